@@ -18,7 +18,6 @@ PIP := $(PY) -m pip install --disable-pip-version-check
 TORCH_NEEDS := filelock fsspec jinja2 networkx setuptools sympy typing-extensions
 INDEX := https://pypi.org/simple
 TOO_OLD := import sys; sys.exit(sys.version_info < (3, 10))
-HUB := training/exchange
 
 .PHONY: help setup demo wizard test test-fast lint format proto lock lab lab-test bench clean
 
@@ -69,9 +68,6 @@ lint: setup ## style, formatting, types, import directions
 format: setup ## put the code into the house style
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
-
-proto: setup ## regenerate the hub's messages from hub.proto
-	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. $(HUB)/hub.proto
 
 lock: setup ## write requirements.lock anew, after a change of constraints.txt (needs internet)
 	@rm -rf .lock.new && mkdir .lock.new && echo torch >.lock.new/excluded && printf '%s\n' $(TORCH_NEEDS) >.lock.new/besides

@@ -195,7 +195,7 @@ def received(connection: Connection[Any, Any]) -> Iterator[bytes]:
 
 
 class HubProcess(_Module):
-    """``python -m training.exchange.coordinator_main``: says its port on stdout, ends when its standard input closes."""
+    """``python -m training.exchange.coordinator_main``: says its port on stdout, ends when its input closes."""
 
     def __init__(self, config: Path, log: BinaryIO) -> None:
         super().__init__("training.exchange.coordinator_main", ["--config", str(config)], 1, log)

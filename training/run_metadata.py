@@ -23,7 +23,7 @@ Status = Literal["starting", "running", "paused", "completed", "failed", "cancel
 FinalStatus = Literal["completed", "failed", "cancelled"]
 FINAL: tuple[FinalStatus, ...] = ("completed", "failed", "cancelled")
 RunType = Literal["local", "distributed"]
-_PACKAGES = ("muster-train", "torch", "transformers", "peft", "grpcio", "pydantic")
+_PACKAGES = ("muster-train", "torch", "transformers", "peft", "cryptography", "pydantic")
 
 
 class Earlier(BaseModel):

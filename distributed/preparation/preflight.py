@@ -35,7 +35,7 @@ CLOCK_TOLERANCE = 60.0
 FREE_BYTES = 200_000_000
 PROVISION = "python3 cli_typer.py distributed-check --fix installs what is missing, into Muster's own folder there"
 _BY_HAND = "try on that machine: python3 -c 'import sys; print(sys.version)'"
-_NEEDED = ("torch", "grpc", "numpy", "pydantic", "safetensors", "psutil", "cryptography")
+_NEEDED = ("torch", "numpy", "pydantic", "safetensors", "psutil", "cryptography")
 _OF_TASK = {"whisper": ("transformers", "soundfile"), "causal_lm": ("transformers",)}
 
 
@@ -199,7 +199,7 @@ def _own_problem(link: Link, facts: Facts, room: int) -> SshError | None:
         hint = PROVISION if _is_plain(link) else hint
         return SshError(name, f"{link.python} is Python {found}, needed is 3.10 or newer", hint)
     if facts.missing:
-        words = " ".join("grpcio" if module == "grpc" else module for module in facts.missing)
+        words = " ".join(facts.missing)
         hint = f"install there: {link.python} -m pip install {words} (or name another 'python' in the hosts file)"
         hint = PROVISION if _is_plain(link) else hint
         return SshError(name, f"{link.python} has no {', '.join(facts.missing)}", hint)

@@ -46,7 +46,7 @@ from app.cli.main import main
 for command in ([], ["distributed-train"], ["runs", "list"], ["profiles"], ["transcribe"]):
     with contextlib.redirect_stdout(io.StringIO()):
         assert main([*command, "--help"]) == 0
-print([name for name in ("torch", "transformers", "grpc", "numpy", "textual") if name in sys.modules])
+print([name for name in ("torch", "transformers", "cryptography", "numpy", "textual") if name in sys.modules])
 """
 
 

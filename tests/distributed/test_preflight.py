@@ -38,7 +38,7 @@ def problems(*facts: Facts) -> list[str]:
     ("change", "said"),
     [
         ({"python": (3, 9, 2)}, "a: python3 is Python 3.9.2, needed is 3.10 or newer"),
-        ({"missing": ("torch", "grpc")}, "a: python3 has no torch, grpc"),
+        ({"missing": ("torch", "numpy")}, "a: python3 has no torch, numpy"),
         ({"clock_ahead": 300.0}, "a: its clock is 300 s ahead of this machine's"),
         ({"clock_ahead": -300.0}, "a: its clock is 300 s behind this machine's"),
         ({"free": 5_000_000}, "a: its disk is full: 5 MB free at /home/a, needed are 200 MB"),

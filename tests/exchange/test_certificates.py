@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from hub_lab import RUN, Lab, lab
+from coordinated_lab import RUN, Lab, lab
 
 from profiles.errors import BadInput
 from training.exchange.base import ExchangeError
 from training.exchange.certificates import HUB_NAME, issue_run_certificates, read_credentials
 from training.exchange.codecs import codec_by_name
-from training.exchange.hub import Hub
-from training.exchange.member import HubMember
-from training.exchange.seat import HubConfig
+from training.exchange.coordinator import Coordinator
+from training.exchange.group_member import CoordinatorConfig
+from training.exchange.mesh_member import MeshMember
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +27,8 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> object:
         yield running
 
 
-def dial(running: Lab, certificates: Path, rank: int, timeout: float = 5) -> HubMember:
-    return HubMember.connect(running.address, certificates, RUN, rank, 2, "x", timeout)
+def dial(running: Lab, certificates: Path, rank: int, timeout: float = 5) -> MeshMember:
+    return MeshMember.connect(running.address, certificates, RUN, rank, 2, "x", timeout=timeout)
 
 
 def test_files_are_private(tmp_path: Path) -> None:
@@ -96,10 +96,10 @@ def test_a_member_cannot_take_anothers_rank(secure: Lab) -> None:
 
 def test_a_members_certificate_cannot_play_the_hub(tmp_path: Path) -> None:
     issue_run_certificates(tmp_path, RUN, [0, 1], ["127.0.0.1"])
-    false_hub = Hub(HubConfig(run_id=RUN, names=("a",), elements=1, certificates=tmp_path / "member-1"))
+    false_hub = Coordinator(CoordinatorConfig(run_id=RUN, names=("a",), certificates=tmp_path / "member-1"))
     port = false_hub.start()
     with pytest.raises(ExchangeError, match="certificate does not match"):
-        HubMember.connect(f"127.0.0.1:{port}", tmp_path / "member-0", RUN, 0, 1, "x", timeout=60)
+        MeshMember.connect(f"127.0.0.1:{port}", tmp_path / "member-0", RUN, 0, 1, "x", timeout=60)
     false_hub.stop()
 
 

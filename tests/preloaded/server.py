@@ -37,7 +37,7 @@ _PRELOADED = (
     "transformers.models.whisper.modeling_whisper",
     "typer",
 )
-_OF_TESTS = ("aiohttp", "cryptography.x509", "datasets", "grpc", "peft", "textual.app", "textual.widgets", "zeroconf")
+_OF_TESTS = ("aiohttp", "cryptography.x509", "datasets", "peft", "textual.app", "textual.widgets", "zeroconf")
 """What besides them pytest's workers load, who are copies too."""
 _NAMESPACES = ("net", "mnt", "uts", "ipc", "pid")
 _HIGH = 500

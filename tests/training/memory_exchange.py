@@ -1,21 +1,18 @@
-"""An exchange among threads of one process: the hub's arithmetic without a transport, and lateness by script."""
+"""An exchange among threads of one process: the mean of the mesh without a mesh, and lateness by script."""
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 
-from training.exchange import wire
-from training.exchange.averaging import averaged
-from training.exchange.base import Anchor, Exchange, Finished, MeanResult, Pending, Traffic
-from training.exchange.codecs import Codec
+from training.exchange.base import Anchor, Exchange, Finished, MeanResult, Pending, Traffic, joined, weighted_mean
+from training.exchange.codecs import Codec, chunk_bounds, roundtrip
 from training.exchange.error_feedback import MeanResiduals
-from training.exchange.operations import MeanOperation, Meter
-from training.exchange.rounds import Closing, Contribution, Round
-from training.exchange.wire import MeanChunk
+from training.exchange.owners import Contribution
 
 Late = Callable[[str], Collection[int]]
 """``late(name)``: the ranks whose contribution to the mean of that name comes after its deadline."""
@@ -31,7 +28,7 @@ class Room:
         self._late = late
         self._timeout = timeout
         self._said: dict[str, dict[int, Any]] = {}
-        self._replies: dict[str, list[MeanChunk]] = {}
+        self._replies: dict[str, tuple[torch.Tensor, list[int]]] = {}
         self._changed = threading.Condition()
 
     def meet(self, name: str, rank: int, value: Any) -> dict[int, Any]:
@@ -46,21 +43,26 @@ class Room:
             assert there, f"member {rank} hangs in {name}"
             return dict(sorted(self._said[name].items()))
 
-    def mean(self, name: str, said: dict[int, list[MeanChunk]]) -> list[MeanChunk]:
-        """Return the chunks of the mean; the first who asks averages."""
+    def mean(self, name: str, said: dict[int, Contribution]) -> tuple[torch.Tensor, list[int]]:
+        """Return the mean and who is in it; the first who asks averages."""
         with self._changed:
             if name not in self._replies:
-                self._replies[name] = [self._close(name, part, said) for part in range(len(said[0]))]
+                late = self._late(_plain(name))
+                self._replies[name] = self._average({r: one for r, one in said.items() if r not in late and one.fit})
             return self._replies[name]
 
-    def _close(self, name: str, part: int, said: dict[int, list[MeanChunk]]) -> MeanChunk:
-        chunks = {rank: frames[part] for rank, frames in said.items() if rank not in self._late(_plain(name))}
-        contributions = tuple((rank, Contribution(chunk.weight, chunk, 0)) for rank, chunk in chunks.items())
-        result = averaged(Closing(Round(name, None, 1, 0.0), part, contributions, tuple(said)), self.residuals)
-        assert not result.broken and not result.failure
-        reply = wire.parse(result.frames[0])
-        assert isinstance(reply, MeanChunk)
-        return reply
+    def _average(self, said: dict[int, Contribution]) -> tuple[torch.Tensor, list[int]]:
+        first = next(iter(said.values()))
+        mean, codec, reply = torch.zeros_like(first.values), first.codec, first.codec.reply
+        for start, stop in chunk_bounds(mean.numel()):
+            if stop > start:
+                terms = [(one.weight, roundtrip(codec, one.values[start:stop])) for one in said.values()]
+                back = functools.partial(reply.decode, elements=stop - start)
+                average = weighted_mean(terms)
+                mean[start:stop] = back(
+                    self.residuals.encode(first.stream, start, average, reply, reply.encode_view, back)
+                )
+        return mean, sorted(said)
 
 
 class RoomExchange(Exchange):
@@ -88,15 +90,21 @@ class RoomExchange(Exchange):
     def _start_mean(
         self, name: str, values: torch.Tensor, weight: float, codec: Codec, flags: bytes, stream: str
     ) -> Pending[MeanResult]:
-        operation = MeanOperation(name, values, weight, codec, self.rank, Meter(), flags, stream)
-        own = [wire.parse(frame) for frame in operation.frames()]
-        return Later(lambda: self._mean(name, operation, own))
+        own = Contribution.of(name, values.detach().clone(), weight, codec, flags, stream)
+        return Later(lambda: self._mean(name, own))
 
-    def _mean(self, name: str, operation: MeanOperation, own: list[Any]) -> MeanResult:
-        for chunk in self._room.mean(name, self._room.meet(name, self.rank, own)):
-            if operation.receive(chunk):
-                operation.finish()
-        return operation.wait(0.0)
+    def _mean(self, name: str, own: Contribution) -> MeanResult:
+        said = self._room.meet(name, self.rank, own)
+        mean, among = self._room.mean(name, said)
+        return MeanResult(
+            mean.clone(),
+            sum(said[rank].weight for rank in among),
+            tuple(said),
+            () if self.rank in among else ((0, mean.numel()),),
+            tuple(rank for rank, one in said.items() if not one.fit),
+            joined([said[rank].flags for rank in among], len(own.flags)),
+            own.fit,
+        )
 
     def _start_gather(self, name: str, payload: bytes) -> Pending[dict[int, bytes]]:
         return Finished(self._room.meet(name, self.rank, payload))

@@ -1,4 +1,4 @@
-"""Several members over a real hub: what strategies promise to a run."""
+"""Several members over a real mesh: what strategies promise to a run."""
 
 from __future__ import annotations
 
@@ -17,39 +17,46 @@ from toy_task import ToyTask, toy_plan
 from training.events import EvaluationEvent, StepEvent, SyncEvent, WarningEvent
 from training.exchange.base import SoloExchange
 from training.exchange.certificates import issue_run_certificates
-from training.exchange.hub import Hub
-from training.exchange.member import HubMember
-from training.exchange.seat import HubConfig
+from training.exchange.coordinator import Coordinator
+from training.exchange.group_member import CoordinatorConfig
+from training.exchange.mesh_member import MeshMember
 from training.orders import Command, Control
 from training.plan import RunPlan
 from training.trainer import Ending
 
 pytestmark = pytest.mark.slow
 
-Connect = Callable[[int], HubMember]
+Connect = Callable[[int], MeshMember]
 Serve = Callable[[RunPlan], Connect]
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Start a hub for a plan; return how a rank connects."""
-    hubs: list[Hub] = []
+    """Start a coordinator for a plan; return how a rank connects."""
+    coordinators: list[Coordinator] = []
 
     def start(plan: RunPlan) -> Connect:
-        folder = tmp_path / f"secrets-{len(hubs)}"
+        folder = tmp_path / f"secrets-{len(coordinators)}"
         folder.mkdir()
         issue_run_certificates(folder, plan.run_id, range(plan.world_size), ["127.0.0.1"])
         names = tuple(member.name for member in plan.members)
-        hub = Hub(HubConfig(run_id=plan.run_id, names=names, elements=100_000, certificates=folder / "hub"))
-        hubs.append(hub)
-        port = hub.start()
-        return lambda rank: HubMember.connect(
-            f"127.0.0.1:{port}", folder / f"member-{rank}", plan.run_id, rank, plan.world_size, f"worker-{rank}", 30.0
+        config = CoordinatorConfig(run_id=plan.run_id, names=names, certificates=folder / "hub")
+        coordinator = Coordinator(config)
+        coordinators.append(coordinator)
+        port = coordinator.start()
+        return lambda rank: MeshMember.connect(
+            f"127.0.0.1:{port}",
+            folder / f"member-{rank}",
+            plan.run_id,
+            rank,
+            plan.world_size,
+            f"worker-{rank}",
+            timeout=30.0,
         )
 
     yield start
-    for hub in hubs:
-        hub.stop()
+    for coordinator in coordinators:
+        coordinator.stop()
 
 
 def alone(plan: RunPlan, run_dir: Path) -> Member:
@@ -294,7 +301,7 @@ def test_a_newcomer_takes_the_anchor_and_trains_on_with_the_others(tmp_path: Pat
 
     exchange = None
 
-    def connected(rank: int) -> HubMember:
+    def connected(rank: int) -> MeshMember:
         nonlocal exchange
         member = connect(rank)
         if rank == 0:

@@ -43,6 +43,9 @@ ANCHOR_DEADLINE = 6 * 3600.0
 be paused."""
 MAX_BROADCAST = 1 << 40
 """Bytes that one member may hand over to all."""
+MAX_GATHER_BYTES = 4 << 20
+"""Bytes that each member may give to a gather."""
+LARGEST_WEIGHT = 1e18
 MAX_FLAGS = 2048
 """Bytes of flags beside a mean."""
 _FIXED = "this engine accepts no new members while it trains; use engine = hub for that"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+import psutil
 
 from training.exchange.certificates import HUB_NAME
 from training.exchange.control import (
@@ -172,3 +175,14 @@ def _client(certificates: Path | None) -> ssl.SSLContext | None:
     if context is not None:
         context.check_hostname = True
     return context
+
+
+def own_addresses(listening: str) -> tuple[str, ...]:
+    """Return the addresses of this machine's interfaces that others may dial; none where it listens on one only."""
+    if listening not in ("0.0.0.0", "::"):
+        return () if listening.startswith("127.") or listening == "::1" else (listening,)
+    states = psutil.net_if_stats()
+    up = (addresses for name, addresses in psutil.net_if_addrs().items() if name in states and states[name].isup)
+    kinds = (socket.AF_INET, socket.AF_INET6) if listening == "::" else (socket.AF_INET,)
+    found = (one.address.split("%")[0] for addresses in up for one in addresses if one.family in kinds)
+    return tuple(a for a in found if not a.startswith(("127.", "169.254.", "fe80")) and a != "::1")[:16]

@@ -26,15 +26,13 @@ from training.exchange.control import (
     Report,
     Status,
 )
-from training.exchange.group_member import CoordinatorConfig, Member, Role
+from training.exchange.group_member import CoordinatorConfig, Member, Quarrels, Role
 
 Order = TypeVar("Order", Form, AnchorOrder)
 Log = Callable[[MemberEvent | WarningEvent], None]
 _BANNED = "it was dropped from the run"
 _MODEL_SHARE = 0.8
 """Of the time after which an operation is given up: how long a member may build its model while the others wait."""
-_MOST_STRIKES = 3
-"""Meshes that may fail by the same two members without an operation in between."""
 _PATIENCE = 2 * LEASE
 """Seconds in which members come back to a coordinator that was started again, or give up a mesh."""
 
@@ -58,8 +56,7 @@ class Coordination:
         self._form: Form | None = None
         self._anchor: AnchorOrder | None = None
         self._anchors = 0
-        self._strikes: Counter[frozenset[int]] = Counter()
-        self._stood = 0
+        self._quarrels = Quarrels()
         self._now = 0.0
         self._given_up_since = 0.0
         self._awaited: tuple[int, float] = (0, 0.0)
@@ -166,14 +163,15 @@ class Coordination:
         return [f"rank {rank} ({name})" for rank, name in names if rank not in self._members]
 
     def _check(self, hello: Hello) -> None:
-        config = self._config
-        planned = len(config.names)
+        config, planned = self._config, len(self._config.names)
         if hello.version != PROTOCOL_VERSION:
             raise ProtocolError(f"protocol version {hello.version}, the coordinator speaks {PROTOCOL_VERSION}")
         if hello.run_id != config.run_id:
             raise ProtocolError("a member of another run")
         if hello.world_size != planned or hello.rank >= planned + config.spare:
             raise ProtocolError(f"rank {hello.rank} of {hello.world_size} in a run of {planned}")
+        if hello.rank >= planned and not self._started:
+            raise ProtocolError(f"rank {hello.rank} comes later, and the run has not begun")
         if hello.rank in self._banned:
             raise ProtocolError(_BANNED)
 
@@ -235,9 +233,7 @@ class Coordination:
         if self.missing():
             return False
         self._started = True
-        for member in self._members.values():
-            member.role = "live" if member.rank < len(self._config.names) else "newcomer"
-        self._new_epoch(self._of("live"))
+        self._new_epoch([member for _, member in sorted(self._members.items())])
         return True
 
     def _resumed(self) -> bool:
@@ -301,7 +297,8 @@ class Coordination:
             return True
         if slow or not live:
             return False
-        if self._drop_quarrelsome(live):
+        if (quarrel := self._quarrels.noted(live)) is not None:
+            self._drop(self._members[quarrel[0]], "lost", quarrel[1])
             return True
         entering = [member for member in self._entering() if member not in live]
         group = live + entering
@@ -330,25 +327,6 @@ class Coordination:
             if elements != right:
                 why = f"its model has {elements} numbers to exchange, the others' {right}"
                 self._drop(self._members[rank], "lost", why)
-        return True
-
-    def _drop_quarrelsome(self, live: list[Member]) -> bool:
-        """Drop one of two members whose connection breaks again and again; return whether that was so."""
-        stand = max(member.report.full for member in live)
-        if stand > self._stood:
-            self._strikes.clear()
-        self._stood = stand
-        ranks = {member.rank for member in live}
-        accusing = [m for m in live if m.report.lost is not None and m.report.lost in ranks - {m.rank}]
-        accused = Counter(member.report.lost for member in accusing)
-        self._strikes.update({frozenset((m.rank, m.report.lost or 0)) for m in accusing})
-        worst = next((pair for pair, strikes in self._strikes.items() if strikes >= _MOST_STRIKES), None)
-        if worst is None or not worst <= ranks:
-            return False
-        self._strikes.clear()
-        rank = max(worst, key=lambda one: (accused[one], one))
-        why = next((m.report.why for m in accusing if m.report.lost == rank), "its connections break")
-        self._drop(self._members[rank], "lost", why)
         return True
 
     def _new_epoch(self, members: list[Member]) -> None:
@@ -403,5 +381,5 @@ class Coordination:
         """Return an order with the addresses that one of its members needs; ``None`` for all others."""
         if order is None or member.rank not in order.peers:
             return None
-        there = [self._members[rank] for rank in order.peers if rank in self._members]
-        return order.model_copy(update={"peers": {other.rank: other.peer(member) for other in there}})
+        peers = {rank: self._members[rank].peer(member) for rank in order.peers if rank in self._members}
+        return order.model_copy(update={"peers": peers})

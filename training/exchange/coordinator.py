@@ -67,7 +67,7 @@ class Coordinator:
             raise BadInput(f"{config.address}: without certificates only a loopback address is allowed", "issue them")
         self._thread.start()
         try:
-            return self._run(self._listen(server))
+            return int(self._run(self._listen(server)))
         except OSError:
             self.stop()
             where = f"{config.address}:{config.port}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -10,6 +11,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from training.exchange.control import LEASE, MAX_RANKS, Hello, Peer, Report, Status
+
+_MOST_STRIKES = 3
 
 
 class CoordinatorConfig(BaseModel):
@@ -80,6 +83,31 @@ class Member:
             hosts.append(of.through if _is_loopback(self.seen) else self.seen)
         addresses = tuple((host, self.hello.port) for host in dict.fromkeys(hosts))
         return Peer(name=self.hello.name, addresses=addresses)
+
+
+class Quarrels:
+    """Pairs of members whose connection breaks again and again."""
+
+    def __init__(self) -> None:
+        self._strikes: Counter[frozenset[int]] = Counter()
+        self._stood = 0
+
+    def noted(self, live: Sequence[Member]) -> tuple[int, str] | None:
+        """A mesh is given up: return who has to go, and why, where it failed :data:`_MOST_STRIKES` times by the same
+        two without an operation in between. It is whom most accuse; where both do, the higher rank."""
+        stood, self._stood = self._stood, max(member.report.full for member in live)
+        if self._stood > stood:
+            self._strikes.clear()
+        ranks = {member.rank for member in live}
+        accusing = [m for m in live if m.report.lost is not None and m.report.lost in ranks - {m.rank}]
+        accused = Counter(member.report.lost for member in accusing)
+        self._strikes.update({frozenset((m.rank, m.report.lost or 0)) for m in accusing})
+        worst = next((pair for pair, strikes in self._strikes.items() if strikes >= _MOST_STRIKES), None)
+        if worst is None or not worst <= ranks:
+            return None
+        self._strikes.clear()
+        rank = max(worst, key=lambda one: (accused[one], one))
+        return rank, next((m.report.why for m in accusing if m.report.lost == rank), "its connections break")
 
 
 def _is_loopback(address: str) -> bool:

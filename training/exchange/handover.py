@@ -1,4 +1,4 @@
-"""What members hand one another beside their operations: results that one of them missed, and the state for newcomers."""
+"""What members hand one another beside their operations: results that one missed, and the state for newcomers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from training.exchange.base import MAX_BROADCAST, Anchor, ExchangeError
 from training.exchange.control import AnchorOrder, Status
-from training.exchange.link import Incoming, Outgoing, PeerLost
+from training.exchange.link import Incoming, Outgoing
 from training.exchange.listener import Listener
 from training.exchange.mesh import Mesh, Operation
 from training.exchange.owners import Outcome

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
-from training.exchange.base import ExchangeError, ExchangeTimeout
+from training.exchange.base import ExchangeTimeout
 from training.exchange.link import Incoming, Outgoing, PeerLost
 from training.exchange.listener import Address, Listener
+from training.exchange.reduction import Reduction, Rooms, Share
 from training.exchange.rotation import Rotation
 
 SMALL = 32 << 10
@@ -83,98 +83,6 @@ class Operation:
         self._ended.set()
 
 
-class Reduction(ABC):
-    """What one reduction does with bytes; the mesh moves them. Members are named by rank."""
-
-    pieces: Mapping[int, int]
-    """In how many pieces each owner's share travels."""
-
-    @abstractmethod
-    def contribution(self, owner: int, piece: int) -> memoryview:
-        """Return this member's contribution to a piece of another's share."""
-
-    @abstractmethod
-    def room(self, rank: int, piece: int) -> memoryview:
-        """Return where ``rank``'s contribution to a piece of the own share goes."""
-
-    @abstractmethod
-    def add_up(self, piece: int, sizes: Mapping[int, int]) -> memoryview:
-        """All contributions to a piece of the own share are there, with so many bytes: return the outcome."""
-
-    @abstractmethod
-    def outcome_room(self, owner: int, piece: int) -> memoryview:
-        """Return where the outcome of a piece of another's share goes."""
-
-    def take(self, owner: int, piece: int, size: int) -> None:
-        """The outcome of a piece of another's share is there, with ``size`` bytes."""
-
-    def end(self) -> None:
-        """Nothing more comes, in good or bad."""
-
-
-class Rooms:
-    """Memory for what comes in, used again: fresh memory costs more than the bytes that are put there. Thread-safe.
-
-    An operation takes its rooms and gives them back; several are under way at once.
-    """
-
-    def __init__(self) -> None:
-        self._free: list[bytearray] = []
-        self._lock = threading.Lock()
-
-    def take(self, size: int) -> bytearray:
-        """Return at least ``size`` bytes with any contents."""
-        with self._lock:
-            fitting = [room for room in self._free if size <= len(room) <= 2 * size + 4096]
-            if fitting:
-                self._free.remove(best := min(fitting, key=len))
-                return best
-        return bytearray(size)
-
-    def give_back(self, rooms: Sequence[bytearray], most: int) -> None:
-        """Take rooms back, and keep ``most`` of those that were used last."""
-        with self._lock:
-            self._free = [*self._free, *rooms][-most:]
-
-
-class _Share:
-    """The own share of a reduction under way: which pieces are added up already."""
-
-    def __init__(self, reduction: Reduction, rank: int, members: int) -> None:
-        self._reduction = reduction
-        self._count = reduction.pieces[rank]
-        self._missing = [members - 1] * self._count
-        self._sizes: list[dict[int, int]] = [{} for _ in range(self._count)]
-        self._outcomes: dict[int, memoryview] = {}
-        self._changed = threading.Condition()
-        self._failed = False
-
-    def arrived(self, peer: int, piece: int, size: int) -> None:
-        """Note a contribution; whoever brings the last one adds up."""
-        with self._changed:
-            self._sizes[piece][peer] = size
-            self._missing[piece] -= 1
-            if self._missing[piece]:
-                return
-        outcome = self._reduction.add_up(piece, self._sizes[piece])
-        with self._changed:
-            self._outcomes[piece] = outcome
-            self._changed.notify_all()
-
-    def outcome(self, piece: int) -> memoryview:
-        """Wait until a piece is added up."""
-        with self._changed:
-            self._changed.wait_for(lambda: piece in self._outcomes or self._failed)
-            if piece not in self._outcomes:
-                raise ExchangeError("the operation was broken off")
-            return self._outcomes[piece]
-
-    def fail(self) -> None:
-        with self._changed:
-            self._failed = True
-            self._changed.notify_all()
-
-
 class Mesh:
     """One member's end of a group whose members all speak with one another.
 
@@ -194,7 +102,7 @@ class Mesh:
         self._in: dict[int, Incoming] = {}
         self._started = 0
         self._lock = threading.Lock()
-        self._shares: set[_Share] = set()
+        self._shares: set[Share] = set()
         self._closed = False
         self._on_lost: Callable[[PeerLost], None] | None = None
 
@@ -213,7 +121,7 @@ class Mesh:
         """Connect with everybody.
 
         Args:
-            on_lost: told, once, of the first member that is lost; whoever listens sees to it that the others hear of it.
+            on_lost: told, once, of the first member that is lost; it has to see to it that the others hear of it.
             wanted: whether the group is to be formed still, see :meth:`Listener.connect`.
             channel: name of this group, never used before; equal on all members.
             addresses: where each member listens, by rank; this member's own is not looked at.
@@ -287,7 +195,7 @@ class Mesh:
     def reduce(self, reduction: Reduction, then: Done | None = None) -> Operation:
         """Start a reduction; its outcome is with ``reduction`` when the operation is complete."""
         number = self._next()
-        share = _Share(reduction, self.rank, len(self.members))
+        share = Share(reduction, self.rank, len(self.members))
         own = range(reduction.pieces[self.rank])
         with self._lock:
             self._shares.add(share)

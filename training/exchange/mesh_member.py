@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
-import socket
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from training.exchange.base import (
     ANCHOR_DEADLINE,
+    MAX_GATHER_BYTES,
     Anchor,
     Exchange,
     ExchangeDropped,
@@ -30,19 +29,17 @@ from training.exchange.base import (
 )
 from training.exchange.codecs import Codec
 from training.exchange.control import PROTOCOL_VERSION, Form, Hello, Report, Status
-from training.exchange.control_line import ControlLine
+from training.exchange.control_line import ControlLine, own_addresses
 from training.exchange.error_feedback import MeanResiduals
 from training.exchange.handover import AnchorDesk, hand_over, take_over
+from training.exchange.ledger import Ledger
+from training.exchange.link import PeerLost
 from training.exchange.listener import Address, Identity, Listener
 from training.exchange.mesh import Mesh
-from training.exchange.link import PeerLost
-from training.exchange.mesh_operations import MAX_GATHER_BYTES, MeshGather, MeshMean, MeshOperation
+from training.exchange.mesh_operations import MeshGather, MeshMean, MeshOperation
 from training.exchange.operations import Meter
-from training.exchange.owners import Outcome
 
 _FORM_SECONDS = 20.0
-_KEPT_BYTES = 64 << 20
-"""Of results that are kept for others at least; more only for what is under way."""
 
 
 class MeshMember(Exchange):
@@ -83,12 +80,9 @@ class MeshMember(Exchange):
         self._ended: ExchangeError | None = None
         self._report = Report()
         self._mesh: Mesh | None = None
-        self._members: tuple[int, ...] = (rank,)
-        self._operations: OrderedDict[int, MeshOperation[Any]] = OrderedDict()
-        """Those without a result, by number."""
+        self._ledger = Ledger(rank)
         self._begun = 0
         """The last operation that was begun on the mesh of the moment."""
-        self._kept: OrderedDict[int, Outcome] = OrderedDict()
         self._newcomer = False
         self._moved = 0, 0
         self._desk = AnchorDesk(self._listener)
@@ -101,7 +95,7 @@ class MeshMember(Exchange):
             name=name,
             incarnation=os.urandom(8).hex(),
             port=self._listener.address[1],
-            hosts=tuple(hosts) or _own_addresses(self._listener.address[0]),
+            hosts=tuple(hosts) or own_addresses(self._listener.address[0]),
         )
         host, _, port = address.rpartition(":")
         self._line = ControlLine(
@@ -133,7 +127,7 @@ class MeshMember(Exchange):
 
     @property
     def members(self) -> tuple[int, ...]:
-        return self._members
+        return self._ledger.members
 
     @property
     def is_newcomer(self) -> bool:
@@ -177,11 +171,8 @@ class MeshMember(Exchange):
         if values.dim() != 1 or values.dtype != torch.float32:
             raise ValueError(f"{name}: a flat fp32 vector belongs here, not {values.dtype} of {list(values.shape)}")
         self._check()
-        number, meter = self.operations, self._meter
-        operation = MeshMean(
-            number, name, values, weight, codec, flags, stream, meter, self._residuals, self._shares
-        )
-        return self._start(operation)
+        ours = (self._meter, self._residuals, self._shares)
+        return self._start(MeshMean(self.operations, name, values, weight, codec, flags, stream, *ours))
 
     def _start_gather(self, name: str, payload: bytes) -> Pending[dict[int, bytes]]:
         if len(payload) > MAX_GATHER_BYTES:
@@ -196,73 +187,34 @@ class MeshMember(Exchange):
     def _start(self, operation: MeshOperation[Any]) -> MeshOperation[Any]:
         with self._changed:
             ended = self._ended
-            if ended is None:
-                self._operations[operation.number] = operation
-                self._note(started=operation.number)
-                if operation.number <= self._report.full:  # the others have had it long ago
-                    self._adopt(operation.number, self._kept[operation.number])
-                else:
-                    self._begin()
+            if ended is None and self._ledger.start(operation):
+                self._begin()
         if ended is not None:
             operation.finish(ended)
+        self._line.tell()
         return operation
 
     def _begin(self) -> None:
         """Begin, in their order, what can be begun on the mesh of the moment; the lock is held."""
-        mesh, epoch = self._mesh, self._report.epoch
-        if mesh is None:
-            return
-        for number, operation in list(self._operations.items()):
-            if number <= self._begun or self._desk.holds(number):
-                continue
-            self._begun = number
-            operation.begin(mesh, lambda error, number=number: self._over(epoch, number, error))  # type: ignore[misc]
+        for operation in self._ledger.pending(self._begun):
+            if self._mesh is None or self._desk.holds(operation.number):
+                return
+            self._begun = operation.number
+            operation.begin(self._mesh, functools.partial(self._over, operation.number))
 
-    def _over(self, epoch: int, number: int, error: Exception | None) -> None:
-        """An operation has ended on the mesh of an epoch; if badly, the next mesh does it again."""
-        if error is not None:
-            return
+    def _over(self, number: int, error: Exception | None) -> None:
+        """An operation has ended on the mesh of the moment; if badly, the next mesh does it again."""
         with self._changed:
-            operation = self._operations.get(number)
-        if operation is None:  # the group is lost
+            operation = self._ledger.waits_for(number)
+        if error is not None or operation is None:
             return
         outcome = operation.complete()  # beside the other operations
         with self._changed:
             self._count_traffic()
-            if number in self._operations:
-                self._settle(number, outcome)
-
-    def _settle(self, number: int, outcome: Outcome) -> None:
-        """An operation has its result; the lock is held."""
-        operation = self._operations.pop(number)
-        self._members = operation.members
-        self._kept[number] = outcome
-        done = self._report.full
-        while done + 1 in self._kept and done + 1 not in self._operations:
-            done += 1
-        self._note(full=done)
-        self._forget()
-        operation.finish()
-
-    def _adopt(self, number: int, outcome: Outcome) -> None:
-        operation = self._operations.get(number)
-        if operation is not None:
-            operation.adopt(self.rank, outcome)
-            self._settle(number, outcome)
-
-    def _forget(self) -> None:
-        """Drop results that nobody needs, or that take more than they may; the lock is held."""
-        settled = min(self._status.settled if self._status is not None else 0, self._report.full)
-        room = max(_KEPT_BYTES, max((outcome.size for outcome in self._kept.values()), default=0))
-        held = sum(outcome.size for outcome in self._kept.values())
-        while self._kept:
-            number, outcome = next(iter(self._kept.items()))
-            late = number not in self._operations and number > self._report.started
-            if number > self._report.full or late or (number > settled and held <= room):
-                break
-            held -= outcome.size
-            del self._kept[number]
-            self._report = self._report.model_copy(update={"kept": number})
+            if self._ledger.waits_for(number) is not None:
+                self._ledger.settle(number, outcome)
+            self._ledger.forget(0 if self._status is None else self._status.settled)
+        self._line.tell()
 
     # -- the coordinator ---------------------------------------------------------------------------------------------
 
@@ -274,14 +226,16 @@ class MeshMember(Exchange):
     def _tell(self) -> Report:
         with self._changed:
             self._count_traffic()
-            return self._report
+            ledger = self._ledger
+            position = {"started": ledger.started, "full": ledger.full, "kept": ledger.kept}
+            return self._report.model_copy(update=position)
 
     def _hear(self, status: Status) -> None:
         with self._changed:
             self._status = status
             if self._desk.release(status):
                 self._begin()
-            self._forget()
+            self._ledger.forget(status.settled)
             self._changed.notify_all()
         self._listener.wake()
 
@@ -292,8 +246,7 @@ class MeshMember(Exchange):
             if self._ended is not None:
                 return
             self._ended = error
-            pending = list(self._operations.values())
-            self._operations.clear()
+            pending = self._ledger.drop_all()
             self._changed.notify_all()
         self._listener.wake()
         for operation in pending:
@@ -373,7 +326,7 @@ class MeshMember(Exchange):
         with self._changed:
             self._mesh, self._moved = mesh, (0, 0)
             self._begun = form.stand
-            self._members = tuple(mesh.members)
+            self._ledger.members = tuple(mesh.members)
             self._newcomer = False
             self._changed.notify_all()
             self._begin()
@@ -387,15 +340,13 @@ class MeshMember(Exchange):
         if form.donor == self.rank:
             for rank, full in form.behind.items():
                 with self._changed:
-                    missing = [self._kept[number] for number in range(full + 1, form.stand + 1)]
+                    missing = self._ledger.results(full, form.stand)
                 hand_over(mesh, rank, missing)
         elif self.rank in form.behind:
             for number in range(form.behind[self.rank] + 1, form.stand + 1):
                 outcome = take_over(mesh, form.donor)
                 with self._changed:
-                    self._kept[number] = outcome
-                    self._adopt(number, outcome)
-                    self._note(full=number)
+                    self._ledger.adopt(number, outcome)
 
     def _count_traffic(self) -> None:
         """Add what the mesh of the moment has moved since it was asked last; the lock is held."""
@@ -429,11 +380,12 @@ class MeshMember(Exchange):
             if not there or order is None:
                 raise ExchangeTimeout(f"no anchor came within {timeout:g} s")
             with contextlib.suppress(PeerLost, ExchangeTimeout):
-                anchor = self._desk.fetch(order, deadline, lambda: self._ordered(order.number))
+                anchor = self._desk.fetch(order, deadline, functools.partial(self._ordered, order.number))
                 break
         self.operations = anchor.operations
-        done = anchor.operations
-        self._note(anchored=order.number, started=done, full=done, kept=done)
+        with self._changed:
+            self._ledger.begin_after(anchor.operations)
+        self._note(anchored=order.number)
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._mesh is not None, deadline - time.monotonic())
         self._check()
@@ -443,14 +395,3 @@ class MeshMember(Exchange):
         status = self._status
         order = status.anchor if status is not None else None
         return self._ended is None and order is not None and order.number == number
-
-
-def _own_addresses(listening: str) -> tuple[str, ...]:
-    """Return the addresses of this machine's interfaces that others may dial; none where it listens on one only."""
-    if listening not in ("0.0.0.0", "::"):
-        return () if listening.startswith("127.") or listening == "::1" else (listening,)
-    states = psutil.net_if_stats()
-    up = (addresses for name, addresses in psutil.net_if_addrs().items() if name in states and states[name].isup)
-    kinds = (socket.AF_INET, socket.AF_INET6) if listening == "::" else (socket.AF_INET,)
-    found = (one.address.split("%")[0] for addresses in up for one in addresses if one.family in kinds)
-    return tuple(a for a in found if not a.startswith(("127.", "169.254.", "fe80")) and a != "::1")[:16]

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from training.exchange.base import ExchangeError, MeanResult
+from training.exchange.base import MAX_GATHER_BYTES, ExchangeError, MeanResult
 from training.exchange.codecs import Codec
 from training.exchange.error_feedback import MeanResiduals
 from training.exchange.mesh import Mesh
@@ -17,8 +17,6 @@ from training.exchange.owners import Contribution, MeanReduction, Outcome, compl
 
 R = TypeVar("R")
 Ended = Callable[[Exception | None], None]
-
-MAX_GATHER_BYTES = 4 << 20
 
 
 class MeshOperation(Operation[R]):
@@ -47,11 +45,6 @@ class MeshOperation(Operation[R]):
         Raises:
             ExchangeError: it is not one of such an operation.
         """
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """Who was in the mesh of the result."""
-        raise NotImplementedError
 
     def _result(self) -> R:
         assert self._value is not None
@@ -105,10 +98,6 @@ class MeshMean(MeshOperation[MeanResult]):
         self._value = completed(self._own, rank, outcome)
         self._reduction = None
 
-    @property
-    def members(self) -> tuple[int, ...]:
-        return self._value.members if self._value is not None else ()
-
     def _result(self) -> MeanResult:
         result = super()._result()
         if self._device.type != "cpu":
@@ -145,9 +134,4 @@ class MeshGather(MeshOperation[dict[int, bytes]]):
         if any(one not in outcome.members or len(data) > MAX_GATHER_BYTES for one, _, data in outcome.parts):
             raise ExchangeError(f"the outcome of '{self.name}' is not one of a gather")
         self._value = {one: bytes(data) for one, _, data in outcome.parts}
-        self._members = outcome.members
         self._rooms, self._mesh = {}, None
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        return self._members

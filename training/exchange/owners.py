@@ -24,11 +24,11 @@ from dataclasses import dataclass
 
 import torch
 
-from training.exchange.base import ExchangeError, MeanResult, joined, weighted_mean
+from training.exchange.base import LARGEST_WEIGHT, ExchangeError, MeanResult, joined, weighted_mean
 from training.exchange.codecs import CHUNK_ELEMENTS, Codec
 from training.exchange.error_feedback import MeanResiduals
-from training.exchange.mesh import Mesh, Reduction
-from training.exchange.wire import LARGEST_WEIGHT
+from training.exchange.mesh import Mesh
+from training.exchange.reduction import Reduction
 
 _LEAST_PIECE = 16_384
 """Elements of a piece at least: each costs a message."""
@@ -150,9 +150,7 @@ def completed(own: Contribution, rank: int, outcome: Outcome) -> MeanResult:
         at = stop
     if at != own.values.numel():
         raise ExchangeError(f"the outcome of '{own.name}' has {at} of {own.values.numel()} values")
-    return MeanResult(
-        own.values, weight, outcome.members, tuple(left_out), tuple(sorted(refused)), flags, own.fit
-    )
+    return MeanResult(own.values, weight, outcome.members, tuple(left_out), tuple(sorted(refused)), flags, own.fit)
 
 
 class MeanReduction(Reduction):
@@ -164,9 +162,7 @@ class MeanReduction(Reduction):
         shares: see :func:`share_bounds`.
     """
 
-    def __init__(
-        self, mesh: Mesh, own: Contribution, residuals: MeanResiduals, shares: Mapping[int, float]
-    ) -> None:
+    def __init__(self, mesh: Mesh, own: Contribution, residuals: MeanResiduals, shares: Mapping[int, float]) -> None:
         self._mesh, self._own, self._codec, self._residuals = mesh, own, own.codec, residuals
         self._owed: dict[tuple[str, int], torch.Tensor] = {}
         self._tail = _TAIL.pack(own.weight, zlib.crc32(own.name.encode()), not own.fit) + own.flags
@@ -207,7 +203,9 @@ class MeanReduction(Reduction):
 
     def _encoded(self, owner: int, piece: int) -> torch.Tensor:
         start, stop = self._piece(owner, piece)
-        return self._codec.encode_view(self._own.values[start:stop]) if stop > start else torch.empty(0, dtype=torch.uint8)
+        return (
+            self._codec.encode_view(self._own.values[start:stop]) if stop > start else torch.empty(0, dtype=torch.uint8)
+        )
 
     def contribution(self, owner: int, piece: int) -> memoryview:
         return memoryview(b"".join((self._encoded(owner, piece).numpy().data, self._tail)))
@@ -222,7 +220,12 @@ class MeanReduction(Reduction):
         contributors, refused = [], []
         for rank in self._mesh.members:
             if rank == self._mesh.rank:
-                data, weight, unfit, said = self._encoded(rank, piece), self._own.weight, not self._own.fit, self._own.flags
+                data, weight, unfit, said = (
+                    self._encoded(rank, piece),
+                    self._own.weight,
+                    not self._own.fit,
+                    self._own.flags,
+                )
             else:
                 data, weight, unfit, said = self._open(rank, self.room(rank, piece)[: sizes[rank]])
             decoded = self._codec.decode(data, stop - start) if stop > start else torch.empty(0)

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from training.exchange.mesh import Mesh, Reduction
+from training.exchange.mesh import Mesh
+from training.exchange.reduction import Reduction
 from training.exchange.sealing import MAX_FRAME
 
 BACKEND = "muster"

@@ -20,11 +20,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from training.exchange.base import ExchangeError, joined, weighted_mean
+from training.exchange.base import LARGEST_WEIGHT, MAX_GATHER_BYTES, ExchangeError, joined, weighted_mean
 from training.exchange.codecs import CHUNK_ELEMENTS, CastCodec, Codec
 from training.exchange.error_feedback import MeanResiduals
 from training.exchange.operations import Meter
-from training.exchange.wire import LARGEST_WEIGHT, MAX_GATHER_BYTES
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from tests.waiting import until
 from training.events import MemberEvent, from_line
 from training.exchange.base import ExchangeError
 from training.exchange.codecs import codec_by_name
-from training.exchange.hub_main import main
-from training.exchange.member import HubMember
+from training.exchange.coordinator_main import main
+from training.exchange.mesh_member import MeshMember
 
-CONFIG = {"run_id": "r", "names": ["a"], "elements": 1000}
+CONFIG = {"run_id": "r", "names": ["a"]}
 
 
 def write_config(folder: Path, **changes: object) -> Path:
@@ -30,7 +30,7 @@ def write_config(folder: Path, **changes: object) -> Path:
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "training.exchange.hub_main", "--config", str(write_config(tmp_path))]
+    command = [sys.executable, "-m", "training.exchange.coordinator_main", "--config", str(write_config(tmp_path))]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with process:
         yield process
@@ -38,10 +38,10 @@ def hub(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def connect(process: subprocess.Popen[str]) -> HubMember:
+def connect(process: subprocess.Popen[str]) -> MeshMember:
     assert process.stdout is not None
     port = json.loads(process.stdout.readline())["port"]
-    return HubMember.connect(f"127.0.0.1:{port}", None, "r", 0, 1, "a", timeout=60)
+    return MeshMember.connect(f"127.0.0.1:{port}", None, "r", 0, 1, "a", timeout=60)
 
 
 @pytest.mark.slow
