@@ -1,12 +1,12 @@
-"""Seconds for one mean over all members: the mesh and the hub (each encrypted and in clear), the torch engine, and a
-stock gloo all-reduce.
+"""Seconds for one mean over all members: the mesh as a process group and as a run uses it, with weights, codec and
+coordinator (each encrypted and in clear), and a stock gloo all-reduce.
 
     .venv/bin/python benchmarks/exchange_engines.py [--members 2 3 4] [--kilobytes 4 100 1000 10000 40000 400000]
                                                     [--codec fp32] [--json FILE]
 
 Members are processes on this machine and talk over loopback, one thread each, so everything shares the processors. The
 engines take turns on every payload within one run: the load of the machine is the same for all, and the ratios mean
-more than the seconds. ``hub`` encrypts; a stock all-reduce neither encrypts nor weighs, and needs all members alive.
+more than the seconds. A stock all-reduce neither encrypts nor weighs, and needs all members alive.
 About six minutes.
 """
 
@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-ENGINES = ("mesh", "mesh in clear", "hub", "hub in clear", "torch", "gloo")
+ENGINES = ("mesh", "mesh in clear", "run", "run in clear", "gloo")
 STOCK = {"mesh": "muster", "mesh in clear": "muster", "gloo": "gloo"}
 """Backend of ``torch.distributed``."""
 RUN = "bench"
@@ -40,10 +40,8 @@ def exchange_of(engine: str, rank: int, world: int, address: str, secrets: str, 
     """Join through one engine and return ``mean(name, values)``."""
     import torch
 
-    from training.exchange.base import Exchange
     from training.exchange.codecs import codec_by_name
 
-    exchange: Exchange
     if engine in STOCK:
         backend = STOCK[engine]
         if engine == "mesh":
@@ -53,17 +51,10 @@ def exchange_of(engine: str, rank: int, world: int, address: str, secrets: str, 
         store = torch.distributed.FileStore(address, world)
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world)
         return lambda name, values: torch.distributed.all_reduce(values.clone())
-    if engine == "torch":
-        from training.exchange.store_server import read_token
-        from training.exchange.torch_group import TorchGroup
+    from training.exchange.mesh_member import MeshMember
 
-        token = read_token(Path(secrets))
-        exchange = TorchGroup(address, token, rank, world, torch.device("cpu"), "", CONNECT_WITHIN, RUN)
-    else:
-        from training.exchange.member import HubMember
-
-        own = Path(secrets) / f"member-{rank}" if engine == "hub" else None
-        exchange = HubMember.connect(address, own, RUN, rank, world, f"m{rank}", CONNECT_WITHIN)
+    own = Path(secrets) / f"member-{rank}" if engine == "run" else None
+    exchange = MeshMember.connect(address, own, RUN, rank, world, f"m{rank}", timeout=CONNECT_WITHIN)
     chosen = codec_by_name(codec)
     return lambda name, values: exchange.mean(name, values, 1.0, chosen)
 
@@ -147,38 +138,30 @@ def served(engine: str, world: int, elements: int, folder: Path) -> Iterator[str
         if engine == "mesh":
             issue_run_certificates(folder, RUN, range(world), ["127.0.0.1"])
         yield str(folder / "store")
-    elif engine == "torch":
-        from training.exchange.store_server import StoreServer
-
-        store = StoreServer()
-        port = store.port
-        store.admit(folder)
-        yield f"127.0.0.1:{port}"
-        store.close()
     else:
-        with hub_process(hub_config(engine, world, elements, folder), folder) as port:
+        with coordinator(config_of(engine, world, elements, folder), folder) as port:
             yield f"127.0.0.1:{port}"
 
 
-def hub_config(engine: str, world: int, elements: int, folder: Path) -> dict[str, Any]:
+def config_of(engine: str, world: int, elements: int, folder: Path) -> dict[str, Any]:
     from training.exchange.certificates import issue_run_certificates
 
-    config: dict[str, Any] = {"run_id": RUN, "names": [f"m{rank}" for rank in range(world)], "elements": elements}
-    if engine == "hub":
+    config: dict[str, Any] = {"run_id": RUN, "names": [f"m{rank}" for rank in range(world)]}
+    if engine == "run":
         issue_run_certificates(folder, RUN, range(world), ["127.0.0.1"])
         config["certificates"] = str(folder / "hub")
     return config
 
 
 @contextmanager
-def hub_process(config: dict[str, Any], folder: Path) -> Iterator[int]:
+def coordinator(config: dict[str, Any], folder: Path) -> Iterator[int]:
     (folder / "hub.json").write_text(json.dumps(config))
-    command = [sys.executable, "-m", "training.exchange.hub_main", "--config", str(folder / "hub.json")]
+    command = [sys.executable, "-m", "training.exchange.coordinator_main", "--config", str(folder / "hub.json")]
     root = Path(__file__).resolve().parent.parent
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as hub:
-        assert hub.stdout is not None
-        yield json.loads(hub.stdout.readline())["port"]
-        hub.communicate()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as process:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["port"]
+        process.communicate()
 
 
 def measure(world: int, sizes: list[int], codec: str, seconds: float) -> list[dict[str, Any]]:
@@ -210,14 +193,14 @@ def table(rows: list[dict[str, Any]]) -> str:
         "payload",
         *(f"{engine}, ms" for engine in ENGINES),
         "mesh / gloo",
-        "hub / gloo",
+        "run / gloo",
         "processor, mesh / gloo",
     ]
     lines = ["| " + " | ".join(head) + " |", "|" + " ---: |" * len(head)]
     for row in rows:
         payload = f"{row['bytes'] / 1e6:g} MB" if row["bytes"] >= 1e6 else f"{row['bytes'] / 1e3:g} kB"
         cells = [str(row["members"]), payload, *(f"{1e3 * row[engine]:.2f}" for engine in ENGINES)]
-        cells += [f"{row[engine] / row['gloo']:.2f}" for engine in ("mesh", "hub")]
+        cells += [f"{row[engine] / row['gloo']:.2f}" for engine in ("mesh", "run")]
         cells += [f"{row['mesh, processor'] / row['gloo, processor']:.2f}"]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -231,7 +214,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--members", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--kilobytes", type=int, nargs="+", default=[4, 100, 1000, 10_000, 40_000, 400_000])
-    parser.add_argument("--codec", default="fp32", help="of the hub and the torch engine; gloo always sends fp32")
+    parser.add_argument("--codec", default="fp32", help="of a run; the others always send fp32")
     parser.add_argument("--seconds", type=float, default=3.0, help="about as long for one engine and payload")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

@@ -44,9 +44,10 @@ def member(engine: str, rank: int, world: int, address: str, secrets: str, eleme
     torch.set_num_threads(1)
     exchange: Exchange
     if engine == "hub":
-        from training.exchange.member import HubMember
+        from training.exchange.mesh_member import MeshMember
 
-        exchange = HubMember.connect(address, Path(secrets) / f"member-{rank}", "bench", rank, world, f"m{rank}", 60)
+        keys = Path(secrets) / f"member-{rank}"
+        exchange = MeshMember.connect(address, keys, "bench", rank, world, f"m{rank}", timeout=60)
     else:
         from training.exchange.store_server import read_token
         from training.exchange.torch_group import TorchGroup

@@ -19,7 +19,6 @@ TARGETS = {
     "test-fast",
     "lint",
     "format",
-    "proto",
     "lock",
     "lab",
     "lab-test",

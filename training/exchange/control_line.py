@@ -25,7 +25,7 @@ from training.exchange.control import (
     line,
     parse,
 )
-from training.exchange.listener import tls_contexts
+from training.exchange.introduction import tls_contexts
 
 REDIAL_FOR = 60.0
 """Seconds in which a coordinator that is gone must be back."""

@@ -21,7 +21,7 @@ from training.exchange.certificates import member_uri
 from training.exchange.control import MAX_LINE, Hello, ProtocolError, Report, Status, line, parse
 from training.exchange.coordination import Coordination, Log
 from training.exchange.group_member import CoordinatorConfig, Member
-from training.exchange.listener import tls_contexts
+from training.exchange.introduction import tls_contexts
 
 _TICK = 0.1
 _MOST_HELLOS = 30
