@@ -125,6 +125,8 @@ class Status(_Message):
     settled: Count = 0
     """Everybody has the results up to this one."""
     anchor: AnchorOrder | None = None
+    relay: int = Field(0, ge=0, lt=65536)
+    """Port of the relay on the coordinator's machine; 0: there is none."""
     failed: Text = ""
     """The member is no part of the group any more, and why."""
     again: bool = False

@@ -58,7 +58,7 @@ class ControlLine:
         ended: Callable[[str, bool], None],
         local: bool,
     ) -> None:
-        self._address = address
+        self.address = address
         self._context = _client(certificates)
         self._hello = hello
         self._report = report
@@ -99,7 +99,7 @@ class ControlLine:
 
     async def _talk(self) -> str:
         """Keep the connection; return why it is given up."""
-        host, port = self._address
+        host, port = self.address
         while True:
             try:
                 reader, writer = await asyncio.wait_for(

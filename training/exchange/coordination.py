@@ -51,6 +51,8 @@ class Coordination:
         self._members: dict[int, Member] = {}
         self._banned: set[int] = set()
         self._left: set[int] = set()
+        self.relay = 0
+        """Port on which pairs meet that cannot dial one another."""
         self._started = False
         self._epoch = 0
         self._form: Form | None = None
@@ -374,6 +376,7 @@ class Coordination:
                     missing=missing,
                     settled=settled,
                     anchor=self._seen_by(member, self._anchor),
+                    relay=self.relay,
                 )
             )
 

@@ -17,19 +17,18 @@ from typing import Any
 
 from profiles.errors import BadInput
 from training.events import WarningEvent
-from training.exchange.certificates import member_uri
+from training.exchange.certificates import member_uri, relay_key
 from training.exchange.control import MAX_LINE, Hello, ProtocolError, Report, Status, line, parse
 from training.exchange.coordination import Coordination, Log
 from training.exchange.group_member import CoordinatorConfig, Member
 from training.exchange.introduction import tls_contexts
+from training.exchange.relay import Relay
+from training.exchange.strangers import HANDSHAKE_SECONDS, Strangers
 
 _TICK = 0.1
 _MOST_HELLOS = 30
 _MOST_REFUSALS = 120
-_MOST_STRANGERS = 64
 _MOST_UNSENT = 8 << 20
-_IDENTIFY_WITHIN = 10.0
-"""Seconds a peer has for the handshake, and again to say who it is: silent connections must not pile up."""
 _STOP_WITHIN = 5.0
 
 
@@ -50,7 +49,8 @@ class Coordinator:
         self._server: asyncio.Server | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._connections: set[asyncio.StreamWriter] = set()
-        self._strangers = 0
+        self._strangers = Strangers()
+        self._relay = Relay(relay_key(config.certificates)) if config.certificates is not None else None
         self._refusals = _PerMinute(_MOST_REFUSALS)
         self._hellos = defaultdict[int, _PerMinute](lambda: _PerMinute(_MOST_HELLOS))
         self._stopped = False
@@ -97,7 +97,7 @@ class Coordinator:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
 
     async def _listen(self, context: ssl.SSLContext | None) -> int:
-        handshake = None if context is None else _IDENTIFY_WITHIN
+        handshake = None if context is None else HANDSHAKE_SECONDS
         self._server = await asyncio.start_server(
             self._serve,
             self._config.address,
@@ -106,6 +106,8 @@ class Coordinator:
             ssl_handshake_timeout=handshake,
             limit=MAX_LINE,
         )
+        if self._relay is not None:
+            _, self.group.relay = await self._relay.start(self._config.address)
         self._ticking = asyncio.create_task(self._tick())
         port: int = self._server.sockets[0].getsockname()[1]
         return port
@@ -116,6 +118,8 @@ class Coordinator:
         if self._server is not None:
             self._server.close()
         self.group.close(reason)
+        if self._relay is not None:
+            await self._relay.close()
         for writer in list(self._connections):
             writer.close()
         for writer in list(self._connections):
@@ -133,14 +137,18 @@ class Coordinator:
     # -- one connection ------------------------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._strangers >= _MOST_STRANGERS:
+        host = str((writer.get_extra_info("peername") or ("::",))[0])
+        if not self._strangers.enter(host):
             writer.close()
             return
         self._connections.add(writer)
         member: Member | None = None
         reason = "its connection broke"
         try:
-            member = await self._welcome(reader, writer)
+            try:
+                member = await self._welcome(reader, writer)
+            finally:
+                self._strangers.leave(host)
             while data := await reader.readline():
                 self.group.heard(member, parse(Report, data))
         except ProtocolError as error:
@@ -163,13 +171,10 @@ class Coordinator:
         Raises:
             ProtocolError: it is no member.
         """
-        self._strangers += 1
         try:
-            said = [await asyncio.wait_for(reader.readline(), _IDENTIFY_WITHIN) for _ in range(2)]
+            said = [await asyncio.wait_for(reader.readline(), HANDSHAKE_SECONDS) for _ in range(2)]
         except ValueError:
             raise ProtocolError("a line without end") from None
-        finally:
-            self._strangers -= 1
         hello = parse(Hello, said[0])
         self._check_peer(writer, hello.rank)
         if not self._hellos[hello.rank].take():

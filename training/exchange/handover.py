@@ -5,45 +5,46 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from training.exchange.base import MAX_BROADCAST, Anchor, ExchangeError
-from training.exchange.control import AnchorOrder, Status
+from training.exchange.control import AnchorOrder, Form, Status
+from training.exchange.ledger import Ledger
 from training.exchange.link import Incoming, Outgoing
 from training.exchange.listener import Listener
 from training.exchange.mesh import Mesh, Operation
 from training.exchange.owners import Outcome
 from training.exchange.payloads import anchor_from_bytes, anchor_to_bytes
+from training.exchange.ways import Address
 
 _SIZE = struct.Struct("<Q")
 _TAG = 0xF0000000
 """Of what is handed over on a mesh: no operation has this number."""
 
 
-def hand_over(mesh: Mesh, rank: int, outcomes: Sequence[Outcome]) -> None:
-    """Send results to a member that calls :func:`take_over` as often.
-
-    Raises:
-        PeerLost: a member is gone.
-    """
-    for outcome in outcomes:
-        data = outcome.to_bytes()
-        mesh.send(rank, _TAG, memoryview(_SIZE.pack(len(data)))).wait()
-        mesh.send(rank, _TAG, memoryview(data)).wait()
-
-
-def take_over(mesh: Mesh, donor: int) -> Outcome:
-    """Receive one result.
+def even_out(mesh: Mesh, form: Form, ledger: Ledger, lock: AbstractContextManager[object]) -> None:
+    """Hand results over a new mesh to those who miss them.
 
     Raises:
         PeerLost: a member is gone, or sends something else.
         ExchangeError: what came cannot be read.
     """
-    head = bytearray(_SIZE.size)
-    mesh.receive(donor, _TAG, memoryview(head)).wait()
-    data = bytearray(_checked(_SIZE.unpack(head)[0]))
-    mesh.receive(donor, _TAG, memoryview(data)).wait()
-    return Outcome.from_bytes(data)
+    if form.donor == mesh.rank:
+        for rank, full in form.behind.items():
+            with lock:
+                missing = ledger.results(full, form.stand)
+            for outcome in missing:
+                data = outcome.to_bytes()
+                mesh.send(rank, _TAG, memoryview(_SIZE.pack(len(data)))).wait()
+                mesh.send(rank, _TAG, memoryview(data)).wait()
+    for number in range(form.behind.get(mesh.rank, form.stand) + 1, form.stand + 1):
+        head = bytearray(_SIZE.size)
+        mesh.receive(form.donor, _TAG, memoryview(head)).wait()
+        room = bytearray(_checked(_SIZE.unpack(head)[0]))
+        mesh.receive(form.donor, _TAG, memoryview(room)).wait()
+        with lock:
+            ledger.adopt(number, Outcome.from_bytes(room))
 
 
 class AnchorDesk:
@@ -74,19 +75,20 @@ class AnchorDesk:
         self._after = None
         return True
 
-    def publish(self, order: AnchorOrder, anchor: Anchor) -> None:
+    def publish(self, order: AnchorOrder, anchor: Anchor, relay: Address | None) -> None:
         """Hand the anchor to all newcomers of an order, in threads of their own."""
         self._order, self._after = order.number, anchor.operations
         data = anchor_to_bytes(anchor)
         for rank in order.peers:
             if rank != order.donor:
-                threading.Thread(target=self._send, args=(order, rank, data), name="anchor", daemon=True).start()
+                threading.Thread(target=self._send, args=(order, rank, data, relay), name="anchor", daemon=True).start()
 
-    def _send(self, order: AnchorOrder, rank: int, data: bytes) -> None:
+    def _send(self, order: AnchorOrder, rank: int, data: bytes, relay: Address | None) -> None:
         """Whoever does not take it is seen by the coordinator."""
         peer = order.peers[rank]
         try:
-            connection = self._listener.meet(_channel(order), rank, True, peer.addresses, time.monotonic() + 60.0)
+            by = time.monotonic() + _MEET_SECONDS
+            connection = self._listener.meet(_channel(order), rank, True, peer.addresses, by, relay)
         except ExchangeError:
             return
         link = Outgoing(connection, rank, {rank: peer.name}, lambda lost: None)
@@ -94,7 +96,7 @@ class AnchorDesk:
             link.submit(_sender(memoryview(part)), lambda error: None)
         link.close(_PATIENCE)
 
-    def fetch(self, order: AnchorOrder, deadline: float, wanted: Callable[[], bool]) -> Anchor:
+    def fetch(self, order: AnchorOrder, deadline: float, relay: Address | None, wanted: Callable[[], bool]) -> Anchor:
         """Receive the anchor of an order.
 
         Raises:
@@ -103,7 +105,7 @@ class AnchorDesk:
             ExchangeError: what came cannot be read.
         """
         peer = order.peers[order.donor]
-        connection = self._listener.meet(_channel(order), order.donor, False, peer.addresses, deadline, wanted)
+        connection = self._listener.meet(_channel(order), order.donor, False, peer.addresses, deadline, relay, wanted)
         link = Incoming(connection, order.donor, {order.donor: peer.name}, lambda lost: None)
         try:
             head = bytearray(_SIZE.size)
@@ -116,6 +118,7 @@ class AnchorDesk:
         return anchor_from_bytes(bytes(data))
 
 
+_MEET_SECONDS = 60.0
 _PATIENCE = 3600.0
 
 

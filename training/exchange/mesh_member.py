@@ -31,7 +31,7 @@ from training.exchange.codecs import Codec
 from training.exchange.control import PROTOCOL_VERSION, Form, Hello, Report, Status
 from training.exchange.control_line import ControlLine, own_addresses
 from training.exchange.error_feedback import MeanResiduals
-from training.exchange.handover import AnchorDesk, hand_over, take_over
+from training.exchange.handover import AnchorDesk, even_out
 from training.exchange.ledger import Ledger
 from training.exchange.link import PeerLost
 from training.exchange.listener import Address, Identity, Listener
@@ -314,9 +314,10 @@ class MeshMember(Exchange):
                 names,
                 _FORM_SECONDS,
                 on_lost=lambda lost: self._note(up=False, lost=lost.rank, why=str(lost)),
+                relay=self._relay(),
                 wanted=lambda: self._is_wanted(epoch),
             )
-            self._hand_over(mesh, form)
+            even_out(mesh, form, self._ledger, self._changed)
         except (ExchangeError, OSError) as error:
             if mesh is not None:
                 mesh.give_up()
@@ -331,22 +332,13 @@ class MeshMember(Exchange):
             self._changed.notify_all()
             self._begin()
 
+    def _relay(self) -> Address | None:
+        port = self._status.relay if self._status is not None else 0
+        return (self._line.address[0], port) if port else None
+
     def _is_wanted(self, epoch: int) -> bool:
         status = self._status
         return self._ended is None and status is not None and status.epoch == epoch and status.form is not None
-
-    def _hand_over(self, mesh: Mesh, form: Form) -> None:
-        """Give results to those who miss them, or take them."""
-        if form.donor == self.rank:
-            for rank, full in form.behind.items():
-                with self._changed:
-                    missing = self._ledger.results(full, form.stand)
-                hand_over(mesh, rank, missing)
-        elif self.rank in form.behind:
-            for number in range(form.behind[self.rank] + 1, form.stand + 1):
-                outcome = take_over(mesh, form.donor)
-                with self._changed:
-                    self._ledger.adopt(number, outcome)
 
     def _count_traffic(self) -> None:
         """Add what the mesh of the moment has moved since it was asked last; the lock is held."""
@@ -363,7 +355,7 @@ class MeshMember(Exchange):
         with self._changed:
             order = self._status.anchor if self._status is not None else None
         if order is not None:
-            self._desk.publish(order, replace(anchor, operations=self.operations))
+            self._desk.publish(order, replace(anchor, operations=self.operations), self._relay())
 
     def fetch_anchor(self, timeout: float = ANCHOR_DEADLINE) -> Anchor:
         deadline = time.monotonic() + timeout
@@ -380,7 +372,9 @@ class MeshMember(Exchange):
             if not there or order is None:
                 raise ExchangeTimeout(f"no anchor came within {timeout:g} s")
             with contextlib.suppress(PeerLost, ExchangeTimeout):
-                anchor = self._desk.fetch(order, deadline, functools.partial(self._ordered, order.number))
+                anchor = self._desk.fetch(
+                    order, deadline, self._relay(), functools.partial(self._ordered, order.number)
+                )
                 break
         self.operations = anchor.operations
         with self._changed:
