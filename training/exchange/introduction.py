@@ -110,8 +110,7 @@ class Introductions:
             channel = _exactly(connection, length).decode()
             if does == SENDS:
                 connection.sendall(_WELCOME)
-                if _exactly(connection, 1) != _TAKEN:
-                    raise ExchangeError("it was not taken")
+                _heard(connection)
             hanging_up.pop_all()
             return (channel, rank, RECEIVES if does == SENDS else SENDS), Arrival(
                 connection, secret, _CIPHERS[cipher], way
@@ -141,7 +140,7 @@ class Introductions:
             if does == SENDS:
                 if _exactly(connection, 1) != _WELCOME:
                     raise ExchangeError("it answered something else")
-                connection.sendall(_TAKEN)
+                _tell(connection)
             elif not _chosen(connection, stop):
                 return None
             found = self._ready(Arrival(connection, secret, self._cipher, way), round_trip)
@@ -152,10 +151,10 @@ class Introductions:
         """Make a connection that has come this member's own; a sender tells the other end.
 
         Raises:
-            OSError: the other end is gone.
+            OSError, EOFError, ExchangeError: the other end is gone.
         """
         if does == SENDS:
-            arrival.socket.sendall(_TAKEN)
+            _tell(arrival.socket)
         return self._ready(arrival, 0.0)
 
     def _check(self, connection: socket.socket, rank: int) -> None:
@@ -203,10 +202,23 @@ def _chosen(connection: socket.socket, stop: Callable[[], bool]) -> bool:
     end = time.monotonic() + HANDSHAKE_SECONDS
     while not stop() and time.monotonic() < end:
         with contextlib.suppress(TimeoutError):
-            if _exactly(connection, 1) != _TAKEN:
-                raise ExchangeError("it answered something else")
+            _heard(connection)
             return True
     return False
+
+
+def _tell(connection: socket.socket) -> None:
+    """Take a connection, as its sender, and wait until the receiver knows: it listens to this one from then on."""
+    connection.sendall(_TAKEN)
+    if _exactly(connection, 1) != _WELCOME:
+        raise ExchangeError("it answered something else")
+
+
+def _heard(connection: socket.socket) -> None:
+    """Wait, as its receiver, until a connection is taken, and confirm that."""
+    if _exactly(connection, 1) != _TAKEN:
+        raise ExchangeError("it answered something else")
+    connection.sendall(_WELCOME)
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:

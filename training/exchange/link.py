@@ -24,6 +24,8 @@ from training.exchange.sealing import HEADER, MAX_FRAME, TAG, Cipher, FrameError
 
 MAX_EARLY = 64 << 20
 """Bytes of messages that came before anybody asked for them."""
+_EARLY_OVERHEAD = 512
+"""What keeping a message takes besides its bytes: empty ones are not free."""
 _FEWEST, _FIRST, _ALIGNMENT = 16 << 10, 64 << 10, 4 << 10
 _LEAST_BUFFER, _MOST_BUFFER = 128 << 10, 4 << 20
 _LOCAL = 1 << 31
@@ -323,7 +325,7 @@ class Incoming(_Link):
             message = early.popleft()
             if not early:
                 del self._early[operation]
-            self._early_bytes -= len(message)
+            self._early_bytes -= _EARLY_OVERHEAD + len(message)
             if len(message) > len(into):
                 raise self._too_long(operation, len(message), len(into))
             into[: len(message)] = message
@@ -342,7 +344,7 @@ class Incoming(_Link):
     def _keep(self, operation: int, length: int, left: int) -> None:
         first = memoryview(bytearray(length))
         self._take(length, first)
-        self._early_bytes += length + left
+        self._early_bytes += _EARLY_OVERHEAD + length + left
         if self._early_bytes > MAX_EARLY:
             raise self.lost("it is at another operation than this machine")
         message = bytearray(length + left)

@@ -152,7 +152,7 @@ class Meeting:
             return None
         try:
             return self._introductions.take(arrival, self._does)
-        except OSError as error:
+        except (OSError, EOFError, ExchangeError) as error:
             arrival.socket.close()
             self._problems[arrival.way] = _words(error)
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import selectors
 import socket
@@ -127,12 +128,18 @@ def first_to_answer(
 
 
 def _start(address: Address, failed: Callable[[Address, str], None]) -> socket.socket | None:
+    host, port = address
     try:
+        ipaddress.ip_address(host)  # getaddrinfo takes other words for one, too, and any number for a port
+        if not 0 < port < 65536:
+            raise ValueError(f"{port} is no port")
         kind = socket.SOCK_STREAM
-        [(family, kind, protocol, _, place), *_] = socket.getaddrinfo(*address, type=kind, flags=socket.AI_NUMERICHOST)
+        [(family, kind, protocol, _, place), *_] = socket.getaddrinfo(
+            host, port, type=kind, flags=socket.AI_NUMERICHOST
+        )
         connection = socket.socket(family, kind, protocol)
-    except OSError as error:
-        failed(address, error.strerror or str(error))
+    except (OSError, ValueError) as error:
+        failed(address, getattr(error, "strerror", "") or str(error))
         return None
     connection.setblocking(False)
     if (error_number := connection.connect_ex(place)) in (0, errno.EINPROGRESS):

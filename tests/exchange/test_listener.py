@@ -1,0 +1,447 @@
+"""Strangers, broken networks and crowds at a member's listening socket; all on loopback, with real TLS."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import os
+import random
+import resource
+import socket
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_mesh import Group, at_once
+from waiting import PATIENCE, until
+
+from training.exchange import certificates as certificates_module
+from training.exchange import introduction, meeting
+from training.exchange.base import ExchangeError, ExchangeTimeout
+from training.exchange.certificates import issue_run_certificates
+from training.exchange.introduction import RECEIVES, SENDS
+from training.exchange.link import MAX_EARLY, PeerLost
+from training.exchange.listener import Identity, Listener
+from training.exchange.mesh import Mesh
+from training.exchange.strangers import MOST_OF_A_HOST, Strangers
+from training.exchange.ways import Address, Ways, first_to_answer
+
+RUN = "run"
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certificates")
+    issue_run_certificates(folder, RUN, range(4), ["127.0.0.1"])
+    return folder
+
+
+@pytest.fixture
+def pair(certificates: Path) -> Iterator[Group]:
+    made = Group(2, certificates)
+    yield made
+    made.close()
+
+
+def dial(group: Group, certificates: Path, rank: int = 1, source: str = "127.0.0.1") -> ssl.SSLSocket:
+    """Show a member's certificate to member 0."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    own = certificates / f"member-{rank}"
+    context.load_verify_locations(own / "ca.pem")
+    context.load_cert_chain(own / "certificate.pem", own / "key.pem")
+    plain = socket.create_connection(group.listeners[0].address, PATIENCE, (source, 0))
+    return context.wrap_socket(plain)
+
+
+def hello(
+    magic: bytes = b"muster 1", rank: int = 1, to: int = 0, does: int = SENDS, cipher: int = 0, channel: bytes = b"c"
+) -> bytes:
+    return introduction._HELLO.pack(magic, rank, to, does, cipher, os.urandom(32), len(channel)) + channel
+
+
+def hung_up(connection: socket.socket) -> bool:
+    """Wait until the other end has hung up."""
+    connection.settimeout(PATIENCE)
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        while connection.recv(1000):
+            pass
+    connection.close()
+    return True
+
+
+def exchanged(meshes: list[Mesh], size: int = 1000) -> None:
+    """Send random bytes between all, and look at what comes."""
+    sent = {mesh.rank: os.urandom(size) for mesh in meshes}
+    rooms = {(mesh.rank, peer): bytearray(size) for mesh in meshes for peer in mesh.peers}
+    operations = [
+        mesh.exchange(
+            {peer: [memoryview(sent[mesh.rank])] for peer in mesh.peers},
+            {peer: [memoryview(rooms[mesh.rank, peer])] for peer in mesh.peers},
+        )
+        for mesh in meshes
+    ]
+    for one in operations:
+        one.wait(PATIENCE)
+    assert all(room == sent[peer] for (_, peer), room in rooms.items())
+
+
+# ------------------------------------------------------------------------------------------------------------ strangers
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        hello(magic=b"muster 0"),
+        hello(to=1),
+        hello(rank=2),
+        hello(rank=0),
+        hello(does=7),
+        hello(cipher=9),
+        hello(channel=b"\xff\xfe"),
+        hello(channel=b"c" * 129),
+        hello() + b"?",
+    ],
+    ids=["version", "not for it", "another's rank", "its own rank", "direction", "cipher", "text", "long", "no word"],
+)
+def test_a_wrong_hello_is_hung_up_on(pair: Group, certificates: Path, said: bytes) -> None:
+    stranger = dial(pair, certificates)
+    stranger.sendall(said)
+    assert hung_up(stranger)
+    assert not pair.listeners[0]._arrivals
+    exchanged(pair.form())
+
+
+def test_who_drips_its_bytes_is_hung_up_on_in_time(pair: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(introduction, "HANDSHAKE_SECONDS", 1.0)
+    stranger = socket.create_connection(pair.listeners[0].address, PATIENCE)
+    words = b"\x16\x03\x01\x40\x00" + bytes(16_000)  # a handshake that is long in coming
+    stranger.settimeout(0.2)
+    with contextlib.suppress(ConnectionError):
+        for word in words:
+            stranger.send(bytes([word]))
+            with contextlib.suppress(TimeoutError):
+                if not stranger.recv(100):
+                    break
+        else:
+            raise AssertionError("nobody hung up")
+    stranger.close()
+    until(lambda: not pair.listeners[0]._strangers._hosts)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere loopback has one address")
+def test_silent_strangers_of_one_host_keep_no_member_out(pair: Group) -> None:
+    strangers = [
+        socket.create_connection(pair.listeners[0].address, PATIENCE, ("127.0.0.2", 0)) for _ in range(MOST_OF_A_HOST)
+    ]
+    surplus = socket.create_connection(pair.listeners[0].address, PATIENCE, ("127.0.0.2", 0))
+    assert hung_up(surplus)
+    exchanged(pair.form())
+    for one in strangers:
+        one.close()
+
+
+def test_hosts_are_counted_by_what_is_their_own() -> None:
+    strangers = Strangers()
+    for last in range(MOST_OF_A_HOST):
+        assert strangers.enter(f"2001:db8::{last:x}")
+    assert not strangers.enter("2001:db8::ffff") and strangers.enter("2001:db8:0:1::1") and strangers.enter("10.0.0.1")
+    strangers.leave("2001:db8::7")
+    assert strangers.enter("2001:db8::ffff")
+
+
+def test_a_member_keeps_no_more_open_than_it_can_need(pair: Group, certificates: Path) -> None:
+    opened = []
+    for number in range(meeting._MOST_WAITING + 8):
+        opened.append(dial(pair, certificates))
+        opened[-1].sendall(hello(does=RECEIVES, channel=b"%d" % number))
+    assert all(hung_up(one) for one in opened[:8])
+    until(lambda: len(pair.listeners[0]._arrivals) == meeting._MOST_WAITING)
+    for one in opened:
+        one.close()
+    exchanged(pair.form())
+    assert len(pair.listeners[0]._arrivals) <= 2  # those that were hung up are swept out by who comes next
+
+
+def test_empty_messages_that_nobody_asks_for_are_bounded(pair: Group) -> None:
+    a, b = pair.form()
+    waiting = b.receive(0, 9, memoryview(bytearray(1)))
+    a._out[1].submit(lambda link: [link.send(5, memoryview(b"")) for _ in range(MAX_EARLY // 500)], lambda error: None)
+    with pytest.raises(PeerLost, match="rank 0 is lost: it is at another operation"):
+        waiting.wait(PATIENCE)
+
+
+# ------------------------------------------------------------------------------------------------------ broken networks
+
+
+class Cable:
+    """Passes connections on to ``target``; the first ones end after some bytes of one direction."""
+
+    def __init__(self, target: Address, cuts: list[tuple[bool, int]]) -> None:
+        self._target, self._cuts = target, cuts
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address: Address = self._server.getsockname()
+        self.came_back = self.went = 0
+        """Bytes that ``target`` has sent and received."""
+        self._sockets = [self._server]
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._server.accept()
+                far = socket.create_connection(self._target, PATIENCE)
+                self._sockets += near, far
+                towards, after = self._cuts.pop(0) if self._cuts else (True, 1 << 40)
+                for back, left in ((False, after if towards else 1 << 40), (True, 1 << 40 if towards else after)):
+                    work = threading.Thread(target=self._pass_on, args=(near, far, back, left), daemon=True)
+                    self._threads.append(work)
+                    work.start()
+
+    def _pass_on(self, near: socket.socket, far: socket.socket, back: bool, left: int) -> None:
+        one, other = (far, near) if back else (near, far)
+        with contextlib.suppress(OSError):
+            while left and (piece := one.recv(min(left, 1 << 16))):
+                left -= len(piece)
+                self.came_back += len(piece) if back else 0
+                self.went += 0 if back else len(piece)
+                other.sendall(piece)
+        for end in (one, other):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        for one in self._sockets:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(PATIENCE)
+        for one in self._sockets:
+            one.close()
+
+
+@pytest.mark.parametrize("towards", [True, False])
+@pytest.mark.parametrize("after", [0, 1, 5, 150, 600, 1000, 1150])
+def test_a_connection_that_dies_in_any_phase_is_replaced(pair: Group, towards: bool, after: int) -> None:
+    cable = Cable(pair.listeners[0].address, [(towards, after), (towards, after)])
+    exchanged(pair.form({0: [cable.address], 1: pair.addresses[1]}))
+    cable.close()
+
+
+@pytest.mark.parametrize("towards", [True, False])
+@pytest.mark.parametrize("back", [1, 10, 22, 24, 46, 70, 100])
+def test_a_connection_that_dies_with_the_last_words_is_replaced_or_noticed(
+    pair: Group, towards: bool, back: int
+) -> None:
+    """Of two ends one is always the last to know; it learns it when it reads, and nobody reads anything wrong."""
+    cable = Cable(pair.listeners[0].address, [(towards, _handshake_bytes(pair)[towards] - back)])
+    places = {0: [cable.address], 1: pair.addresses[1]}
+    form = [functools.partial(Mesh.form, one, f"dies/{back}", places, seconds=3.0) for one in pair.listeners]
+    with contextlib.suppress(ExchangeTimeout, PeerLost):
+        exchanged(at_once(*form))
+    cable.close()
+    exchanged(pair.form())
+
+
+def _handshake_bytes(pair: Group) -> tuple[int, int]:
+    """Return how many bytes come back from and go to a listener until a connection stands."""
+    cable = Cable(pair.listeners[0].address, [])
+    found = at_once(
+        lambda: pair.listeners[0].meet("count", 1, False, [], time.monotonic() + PATIENCE),
+        lambda: pair.listeners[1].meet("count", 0, True, [cable.address], time.monotonic() + PATIENCE),
+    )
+    for one in found:
+        one.socket.close()
+    cable.close()
+    return cable.came_back, cable.went
+
+
+@pytest.mark.slow
+def test_both_dial_at_once_again_and_again(pair: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(200):
+        monkeypatch.setattr(meeting, "_REVERSE_AFTER", random.Random(number).choice([0.0, 0.002, 0.005, 0.01]))
+        meshes = pair.form()
+        exchanged(meshes, 100)
+        for mesh in meshes:
+            mesh.close()
+    until(lambda: not any(one._strangers._hosts for one in pair.listeners))
+    assert all(len(one._arrivals) <= 4 for one in pair.listeners)
+
+
+def test_groups_are_formed_at_once_over_the_same_listeners(certificates: Path) -> None:
+    group = Group(4, certificates)
+
+    def form(channel: str) -> list[Mesh]:
+        return at_once(*(lambda one=one: Mesh.form(one, channel, group.addresses) for one in group.listeners))  # type: ignore[misc]
+
+    for meshes in at_once(lambda: form("a"), lambda: form("b"), lambda: form("c")):
+        exchanged(meshes)
+        for mesh in meshes:
+            mesh.close()
+    group.close()
+
+
+def test_a_member_that_is_frozen_is_told_from_one_that_is_gone(pair: Group) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as frozen, pytest.raises(ExchangeTimeout, match="but says nothing"):
+        Mesh.form(pair.listeners[0], "c", {0: [], 1: [frozen.getsockname()]}, seconds=0.5)
+
+
+def test_another_address_is_tried_where_somebody_takes_connections_and_says_nothing(
+    pair: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "_IMPATIENT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        silent = frozen.getsockname()
+        exchanged(pair.form({rank: [silent, *addresses] for rank, addresses in pair.addresses.items()}))
+    assert pair.listeners[0]._ways.order(1, [silent, *pair.addresses[1]])[-1] == silent
+
+
+@pytest.fixture
+def hole() -> Iterator[Address]:
+    """An address that answers nothing, not even with a refusal: its queue is full."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        address = server.getsockname()
+        filling = [socket.socket() for _ in range(4)]
+        for one in filling:
+            one.setblocking(False)
+            one.connect_ex(address)
+        yield address
+        for one in filling:
+            one.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a full queue answers")
+def test_a_dead_first_address_holds_nobody_up_and_comes_last_from_then_on(
+    pair: Group, hole: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "_CONNECT_SECONDS", 2 * PATIENCE)
+    meshes = pair.form({rank: [hole, *addresses] for rank, addresses in pair.addresses.items()})
+    exchanged(meshes)
+    assert meshes[0].ways == {1: "direct 127.0.0.1"}
+    assert pair.listeners[0]._ways.order(1, [hole, *pair.addresses[1]]) == [*pair.addresses[1], hole]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a full queue answers")
+def test_a_receiver_dials_where_the_senders_way_is_dead(
+    pair: Group, hole: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "_CONNECT_SECONDS", 2 * PATIENCE)
+    monkeypatch.setattr(meeting, "_REVERSE_AFTER", 0.1)
+    exchanged(pair.form({0: [hole], 1: pair.addresses[1]}))
+    assert pair.listeners[0]._ways.lately(1, RECEIVES) == "dialled"
+    monkeypatch.setattr(meeting, "_REVERSE_AFTER", 2 * PATIENCE)  # it knows better the next time
+    exchanged(pair.form({0: [hole], 1: pair.addresses[1]}))
+
+
+def test_a_closed_listener_ends_what_waits(pair: Group) -> None:
+    ended: list[Exception] = []
+
+    def form() -> None:
+        try:
+            Mesh.form(pair.listeners[0], "c", {0: [], 1: []}, seconds=10 * PATIENCE)
+        except ExchangeError as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=form, daemon=True)
+    thread.start()
+    pair.listeners[0].close()
+    thread.join(PATIENCE)
+    assert ended
+
+
+@pytest.mark.parametrize("days", [-800, 800])
+def test_a_clock_that_jumps_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int) -> None:
+    monkeypatch.setattr(certificates_module, "_BEFORE", datetime.timedelta(days=1 - days))
+    monkeypatch.setattr(certificates_module, "_AFTER", datetime.timedelta(days=365 + days))
+    issue_run_certificates(tmp_path, RUN, range(2), ["127.0.0.1"])
+    group = Group(2, tmp_path)
+    exchanged(group.form())
+    group.close()
+
+
+def test_a_listener_survives_the_end_of_descriptors(pair: Group) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/dev/fd"))) + 20, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        with pytest.raises(ExchangeTimeout, match="Too many open files"):
+            Mesh.form(pair.listeners[0], "early", pair.addresses, seconds=0.5)
+    finally:
+        for one in taken:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    exchanged(pair.form())
+
+
+def test_a_listener_survives_the_end_of_threads(pair: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, refused = threading.Thread.start, []
+
+    def begin(thread: threading.Thread) -> None:
+        if thread.name == "handshake" and len(refused) < 3:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", begin)
+    exchanged(pair.form())
+    assert len(refused) == 3
+
+
+# ----------------------------------------------------------------------------------------------------------------- ways
+
+
+def test_ipv4_and_ipv6_come_in_at_the_same_socket(certificates: Path) -> None:
+    both = Listener("::", Identity(RUN, 0, certificates / "member-0"))
+    four, six = (Listener(host, Identity(RUN, 1, certificates / "member-1")) for host in ("127.0.0.1", "::1"))
+    port = both.address[1]
+    for other, host in ((four, "127.0.0.1"), (six, "::1")):
+        places: dict[int, list[Address]] = {0: [(host, port)], 1: []}
+        meshes = at_once(*(functools.partial(Mesh.form, one, host, places) for one in (both, other)))
+        exchanged(meshes)
+        assert [mesh.ways for mesh in meshes] == [{1: f"direct {host}"}, {0: f"direct {host}"}]
+        for mesh in meshes:
+            mesh.close()
+    for one in (both, four, six):
+        one.close()
+
+
+@pytest.mark.parametrize(
+    "nonsense", [("studio.local", 5), ("", 5), ("1.2.3", 70_000), ("127.0.0.1", -1), ("é" * 99, 1)]
+)
+def test_a_useless_address_is_passed_over(pair: Group, nonsense: Address) -> None:
+    heard: list[Address] = []
+    answer = first_to_answer([nonsense, *pair.addresses[0]], PATIENCE, lambda address, why: heard.append(address))
+    assert answer is not None and answer.address == pair.addresses[0][0] and heard == [nonsense]
+    answer.socket.close()
+
+
+def test_a_way_that_failed_is_tried_first_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("training.exchange.ways.time.monotonic", lambda: now)
+    ways, fast, slow = Ways(), ("10.0.0.1", 1), ("10.0.1.1", 1)
+    ways.failed(1, fast)
+    assert ways.order(1, [fast, slow]) == [slow, fast] and ways.order(2, [fast, slow]) == [fast, slow]
+    now += 61
+    assert ways.order(1, [fast, slow]) == [fast, slow]
+
+
+def test_a_detour_is_forgotten_after_a_while_however_often_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("training.exchange.ways.time.monotonic", lambda: now)
+    ways = Ways()
+    for _ in range(3):
+        ways.met(1, SENDS, "relayed")
+        assert ways.lately(1, SENDS) == "relayed"
+        now += 120
+    assert ways.lately(1, SENDS) is None
