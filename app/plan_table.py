@@ -53,7 +53,7 @@ def _row(candidate: Candidate, chosen: bool) -> str:
 
 
 def table_lines(planning: Planning, rows: int = ROWS) -> Iterator[str]:
-    """Yield the ranking, the best hub of every way; no line is longer than 80 columns."""
+    """Yield the ranking, each way once; no line is longer than 80 columns."""
     yield _HEAD
     seen = set()
     shown = 0
@@ -66,7 +66,7 @@ def table_lines(planning: Planning, rows: int = ROWS) -> Iterator[str]:
         yield _row(candidate, index == planning.chosen).rstrip()
     rest = len(planning.ranking) - shown
     if rest:
-        yield f"   and {rest} more with --json: other hubs, and slower ways"
+        yield f"   and {rest} more with --json: slower ways"
 
 
 def explanation_lines(planning: Planning) -> Iterator[str]:

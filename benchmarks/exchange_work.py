@@ -1,15 +1,16 @@
-"""Processor time that an exchange costs the hub and the members: what the planner takes for their speed.
+"""Processor time that an exchange costs its members: what the planner takes for their speed.
 
-    .venv/bin/python benchmarks/exchange_work.py [--members 2 3] [--megabytes 4 40]
+    .venv/bin/python benchmarks/exchange_work.py [--members 2 3 4] [--megabytes 4 40]
 
-Processor time of whole processes (Linux), so that a busy machine does not change it much. ``Mbit/s`` is payload, in and
-out together, over processor seconds: the rate of a process that has a core of its own. A minute or two.
+Processor time of whole processes, so that a busy machine does not change it much. ``Mbit/s`` is payload, in and out
+together, over a member's processor seconds without the codec's: the rate of a process that has a core of its own. The
+last lines are the constants of ``distributed/planning/cost_model.py``. A minute or two.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import statistics
 import sys
 import tempfile
 import time
@@ -19,32 +20,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from exchange_engines import Members, served
 
+from distributed.planning.cost_model import codec_seconds
 
-def processor_seconds(process: int) -> float:
-    """Return the user and system time of a process so far (proc(5), fields 14 and 15 of stat)."""
-    fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def children() -> list[int]:
-    """Return this process's children."""
-    return [int(child) for child in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()]
+NOTHING = 4000
+"""Bytes of an exchange whose time is that of the operation."""
 
 
-def measure(engine: str, world: int, size: int, repeats: int) -> dict[str, float]:
-    """Return processor seconds of one fp32 exchange of ``size`` bytes, for the hub and for the busiest member."""
-    with tempfile.TemporaryDirectory() as folder, served(engine, world, size // 4, Path(folder)) as address:
-        meeting_point = children()
-        members = Members(engine, world, address, Path(folder), "fp32")
-        own = [process for process in children() if process not in meeting_point]
-        members.measure(size // 4, 1)
-        before = {process: processor_seconds(process) for process in (*own, *meeting_point)}
-        members.measure(size // 4, repeats)
-        # `measure` makes one exchange more than it counts.
-        spent = {process: (processor_seconds(process) - before[process]) / (repeats + 1) for process in before}
+def measure(world: int, sizes: list[int]) -> list[tuple[float, float]]:
+    """Return seconds of one fp32 mean and processor seconds of each member, by bytes of the vector."""
+    with tempfile.TemporaryDirectory() as folder, served("mesh", world, max(sizes) // 4, Path(folder)) as address:
+        members = Members("mesh", world, address, Path(folder), "fp32")
+        found = [members.measure(size // 4, max(5, 200_000_000 // max(size, 1_000_000))) for size in sizes]
         members.close()
-    hub = sum(spent[process] for process in meeting_point)
-    return {"hub": hub, "member": max(spent[process] for process in own)}
+    return [(wall, worked / world) for wall, worked in found]
 
 
 def coding_ns(name: str, elements: int = 8_000_000) -> tuple[float, float]:
@@ -70,24 +58,24 @@ def coding_ns(name: str, elements: int = 8_000_000) -> tuple[float, float]:
 def main() -> None:
     """Measure, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--members", type=int, nargs="+", default=[2, 3])
+    parser.add_argument("--members", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--megabytes", type=int, nargs="+", default=[4, 40])
     arguments = parser.parse_args()
-    print("| engine | members | payload | hub, s | hub, Mbit/s | member, s | member, Mbit/s |")
-    print("|---|" + " ---: |" * 6)
+    sizes = [NOTHING, *(1_000_000 * megabytes for megabytes in arguments.megabytes)]
+    rates, operations = [], []
+    print("| members | payload | seconds | member's processor, s | Mbit/s |\n|---|" + " ---: |" * 4)
     for world in arguments.members:
-        for megabytes in arguments.megabytes:
-            size = megabytes * 1_000_000
-            for engine in ("hub", "torch"):
-                found = measure(engine, world, size, max(4, 80 // megabytes))
-                each = 2 * size if engine == "hub" else 4 * (world - 1) / world * size
-                hub = f"{found['hub']:.3f} | {8e-6 * world * each / found['hub']:.0f}" if engine == "hub" else "- | -"
-                member = f"{found['member']:.3f} | {8e-6 * each / found['member']:.0f}"
-                print(f"| {engine} | {world} | {megabytes} MB | {hub} | {member} |", flush=True)
+        for size, (wall, worked) in zip(sizes, measure(world, sizes), strict=True):
+            moved = 4 * (world - 1) / world * size
+            coding = codec_seconds(size // 4, "fp32", 1 + 1 / world, 2)
+            rate = 8e-6 * moved / max(1e-9, worked - coding)
+            print(f"| {world} | {size / 1e6:g} MB | {wall:.4f} | {worked:.4f} | {rate:.0f} |", flush=True)
+            (operations if size == NOTHING else rates).append(wall if size == NOTHING else rate)
     print("\n| codec | encode, ns | decode, ns |\n|---| ---: | ---: |")
     for codec in ("fp32", "bf16", "fp16", "int8", "mxfp4", "topk:0.03"):
         encode, decode = coding_ns(codec)
         print(f"| {codec} | {encode:.2f} | {decode:.2f} |")
+    print(f'\nMEMBER_MBIT["mesh"] = {statistics.median(rates):.0f}\nOPERATION["mesh"] = {max(operations):.4f}')
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ class Cell:
             return Choice(strategy="allreduce", codec="fp32", engine="mesh", members=self.names)
         interval = INTERVAL if self.strategy == "diloco" else 1
         codec = CODECS[self.strategy]
-        return Choice(strategy=self.strategy, codec=codec, engine="mesh", hub=NAMES[0], members=self.names,
+        return Choice(strategy=self.strategy, codec=codec, engine="mesh", members=self.names,
                       interval=interval)  # fmt: skip
 
     def options(self, steps: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from distributed.machine.link import Link, Tell, address_towards
 from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.measure import Measured, MeasureOptions, measure_ready
 from distributed.planning import planner
+from distributed.planning.cluster import Cluster
 from distributed.planning.document import MemberSetting, Planning, Settings
 from distributed.planning.feedback import corrections, keep_planning
 from distributed.planning.fitting import fit
@@ -95,36 +96,51 @@ def propose(
 def choose(found: Measured, machines: Sequence[Ready], profile: Profile, options: PlanOptions) -> Planning:
     """Ask the planner, and add the best paths to what it has chosen.
 
-    The hub goes where a person wants it, else to this machine or to a member that can be dialled directly.
+    The coordinator goes where a person wants the hub, else to this machine or to a member that can be dialled directly.
     """
     figures = found.figures
     cluster = figures.cluster
     job = job_of(profile, figures.workload, options.preference, options.max_loss_increase)
     learnt = corrections(cluster, job)
-    links = {_machine_of(name, machines): name for name in (machine.name for machine in cluster.machines)}
-    wanted = [name for link, name in links.items() if link is not None and link.machine.carries_hub]
-    able = [name for link, name in links.items() if link is None or link.host]
-    planning = planner.plan(cluster, job, wanted or able, learnt)
+    planning = planner.plan(cluster, job, coordinators(cluster, machines), learnt)
     if (chosen := planning.settings) is not None:
         taking_part = [member.name for member in chosen.members]
         if chosen.hub not in ("", cluster.here, *taking_part):  # only who takes part is held on to
-            planning = planner.plan(cluster, job, wanted or [cluster.here], learnt)
+            planning = planner.plan(cluster, job, [cluster.here], learnt)
     planning = planner.signed(planning, cluster, profile)
     if planning.settings is None:
         return planning
     return planning.model_copy(update={"settings": on_best_paths(planning.settings, found, machines)})
 
 
+def coordinators(cluster: Cluster, machines: Sequence[Ready]) -> list[str]:
+    """Return the machines that may carry the coordinator: those that a person wants for it, else this one and those
+    that can be dialled directly."""
+    links = {_machine_of(name, machines): name for name in (machine.name for machine in cluster.machines)}
+    wanted = [name for link, name in links.items() if link is not None and link.machine.carries_hub]
+    return wanted or [name for link, name in links.items() if link is None or link.host]
+
+
 def on_best_paths(settings: Settings, found: Measured, machines: Sequence[Ready]) -> Settings:
-    """Return the settings with each member's interface and way to the hub, as measured."""
+    """Return the settings with each member's interface, its addresses, and its way to the coordinator, as measured."""
     hub = _machine_of(settings.hub, machines)
     hub = None if hub is None or hub.machine.here else hub
     members = []
     for member in settings.members:
         link = _machine_of(member.name, machines)
         interface, hub_at = best_paths(link, found.pairs, hub, found.here) if link is not None else ("", "")
-        members.append(member.model_copy(update={"interface": interface, "hub_at": hub_at}))
+        addresses = addresses_of(link.name, found.pairs) if link is not None else ()
+        ways = {"interface": interface, "hub_at": hub_at, "addresses": addresses}
+        members.append(member.model_copy(update=ways))
     return settings.model_copy(update={"members": tuple(members)})
+
+
+def addresses_of(name: str, pairs: Sequence[PairFigures]) -> tuple[str, ...]:
+    """Return where others reached a machine when links were measured, the fastest way first."""
+    figures = [pair.figures for pair in pairs if pair.target == name and pair.figures is not None]
+    ways = [(mbit, address) for one in figures for address, _, _, mbit in one.paths]
+    ways += [(one.mbit, one.address) for one in figures]
+    return tuple(dict.fromkeys(address for _, address in sorted(ways, reverse=True) if address))
 
 
 def _machine_of(seat: str, machines: Sequence[Ready]) -> Link | None:
@@ -180,8 +196,9 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
     hub = _machine_of(planning.settings.hub, machines)
     kept = _chosen_seats(machines, names, chosen, hub)
     plan = plan_run(overlaid, kept)
-    sizes = [chosen[name].batch_size for name in names if name in chosen]
-    members = tuple(m.model_copy(update={"batch_size": size}) for m, size in zip(plan.members, sizes, strict=True))
+    settings = [chosen[name] for name in names if name in chosen]
+    each = (one.model_dump(include={"batch_size", "share", "addresses"}) for one in settings)
+    members = tuple(m.model_copy(update=own) for m, own in zip(plan.members, each, strict=True))
     engine = planning.settings.engine if len(members) > 1 else plan.engine
     return Planned(plan.model_copy(update={"members": members, "engine": engine}), kept, planning)
 

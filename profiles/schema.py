@@ -259,7 +259,7 @@ class StrategySettings(Owning, Section):
         "how the planner treats the model: a trained one tolerates rarer exchanges; auto: a custom model is new",
         advanced=True,
     )
-    hub_port: int = option(0, "TCP port of the hub; 0: any free one", ge=0, le=65535, advanced=True)
+    hub_port: int = option(0, "TCP port of the coordinator; 0: any free one", ge=0, le=65535, advanced=True)
 
     @field_validator("codec")
     @classmethod

@@ -16,6 +16,7 @@ from app.plan_table import way_in_words
 from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
 from app.shell.text import literal
+from distributed.planning.reasons import OWNERSHIP, sentence
 from profiles.counts import counted
 from training.events import SyncEvent
 
@@ -104,6 +105,9 @@ def _sums(picture: Picture) -> Iterator[Content]:
     if waits:
         words.append(f"{statistics.fmean(waits):.0%} of the time is wait")
     yield literal("; ".join(words))
+    for reason in picture.planning.reasons if picture.planning is not None else ():
+        if reason.code in OWNERSHIP:
+            yield literal(sentence(reason), "$text-muted")
     if (planned := picture.planned) is not None and syncs:
         said = f"planned: {value_text(planned.exchange, 's')} an exchange, {value_text(planned.step, 's')} a step"
         paces = [m.seconds_per_step for m in members if m.active and m.seconds_per_step]

@@ -151,6 +151,9 @@ def _about(way: Way) -> list[Content]:
     who = ", ".join(choice.members)
     over = f"{choice.over} (not encrypted)" if choice.engine == "nccl" else choice.over
     lines = [literal(f"over {over}: {who}" if not choice.alone else who)]
+    if len({member.share for member in found.members}) > 1:
+        owned = ", ".join(f"{member.name} {member.share:.0%}" for member in found.members)
+        lines.append(muted(f"of every vector own: {owned}"))
     if found.step:
         faster = f"{found.speed_up:.2f}x the samples/s, {found.useful_speed_up:.2f}x the progress"
         lines.append(muted(f"{faster}: the same loss in {duration_text(way.same_loss_seconds)}"))

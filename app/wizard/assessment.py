@@ -93,7 +93,7 @@ def of_pair(pair: PairFigures) -> Assessment:
     figures = pair.figures
     if figures is None:
         cause = pair.problem or "no connection between the two"
-        fix = "check firewalls between them; runs over the hub only need a connection to this computer"
+        fix = "check firewalls between them; what they send each other goes through this computer until then"
         return Assessment(status=Status.FAILED, words="no connection", cause=cause, fix=fix)
     warnings = warnings_of(pair)
     fix = "a cable would help most" if figures.wireless or figures.wireless_back else ""

@@ -10,7 +10,15 @@ from app.wizard.machines import hosts_of, trust_in
 from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.records import FINE, Assessment, Status, Strategy, Tell, Way
 from app.wizard.state import Request
-from distributed.launcher import Planned, PlanOptions, apply_planning, choose, on_best_paths, plan_machines
+from distributed.launcher import (
+    Planned,
+    PlanOptions,
+    apply_planning,
+    choose,
+    coordinators,
+    on_best_paths,
+    plan_machines,
+)
 from distributed.measuring.measure import Measured, MeasureOptions
 from distributed.planning.document import Candidate, Choice, Planning
 from distributed.planning.feedback import corrections
@@ -51,9 +59,11 @@ class Forecast:
         candidate = planning.ranking[index]
         if steps == candidate.choice.interval:
             return candidate
+        return self._predictor(planning).predict(with_interval(candidate.choice, steps))
+
+    def _predictor(self, planning: Planning) -> Predictor:
         cluster, job = self.found.figures.cluster, planning.job
-        predictor = Predictor(cluster, job, corrections(cluster, job))
-        return predictor.predict(with_interval(candidate.choice, steps))
+        return Predictor(cluster, job, corrections(cluster, job), coordinators(cluster, self.machines))
 
     def planning_of(self, row: Way | None) -> Planning | None:
         """Return the plan document with a row's way as the chosen one."""
@@ -62,7 +72,7 @@ class Forecast:
             return planning
         candidate = self.at(row.index, row.interval)
         ranking = (*planning.ranking[: row.index], candidate, *planning.ranking[row.index + 1 :])
-        settings = settings_of(candidate, self.found.figures.cluster, planning.job)
+        settings = settings_of(candidate, self._predictor(planning))
         settings = on_best_paths(settings, self.found, self.machines)
         return planning.model_copy(update={"ranking": ranking, "chosen": row.index, "settings": settings})
 
@@ -114,7 +124,7 @@ def make_forecast(request: Request, profile: Profile, tell: Tell, outside: Outsi
 
 
 def strategy_of(found: Forecast) -> Strategy:
-    """Return what the screen shows: the best hub of every way, the best first; one machine alone is a way too."""
+    """Return what the screen shows: the best of every way, the best first; one machine alone is a way too."""
     if found.planning is not None:
         return ranked(found.planning, found)
     name = found.found.names[0]

@@ -269,7 +269,7 @@ def _changes(request: Request, kept: Saving, size: int) -> Iterator[Change]:
 
 
 def hub_place(request: Request, kept: Saving) -> str:
-    """Return the machine of the hub, as the plan names it; this computer where it names none of the others."""
+    """Return the coordinator's machine, as the plan names it; this computer where it names none of the others."""
     settings = kept.planning.settings if kept.planning is not None else None
     others = (machine.name for machine, row in zip(kept.hosts.machines, request.machines, strict=True) if not row.here)
     return settings.hub if settings is not None and settings.hub in others else "this computer"
@@ -279,6 +279,7 @@ def _ports(far: bool, profile: Profile, engine: str, hub: str) -> Iterator[str]:
     if far:
         yield "SSH from this computer to each machine"
     if engine == "mesh":
-        yield f"TCP {profile.strategy.hub_port or 'one free port'} on {hub}, from each machine (the hub)"
+        yield f"TCP {profile.strategy.hub_port or 'one free port'} on {hub}, from each machine (the coordinator)"
+        yield "one free TCP port on each machine, from the others (encrypted); where that is closed, they are dialled"
     elif engine:
         yield "free TCP ports between all machines (engine nccl)"

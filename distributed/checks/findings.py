@@ -202,7 +202,7 @@ def judge_ways(reasons: Mapping[str, str], needed: Sequence[str]) -> list[Findin
             found.append(Finding("ways", "ok", f"reaches {name}"))
         else:
             must = name in needed
-            why = "every run needs it" if must else "'engine = nccl' needs it, the mesh does not"
+            why = "every run needs it" if must else "'engine = nccl' needs it; the mesh goes through the coordinator"
             seen = f"cannot connect to {name}: {reason}"
             found.append(Finding("ways", "problem" if must else "warning", seen, why, _FIREWALL.format(name)))
     return found

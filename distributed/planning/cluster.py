@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
@@ -38,6 +38,14 @@ class Document(BaseModel):
     """Frozen, and no field may be unknown or not finite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    gone: ClassVar[tuple[str, ...]] = ()
+    """Fields of earlier versions, which are read past."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_gone(cls, values: Any) -> Any:
+        known = cls.gone and isinstance(values, dict)
+        return {name: values[name] for name in values if name not in cls.gone} if known else values
 
 
 class DocumentFile(Document):
@@ -94,13 +102,14 @@ class Measurement(Document):
 class Machine(Document):
     """One member to be: a machine, or one device of it. Entries with the same identity share a machine."""
 
+    gone = ("hub_mbit",)
     name: Name
     identity: Text = ""
     """SSH host key (fingerprint); empty: the name tells machines apart."""
     system: Literal["linux", "darwin", "windows"] = "linux"
     device: Literal["cpu", "cuda", "mps"] = "cpu"
     trains: bool = True
-    """``False``: may carry the hub, but is no member."""
+    """``False``: may carry the coordinator, but is no member."""
     measurements: Annotated[tuple[Measurement, ...], Field(max_length=64)] = ()
     """Of the job's task; none: it did not run there. Two batch sizes or more tell overhead from speed."""
     memory_total: Bytes = 0
@@ -110,9 +119,6 @@ class Machine(Document):
     """What its network interface carries in each direction, all peers together; 0: as its fastest link."""
     cores: Annotated[float, Field(ge=0, le=100_000)] = 0.0
     """Processor cores that are free for the run, a part of one too; 0: unknown."""
-    hub_mbit: Mbit = 0.0
-    """fp32 payload, in and out together, that a hub process there works through in a second of one core; 0: the cost
-    model's default."""
     wifi: bool = False
     on_mains: bool = True
 
@@ -223,7 +229,7 @@ class Cluster(Document):
     machines: Annotated[tuple[Machine, ...], Field(min_length=1, max_length=64)]
     links: Annotated[tuple[Link, ...], Field(max_length=2016)] = ()
     here: Text = ""
-    """Name of the machine that starts the run; between equals the hub goes there."""
+    """Name of the machine that starts the run; between equals the coordinator goes there."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Cluster:
@@ -290,6 +296,25 @@ class Cluster(Document):
     def on_one_machine(self, names: Iterable[str]) -> bool:
         """Whether all these entries are one machine."""
         return len({self.machine(name).host for name in names}) < 2
+
+    def reaches(self, one: str, other: str) -> bool:
+        """Whether something passes between two entries without help."""
+        return self.on_one_machine((one, other)) or self.link(one, other) is not None
+
+    def coordinator(self, able: Collection[str] | None = None) -> str:
+        """Return the machine for the coordinator: most others reach it, it is where the run is started, wired, and on
+        mains, in this order.
+
+        Args:
+            able: those that may carry it; ``None``: all.
+        """
+
+        def order(machine: Machine) -> tuple[object, ...]:
+            reached = sum(self.reaches(machine.name, other.name) for other in self.machines)
+            return -reached, machine.name != self.here, machine.wifi, not machine.on_mains, machine.name
+
+        chosen = [machine for machine in self.machines if able is None or machine.name in able]
+        return min(chosen, key=order).name if chosen else ""
 
     def interface(self, name: str) -> float:
         """Return what a machine's network interface carries in each direction, in Mbit/s; 0 without any link."""

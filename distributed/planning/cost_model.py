@@ -19,19 +19,11 @@ from training.exchange.codecs import codec_by_name
 
 LINE_SHARE = 0.952
 """Payload over line rate of wired TCP: 1448 of 1538 bytes of a frame and some acknowledgements; measured 0.94-0.952."""
-FRAME = 0.0007
-"""Seconds of a core for every frame of the hub engine that a process sends or takes; a chunk is one frame a member and
-direction. Three codecs of one size tell frames from bytes: 1.3 M parameters of four members took a hub 0.062 s as fp32
-and 0.050 s as bf16."""
-HUB_MBIT = 9200.0
-"""Payload, in and out together, that a hub process works through in a second of one core beside that, with TLS. With
-frames 5200 in fp32: 40 MB of two members in 0.234 s, of three in 0.372 s (benchmarks/exchange_work.py)."""
-MEMBER_MBIT = {"mesh": 7000.0, "nccl": 6800.0}
-"""The same for a member's own part, by engine; with frames 4400 in fp32: 80 MB in and out in 0.144 s, torch 0.094 s."""
-FP32_HUB_MBIT = 5200.0
-OPERATION = {"mesh": 0.003, "nccl": 0.0011}
-"""Seconds of an exchange of nothing, by engine, where every process has a core: 4 kB took 0.0019 to 0.0044 s on the hub
-and 0.0007 to 0.0045 s on torch (docs/performance.md)."""
+MEMBER_MBIT = {"mesh": 13000.0, "nccl": 17000.0}
+"""Payload, in and out together, that a member works through in a second of one core, sealing it where the engine does,
+beside the codec's work (benchmarks/exchange_work.py). NCCL was never measured: it has what gloo takes in clear."""
+OPERATION = {"mesh": 0.0012, "nccl": 0.0011}
+"""Seconds of an exchange of nothing, by engine, where every process has a core (benchmarks/exchange_work.py)."""
 
 
 # -------------------------------------------------------------------------------------------------------------- payload
@@ -55,22 +47,10 @@ def codec_seconds(parameters: int, codec: str, encoded: float, decoded: float) -
 # ----------------------------------------------------------------------------------------------- one rate for all links
 
 
-def all_to_all_factor(members: int) -> float:
-    """Return how much longer an exchange of the torch engine takes than its bytes need: 1 with two members, 1.4 with
-    four, measured on links of 50, 100 and 200 Mbit/s (docs/performance-lab.md); straight between, 1.4 beyond.
-
-    A collective ends with its slowest flow, and the links of the others stand still until then.
-    """
-    return 1.0 + 0.2 * min(2, members - 2)
-
-
-def behind_by_uneven_flows(flows: int) -> float:
-    """Return which share of the way down waits for the way up where flows share the hub's interface: 0 for one, 0.15
-    for three (fitted to lab runs with four hosts), straight between, 0.15 beyond.
-
-    They never get equal parts of it, and the hub averages a chunk when the last member has sent it.
-    """
-    return 0.075 * min(2, max(0, flows - 1))
+def turns_factor(members: int) -> float:
+    """Return how much longer an exchange takes than its bytes need, as flows never share a link evenly: 1 with two
+    members, 1.15 with four (benchmarks/exchange_links.py); straight between, 1.15 beyond."""
+    return 1.0 + 0.075 * min(2, max(0, members - 2))
 
 
 def transfer(size: float, rate: float) -> float:
@@ -84,27 +64,18 @@ Flows = Mapping[tuple[str, str], float]
 """Bytes from one machine to another in one exchange."""
 
 
-def star_flows(members: Sequence[str], hub: str, up: float, down: float) -> dict[tuple[str, str], float]:
-    """Every member sends ``up`` bytes to the hub and gets ``down`` bytes back.
+def star_flows(members: Sequence[str], owner: str, up: float, down: float) -> dict[tuple[str, str], float]:
+    """Every member sends ``up`` bytes to the one that owns everything, and gets ``down`` bytes back.
 
     Args:
         members: the machine of each member; a machine may appear several times.
+        owner: the owner's machine.
     """
     flows: dict[tuple[str, str], float] = {}
     for member in members:
-        if member != hub:
-            flows[member, hub] = flows.get((member, hub), 0.0) + up
-            flows[hub, member] = flows.get((hub, member), 0.0) + down
-    return flows
-
-
-def sharded_flows(members: Sequence[str], up: float, down: float) -> dict[tuple[str, str], float]:
-    """Every member sends each owner its slice, and its own averaged slice to each other member."""
-    flows: dict[tuple[str, str], float] = {}
-    for one, source in enumerate(members):
-        for other, target in enumerate(members):
-            if one != other and source != target:
-                flows[source, target] = flows.get((source, target), 0.0) + (up + down) / len(members)
+        if member != owner:
+            flows[member, owner] = flows.get((member, owner), 0.0) + up
+            flows[owner, member] = flows.get((owner, member), 0.0) + down
     return flows
 
 
@@ -113,7 +84,7 @@ class Bottleneck:
     """What takes longest in an exchange."""
 
     kind: str
-    """``link``, ``interface``, ``air``, ``hub`` or ``member``; ``none`` where nothing is exchanged."""
+    """``link``, ``interface``, ``air`` or ``member``; ``none`` where nothing is exchanged."""
     subject: str
     other: str
     mbit: float
@@ -123,8 +94,8 @@ class Bottleneck:
 NOTHING = Bottleneck("none", "", "", 0.0, 0.0)
 
 
-def slowest_part(cluster: Cluster, flows: Flows) -> Bottleneck:
-    """Return the part of the network that these flows keep busy longest; flows run side by side.
+def parts_of(cluster: Cluster, flows: Flows) -> dict[tuple[str, ...], Bottleneck]:
+    """Return how long every part of the network is busy with these flows, which run side by side.
 
     A link carries its two directions at once, so does a wired interface, which all flows of its machine share; a radio
     channel carries one byte at a time, and a byte between two of its stations twice.
@@ -132,25 +103,25 @@ def slowest_part(cluster: Cluster, flows: Flows) -> Bottleneck:
     Args:
         flows: by names of machines; every pair has a usable link.
     """
-    found = [NOTHING]
+    found: dict[tuple[str, ...], Bottleneck] = {}
     through: dict[tuple[str, str], float] = {}
     air: dict[str, float] = {}
-    for (source, target), size in sorted(flows.items()):
+    for (source, target), size in flows.items():
         link = cluster.link(source, target)
         if link is None:
             raise ValueError(f"no link from {source} to {target}")
-        found.append(Bottleneck("link", source, target, link.mbit, transfer(size, link.mbit)))
+        found["link", source, target] = Bottleneck("link", source, target, link.mbit, transfer(size, link.mbit))
         for key in (("out", source), ("in", target)):
             through[key] = through.get(key, 0.0) + size
         if link.air:
             air[link.air] = air.get(link.air, 0.0) + size * cluster.crossings(link)
-    for (_, name), size in through.items():
-        rate = cluster.interface(name)
-        found.append(Bottleneck("interface", name, "", rate, transfer(size, rate)))
+    for key, size in through.items():
+        rate = cluster.interface(key[1])
+        found[key] = Bottleneck("interface", key[1], "", rate, transfer(size, rate))
     for channel, size in air.items():
         rate = cluster.air_mbit(channel)
-        found.append(Bottleneck("air", channel, "", rate, transfer(size, rate)))
-    return max(found, key=lambda part: part.seconds)
+        found["air", channel] = Bottleneck("air", channel, "", rate, transfer(size, rate))
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------- steps

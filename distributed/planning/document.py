@@ -42,11 +42,10 @@ class Reason(Document):
 class Choice(Document):
     """One way to train: everything that a prediction needs beside the figures and the job."""
 
+    gone = ("hub",)
     strategy: Text
     codec: Text
     engine: Engine
-    hub: Text = ""
-    """Machine that carries the hub; empty with nccl and for one machine alone."""
     members: Annotated[tuple[Name, ...], Field(min_length=1)]
     interval: Annotated[int, Field(ge=1)] = 1
     """Steps between exchanges, H."""
@@ -64,14 +63,12 @@ class Choice(Document):
 
     @property
     def over(self) -> str:
-        """The machine that trains alone, ``hub NAME``, or ``nccl``."""
-        if self.alone:
-            return self.members[0]
-        return "nccl" if self.engine == "nccl" else f"hub {self.hub}"
+        """The machine that trains alone, ``the mesh``, or ``nccl``."""
+        return self.members[0] if self.alone else "nccl" if self.engine == "nccl" else "the mesh"
 
     @property
     def way(self) -> tuple[object, ...]:
-        """What two choices share that differ in the hub or in H only."""
+        """What two choices share that differ in H only."""
         return self.strategy, self.codec, self.engine, self.members
 
 
@@ -92,7 +89,9 @@ class MemberForecast(Document):
     memory_free: int
     """0: unknown."""
     bytes_per_hour: float
-    """Sent and received together; the hub's traffic is on the machine that carries it."""
+    """Sent and received together."""
+    share: float = 0.0
+    """Of every vector, that it owns; 0 where nothing was predicted."""
 
 
 class Outcome(Document):
@@ -123,6 +122,7 @@ class Outcome(Document):
 class Candidate(Outcome):
     """One choice and what it should cost."""
 
+    gone = ("hub_memory",)
     predicted: bool = True
     """``False``: what the strategy costs is not known, so that only shares, compute and memory are."""
     members: tuple[MemberForecast, ...] = ()
@@ -138,7 +138,6 @@ class Candidate(Outcome):
     """Factor of earlier runs; it is in ``exchange``."""
     exposed: float = 0.0
     """Seconds of a step that the slowest member spends on exchanges, on average: waiting, and work for them."""
-    hub_memory: int = 0
     reasons: tuple[Reason, ...] = ()
 
     @property
@@ -155,7 +154,11 @@ class MemberSetting(Document):
     interface: Text = ""
     """Network interface of its best paths; empty: the one that SSH uses."""
     hub_at: Text = ""
-    """Address of the hub on its best path; empty: the one on the route to it."""
+    """Address of the coordinator on its best path; empty: the one on the route to it."""
+    share: Annotated[float, Field(ge=0)] = 1.0
+    """How much of every vector it owns, relative to the others."""
+    addresses: tuple[Text, ...] = ()
+    """Where the others reached it when links were measured, the fastest way first."""
 
 
 class Settings(Document):
@@ -173,6 +176,7 @@ class Settings(Document):
     members: tuple[MemberSetting, ...]
     engine: Engine
     hub: Text = ""
+    """Machine of the coordinator; empty: this one."""
     left_out: tuple[Name, ...] = ()
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from distributed.planning import cost_model
@@ -11,29 +11,30 @@ from distributed.planning.cluster import Cluster
 from distributed.planning.corrections import NO_CORRECTIONS, Corrections
 from distributed.planning.cost_model import Bottleneck
 from distributed.planning.document import Choice
+from distributed.planning.ownership import best_shares
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name
 from training.strategies.registry import cost_model as strategy_costs
+
+_PIECES = 16
+"""That a share is cut into, where none gets larger than a chunk by it (:mod:`training.exchange.owners`)."""
 
 
 @dataclass(frozen=True)
 class Exchange:
     """One exchange of a group."""
 
-    each: tuple[float, ...]
-    """Seconds of each member's way: what it sends, until what it gets is there."""
+    seconds: float
+    """Until what every member gets is there; with what earlier runs corrected."""
     slowest: Bottleneck
+    shares: tuple[float, ...]
+    """Of the vector, that each member owns; their sum is 1."""
     moved: tuple[tuple[str, float], ...]
     """Bytes sent and received over the network, by machine."""
     work: tuple[float, ...]
     """Seconds that the exchange takes from each member's compute as far as both go on at the same time: where the
     processor trains, all its cores do."""
     correction: float = 1.0
-    """Factor of earlier runs, which ``each`` has in it."""
-
-    @property
-    def seconds(self) -> float:
-        """Of the longest way."""
-        return max(self.each)
+    """Factor of earlier runs, which ``seconds`` has in it."""
 
 
 class ExchangeCosts:
@@ -42,11 +43,15 @@ class ExchangeCosts:
     Args:
         cluster: what was measured.
         trainable: how many parameters are trained.
+        coordinator: machine that passes on what two members without a link send each other.
         corrections: how far off earlier predictions were.
     """
 
-    def __init__(self, cluster: Cluster, trainable: int, corrections: Corrections = NO_CORRECTIONS) -> None:
+    def __init__(
+        self, cluster: Cluster, trainable: int, coordinator: str = "", corrections: Corrections = NO_CORRECTIONS
+    ) -> None:
         self._corrections = corrections
+        self._coordinator = coordinator
         self._cluster = cluster
         self._trainable = trainable
         self._known: dict[tuple[object, ...], Exchange] = {}
@@ -55,139 +60,135 @@ class ExchangeCosts:
 
     def linked(self, choice: Choice) -> bool:
         """Whether everything that has to talk to each other can."""
-        return all(self._cluster.link(one, other) is not None for one, other in self._group(choice).flows)
+        flows = (flow for star in self._group(choice).stars for flow in star)
+        return all(self._cluster.link(one, other) is not None for one, other in flows)
 
     def of(self, choice: Choice) -> Exchange:
         """Return time and traffic of one exchange of a group whose members are linked."""
-        key = (choice.members, choice.strategy, choice.engine, choice.hub, choice.codec)
+        key = (choice.members, choice.strategy, choice.engine, choice.codec)
         if key not in self._known:
             found = self._group(choice).exchange()
             factor = self._corrections.exchange_of(choice.members, choice.strategy, choice.engine)
-            self._known[key] = replace(found, each=tuple(factor * one for one in found.each), correction=factor)
+            self._known[key] = replace(found, seconds=factor * found.seconds, correction=factor)
         return self._known[key]
 
     def _group(self, choice: Choice) -> _Group:
         costs = strategy_costs(choice.strategy)
         elements = max(1, costs.elements(self._trainable)) if costs is not None else self._trainable
-        return _Group(self._cluster, choice, elements, self.places)
+        return _Group(self._cluster, choice, elements, self.places, self._coordinator)
 
 
 class _Group:
-    """The members of a choice in an exchange of so many elements."""
+    """The members of a choice in an exchange of so many elements.
 
-    def __init__(self, cluster: Cluster, choice: Choice, elements: int, places: Mapping[str, str]) -> None:
+    Everything is linear in the members' shares: it is worked out for every member as the only owner (a star), and the
+    rest is the mean of these, weighted by the shares.
+    """
+
+    def __init__(
+        self, cluster: Cluster, choice: Choice, elements: int, places: Mapping[str, str], coordinator: str
+    ) -> None:
         self._cluster, self._choice, self._elements, self._places = cluster, choice, elements, places
-        self._share = min(1.0, CHUNK_ELEMENTS / elements)
-        """Of the first chunk in all of them."""
-        members = len(choice.members)
-        up = cost_model.payload_bytes(elements, choice.codec)
-        down = codec_by_name(choice.codec).expected_reply_bytes(elements, members)
-        self.flows = self._flows(up, down)
-        self._carried = up + down if choice.engine == "mesh" else 2 * (members - 1) / members * (up + down)
-        """Bytes that each member moves."""
+        self._up = cost_model.payload_bytes(elements, choice.codec)
+        self._down = codec_by_name(choice.codec).expected_reply_bytes(elements, len(choice.members))
+        hosts = [places[name] for name in choice.members]
+        relay = places.get(coordinator, "") if choice.engine == "mesh" else ""
+        stars = (cost_model.star_flows(hosts, owner, self._up, self._down) for owner in hosts)
+        self.stars = [self._led(star, relay) for star in stars] if not choice.alone else []
+        """Bytes from machine to machine, by owner."""
 
-    def _flows(self, up: float, down: float) -> dict[tuple[str, str], float]:
-        places = [self._places[name] for name in self._choice.members]
-        if self._choice.alone:
-            return {}
-        if self._choice.engine == "nccl":
-            return cost_model.sharded_flows(places, up, down)
-        return cost_model.star_flows(places, self._places[self._choice.hub], up, down)
+    def _led(self, flows: cost_model.Flows, relay: str) -> dict[tuple[str, str], float]:
+        """Return flows that go through the coordinator where two machines have no link."""
+        found: dict[tuple[str, str], float] = {}
+        for (source, target), size in flows.items():
+            direct = not relay or self._cluster.link(source, target) is not None or relay in (source, target)
+            for leg in ((source, target),) if direct else ((source, relay), (relay, target)):
+                found[leg] = found.get(leg, 0.0) + size
+        return found
 
     def exchange(self) -> Exchange:
         choice = self._choice
         if choice.alone:
-            return Exchange((0.0,), cost_model.NOTHING, (), (0.0,))
-        network = cost_model.slowest_part(self._cluster, self.flows)
-        if choice.engine == "nccl":
-            factor = cost_model.all_to_all_factor(len(choice.members))
-            network = replace(network, seconds=network.seconds * factor)
-        processes = self._processes()
-        slowest = max(network, *processes.values(), key=lambda part: part.seconds)
-        each = tuple(self._way(name, network, processes) for name in choice.members)
+            return Exchange(0.0, cost_model.NOTHING, (1.0,), (), (0.0,))
+        factor = cost_model.turns_factor(len(choice.members))
+        network = [cost_model.parts_of(self._cluster, star) for star in self.stars]
+        network = [{key: replace(one, seconds=factor * one.seconds) for key, one in star.items()} for star in network]
+        stars = [{**star, **self._processes(owner)} for star, owner in zip(network, choice.members, strict=True)]
+        parts = {key: one for star in stars for key, one in star.items()}
+        seconds = {key: [star[key].seconds if key in star else 0.0 for star in stars] for key in parts}
+        shares = (1 / len(stars),) * len(stars)
+        if choice.engine == "mesh":
+            shares = best_shares(list(seconds.values()))
+        parts = {key: replace(one, seconds=_mean(seconds[key], shares)) for key, one in parts.items()}
+        longest = [
+            _longest(one for one in parts.values() if (one.kind == "member") is member) for member in (True, False)
+        ]
+        slowest, other = sorted(longest, key=lambda part: -part.seconds)
+        if slowest.kind == "member":
+            carried = _mean([self._carried(slowest.subject == owner) for owner in choice.members], shares)
+            slowest = replace(slowest, mbit=8e-6 * carried / slowest.seconds)
+        total = slowest.seconds + self._first(shares) * other.seconds + self._fixed()
         moved: dict[str, float] = {}
-        for ends, size in self.flows.items():
-            for end in ends:
-                moved[end] = moved.get(end, 0.0) + size
-        work = tuple(self._taken(name) for name in choice.members)
-        return Exchange(each, slowest, tuple(sorted(moved.items())), work)
+        for star, share in zip(self.stars, shares, strict=True):
+            for ends, size in star.items():
+                for end in ends:
+                    moved[end] = moved.get(end, 0.0) + share * size
+        work = tuple(self._taken(name, shares) for name in choice.members)
+        return Exchange(total, slowest, shares, tuple(sorted(moved.items())), work)
 
-    def _processes(self) -> dict[str, Bottleneck]:
-        """Return how long the processes of each machine work: by member, those at the hub left out, and "" for the hub
-        with them.
+    def _first(self, shares: tuple[float, ...]) -> float:
+        """Return the first piece of the largest share, as a part of it: nothing else can begin before it is there."""
+        widest = max(shares) * self._elements
+        return min(1.0, max(CHUNK_ELEMENTS / 16, min(CHUNK_ELEMENTS, widest / _PIECES)) / widest)
 
-        A process has at most one core, and all of a machine have its cores between them.
-        """
-        choice, own = self._choice, self._own_work()
-        crowd = Counter(self._places[name] for name in choice.members)
-        found = {}
-        for name in choice.members:
-            if not self._at_hub(name):
-                seconds = self._seconds(name, own, crowd[self._places[name]] * own)
-                found[name] = Bottleneck("member", name, "", 8e-6 * self._carried / seconds, seconds)
-        if choice.hub:
-            hub = self._hub_work()
-            seconds = self._seconds(choice.hub, hub, hub + crowd[self._places[choice.hub]] * own)
-            rate = 8e-6 * len(choice.members) * self._carried / seconds
-            found[""] = Bottleneck("hub", choice.hub, "", rate, seconds)
+    def _fixed(self) -> float:
+        """Return the seconds of an exchange of nothing."""
+        links = (self._cluster.link(source, target) for star in self.stars for source, target in star)
+        round_trip = max((link.rtt_ms / 1000 for link in links if link is not None), default=0.0)
+        return cost_model.OPERATION[self._choice.engine] / min(map(self._core, self._choice.members)) + round_trip
+
+    def _processes(self, owner: str) -> dict[tuple[str, ...], Bottleneck]:
+        """Return how long the processes of the members work, and those of each machine together, where one member owns
+        everything. A process has at most one core, and all of a machine have its cores between them."""
+        found: dict[tuple[str, ...], Bottleneck] = {}
+        together: defaultdict[str, float] = defaultdict(float)
+        for name in self._choice.members:
+            seconds = self._work(name == owner)
+            together[self._places[name]] += seconds
+            found["member", name] = Bottleneck("member", name, "", 0.0, seconds / self._core(name))
+            if cores := self._cluster.machine(name).cores:
+                done = together[self._places[name]] / cores
+                found["members", self._places[name]] = Bottleneck("member", name, "", 0.0, done)
         return found
 
-    def _at_hub(self, name: str) -> bool:
-        return bool(self._choice.hub) and self._places[name] == self._places[self._choice.hub]
+    def _carried(self, owner: bool) -> float:
+        """Return the bytes that a member moves, as the only owner or as another."""
+        return (self._up + self._down) * (len(self._choice.members) - 1 if owner else 1)
 
-    def _seconds(self, name: str, one: float, together: float) -> float:
-        """Return how long a machine needs for core seconds of its busiest process and of all of them."""
-        cores = self._cluster.machine(name).cores
-        return max(one / self._core(name), together / cores if cores else 0.0)
-
-    def _way(self, name: str, network: Bottleneck, processes: Mapping[str, Bottleneck]) -> float:
-        """Return how long a member's exchange takes: its slowest part, and what that part has nothing to do while the
-        first chunk comes to it and the last one goes on through the others. The network of a hub is two parts, up and
-        down, and none for who is on the hub's machine."""
+    def _work(self, owner: bool) -> float:
+        """Return the core seconds of a member: it encodes its contribution and decodes what comes back; an owner
+        decodes everybody's, and encodes the mean."""
         choice = self._choice
-        parts = [processes[key].seconds for key in (name, "") if key in processes]
-        core = min(self._core(name), self._core(choice.hub) if choice.hub else 1.0)
-        fixed = cost_model.OPERATION[choice.engine] / core
-        if not self._at_hub(name):
-            links = (self._cluster.link(source, target) for source, target in self.flows)
-            round_trip = max((link.rtt_ms / 1000 for link in links if link is not None), default=0.0)
-            parts.append(network.seconds)
-            fixed += round_trip + self._behind(network) * network.seconds
-        return max(parts) + self._share * (sum(parts) - max(parts)) + fixed
-
-    def _behind(self, network: Bottleneck) -> float:
-        """Return how far, as a share, the way down from a hub is behind the way up."""
-        if not self._choice.hub:
-            return 0.0
-        flows = sum(not self._at_hub(name) for name in self._choice.members)
-        shared = network.kind in ("interface", "air")
-        return self._share + (1.0 - self._share) * (cost_model.behind_by_uneven_flows(flows) if shared else 0.0)
-
-    def _own_work(self) -> float:
-        """Return the core seconds of a member; as an owner it decodes what the others send of its slice as well."""
-        choice, decoded = self._choice, 1.0 if self._choice.engine == "mesh" else 2.0
-        moving = cost_model.transfer(self._carried, cost_model.MEMBER_MBIT[choice.engine]) + self._frames(1)
-        return moving + cost_model.codec_seconds(self._elements, choice.codec, 1.0, decoded)
-
-    def _hub_work(self) -> float:
-        """Return the core seconds of the hub, which decodes every member's vector and encodes the mean."""
-        choice, members = self._choice, len(self._choice.members)
-        slower = cost_model.FP32_HUB_MBIT / (self._cluster.machine(choice.hub).hub_mbit or cost_model.FP32_HUB_MBIT)
-        moving = cost_model.transfer(members * self._carried, cost_model.HUB_MBIT) + self._frames(members)
-        return slower * moving + cost_model.codec_seconds(self._elements, choice.codec, 1.0, members)
-
-    def _frames(self, members: int) -> float:
-        """Return the core seconds for the frames of so many members, up and down."""
-        chunks = max(1.0, self._elements / CHUNK_ELEMENTS)
-        return 2 * members * chunks * cost_model.FRAME if self._choice.engine == "mesh" else 0.0
+        encoded, decoded = (2.0, 1.0 + len(choice.members)) if owner else (1.0, 1.0)
+        moving = cost_model.transfer(self._carried(owner), cost_model.MEMBER_MBIT[choice.engine])
+        return moving + cost_model.codec_seconds(self._elements, choice.codec, encoded, decoded)
 
     def _core(self, name: str) -> float:
         """Return how much of one core a process there has; one where it is unknown."""
         return min(1.0, self._cluster.machine(name).cores or 1.0)
 
-    def _taken(self, name: str) -> float:
+    def _taken(self, name: str, shares: tuple[float, ...]) -> float:
         """Return the compute that an exchange takes from a member, in seconds of all its cores."""
         machine = self._cluster.machine(name)
         if machine.device != "cpu" or not machine.cores:
             return 0.0
-        return (self._own_work() + (self._hub_work() if self._at_hub(name) else 0.0)) / machine.cores
+        own = [self._work(name == owner) for owner in self._choice.members]
+        return _mean(own, shares) / machine.cores
+
+
+def _mean(values: Sequence[float], shares: Sequence[float]) -> float:
+    return sum(value * share for value, share in zip(values, shares, strict=True))
+
+
+def _longest(parts: Iterable[Bottleneck]) -> Bottleneck:
+    return max(parts, key=lambda part: part.seconds, default=cost_model.NOTHING)

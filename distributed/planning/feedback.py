@@ -199,7 +199,7 @@ def _window(of: Mapping[int, Mapping[int, StepEvent]], interval: int) -> _Window
 
 
 def _bytes_per_hour(choice: Choice, window: _Window, ranks: Sequence[int]) -> float:
-    """Return what the busiest machine moves, all its members' exchanges together; the hub's carries the others'."""
+    """Return what the busiest machine moves, all its members' exchanges together."""
     if choice.alone:
         return 0.0
     seconds = max(statistics.fmean(window.values(rank, lambda e: e.seconds)) for rank in ranks)
@@ -207,8 +207,6 @@ def _bytes_per_hour(choice: Choice, window: _Window, ranks: Sequence[int]) -> fl
         name: statistics.fmean(window.values(rank, lambda e: float(e.bytes_sent + e.bytes_received)))
         for name, rank in zip(choice.members, ranks, strict=True)
     }
-    if choice.hub:
-        moved[choice.hub] = sum(size for name, size in moved.items() if name != choice.hub)
     return max(moved.values()) * 3600 / seconds
 
 

@@ -1,4 +1,4 @@
-"""Memory of a member and of the hub, in bytes."""
+"""Memory of a member, in bytes."""
 
 from __future__ import annotations
 
@@ -143,10 +143,10 @@ def _costs(strategy: str) -> CostModel:
     return found or CostModel()
 
 
-def hub_bytes(trainable: int, payload: float, members: int, error_feedback: bool = False) -> int:
-    """An upper bound for the hub: the mean in fp32, every member's payload if one of them is late, and what encoding
-    the means has lost."""
-    return int((1 + error_feedback) * _FP32 * trainable + members * payload)
+def owner_bytes(trainable: int) -> int:
+    """What an owner keeps of the others' contributions until all are there, with equal shares at most: ``(n - 1) / n``
+    of a vector in fp32."""
+    return _FP32 * trainable
 
 
 def checkpointed(per_sample: float, layers: int) -> float:
@@ -175,7 +175,7 @@ def largest_batch(job: Job, machine: Machine, strategy: str, reserved: int = 0) 
     """Return the largest micro-batch that fits, 0 where none does; a million where nothing is known.
 
     Args:
-        reserved: bytes that something else needs there (the hub).
+        reserved: bytes that something else needs there (the exchange).
     """
     most = 1_000_000
     if not machine.memory_free:

@@ -1,8 +1,8 @@
 """Which way of training is best for these machines, links and this job. Pure: figures in, a plan out.
 
-Candidates are all strategies of the registry whose cost is known, with their codecs, both engines, every machine as
-the hub, and two groups of machines each: all that can take part, and what is left when machines that cost more than
-they add are dropped one by one (greedy, so not every subset is looked at). Each machine alone is always a candidate.
+Candidates are all strategies of the registry whose cost is known, with their codecs, both engines, and two groups of
+machines each: all that can take part, and what is left when machines that cost more than they add are dropped one by
+one (greedy, so not every subset is looked at). Each machine alone is always a candidate.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ from profiles.schema import Profile
 from training.strategies.registry import check_strategy, cost_model, strategies, usual_strategy
 
 MOST_SUSPECTS = 8
-MOST_HUBS = 8
-"""Machines that are tried as the hub: those with the fastest interfaces."""
 
 
 def plan(
@@ -42,7 +40,7 @@ def plan(
     """Rank all candidates and choose one.
 
     Args:
-        hubs: names of the machines that may carry the hub; ``None``: all.
+        hubs: names of the machines that may carry the coordinator; ``None``: all.
         corrections: how far off earlier predictions were (:func:`distributed.planning.feedback.corrections`).
 
     Raises:
@@ -53,8 +51,8 @@ def plan(
 
 def simplicity(candidate: Candidate) -> tuple[object, ...]:
     """Return a key that orders ways which are about equally fast, the surest first: one machine before a group; exact
-    gradients before merged weights, whose loss is known from small models only; the hub before engine nccl, which
-    is not encrypted and ends with its first lost member; fp32 before 16 bit; fewer machines before more."""
+    gradients before merged weights, whose loss is known from small models only; the mesh before nccl, which is not
+    encrypted and ends with its first lost member; fp32 before 16 bit; fewer machines before more."""
     choice = candidate.choice
     merged = not choice.alone and not known_costs(choice).exact
     return (not choice.alone, merged, choice.engine == "nccl", choice.codec != "fp32", len(choice.members))
@@ -78,16 +76,13 @@ class _Way:
     strategy: str
     codec: str
     engine: Engine
-    hub: str
 
 
 class _Planner:
     def __init__(self, cluster: Cluster, job: Job, hubs: Collection[str] | None, corrections: Corrections) -> None:
         self._cluster = cluster
         self._job = job
-        self._predictor = Predictor(cluster, job, corrections)
-        able = sorted(machine.name for machine in cluster.machines if hubs is None or machine.name in hubs)
-        self._hubs = sorted(able, key=lambda name: -cluster.interface(name))[:MOST_HUBS]
+        self._predictor = Predictor(cluster, job, corrections, hubs)
         self._noted: dict[tuple[str, str, str], Reason] = {}
 
     def plan(self) -> Planning:
@@ -110,27 +105,24 @@ class _Planner:
             reasons = (
                 *why(best, [candidate for candidate in ranking if not self._unasked(candidate)], self._predictor),
                 *self._faster_in_clear(best, ranking),
-                *self._machine_reasons(best.choice.members, best.choice.hub),
+                *self._machine_reasons(best.choice.members),
             )
         return Planning(
             job=job,
             preference=job.preference,
             ranking=tuple(ranking),
             chosen=None if best is None else 0,
-            settings=None if best is None else settings_of(best, self._cluster, job),
+            settings=None if best is None else settings_of(best, self._predictor),
             reasons=reasons,
         )
 
     def _unpredicted(self, alone: list[Candidate]) -> Planning:
         """Return a plan that carries out what the profile says with all machines, where its cost is not known."""
         job = self._job
-        ways = [_Way(job.strategy, job.codec, "nccl", "")]
-        if job.engine != "nccl":
-            ways = [_Way(job.strategy, job.codec, "mesh", hub) for hub in sorted(self._hubs, key=self._hub_order)]
-        able = ((way, self._able(way)) for way in ways)
-        way, members = max(able, key=lambda found: len(found[1]), default=(None, ()))
-        split = self._predictor.split(members, way.strategy, way.hub) if way is not None and len(members) > 1 else None
-        if way is None or split is None:
+        way = _Way(job.strategy, job.codec, "nccl" if job.engine == "nccl" else "mesh")
+        members = self._able(way)
+        split = self._predictor.split(members, way.strategy) if len(members) > 1 else None
+        if split is None:
             return self._planned(sorted(alone, key=self._order))
         choice = Choice(**vars(way), members=tuple(sorted(members)))
         best = self._predictor.unpredicted(choice, split)
@@ -148,9 +140,9 @@ class _Planner:
                 continue
             for codec in costs.codecs if job.codec == "auto" else (job.codec,):
                 if job.engine != "nccl":
-                    yield from (_Way(strategy, codec, "mesh", hub) for hub in self._hubs)
+                    yield _Way(strategy, codec, "mesh")
                 if job.engine != "mesh":
-                    yield _Way(strategy, codec, "nccl", "")
+                    yield _Way(strategy, codec, "nccl")
 
     def _groups(self, way: _Way) -> Iterator[Candidate]:
         members = self._able(way)
@@ -165,35 +157,30 @@ class _Planner:
 
     def _able(self, way: _Way) -> tuple[str, ...]:
         """Return the machines that can take part this way."""
-        found = []
+        coordinator, found = self._predictor.coordinator, []
         for name in self._predictor.workable:
             machine = self._cluster.machine(name)
             if not memory_model.largest_batch(self._job, machine, way.strategy):
                 if memory_model.largest_batch(self._job, machine, ""):  # else it has a reason of its own
                     needed = memory_model.member_bytes(self._job, machine, way.strategy, 1)
                     self._note("strategy-does-not-fit", name, way.strategy, needed=needed, free=machine.memory_free)
-            elif way.engine == "mesh" and not self._reaches(name, way.hub):
-                self._note("no-link", name, way.hub)
+            elif way.engine == "mesh" and not (coordinator and self._cluster.reaches(name, coordinator)):
+                self._note("no-link", name, coordinator)
+            elif way.engine == "nccl" and machine.device != "cuda":
+                if self._job.engine == "nccl":
+                    self._note("no-cuda", name)
             else:
                 found.append(name)
         return tuple(found) if way.engine == "mesh" else self._connected(found)
 
-    def _reaches(self, name: str, hub: str) -> bool:
-        return self._cluster.on_one_machine((name, hub)) or self._cluster.link(name, hub) is not None
-
     def _connected(self, names: list[str]) -> tuple[str, ...]:
-        """Return the machines of the system most of them have, less those that miss links to the others."""
-        systems = [self._cluster.machine(name).system for name in names]
-        if len(set(systems)) > 1:
-            self._note("mixed-systems")
-            system = max(sorted(set(systems)), key=systems.count)
-            names = [name for name in names if self._cluster.machine(name).system == system]
+        """Return the machines less those that miss links to the others."""
         while True:
-            missing = {name: sum(not self._reaches(name, other) for other in names) for name in names}
+            missing = {name: sum(not self._cluster.reaches(name, other) for other in names) for name in names}
             worst = max(sorted(names), key=lambda name: missing[name], default="")
             if not worst or not missing[worst]:
                 return tuple(names)
-            self._note("no-link-torch", worst)
+            self._note("no-link-nccl", worst)
             names = [name for name in names if name != worst]
 
     def _without_brakes(self, way: _Way, whole: Outcome) -> Outcome:
@@ -224,7 +211,7 @@ class _Planner:
     def _best_interval(self, way: _Way, members: tuple[str, ...]) -> Outcome | None:
         """Return the choice with the interval that the preference likes best."""
         base = Choice(**vars(way), members=members)
-        split = self._predictor.split(members, way.strategy, way.hub)
+        split = self._predictor.split(members, way.strategy)
         if split is None:
             self._note("batch-too-small")
             return None
@@ -262,8 +249,7 @@ class _Planner:
         worth = not choice.alone and candidate.useful_speed_up >= WORTH
         tier = (not candidate.fits, 0 if worth else 1 if choice.alone else 2)
         exactness = (candidate.loss_increase, lossy)
-        rest = (*exactness, candidate.bytes_per_hour, *self._hub_order(choice.hub), choice.members, choice.engine,
-                choice.strategy, choice.codec)  # fmt: skip
+        rest = (*exactness, candidate.bytes_per_hour, choice.members, choice.engine, choice.strategy, choice.codec)
         if self._job.preference == "closest-to-exact":
             return (unasked, *tier, *exactness, behind, *rest)
         if self._job.preference == "least-traffic":
@@ -275,13 +261,6 @@ class _Planner:
         choice = candidate.choice
         in_clear = choice.engine == "nccl" and not self._cluster.on_one_machine(choice.members)
         return in_clear and self._job.engine == "auto"
-
-    def _hub_order(self, hub: str) -> tuple[object, ...]:
-        """Between equals the hub is wired, on mains, where the run is started, and has much memory."""
-        if not hub:
-            return (0, 0, 0, 0, "")
-        machine = self._cluster.machine(hub)
-        return (machine.wifi, not machine.on_mains, hub != self._cluster.here, -machine.memory_free, hub)
 
     # ---------------------------------------------------------------------------------------------------------- reasons
 
@@ -295,7 +274,7 @@ class _Planner:
             way = rival.choice.strategy
             yield Reason.of("faster-in-clear", way, open=rival.useful_speed_up, useful=best.useful_speed_up)
 
-    def _machine_reasons(self, members: tuple[str, ...], hub: str = "") -> Iterator[Reason]:
+    def _machine_reasons(self, members: tuple[str, ...]) -> Iterator[Reason]:
         """Yield why machines can take no part, or only in some ways, and what was left aside altogether."""
         for option in ("strategy", "engine", "codec"):
             value: str = getattr(self._job, option)
@@ -306,7 +285,4 @@ class _Planner:
                 yield Reason.of("no-speed", machine.name)
             elif machine.trains:
                 yield from memory_reasons(self._job, machine)
-        for reason in self._noted.values():
-            elsewhere = bool(hub) and reason.code == "no-link" and reason.other != hub
-            if reason.subject not in members and not elsewhere:
-                yield reason
+        yield from (reason for reason in self._noted.values() if reason.subject not in members)

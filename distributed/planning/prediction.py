@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,7 +15,6 @@ from distributed.planning.document import Candidate, Choice, MemberForecast, Out
 from distributed.planning.exchange_cost import Exchange, ExchangeCosts
 from distributed.planning.job import Job
 from profiles.errors import BadInput
-from training.exchange.codecs import codec_by_name
 from training.strategies.costs import Compute, CostModel, Course, Rhythm, batch_efficiency
 from training.strategies.registry import cost_model as costs_of
 from training.strategies.registry import strategies, usual_strategy
@@ -44,16 +43,24 @@ class Predictor:
         cluster: what was measured.
         job: what is to be trained.
         corrections: how far off earlier predictions were.
+        able: names of the machines that may carry the coordinator; ``None``: all.
     """
 
-    def __init__(self, cluster: Cluster, job: Job, corrections: Corrections = NO_CORRECTIONS) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        job: Job,
+        corrections: Corrections = NO_CORRECTIONS,
+        able: Collection[str] | None = None,
+    ) -> None:
         self.cluster = corrections.applied(evened(cluster))
+        self.coordinator = cluster.coordinator(able)
         self.job = job
         self._corrections = corrections
         self._splits: dict[tuple[object, ...], Split | None] = {}
-        self._exchanges = ExchangeCosts(self.cluster, job.trainable, corrections)
+        self._exchanges = ExchangeCosts(self.cluster, job.trainable, self.coordinator, corrections)
         self.workable = tuple(sorted(m.name for m in cluster.machines if m.trains and m.speed > 0))
-        splits = [split for name in self.workable if (split := self.split((name,), "", "")) is not None]
+        splits = [split for name in self.workable if (split := self.split((name,), "")) is not None]
         fitting = [split for split in splits if split.fits] or splits
         self.alone_rate = max((job.global_batch_of(1) / split.compute for split in fitting), default=0.0)
         """Samples/s of the best machine alone; of one that has the memory, where there is one."""
@@ -68,37 +75,34 @@ class Predictor:
         if costs_of(choice.strategy) is None:
             known = ", ".join(name for name in strategies() if costs_of(name))
             raise BadInput(f"the cost of strategy '{choice.strategy}' is not known", f"known: {known}")
-        if not choice.alone and choice.engine == "mesh":
-            self.cluster.machine(choice.hub)  # or it is refused
         unknown = [name for name in choice.members if name not in self.workable]
         if unknown:
             raise BadInput(f"{unknown[0]} has no measured speed", "measure it, or leave it out")
         if not choice.alone and not self._exchanges.linked(choice):
             raise BadInput(f"some of {', '.join(choice.members)} have no link to each other", "measure the links")
         members = tuple(sorted(choice.members))
-        split = self.split(members, "" if choice.alone else choice.strategy, choice.hub)
+        split = self.split(members, "" if choice.alone else choice.strategy)
         if split is None:
             raise BadInput(f"a step has fewer samples than there are members ({len(members)})", "raise the batch size")
         return self._candidate(choice.model_copy(update={"members": members}), split)
 
     # ----------------------------------------------------------------------------------------------------------- parts
 
-    def caps(self, members: Sequence[str], strategy: str, hub: str) -> list[int]:
-        """Return the largest micro-batch of each member, beside the hub where that is in the same memory."""
-        at_hub = memory_model.hub_bytes(self.job.trainable, 4.0 * self.job.trainable, len(members))
+    def caps(self, members: Sequence[str], strategy: str) -> list[int]:
+        """Return the largest micro-batch of each member, beside what it owns of the group's exchange."""
+        owned = memory_model.owner_bytes(self.job.trainable) if len(members) > 1 else 0
 
         def cap(machine: Machine) -> int:
-            carries = bool(hub) and self.cluster.on_one_machine((machine.name, hub)) and machine.device != "cuda"
-            return memory_model.largest_batch(self.job, machine, strategy, at_hub if carries else 0)
+            return memory_model.largest_batch(self.job, machine, strategy, 0 if machine.device == "cuda" else owned)
 
         return [cap(self.cluster.machine(name)) for name in members]
 
-    def split(self, members: tuple[str, ...], strategy: str, hub: str) -> Split | None:
+    def split(self, members: tuple[str, ...], strategy: str) -> Split | None:
         """Return the micro-batches of a group with the least gradient accumulation that fits; ``None`` where there are
         fewer samples than members."""
-        key = (members, strategy, hub)
+        key = (members, strategy)
         if key not in self._splits:
-            caps = self.caps(members, strategy, hub)
+            caps = self.caps(members, strategy)
             found = self._fitting(members, caps, fits=True)
             self._splits[key] = found or self._fitting(members, [10**9] * len(members), fits=False)
         return self._splits[key]
@@ -148,7 +152,8 @@ class Predictor:
             return [(seconds, 0.0) for seconds in split.seconds]
         costs, rhythm, size = known_costs(choice), rhythm_of(choice), self.job.trainable
         found = []
-        for name, compute, work, taken in zip(choice.members, split.seconds, exchange.work, exchange.each, strict=True):
+        taken = exchange.seconds
+        for name, compute, work in zip(choice.members, split.seconds, exchange.work, strict=True):
             hidden = costs.hidden(taken, Compute(compute, split.accumulation, size), rhythm, self.job)
             share = hidden / taken if taken else 0.0
             merge = costs.merge_ns * 1e-9 * size / min(1.0, self.cluster.machine(name).cores or 1.0)
@@ -193,19 +198,17 @@ class Predictor:
         exchange = self._exchanges.of(choice)
         outcome = self.outcome(choice, split)
         steps = job.steps_of(members)
-        payload = cost_model.payload_bytes(job.trainable, choice.codec) if choice.hub else 0.0
-        feedback = codec_by_name(choice.codec).wants_feedback
-        hub_memory = memory_model.hub_bytes(job.trainable, payload, members, feedback)
         part = exchange.slowest
         slowest = Reason.of(f"slowest-{part.kind}", part.subject, part.other, mbit=part.mbit, seconds=part.seconds)
         moved = defaultdict(float, exchange.moved)
         hourly = _hourly(choice, outcome.step)
-        each = zip(choice.members, split.batches, split.seconds, self._each(choice, split, exchange), strict=True)
+        busy = (seconds for seconds, _ in self._each(choice, split, exchange))
+        each = zip(choice.members, split.batches, split.seconds, busy, exchange.shares, strict=True)
         return Candidate(
             **vars(outcome),
             members=tuple(
-                self._forecast(choice, name, batch, seconds, busy, moved[self._exchanges.places[name]] * hourly)
-                for name, batch, seconds, (busy, _) in each
+                self._forecast(choice, name, batch, seconds, busy, moved[self._exchanges.places[name]] * hourly, share)
+                for name, batch, seconds, busy, share in each
             ),
             accumulation=split.accumulation,
             global_batch=job.global_batch_of(members),
@@ -215,7 +218,6 @@ class Predictor:
             exchange=exchange.seconds,
             exchange_correction=exchange.correction,
             exposed=outcome.step - split.compute,
-            hub_memory=hub_memory if choice.hub else 0,
             reasons=() if choice.alone else (slowest,),
         )
 
@@ -237,9 +239,16 @@ class Predictor:
         )
 
     def _forecast(
-        self, choice: Choice, name: str, batch: int, seconds: float, busy: float = 0.0, hourly: float = 0.0
+        self,
+        choice: Choice,
+        name: str,
+        batch: int,
+        seconds: float,
+        busy: float = 0.0,
+        hourly: float = 0.0,
+        share: float = 0.0,
     ) -> MemberForecast:
-        """Return what a member does; without the last two, as far as no exchange has a part in it."""
+        """Return what a member does; without the last three, as far as no exchange has a part in it."""
         machine = self.cluster.machine(name)
         return MemberForecast(
             name=name,
@@ -250,6 +259,7 @@ class Predictor:
             memory=memory_model.member_bytes(self.job, machine, "" if choice.alone else choice.strategy, batch),
             memory_free=machine.memory_free,
             bytes_per_hour=hourly,
+            share=share,
         )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from distributed.planning import memory_model
 from distributed.planning.cluster import Cluster, Machine
-from distributed.planning.document import Candidate, MemberSetting, Planning, Reason, Settings
+from distributed.planning.document import Candidate, MemberForecast, MemberSetting, Planning, Reason, Settings
 from distributed.planning.job import Job
 from distributed.planning.prediction import Predictor, known_costs, rhythm_of, significant
 from profiles.errors import BadInput
@@ -20,6 +21,8 @@ exact. So a group has to be so much better than the best machine alone."""
 _MUCH_WAITING = 0.2
 """Share of a step from which waiting is worth a word."""
 _MORE = 4
+OWNERSHIP = ("owns-less", "owns-more", "relayed")
+"""Codes that tell who owns what, and which way it goes."""
 
 
 def why(best: Candidate, ranking: Sequence[Candidate], predictor: Predictor) -> Iterator[Reason]:
@@ -55,13 +58,13 @@ def about_equal(one: Candidate, other: Candidate) -> bool:
 
 
 def _near_tie(best: Candidate, ranking: Sequence[Candidate]) -> Iterator[Reason]:
-    """Name the fastest other way that is about as fast as the chosen one; another hub is no other way."""
+    """Name the fastest other way that is about as fast as the chosen one."""
     others = [one for one in ranking if one.fits and one.choice.way != best.choice.way and about_equal(one, best)]
     rival = max(others, key=lambda one: one.useful_speed_up, default=None)
     if rival is None:
         return
     choice = rival.choice
-    code, what, over = "about-equal", f"{choice.strategy} {choice.codec}", str(choice.engine)
+    code, what, over = "about-equal", f"{choice.strategy} {choice.codec}", choice.over
     if choice.alone:
         code, what, over = "about-equal-alone", choice.members[0], ""
     yield Reason.of(code, what, over, useful=best.useful_speed_up, rival=rival.useful_speed_up,
@@ -108,11 +111,27 @@ def _about_members(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
         yield Reason.of("unequal-shares", first, last, least=least, most=most)
     if choice.engine == "nccl":
         yield Reason.of("on-one-machine" if cluster.on_one_machine(choice.members) else "in-clear")
-    elif cluster.machine(choice.hub).wifi:
-        yield Reason.of("hub-on-wifi", choice.hub)
-    elif not cluster.machine(choice.hub).on_mains:
-        yield Reason.of("hub-on-battery", choice.hub)
+    elif not cluster.machine(predictor.coordinator).on_mains:
+        yield Reason.of("coordinator-on-battery", predictor.coordinator)
+    if best.predicted:
+        yield from _about_shares(best, predictor)
     yield from _left_out(best, predictor)
+
+
+def _about_shares(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
+    """Yield who owns much less of every vector than the others, or much more: the fewer of the two; and which pairs
+    need the coordinator's help."""
+    cluster, names, even = predictor.cluster, best.choice.members, 1 / len(best.members)
+    less = [("owns-less", one) for one in best.members if one.share < even / 2]
+    more = [("owns-more", one) for one in best.members if one.share > even * 1.5]
+    links = {(cluster.interface(name), cluster.machine(name).wifi) for name in names}
+    for code, one in min(filter(None, (less, more)), key=len, default=()):
+        what = "link" if len(links) > 1 else "processor"
+        yield Reason.of(code, one.name, what, percent=100 * one.share, even=100 * even)
+    if best.choice.engine == "mesh":
+        for pair in itertools.combinations(names, 2):
+            if not cluster.reaches(*pair):
+                yield Reason.of("relayed", *pair)
 
 
 def _left_out(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
@@ -155,9 +174,14 @@ def memory_reasons(job: Job, machine: Machine) -> Iterator[Reason]:
     yield from helping or [Reason.of("needs-sharding", machine.name)]
 
 
-def settings_of(best: Candidate, cluster: Cluster, job: Job) -> Settings:
+def settings_of(best: Candidate, predictor: Predictor) -> Settings:
     """Return what a candidate changes in its profile and run."""
-    choice = best.choice
+    choice, cluster, job = best.choice, predictor.cluster, predictor.job
+
+    def share(member: MemberForecast) -> float:
+        """1 where it is as much as with equal shares."""
+        return round(len(best.members) * member.share, 3) if best.predicted else 1.0
+
     options: dict[str, str | int | float | bool] = {
         "strategy": choice.strategy,
         "engine": choice.engine,
@@ -171,9 +195,12 @@ def settings_of(best: Candidate, cluster: Cluster, job: Job) -> Settings:
         options |= known_costs(choice).settings(course, rhythm_of(choice))
     return Settings(
         options=options,
-        members=tuple(MemberSetting(name=member.name, batch_size=member.micro_batch) for member in best.members),
+        members=tuple(
+            MemberSetting(name=member.name, batch_size=member.micro_batch, share=share(member))
+            for member in best.members
+        ),
         engine=choice.engine,
-        hub=choice.hub,
+        hub="" if choice.alone or choice.engine == "nccl" else predictor.coordinator,
         left_out=tuple(sorted(m.name for m in cluster.machines if m.trains and m.name not in choice.members)),
     )
 
@@ -202,7 +229,6 @@ WORDS = {
     "together, {seconds:.3g} s",
     "slowest-air": "the Wi-Fi channel {subject} decides the exchange: {mbit:.4g} Mbit/s for all stations together, "
     "and a byte between two of them crosses it twice; {seconds:.3g} s",
-    "slowest-hub": "the hub process on {subject} decides the exchange: {mbit:.4g} Mbit/s in and out, {seconds:.3g} s",
     "slowest-member": "the worker on {subject} decides the exchange: it encodes and moves {mbit:.4g} Mbit/s, "
     "{seconds:.3g} s",
     "exchange-hidden": "an exchange of {exchange:.3g} s is hidden behind compute",
@@ -217,8 +243,10 @@ WORDS = {
     "member ends the run",
     "faster-in-clear": "{subject} over engine nccl would be worth {open:.2f} instead of {useful:.2f}; anybody on "
     "the network could read its training traffic, so it is only used if you ask for it: --set engine=nccl",
-    "hub-on-wifi": "the hub is on {subject}, which is on Wi-Fi: a cable would help most there",
-    "hub-on-battery": "the hub is on {subject}, which runs on battery: plug it in",
+    "coordinator-on-battery": "the coordinator is on {subject}, which runs on battery: plug it in",
+    "owns-less": "{subject} owns {percent:.0f} % of every vector ({even:.0f} % would be even): its {other} is slow",
+    "owns-more": "{subject} owns {percent:.0f} % of every vector ({even:.0f} % would be even): its {other} is fast",
+    "relayed": "{subject} and {other} have no link: the coordinator passes on what they send each other",
     "costs-more": "{subject} is left out: with it the plan would be worth {joined:.2f}, without it {useful:.2f}",
     "no-room-beside": "{subject} is left out: it does not have the memory for its part",
     "accumulation-for-memory": "a step is cut into {accumulation:.0f} micro-batches instead of {before:.0f} to fit "
@@ -233,13 +261,13 @@ WORDS = {
     "smaller model",
     "strategy-does-not-fit": "{subject} lacks the memory for {other}: {needed_gb:.1f} GB, {free_gb:.1f} GB are free",
     "no-speed": "{subject} is left out: its speed was not measured",
-    "no-link": "{subject} has no measured link to {other} as the hub",
-    "no-link-torch": "{subject} does not have a link to every machine, which engine nccl needs",
+    "no-link": "{subject} has no measured link to {other}, where the coordinator would be",
+    "no-cuda": "{subject} has no CUDA device, which engine nccl needs",
+    "no-link-nccl": "{subject} does not have a link to every machine, which engine nccl needs",
     "measured-in-use": "other programs used {others:.0f} % of the processors of {subject} while it was measured: "
     "measure again when it is idle",
     "not-measured": "{subject} is in the hosts file and was not measured",
     "fixed": "only {other} = {subject} was considered, as the profile says (--set {other}=auto compares all)",
-    "mixed-systems": "engine nccl joins machines of one operating system only",
     "no-cost-model": "{subject} was not considered: its cost is not known",
     "no-interval": "{subject} was not considered: no interval keeps the expected loss within {bound_percent:.2g} %",
     "batch-too-small": "some groups were not considered: a step has fewer samples than members",

@@ -56,8 +56,8 @@ def document(candidate: Candidate) -> dict[str, Any]:
     """Return all figures of a prediction."""
     one = candidate
     times = [one.compute, one.exchange, one.exposed, one.skew, one.step, one.samples_per_second]
-    worth = [one.token_efficiency, one.useful_speed_up, one.loss_increase, one.bytes_per_hour, one.hub_memory]
-    members = [[member.micro_batch, member.busy, member.memory] for member in one.members]
+    worth = [one.token_efficiency, one.useful_speed_up, one.loss_increase, one.bytes_per_hour]
+    members = [[member.micro_batch, member.busy, member.memory, member.share] for member in one.members]
     return {"times": times, "worth": worth, "members": members, "sources": one.sources}
 
 
@@ -85,10 +85,9 @@ def cells() -> dict[str, Any]:
         found[f"plan: {what} on {where}"] = planned(machines, job_)
     for (where, machines), engine, codec in itertools.product(clusters().items(), ("mesh", "nccl"), CODECS):
         members = tuple(sorted(one.name for one in machines.machines))
-        hub = "a" if engine == "mesh" else ""
         for strategy, interval, delay in (("allreduce", 1, 0), ("diloco", 20, 0), ("diloco", 50, 5)):
             choice = Choice(
-                strategy=strategy, codec=codec, engine=engine, hub=hub, members=members, interval=interval, delay=delay
+                strategy=strategy, codec=codec, engine=engine, members=members, interval=interval, delay=delay
             )
             name = f"predict: {strategy} {codec} {engine} H={interval}+{delay} on {where}"
             try:
@@ -98,7 +97,7 @@ def cells() -> dict[str, Any]:
     for where, machines in clusters().items():
         predictor = Predictor(machines, job())
         names = predictor.workable
-        found[f"caps on {where}"] = {way: predictor.caps(names, way, "a") for way in ("", "allreduce", "diloco")}
+        found[f"caps on {where}"] = {way: predictor.caps(names, way) for way in ("", "allreduce", "diloco")}
     return found
 
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from distributed.planning.cluster import Cluster, Link, Machine
 from distributed.planning.cost_model import (
     LINE_SHARE,
+    Bottleneck,
+    Flows,
+    parts_of,
     payload_bytes,
-    sharded_flows,
     shares,
-    slowest_part,
     star_flows,
     transfer,
 )
@@ -31,9 +32,9 @@ def ring(size: float, members: int, rate: float) -> float:
     return transfer(2 * (members - 1) / members * size, rate)
 
 
-def star(size: float, members: int, rate: float, hub_trains: bool = True) -> float:
-    """Up and down at the same time: ``(n-1) S/B`` where a member carries the hub, else ``n S/B``."""
-    return transfer((members - hub_trains) * size, rate)
+def star(size: float, members: int, rate: float) -> float:
+    """One owner of everything, up and down at the same time: ``(n-1) S/B``."""
+    return transfer((members - 1) * size, rate)
 
 
 @pytest.mark.parametrize(
@@ -85,17 +86,26 @@ def test_a_sparse_mean_grows_with_the_members_but_not_beyond_a_dense_one() -> No
 NAMES = ("a", "b", "c", "d")
 
 
-def network(mbit: float, wireless: str = "", extra: tuple[str, ...] = ()) -> Cluster:
+def network(mbit: float, wireless: str = "") -> Cluster:
     """Equal links among four machines; those named in ``wireless`` are on one channel of ``mbit``."""
-    names = (*NAMES, *extra)
-    crossings = {(a, b): (a in wireless) + (b in wireless) for a in names for b in names}
+    crossings = {(a, b): (a in wireless) + (b in wireless) for a in NAMES for b in NAMES}
     links = tuple(
         Link(source=a, target=b, mbit=mbit / max(1, crossings[a, b]), mbit_back=mbit / max(1, crossings[a, b]),
              air="home" if crossings[a, b] else "")
-        for index, a in enumerate(names)
-        for b in names[index + 1 :]
+        for index, a in enumerate(NAMES)
+        for b in NAMES[index + 1 :]
     )  # fmt: skip
-    return Cluster(machines=tuple(Machine(name=name, wifi=name in wireless) for name in names), links=links)
+    return Cluster(machines=tuple(Machine(name=name, wifi=name in wireless) for name in NAMES), links=links)
+
+
+def slowest_part(cluster: Cluster, flows: Flows) -> Bottleneck:
+    return max(parts_of(cluster, flows).values(), key=lambda part: part.seconds)
+
+
+def by_owner(size: float) -> Flows:
+    """What equal shares send: the mean of the stars."""
+    flows = [star_flows(NAMES, owner, size, size) for owner in NAMES]
+    return {(a, b): sum(one.get((a, b), 0.0) for one in flows) / 4 for a, b in itertools.permutations(NAMES, 2)}
 
 
 def test_flows_of_a_star_take_what_the_formula_says() -> None:
@@ -103,39 +113,32 @@ def test_flows_of_a_star_take_what_the_formula_says() -> None:
     assert slowest_part(network(100), flows).seconds == pytest.approx(star(1e6, 4, 100))
 
 
-def test_flows_to_a_hub_that_does_not_train() -> None:
-    part = slowest_part(network(100, extra=("hub",)), star_flows(NAMES, "hub", 1e6, 1e6))
-    assert (part.kind, part.subject) == ("interface", "hub")
-    assert part.seconds == pytest.approx(star(1e6, 4, 100, hub_trains=False))
-
-
 def test_flows_by_owner_take_what_the_formula_says() -> None:
-    part = slowest_part(network(100), sharded_flows(NAMES, 1e6, 1e6))
+    part = slowest_part(network(100), by_owner(1e6))
     assert part.seconds == pytest.approx(ring(1e6, 4, 100))
 
 
-def test_a_hub_with_a_fast_interface_is_not_held_up_by_slow_members() -> None:
+def test_an_owner_with_a_fast_interface_is_not_held_up_by_slow_members() -> None:
     cluster = network(100)
     fast = tuple(m.model_copy(update={"interface_mbit": 1000.0}) if m.name == "a" else m for m in cluster.machines)
     part = slowest_part(cluster.model_copy(update={"machines": fast}), star_flows(NAMES, "a", 1e6, 1e6))
     assert (part.kind, part.seconds) == ("link", pytest.approx(0.08))
 
 
-@pytest.mark.parametrize(("wireless", "hub_wired"), [("abcd", False), ("bcd", True)])
-def test_wifi_is_shared_and_crossed_twice(wireless: str, hub_wired: bool) -> None:
+@pytest.mark.parametrize(("wireless", "owner_wired"), [("abcd", False), ("bcd", True)])
+def test_wifi_is_shared_and_crossed_twice(wireless: str, owner_wired: bool) -> None:
     part = slowest_part(network(100, wireless), star_flows(NAMES, "a", 1e6, 1e6))
     assert (part.kind, part.mbit) == ("air", pytest.approx(100))
-    assert part.seconds == pytest.approx(transfer((2 if hub_wired else 4) * 3 * 1e6, 100))
+    assert part.seconds == pytest.approx(transfer((2 if owner_wired else 4) * 3 * 1e6, 100))
 
 
 def test_wifi_by_owner_costs_what_a_ring_costs() -> None:
-    part = slowest_part(network(100, "abcd"), sharded_flows(NAMES, 1e6, 1e6))
+    part = slowest_part(network(100, "abcd"), by_owner(1e6))
     assert part.seconds == pytest.approx(transfer(4 * 3 * 1e6, 100))
 
 
 def test_members_on_one_machine_cross_no_network() -> None:
     assert star_flows(("a", "a", "b"), "a", 1.0, 2.0) == {("b", "a"): 1.0, ("a", "b"): 2.0}
-    assert sharded_flows(("a", "a"), 1.0, 1.0) == {}
 
 
 # --------------------------------------------------------------------------------------------------------------- shares

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_figures import cluster, job, joined, machine
+from planner_figures import job, joined, machine
 from test_run_planning import link
 
 from app.wizard import actions as do
@@ -18,6 +18,7 @@ from distributed.launcher import apply_planning
 from distributed.planning.cluster import Cluster
 from distributed.planning.document import Planning
 from distributed.planning.planner import plan
+from distributed.planning.prediction import Predictor
 from distributed.planning.reasons import sentence, settings_of
 from distributed.preparation.preflight import Facts
 from profiles.errors import BadInput
@@ -25,8 +26,8 @@ from profiles.schema import Profile
 from tests.distributed.test_preflight import SOUND
 from tests.screens.states import at
 
-FOUR = cluster([80, 80, 80, 80], 2000)
-MUCH = job(37_800_000, samples=2000)
+FOUR = joined([machine(name, 80, device="cuda") for name in "abcd"], 100_000)
+MUCH = job(37_800_000, samples=2000, strategy="allreduce", codec="fp32")
 
 
 def best(planning: Planning) -> str:
@@ -34,7 +35,7 @@ def best(planning: Planning) -> str:
     return planning.best.choice.engine
 
 
-def test_torch_is_not_taken_unasked_and_the_plan_says_what_it_would_gain() -> None:
+def test_nccl_is_not_taken_unasked_and_the_plan_says_what_it_would_gain() -> None:
     planning = plan(FOUR, MUCH)
     rival = max(c.useful_speed_up for c in planning.ranking if c.choice.engine == "nccl")
     assert planning.best is not None and rival > 1.05 * planning.best.useful_speed_up
@@ -47,24 +48,24 @@ def test_torch_is_not_taken_unasked_and_the_plan_says_what_it_would_gain() -> No
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.floats(1, 50), min_size=1, max_size=3), st.floats(10, 10_000))
 def test_no_plan_is_in_clear_unasked(speeds: list[float], mbit: float) -> None:
-    there = cluster(speeds, mbit)
+    there = joined([machine("abc"[index], speed, device="cuda") for index, speed in enumerate(speeds)], mbit)
     planning = plan(there, job())
     assert best(planning) == "mesh"
 
 
-def test_devices_of_one_machine_may_use_torch() -> None:
-    box = joined([machine("box:cuda:0", 80, identity="box"), machine("box:cuda:1", 80, identity="box")])
+def test_devices_of_one_machine_may_use_nccl() -> None:
+    box = joined([machine(f"box:cuda:{index}", 80, identity="box", device="cuda") for index in range(2)])
     planning = plan(box, job(37_800_000))
     assert "nccl" in {candidate.choice.engine for candidate in planning.ranking}
     assert "faster-in-clear" not in {reason.code for reason in planning.reasons}
 
 
 def forced(there: Cluster, engine: str) -> Planning:
-    """A plan that chose torch, as one of an earlier time or of somebody else may have."""
+    """A plan that chose nccl, as one of an earlier time or of somebody else may have."""
     wanted = job(engine=engine)
     planning = plan(there, wanted)
     index = next(i for i, c in enumerate(planning.ranking) if c.choice.engine == "nccl")
-    chosen = settings_of(planning.ranking[index], there, wanted)
+    chosen = settings_of(planning.ranking[index], Predictor(there, wanted))
     return planning.model_copy(update={"chosen": index, "settings": chosen})
 
 
@@ -74,7 +75,7 @@ def forced(there: Cluster, engine: str) -> Planning:
 def test_a_plan_in_clear_needs_somebody_who_asked(planned_as: str, started_as: str, taken: bool) -> None:
     machines: list[tuple[object, Facts]] = [(link(name, f"10.0.0.{n}"), SOUND) for n, name in enumerate("ab", 1)]
     profile = Profile.model_validate({"name": "p", "strategy": {"engine": started_as}})
-    planning = forced(cluster([8, 8], 300), planned_as)
+    planning = forced(joined([machine(name, 8, device="cuda") for name in "ab"], 300), planned_as)
     if not taken:
         with pytest.raises(BadInput, match="unencrypted"):
             apply_planning(planning, profile, machines)

@@ -62,7 +62,7 @@ def test_a_run_takes_about_what_was_predicted(make_lab: MakeLab, profile: Profil
     near = Machine(name="near", address="localhost", python=sys.executable)
     hosts = lab.hosts().model_copy(update={"machines": (near, *lab.hosts().machines)})
     figures = measure(hosts, profile, MeasureOptions(cache=MeasurementCache(tmp_path / "figures"))).figures
-    choice = Choice(strategy="allreduce", codec="fp32", engine="mesh", hub="near", members=("near", "far"))
+    choice = Choice(strategy="allreduce", codec="fp32", engine="mesh", members=("near", "far"))
     candidate = Predictor(figures.cluster, job_of(profile, figures.workload)).predict(choice)
     assert 1.0 < candidate.exchange / (WEIGHTS * 32e-6 / MBIT) < 3.0
     for _ in range(2):  # once more, where others held up the processor

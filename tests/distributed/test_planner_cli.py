@@ -118,4 +118,4 @@ def test_the_example_in_the_docs_can_be_planned(tmp_path: Path, capsys: Capture)
     assert example is not None
     (tmp_path / "figures.json").write_text(example[1])
     assert run("demo-scratch", "--figures", tmp_path / "figures.json", "--explain") == 0
-    assert "hub" in capsys.readouterr().out
+    assert "over" in capsys.readouterr().out

@@ -89,10 +89,9 @@ def pair(source: str, target: str, mbit: float = 940.0, back: float = 940.0, **f
 
 
 def way(name: str, *members: str, index: int = 0, interval: int = 1, same_loss: float = 0.0, **more: Any) -> Way:
-    """A way to train as the planner says it: ``name`` is strategy and codec; the hub is on the first member."""
+    """A way to train as the planner says it: ``name`` is strategy and codec."""
     strategy, _, codec = name.partition(" ")
-    hub = members[0] if len(members) > 1 else ""
-    choice = Choice(strategy=strategy, codec=codec, engine="mesh", hub=hub, members=members, interval=interval)
+    choice = Choice(strategy=strategy, codec=codec, engine="mesh", members=members, interval=interval)
     candidate = Candidate(choice=choice, **{"speed_up": 1.0, "useful_speed_up": 1.0, **more})
     return Way(candidate, index, same_loss, interval, periodic=strategy == "diloco", recommended=not index)
 
