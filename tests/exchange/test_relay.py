@@ -42,12 +42,12 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Loop:
     """An event loop on a thread, and the relay in it."""
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, host: str = "127.0.0.1") -> None:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
         self.relay = Relay(key)
-        self.address: Address = self.run(self.relay.start("127.0.0.1"))
+        self.address: Address = self.run(self.relay.start(host))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE)

@@ -1,0 +1,207 @@
+"""Pairs in networks of their own: dialled one way only, not at all, or over the second of two cables."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from test_mesh import at_once
+from test_relay import Loop, exchanged
+from waiting import PATIENCE
+
+from tests.lab.network import need_root_and_tools
+from tests.lab.spec import LabUnavailable
+from training.exchange import ways
+from training.exchange.base import ExchangeTimeout
+from training.exchange.certificates import issue_run_certificates, relay_key
+from training.exchange.link import PeerLost
+from training.exchange.listener import Identity, Listener
+from training.exchange.mesh import Mesh
+from training.exchange.ways import Address
+
+pytestmark = pytest.mark.lab
+T = TypeVar("T")
+_CLONE_NEWNET = 0x40000000
+
+
+class Nets:
+    """Network namespaces, and cables between them."""
+
+    def __init__(self, *names: str) -> None:
+        self._own = {name: f"mu{os.getpid()}{name}" for name in names}
+        for name in names:
+            self._ip("netns", "add", self._own[name])
+            self.ip(name, "link", "set", "lo", "up")
+
+    def ip(self, name: str, *words: str) -> None:
+        self._ip("-n", self._own[name], *words)
+
+    def cable(self, a: str, b: str, device: str, net: str) -> None:
+        """Lay a cable called ``device`` at both ends, with the addresses ``net``.1 and ``net``.2."""
+        self.ip(a, "link", "add", device, "type", "veth", "peer", "name", device, "netns", self._own[b])
+        for end, number in ((a, 1), (b, 2)):
+            self.ip(end, "addr", "add", f"{net}.{number}/24", "dev", device)
+            self.ip(end, "link", "set", device, "up")
+
+    def forwards(self, name: str, yes: bool) -> None:
+        self._ip("netns", "exec", self._own[name], "sh", "-c", f"echo {int(yes)} > /proc/sys/net/ipv4/ip_forward")
+
+    def inside(self, name: str, work: Callable[[], T]) -> T:
+        """Carry out ``work``, and what it starts, in a namespace."""
+
+        def enter_and_work() -> T:
+            with open(f"/run/netns/{self._own[name]}") as namespace:
+                if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
+                    raise OSError(ctypes.get_errno(), "setns")
+            return work()
+
+        return at_once(enter_and_work)[0]
+
+    def close(self) -> None:
+        for name in self._own.values():
+            self._ip("netns", "del", name)
+
+    @staticmethod
+    def _ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+class Pair:
+    """Member 0 in namespace ``a``, member 1 in ``b``."""
+
+    def __init__(self, nets: Nets, certificates: Path) -> None:
+        self._nets = nets
+        self._channels = 0
+        self.listeners = {
+            rank: nets.inside(
+                place, lambda rank=rank: Listener("0.0.0.0", Identity("run", rank, certificates / f"member-{rank}"))
+            )
+            for rank, place in enumerate("ab")
+        }
+
+    def form(self, a: list[str], b: list[str], relays: dict[str, Address] | None = None) -> list[Mesh]:
+        """Form a group; ``a`` and ``b`` are the addresses that the two are told of one another."""
+        self._channels += 1
+        places = {
+            rank: [(host, self.listeners[rank].address[1]) for host in hosts] for rank, hosts in enumerate((a, b))
+        }
+
+        def one(rank: int, place: str) -> Mesh:
+            relay = (relays or {}).get(place)
+            channel = f"c{self._channels}"
+            return self._nets.inside(
+                place, lambda: Mesh.form(self.listeners[rank], channel, places, seconds=PATIENCE, relay=relay)
+            )
+
+        return at_once(functools.partial(one, 0, "a"), functools.partial(one, 1, "b"))
+
+    def close(self) -> None:
+        for one in self.listeners.values():
+            one.close()
+
+
+@pytest.fixture
+def nets() -> Iterator[Nets]:
+    try:
+        need_root_and_tools()
+    except LabUnavailable as error:
+        pytest.skip(str(error))
+    made = Nets("a", "b", "r")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    issue_run_certificates(tmp_path, "run", range(2), ["127.0.0.1"])
+    return tmp_path
+
+
+@pytest.fixture
+def pair(nets: Nets, certificates: Path) -> Iterator[Pair]:
+    made = Pair(nets, certificates)
+    yield made
+    made.close()
+
+
+def close(meshes: list[Mesh]) -> None:
+    for mesh in meshes:
+        mesh.close()
+
+
+@pytest.fixture
+def router(nets: Nets) -> Nets:
+    """Each member has a network of its own, with the router between."""
+    nets.cable("r", "a", "toa", "10.77.1")
+    nets.cable("r", "b", "tob", "10.77.2")
+    nets.ip("a", "route", "add", "default", "via", "10.77.1.1")
+    nets.ip("b", "route", "add", "default", "via", "10.77.2.1")
+    return nets
+
+
+def test_neither_can_be_dialled_and_the_router_says_nothing(pair: Pair, router: Nets, certificates: Path) -> None:
+    router.forwards("r", False)
+    serving = router.inside("r", lambda: Loop(relay_key(certificates / "hub"), "0.0.0.0"))
+    relays = {place: (f"10.77.{number}.1", serving.address[1]) for number, place in enumerate("ab", 1)}
+    for _ in range(2):  # the second time they know
+        meshes = pair.form(["10.77.1.2"], ["10.77.2.2"], relays)
+        exchanged(meshes, 3_000_000)
+        assert [mesh.ways for mesh in meshes] == [{1: "relayed"}, {0: "relayed"}]
+        close(meshes)
+    router.forwards("r", True)  # a way comes up: it is found once what is known is old
+    for listener in pair.listeners.values():
+        listener._ways._found.clear()
+    meshes = pair.form(["10.77.1.2"], ["10.77.2.2"], relays)
+    exchanged(meshes, 10)
+    assert [mesh.ways for mesh in meshes] == [{1: "direct 10.77.2.2"}, {0: "direct 10.77.1.2"}]
+    close(meshes)
+    serving.close()
+
+
+@pytest.mark.parametrize("answer", ["blackhole", "prohibit", "unreachable"])
+def test_only_one_of_them_can_be_dialled(pair: Pair, router: Nets, answer: str) -> None:
+    router.forwards("r", True)
+    router.ip("r", "route", "add", answer, "10.88.0.0/16")
+    for _ in range(2):
+        meshes = pair.form(["10.88.0.1"], ["10.77.2.2"])
+        exchanged(meshes, 3_000_000)
+        assert [mesh.ways for mesh in meshes] == [{1: "direct 10.77.2.2"}, {0: "direct 10.77.1.2"}]
+        close(meshes)
+
+
+def test_without_a_relay_it_is_said_which_way_failed_and_why(pair: Pair, router: Nets) -> None:
+    router.forwards("r", True)
+    router.ip("r", "route", "add", "prohibit", "10.88.0.0/16")
+    with pytest.raises(ExchangeTimeout, match=r"rank 0: 10\.88\.0\.1:\d+: "):
+        router.inside("b", lambda: Mesh.form(pair.listeners[1], "c", {0: [("10.88.0.1", 9)], 1: []}, seconds=2.0))
+
+
+def test_a_pair_goes_over_to_its_other_cable_and_comes_back(
+    pair: Pair, nets: Nets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nets.cable("a", "b", "fast", "10.1.0")
+    nets.cable("a", "b", "slow", "10.2.0")
+    hosts = ["10.1.0.1", "10.2.0.1"], ["10.1.0.2", "10.2.0.2"]
+    meshes = pair.form(*hosts)
+    assert [mesh.ways for mesh in meshes] == [{1: "direct 10.1.0.2"}, {0: "direct 10.1.0.1"}]
+    nets.ip("b", "addr", "del", "10.1.0.2/24", "dev", "fast")  # nothing that is sent there is answered
+    waiting = meshes[0].receive(1, 1, memoryview(bytearray(1)))
+    for mesh in meshes:
+        mesh.break_off(PeerLost(1 - mesh.rank, "the other", "its lease is over"))
+    with pytest.raises(PeerLost):
+        waiting.wait(PATIENCE)
+    meshes = pair.form(*hosts)
+    exchanged(meshes, 3_000_000)
+    assert [mesh.ways for mesh in meshes] == [{1: "direct 10.2.0.2"}, {0: "direct 10.2.0.1"}]
+    close(meshes)
+    nets.ip("b", "addr", "add", "10.1.0.2/24", "dev", "fast")
+    monkeypatch.setattr(ways, "_FORGIVEN_AFTER", 0.0)  # a minute later
+    meshes = pair.form(*hosts)
+    assert [mesh.ways for mesh in meshes] == [{1: "direct 10.1.0.2"}, {0: "direct 10.1.0.1"}]
+    close(meshes)
