@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -45,6 +46,7 @@ from profiles.errors import BadInput, ExitCode, MusterError
 from training.events import ErrorEvent, Event, ProgressEvent, WarningEvent
 from training.local_run import LocalRun
 from training.outcome import RunOutcome, write_end
+from training.plan import LAUNCHED_FILES
 from training.processes import Laps, told_run
 from training.run_folder import RunFolder
 
@@ -67,7 +69,8 @@ class Supervisor:
         self._folder = folder
         self._note = folder.append
         planned = folder.plan()
-        self._seats = seats_of(links, planned.world_size)
+        launch = planned.launch
+        self._seats = seats_of(links, planned.world_size) if launch is None else [links[one] for one in launch.machines]
         self._plan = with_places(planned, self._seats)
         self._links = list(dict.fromkeys(self._seats))
         self._ssh_config = ssh_config
@@ -116,7 +119,7 @@ class Supervisor:
             self._desk = RequestDesk(run, self._folder.path, self._note, self)
             self._desk.open()  # what was asked for before waited until there was something to stop
             outcome = run.wait()
-            self._needed.set_result(outcome.status != "completed")
+            self._needed.set_result(outcome.status != "completed" and self._plan.launch is None)
             return outcome
         finally:
             pool.shutdown(wait=False)
@@ -213,6 +216,9 @@ class Supervisor:
         inputs = self._inputs.result()
         plan = inputs.plan.model_copy(update={"added": self._run.members.plan.added})
         assignment = assigned(plan, inputs.links, rank, plan.seats[rank].threads)
+        if plan.launch is not None:
+            brings = LAUNCHED_FILES if rank == 0 else ""
+            assignment = replace(assignment, module="training.launched", brings=brings, resumes=False)
         reach = way_to(link, self._plan, hub_machine(self._links))
         worker = RemoteWorker(
             link,

@@ -24,13 +24,12 @@ from profiles.errors import ExitCode, MusterError, RunFailed
 from training.bounded import LONGEST_LINE, LONGEST_TEXT
 from training.events import ErrorEvent, Event, EventSink, MemberEvent, RunEvent
 from training.machine_load import machine_events
-from training.plan import Launch, RunPlan, read_plan
-from training.processes import RUN_VARIABLE, end_processes
+from training.plan import LAUNCHED_FILES, Launch, RunPlan, read_plan
+from training.processes import RUN_VARIABLE, end_processes, thread_limits
+from training.resources import whole_cores
 from training.worker import take_over_stdout, worker_arguments
 
 START = Path(__file__).with_name("script_start.py")
-FILES = "files"
-"""Folder with what the script of rank 0 has written, where it ran in a copy."""
 _GRACE = 5.0
 """Seconds that the script has to end by itself when nobody watches it any more."""
 _COPY_PATIENCE = 600.0
@@ -43,6 +42,8 @@ def environment(plan: RunPlan, launch: Launch, rank: int, store: str, secrets: P
     code = (str(START.parents[1]), str(Path.cwd() / "inputs" / "user"))
     path = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part not in code]
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    if "OMP_NUM_THREADS" not in kept:
+        kept |= thread_limits(max(1, whole_cores() // len(beside)))
     numbers = {
         "RANK": rank,
         "WORLD_SIZE": plan.world_size,
@@ -160,18 +161,25 @@ class Script:
         self._emit(error.model_copy(update={"machine": name}) if self._far else error)
 
 
-def keep_files(place: Path, source: Path, target: Path) -> None:
-    """Move what is new or changed in a copy to ``target``: names that any system has, without caches."""
+def stamps(place: Path) -> dict[str, tuple[int, int]]:
+    """Return size and time of every plain file below a folder, by its path: of those with a name that any system has,
+    and without caches of Python."""
+    found = {}
     for folder, folders, files in os.walk(place):
         folders[:] = [name for name in folders if name != "__pycache__"]
-        for name in files:
-            path = Path(folder, name)
-            relative = path.relative_to(place)
-            before = source / relative
-            plain = not path.is_symlink() and str(relative).isprintable() and not set(":\\") & set(str(relative))
-            if plain and not (before.is_file() and before.read_bytes() == path.read_bytes()):
-                (target / relative).parent.mkdir(parents=True, exist_ok=True)
-                path.rename(target / relative)
+        for path in (Path(folder, name) for name in files):
+            relative = path.relative_to(place).as_posix()
+            if not path.is_symlink() and relative.isprintable() and not {":", "\\"} & set(relative):
+                found[relative] = (path.stat().st_size, path.stat().st_mtime_ns)
+    return found
+
+
+def keep_files(place: Path, before: Mapping[str, tuple[int, int]], target: Path) -> None:
+    """Move what is new or changed in a folder to ``target``."""
+    for relative, stamp in stamps(place).items():
+        if before.get(relative) != stamp:
+            (target / relative).parent.mkdir(parents=True, exist_ok=True)
+            (place / relative).rename(target / relative)
 
 
 def run_script(plan: RunPlan, rank: int, run_dir: Path, secrets: Path, store: str, emit: EventSink) -> ExitCode:
@@ -181,6 +189,7 @@ def run_script(plan: RunPlan, rank: int, run_dir: Path, secrets: Path, store: st
     emit(MemberEvent(status="started", name=name, message=f"pid {os.getpid()}"))
     try:
         place = workplace(launch, run_dir, rank)
+        before = stamps(place) if launch.folder and rank == 0 else {}
         script = Script(name, launch, place, environment(plan, launch, rank, store, secrets), emit)
     except (MusterError, OSError) as error:
         emit(ErrorEvent(message=f"{name}: {error}"))
@@ -190,9 +199,9 @@ def run_script(plan: RunPlan, rank: int, run_dir: Path, secrets: Path, store: st
     threading.Thread(target=script.obey, daemon=True).start()
     with machine_events(emit, None, secrets, run_id=plan.run_id, process=script.pid):
         code = script.end()
+    if launch.folder and rank == 0:
+        keep_files(place, before, run_dir / LAUNCHED_FILES)
     if code is ExitCode.DONE:
-        if launch.folder and rank == 0:
-            keep_files(place, run_dir / launch.folder, run_dir / FILES)
         emit(MemberEvent(status="done", name=name))
     return code
 

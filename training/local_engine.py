@@ -71,7 +71,7 @@ class LocalEngine:
             return ""
         if launch is not None:
             issue_run_certificates(secrets, self._plan.run_id, range(self._plan.world_size), launch.addresses)
-        if launch is not None or self._plan.engine == "nccl":
+        if not self._plan.has_hub:
             self._store = StoreServer(self._plan.profile.strategy.hub_port)
             for rank in range(self._plan.world_size):
                 self._store.admit(secrets / f"member-{rank}")

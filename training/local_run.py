@@ -240,8 +240,7 @@ class LocalRun:
 
     def _others_go_on(self, rank: int) -> bool:
         """Whether the run can do without a member: the hub can, as long as another trains or has come to the end."""
-        able = self.plan.engine == "mesh" and self.plan.launch is None
-        return self._begun and able and self.members.can_do_without(rank)
+        return self._begun and self.plan.has_hub and self.members.can_do_without(rank)
 
     def _note_loss(self, rank: int, cause: str) -> None:
         name = self.members.name(rank)

@@ -206,6 +206,6 @@ class Membership:
         """Raise ``BadInput`` where the members are bound to stay as they are."""
         if self.plan.world_size == 1:
             raise BadInput("a run that began with one member takes no others", _ANOTHER)
-        if self.plan.engine == "nccl" or self.plan.launch is not None:
+        if not self.plan.has_hub:
             what = "engine nccl" if self.plan.launch is None else "a launched script"
             raise BadInput(f"{what} cannot change its members", _ANOTHER)

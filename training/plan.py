@@ -70,6 +70,10 @@ def _all_cuda(members: Any) -> bool:
     return isinstance(members, list) and all(isinstance(m, dict) and m.get("device") == "cuda" for m in members)
 
 
+LAUNCHED_FILES = "files"
+"""Folder with what a launched script of rank 0 has written, where it ran in a copy."""
+
+
 class Launch(BaseModel):
     """A script that every member runs as it is, instead of a training of ours."""
 
@@ -82,7 +86,7 @@ class Launch(BaseModel):
     backend: Literal["auto", "muster", "script"] = "auto"
     """Which groups are ours: those for which the script says gloo, NCCL or nothing; all; none."""
     folder: str = ""
-    """What the script is copied from before it starts; empty: it runs where it is."""
+    """What is copied to where the script then runs; empty: it runs where it is."""
     machines: tuple[int, ...]
     """Number of each member's machine, by rank."""
     addresses: tuple[str, ...]
@@ -91,6 +95,11 @@ class Launch(BaseModel):
     @property
     def title(self) -> str:
         return " ".join([f"-m {self.script}" if self.module else Path(self.script).name, *self.arguments])
+
+    def there(self, folder: str) -> Launch:
+        """Return the same where the folder lies at ``folder``."""
+        script = self.script if self.module else Path(self.script).relative_to(self.folder).as_posix()
+        return self.model_copy(update={"script": script, "folder": folder})
 
     def beside(self, rank: int) -> list[int]:
         """Return the ranks on the machine of one of them."""
@@ -128,6 +137,11 @@ class RunPlan(BaseModel):
             in_clear = document["engine"] == "torch" and _all_cuda(document.get("members"))
             document = {**document, "engine": "nccl" if in_clear else "mesh"}
         return {**document, "profile": {**profile, **{name: {**known[name], **profile[name]} for name in known}}}
+
+    @property
+    def has_hub(self) -> bool:
+        """Whether members meet at a hub; else they do at a store on loopback."""
+        return self.engine == "mesh" and self.launch is None
 
     @property
     def world_size(self) -> int:

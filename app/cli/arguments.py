@@ -42,6 +42,7 @@ HostsOfProfile = Annotated[
     Path | None, typer.Option("--hosts", metavar="FILE", help="The machines; empty: the profile's, or this one alone.")
 ]
 AllowMissing = Annotated[bool, typer.Option("--allow-missing", help="Plan with the reachable machines only.")]
+OfflineWheels = Annotated[bool, typer.Option("--offline-wheels", help="Send missing packages from this machine.")]
 TrustNew = Annotated[bool, typer.Option("--trust-new", help="Accept the host keys of new machines.")]
 TrustCode = Annotated[bool, typer.Option("--trust-code", help="Run the Python code that the profile or the run names.")]
 

@@ -5,90 +5,160 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from app.cli.arguments import OUTPUT, Detach, Json, Output
+from app.cli.access import prepare_options
+from app.cli.approval import read_hosts
+from app.cli.arguments import OUTPUT, USUAL_HOSTS, AllHosts, AllowMissing, Detach, Json, OfflineWheels, Output, TrustNew
 from app.cli.attach import log_lines, tell
-from app.cli.local_run import run_to_end
-from app.cli.terminal import answer
+from app.cli.local_run import STOPPING_SCRIPT, run_to_end
+from app.cli.terminal import answer, heard_by, somebody
 from app.console import command_about, say, show_json, show_line, visible
+from app.follow import Follower
 from app.progress import PlainProgress
 from app.report import Ended, document, title_of
-from profiles.errors import BadInput, ExitCode
+from distributed.hosts.file import RUN_HOSTS, Hosts, save_hosts
+from distributed.run.requests import leave_request
+from profiles.errors import BadInput, ExitCode, MusterError
 from profiles.schema import CUSTOM, ModelSettings, Profile, RunSettings, StrategySettings
 from training.event_log import read_events
 from training.events import ErrorEvent
 from training.plan import Launch, MemberPlan, RunPlan
 from training.processes import BackgroundProcess, end_processes
-from training.resources import count_gpus, whole_cores
+from training.resources import count_gpus
 from training.run_folder import RunFolder, new_run_id
+from training.stopping import ONE_PRESS
 from training.strategies.registry import usual_strategy
+
+if TYPE_CHECKING:
+    from distributed.preparation.prepare import PrepareOptions
 
 Backend = Literal["auto", "muster", "script"]
 
 
 def launch(
     script: Annotated[list[str], typer.Argument(metavar="-- SCRIPT ARGS", help="The script, or -m MODULE.")],
-    local: Annotated[int, typer.Option("--local", metavar="N", min=1, max=64, help="N processes here.")] = 0,
+    hosts: AllHosts = None,
+    local: Annotated[int, typer.Option("--local", metavar="N", min=0, max=64, help="N processes, all here.")] = 0,
+    each: Annotated[
+        int,
+        typer.Option(
+            "--nproc-per-machine", metavar="K", min=0, max=64, help="Processes of a machine; default: its GPUs."
+        ),
+    ] = 0,
     backend: Annotated[
         Backend,
         typer.Option(
-            "--backend", help="Groups that are ours: auto: of gloo, NCCL between machines, or no name; muster: all."
+            "--backend", help="Groups that are ours. auto: of gloo, of no name, NCCL's between machines; muster: all."
         ),
     ] = "auto",
+    folder: Annotated[
+        Path | None, typer.Option("--folder", metavar="DIR", help="What other machines get; default: the script's.")
+    ] = None,
     detach: Detach = False,
+    allow_missing: AllowMissing = False,
+    offline_wheels: OfflineWheels = False,
+    trust_new: TrustNew = False,
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """Start a script everywhere, and show what it writes."""
-    name, job = script_of(script, backend)
-    plan = local_plan(name, job, local, output)
-    folder = RunFolder.create(output, plan, sys.argv)
-    if detach:
-        folder.close()
-        BackgroundProcess("app.cli.local_run").start(folder.path)
-        return leave(folder.path, plan.run_id, as_json)
-    with shown_logs(folder.path, as_json):
-        ended = run_to_end(plan, folder, PlainProgress(title_of(plan)))
-    return tell_end(ended, {"this machine": end_processes(plan.run_id)}, as_json)
+    """Start a script on this machine or on several, and show what it writes."""
+    job = script_of(script, backend, folder)
+    file = hosts or (USUAL_HOSTS if not local and USUAL_HOSTS.is_file() else None)
+    if file is None:
+        machines, module = [Place("rank", "127.0.0.1", local or each or max(1, count_gpus()))], "app.cli.local_run"
+        plan = plan_of(job.model_copy(update={"folder": ""}), machines, output)
+        made = RunFolder.create(output, plan, sys.argv)
+    elif local:
+        raise BadInput("--local and --hosts do not go together", "--local N is for this machine alone")
+    else:
+        prepare = prepare_options(somebody(as_json), trust_new, allow_missing, offline_wheels)
+        known, machines = places_of(read_hosts(file, named=hosts is not None, person=somebody(as_json)), prepare, each)
+        plan, module = plan_of(job, machines, output), "distributed.supervisor"
+        made = RunFolder.create(output, plan, sys.argv, run_type="distributed")
+        save_hosts(known, made.path / RUN_HOSTS)
+    if file is None and not detach:
+        with shown_logs(made.path, as_json):
+            ended = run_to_end(plan, made, PlainProgress(title_of(plan)))
+        return tell_end(ended, {"this machine": end_processes(plan.run_id)}, as_json)
+    made.close()
+    BackgroundProcess(module).start(made.path)
+    return leave(made.path, plan.run_id, as_json) if detach else follow(made.path, as_json)
 
 
-def script_of(words: list[str], backend: Backend) -> tuple[str, Launch]:
-    """Return a name for the run, and the script without its places.
+def script_of(words: list[str], backend: Backend, folder: Path | None) -> Launch:
+    """Return the script without its places.
 
     Raises:
-        BadInput: there is no such file.
+        BadInput: there is no such file, or it is not in ``folder``.
     """
     module = words[0] == "-m"
-    target, *arguments = words[1:] if module else words or [""]
-    if not module:
-        path = Path(target).expanduser().resolve()
-        if not path.is_file():
-            raise BadInput(f"{target}: no such script", "launch -- train.py --its args")
-        target = str(path)
-    name = target.rpartition(".")[2] if module else Path(target).stem
-    return name, Launch(
-        script=target, module=module, arguments=tuple(arguments), backend=backend, machines=(), addresses=()
-    )
+    if words == ["-m"]:
+        raise BadInput("-m names no module", "launch -- -m package.train --its args")
+    target, *arguments = words[module:]
+    path = Path(target).expanduser().resolve()
+    if not module and not path.is_file():
+        raise BadInput(f"{target}: no such script", "launch -- train.py --its args")
+    top = (folder or (Path.cwd() if module else path.parent)).expanduser().resolve()
+    if not module and not path.is_relative_to(top):
+        raise BadInput(f"{target} is not in {folder}", "name the folder that it is in with --folder")
+    return Launch(
+        script=target if module else str(path), module=module, arguments=tuple(arguments), backend=backend,
+        folder=str(top), machines=(), addresses=(),
+    )  # fmt: skip
 
 
-def local_plan(name: str, job: Launch, processes: int, output: Path) -> RunPlan:
-    """Return the plan of ``processes`` ranks on this machine; 0: one for each GPU."""
-    processes = processes or max(1, count_gpus())
-    threads = max(1, whole_cores() // processes)
-    members = tuple(
-        MemberPlan(rank=rank, name=f"rank-{rank}", batch_size=1, threads=threads, local=True)
-        for rank in range(processes)
-    )
-    job = job.model_copy(update={"machines": (0,) * processes, "addresses": ("127.0.0.1",)})
+@dataclass(frozen=True)
+class Place:
+    """A machine that ranks run on."""
+
+    name: str
+    address: str
+    """Literal, where its ranks listen."""
+    ranks: int
+
+
+def places_of(hosts: Hosts, options: PrepareOptions, each: int) -> tuple[Hosts, list[Place]]:
+    """Make machines ready; return them as they were found, and how many ranks each gets.
+
+    Raises:
+        NotReady: some machine cannot take part.
+    """
+    from distributed.machine.link import address_towards
+    from distributed.preparation.prepare import hosts_of, prepare
+
+    ready = prepare(hosts, "", options)
+    far = [link.host for link, _ in ready if link.host and not link.machine.here]
+    places = []
+    for link, facts in ready:
+        gpus = facts.gpus if "+cpu" not in facts.torch else 0
+        here = address_towards(far[0]) if far else "127.0.0.1"
+        ranks = each or len(link.machine.devices) or max(1, gpus)
+        places.append(Place(link.name, here if link.machine.here else facts.address, ranks))
+        link.close()
+    return hosts_of(hosts, [link for link, _ in ready]), places
+
+
+def plan_of(job: Launch, places: Sequence[Place], output: Path) -> RunPlan:
+    """Return the plan of ranks that count from the first machine to the last."""
+    machines = tuple(number for number, place in enumerate(places) for _ in range(place.ranks))
+    job = job.model_copy(update={"machines": machines, "addresses": tuple(place.address for place in places)})
+    members = []
+    for rank, machine in enumerate(machines):
+        place = places[machine]
+        name = place.name if place.ranks == 1 and len(places) > 1 else f"{place.name}-{job.beside(rank).index(rank)}"
+        members.append(MemberPlan(rank=rank, name=name, batch_size=1, local=not job.folder))
+    name = job.script.rpartition(".")[2] if job.module else Path(job.script).stem
     model = ModelSettings(task=CUSTOM, model_path=f"{job.script}:__main__")
     strategy, run = StrategySettings(strategy=usual_strategy()), RunSettings(output_dir=str(output))
     profile = Profile(name=name, model_name=job.title, model=model, strategy=strategy, run=run)
-    return RunPlan(run_id=new_run_id(), profile=profile, members=members, engine="mesh", launch=job)
+    return RunPlan(run_id=new_run_id(), profile=profile, members=tuple(members), engine="mesh", launch=job)
 
 
 @contextlib.contextmanager
@@ -117,6 +187,29 @@ def leave(path: Path, run_id: str, as_json: bool) -> ExitCode:
     if not as_json:
         say(f"runs in the background; watch it with: {command_about(path, 'attach')}")
     return code
+
+
+def follow(path: Path, as_json: bool) -> ExitCode:
+    """Show a run of several machines until it ends; Ctrl-C stops it, once more ends it at once."""
+    from distributed.cleaning.clean import leftovers
+    from distributed.run.run_machines import all_hosts
+
+    follower, asked = Follower(path), [0.0]
+
+    def stop(number: int, frame: object) -> None:
+        if time.monotonic() - asked[-1] > ONE_PRESS:
+            leave_request(path, "stop" if len(asked) == 1 else "kill")
+            asked.append(time.monotonic())
+            say(STOPPING_SCRIPT if len(asked) == 2 else "ending at once")
+
+    with heard_by(stop), shown_logs(path, as_json), PlainProgress(title_of(follower.plan)) as progress:
+        for event in follower.events():
+            if event is not None:
+                progress(event)
+    ended = follower.ended(progress.state)
+    left = {} if ended.status == "completed" else leftovers(all_hosts(path), follower.plan.run_id)
+    told = {name: [one.message] if isinstance(one, MusterError) else one for name, one in left.items()}
+    return tell_end(ended, told, as_json)
 
 
 def tell_end(ended: Ended, left: Mapping[str, list[str]], as_json: bool) -> ExitCode:

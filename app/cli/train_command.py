@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from app.cli.arguments import AllowMissing, Detach, Json, Setting, TrustCode, TrustNew
+from app.cli.arguments import AllowMissing, Detach, Json, OfflineWheels, Setting, TrustCode, TrustNew
 from profiles.errors import BadInput, ExitCode
 from profiles.options import OptionSpec, canonical, options
 
@@ -150,9 +150,7 @@ def distributed_train(
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Watch it in the dashboard.")] = False,
     allow_missing: AllowMissing = False,
     no_input: Annotated[bool, typer.Option("--no-input", help="Never ask anything.")] = False,
-    offline_wheels: Annotated[
-        bool, typer.Option("--offline-wheels", help="Send missing packages from this machine.")
-    ] = False,
+    offline_wheels: OfflineWheels = False,
     trust_new: TrustNew = False,
     trust_code: TrustCode = False,
     as_json: Json = False,

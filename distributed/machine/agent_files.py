@@ -228,7 +228,7 @@ def left(root: Path, run: str) -> dict[str, list[str]]:
     rows = [(int(row[0]), int(row[1]), row[2]) for row in table if len(row) == 3]
     agent = re.compile(rf"agent\.py {re.escape(str(root))} \w+ {re.escape(run)}( |$)")
     folder = f"{root / 'runs' / run}/"
-    named = [(pid, pgid) for pid, pgid, command in rows if "training.worker" in command and folder in command]
+    named = [(pid, pgid) for pid, pgid, command in rows if "-m training." in command and folder in command]
     groups = {pgid for _, pgid in named}
     for state in Path(folder).glob("*/agent.json"):  # as the agent wrote it down
         with contextlib.suppress(OSError, ValueError, KeyError):

@@ -40,6 +40,8 @@ JOB_CODE = "code"
 """Folder beside it: the Python files that the job needs."""
 MOST_FILES, MOST_BYTES = 2000, 20_000_000
 """Of a user's Python files in one run."""
+MOST_LAUNCHED = 1_000_000_000
+"""Bytes of a launched script's folder."""
 _CODE = ("profiles", "training")
 _FACE = ("distributed/__init__.py", "distributed/network_trainer.py")
 """What a user's script may import at its top; its imports of machines and SSH are inside its functions."""
@@ -81,6 +83,10 @@ def collect(plan: RunPlan) -> Inputs:
     profile = plan.profile
     files = (path for part in _CODE for path in _walk(REPOSITORY / part) if path.suffix in _CODE_SUFFIXES)
     trees = {"inputs/code": _tree(chain(files, (REPOSITORY / name for name in _FACE)), REPOSITORY)}
+    if plan.launch is not None:
+        top = Path(plan.launch.folder)
+        trees["inputs/user"] = _tree(_files_of_job(top, ("",), MOST_LAUNCHED), top)
+        return Inputs(trees, plan.model_copy(update={"launch": plan.launch.there("inputs/user")}))
     model_path, data_path = profile.model.model_path, profile.data.dataset_path
     if model_path == JOB_FACTORY:
         trees["inputs/user"], _ = _location(str(Path(data_path).parent / JOB_CODE), "inputs/user")
@@ -148,11 +154,11 @@ def user_sources(module: str, suffixes: tuple[str, ...] = (".py",)) -> tuple[lis
     """
     if module.endswith(".py"):
         folder = Path(module).expanduser().resolve().parent
-        return _python_files(folder, suffixes), folder
+        return _files_of_job(folder, suffixes), folder
     top = _top_of(module)
     if top is None:
         return [], Path.cwd()
-    return _python_files(top if top.is_dir() else top.parent, suffixes), top.parent
+    return _files_of_job(top if top.is_dir() else top.parent, suffixes), top.parent
 
 
 def _top_of(module: str) -> Path | None:
@@ -168,15 +174,16 @@ def _top_of(module: str) -> Path | None:
     return None if alien or any(place.is_relative_to(root) for root in (*installed, *own)) else place
 
 
-def _python_files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The Python files of a folder and below, without hidden folders and virtual environments."""
+def _files_of_job(folder: Path, suffixes: tuple[str, ...], most: int = MOST_BYTES) -> list[Path]:
+    """Return files of a folder and those below, without hidden folders and virtual environments."""
     found, size = [], 0
     for path in _walk(folder, lambda below: not below.name.startswith(".") and not (below / "pyvenv.cfg").exists()):
         if path.name.endswith(suffixes):
             found.append(path)
             size += path.stat().st_size
-        if len(found) > MOST_FILES or size > MOST_BYTES:
-            message = f"{folder}: more than {MOST_FILES} Python files or {MOST_BYTES // 1_000_000} MB of them"
+        if len(found) > MOST_FILES or size > most:
+            kind = "files" if "" in suffixes else "Python files"
+            message = f"{folder}: more than {MOST_FILES} {kind} or {most // 1_000_000} MB of them"
             raise BadInput(message, "put the files of the job into a folder of their own")
     return found
 

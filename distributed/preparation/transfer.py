@@ -232,12 +232,19 @@ _RESERVE = 1 << 28
 
 
 def fetch_model(
-    link: Link, run_id: str, rank: str, run_dir: Path, patience: float, delivers: Callable[[], bool]
+    link: Link,
+    run_id: str,
+    rank: str,
+    run_dir: Path,
+    patience: float,
+    delivers: Callable[[], bool],
+    name: str = "model",
 ) -> None:
     """Bring the model that a worker saved and what it wrote in the evaluations, if it has them; try again while the
     machine can be reached.
 
     Args:
+        name: another folder to bring instead of the model.
         patience: seconds for trying again.
         delivers: asked of a worker that has a model; waits until it is known whether this one's is the run's.
 
@@ -247,12 +254,13 @@ def fetch_model(
     end = time.monotonic() + patience
     while True:
         try:
-            there = fetch_folder(link, run_id, rank, "model", run_dir / "model", delivers)
+            there = fetch_folder(link, run_id, rank, name, run_dir / name, delivers)
             break
         except (SshError, TimeoutError) as error:
             if time.monotonic() > end:
-                hint = f"it is still there: {link.root}/runs/{run_id}/{rank}/model"
-                raise SshError(link.name, f"its model could not be fetched ({error})", hint) from None
+                hint = f"it is still there: {link.root}/runs/{run_id}/{rank}/{name}"
+                what = "its model" if name == "model" else f"its folder {name}"
+                raise SshError(link.name, f"{what} could not be fetched ({error})", hint) from None
             time.sleep(_PAUSE)
     if there and not (run_dir / FOLDER).exists():  # the model is here without it
         with contextlib.suppress(SshError, TimeoutError, OSError):

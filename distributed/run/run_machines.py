@@ -27,7 +27,7 @@ def seats_of(links: Sequence[Link], members: int) -> list[Link]:
 
 def with_places(plan: RunPlan, seats: Sequence[Link]) -> RunPlan:
     """Return the plan that says which members are on the machine of the hub, or of the store of engine nccl."""
-    hub = hub_machine(seats) if plan.engine == "mesh" else None
+    hub = hub_machine(seats) if plan.has_hub else None
     local = [link.machine.here if hub is None else link is hub for link in seats]
     members = (m.model_copy(update={"local": near}) for m, near in zip(plan.members, local, strict=True))
     return plan.model_copy(update={"members": tuple(members)})
@@ -48,11 +48,11 @@ def hub_machine(links: Sequence[Link]) -> Link | None:
 def way_to(link: Link, plan: RunPlan, hub: Link | None = None) -> Callable[[str], str]:
     """Return what turns the engine's address into the one that works on a machine.
 
-    The hub is dialled directly where that is possible; the store of engine nccl listens on loopback only and is
-    reached through an SSH forward.
+    The hub is dialled directly where that is possible; the store of engine nccl and of launched scripts listens on
+    loopback only and is reached through an SSH forward.
     """
 
-    hub = hub if plan.engine == "mesh" else None
+    hub = hub if plan.has_hub else None
 
     def reach(address: str) -> str:
         host, _, port = address.rpartition(":")
@@ -61,9 +61,9 @@ def way_to(link: Link, plan: RunPlan, hub: Link | None = None) -> Callable[[str]
             host = LOOPBACK if link is hub else hub.host
         elif link.machine.here:
             host = LOOPBACK if host == "0.0.0.0" else host
-        elif plan.engine == "mesh" and link.host and host == "0.0.0.0":
+        elif plan.has_hub and link.host and host == "0.0.0.0":
             host = address_towards(link.host)
-        if link is hub or link.machine.here or (plan.engine == "mesh" and link.host):
+        if link is hub or link.machine.here or (plan.has_hub and link.host):
             way = link.machine.hub_at or host
             return f"[{way}]:{port}" if ":" in way else f"{way}:{port}"
         near = LOOPBACK if host == "0.0.0.0" else host

@@ -59,8 +59,10 @@ class Assignment:
     """Arguments of the module; ``None``: those of a worker."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """More files of its folder, readable by its user only."""
-    brings_model: bool = True
-    """Whether its folder ``model`` is brought here when it has ended well."""
+    brings: str = "model"
+    """Its folder that is brought here when it has ended well; empty: none."""
+    resumes: bool = True
+    """Whether it may go on later with what its folder holds; else that is brought here and removed however it ends."""
 
 
 def assigned(
@@ -85,7 +87,7 @@ def assigned_hub(run_id: str, config: Mapping[str, Any], links: Mapping[str, str
         place="hub",
         words=("--config", "secrets/hub.json"),
         files={"secrets/hub.json": json.dumps(there).encode(), **keys},
-        brings_model=False,
+        brings="",
     )
 
 

@@ -125,8 +125,9 @@ class RemoteWorker:
             document = json.dumps(self._document()).encode() + b"\n"
             self.link.ask("start", *self._place, input=document, script=AGENT, timeout=30.0)
             yield from self._follow()
-            if self._code == ExitCode.DONE and self.assignment.brings_model:
-                fetch_model(self.link, *self._place, self.run_dir, self.timeouts.give_up, self.delivers)
+            if self._over and self.assignment.brings:
+                patience, name = self.timeouts.give_up, self.assignment.brings
+                fetch_model(self.link, *self._place, self.run_dir, patience, self.delivers, name)
         except (MusterError, OSError) as error:
             yield self._failure(error)
             self._code = int(ExitCode.NOT_READY)
@@ -310,7 +311,7 @@ class RemoteWorker:
         """Let the agent go; where it cannot be told, its lease ends it."""
         if self._code == LOST:
             return
-        self._post({"bye": True, "keep": self._code != ExitCode.DONE})
+        self._post({"bye": True, "keep": not self._over})
         self._hear_out()
 
     def _stay(self, keep: Future[bool]) -> None:
@@ -321,6 +322,12 @@ class RemoteWorker:
             time.sleep(_LOOK)
             self._hear_out()
         self._gone.set()
+
+    @property
+    def _over(self) -> bool:
+        """Whether nothing goes on with what its folder holds."""
+        ends = (ExitCode.DONE,) if self.assignment.resumes else (ExitCode.DONE, ExitCode.RUN_FAILED, ExitCode.STOPPED)
+        return self._code in ends
 
     def _hear_out(self) -> None:
         """Listen until the agent ends or is gone."""

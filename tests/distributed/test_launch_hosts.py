@@ -1,0 +1,106 @@
+"""``launch`` on other machines: the script's folder travels, and what rank 0 writes comes back."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.muster_runs import Muster
+from tests.lab.fixtures import MakeLightLab
+from tests.waiting import until
+from training.events import MachineEvent
+from training.processes import processes_of
+from training.run_folder import RunFolder
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SCRIPT = """
+import json, os, sys
+import torch, torch.distributed as dist
+import beside
+
+print("begins in", sorted(os.listdir(".")), flush=True)
+dist.init_process_group()
+total = torch.ones(100_000) * (dist.get_rank() + 1)
+dist.all_reduce(total)
+open("text.txt", "a").write(beside.WORD)
+names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE"
+found = {name: int(os.environ[name]) for name in names.split()}
+os.makedirs("out", exist_ok=True)
+json.dump([found, total[0].item(), dist.get_backend(), sys.argv[1:]], open(f"out/{dist.get_rank()}.json", "w"))
+dist.barrier()
+"""
+WAITS = """
+import os, sys, torch.distributed as dist
+dist.init_process_group()
+print("waits", flush=True)
+while True:
+    dist.barrier()
+    if sys.argv[1:] == ["fail"] and dist.get_rank() == 1:
+        raise ValueError("a bad sample")
+"""
+
+
+def job(folder: Path, text: str) -> str:
+    (folder / "job" / "data").mkdir(parents=True)
+    (folder / "job" / "train.py").write_text(text)
+    (folder / "job" / "beside.py").write_text("WORD = 'word'")
+    (folder / "job" / "text.txt").write_text("a ")
+    (folder / "job" / "data" / "kept.txt").write_text("as it was")
+    return str(folder / "job" / "train.py")
+
+
+def only_run(folder: Path) -> RunFolder:
+    (path,) = (folder / "output").iterdir()
+    return RunFolder.open(path)
+
+
+def test_a_script_runs_on_two_machines_and_its_files_come_back(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
+    lab = make_light_lab("a", "b")
+    muster = Muster(tmp_path, lab.hosts_file)
+    script = job(tmp_path, SCRIPT)
+    words = ["--hosts", str(lab.hosts_file), "--nproc-per-machine", "2", "--", script, "--x"]
+    done = muster.run("launch", *words)
+    assert done.returncode == 0, done.stderr
+    run = only_run(tmp_path)
+    files = {path.relative_to(run.path / "files").as_posix(): path for path in (run.path / "files").rglob("*.*")}
+    assert sorted(files) == ["out/0.json", "out/1.json", "text.txt"]
+    found, total, backend, arguments = json.loads(files["out/1.json"].read_text())
+    assert list(found.values()) == [1, 4, 1, 2, 0, 2]
+    assert (total, backend, arguments) == (10, "muster", ["--x"])
+    assert files["text.txt"].read_text() == "a wordword"
+    assert (tmp_path / "job" / "text.txt").read_text() == "a "
+    assert {log.stem for log in run.logs.glob("*.log")} >= {"a-0", "a-1", "b-0", "b-1"}
+    assert re.search(r"^b-1: begins in .*'data', 'text.txt', 'train.py'", done.stdout, re.M)
+    assert processes_of(run.metadata.run_id) == []
+    assert not any(list(host.files.glob(".cache/muster/runs/*")) for host in lab)
+
+
+def test_one_that_fails_is_told_with_its_traceback_and_its_machine(
+    make_light_lab: MakeLightLab, tmp_path: Path
+) -> None:
+    lab = make_light_lab("a", "b")
+    muster = Muster(tmp_path, lab.hosts_file)
+    failed = muster.run("launch", "--hosts", str(lab.hosts_file), "--", job(tmp_path, WAITS), "fail")
+    assert failed.returncode == 1
+    lines = failed.stderr.splitlines()
+    assert lines.index("Traceback (most recent call last):") < lines.index("error: b: ValueError: a bad sample")
+    assert {"a: nothing is left", "b: nothing is left"} <= set(lines)
+
+
+def test_ctrl_c_ends_all(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
+    lab = make_light_lab("a", "b")
+    muster = Muster(tmp_path, lab.hosts_file)
+    process = muster.popen("launch", "--hosts", str(lab.hosts_file), "--", job(tmp_path, WAITS))
+    until(lambda: list((tmp_path / "output").glob("*/logs/b.log")))
+    until(lambda: all("waits" in (only_run(tmp_path).logs / f"{name}.log").read_text() for name in "ab"), 120)
+    until(lambda: any(isinstance(event, MachineEvent) for event in only_run(tmp_path).events()))
+    process.send_signal(signal.SIGINT)
+    _, complained = process.communicate(timeout=120)
+    assert process.returncode == 130, complained
+    assert {"a: nothing is left", "b: nothing is left"} <= set(complained.splitlines())
+    assert processes_of(only_run(tmp_path).metadata.run_id) == []
