@@ -171,7 +171,8 @@ def log_lines(path: Path, goes_on: Callable[[], bool]) -> Iterator[str]:
         for log in sorted((path / "logs").glob("*.log")):
             for line in readers.setdefault(log, follow_lines(log, goes_on)):
                 if line:
-                    yield f"{log.stem}: {visible(line.decode(errors='replace').rstrip())}"
+                    text = line.decode(errors="replace").rstrip().rpartition("\r")[2]  # what a terminal would show
+                    yield f"{log.stem}: {visible(text)}"
                 elif not last_round:
                     break
         if last_round:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import signal
 import subprocess
@@ -60,6 +61,18 @@ def test_a_plain_ddp_script_trains_on_the_mesh_to_what_gloo_trains_it_to() -> No
     assert "muster with 2 ranks" in ours and "muster" not in stock
     assert ours.rpartition(" ")[2] == stock.rpartition(" ")[2]
     assert Path("ours.pt").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [("trainer", "accelerate"), ("accelerate_loop", "accelerate"), ("lightning_module", "pytorch_lightning")],
+)
+def test_trainers_of_others_run_unchanged(name: str, needs: str) -> None:
+    if importlib.util.find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed")
+    code, said, complained = launch("--local", "2", "--", str(DDP.with_name(f"{name}.py")), "--steps", "5")
+    assert code == 0, complained + said
+    assert "muster with 2 ranks: loss 0." in said or "muster with 2 ranks: loss 3." in said
 
 
 @pytest.mark.parametrize("name", ["", "'gloo'", "init_method='env://'"])
