@@ -90,9 +90,8 @@ class NotReady(MusterError):
     exit_code = ExitCode.NOT_READY
 
     def __init__(self, problems: Sequence[MusterError]) -> None:
-        only = problems[0] if len(problems) == 1 else None
-        text = only.message if only else "; ".join(problem.message for problem in problems)
-        super().__init__(text, only.hint if only else "")
+        hints = dict.fromkeys(problem.hint for problem in problems if problem.hint)  # what many need is said once
+        super().__init__("; ".join(problem.message for problem in problems), "; ".join(hints))
         self.problems = tuple(problems)
 
 

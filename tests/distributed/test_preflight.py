@@ -14,6 +14,7 @@ from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.link import HereConnection, Link
 from distributed.preparation import preflight
 from distributed.preparation.preflight import Facts, NotReady, Readiness, plan_run, ready
+from distributed.ssh.errors import SshError
 from profiles.errors import ExitCode
 from profiles.resolve import profile_from_options
 
@@ -47,6 +48,14 @@ def problems(*facts: Facts) -> list[str]:
 )
 def test_one_line_says_what_is_wrong(change: dict[str, Any], said: str) -> None:
     assert problems(replace(SOUND, **change)) == [said]
+
+
+def test_what_to_do_is_said_of_several_machines_too() -> None:
+    """Once where it is the same."""
+    found = [SshError(name, "first contact", "accept it with --trust-new") for name in "ab"]
+    both = NotReady([*found, SshError("c", "no answer", "is it on?")])
+    assert both.message == "a: first contact; b: first contact; c: no answer"
+    assert both.hint == "accept it with --trust-new; is it on?"
 
 
 def test_two_entries_of_one_machine() -> None:
