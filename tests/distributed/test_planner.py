@@ -259,7 +259,7 @@ def test_preferences(preference: str) -> None:
     found = best_of(plan(there, wanted.model_copy(update={"preference": preference})))
     fastest = best_of(plan(there, wanted))
     assert not found.choice.alone
-    assert found.useful_speed_up <= fastest.useful_speed_up * 1.01
+    assert found.useful_speed_up <= fastest.useful_speed_up * 1.05  # what differs by less is not told apart
     if preference == "closest-to-exact":
         assert (found.choice.codec, found.loss_increase) == ("fp32", 0)
     else:

@@ -20,7 +20,7 @@ def test_the_outer_step_is_torchs_nesterov_sgd() -> None:
     torch.testing.assert_close(anchor, reference.detach(), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("elements", [0, 1, 1000, (1 << 17) - 1, (1 << 17) + 1, 3 << 17])
+@pytest.mark.parametrize("elements", [0, 1, 1000, (1 << 18) - 1, (1 << 18) + 1, 3 << 18])
 def test_the_outer_step_rounds_every_product_and_sum_by_itself(elements: int) -> None:
     generator = torch.Generator().manual_seed(elements)
     anchor, momentum, mean = torch.randn(3, elements, generator=generator).unbind()

@@ -39,8 +39,8 @@ class ErrorFeedback:
         """Flat fp32 on the device of the values; ``None`` for zero. Part of a snapshot."""
 
     def compensate(self, values: torch.Tensor) -> torch.Tensor:
-        """Return ``values`` plus the residual, in new memory: what is to be sent."""
-        return values.clone() if self.residual is None else values + self.residual.to(values.device)
+        """Add the residual to ``values``, where they are, and return them: what is to be sent."""
+        return values if self.residual is None else values.add_(self.residual.to(values.device))
 
     def settle(self, sent: torch.Tensor, weight: float, result: MeanResult) -> None:
         """Keep what of ``sent`` is not in the mean; only its outcome tells.

@@ -48,7 +48,7 @@ else:
 MANY_ROUNDS = 30
 FEWEST_ROUNDS = 3
 """With fewer nothing was measured."""
-_AT_ONCE = 1 << 17
+_AT_ONCE = 1 << 18
 """Elements of an outer step whose four vectors stay in a processor's cache until the step is done."""
 LORA_INTERVAL = 20
 """The mean of two adapters is not the adapter of the mean, and the difference grows with the interval."""
@@ -108,7 +108,7 @@ class DiLoCoCosts(CostModel):
     vectors = 6  # anchor, momentum, delta, the weights it was taken from, mean and outer update
     on_device = False
     interval_option = "diloco.sync_interval"
-    merge_ns = 14.8  # copies, hash and outer step took 0.55 s for 37.2 M parameters (docs/performance-lab.md)
+    merge_ns = 5.3  # copies, hash and outer step of 37.7 M parameters (docs/performance.md)
     sources: ClassVar[Mapping[str, str]] = {
         "diloco-pretrained": "DiLoCo in a fine-tune by rounds: own check, Whisper tiny.en, three seeds, 2 members",
         "diloco-scratch": "DiLoCo from scratch by H: ft-diloco, 51 M, 2 members; by rounds: own check, one seed",
