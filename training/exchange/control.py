@@ -23,6 +23,7 @@ LEASE = 5.0
 
 Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
+LAST_EPOCH = 1 << 40
 Text = Annotated[str, Field(max_length=300)]
 
 
@@ -57,11 +58,13 @@ class Report(_Message):
     """What a member is at."""
 
     epoch: Count = 0
-    """Of the newest mesh that it had or tried; 0: none yet."""
+    """The newest that it has heard of, and takes part in or has given up; 0: none yet."""
+    mesh: Count = 0
+    """Of the newest mesh that it was a member of; 0: none yet."""
     members: tuple[Rank, ...] = Field((), max_length=MAX_RANKS)
     """Of that mesh."""
     up: bool = False
-    """Whether that mesh stands. If not, nothing more comes of it: ``full`` stays."""
+    """Whether the mesh of ``epoch`` stands. If not, nothing more comes of it: ``full`` stays."""
     lost: Rank | None = None
     """Whose connection failed."""
     why: Text = ""

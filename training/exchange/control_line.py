@@ -85,7 +85,9 @@ class ControlLine:
         """Say good-bye and hang up. Idempotent."""
         self._closing = True
         self.tell()
-        if self._thread.ident is not None and threading.current_thread() is not self._thread:
+        if self._thread.ident is None:
+            self._loop.close()
+        elif threading.current_thread() is not self._thread:
             self._thread.join(_GOODBYE_WITHIN)
 
     def _work(self) -> None:

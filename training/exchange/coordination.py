@@ -10,29 +10,30 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import Literal
 
 from training.events import MemberEvent, WarningEvent
+from training.exchange import verdicts
 from training.exchange.control import (
     BEAT,
+    LAST_EPOCH,
     LEASE,
-    PROTOCOL_VERSION,
     AnchorOrder,
     Form,
-    Hello,
     ProtocolError,
     Report,
     Status,
 )
-from training.exchange.group_member import CoordinatorConfig, Member, Quarrels, Role
+from training.exchange.group_member import CoordinatorConfig, Member, Role, seen_by
+from training.exchange.verdicts import Verdict
 
-Order = TypeVar("Order", Form, AnchorOrder)
 Log = Callable[[MemberEvent | WarningEvent], None]
 _BANNED = "it was dropped from the run"
 _MODEL_SHARE = 0.8
 """Of the time after which an operation is given up: how long a member may build its model while the others wait."""
+_ANCHOR_PATIENCE = 4
+"""Times the same time: how long the others wait for a newcomer that takes the state."""
 _PATIENCE = 2 * LEASE
 """Seconds in which members come back to a coordinator that was started again, or give up a mesh."""
 
@@ -58,7 +59,12 @@ class Coordination:
         self._form: Form | None = None
         self._anchor: AnchorOrder | None = None
         self._anchors = 0
-        self._quarrels = Quarrels()
+        self._quarrels = verdicts.Quarrels()
+        self._size = verdicts.ModelSize()
+        self._stand: int | None = 0
+        """What stood when the last mesh was formed; ``None``: another coordinator formed it."""
+        self._bounds: dict[int, int] = {}
+        """What stood when the first mesh without a member was formed, by its rank."""
         self._now = 0.0
         self._given_up_since = 0.0
         self._awaited: tuple[int, float] = (0, 0.0)
@@ -75,8 +81,11 @@ class Coordination:
         Raises:
             ProtocolError: it is none of this run, or no more, or nobody is left to join.
         """
-        self._check(came.hello)
         with self._lock:
+            verdicts.check_hello(came.hello, self._config, self._started)
+            verdicts.check_report(came.rank, came.report, LAST_EPOCH)
+            if came.rank in self._banned:
+                raise ProtocolError(_BANNED)
             known = self._members.get(came.rank)
             if known is not None and known.hello.incarnation != came.hello.incarnation:
                 self._drop(known, "lost", "came back on a new connection")
@@ -98,10 +107,15 @@ class Coordination:
             self._settle()
 
     def heard(self, member: Member, report: Report) -> None:
-        """Take what a member says of itself."""
+        """Take what a member says of itself.
+
+        Raises:
+            ProtocolError: it cannot be.
+        """
         with self._lock:
             if self._members.get(member.rank) is not member:
                 return
+            verdicts.check_report(member.rank, report, self._epoch)
             member.silent, member.report = 0.0, report
             if member.frozen:
                 member.frozen = False
@@ -164,26 +178,15 @@ class Coordination:
         names = enumerate(() if self._started else self._config.names)
         return [f"rank {rank} ({name})" for rank, name in names if rank not in self._members]
 
-    def _check(self, hello: Hello) -> None:
-        config, planned = self._config, len(self._config.names)
-        if hello.version != PROTOCOL_VERSION:
-            raise ProtocolError(f"protocol version {hello.version}, the coordinator speaks {PROTOCOL_VERSION}")
-        if hello.run_id != config.run_id:
-            raise ProtocolError("a member of another run")
-        if hello.world_size != planned or hello.rank >= planned + config.spare:
-            raise ProtocolError(f"rank {hello.rank} of {hello.world_size} in a run of {planned}")
-        if hello.rank >= planned and not self._started:
-            raise ProtocolError(f"rank {hello.rank} comes later, and the run has not begun")
-        if hello.rank in self._banned:
-            raise ProtocolError(_BANNED)
-
     def _take_back(self, came: Member) -> None:
         """Go on with a member that has state: its connection was lost, or this coordinator was started again."""
         if not self._started:
-            self._started, self._resuming_until = True, self._now + _PATIENCE
+            self._started, self._resuming_until, self._stand = True, self._now + _PATIENCE, None
+            for member in self._of("waiting"):  # it has come to a group that was there before
+                member.role = "newcomer"
         came.role = "late" if self._resuming_until is None else "live"
-        if came.role == "live":
-            self._epoch = max(self._epoch, came.report.epoch)
+        if came.report.epoch > self._epoch:
+            self._epoch, self._form, self._given_up_since = came.report.epoch, None, self._now
 
     def _freeze(self, member: Member) -> None:
         """A member is silent: the others go on without it, and it is taken back when it answers."""
@@ -198,9 +201,6 @@ class Coordination:
         member.send(Status(failed=f"dropped from the group: {reason}" if reason else "it has left", again=again))
         member.close()
         self._tell_event(member, status, reason)
-        if self._started and self._resuming_until is None and not self._of("live", "late"):
-            for stranded in self._of("newcomer"):
-                self._drop(stranded, "lost", "no member is left that has the state")
 
     def _tell_event(self, member: Member, status: Literal["joined", "left", "lost", "ready"], message: str) -> None:
         self._log(MemberEvent(member=member.rank, name=member.hello.name, status=status, message=message))
@@ -222,7 +222,7 @@ class Coordination:
             return self._begin()
         if self._resuming_until is not None and not self._resumed():
             return False
-        if self._drop_unfit() or self._order_anchor():
+        if self._drop_all(self._unfit()) or self._order_anchor():
             return True
         if self._form is None:
             return self._form_next()
@@ -240,16 +240,20 @@ class Coordination:
 
     def _resumed(self) -> bool:
         """Whether all members of the mesh are back, or had the time to."""
-        expected = {rank for member in self._of("live") for rank in member.report.members}
+        live = self._of("live")
+        expected = {rank for member in live for rank in member.report.members}
         if expected - set(self._members) and self._now < (self._resuming_until or 0.0):
             return False
-        self._resuming_until = None
+        self._resuming_until, self._anchors = None, 1000 * self._epoch  # no number that there was before
+        self._drop_all(verdicts.left_behind(live), again=True)
         return True
 
     def _is_over(self, form: Form) -> bool:
         """Whether the mesh under way must end."""
         there = [member for member in self._of("live") if member.rank in form.peers]
-        if any(member.report.epoch == self._epoch and not member.report.up for member in there):
+        broken = [member for member in there if member.report.epoch == self._epoch and not member.report.up]
+        if broken:
+            self._quarrels.broken_by(broken[0], form.peers)
             return True
         gone = set(form.peers) - {member.rank for member in there}
         if gone - self._left or (gone and any(member.waits for member in there)) or not there:
@@ -268,19 +272,22 @@ class Coordination:
 
     def _leave_behind(self, there: list[Member]) -> bool:
         """Regard as late who has not come to an operation for which the others wait; return whether there is one."""
-        number = min(member.report.full for member in there) + 1
+        number, config = min(member.report.full for member in there) + 1, self._config
         absent = [member for member in there if member.report.started < number]
+        guests = [member for member in self._of("newcomer") if self._anchor and member.rank in self._anchor.peers]
         building = any(member.report.elements < 0 for member in there)
-        if building or not absent or len(absent) == len(there):
+        if building or not (absent or guests) or len(absent) == len(there):
             self._awaited = 0, 0.0
             return False
         if self._awaited[0] != number:
             self._awaited = number, self._now
-        waited, config = self._now - self._awaited[1], self._config
+        waited = self._now - self._awaited[1]
+        if not absent:
+            late = guests if waited >= _ANCHOR_PATIENCE * config.give_up else []
+            return self._drop_all([(member.rank, f"took no state in {waited:.0f} s") for member in late])
         if waited >= config.give_up:
-            for member in absent:
-                self._drop(member, "lost", f"did not come to exchange {number} in {waited:.0f} s")
-            return True
+            why = f"did not come to exchange {number} in {waited:.0f} s"
+            return self._drop_all([(member.rank, why) for member in absent])
         enough = len(there) - len(absent) >= max(1, math.ceil(config.quorum * len(there)))
         if not enough or waited < config.round_deadline:
             return False
@@ -294,8 +301,9 @@ class Coordination:
         live = self._of("live") or [member for member in self._of("late") if not member.frozen]
         slow = [member for member in live if member.report.up or member.report.epoch != self._epoch]
         if slow and self._now - self._given_up_since > _PATIENCE:
-            for member in slow:
-                self._drop(member, "lost", "does not give up a mesh that has ended")
+            for member in slow:  # its threads hang: it comes back when it has
+                member.role = "late"
+                self._log(WarningEvent(message=f"{member.hello.name} does not give up a mesh that has ended"))
             return True
         if slow or not live:
             return False
@@ -304,6 +312,11 @@ class Coordination:
             return True
         entering = [member for member in self._entering() if member not in live]
         group = live + entering
+        holders = [member for member in group if member.role != "newcomer"]
+        if self._drop_all(verdicts.strayed(holders, self._bounds), again=True):
+            return True
+        if (liar := verdicts.unbelievable(holders, self._stand)) is not None:
+            return self._drop_all([liar])
         stand = max(member.report.full for member in group)
         kept = min(member.report.kept for member in group if member.report.full == stand)
         beyond = [member for member in group if member.report.full < kept]
@@ -318,23 +331,26 @@ class Coordination:
         self._new_epoch(group)
         return True
 
-    def _drop_unfit(self) -> bool:
-        """Drop who has another model than most; where there is no most, than the lowest rank."""
-        told = {m.rank: m.report.elements for m in self._of("live", "late") if m.report.elements >= 0}
-        if len(set(told.values())) < 2 or any(member.report.elements < 0 for member in self._of("live")):
-            return False
-        votes = Counter(told.values())
-        right = told[max(told, key=lambda rank: (votes[told[rank]], -rank))]
-        for rank, elements in told.items():
-            if elements != right:
-                why = f"its model has {elements} numbers to exchange, the others' {right}"
-                self._drop(self._members[rank], "lost", why)
-        return True
+    def _unfit(self) -> list[Verdict]:
+        """Return who has another model than most, or waits for a state that nobody has any more."""
+        there = self._of("live", "late")
+        if not there:
+            return [(member.rank, "no member is left that has the state") for member in self._of("newcomer")]
+        return self._size.wrong(there, any(member.report.elements < 0 for member in self._of("live")))
+
+    def _drop_all(self, verdicts: list[Verdict], again: bool = False) -> bool:
+        for rank, why in verdicts:
+            self._drop(self._members[rank], "lost", why, again)
+        return bool(verdicts)
 
     def _new_epoch(self, members: list[Member]) -> None:
         stand = max(member.report.full for member in members)
         have = [member for member in members if member.report.full == stand]
         self._epoch += 1
+        self._stand = stand
+        ranks = {member.rank for member in members}
+        gone = set(range(len(self._config.names) + self._config.spare)) - ranks
+        self._bounds = {rank: min(stand, self._bounds.get(rank, stand)) for rank in gone}
         self._form = Form(
             peers={member.rank: member.peer(member) for member in members},
             stand=stand,
@@ -346,7 +362,7 @@ class Coordination:
             member.role = "live"
 
     def _order_anchor(self) -> bool:
-        """Have the state handed to newcomers that are ready for it; return whether that has changed."""
+        """Have the state handed to newcomers that are ready; return whether that has changed."""
         ready = [member for member in self._of("newcomer") if member.report.ready]
         live, order = self._of("live"), self._anchor
         donates = order is not None and any(member.rank == order.donor for member in live)
@@ -369,20 +385,13 @@ class Coordination:
             member.send(
                 Status(
                     epoch=0 if self._resuming_until is not None else self._epoch,
-                    form=self._seen_by(member, self._form),
+                    form=seen_by(member, self._form, self._members),
                     started=self._started,
                     newcomer=member.role == "newcomer",
                     members=live,
                     missing=missing,
                     settled=settled,
-                    anchor=self._seen_by(member, self._anchor),
+                    anchor=seen_by(member, self._anchor, self._members),
                     relay=self.relay,
                 )
             )
-
-    def _seen_by(self, member: Member, order: Order | None) -> Order | None:
-        """Return an order with the addresses that one of its members needs; ``None`` for all others."""
-        if order is None or member.rank not in order.peers:
-            return None
-        peers = {rank: self._members[rank].peer(member) for rank in order.peers if rank in self._members}
-        return order.model_copy(update={"peers": peers})

@@ -62,12 +62,16 @@ class Coordinator:
             BadInput: the port is taken, or traffic in clear was asked for on a network address.
         """
         config = self._config
-        server, _ = tls_contexts(config.certificates)
-        if server is None and not ipaddress.ip_address(config.address).is_loopback:
-            raise BadInput(f"{config.address}: without certificates only a loopback address is allowed", "issue them")
         self._thread.start()
         try:
+            server, _ = tls_contexts(config.certificates)
+            if server is None and not ipaddress.ip_address(config.address).is_loopback:
+                what = f"{config.address}: without certificates only a loopback address is allowed"
+                raise BadInput(what, "issue them")
             return int(self._run(self._listen(server)))
+        except BadInput:
+            self.stop()
+            raise
         except OSError:
             self.stop()
             where = f"{config.address}:{config.port}"
@@ -131,7 +135,11 @@ class Coordinator:
         while True:
             await asyncio.sleep(_TICK)
             now = time.monotonic()
-            self.group.tick(min(now - last, 3 * _TICK))
+            try:
+                self.group.tick(min(now - last, 3 * _TICK))
+            except Exception as error:  # a group whose leases and deadlines never end would hang
+                self.group.close(f"the coordinator failed: {error}")
+                raise
             last = now
 
     # -- one connection ------------------------------------------------------------------------------------------------

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from training.exchange.control import LEASE, MAX_RANKS, Hello, Peer, Report, Status
-
-_MOST_STRIKES = 3
+from training.exchange.control import LEASE, MAX_RANKS, AnchorOrder, Form, Hello, Peer, Report, Status
 
 
 class CoordinatorConfig(BaseModel):
@@ -40,6 +37,7 @@ class CoordinatorConfig(BaseModel):
     """Seconds of silence after which a member is lost."""
 
 
+Order = TypeVar("Order", Form, AnchorOrder)
 Role = Literal["waiting", "live", "late", "newcomer"]
 """Waiting for the group to begin; in the mesh; left behind, with its state; without the state."""
 
@@ -85,29 +83,12 @@ class Member:
         return Peer(name=self.hello.name, addresses=addresses)
 
 
-class Quarrels:
-    """Pairs of members whose connection breaks again and again."""
-
-    def __init__(self) -> None:
-        self._strikes: Counter[frozenset[int]] = Counter()
-        self._stood = 0
-
-    def noted(self, live: Sequence[Member]) -> tuple[int, str] | None:
-        """A mesh is given up: return who has to go, and why, where it failed :data:`_MOST_STRIKES` times by the same
-        two without an operation in between. It is whom most accuse; where both do, the higher rank."""
-        stood, self._stood = self._stood, max(member.report.full for member in live)
-        if self._stood > stood:
-            self._strikes.clear()
-        ranks = {member.rank for member in live}
-        accusing = [m for m in live if m.report.lost is not None and m.report.lost in ranks - {m.rank}]
-        accused = Counter(member.report.lost for member in accusing)
-        self._strikes.update({frozenset((m.rank, m.report.lost or 0)) for m in accusing})
-        worst = next((pair for pair, strikes in self._strikes.items() if strikes >= _MOST_STRIKES), None)
-        if worst is None or not worst <= ranks:
-            return None
-        self._strikes.clear()
-        rank = max(worst, key=lambda one: (accused[one], one))
-        return rank, next((m.report.why for m in accusing if m.report.lost == rank), "its connections break")
+def seen_by(member: Member, order: Order | None, members: Mapping[int, Member]) -> Order | None:
+    """Return an order with the addresses that one of its members needs; ``None`` for all others."""
+    if order is None or member.rank not in order.peers:
+        return None
+    peers = {rank: members[rank].peer(member) for rank in order.peers if rank in members}
+    return order.model_copy(update={"peers": peers})
 
 
 def _is_loopback(address: str) -> bool:

@@ -301,7 +301,15 @@ class MeshMember(Exchange):
         return status.epoch > report.epoch
 
     def _form(self, epoch: int, form: Form) -> None:
-        mine = {"epoch": epoch, "members": tuple(form.peers), "lost": None, "why": "", "anchored": 0, "ready": False}
+        mine = {
+            "epoch": epoch,
+            "mesh": epoch,
+            "members": tuple(form.peers),
+            "lost": None,
+            "why": "",
+            "anchored": 0,
+            "ready": False,
+        }
         self._note(**mine, up=True)
         names = {rank: peer.name for rank, peer in form.peers.items()}
         addresses: dict[int, Sequence[Address]] = {rank: peer.addresses for rank, peer in form.peers.items()}

@@ -1,0 +1,432 @@
+"""Decisions about a group: whatever happens in whatever order, its members stay of one mind. No network in here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.events import MemberEvent, WarningEvent
+from training.exchange.control import LEASE, PROTOCOL_VERSION, Hello, ProtocolError, Report, Status
+from training.exchange.coordination import Coordination
+from training.exchange.group_member import CoordinatorConfig, Member
+
+RUN = "r"
+
+
+@dataclass(eq=False)
+class Fake:
+    """A process that does what a member does, message by message; results are named by the mesh that made them."""
+
+    rank: int
+    incarnation: int
+    report: Report = Report(elements=1)
+    results: dict[int, int] = field(default_factory=dict)
+    inbox: list[Status] = field(default_factory=list)
+    member: Member | None = None
+    status: Status | None = None
+    published: int = 0
+    holds: int | None = None
+    ended: str = ""
+    again: bool = False
+    dead: bool = False
+
+    def note(self, **news: object) -> None:
+        self.report = self.report.model_copy(update=news)
+
+
+class World:
+    """A coordination and processes that talk with it."""
+
+    def __init__(self, size: int, started: bool = True, **config: object) -> None:
+        self.size = size
+        self.config = CoordinatorConfig.model_validate(
+            {"run_id": RUN, "names": [f"m{rank}" for rank in range(size)], "spare": 2, **config}
+        )
+        self.events: list[MemberEvent | WarningEvent] = []
+        self.incarnations = 0
+        self.fakes: dict[int, Fake] = {}
+        self.restart()
+        for rank in range(size if started else 0):
+            self.come(rank)
+        self.hear_all()
+
+    def restart(self) -> None:
+        """The coordinator is another process: it knows nothing."""
+        self.group = Coordination(self.config, self.events.append)
+        self.epoch = 0
+        for fake in self.fakes.values():
+            fake.member = None
+            fake.inbox.clear()
+
+    def come(self, rank: int) -> Fake:
+        """A new process of a rank dials; one that was there is gone."""
+        if rank in self.fakes:
+            self.kill(rank)
+        self.incarnations += 1
+        self.fakes[rank] = Fake(rank, self.incarnations)
+        self.dial(rank)
+        return self.fakes[rank]
+
+    def dial(self, rank: int) -> None:
+        fake = self.fakes[rank]
+        if fake.dead or fake.ended:
+            return
+        hello = Hello(
+            version=PROTOCOL_VERSION, run_id=RUN, rank=rank, world_size=self.size, name=f"m{rank}",
+            incarnation=str(fake.incarnation), port=1,
+        )  # fmt: skip
+        fake.inbox.clear()
+        came = Member(hello, fake.inbox.append, lambda: None, report=fake.report)
+        try:
+            self.group.hello(came)
+        except ProtocolError as error:
+            fake.ended = str(error)
+        else:
+            fake.member = came
+
+    def kill(self, rank: int) -> None:
+        self.fakes[rank].dead = True
+        self.hang_up(rank)
+
+    def hang_up(self, rank: int) -> None:
+        """The connection with the coordinator breaks."""
+        fake, member = self.fakes[rank], self.fakes[rank].member
+        fake.member = None
+        fake.inbox.clear()
+        if member is not None:
+            self.group.lose(member, "its connection broke")
+
+    def say(self, rank: int) -> None:
+        fake = self.fakes[rank]
+        if fake.member is not None and not fake.ended:
+            try:
+                self.group.heard(fake.member, fake.report)
+            except ProtocolError as error:
+                self.group.lose(fake.member, str(error))
+
+    def hear(self, rank: int) -> None:
+        """A process reads what was sent to it, and does it."""
+        fake = self.fakes[rank]
+        while fake.inbox and not fake.dead and not fake.ended:
+            self.obey(fake, fake.inbox.pop(0))
+
+    def hear_all(self) -> None:
+        while any(fake.inbox for fake in self.fakes.values() if not fake.dead and not fake.ended):
+            for rank in list(self.fakes):
+                self.hear(rank)
+
+    def obey(self, fake: Fake, status: Status) -> None:
+        fake.status, form, report = status, status.form, fake.report
+        if status.failed:
+            fake.ended, fake.again = status.failed, status.again
+            return
+        if fake.holds is not None and (status.anchor is None or status.anchor.number != fake.published):
+            fake.holds = None
+        if status.newcomer:
+            self.fetch(fake, status)
+        elif status.epoch < report.epoch:
+            return
+        elif form is None:
+            if status.epoch and (report.up or report.epoch < status.epoch):
+                fake.note(up=False, epoch=status.epoch)
+                self.say(fake.rank)
+        elif status.epoch > report.epoch:
+            assert report.elements >= 0
+            mine = {"epoch": status.epoch, "mesh": status.epoch, "members": tuple(form.peers)}
+            fake.note(**mine, lost=None, up=True, ready=False, anchored=0)
+            donor = self.fakes[form.donor]
+            if fake.rank in form.behind:
+                assert form.behind[fake.rank] == report.full
+                missing = range(report.full + 1, form.stand + 1)
+                if donor.dead or not all(number in donor.results for number in missing):
+                    fake.note(up=False, lost=form.donor)
+                else:
+                    fake.results |= {number: donor.results[number] for number in missing}
+                    fake.note(full=form.stand)
+            self.say(fake.rank)
+
+    def fetch(self, fake: Fake, status: Status) -> None:
+        """A newcomer takes the state, where its donor is between two operations."""
+        if not fake.report.ready:
+            fake.note(ready=True)
+            self.say(fake.rank)
+            return
+        if status.anchor is None or fake.report.anchored == status.anchor.number:
+            return
+        donor = self.fakes[status.anchor.donor]
+        if donor.dead or donor.report.started > donor.report.full or donor.holds is not None:
+            return
+        seen = donor.status
+        if seen is None or seen.anchor is None or seen.anchor.number != status.anchor.number:
+            return
+        number = donor.report.full
+        donor.published, donor.holds = status.anchor.number, number
+        fake.results = dict(donor.results)
+        fake.note(anchored=status.anchor.number, started=number, full=number, kept=number)
+        self.say(fake.rank)
+
+    def start(self, rank: int) -> None:
+        """A process starts its next operation."""
+        fake = self.fakes[rank]
+        if fake.report.epoch and fake.report.started <= fake.report.full:
+            fake.note(started=fake.report.started + 1)
+            self.say(rank)
+
+    def finish(self, ranks: list[int]) -> None:
+        """The next operation on the mesh of the moment ends; only ``ranks`` have noticed."""
+        form = self.group._form
+        mesh = [self.fakes[rank] for rank in form.peers] if form is not None else []
+        if not mesh or any(f.dead or not f.report.up or f.report.epoch != self.group._epoch for f in mesh):
+            return
+        number = min(fake.report.full for fake in mesh) + 1
+        if all(f.report.started >= number and (f.holds is None or number <= f.holds) for f in mesh):
+            for fake in mesh:
+                if fake.rank in ranks and fake.report.full == number - 1:
+                    made = {f.results[number] for f in mesh if number in f.results}
+                    fake.results[number] = next(iter(made), self.group._epoch)
+                    fake.note(full=number)
+                    self.say(fake.rank)
+
+    def break_link(self, rank: int, other: int) -> None:
+        fake = self.fakes[rank]
+        if fake.report.up and other in fake.report.members and other != rank:
+            fake.note(up=False, lost=other)
+            self.say(rank)
+
+    # --------------------------------------------------------------------------------------------------- what must hold
+
+    def check(self) -> None:
+        group = self.group
+        assert group._epoch >= self.epoch
+        form = group._form
+        if form is not None and group._epoch > self.epoch:
+            mesh = [self.fakes[rank] for rank in form.peers]
+            for fake in mesh:
+                assert not (fake.report.up and 0 < fake.report.epoch < group._epoch), "it is in the last mesh still"
+                assert fake.dead or fake.report.full <= form.stand
+            assert form.donor in form.peers and self.fakes[form.donor].report.full == form.stand
+        self.epoch = group._epoch
+        self.agree()
+
+    def agree(self) -> None:
+        """Members of one mesh that have come as far have the same results."""
+        mesh = [f for f in self.fakes.values() if not f.dead and f.report.up and f.report.epoch == self.group._epoch]
+        for number in {n for fake in mesh for n in fake.results}:
+            made = {f.results[number] for f in mesh if f.report.full >= number and number in f.results}
+            assert len(made) < 2, f"operation {number} has results of the meshes {sorted(made)}"
+
+    def calm_down(self) -> None:
+        """All hear everything, nothing breaks any more, everybody wants the next operation."""
+        for fake in self.fakes.values():
+            if fake.member is None:
+                self.dial(fake.rank)
+        self.go_on(60)
+
+    def go_on(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.hear_all()
+            for rank in self.fakes:
+                if self.fakes[rank].member is not None and not self.fakes[rank].dead:
+                    self.say(rank)
+                    self.start(rank)
+            self.hear_all()
+            self.check()
+            self.finish(list(self.fakes))
+            self.group.tick(1.0)
+            self.check()
+
+
+RANKS = st.integers(0, 3)
+MOVES = st.one_of(
+    st.tuples(st.sampled_from(["come", "dial", "kill", "hang_up", "say", "hear", "start"]), RANKS),
+    st.tuples(st.just("finish"), st.lists(RANKS, max_size=3)),
+    st.tuples(st.just("break_link"), RANKS, RANKS),
+    st.tuples(st.just("ban"), RANKS),
+    st.tuples(st.just("admit"), RANKS),
+    st.tuples(st.just("tick"), st.floats(0, 3)),
+    st.tuples(st.sampled_from(["hear_all", "restart", "all_start"])),
+)
+
+
+def move(world: World, what: str, *arguments: object) -> None:
+    rank = arguments[0] if arguments and isinstance(arguments[0], int) else None
+    if what == "all_start":
+        for one in world.fakes:
+            world.start(one)
+    elif what in ("tick", "ban", "admit"):
+        getattr(world.group, what)(*arguments)
+    elif what == "come" and world.epoch == 0 and rank == 3:
+        return
+    elif what in ("come", "finish", "hear_all", "restart") or rank in world.fakes:
+        getattr(world, what)(*arguments)
+
+
+@settings(max_examples=150, deadline=None)
+@given(moves=st.lists(MOVES, max_size=60))
+def test_whatever_happens_members_of_a_mesh_agree_and_go_on(moves: list[tuple[object, ...]]) -> None:
+    world = World(3, quorum=0.5, round_deadline=2.0, give_up=8.0, lease=LEASE)
+    world.check()
+    for what, *arguments in moves:
+        move(world, str(what), *arguments)
+        world.check()
+    before = {rank: fake.report.full for rank, fake in world.fakes.items()}
+    world.calm_down()
+    there = [f for f in world.fakes.values() if not f.dead and not f.ended]
+    for fake in there:
+        assert fake.report.up and fake.report.full > before[fake.rank], f"m{fake.rank} hangs"
+
+
+def three(**config: object) -> World:
+    """Three members whose first operation is done."""
+    world = World(3, **{"round_deadline": 2.0, "give_up": 8.0, **config})
+    operation(world, 0, 1, 2)
+    return world
+
+
+def operation(world: World, *ranks: int, noticed: tuple[int, ...] | None = None) -> None:
+    """The next operation of some; by whom its end is noticed."""
+    for rank in ranks:
+        world.start(rank)
+    world.hear_all()
+    world.finish(list(ranks if noticed is None else noticed))
+    world.hear_all()
+
+
+def silent(world: World, rank: int) -> None:
+    """A member says nothing until its lease is over."""
+    while not world.group._members[rank].frozen:
+        for other in world.fakes.keys() - {rank}:
+            world.say(other)
+        world.group.tick(0.5)
+        for other in world.fakes.keys() - {rank}:
+            world.hear(other)
+
+
+def test_who_has_a_result_that_was_made_again_without_it_comes_back_as_a_newcomer() -> None:
+    world = three()
+    operation(world, 0, 1, 2, noticed=(2,))
+    world.fakes[2].report = world.fakes[2].report.model_copy(update={"full": 1})
+    world.say(2)  # as if it had been cut off before it could say so
+    silent(world, 2)
+    world.finish([0, 1])
+    world.fakes[2].note(full=2)
+    world.hear_all()
+    world.start(2)
+    operation(world, 0, 1, 2)
+    assert world.fakes[2].again and "result" in world.fakes[2].ended
+    assert [world.fakes[rank].report.up for rank in (0, 1)] == [True, True]
+
+
+def test_a_newcomer_that_redials_a_restarted_coordinator_first_is_let_in() -> None:
+    world = three()
+    world.kill(2)
+    world.hear_all()
+    fresh = world.come(2)
+    world.restart()
+    for rank in (2, 0, 1):
+        world.dial(rank)
+    world.go_on(9)
+    assert fresh.report.up and sorted(fresh.report.members) == [0, 1, 2]
+
+
+def test_an_anchor_is_ordered_anew_by_a_restarted_coordinator() -> None:
+    world = three()
+    for _ in range(2):
+        world.kill(2)
+        world.come(2)
+        world.go_on(9)
+        assert world.fakes[2].report.up
+        world.restart()
+        for rank in range(3):
+            world.dial(rank)
+
+
+def test_a_newcomer_alone_with_a_restarted_coordinator_hears_that_nobody_is_left() -> None:
+    world = three()
+    world.kill(2)
+    fresh = world.come(2)
+    world.restart()
+    world.dial(0)
+    world.dial(2)
+    world.kill(0)
+    for _ in range(100):
+        world.group.tick(0.3)
+        world.hear_all()
+    assert "no member is left" in fresh.ended
+
+
+@pytest.mark.parametrize(
+    "news",
+    [{"full": 9, "kept": 9}, {"full": 2**52}, {"started": 2**52, "full": 2**52}, {"epoch": 2**50}, {"kept": 5},
+     {"lost": 2}, {"elements": 7}],
+)  # fmt: skip
+def test_a_member_that_lies_loses_its_own_place(news: dict[str, object]) -> None:
+    world = three()
+    insider = world.fakes[2]
+    for _ in range(4):
+        insider.note(**{"up": False, **news})
+        world.say(2)
+        for rank in (0, 1):
+            world.hear(rank)
+        insider.note(epoch=world.group._epoch)
+        world.say(2)
+        world.hear_all()
+    assert insider.ended
+    operation(world, 0, 1)
+    assert [world.fakes[rank].report.full for rank in (0, 1)] == [2, 2]
+    assert [world.fakes[rank].report.members for rank in (0, 1)] == [(0, 1)] * 2
+
+
+def test_a_member_that_breaks_every_mesh_without_a_word_loses_its_place() -> None:
+    world = three()
+    for _ in range(4):
+        world.fakes[2].note(up=False)
+        world.say(2)
+        world.hear_all()
+    assert world.fakes[2].ended
+    operation(world, 0, 1)
+    assert [world.fakes[rank].report.full for rank in (0, 1)] == [2, 2]
+
+
+def test_a_newcomer_that_never_takes_the_anchor_holds_nobody_for_ever() -> None:
+    world = three()
+    world.kill(2)
+    fresh = world.come(2)
+    world.hear(2)
+    fresh.note(ready=True)
+    world.say(2)
+    for rank in (0, 1):
+        world.hear(rank)
+    donor = world.fakes[0]
+    assert donor.status is not None and donor.status.anchor is not None
+    donor.published, donor.holds = donor.status.anchor.number, donor.report.full
+    for rank in (0, 1):
+        world.start(rank)
+    for _ in range(50):
+        for rank in range(3):
+            world.say(rank)
+        world.group.tick(1.0)
+        world.hear(0)
+        world.hear(1)
+    world.finish([0, 1])
+    assert world.fakes[1].report.full == 2 and fresh.inbox[-1].failed
+
+
+def test_who_does_not_give_a_mesh_up_is_left_behind_and_taken_back() -> None:
+    world = three()
+    world.kill(1)
+    world.start(0)
+    world.hear(0)
+    for _ in range(100):
+        world.say(0)
+        world.say(2)
+        world.group.tick(0.3)
+        world.hear(0)
+    assert world.fakes[0].report.members == (0,)
+    world.hear(2)
+    operation(world, 0, 2)
+    operation(world, 0, 2)
+    assert world.fakes[2].report.members == (0, 2) and not world.fakes[2].ended
