@@ -8,18 +8,22 @@ import functools
 import os
 import random
 import resource
+import signal
 import socket
 import ssl
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from test_mesh import Group, at_once
 from waiting import PATIENCE, until
 
+from tests.preloaded.python import python_itself
 from training.exchange import certificates as certificates_module
 from training.exchange import introduction, meeting
 from training.exchange.base import ExchangeError, ExchangeTimeout
@@ -290,6 +294,74 @@ def test_groups_are_formed_at_once_over_the_same_listeners(certificates: Path) -
 def test_a_member_that_is_frozen_is_told_from_one_that_is_gone(pair: Group) -> None:
     with socket.create_server(("127.0.0.1", 0)) as frozen, pytest.raises(ExchangeTimeout, match="but says nothing"):
         Mesh.form(pair.listeners[0], "c", {0: [], 1: [frozen.getsockname()]}, seconds=0.5)
+
+
+def test_who_is_not_wanted_any_more_is_not_waited_for(pair: Group) -> None:
+    """As when the coordinator has learned that a member is frozen, in the middle of its handshake."""
+    wanted = True
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+
+        def form() -> None:
+            places = {0: [], 1: [frozen.getsockname()]}
+            Mesh.form(pair.listeners[0], "c", places, seconds=10 * PATIENCE, wanted=lambda: wanted)
+
+        with ThreadPoolExecutor(1) as pool:
+            formed = pool.submit(form)
+            connection, _ = frozen.accept()
+            assert connection.recv(1)
+            wanted = False
+            pair.listeners[0].wake()
+            assert isinstance(formed.exception(PATIENCE), ExchangeTimeout)
+            connection.close()
+
+
+def test_ctrl_c_ends_the_search_for_peers(pair: Group) -> None:
+    main = threading.main_thread().ident
+    threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        Mesh.form(pair.listeners[0], "c", {0: [], 1: []}, seconds=10 * PATIENCE)
+    until(lambda: not [one for one in threading.enumerate() if one.name == "meeting"])
+
+
+def test_a_frozen_member_is_met_again_when_it_goes_on(certificates: Path) -> None:
+    """The process is stopped by a signal; the kernel goes on taking connections for it."""
+    host = Listener("127.0.0.1", Identity(RUN, 0, certificates / "member-0"))
+    command = [python_itself(), "-c", _MEMBER, str(certificates / "member-1"), str(host.address[1])]
+    pipe, root = subprocess.PIPE, Path(__file__).parents[2]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd=root) as child:
+        try:
+            assert child.stdout is not None
+            places: dict[int, list[Address]] = {0: [], 1: [("127.0.0.1", int(child.stdout.readline()))]}
+            child.send_signal(signal.SIGSTOP)
+            with pytest.raises(ExchangeTimeout, match="says nothing"):
+                Mesh.form(host, "frozen", places, seconds=1.0)
+            child.send_signal(signal.SIGCONT)
+            mesh = Mesh.form(host, "awake", places)
+            room = bytearray(5)
+            mesh.receive(1, 7, memoryview(room)).wait(PATIENCE)
+            assert room == b"awake"
+            child.send_signal(signal.SIGSTOP)
+            sent = mesh.send(1, 8, memoryview(bytes(50 << 20)))  # more than all buffers on the way hold
+            mesh.break_off(PeerLost(1, "rank 1", "its lease is over"))
+            with pytest.raises(PeerLost):
+                sent.wait(PATIENCE)
+            mesh.close()
+        finally:
+            child.kill()
+            host.close()
+
+
+_MEMBER = """
+import sys
+from pathlib import Path
+from training.exchange.listener import Identity, Listener
+from training.exchange.mesh import Mesh
+own = Listener("127.0.0.1", Identity("run", 1, Path(sys.argv[1])))
+print(own.address[1], flush=True)
+mesh = Mesh.form(own, "awake", {0: [("127.0.0.1", int(sys.argv[2]))], 1: []})
+mesh.send(0, 7, memoryview(b"awake")).wait()
+sys.stdin.read()
+"""
 
 
 def test_another_address_is_tried_where_somebody_takes_connections_and_says_nothing(

@@ -31,6 +31,8 @@ Transport = Literal["auto", "tls"]
 SENDS, RECEIVES = 0, 1
 MAX_CHANNEL = 128
 LOOK = 0.2
+_GLANCE = 0.05
+"""Seconds after which whoever waits looks whether that is still of use."""
 _HELLO = struct.Struct(f"<8sIIBB{SECRET}sH")
 _MAGIC = b"muster 1"
 _CIPHERS: tuple[Cipher, ...] = ("aes", "chacha")
@@ -78,6 +80,42 @@ class Arrival:
             return True
 
 
+class _Unwanted(EOFError):
+    """Nobody here wants the connection any more."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long this end waits for the other.
+
+    Args:
+        seconds: for each word.
+        over: whether nothing is wanted any more.
+        another: whether another connection has come for the same.
+    """
+
+    seconds: float
+    over: Callable[[], bool]
+    another: Callable[[], bool]
+
+    def wait(self, connection: socket.socket, step: Callable[[], None], whatever_comes: bool = False) -> None:
+        """Carry out a step that waits for the other end, and look again and again whether it is still of use.
+
+        Raises:
+            TimeoutError: the other end is silent.
+            _Unwanted: nothing is wanted, or, unless ``whatever_comes``, another has come.
+        """
+        connection.settimeout(_GLANCE)
+        end = time.monotonic() + self.seconds
+        while not self.over() and (whatever_comes or not self.another()):
+            try:
+                return step()
+            except TimeoutError:
+                if time.monotonic() >= end:
+                    raise
+        raise _Unwanted
+
+
 class Introductions:
     """What one member says and demands.
 
@@ -110,51 +148,58 @@ class Introductions:
             channel = _exactly(connection, length).decode()
             if does == SENDS:
                 connection.sendall(_WELCOME)
-                _heard(connection)
+                _word(connection, _TAKEN)
+                connection.sendall(_WELCOME)
             hanging_up.pop_all()
             return (channel, rank, RECEIVES if does == SENDS else SENDS), Arrival(
                 connection, secret, _CIPHERS[cipher], way
             )
 
     def say(
-        self, connection: socket.socket, key: Key, way: str, round_trip: float, seconds: float, stop: Callable[[], bool]
+        self, connection: socket.socket, key: Key, way: str, round_trip: float, patience: Patience
     ) -> Connection | None:
-        """Say what a connection is for; ``None`` where ``stop`` said that it is not wanted any more.
+        """Say what a connection is for; ``None`` where it is not wanted any more.
 
         Raises:
             OSError, EOFError, ExchangeError: the other end does not answer, or is somebody else.
         """
+        with contextlib.suppress(_Unwanted):
+            return self._say(connection, key, way, round_trip, patience)
+        return None
+
+    def _say(self, connection: socket.socket, key: Key, way: str, round_trip: float, patience: Patience) -> Connection:
         channel, peer, does = key
         with contextlib.ExitStack() as hanging_up:
             hanging_up.callback(lambda: connection.close())
-            connection.settimeout(seconds)
             if self._client is not None:
-                connection = self._client.wrap_socket(connection)
+                connection = secured = self._client.wrap_socket(connection, do_handshake_on_connect=False)
+                patience.wait(connection, secured.do_handshake)
                 self._check(connection, peer)
-            if stop():
-                return None
             secret, name = os.urandom(SECRET), channel.encode()
             cipher = _CIPHERS.index(self._cipher)
             hello = _HELLO.pack(_MAGIC, self.identity.rank, peer, does, cipher, secret, len(name))
             connection.sendall(hello + name)
             if does == SENDS:
-                if _exactly(connection, 1) != _WELCOME:
-                    raise ExchangeError("it answered something else")
-                _tell(connection)
-            elif not _chosen(connection, stop):
-                return None
+                patience.wait(connection, lambda: _word(connection, _WELCOME))
+                _tell(connection, patience)
+            else:
+                try:
+                    patience.wait(connection, lambda: _word(connection, _TAKEN))
+                except TimeoutError:  # the sender is elsewhere yet; that says nothing about the way
+                    raise _Unwanted from None
+                connection.sendall(_WELCOME)
             found = self._ready(Arrival(connection, secret, self._cipher, way), round_trip)
             hanging_up.pop_all()
             return found
 
-    def take(self, arrival: Arrival, does: int) -> Connection:
+    def take(self, arrival: Arrival, does: int, patience: Patience) -> Connection:
         """Make a connection that has come this member's own; a sender tells the other end.
 
         Raises:
             OSError, EOFError, ExchangeError: the other end is gone.
         """
         if does == SENDS:
-            _tell(arrival.socket)
+            _tell(arrival.socket, patience)
         return self._ready(arrival, 0.0)
 
     def _check(self, connection: socket.socket, rank: int) -> None:
@@ -196,29 +241,16 @@ def tls_contexts(folder: Path | None) -> tuple[ssl.SSLContext | None, ssl.SSLCon
     return server, client
 
 
-def _chosen(connection: socket.socket, stop: Callable[[], bool]) -> bool:
-    """Wait until the sender takes this connection, or another."""
-    connection.settimeout(LOOK)
-    end = time.monotonic() + HANDSHAKE_SECONDS
-    while not stop() and time.monotonic() < end:
-        with contextlib.suppress(TimeoutError):
-            _heard(connection)
-            return True
-    return False
-
-
-def _tell(connection: socket.socket) -> None:
+def _tell(connection: socket.socket, patience: Patience) -> None:
     """Take a connection, as its sender, and wait until the receiver knows: it listens to this one from then on."""
     connection.sendall(_TAKEN)
-    if _exactly(connection, 1) != _WELCOME:
-        raise ExchangeError("it answered something else")
+    patience.wait(connection, lambda: _word(connection, _WELCOME), whatever_comes=True)
 
 
-def _heard(connection: socket.socket) -> None:
-    """Wait, as its receiver, until a connection is taken, and confirm that."""
-    if _exactly(connection, 1) != _TAKEN:
+def _word(connection: socket.socket, word: bytes) -> None:
+    """Wait for a word of one byte."""
+    if _exactly(connection, 1) != word:
         raise ExchangeError("it answered something else")
-    connection.sendall(_WELCOME)
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:

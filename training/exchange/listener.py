@@ -13,7 +13,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from profiles.errors import BadInput
 from training.exchange.base import ExchangeError, ExchangeTimeout
@@ -78,14 +77,22 @@ class Listener:
         """
         if len(channel.encode()) > MAX_CHANNEL:
             raise ValueError(f"the channel's name '{channel}' is too long")
+        interrupted = threading.Event()
+
+        def still() -> bool:
+            return wanted() and not interrupted.is_set()
+
         meetings = {
-            (peer, does): self._meeting((channel, peer, does), peers[peer], relay, deadline, wanted)
+            (peer, does): self._meeting((channel, peer, does), peers[peer], relay, deadline, still)
             for peer in peers
             for does in (SENDS, RECEIVES)
         }
-        with ThreadPoolExecutor(max(1, len(meetings))) as pool:
-            futures = {key: pool.submit(meeting.meet) for key, meeting in meetings.items()}
-            found = {key: future.result() for key, future in futures.items()}
+        try:
+            found = _meet_all(meetings)
+        except BaseException:
+            interrupted.set()
+            self.wake()
+            raise
         met = {key: one for key, one in found.items() if one is not None}
         if len(met) < len(found):
             for one in met.values():
@@ -163,3 +170,24 @@ class Listener:
             pass
         finally:
             self._strangers.leave(host)
+
+
+def _meet_all(meetings: Mapping[tuple[int, int], Meeting]) -> dict[tuple[int, int], Connection | None]:
+    """Have all meet at once. Unlike those of a pool, the threads hold up neither Ctrl-C nor the end of the process."""
+    found: dict[tuple[int, int], Connection | None] = {}
+    errors: list[Exception] = []
+
+    def meet(key: tuple[int, int]) -> None:
+        try:
+            found[key] = meetings[key].meet()
+        except Exception as error:  # noqa: BLE001 - raised again by whoever waits
+            errors.append(error)
+
+    threads = [threading.Thread(target=meet, args=(key,), name="meeting", daemon=True) for key in meetings]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return found

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from profiles.errors import MusterError
 from training.exchange.base import ExchangeError
 from training.exchange.certificates import relay_key
-from training.exchange.introduction import LOOK, SENDS, Arrival, Introductions, Key
+from training.exchange.introduction import LOOK, SENDS, Arrival, Introductions, Key, Patience
 from training.exchange.link import Connection
 from training.exchange.relay import at_relay
 from training.exchange.strangers import HANDSHAKE_SECONDS
@@ -135,7 +135,10 @@ class Meeting:
         return None
 
     def _over(self) -> bool:
-        return self._arrivals.closed or not self._wanted() or time.monotonic() >= self._deadline
+        return self._unwanted() or time.monotonic() >= self._deadline
+
+    def _unwanted(self) -> bool:
+        return self._arrivals.closed or not self._wanted()
 
     def _stop(self) -> bool:
         """Whether trying is of no use any more."""
@@ -151,7 +154,7 @@ class Meeting:
         if (arrival := self._arrivals.take(self._key)) is None:
             return None
         try:
-            return self._introductions.take(arrival, self._does)
+            return self._introductions.take(arrival, self._does, self._patience(_IMPATIENT_SECONDS))
         except (OSError, EOFError, ExchangeError) as error:
             arrival.socket.close()
             self._problems[arrival.way] = _words(error)
@@ -198,8 +201,11 @@ class Meeting:
         return None
 
     def _say(self, connection: socket.socket, way: str, round_trip: float, seconds: float) -> Connection | None:
-        seconds = max(LOOK, min(seconds, self._deadline - time.monotonic()))
-        return self._introductions.say(connection, self._key, way, round_trip, seconds, self._stop)
+        return self._introductions.say(connection, self._key, way, round_trip, self._patience(seconds))
+
+    def _patience(self, seconds: float) -> Patience:
+        seconds = min(seconds, self._deadline - time.monotonic())
+        return Patience(seconds, self._unwanted, lambda: self._key in self._arrivals)
 
 
 def _words(error: Exception) -> str:

@@ -18,7 +18,7 @@ How = Literal["dialled", "came", "relayed"]
 
 HEAD_START = 0.25
 """Seconds that an address has before the next one is tried beside it (RFC 8305, section 5)."""
-_LOOK = 0.1
+_LOOK = 0.05
 _FORGIVEN_AFTER = 60.0
 _KNOWN_FOR = 300.0
 
@@ -98,7 +98,7 @@ def first_to_answer(
     Args:
         failed: hears of those that refused, and, once another has answered or the time is up, of those that did not
             answer.
-        stop: asked ten times a second whether to give up.
+        stop: asked twenty times a second whether to give up.
     """
     begin = next_at = time.monotonic()
     waiting, left = list(addresses), dict[Address, tuple[socket.socket, float]]()
