@@ -14,17 +14,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from distributed.planning.cost_model import LINE_SHARE, payload_bytes, transfer
 from training.strategies.allreduce import OVERLAP
 
-__all__ = ["payload_bytes", "per_step", "periodic_step", "ring", "star"]
+__all__ = ["payload_bytes", "per_step", "periodic_step", "ring"]
 
 
 def ring(size: float, members: int, mbit: float) -> float:
     """Return the time of an exchange in which every member sends ``2 (n-1)/n`` of ``size``: a ring, or by owner."""
     return transfer(2 * (members - 1) / members * size, mbit * LINE_SHARE)
-
-
-def star(size: float, mbit: float) -> float:
-    """Return the time of an exchange over a hub that is on no member's machine and has a faster link than theirs."""
-    return transfer(size, mbit * LINE_SHARE)
 
 
 def per_step(compute: float, exchange: float) -> float:

@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/lab_links.py [--mbit 50 200 1000] [--json FILE]
 
 Needs root. Forward, backward and optimizer are a fixed 0.5 s of waiting (``emulated_job.py``): two cores are too few to
-compute four of them. Coding, encryption and exchange are real, and all members and the hub share this machine's cores;
-*compute* is the step of four members that do not exchange. The hub runs on the controller, whose link is not shaped.
+compute four of them. Coding, encryption and exchange are real, and all members share this machine's cores;
+*compute* is the step of four members that do not exchange.
 DiLoCo is measured with a short interval, because the time of a synchronisation does not depend on it: its step is
 ``compute + excess / 50``, where *excess* is how much longer than the others a step with a synchronisation takes. Links
 are shaped from the first step to the last. About a quarter of an hour.
@@ -30,12 +30,11 @@ INTERVAL = 50
 SHORT = 4
 """Interval that is really run."""
 ROUNDS = 3
-CASES: tuple[tuple[str, str, str], ...] = (
-    ("allreduce", "fp32", "mesh"),
-    ("allreduce", "bf16", "mesh"),
-    ("allreduce", "bf16", "nccl"),
-    ("diloco", "bf16", "mesh"),
-    ("diloco", "mxfp4", "mesh"),
+CASES: tuple[tuple[str, str], ...] = (
+    ("allreduce", "fp32"),
+    ("allreduce", "bf16"),
+    ("diloco", "bf16"),
+    ("diloco", "mxfp4"),
 )
 
 
@@ -70,20 +69,20 @@ def excess_seconds(run: Measured) -> float:
     return max(found)
 
 
-def exchange_seconds(weights: int, codec: str, engine: str, mbit: float) -> float:
+def exchange_seconds(weights: int, codec: str, mbit: float) -> float:
     """Predict one exchange."""
     size = ideal_times.payload_bytes(weights, codec)
-    return ideal_times.star(size, mbit) if engine == "mesh" else ideal_times.ring(size, len(NAMES), mbit)
+    return ideal_times.ring(size, len(NAMES), mbit)
 
 
-def measure(lab: BenchLab, case: tuple[str, str, str], mbit: float, weights: int, compute: float) -> dict[str, Any]:
+def measure(lab: BenchLab, case: tuple[str, str], mbit: float, weights: int, compute: float) -> dict[str, Any]:
     """Run one case and return its row."""
-    strategy, codec, engine = case
+    strategy, codec = case
     lab.mbit = mbit
     steps = SHORT * ROUNDS if strategy == "diloco" else (4 if mbit < 100 else 7)
-    given = options(steps) | {"strategy": strategy, "codec": codec, "engine": engine, "sync_interval": SHORT}
+    given = options(steps) | {"strategy": strategy, "codec": codec, "sync_interval": SHORT}
     run = lab.train(NAMES, "nanogpt", given)
-    exchange = exchange_seconds(weights, codec, engine, mbit)
+    exchange = exchange_seconds(weights, codec, mbit)
     if strategy == "diloco":
         excess = excess_seconds(run)
         step, predicted = compute + excess / INTERVAL, ideal_times.periodic_step(compute, exchange, INTERVAL)
@@ -94,7 +93,7 @@ def measure(lab: BenchLab, case: tuple[str, str, str], mbit: float, weights: int
     own = statistics.fmean(e.compute for e in run.steps(0)[1:])
     row = {
         "Mbit/s": f"{mbit:g}",
-        "case": f"{strategy}{f' H={INTERVAL}' if strategy == 'diloco' else ''} {codec}, {engine}",
+        "case": f"{strategy}{f' H={INTERVAL}' if strategy == 'diloco' else ''} {codec}",
         "step, s": f"{step:.3f}",
         "predicted, s": f"{predicted:.3f}",
         "efficiency, %": f"{100 * compute / step:.1f}",

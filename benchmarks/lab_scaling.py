@@ -4,8 +4,8 @@
 
 Needs root: the machines are lab hosts of 0.4 core each on links of 100 Mbit/s. Samples/s is taken from the members'
 step events between the first steps (one whole synchronisation interval for DiLoCo) and the last: start, evaluation and
-the model's saving are left out, every synchronisation is in. Supervisor and hub run on the controller, outside the
-quotas and behind a link that is not shaped; so does the lighthouse of torchft. torchrun keeps its store on a host.
+the model's saving are left out, every synchronisation is in. Supervisor and coordinator run on the controller, outside
+the quotas and behind a link that is not shaped; so does the lighthouse of torchft. torchrun keeps its store on a host.
 About a quarter of an hour.
 """
 
@@ -66,7 +66,7 @@ class Scaling:
 
     def prepare(self) -> None:
         """Fill the caches of all hosts."""
-        self.lab.train(self.lab.names, "demo-scratch", self.options(1) | {"strategy": "allreduce", "engine": "mesh"})
+        self.lab.train(self.lab.names, "demo-scratch", self.options(1) | {"strategy": "allreduce"})
 
     def one_host(self) -> None:
         """The run that all ratios are to: plain training."""
@@ -77,31 +77,29 @@ class Scaling:
     def side_by_side(self, members: int) -> None:
         """Hosts that train at the same time and never exchange: what this machine's cores allow at most."""
         steps = 2 * INTERVAL
-        run = self.train(members, steps, {"strategy": "diloco", "sync_interval": 10 * steps, "engine": "mesh"})
+        run = self.train(members, steps, {"strategy": "diloco", "sync_interval": 10 * steps})
         self.add("no exchange", members, 100, run, INTERVAL, self.compute)
 
     def diloco(self, members: int, delay: int = 0) -> None:
         """``delay``: steps that go on while an exchange is under way."""
-        options = {"strategy": "diloco", "sync_interval": INTERVAL, "codec": "mxfp4", "engine": "mesh"}
+        options = {"strategy": "diloco", "sync_interval": INTERVAL, "codec": "mxfp4"}
         run = self.train(members, self.samples // BATCH // members, options | {"sync_delay": delay})
-        exchange = 0.0 if delay else ideal_times.star(ideal_times.payload_bytes(WEIGHTS, "mxfp4"), 100)
+        exchange = 0.0 if delay else ideal_times.ring(ideal_times.payload_bytes(WEIGHTS, "mxfp4"), members, 100)
         predicted = ideal_times.periodic_step(self.compute, exchange, INTERVAL)
         overlap = f", sync_delay {delay}" if delay else ""
-        self.add(f"diloco H={INTERVAL} mxfp4, hub{overlap}", members, 100, run, INTERVAL, predicted)
+        self.add(f"diloco H={INTERVAL} mxfp4{overlap}", members, 100, run, INTERVAL, predicted)
 
     def train(self, members: int, steps: int, options: dict[str, Any]) -> Measured:
         return self.lab.train(NAMES[:members], "demo-scratch", self.options(steps) | options)
 
-    def allreduce(self, members: int, mbit: float, engine: str, steps: int, skip: int) -> None:
+    def allreduce(self, members: int, mbit: float, steps: int, skip: int) -> None:
         self.lab.mbit = mbit
-        options = {"strategy": "allreduce", "codec": "bf16", "engine": engine}
+        options = {"strategy": "allreduce", "codec": "bf16"}
         run = self.train(members, steps, options | ({"bucket_mb": self.bucket_mb} if self.bucket_mb else {}))
         size = ideal_times.payload_bytes(WEIGHTS, "bf16")
-        exchange = ideal_times.star(size, mbit) if engine == "mesh" else ideal_times.ring(size, members, mbit)
+        exchange = ideal_times.ring(size, members, mbit)
         buckets = f", bucket_mb {self.bucket_mb:g}" if self.bucket_mb else ""
-        self.add(
-            f"allreduce bf16, {engine}{buckets}", members, mbit, run, skip, ideal_times.per_step(self.compute, exchange)
-        )
+        self.add(f"allreduce bf16{buckets}", members, mbit, run, skip, ideal_times.per_step(self.compute, exchange))
         self.lab.mbit = 100
 
     def ddp(self, members: int, mbit: float, steps: int, skip: int) -> None:
@@ -179,8 +177,8 @@ def run_cases(scaling: Scaling, arguments: argparse.Namespace) -> None:
             scaling.side_by_side(members)
     per_step = [(mbit, members) for mbit in arguments.mbit for members in arguments.hosts]
     for mbit, members in per_step:
-        for engine in ("mesh", "nccl") if "allreduce" in arguments.parts else ():
-            scaling.allreduce(members, mbit, engine, arguments.steps, arguments.steps // 4)
+        if "allreduce" in arguments.parts:
+            scaling.allreduce(members, mbit, arguments.steps, arguments.steps // 4)
         if "peers" in arguments.parts:
             attempt(scaling.ddp, members, mbit, arguments.steps, arguments.steps // 4)
     for members in arguments.hosts if "peers" in arguments.parts and arguments.torchft else ():
@@ -194,7 +192,7 @@ def run_turns(scaling: Scaling, turns: int, hosts: list[int]) -> None:
         spread = f"({min(found):.2f}..{max(found):.2f})"
         scaling.rows.append(
             {
-                "case": f"diloco H={INTERVAL} mxfp4, hub",
+                "case": f"diloco H={INTERVAL} mxfp4",
                 "hosts": members,
                 "to one host, median (min..max)": f"{statistics.median(found):.2f} {spread}",
                 "turns": turns,
@@ -208,7 +206,7 @@ def ratio_beside(scaling: Scaling, members: int) -> float:
     One machine is not equally fast all the time, and a run before or after would meet another one.
     """
     steps = 3 * INTERVAL
-    diloco = {"strategy": "diloco", "sync_interval": INTERVAL, "codec": "mxfp4", "engine": "mesh"}
+    diloco = {"strategy": "diloco", "sync_interval": INTERVAL, "codec": "mxfp4"}
     with ThreadPoolExecutor(1) as pool:
         single = pool.submit(scaling.lab.train, [ALONE], "demo-scratch", scaling.options(2 * steps))
         run = scaling.train(members, steps, diloco)

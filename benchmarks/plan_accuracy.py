@@ -5,8 +5,8 @@
 
 Needs root. Each cell is a number of lab hosts, the rate of all links, equal CPU quotas or 3:1, a model, and a strategy.
 The first host is a machine somebody sits at: there the product's own ``measure`` runs (the task once for each quota,
-model and rate, the links once for each quota and rate), its launcher starts the runs, and the hub is there, inside the
-quota. Predicted is exactly the choice that is run, before it runs. Quotas and rates hold while task and links are
+model and rate, the links once for each quota and rate), its launcher starts the runs, and the coordinator is there, in
+its quota. Predicted is exactly the choice that is run, before it runs. Quotas and rates hold while task and links are
 measured, and from the first step of a run to the last. All quotas together are at most one core. Exchanges are
 real; the compute of the small and the large model is emulated, ``--sizes computed`` is real (``plan_job.py``). The
 whole grid takes about 40 minutes, a cell 25 s.

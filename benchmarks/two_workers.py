@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/two_workers.py [--steps 120] [--pairs 3]
 
-The single worker is held to one core by ``taskset``; the pair, its hub included, to two. The runs take turns.
+The single worker is held to one core by ``taskset``; the pair, its coordinator included, to two. The runs take turns.
 About five minutes.
 """
 
@@ -23,7 +23,6 @@ CASES = {
     "one worker, one core": (1, {0}, {}),
     "allreduce fp32": (2, {0, 1}, {"strategy": "allreduce"}),
     "allreduce bf16": (2, {0, 1}, {"strategy": "allreduce", "codec": "bf16"}),
-    "allreduce fp32, torch engine": (2, {0, 1}, {"strategy": "allreduce", "engine": "nccl"}),
     "diloco H=50 mxfp4": (2, {0, 1}, {"strategy": "diloco", "sync_interval": 50}),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from distributed.planning import cost_model
@@ -33,6 +33,8 @@ class Exchange:
     work: tuple[float, ...]
     """Seconds that the exchange takes from each member's compute as far as both go on at the same time: where the
     processor trains, all its cores do."""
+    kept: tuple[int, ...]
+    """Bytes of the others' contributions that each member, as an owner, keeps until all are there."""
     correction: float = 1.0
     """Factor of earlier runs, which ``seconds`` has in it."""
 
@@ -96,6 +98,10 @@ class _Group:
         stars = (cost_model.star_flows(hosts, owner, self._up, self._down) for owner in hosts)
         self.stars = [self._led(star, relay) for star in stars] if not choice.alone else []
         """Bytes from machine to machine, by owner."""
+        self._carried = tuple((self._up + self._down) * peers for peers in (1, len(choice.members) - 1))
+        """Bytes that a member moves, as another one and as the owner."""
+        self._work = (self._core_seconds(owner=False), self._core_seconds(owner=True))
+        """Core seconds of both."""
 
     def _led(self, flows: cost_model.Flows, relay: str) -> dict[tuple[str, str], float]:
         """Return flows that go through the coordinator where two machines have no link."""
@@ -109,23 +115,31 @@ class _Group:
     def exchange(self) -> Exchange:
         choice = self._choice
         if choice.alone:
-            return Exchange(0.0, cost_model.NOTHING, (1.0,), (), (0.0,))
-        factor = cost_model.turns_factor(len(choice.members))
-        network = [cost_model.parts_of(self._cluster, star) for star in self.stars]
-        network = [{key: replace(one, seconds=factor * one.seconds) for key, one in star.items()} for star in network]
-        stars = [{**star, **self._processes(owner)} for star, owner in zip(network, choice.members, strict=True)]
+            return Exchange(0.0, cost_model.NOTHING, (1.0,), (), (0.0,), (0,))
+        stars = [
+            {**cost_model.parts_of(self._cluster, star), **self._processes(owner)}
+            for star, owner in zip(self.stars, choice.members, strict=True)
+        ]
         parts = {key: one for star in stars for key, one in star.items()}
-        seconds = {key: [star[key].seconds if key in star else 0.0 for star in stars] for key in parts}
+        turns = cost_model.turns_factor(len(choice.members))
+        seconds = {
+            key: [
+                (1.0 if one.kind == "member" else turns) * star.get(key, cost_model.NOTHING).seconds for star in stars
+            ]
+            for key, one in parts.items()
+        }
         shares = (1 / len(stars),) * len(stars)
         if choice.engine == "mesh":
             shares = best_shares(list(seconds.values()))
-        parts = {key: replace(one, seconds=_mean(seconds[key], shares)) for key, one in parts.items()}
-        longest = [
-            _longest(one for one in parts.values() if (one.kind == "member") is member) for member in (True, False)
-        ]
+        means = {key: _mean(each, shares) for key, each in seconds.items()}
+        longest = []
+        for of_members in (True, False):
+            own = [key for key, one in parts.items() if (one.kind == "member") is of_members]
+            key = max(own, key=means.__getitem__, default=())
+            longest.append(replace(parts[key], seconds=means[key]) if key else cost_model.NOTHING)
         slowest, other = sorted(longest, key=lambda part: -part.seconds)
         if slowest.kind == "member":
-            carried = _mean([self._carried(slowest.subject == owner) for owner in choice.members], shares)
+            carried = _between(self._carried, shares[choice.members.index(slowest.subject)])
             slowest = replace(slowest, mbit=8e-6 * carried / slowest.seconds)
         total = slowest.seconds + self._first(shares) * other.seconds + self._fixed()
         moved: dict[str, float] = {}
@@ -133,8 +147,9 @@ class _Group:
             for ends, size in star.items():
                 for end in ends:
                     moved[end] = moved.get(end, 0.0) + share * size
-        work = tuple(self._taken(name, shares) for name in choice.members)
-        return Exchange(total, slowest, shares, tuple(sorted(moved.items())), work)
+        work = tuple(self._taken(name, share) for name, share in zip(choice.members, shares, strict=True))
+        kept = tuple(int(share * (len(shares) - 1) * self._up) for share in shares)
+        return Exchange(total, slowest, shares, tuple(sorted(moved.items())), work, kept)
 
     def _first(self, shares: tuple[float, ...]) -> float:
         """Return the first piece of the largest share, as a part of it: nothing else can begin before it is there."""
@@ -153,7 +168,7 @@ class _Group:
         found: dict[tuple[str, ...], Bottleneck] = {}
         together: defaultdict[str, float] = defaultdict(float)
         for name in self._choice.members:
-            seconds = self._work(name == owner)
+            seconds = self._work[name == owner]
             together[self._places[name]] += seconds
             found["member", name] = Bottleneck("member", name, "", 0.0, seconds / self._core(name))
             if cores := self._cluster.machine(name).cores:
@@ -161,34 +176,28 @@ class _Group:
                 found["members", self._places[name]] = Bottleneck("member", name, "", 0.0, done)
         return found
 
-    def _carried(self, owner: bool) -> float:
-        """Return the bytes that a member moves, as the only owner or as another."""
-        return (self._up + self._down) * (len(self._choice.members) - 1 if owner else 1)
-
-    def _work(self, owner: bool) -> float:
-        """Return the core seconds of a member: it encodes its contribution and decodes what comes back; an owner
-        decodes everybody's, and encodes the mean."""
+    def _core_seconds(self, owner: bool) -> float:
+        """A member encodes its contribution and decodes what comes back; the owner decodes everybody's as well, and
+        encodes the mean."""
         choice = self._choice
-        encoded, decoded = (2.0, 1.0 + len(choice.members)) if owner else (1.0, 1.0)
-        moving = cost_model.transfer(self._carried(owner), cost_model.MEMBER_MBIT[choice.engine])
-        return moving + cost_model.codec_seconds(self._elements, choice.codec, encoded, decoded)
+        moving = cost_model.transfer(self._carried[owner], cost_model.MEMBER_MBIT[choice.engine])
+        decoded = 1 + owner * len(choice.members)
+        return moving + cost_model.codec_seconds(self._elements, choice.codec, 1 + owner, decoded)
 
     def _core(self, name: str) -> float:
         """Return how much of one core a process there has; one where it is unknown."""
         return min(1.0, self._cluster.machine(name).cores or 1.0)
 
-    def _taken(self, name: str, shares: tuple[float, ...]) -> float:
+    def _taken(self, name: str, share: float) -> float:
         """Return the compute that an exchange takes from a member, in seconds of all its cores."""
         machine = self._cluster.machine(name)
-        if machine.device != "cpu" or not machine.cores:
-            return 0.0
-        own = [self._work(name == owner) for owner in self._choice.members]
-        return _mean(own, shares) / machine.cores
+        return _between(self._work, share) / machine.cores if machine.device == "cpu" and machine.cores else 0.0
+
+
+def _between(ends: tuple[float, ...], share: float) -> float:
+    """Return the mean of nothing owned and everything owned."""
+    return ends[0] + share * (ends[1] - ends[0])
 
 
 def _mean(values: Sequence[float], shares: Sequence[float]) -> float:
     return sum(value * share for value, share in zip(values, shares, strict=True))
-
-
-def _longest(parts: Iterable[Bottleneck]) -> Bottleneck:
-    return max(parts, key=lambda part: part.seconds, default=cost_model.NOTHING)

@@ -93,7 +93,7 @@ class Predictor:
         owned = memory_model.owner_bytes(self.job.trainable) if len(members) > 1 else 0
 
         def cap(machine: Machine) -> int:
-            return memory_model.largest_batch(self.job, machine, strategy, 0 if machine.device == "cuda" else owned)
+            return memory_model.largest_batch(self.job, machine, strategy, self._beside(machine, owned))
 
         return [cap(self.cluster.machine(name)) for name in members]
 
@@ -181,7 +181,7 @@ class Predictor:
         hourly = _hourly(choice, step)
         return Outcome(
             choice=choice,
-            fits=split.fits,
+            fits=split.fits and self._owners_fit(choice, split, exchange),
             step=step,
             skew=skew,
             samples_per_second=rate,
@@ -192,6 +192,20 @@ class Predictor:
             sources=sources,
             bytes_per_hour=max((size * hourly for _, size in exchange.moved), default=0.0),
         )
+
+    def _owners_fit(self, choice: Choice, split: Split, exchange: Exchange) -> bool:
+        """Whether everybody has the memory for what it owns beside its part of the batch."""
+        each = zip(choice.members, split.batches, exchange.kept, strict=True)
+        machines = ((self.cluster.machine(name), batch, kept) for name, batch, kept in each)
+        return choice.alone or all(
+            memory_model.largest_batch(self.job, machine, choice.strategy, self._beside(machine, kept)) >= batch
+            for machine, batch, kept in machines
+        )
+
+    @staticmethod
+    def _beside(machine: Machine, size: int) -> int:
+        """Return what of some bytes of main memory is in the memory that training uses."""
+        return 0 if machine.device == "cuda" else size
 
     def _candidate(self, choice: Choice, split: Split) -> Candidate:
         job, members = self.job, len(choice.members)

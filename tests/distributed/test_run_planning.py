@@ -8,7 +8,7 @@ import pytest
 
 from distributed import launcher
 from distributed.hosts.schema import Machine
-from distributed.launcher import best_paths
+from distributed.launcher import addresses_of, best_paths
 from distributed.machine.link import Link
 from distributed.measuring.link_figures import Figures, PairFigures
 
@@ -74,3 +74,12 @@ def test_this_machine_dials_a_hub_elsewhere_over_its_best_cable() -> None:
     here, hub = link("here", "127.0.0.1", "localhost"), link("studio", "10.0.0.7")
     assert best_paths(here, PAIRS[:2], hub, "here") == ("bridge0", "169.254.7.2")
     assert best_paths(here, PAIRS[:2], None, "here") == ("bridge0", "")
+
+
+def test_members_are_dialled_where_they_answered_the_fastest_way_first() -> None:
+    faster = PAIRS[3].figures
+    assert faster is not None
+    slow = faster.model_copy(update={"paths": (("10.0.0.7", "en0", "en0", 90.0),)})
+    pairs = [*PAIRS[:3], PAIRS[3].model_copy(update={"figures": slow})]
+    assert addresses_of("studio", pairs) == ("169.254.8.1", "169.254.7.2", "10.0.0.7")
+    assert addresses_of("here", pairs) == ()  # it called, and nobody called it
