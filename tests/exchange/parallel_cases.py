@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -285,36 +285,22 @@ def lost(rank: int, world: int) -> Any:
     dist.all_reduce(torch.zeros(1_000_000))
 
 
-CASES: dict[str, Callable[[int, int], Any]] = {
-    case.__name__: case
-    for case in (
-        single,
-        ddp,
-        fsdp2,
-        fsdp2_bf16,
-        hsdp,
-        tp,
-        tp_sp,
-        gpipe,
-        one_f_one_b,
-        interleaved,
-        collectives,
-        strided,
-        lost,
-    )
-}
+def run(case: str, backend: str, rank: int, world: int, store: str, certificates: str) -> Any:
+    """Carry a case out as one member; the members meet at the file ``store``.
 
-
-def run(case: str, backend: str, rank: int, world: int, folder: str, certificates: str) -> Any:
-    """Carry a case out as one member; the members meet at a store in ``folder``."""
+    Args:
+        case: a function of this module, or ``module:function``, or ``module:function:argument``.
+    """
     torch.manual_seed(0)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if Path("/sys/class/net/lo").exists() else "lo0")
     if backend == "muster":
         os.environ.update(MUSTER_CERTIFICATES=f"{certificates}/member-{rank}", MUSTER_RUN_ID="run")
         import training.exchange.process_group  # noqa: F401 - registers the backend
-    store = dist.FileStore(f"{folder}/{case}-{backend}-{world}", world)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    module, name, *arguments = case.split(":") if ":" in case else (__name__, case)
+    function = getattr(importlib.import_module(module), name)
+    meeting = dist.FileStore(store, world)
+    dist.init_process_group(backend, store=meeting, rank=rank, world_size=world, timeout=timedelta(seconds=60))
     try:
-        return CASES[case](rank, world)
+        return function(rank, world, *arguments)
     finally:
         dist.destroy_process_group()

@@ -10,7 +10,8 @@ import pytest
 from waiting import until
 
 from training.exchange import sealing
-from training.exchange.link import MAX_EARLY, Connection, Incoming, Outgoing, PeerLost
+from training.exchange.connection import Connection
+from training.exchange.link import MAX_EARLY, Incoming, Outgoing, PeerLost
 from training.exchange.mesh import Operation
 from training.exchange.sealing import HEADER, TAG, Opener, Sealer
 

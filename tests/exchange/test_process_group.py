@@ -2,76 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import sys
-from collections.abc import Iterator
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
-import parallel_cases
 import pytest
 import torch
-
-from training.exchange.certificates import issue_run_certificates
+from group_members import Members
 
 pytestmark = pytest.mark.slow
-
-multiprocessing.set_forkserver_preload(["torch", "parallel_cases"])
-
-
-def _serve(pipe: Connection) -> None:
-    torch.set_num_threads(1)
-    while True:
-        arguments = pipe.recv()
-        try:
-            pipe.send((True, parallel_cases.run(*arguments)))
-        except Exception as error:  # noqa: BLE001 - told to the test
-            pipe.send((False, f"{type(error).__name__}: {error}"))
-
-
-class Members:
-    """Four processes that carry out one case after the other."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        issue_run_certificates(folder / "certificates", "run", range(4), ["127.0.0.1"])
-        context: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-        self.pipes: list[Connection] = []
-        self.processes = []
-        for _ in range(4):
-            here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there,), daemon=True)
-            process.start()
-            there.close()
-            self.pipes.append(here)
-            self.processes.append(process)
-
-    def run(self, case: str, backend: str, world: int) -> list[Any]:
-        """Return what each member found."""
-        self.send(case, backend, world)
-        answers = []
-        for pipe in self.pipes[:world]:
-            assert pipe.poll(100), f"{case}: a member gave no answer"
-            answers.append(pipe.recv())
-        assert all(good for good, _ in answers), [told for good, told in answers if not good]
-        return [found for _, found in answers]
-
-    def send(self, case: str, backend: str, world: int) -> None:
-        for rank, pipe in enumerate(self.pipes[:world]):
-            pipe.send((case, backend, rank, world, str(self.folder), str(self.folder / "certificates")))
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.join()
-
-
-@pytest.fixture(scope="module")
-def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Members]:
-    made = Members(tmp_path_factory.mktemp("group"))
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +64,6 @@ def test_memory_with_gaps_is_reduced_and_what_lies_between_stays(members: Member
 def test_a_member_that_ends_is_named_to_the_others(members: Members) -> None:
     """The last test here: a process is gone after it."""
     members.send("lost", "muster", 3)
-    for pipe in members.pipes[:2]:
-        assert pipe.poll(100)
-        good, told = pipe.recv()
+    for rank in range(2):
+        good, told = members.answer(rank, "lost")
         assert not good and "the connection with rank 2 is lost" in told

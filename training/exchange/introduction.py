@@ -21,7 +21,7 @@ from typing import Literal
 from profiles.errors import BadInput
 from training.exchange.base import ExchangeError
 from training.exchange.certificates import member_uri
-from training.exchange.link import Connection
+from training.exchange.connection import Connection
 from training.exchange.sealing import SECRET, Cipher, faster_cipher
 from training.exchange.strangers import HANDSHAKE_SECONDS
 from training.exchange.ways import keep_alive

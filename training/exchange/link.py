@@ -15,12 +15,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from training.exchange.base import ExchangeError
+from training.exchange.connection import Connection
 from training.exchange.rotation import SLOT, Rotation
-from training.exchange.sealing import HEADER, MAX_FRAME, TAG, Cipher, FrameError, Opener, Sealer, parse_header
+from training.exchange.sealing import HEADER, MAX_FRAME, TAG, FrameError, Opener, Sealer, parse_header
 
 MAX_EARLY = 64 << 20
 """Bytes of messages that came before anybody asked for them."""
@@ -32,6 +32,8 @@ _LOCAL = 1 << 31
 """Bytes a second above which nothing is limited by the link."""
 
 
+MARKS, OPERATIONS = (1 << 12) - 1, 1 << 20
+"""An operation's number is ``MARKS`` times the one that counts it, plus a mark of what it is: equal at both ends."""
 FAREWELL = 0xFFFFFFFF
 """The operation of a link's last message: whom its sender has lost, and why."""
 _LAST_WORD = struct.Struct("<I")
@@ -45,26 +47,6 @@ class PeerLost(ExchangeError):
         super().__init__(f"the connection with {who} is lost: {why}")
         self.rank = rank
         self.why = why
-
-
-@dataclass(frozen=True)
-class Connection:
-    """One direction after its hello.
-
-    Args:
-        socket: connected, blocking.
-        secret: of the direction.
-        sealed: whether frames are encrypted; not where the socket itself is, or in clear on loopback.
-        round_trip: seconds to the peer and back; 0 if that is not known.
-        way: that it goes, for people: ``direct 192.168.1.7``, ``relayed``.
-    """
-
-    socket: socket.socket
-    secret: bytes
-    cipher: Cipher
-    sealed: bool
-    round_trip: float = 0.0
-    way: str = ""
 
 
 Job = Callable[[Any], None]
@@ -90,8 +72,8 @@ class _Link:
     ) -> None:
         self.peer = peer
         self._names = names
-        self.bytes = 0
-        """That went over the connection, headers and tags included."""
+        self.bytes = self.bytes_before = 0
+        """That went over the connection, headers and tags included; and before the job under way."""
         self._connection = connection
         self._socket: socket.socket | None = None
         self._cut = False
@@ -140,6 +122,10 @@ class _Link:
     def idle(self) -> bool:
         return not self._pending
 
+    @property
+    def socket(self) -> socket.socket | None:
+        return self._socket
+
     def lost(self, why: str, rank: int | None = None) -> PeerLost:
         """Return the error that says that the other end, or ``rank``, is lost."""
         rank = self.peer if rank is None else rank
@@ -174,6 +160,7 @@ class _Link:
             del item, job, done  # they hold the tensors of their operation, and the next may be long in coming
 
     def _carry_out(self, job: Job) -> PeerLost | None:
+        self.bytes_before = self.bytes
         try:
             if self._cut:
                 raise EOFError("it was ended")
@@ -334,18 +321,18 @@ class Incoming(_Link):
             coming, length, left = self._read_header()
             if coming == operation:
                 break
-            self._keep(coming, length, left)
+            self._keep(coming, length, left, operation)
         if length + left > len(into):
             self._take(length, memoryview(bytearray(length)))  # only then is the header known to be the peer's
             raise self._too_long(operation, length + left, len(into))
         self._take(length, into[:length])
         return self._read(operation, length, left, into)
 
-    def _keep(self, operation: int, length: int, left: int) -> None:
+    def _keep(self, operation: int, length: int, left: int, wanted: int) -> None:
         first = memoryview(bytearray(length))
         self._take(length, first)
         self._early_bytes += _EARLY_OVERHEAD + length + left
-        if self._early_bytes > MAX_EARLY:
+        if self._early_bytes > MAX_EARLY or operation // MARKS == wanted // MARKS:
             raise self.lost("it is at another operation than this machine")
         message = bytearray(length + left)
         message[:length] = first
@@ -388,12 +375,12 @@ class Incoming(_Link):
         return operation, length, left
 
     def _fill(self, into: memoryview) -> None:
-        self.bytes += len(into)
         while len(into):
             size = self._socket.recv_into(into, len(into), self._flags)
             if not size:
                 raise EOFError("it hung up")
+            self.bytes += size
             into = into[size:]
 
     def _too_long(self, operation: int, size: int, room: int) -> PeerLost:
-        return self.lost(f"it sent {size} bytes for operation {operation} where {room} belong")
+        return self.lost(f"it sent {size} bytes for operation {operation // MARKS} where {room} belong")

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from profiles.errors import BadInput
 from training.exchange.base import ExchangeError, ExchangeTimeout
+from training.exchange.connection import Connection, let_go_in_child
 from training.exchange.introduction import LOOK, MAX_CHANNEL, RECEIVES, SENDS, Identity, Introductions, Key, Transport
-from training.exchange.link import Connection
 from training.exchange.meeting import Arrivals, Meeting
 from training.exchange.strangers import Strangers
 from training.exchange.ways import Address, Ways
@@ -49,6 +49,7 @@ class Listener:
             raise ExchangeError(
                 f"cannot listen on {host}: {error.strerror}; name an address of this machine"
             ) from error
+        let_go_in_child(self._socket)
         self.address: Address = self._socket.getsockname()[:2]
         self._ways = Ways()
         self._arrivals = Arrivals()

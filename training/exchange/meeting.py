@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from profiles.errors import MusterError
 from training.exchange.base import ExchangeError
 from training.exchange.certificates import relay_key
+from training.exchange.connection import Connection
 from training.exchange.introduction import LOOK, SENDS, Arrival, Introductions, Key, Patience
-from training.exchange.link import Connection
 from training.exchange.relay import at_relay
 from training.exchange.strangers import HANDSHAKE_SECONDS
 from training.exchange.ways import Address, How, Ways, first_to_answer

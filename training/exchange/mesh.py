@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from training.exchange.base import ExchangeTimeout
-from training.exchange.link import Incoming, Outgoing, PeerLost
+from training.exchange.link import MARKS, OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.listener import Address, Listener
 from training.exchange.reduction import Reduction, Rooms, Share
 from training.exchange.rotation import Rotation
@@ -152,35 +152,43 @@ class Mesh:
     def bytes_received(self) -> int:
         return sum(link.bytes for link in self._in.values())
 
+    def incoming(self, peer: int) -> Incoming:
+        return self._in[peer]
+
     def exchange(
         self,
         sends: Mapping[int, Sequence[memoryview]],
         receives: Mapping[int, Sequence[memoryview]],
         then: Done | None = None,
+        mark: int = 0,
     ) -> Operation:
         """Send buffers to some members and receive others' into buffers of their size.
 
         The buffers belong to the operation until it is complete. All members take part, also with nothing.
+
+        Args:
+            mark: below :data:`~training.exchange.link.MARKS`, says what is exchanged: where a peer's is another, its
+                connection ends before one is taken for the other.
         """
-        return self._exchange(self._next(), sends, receives, then)
+        return self._exchange(self._next(mark), sends, receives, then)
 
     def send(self, peer: int, tag: int, data: memoryview, then: Done | None = None) -> Operation:
         """Send one message to a member, who asks for ``tag``; not mixed with other operations of this mesh."""
-        return self._exchange(tag, {peer: [data]}, {}, then)
+        return self._exchange(tag * MARKS, {peer: [data]}, {}, then)
 
     def receive(self, peer: int, tag: int, into: memoryview, then: Done | None = None) -> Operation:
         """Receive what a member sends with ``tag``."""
-        return self._exchange(tag, {}, {peer: [into]}, then)
+        return self._exchange(tag * MARKS, {}, {peer: [into]}, then)
 
-    def exchange_now(self, data: memoryview, rooms: Mapping[int, memoryview]) -> bool:
+    def exchange_now(self, data: memoryview, rooms: Mapping[int, memoryview], mark: int = 0) -> bool:
         """Send ``data``, which is small, to all, and receive as much of each, in this thread.
 
         Returns:
             Whether that was done: not while something else is under way.
         """
-        if not all(link.idle for link in self._links()):
+        if not all(link.idle for link in self.links()):
             return False
-        number = self._next()
+        number = self._next(mark)
         for peer in self.peers:
             if not self._out[peer].try_now(lambda link: link.send(number, data)):
                 self._out[peer].submit(lambda link: link.send(number, data), lambda error: None)
@@ -192,9 +200,9 @@ class Mesh:
                 operation.wait()
         return True
 
-    def reduce(self, reduction: Reduction, then: Done | None = None) -> Operation:
+    def reduce(self, reduction: Reduction, then: Done | None = None, mark: int = 0) -> Operation:
         """Start a reduction; its outcome is with ``reduction`` when the operation is complete."""
-        number = self._next()
+        number = self._next(mark)
         share = Share(reduction, self.rank, len(self.members))
         own = range(reduction.pieces[self.rank])
         with self._lock:
@@ -268,27 +276,27 @@ class Mesh:
         self._cut()
         self.close()
 
-    def close(self) -> None:
+    def close(self, seconds: float = _CLOSE_SECONDS) -> None:
         """Let what is under way end, and hang up. Idempotent."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        deadline = time.monotonic() + _CLOSE_SECONDS
-        for link in self._links():
+        deadline = time.monotonic() + seconds
+        for link in self.links():
             link.close(max(0.0, deadline - time.monotonic()))
 
     def _cut(self) -> None:
-        for link in self._links():
+        for link in self.links():
             link.cut()
 
-    def _links(self) -> list[Outgoing | Incoming]:
+    def links(self) -> list[Outgoing | Incoming]:
         return [*self._out.values(), *self._in.values()]
 
-    def _next(self) -> int:
+    def _next(self, mark: int) -> int:
         with self._lock:
             self._started += 1
-            return self._started & 0xFFFFFFFF
+            return self._started % OPERATIONS * MARKS + mark
 
     def gather(
         self, data: memoryview, rooms: Mapping[int, memoryview], took: Callable[[int, int], None], then: Done
@@ -298,7 +306,7 @@ class Mesh:
         Args:
             took: told rank and size of each that has come.
         """
-        number = self._next()
+        number = self._next(0)
         operation = Operation(2 * len(self.peers), then, lambda: self.lost)
 
         def receiver(peer: int) -> Callable[[Incoming], None]:

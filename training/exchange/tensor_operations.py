@@ -1,22 +1,18 @@
-"""Tensors as the mesh takes them: contiguous memory of the CPU, reduced in rank order; and the operations on them as
-``torch.distributed`` sees them."""
+"""Tensors as the mesh takes them: contiguous memory of the CPU, reduced in rank order."""
 
 from __future__ import annotations
 
-import threading
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.futures import Future
 
 from training.exchange.mesh import Mesh
 from training.exchange.reduction import Reduction
 from training.exchange.sealing import MAX_FRAME
-
-BACKEND = "muster"
+from training.exchange.work import BACKEND
 
 Pieces = list[torch.Tensor]
 
@@ -28,43 +24,66 @@ def view(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a contiguous CPU tensor."""
     if not tensor.numel():
         return memoryview(bytearray())
-    data: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()  # numpy's stubs for 3.10 know no Buffer
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))  # one element may have any stride
+    data: Any = flat.view(torch.uint8).numpy()  # numpy's stubs for 3.10 know no Buffer
     return memoryview(data)
 
 
 def on_host(tensor: torch.Tensor, filled: bool = True) -> torch.Tensor:
     """Return a contiguous CPU tensor with the contents, or only with room for them; ``tensor`` itself if it is one."""
     tensor = tensor.detach()
-    if tensor.device.type == "cpu" and tensor.is_contiguous():
+    if tensor.layout != torch.strided:
+        raise NotImplementedError(f"{BACKEND} takes dense tensors only; use sparse=False, or to_dense()")
+    if tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
         return tensor
-    return tensor.to("cpu").contiguous() if filled else torch.empty(tensor.shape, dtype=tensor.dtype)
+    if not filled:
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+    return tensor.to("cpu").contiguous().resolve_conj().resolve_neg()
 
 
-_OPERATORS: tuple[tuple[Any, Callable[..., torch.Tensor]], ...] = (
-    (dist.ReduceOp.SUM, torch.add),
-    (dist.ReduceOp.AVG, torch.add),
-    (dist.ReduceOp.PRODUCT, torch.mul),
-    (dist.ReduceOp.MAX, torch.maximum),
-    (dist.ReduceOp.MIN, torch.minimum),
-    (dist.ReduceOp.BAND, torch.bitwise_and),
-    (dist.ReduceOp.BOR, torch.bitwise_or),
-    (dist.ReduceOp.BXOR, torch.bitwise_xor),
-)
+_OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
+    "SUM": torch.add,
+    "AVG": torch.add,
+    "PRODUCT": torch.mul,
+    "MAX": torch.maximum,
+    "MIN": torch.minimum,
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
+}
+
+
+@functools.cache
+def _works(name: str, dtype: torch.dtype) -> bool:
+    one = torch.ones(1, dtype=dtype)
+    try:
+        _OPERATORS[name](one, one, out=one)
+        if name == "AVG":
+            one.div_(1)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
 
 
 class Reducer:
     """The arithmetic of one ``ReduceOp``, in rank order.
 
+    Args:
+        dtype: of the tensors, if that is to be looked at.
+
     Raises:
-        NotImplementedError: the operation needs a factor (PREMUL_SUM).
+        NotImplementedError: the operation needs a factor (PREMUL_SUM), or means nothing for ``dtype``. All members find
+            that before anything is sent.
     """
 
-    def __init__(self, operation: Any, members: int) -> None:
-        found = [function for known, function in _OPERATORS if operation == known]
-        if not found:
-            raise NotImplementedError(f"{BACKEND} has no reduction {operation}")
-        self._function = found[0]
-        self._divisor = members if operation == dist.ReduceOp.AVG else 0
+    def __init__(self, operation: Any, members: int, dtype: torch.dtype = torch.float32) -> None:
+        self.name = next(
+            (name for name in dist.ReduceOp.RedOpType.__members__ if operation == getattr(dist.ReduceOp, name)), ""
+        )
+        if self.name not in _OPERATORS or not _works(self.name, dtype):
+            raise NotImplementedError(f"{BACKEND} has no reduction {self.name} of {dtype}")
+        self._function = _OPERATORS[self.name]
+        self._divisor = members if self.name == "AVG" else 0
 
     def reduce(self, terms: Sequence[torch.Tensor], own: int, out: torch.Tensor) -> None:
         """Reduce ``terms`` into ``out``; where that is the memory of ``terms[own]``, the others may be overwritten."""
@@ -76,6 +95,14 @@ class Reducer:
             result = self._function(result, term, out=into)
         if self._divisor:
             out.div_(self._divisor)
+
+
+def names(tensors: Sequence[torch.Tensor], reducers: Sequence[Reducer] = ()) -> str:
+    """Say what is exchanged, equally on all members: types, and shapes and operations where numbers are reduced."""
+    kinds = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
+    for number, (tensor, reducer) in enumerate(zip(tensors, reducers)):
+        kinds[number] += f" {reducer.name} {[size for size in tensor.shape if size != 1]}"
+    return ", ".join(kinds)
 
 
 class TensorReduction(Reduction):
@@ -130,76 +157,3 @@ class TensorReduction(Reduction):
 
     def end(self) -> None:
         self._pool.give_back(list(self._rooms.values()), 4 * len(self._members))
-
-
-class MusterWork(dist.Work):
-    """Complete when its parts are; then results are copied to where they belong."""
-
-    def __init__(self, result: Any, parts: int = 1) -> None:
-        super().__init__()
-        self._result = result
-        self._left = parts
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._error: Exception | None = None
-        self._deliveries: list[Callable[[], object]] = []
-        self._future: Future[Any] = Future()
-
-    def then(self, delivery: Callable[[], object]) -> MusterWork:
-        """Have ``delivery`` done when all parts are complete."""
-        self._deliveries.append(delivery)
-        return self
-
-    def copy_back(self, target: torch.Tensor, host: torch.Tensor) -> MusterWork:
-        """Copy ``host`` to ``target`` in the end, if it is other memory."""
-        if host.device != target.device or host.data_ptr() != target.data_ptr():
-            self.then(lambda: target.detach().copy_(host))
-        return self
-
-    def part_ended(self, error: Exception | None) -> None:
-        """One part is complete."""
-        with self._lock:
-            self._error = self._error or error
-            self._left -= 1
-            if self._left:
-                return
-        if self._error is None:
-            try:
-                for delivery in self._deliveries:
-                    delivery()
-            except Exception as failure:  # noqa: BLE001 - whoever waits must get it
-                self._error = failure
-        self._deliveries.clear()
-        self._ended.set()
-        if self._error is None:
-            self._future.set_result(self._result)
-        else:
-            self._future.set_exception(self._error)
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        if not self._ended.wait(timeout.total_seconds() or None):
-            raise RuntimeError(f"{BACKEND}: no result after {timeout.total_seconds():g} s")
-        if self._error is not None:
-            raise RuntimeError(f"{BACKEND}: {self._error}") from self._error
-        return True
-
-    def is_completed(self) -> bool:
-        return self._ended.is_set()
-
-    def is_success(self) -> bool:
-        return self._ended.is_set() and self._error is None
-
-    def exception(self) -> Exception | None:
-        return self._error
-
-    def get_future(self) -> Future[Any]:
-        return self._future
-
-    def result(self) -> Any:
-        return self._result
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    def block_current_stream(self) -> None:
-        self.wait()

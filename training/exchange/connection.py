@@ -1,0 +1,48 @@
+"""One direction between two members once they have met."""
+
+from __future__ import annotations
+
+import os
+import socket
+import weakref
+from dataclasses import dataclass
+
+from training.exchange.sealing import Cipher
+
+_open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def let_go_in_child(one: socket.socket) -> None:
+    """Have a forked process (a data loader's worker) close it: or nobody hears of its parent's end."""
+    _open.add(one)
+
+
+def _let_go() -> None:
+    for one in list(_open):
+        one.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+@dataclass(frozen=True)
+class Connection:
+    """One direction after its hello.
+
+    Args:
+        socket: connected, blocking.
+        secret: of the direction.
+        sealed: whether frames are encrypted; not where the socket itself is, or in clear on loopback.
+        round_trip: seconds to the peer and back; 0 if that is not known.
+        way: that it goes, for people: ``direct 192.168.1.7``, ``relayed``.
+    """
+
+    socket: socket.socket
+    secret: bytes
+    cipher: Cipher
+    sealed: bool
+    round_trip: float = 0.0
+    way: str = ""
+
+    def __post_init__(self) -> None:
+        let_go_in_child(self.socket)

@@ -1,0 +1,203 @@
+"""What a process group of ``torch.distributed`` is beside its collectives: members, links, messages between two."""
+
+# mypy: disable-error-code="override,assignment"
+# torch declares each collective in two forms and calls the one that is here.
+
+from __future__ import annotations
+
+import atexit
+import json
+import secrets
+import weakref
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from training.exchange.base import ExchangeError, ExchangeTimeout
+from training.exchange.link import MARKS, OPERATIONS, Incoming, Outgoing, PeerLost
+from training.exchange.listener import Address, Listener
+from training.exchange.mesh import Mesh
+from training.exchange.pairs import Pairs
+from training.exchange.tensor_operations import Pieces, names, on_host, view
+from training.exchange.work import BACKEND, MusterWork
+
+
+class GroupBase(dist.ProcessGroup):
+    """A group but for its collectives. Its members are numbered from 0, whatever their ranks in the world are.
+
+    Raises:
+        ExchangeError: somebody is missing, or cannot be reached; the message says who.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        world_ranks: Sequence[int],
+        listener: Listener,
+    ) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # the stub names the store, the class takes both
+        self._rank, self._size = rank, size
+        self._name = self._description = ""
+        self._seconds = timeout.total_seconds()
+        self._world = list(world_ranks) or list(range(size))
+        self._here = {world: number for number, world in enumerate(self._world)}
+        self._listener = listener
+        self._mesh: Mesh | None = None
+        self._pairs: Pairs | None = None
+        self._begun: list[MusterWork] | None = None
+        self._peers = [number for number in range(size) if number != rank]
+        if size > 1:
+            channel, addresses = self._meet(store)
+            self._mesh = Mesh.form(listener, channel, addresses, None, self._seconds)
+            self._pairs = Pairs(self._mesh, listener, channel, addresses, self._seconds)
+            _alive.add(self)
+
+    def _meet(self, store: Store) -> tuple[str, dict[int, list[Address]]]:
+        """Return the name of this group, which is drawn anew each time, and where its members listen."""
+        # A store may be used for one group after the other: what the last one left there means nothing.
+        meeting = store.add(f"meetings/{self._rank}", 1)
+        if self._rank == 0:
+            store.set(f"{meeting}/channel", secrets.token_hex(8))
+        store.set(f"{meeting}/listener/{self._rank}", json.dumps(self._listener.address))
+        keys = [f"{meeting}/listener/{number}" for number in range(self._size)]
+        try:
+            store.wait(keys, timedelta(seconds=self._seconds))
+        except RuntimeError as error:
+            missing = ", ".join(f"rank {world}" for key, world in zip(keys, self._world) if not store.check([key]))
+            raise ExchangeTimeout(f"{missing or 'nobody'} did not come within {self._seconds:g} s") from error
+        addresses = {}
+        for key, world in zip(keys, self._world):
+            host, port = json.loads(store.get(key))
+            addresses[world] = [(host, port)]
+        return bytes(store.get(f"{meeting}/channel")).decode(), addresses
+
+    # ------------------------------------------------------------------------------------- what torch asks of a group
+
+    def getBackendName(self) -> str:
+        return BACKEND
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+    def getRank(self) -> int:
+        return self._rank
+
+    def getSize(self) -> int:
+        return self._size
+
+    # Without a backend in C++ the base class knows no name, and functional collectives ask for one.
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def abort(self) -> None:
+        if self._mesh is not None:
+            self._mesh.break_off(PeerLost(self._world[self._rank], f"rank {self._rank}", "the group was aborted"))
+        self.shutdown()
+
+    def shutdown(self, seconds: float = 5.0) -> None:
+        if self._mesh is not None and self._pairs is not None:
+            self._mesh.close(seconds)
+            self._pairs.close(min(seconds, 1.0))
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._begun = []
+
+    def _end_coalescing(self, device: torch.device) -> MusterWork:
+        begun, self._begun = self._begun or [], None
+        for work in begun:
+            work.wait()
+        done = self._work("coalesced", None)
+        done.part_ended(None)
+        return done
+
+    def _work(self, name: str, result: Any, parts: int = 1, seconds: float = 0.0) -> MusterWork:
+        waits_for = self._pairs.waits_for if self._pairs is not None else str
+        work = MusterWork(result, parts, name, waits_for, seconds)
+        if self._begun is not None:
+            self._begun.append(work)
+        return work
+
+    # ------------------------------------------------------------------------------------------------------ operations
+
+    def _exchange(self, sends: Mapping[int, Pieces], receives: Mapping[int, Pieces], work: MusterWork) -> MusterWork:
+        """Exchange host tensors, by number in the group; they live until ``work`` is complete."""
+        if self._mesh is None:
+            work.part_ended(None)
+            return work
+
+        def over(error: Exception | None, keep: object = (sends, receives)) -> None:
+            work.part_ended(error)
+
+        def views(by_number: Mapping[int, Pieces]) -> dict[int, list[memoryview]]:
+            return {self._world[number]: [view(one) for one in pieces] for number, pieces in by_number.items()}
+
+        self._mesh.exchange(views(sends), views(receives), over, work.mark)
+        return work
+
+    # -------------------------------------------------------------------------------------------------- point to point
+
+    def send(self, tensors: Pieces, dst: int, tag: int = 0) -> MusterWork:
+        work, host = self._work(f"send {names(tensors)}", tensors), on_host(tensors[0])
+        host = host.clone() if host.data_ptr() == tensors[0].data_ptr() else host
+        data = view(host)
+        return self._submit(dst, Outgoing, tag, work, lambda link, operation: link.send(operation, data))
+
+    def recv(self, tensors: Pieces, src: int, tag: int = 0) -> MusterWork:
+        room = on_host(tensors[0], filled=False)
+        work = self._work(f"recv {names(tensors)}", tensors).copy_back(tensors[0], room)
+        into = view(room)
+
+        def receive(link: Incoming, operation: int) -> None:
+            size = link.receive(operation, into)
+            if size != len(into):
+                raise ValueError(f"it sent {size} bytes with tag {tag} where {len(into)} belong")
+
+        return self._submit(src, Incoming, tag, work, receive)
+
+    def recv_anysource(self, tensors: Pieces, tag: int = 0) -> MusterWork:
+        raise NotImplementedError(f"{BACKEND} receives from a rank that is named; give src")
+
+    def _submit(
+        self, number: int, kind: Any, tag: int, work: MusterWork, job: Callable[[Any, int], None]
+    ) -> MusterWork:
+        if not 0 <= tag < OPERATIONS:
+            raise ValueError(f"{BACKEND}: tag {tag} is not from 0 to {OPERATIONS - 1}")
+        if self._pairs is None:
+            raise ValueError(f"{BACKEND}: a group of one has nobody to send to")
+        mark = zlib.crc32(str(work.result()[0].dtype).encode()) % MARKS
+        try:
+            operation = tag * MARKS + mark
+            self._pairs.submit(self._world[number], kind, lambda link: job(link, operation), work.part_ended)
+        except ExchangeError as error:
+            work.part_ended(error)
+        return work
+
+
+_alive: weakref.WeakSet[GroupBase] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave() -> None:
+    """End the groups that nobody has destroyed: a thread in the middle of arithmetic would abort the process."""
+    for group in list(_alive):
+        group.shutdown(1.0)

@@ -1,0 +1,169 @@
+"""Beside a mesh: the links of a group for messages between two members, and the watch over all its links."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from training.exchange.base import ExchangeError
+from training.exchange.connection import Connection
+from training.exchange.link import Ended, Incoming, Outgoing, PeerLost
+from training.exchange.listener import Address, Listener
+from training.exchange.mesh import Mesh
+
+_FAREWELL_SECONDS = 0.2
+_MOST_OFTEN, _LEAST_OFTEN = 0.02, 0.5
+"""Seconds between two looks at the links."""
+
+Link = TypeVar("Link", Incoming, Outgoing)
+
+
+class Pairs:
+    """Links made when a message first needs them, apart from those of the collectives: those would wait for it.
+
+    A thread looks after them and after the mesh's: where a member stands still for ``seconds``, or is lost, all that is
+    under way ends with its name.
+    """
+
+    def __init__(
+        self, mesh: Mesh, listener: Listener, channel: str, addresses: Mapping[int, Sequence[Address]], seconds: float
+    ) -> None:
+        self._mesh, self._listener, self._channel = mesh, listener, f"{channel}/pairs"
+        self._addresses, self._seconds = addresses, seconds
+        self._made: dict[tuple[int, type], Incoming | Outgoing] = {}
+        self._lock = threading.Lock()
+        self._begun: dict[object, tuple[Incoming | Outgoing, Ended]] = {}
+        self._broken = False
+        self._unmet: set[int] = set()
+        """Whom links waited to meet when they were looked at last."""
+        self._over = threading.Event()
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+
+    def submit(self, peer: int, kind: type[Link], job: Callable[[Link], None], done: Ended) -> None:
+        """Have ``job`` carried out on the link to or from ``peer``; ``done`` hears of its end.
+
+        Raises:
+            ExchangeError: the group has ended, or a member is lost.
+        """
+        with self._lock:
+            if self._over.is_set() or self._mesh.lost is not None:
+                raise self._mesh.lost or ExchangeError("the group was ended")
+            link = self._made.get((peer, kind))
+            if link is None:
+                link = kind(lambda: self._connect(peer, kind), peer, self._mesh.names, self.break_off)
+                self._made[peer, kind] = link
+            self._begun[key := object()] = link, done
+
+        def over(error: PeerLost | None) -> None:
+            with self._lock:
+                known = self._begun.pop(key, None)
+            if known is not None:
+                done(error)
+
+        link.submit(job, over)
+
+    def break_off(self, lost: PeerLost) -> None:
+        """A member is lost: nothing of this group goes on."""
+        self._mesh.break_off(lost)
+        with self._lock:
+            links = [] if self._broken else list(self._made.values())
+            self._broken = True
+        self._end_unmet(lost)
+        for link in links:
+            if isinstance(link, Outgoing):
+                link.say_farewell(self._mesh.lost or lost)
+        if links:
+            timer = threading.Timer(_FAREWELL_SECONDS, lambda: [link.cut() for link in links])
+            timer.daemon = True
+            timer.start()
+
+    def close(self, seconds: float) -> None:
+        """Let what is under way end within ``seconds``, and hang up."""
+        with self._lock:
+            self._over.set()
+        deadline = time.monotonic() + seconds
+        for link in self._made.values():
+            link.close(max(0.0, deadline - time.monotonic()))
+        self._end_unmet(None)
+
+    def _end_unmet(self, lost: PeerLost | None) -> None:
+        """End what waits for a connection: that wait goes on to its deadline."""
+        with self._lock:
+            unmet = {key: (link, done) for key, (link, done) in self._begun.items() if link.socket is None}
+            self._begun = {key: one for key, one in self._begun.items() if key not in unmet}
+        for link, done in unmet.values():
+            done(self._mesh.lost or lost or link.lost("the group was ended"))
+
+    def _connect(self, peer: int, kind: type) -> Connection:
+        deadline = time.monotonic() + self._seconds
+        return self._listener.meet(self._channel, peer, kind is Outgoing, self._addresses[peer], deadline)
+
+    # -------------------------------------------------------------------------------------------------------- the watch
+
+    def waits_for(self) -> str:
+        """Say whose bytes are being waited for; empty: nobody's."""
+        waiting = {link.peer for link in self._links() if isinstance(link, Incoming) and not link.idle}
+        return ", ".join(self._mesh.names[peer] for peer in sorted(waiting))
+
+    def _links(self) -> list[Incoming | Outgoing]:
+        with self._lock:
+            return [*self._mesh.links(), *self._made.values()]
+
+    def _watch(self) -> None:
+        watch = Watch(self._seconds)
+        while not self._over.wait(min(_LEAST_OFTEN, max(_MOST_OFTEN, self._seconds / 10))):
+            if self._mesh.lost is not None:
+                return self.break_off(self._mesh.lost)
+            if (lost := self._gone() or watch.look(self._links(), time.monotonic())) is not None:
+                return self.break_off(lost)
+
+    def _gone(self) -> PeerLost | None:
+        """Find a member that a link waits to meet though its other connections have ended."""
+        with self._lock:
+            unmet = {link.peer for link in self._made.values() if not link.idle and link.socket is None}
+        gone = {peer for peer in self._unmet & unmet if _hung_up(self._mesh.incoming(peer))}
+        self._unmet = unmet
+        return self._mesh.incoming(min(gone)).lost("it hung up") if gone else None
+
+
+def _hung_up(link: Incoming) -> bool:
+    if not link.idle or link.socket is None:
+        return False
+    try:
+        return not socket.socket.recv(link.socket, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+class Watch:
+    """Finds the member that holds the others up: on whose link nothing has moved for ``seconds`` though it should.
+
+    Others may stand still because of it; so whoever has sent nothing at all is named before who has begun, and
+    who is to send before who is to take.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._seen: dict[Incoming | Outgoing, tuple[int, float]] = {}
+
+    def look(self, links: Sequence[Incoming | Outgoing], now: float) -> PeerLost | None:
+        """Look at the links; return who is lost."""
+        still: list[tuple[tuple[bool, bool, float], Incoming | Outgoing]] = []
+        for link in links:
+            moved, since = self._seen.get(link, (-1, now))
+            if link.idle or link.bytes != moved:
+                moved, since = link.bytes, now
+            self._seen[link] = moved, since
+            if now - since > self._seconds:
+                still.append(((isinstance(link, Outgoing), link.bytes > link.bytes_before, since), link))
+        if not still:
+            return None
+        (takes, begun, _), link = min(still, key=lambda one: one[0])
+        what = "took" if takes else "sent"
+        more = " more" if begun else ""
+        return link.lost(f"it {what} nothing{more} for {self._seconds:g} s")

@@ -1,0 +1,128 @@
+"""An operation as ``torch.distributed`` sees it."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from training.exchange.link import MARKS
+
+BACKEND = "muster"
+
+
+class _Future(Future[Any]):
+    """Its callbacks may wait for further operations: they have a thread of their own, not the link's."""
+
+    def then(self, callback: Callable[..., Any]) -> Future[Any]:
+        after: Future[Any] = Future()
+
+        def carry_out() -> None:
+            try:
+                after.set_result(callback(self))
+            except Exception as error:  # noqa: BLE001 - whoever waits must get it
+                after.set_exception(error)
+
+        self.add_done_callback(lambda _: threading.Thread(target=carry_out, daemon=True).start())
+        return after
+
+
+class MusterWork(dist.Work):
+    """Complete when its parts are; then results are copied to where they belong.
+
+    Args:
+        name: what it does with which tensors: for errors, and equal on all members.
+        waits_for: says who is missing.
+        seconds: after which :meth:`wait` gives up, if nothing else is said; 0: never.
+    """
+
+    def __init__(
+        self,
+        result: Any,
+        parts: int = 1,
+        name: str = "",
+        waits_for: Callable[[], str] = str,
+        seconds: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self._name, self._waits_for, self._seconds = name, waits_for, seconds
+        self.mark = zlib.crc32(name.encode()) % MARKS
+        self._result = result
+        self._left = parts
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._error: Exception | None = None
+        self._deliveries: list[Callable[[], object]] = []
+        self._future: Future[Any] = _Future()
+
+    def then(self, delivery: Callable[[], object]) -> MusterWork:
+        """Have ``delivery`` done when all parts are complete."""
+        self._deliveries.append(delivery)
+        return self
+
+    def copy_back(self, target: torch.Tensor, host: torch.Tensor) -> MusterWork:
+        """Copy ``host`` to ``target`` in the end, if it is other memory."""
+        if host.device != target.device or host.data_ptr() != target.data_ptr():
+            self.then(lambda: target.detach().copy_(host))
+        return self
+
+    def part_ended(self, error: Exception | None) -> None:
+        """One part is complete."""
+        with self._lock:
+            self._error = self._error or error
+            self._left -= 1
+            if self._left:
+                return
+        if self._error is None:
+            try:
+                for delivery in self._deliveries:
+                    delivery()
+            except Exception as failure:  # noqa: BLE001 - whoever waits must get it
+                self._error = failure
+        self._deliveries.clear()
+        self._ended.set()
+        if self._error is None:
+            self._future.set_result(self._result)
+        else:
+            self._future.set_exception(self._error)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        seconds = timeout.total_seconds() or self._seconds
+        if not self._ended.wait(seconds or None):
+            missing = self._waits_for()
+            raise RuntimeError(
+                self._told(f"no result after {seconds:g} s" + (f": it waits for {missing}" if missing else ""))
+            )
+        if self._error is not None:
+            raise RuntimeError(self._told(str(self._error))) from self._error
+        return True
+
+    def _told(self, what: str) -> str:
+        return f"{BACKEND}: {self._name}: {what}" if self._name else f"{BACKEND}: {what}"
+
+    def is_completed(self) -> bool:
+        return self._ended.is_set()
+
+    def is_success(self) -> bool:
+        return self._ended.is_set() and self._error is None
+
+    def exception(self) -> Exception | None:
+        return self._error
+
+    def get_future(self) -> Future[Any]:
+        return self._future
+
+    def result(self) -> Any:
+        return self._result
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
