@@ -160,7 +160,7 @@ class Supervisor:
     def letting_go(self, machine: str) -> tuple[int, ...]:
         hub = hub_machine(self._links)
         if hub is not None and hub.name == machine and self._plan.engine == "mesh":
-            raise BadInput(f"{machine} carries the hub: the run depends on its hub", "drop another machine")
+            raise BadInput(f"{machine} carries the coordinator: the run depends on it", "drop another machine")
         return self.ranks(machine)
 
     def bring(self, request: Request) -> tuple[int, ...]:

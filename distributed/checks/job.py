@@ -187,7 +187,7 @@ def judge_port(port: int) -> list[Finding]:
     except OSError as error:
         seen = f"port {port} of the machine that starts the run cannot be used ({error.strerror or error})"
         fix = "end the program that has it (lsof -i), or set hub_port = 0 for any free one"
-        return [Finding("hub port", "problem", seen, "free for the hub", fix)]
+        return [Finding("hub port", "problem", seen, "free for the coordinator", fix)]
     return [Finding("hub port", "ok", f"port {port} of the machine that starts the run is free")]
 
 

@@ -106,7 +106,7 @@ def check_way_to_hub(link: Link, listen: str) -> None:
         return
     way = address_towards(link.host)
     if way != listen:
-        why = f"{link.name} is reached over {way}, and this run's hub listens on {listen} only"
+        why = f"{link.name} is reached over {way}, and this run's coordinator listens on {listen} only"
         raise BadInput(why, "stop the run and start it again with this machine")
 
 
@@ -178,4 +178,4 @@ class StartWatch:
             return f"waiting for {name}: it is preparing ({work.phase}: {work.done}{total})"
         if self._engine == "nccl":
             return f"waiting for {name}: its worker runs; it has not joined the others yet"
-        return f"waiting for {name}: its worker runs and has not reached the hub here; does a firewall block it?"
+        return f"waiting for {name}: its worker runs and has not reached the coordinator; does a firewall block it?"

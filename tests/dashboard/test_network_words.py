@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from run_folders import started, steps
 
-from app.dashboard.network import advice, mbit
+from app.dashboard.network import _sums, advice, mbit
 from app.dashboard.reader import Picture
 from app.run_state import reduce_events
-from distributed.planning.document import Candidate, Choice, Planning
+from distributed.planning.document import Candidate, Choice, Planning, Reason
 from distributed.planning.job import Job
 from tests.app.app_events import sync
 from training.events import SyncEvent
@@ -58,3 +59,13 @@ def test_syncs_of_one_round_are_one_row() -> None:
                        members=[0, 1]) for rank in (0, 1)]  # fmt: skip
     rounds = Picture(Path("run"), reduce_events([*started(), *syncs])).rounds
     assert [(key, len(found)) for key, found in rounds.items()] == [((9, 1), 2)]
+
+
+def test_who_owns_less_than_the_others_is_said() -> None:
+    shown = picture(0)
+    assert shown.planning is not None
+    slow = Reason.of("owns-less", "b", "link", percent=6, even=50)
+    reasons = (Reason.of("group-wins", "diloco", members=2, useful=2, speed_up=2), slow)
+    planned = replace(shown, planning=shown.planning.model_copy(update={"reasons": reasons}))
+    lines = [line.plain for line in _sums(planned)]
+    assert lines[1:] == ["b owns 6 % of every vector (50 % would be even): its link is slow"]

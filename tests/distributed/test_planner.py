@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import re
 import subprocess
@@ -325,6 +326,29 @@ def test_a_plan_changes_its_profile(tmp_path: Path) -> None:
     assert changed.strategy.strategy == best_of(again).choice.strategy
     assert changed.training.gradient_accumulation == best_of(again).accumulation
     assert sum(member.batch_size for member in again.settings.members) == 24
+
+
+def test_a_plan_from_before_the_mesh_is_read(tmp_path: Path) -> None:
+    there = cluster([8, 8], 950)
+    planning = plan(there, job())
+    document = json.loads(planning.model_dump_json())
+    for candidate in document["ranking"]:
+        candidate["hub_memory"] = 12
+        candidate["choice"] |= {"hub": "a", "engine": "torch"}
+    document["settings"]["engine"] = document["settings"]["options"]["engine"] = "hub"
+    document["job"]["engine"] = "torch"
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(document))
+    read = Planning.read(path)
+    assert (read.ranking, read.job.engine) == (planning.ranking, "auto")
+    assert read.overlay(Profile(name="p")).strategy.engine == "mesh"
+
+
+def test_figures_from_before_the_mesh_are_read() -> None:
+    there = cluster([8, 8], 950)
+    document = json.loads(there.model_dump_json())
+    document["machines"][0]["hub_mbit"] = 900.0
+    assert Cluster.model_validate(document) == there
 
 
 def test_a_plan_is_refused_for_another_profile() -> None:

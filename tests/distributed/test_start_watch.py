@@ -13,7 +13,7 @@ def test_every_missing_machine_and_its_reason() -> None:
     watch(MemberEvent(member=0, status="joined"))
     b, c, d = watch.missing()
     assert b == "waiting for b: it is preparing (features: 3 of 10)"
-    assert c.startswith("waiting for c: its worker runs and has not reached the hub")
+    assert c.startswith("waiting for c: its worker runs and has not reached the coordinator")
     assert d == "waiting for d: its worker has not started yet"
 
 
