@@ -25,7 +25,7 @@ os.environ.setdefault("MUSTER_OPENING_PAUSE", "0")  # tests press keys as soon a
 sys.dont_write_bytecode = False  # every process that tests start would compile again what this one has loaded
 
 settings.register_profile("house", deadline=None, derandomize=True)
-settings.register_profile("fast", settings.get_profile("house"), max_examples=25)
+settings.register_profile("fast", settings.get_profile("house"), max_examples=10)
 
 _LAB = ("lab", "alone", "lab and not alone")
 """Expressions of ``-m`` that choose tests of the lab only."""
@@ -60,6 +60,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.add_cleanup(PreloadedPython(at_once=config.getoption("dist", "no") != "no").close)
     use_preloaded()
+    config.add_cleanup(_collect_garbage_once)
+
+
+def _collect_garbage_once() -> None:
+    """pytest does it five times at its end, which takes a second a worker: then it finds nothing to look at."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

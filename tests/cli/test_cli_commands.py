@@ -36,6 +36,7 @@ def make_run(profile: str = "demo-scratch") -> str:
     return newest
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_a_memory_limit_starts_the_command_as_it_is_today() -> None:
     assert in_process(UNFITTED, "--version").returncode == 0
 
@@ -62,6 +63,7 @@ def test_only_the_called_command_is_looked_at() -> None:
     assert set(names(command_list())) == set(names(command_tree())) == set(COMMANDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [[], ["evaluate"], ["distributed-train"]], ids=" ".join)
 def test_help_answers_at_once(command: list[str]) -> None:
     def processor_seconds() -> float:

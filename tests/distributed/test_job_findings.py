@@ -200,6 +200,7 @@ def test_no_file_breaks_it(tmp_path_factory: pytest.TempPathFactory, weights: by
     assert found is None or found.parameters > 0
 
 
+@pytest.mark.slow
 def test_a_look_at_a_machine_writes_nothing_there(tmp_path: Path) -> None:
     machine = Machine(name="far", python=sys.executable, project_path=str(tmp_path / "far"))
     link = Link(machine, lambda: HereConnection("far"))

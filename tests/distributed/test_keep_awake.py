@@ -72,6 +72,7 @@ def test_a_machine_stays_awake_as_long_as_its_worker(agents: Agents, awake: Path
     attachment.close()
 
 
+@pytest.mark.slow
 def test_the_machine_that_supervises_stays_awake(awake: Path, tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     command = [sys.executable, "-c", SUPERVISED]

@@ -126,6 +126,7 @@ SAID = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(SAID.map(lambda said: json.dumps(said).encode()) | st.binary(), max_size=6))
 @settings(max_examples=40)
 def test_rubbish_instead_of_a_short_run(said: list[bytes]) -> None:

@@ -124,6 +124,7 @@ def test_a_factor_is_drawn_towards_one_and_bounded(found: list[float]) -> None:
     assert abs(math.log(factor)) <= abs(math.log(plain)) + 1e-12
 
 
+@pytest.mark.slow
 @some
 @given(st.lists(st.tuples(ratios, ratios), max_size=5), st.sampled_from([EVERY_STEP, MERGED]))
 def test_what_is_learnt_brings_the_prediction_closer(

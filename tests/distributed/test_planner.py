@@ -438,6 +438,7 @@ def test_every_code_in_the_planner_has_words() -> None:
     assert used <= set(WORDS)
 
 
+@pytest.mark.slow
 def test_planning_needs_no_torch() -> None:
     code = "import sys, distributed.planning.planner, app.plan_table; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0

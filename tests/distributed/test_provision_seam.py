@@ -53,6 +53,7 @@ def test_a_python_without_packages_is_named_with_the_command_that_gives_them(lab
     assert one.provisionable and "distributed-check --fix" in one.problem.hint
 
 
+@pytest.mark.slow
 def test_a_named_python_is_never_replaced(lab: LightLab) -> None:
     give_environment(lab)
     (one,) = preflight.check(lab.hosts(python=look_for_python(lab)))
@@ -66,6 +67,7 @@ def look_for_python(lab: LightLab) -> str:
         return look(link).python
 
 
+@pytest.mark.slow
 def test_an_environment_that_lacks_a_package_is_not_made_again(lab: LightLab) -> None:
     base = look_for_python(lab)
     give_environment(lab).write_text(f'#!/bin/sh\nexec {base} -S "$@"\n')

@@ -72,6 +72,7 @@ def test_this_machine_is_like_itself_only() -> None:
     assert "--python-version" in target_options(MAC)
 
 
+@pytest.mark.slow
 def test_a_package_that_is_not_to_be_had_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(BadInput, match="cannot be collected: .*muster-none"):

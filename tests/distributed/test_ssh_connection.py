@@ -527,6 +527,7 @@ def test_a_killed_server_process_drops_the_command(lab: LightLab) -> None:
             process.read(5)
 
 
+@pytest.mark.slow
 def test_a_user_without_shell_is_told() -> None:
     spec = HostSpec("m", sshd_options=("ForceCommand echo This account is closed; exit 1",))
     try:

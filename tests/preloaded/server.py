@@ -69,10 +69,12 @@ def serve(listener: socket.socket, loaded: bool) -> dict[str, Any]:
 
 
 def load(names: tuple[str, ...]) -> None:
+    gc.disable()  # modules are none; to look for it among them takes a quarter of the time
     for name in names:
         __import__(name)
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def die_with_parent() -> None:

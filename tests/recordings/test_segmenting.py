@@ -68,12 +68,14 @@ def test_each_clip_has_the_words_that_are_said_in_it(talk: Talk) -> None:
     assert not list(folder.glob("*lock*")) and not folder.with_name("made.partial").exists()
 
 
+@pytest.mark.slow
 def test_casing_and_numbers_are_those_of_the_transcript(talk: Talk) -> None:
     wanted = talk.text.upper().replace(" ", ", ")
     folder, _ = segmented(talk, wanted, Listening(talk))
     assert ", ".join(row["text"].rstrip(",") for row in rows(folder / "train.csv")) == wanted
 
 
+@pytest.mark.slow
 def test_words_that_nobody_says_are_in_no_clip(talk: Talk) -> None:
     listener = Listening(talk)
     first = [word.text for word in talk.words if word.end < talk.words[0].start + 5.0]
@@ -83,6 +85,7 @@ def test_words_that_nobody_says_are_in_no_clip(talk: Talk) -> None:
     assert outcome.transcript_words - outcome.given_words == 9
 
 
+@pytest.mark.slow
 def test_what_agrees_too_little_is_cut_finer_and_left_out_with_its_reason(talk: Talk) -> None:
     last = [number for number, word in enumerate(talk.words) if word.start > talk.words[-1].start - 0.8]
     listener = Listening(talk, dict.fromkeys(last, "elephantine"))
@@ -99,6 +102,7 @@ def test_without_a_transcript_there_are_clips_with_empty_texts(talk: Talk) -> No
     assert outcome.clips >= 2 and {row["text"] for row in rows(folder / "train.csv")} == {""}
 
 
+@pytest.mark.slow
 def test_a_draft_is_what_the_model_hears(talk: Talk) -> None:
     sources, folder = sources_of(talk.path, None), talk.path.parent / "made"
     segment_all(sources, folder, "m", lambda: Listening(talk), "", SegmentOptions(draft=True), silent)
@@ -131,6 +135,7 @@ def test_a_second_start_goes_on_after_what_is_whole(tmp_path: Path, monkeypatch:
         segment_all(*given)
 
 
+@pytest.mark.slow
 def test_a_broken_recording_is_named_and_the_others_go_on(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:
     folder = talk.path.parent
     (folder / "broken.wav").write_bytes(b"RIFF but no more")

@@ -103,6 +103,7 @@ except BadInput as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounting needs root on Linux")
 @pytest.mark.parametrize(
     ("options", "message"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -95,6 +96,7 @@ class TableApp(MusterApp):
         self.push_screen(Table())
 
 
+@pytest.mark.slow
 def test_the_cursor_stays_on_its_row_when_rows_come_and_go() -> None:
     async def drive(pilot: Pilot[Any]) -> None:
         table = pilot.app.screen.query_one(RowTable)

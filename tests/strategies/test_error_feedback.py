@@ -113,6 +113,7 @@ def test_what_is_applied_lags_by_one_rounds_losses(strategy: type[Strategy], cod
     assert float((meant - applied).norm() / meant.norm()) < (0.1 if codec.startswith("topk") else 0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "codec"), [(AllReduce, "int8"), (DiLoCo, "mxfp4")])
 def test_small_components_beside_a_large_one_arrive(strategy: type[Strategy], codec: str) -> None:
     given = [deltas(rank, small=0.002) for rank in range(3)]

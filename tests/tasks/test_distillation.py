@@ -137,6 +137,7 @@ def test_kept_answers_are_what_the_teacher_says(prepared: Any) -> None:
     assert loss.requires_grad and float(loss.detach()) > 0
 
 
+@pytest.mark.slow
 def test_loss_is_the_mean_over_the_weight(prepared: Any) -> None:
     task = prepared(distill_alpha=0.25)
     student = task.build_model().eval()
@@ -161,11 +162,13 @@ def test_the_teacher_is_asked_once(prepared: Any, monkeypatch: pytest.MonkeyPatc
         prepared(distill_temperature=3.0)
 
 
+@pytest.mark.slow
 def test_a_student_in_8_bits_learns_from_the_teacher_as_it_is(prepared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whisper_model, "with_8_bit_base", lambda model: pytest.fail("the teacher is quantised"))
     prepared(base_precision="int8", tuning="lora")
 
 
+@pytest.mark.slow
 def test_answers_are_of_the_texts_that_are_trained_on(prepared: Any, speech_folder: Path) -> None:
     before = training_batch(prepared(), 0)["teacher"]
     rows = write_clips(speech_folder, 8)
@@ -196,6 +199,7 @@ def test_a_frozen_encoder_of_the_teacher_is_heard_once(prepared: Any, monkeypatc
         torch.testing.assert_close(task.loss(student, batch), shared)
 
 
+@pytest.mark.slow
 def test_adapters_learn_from_a_teacher_too(prepared: Any) -> None:
     task = prepared(tuning="lora", lora_rank=2, lora_dropout=0.0)
     student = task.build_model()
@@ -204,6 +208,7 @@ def test_adapters_learn_from_a_teacher_too(prepared: Any) -> None:
     assert learned and all("lora_" in name for name in learned)
 
 
+@pytest.mark.slow
 def test_alpha_1_is_the_cross_entropy(prepared: Any) -> None:
     task = prepared(distill_alpha=1.0)
     student = task.build_model().eval()
@@ -219,6 +224,7 @@ def test_teachers_that_cannot_be_compared_are_refused(prepared: Any, tmp_path: P
         prepared(model_path=str(other), student_layers=0)
 
 
+@pytest.mark.slow
 def test_another_teacher_on_another_machine_is_told(prepared: Any, tmp_path: Path) -> None:
     one, other = prepared(), prepared(teacher_path=str(tiny_whisper(tmp_path / "other", layers=3)))
     tables = [task.table("train") for task in (one, other)]

@@ -42,6 +42,7 @@ def told(text: str) -> None:
     """Stages that nobody watches."""
 
 
+@pytest.mark.slow
 def test_ctranslate2_writes_the_same_texts(trained_whisper: Path, tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     outcome = export(request_of(trained_whisper, tmp_path / "out", "ctranslate2"), told)
@@ -292,6 +293,7 @@ def test_onnx_writes_the_same_texts(trained_whisper: Path, tmp_path: Path) -> No
     assert {"encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx", "tokenizer.json"} <= names
 
 
+@pytest.mark.slow
 def test_core_ml_goes_beside_the_ggml_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in for coremltools: what it is asked for, and where it goes."""
     asked: dict[str, Any] = {}

@@ -60,6 +60,7 @@ def test_few_samples_cannot_be_divided(tmp_path: Path, make_profile: ProfileMake
     assert fewer.value.hint == "pass --folds 2 or less, or add samples"
 
 
+@pytest.mark.slow
 def test_recordings_that_the_run_bore_broken_end_no_fold(
     trained_whisper: Path, tmp_path: Path, make_profile: ProfileMaker
 ) -> None:

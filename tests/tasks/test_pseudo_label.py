@@ -29,6 +29,7 @@ def sounds(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_texts_are_written_and_judged(trained_whisper: Path, sounds: Path) -> None:
     files = recordings(sounds, sounds)
     rows = label(Labelling(trained_whisper / "model", None, batch_size=4), files, sounds / "pseudo.csv", silent)

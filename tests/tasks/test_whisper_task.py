@@ -263,6 +263,7 @@ def kept_memory() -> float:
     return next(int(line.split()[1]) / 1000 for line in lines if line.startswith("Anonymous:"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux tells it")
 def test_merging_leaves_no_holes_as_large_as_the_weights(tmp_path: Path) -> None:
     sizes = {"d_model": 512, "encoder_layers": 8, "decoder_layers": 1, "encoder_ffn_dim": 2048, "vocab_size": 60}

@@ -104,6 +104,7 @@ def asks_for_masks(model: Path, length: int) -> WhisperForConditionalGeneration:
     return WhisperForConditionalGeneration.from_pretrained(model, **asked).train()
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(half=st.integers(1, 50), length=st.integers(1, 100), seed=st.integers(0, 2**32 - 1))
 def test_a_cut_window_is_masked_as_the_full_one(english_whisper: Path, half: int, length: int, seed: int) -> None:
