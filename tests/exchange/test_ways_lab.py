@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+import torch
 from test_mesh import at_once
 from test_relay import Loop, exchanged
 from waiting import PATIENCE
@@ -20,9 +21,13 @@ from tests.lab.spec import LabUnavailable
 from training.exchange import ways
 from training.exchange.base import ExchangeTimeout
 from training.exchange.certificates import issue_run_certificates, relay_key
+from training.exchange.codecs import codec_by_name
+from training.exchange.coordinator import Coordinator
+from training.exchange.group_member import CoordinatorConfig
 from training.exchange.link import PeerLost
 from training.exchange.listener import Identity, Listener
 from training.exchange.mesh import Mesh
+from training.exchange.mesh_member import MeshMember
 from training.exchange.ways import Address
 
 pytestmark = pytest.mark.lab
@@ -205,3 +210,42 @@ def test_a_pair_goes_over_to_its_other_cable_and_comes_back(
     meshes = pair.form(*hosts)
     assert [mesh.ways for mesh in meshes] == [{1: "direct 10.1.0.2"}, {0: "direct 10.1.0.1"}]
     close(meshes)
+
+
+@pytest.fixture
+def coordinator(router: Nets, certificates: Path) -> Iterator[int]:
+    """On the router; gives its port."""
+    config = CoordinatorConfig(
+        run_id="run", names=("studio", "tower"), certificates=certificates / "hub", address="0.0.0.0"
+    )
+    made = router.inside("r", lambda: Coordinator(config))
+    yield router.inside("r", made.start)
+    made.stop()
+
+
+def test_a_run_goes_on_through_the_relay_when_the_way_between_two_dies(
+    coordinator: int, router: Nets, certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SILENT", "ASK_EVERY", "ASK_TIMES"):
+        monkeypatch.setattr(ways, name, 1)
+    router.forwards("r", True)
+
+    def join(rank: int) -> MeshMember:
+        keys, host = certificates / f"member-{rank}", f"10.77.{rank + 1}."
+        address, names = f"{host}1:{coordinator}", ("studio", "tower")
+        return router.inside(
+            "ab"[rank],
+            lambda: MeshMember.connect(address, keys, "run", rank, 2, names[rank], "0.0.0.0", [f"{host}2"]),
+        )
+
+    members = at_once(functools.partial(join, 0), functools.partial(join, 1))
+    codec = codec_by_name("fp32")
+    for member in members:
+        member.expect_model(9)
+    for number, way in enumerate(["direct", "relayed", "relayed"]):
+        pending = [m.start_mean(f"m{number}", torch.full((9,), 2.0 * m.rank), 1.0, codec) for m in members]
+        assert [one.wait(PATIENCE).mean.tolist() for one in pending] == [[1.0] * 9] * 2
+        assert all(mesh.ways[1 - mesh.rank].startswith(way) for m in members if (mesh := m._mesh))
+        router.forwards("r", False)
+    for member in members:
+        member.close()

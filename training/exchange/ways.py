@@ -18,6 +18,8 @@ How = Literal["dialled", "came", "relayed"]
 
 HEAD_START = 0.25
 """Seconds that an address has before the next one is tried beside it (RFC 8305, section 5)."""
+SILENT, ASK_EVERY, ASK_TIMES = 10, 5, 4
+"""Seconds without a byte before a peer is asked whether it is there, seconds between questions, and how many."""
 _LOOK = 0.05
 _FORGIVEN_AFTER = 60.0
 _KNOWN_FOR = 300.0
@@ -75,13 +77,14 @@ class Ways:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Ask a silent peer now and then whether it is there: routers forget silent connections, cut cables say nothing.
+    """Ask a silent peer again and again whether it is there: cut cables say nothing, routers forget silent connections.
 
-    After two minutes without an answer the connection ends.
+    The kernel asks, and the peer's answers, also for a process that is busy or stopped. Without an answer for half a
+    minute the connection ends.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     idle = getattr(socket, "TCP_KEEPIDLE", 0x10)  # on macOS TCP_KEEPALIVE, which Python 3.10 has no name for
-    for option, value in ((idle, 30), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 6)):
+    for option, value in ((idle, SILENT), (socket.TCP_KEEPINTVL, ASK_EVERY), (socket.TCP_KEEPCNT, ASK_TIMES)):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
