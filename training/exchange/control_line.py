@@ -66,7 +66,7 @@ class ControlLine:
         self._ended = ended
         self._local = local
         self._met = False
-        self._closing = self._again = False
+        self._closing = self._again = self._told = False
         self._loop = asyncio.new_event_loop()
         self._news = asyncio.Event()
         self._thread = threading.Thread(target=self._work, name="control", daemon=True)
@@ -78,6 +78,9 @@ class ControlLine:
 
     def tell(self) -> None:
         """There is something new to report."""
+        if self._told:  # and it has not been looked at yet: a wake-up would cost more than the operation
+            return
+        self._told = True
         with contextlib.suppress(RuntimeError):  # it has ended
             self._loop.call_soon_threadsafe(self._news.set)
 
@@ -159,6 +162,7 @@ class ControlLine:
     async def _send(self, writer: asyncio.StreamWriter) -> None:
         while True:
             self._news.clear()
+            self._told = False
             report = self._report()
             writer.write(line(report.model_copy(update={"leaves": True}) if self._closing else report))
             with contextlib.suppress(OSError):

@@ -23,6 +23,8 @@ class Ledger:
         self._rank = rank
         self._pending: OrderedDict[int, MeshOperation[Any]] = OrderedDict()
         self._results: OrderedDict[int, Outcome] = OrderedDict()
+        self._held = 0
+        """Bytes of the results."""
         self.members: tuple[int, ...] = (rank,)
         """Of the mesh that brought the last result."""
         self.started = 0
@@ -56,7 +58,7 @@ class Ledger:
     def settle(self, number: int, outcome: Outcome) -> None:
         """An operation has the result of the mesh."""
         operation = self._pending.pop(number)
-        self._results[number] = outcome
+        self._keep(number, outcome)
         self.members = outcome.members
         while self.full + 1 in self._results and self.full + 1 not in self._pending:
             self.full += 1
@@ -70,7 +72,7 @@ class Ledger:
         """
         if number in self._pending:
             self._finish(self._pending[number], outcome)
-        self._results[number] = outcome
+        self._keep(number, outcome)
         self.full = number
 
     def results(self, after: int, last: int) -> list[Outcome]:
@@ -79,15 +81,19 @@ class Ledger:
 
     def forget(self, settled: int) -> None:
         """Drop results that everybody has, and the oldest of those that take more room than they may."""
-        held = sum(outcome.size for outcome in self._results.values())
-        room = max(_KEPT_BYTES, max((outcome.size for outcome in self._results.values()), default=0))
-        for number, outcome in list(self._results.items()):
+        while self._results:
+            number, oldest = next(iter(self._results.items()))
+            newest = next(reversed(self._results.values()))
             needed_here = number > self.full or number > self.started or number in self._pending
-            if needed_here or (number > settled and held <= room):
+            if needed_here or (number > settled and self._held <= max(_KEPT_BYTES, newest.size)):
                 return
-            held -= outcome.size
+            self._held -= oldest.size
             del self._results[number]
             self.kept = number
+
+    def _keep(self, number: int, outcome: Outcome) -> None:
+        self._results[number] = outcome
+        self._held += outcome.size
 
     def drop_all(self) -> list[MeshOperation[Any]]:
         """Return and forget the operations without a result: the group is lost."""

@@ -30,7 +30,7 @@ from training.exchange.error_feedback import MeanResiduals
 from training.exchange.mesh import Mesh
 from training.exchange.reduction import Reduction
 
-_LEAST_PIECE = 16_384
+_LEAST_PIECE = 65_536
 """Elements of a piece at least: each costs a message."""
 _TAIL = struct.Struct("<dI?")
 """Weight, the operation's name as CRC-32, and whether the sender's values are not numbers."""
@@ -95,8 +95,9 @@ class Outcome:
     parts: tuple[tuple[int, int, memoryview], ...]
     """Of a mean: start, stop and message of every piece. Of a gather: rank twice, and what it gave."""
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
+        """Bytes of its parts."""
         return sum(len(data) for *_, data in self.parts)
 
     def to_bytes(self) -> bytes:
