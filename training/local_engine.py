@@ -1,13 +1,13 @@
-"""What the workers of a local run meet at: the hub, or the rendezvous store of ``torch.distributed``."""
+"""What the workers of a local run meet at: the coordinator, or the rendezvous store of ``torch.distributed``."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from profiles.errors import BadInput, ExitCode, RunFailed
+from profiles.errors import BadInput, MusterError, RunFailed
+from training.events import WarningEvent
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.store_server import StoreServer
 from training.plan import RunPlan
@@ -18,9 +18,12 @@ from training.run_folder import RunFolder
 SPARE = 8
 """Machines that may come while a run is on. Their keys are made with the others' and stay here until they come."""
 
+_MOST_STARTS = 5
+
 
 class HubHandle(Channel, Protocol):
-    """A started hub, here or elsewhere; its first line is ``{"port": N}``, then come events."""
+    """A started coordinator, here or elsewhere; its first line is ``{"port": N}``, then come events. If it cannot have
+    what it is told, that line has ``error`` and ``hint`` too."""
 
     def stop(self) -> None: ...
 
@@ -58,13 +61,16 @@ class LocalEngine:
         self._start_process = start_hub or self._start_here
         self._hub: HubHandle | None = None
         self._store: StoreServer | None = None
+        self._port = 0
+        self._banned: set[int] = set()
+        self._stopped = False
 
     def start(self) -> str:
         """Start it and return its address; a single worker needs none.
 
         Raises:
             BadInput: the port that was asked for is taken.
-            RunFailed: the hub did not start.
+            RunFailed: the coordinator did not start.
         """
         launch, secrets = self._plan.launch, self._folder.secrets
         if self._plan.world_size == 1 and launch is None:
@@ -80,16 +86,45 @@ class LocalEngine:
         return f"{host}:{self._start_hub()}"
 
     def _start_hub(self) -> int:
+        config = self._hub_config()
         log = self._open_log("hub")
-        self._hub = self._start_process(self._hub_config(), log)
+        lines = self._started(config, log)
+        self._watch(self._lines(lines, config, log))
+        return self._port
+
+    def _started(self, config: dict[str, Any], log: BinaryIO) -> Iterator[bytes]:
+        """Start the coordinator, and return its events.
+
+        Raises:
+            BadInput: it cannot have what it was told to have.
+            RunFailed: it did not start.
+        """
+        self._hub = self._start_process(config, log)
         lines = self._hub.lines()
-        first = next(lines, None)
-        if first is None:
-            if self._hub.exit_code() == ExitCode.BAD_INPUT:
-                raise BadInput(*_last_words(Path(log.name)))
-            raise RunFailed("the hub did not start", f"see {log.name}")
-        self._watch(lines)
-        return int(json.loads(first)["port"])
+        first = json.loads(next(lines, b"{}"))
+        if "error" in first:
+            raise BadInput(first["error"], first["hint"])
+        if "port" not in first:
+            raise RunFailed("the coordinator did not start", f"see {log.name}")
+        self._port = int(first["port"])
+        return lines
+
+    def _lines(self, lines: Iterator[bytes], config: dict[str, Any], log: BinaryIO) -> Iterator[bytes]:
+        """Return all events; a coordinator that ends by itself is started again, and its members come back to it."""
+        for left in range(_MOST_STARTS, 0, -1):
+            yield from lines
+            if self._stopped or left == 1:
+                return
+            message = "the coordinator ended by itself; it is started again, and the machines go on where they were"
+            yield WarningEvent(message=message).model_dump_json().encode()
+            try:
+                if self._hub is not None:
+                    self._hub.stop()
+                lines = self._started({**config, "port": self._port}, log)
+            except MusterError:
+                return
+            for rank in self._banned:
+                self.ban(rank)
 
     def _start_here(self, config: dict[str, Any], log: BinaryIO) -> HubHandle:
         path = self._folder.secrets / "hub.json"
@@ -114,26 +149,22 @@ class LocalEngine:
 
     def ban(self, rank: int) -> None:
         """Let nobody exchange anything with a member any more, whether its machine obeys or not."""
+        self._banned.add(rank)
         if self._hub is not None:
             self._hub.send({"ban": rank})
 
     def admit(self, rank: int) -> None:
         """Let a member in again."""
+        self._banned.discard(rank)
         if self._hub is not None:
             self._hub.send({"admit": rank})
 
     def stop(self) -> None:
         """End what was started. Idempotent."""
+        self._stopped = True
         if self._hub is not None:
             self._hub.stop()
             self._hub = None
         if self._store is not None:
             self._store.close()
             self._store = None
-
-
-def _last_words(log: Path) -> tuple[str, str]:
-    """Return message and hint of the last line ``hub: message (hint)``."""
-    line = (log.read_text().strip().splitlines() or ["the hub did not start"])[-1].removeprefix("hub: ")
-    message, _, hint = line.removesuffix(")").rpartition(" (")
-    return (message, hint) if message else (line, "")

@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from profiles.errors import ExitCode, MusterError, RunFailed
-from training.events import ErrorEvent, Event, EventSink, MemberEvent, ProgressEvent, RequestEvent, StepEvent
+from training.events import (
+    ErrorEvent,
+    Event,
+    EventSink,
+    MemberEvent,
+    ProgressEvent,
+    RequestEvent,
+    StepEvent,
+    WarningEvent,
+)
 from training.orders import Command, Control
 from training.plan import MemberPlan, RunPlan, read_plan
 from training.processes import Laps
@@ -36,7 +45,7 @@ START_DEADLINE = 3600.0
 Emit = Callable[[Event], None]
 
 
-def connect(plan: RunPlan, rank: int, address: str, secrets: Path, device: torch.device) -> Exchange:
+def connect(plan: RunPlan, rank: int, address: str, secrets: Path, device: torch.device, emit: Emit) -> Exchange:
     """Join the group of the run through the engine of its plan."""
     if plan.world_size == 1:
         from training.exchange.base import SoloExchange
@@ -66,6 +75,7 @@ def connect(plan: RunPlan, rank: int, address: str, secrets: Path, device: torch
         hosts=seat.addresses,
         shares={one.rank: one.share for one in plan.members},
         local=seat.local,
+        came_back=lambda: emit(MemberEvent(status="joined", name=seat.name, message="is back")),
         timeout=START_DEADLINE,
     )
 
@@ -87,7 +97,7 @@ def run_worker(
     import torch
 
     from training.device import select_device
-    from training.exchange.base import ExchangeError
+    from training.exchange.base import ExchangeDropped, ExchangeError
     from training.machine_load import machine_events
     from training.resources import threads
     from training.trainer import Ending, Trainer
@@ -99,13 +109,18 @@ def run_worker(
         device = task.device = select_device(member.device, member.device_index)
         with machine_events(emit, device, secrets, run_id=plan.run_id):
             task.prepare(lambda phase, done, total: emit(ProgressEvent(phase=phase, done=done, total=total)))
-            exchange = connect(plan, rank, address(), secrets, device)
-            try:
-                ending = Trainer(plan, rank, task, exchange, emit, control, run_dir).run()
-            except ExchangeError as error:
-                raise RunFailed(f"{member.name}: {error}", "resume the run from its newest snapshot") from error
-            finally:
-                exchange.close()
+            where = address()
+            ending: Ending | None = None
+            while ending is None:
+                exchange = connect(plan, rank, where, secrets, device, emit)
+                try:
+                    ending = Trainer(plan, rank, task, exchange, emit, control, run_dir).run()
+                except ExchangeDropped as error:
+                    emit(WarningEvent(message=f"{member.name}: {error}; it joins the others again"))
+                except ExchangeError as error:
+                    raise RunFailed(f"{member.name}: {error}", "resume the run from its newest snapshot") from error
+                finally:
+                    exchange.close()
     except MusterError as error:
         emit(ErrorEvent(message=error.message, hint=error.hint, exit_code=int(error.exit_code)))
         return error.exit_code

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ from profiles.resolve import profile_from_options
 from tests.distributed.muster_runs import JOB
 from tests.preloaded.python import python_itself
 from tests.waiting import until
-from training.events import ErrorEvent, Event, MemberEvent, SnapshotEvent, StepEvent, SyncEvent
+from training.events import ErrorEvent, Event, MemberEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
 from training.run_folder import RunFolder
@@ -156,6 +157,22 @@ def test_the_others_go_on_when_a_worker_is_killed(tmp_path: Path) -> None:
     assert (run.outcome.run_dir / "model" / "model.safetensors").exists()
     last = [e for e in run.events if isinstance(e, SyncEvent)][-1]
     assert last.members == [1, 2]
+
+
+def test_a_run_goes_on_when_its_coordinator_is_killed(tmp_path: Path) -> None:
+    run = Run(tmp_path, max_steps=4000, strategy="allreduce")
+    until(lambda: run.step() > 10)
+    coordinator = next(
+        child for child in psutil.Process().children(True) if "training.exchange.coordinator_main" in child.cmdline()
+    )
+    coordinator.kill()
+    until(lambda: any("started again" in e.message for e in run.events if isinstance(e, WarningEvent)))
+    began = run.step()
+    until(lambda: run.step() > began + 100)
+    run.run.request_stop("test")
+    run.end()
+    assert run.outcome.exit_code == ExitCode.STOPPED
+    assert not [e for e in run.events if isinstance(e, MemberEvent) and e.status == "lost"]
 
 
 def test_the_torch_engine_fails_with_the_cause_when_a_worker_is_killed(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ class MeshMember(Exchange):
         hosts: literal addresses at which they find it, the fastest way first; empty: those of its interfaces.
         shares: how much of every vector the members own, by rank; see :func:`~training.exchange.owners.share_bounds`.
         local: the coordinator is on this machine, see :class:`training.plan.MemberPlan`.
+        came_back: called when the others, who had gone on without this member, have taken it back.
     """
 
     engine = "mesh"
@@ -68,6 +69,7 @@ class MeshMember(Exchange):
         hosts: Sequence[str] = (),
         shares: Mapping[int, float] | None = None,
         local: bool = False,
+        came_back: Callable[[], None] = lambda: None,
     ) -> None:
         self.rank = rank
         self._meter = Meter()
@@ -84,6 +86,8 @@ class MeshMember(Exchange):
         self._begun = 0
         """The last operation that was begun on the mesh of the moment."""
         self._newcomer = False
+        self._came_back = came_back
+        self._away = False
         self._moved = 0, 0
         self._desk = AnchorDesk(self._listener)
         self._closed = False
@@ -283,6 +287,7 @@ class MeshMember(Exchange):
                     self._count_traffic()
                     self._mesh, self._moved = None, (0, 0)
             if status.form is None:
+                self._away |= bool(status.members) and self.rank not in status.members
                 self._note(epoch=status.epoch, up=False)
             else:
                 self._form(status.epoch, status.form)
@@ -339,6 +344,9 @@ class MeshMember(Exchange):
             self._newcomer = False
             self._changed.notify_all()
             self._begin()
+        if self._away:
+            self._away = False
+            self._came_back()
 
     def _relay(self) -> Address | None:
         port = self._status.relay if self._status is not None else 0
