@@ -40,12 +40,16 @@ def test_members_meet_there_and_nothing_is_left(lab: Lab, tmp_path: Path) -> Non
     assert not list(lab["b"].files.glob(".cache/muster/runs/*"))
 
 
-def test_a_killed_hub_ends_the_run_with_its_machine_named(lab: Lab, tmp_path: Path) -> None:
+def test_a_killed_coordinator_is_started_again_there(lab: Lab, tmp_path: Path) -> None:
     muster = Muster(tmp_path, lab.hosts_file, pause=0.05)
     run_id = muster.detach("--max-steps", "400", "--lease", "6")
-    muster.until_step(run_id, 3)
-    for pid in lab["b"].pids(HUB):
+    muster.until_step(run_id, 3, members=2)
+    killed = lab["b"].pids(HUB)
+    for pid in killed:
         os.kill(pid, signal.SIGKILL)
-    assert muster.wait_for_end(run_id).returncode == 1
-    assert "hub" in muster.metadata(run_id)["error_message"]
-    until(lambda: [ours(host) for host in lab] == [[], []])
+    until(lambda: lab["b"].pids(HUB) not in ([], killed))
+    before = muster.losses(run_id)[-1][0]
+    muster.until_step(run_id, before + 20, members=2)
+    assert muster.run("stop", run_id).returncode == 0
+    assert muster.metadata(run_id)["metrics"]["lost_members"] == []
+    assert [ours(host) + host.pids(HUB) for host in lab] == [[], []]
