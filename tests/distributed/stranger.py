@@ -3,7 +3,7 @@
     python stranger.py ADDRESS PORT hold COUNT           opens connections, says how many, keeps them until killed
     python stranger.py ADDRESS PORT rubbish ROUNDS       speaks rubbish, in many tongues
     python stranger.py ADDRESS PORT replay FILE          sends recorded bytes again
-    python stranger.py ADDRESS PORT present FOLDER       shows ca.pem, certificate.pem and key.pem, and begins HTTP/2
+    python stranger.py ADDRESS PORT present FOLDER       shows ca.pem, certificate.pem and key.pem, and says nonsense
 
 The last three print one JSON list: what the hub answered each connection, in hexadecimal, or the name of the error.
 """
@@ -21,10 +21,11 @@ import sys
 import time
 from pathlib import Path
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+NONSENSE = b"{}\n{}\n"
 RUBBISH = (
     b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n",
-    PREFACE,
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00",
+    NONSENSE,
     bytes(range(256)) * 256,
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(600),
     b"\x16\x03\x01\xff\xff" + os.urandom(4000),
@@ -68,14 +69,13 @@ def replay(address: str, port: int, recorded: bytes) -> str:
 
 
 def present(address: str, port: int, folder: Path) -> str:
-    """Return the answer to a client with these certificates: HTTP/2 settings, or the error that ends the handshake."""
+    """Return how the answer to a client with these certificates begins, or the error that ends the handshake."""
     context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
     context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
-    context.set_alpn_protocols(["h2"])
     try:
         with dial(address, port) as plain, context.wrap_socket(plain, server_hostname="muster-hub") as stream:
-            stream.sendall(PREFACE)
-            return stream.recv(9).hex()
+            stream.sendall(NONSENSE)
+            return stream.recv(9).decode()
     except OSError as error:
         return type(error).__name__
 

@@ -49,7 +49,7 @@ def test_as_many_bytes_as_theory_says(lab: Lab, tmp_path: Path, engine: str, cod
     muster.let_pass(LAST + 1)
     assert muster.wait_for_end(run_id).returncode == 0
     payload = codec_by_name(codec).max_encoded_bytes(ELEMENTS)
-    theory = payload if engine == "mesh" else 2 * (len(HOSTS) - 1) / len(HOSTS) * payload
+    theory = 2 * (len(HOSTS) - 1) / len(HOSTS) * payload
     for host in measured:
         assert host.sent == pytest.approx(theory, rel=0.03, abs=CONSTANT)
         assert host.received == pytest.approx(theory, rel=0.03, abs=CONSTANT)

@@ -74,6 +74,8 @@ class Report(_Message):
     """Of which as many, counted from the first, have their result."""
     kept: Count = 0
     """Results after this one are kept for those who do not have them yet."""
+    moved: Count = 0
+    """Bytes to and from other members so far."""
     elements: int = Field(-1, ge=-1, lt=1 << 53)
     """Of the longest vector of its model; -1 while that is being built."""
     ready: bool = False

@@ -69,6 +69,7 @@ class Coordination:
         self._given_up_since = 0.0
         self._awaited: tuple[int, float] = (0, 0.0)
         """An operation to which not all have come, and since when."""
+        self._standstill = verdicts.Standstill(config.standstill)
         self._since_status = 0.0
         self._resuming_until: float | None = None
         self._building = 0.0
@@ -86,12 +87,12 @@ class Coordination:
             verdicts.check_report(came.rank, came.report, LAST_EPOCH)
             if came.rank in self._banned:
                 raise ProtocolError(_BANNED)
-            known = self._members.get(came.rank)
+            known, news = self._members.get(came.rank), True
             if known is not None and known.hello.incarnation != came.hello.incarnation:
                 self._drop(known, "lost", "came back on a new connection")
                 known = None
             if known is not None:
-                came.role = known.role
+                came.role, news = known.role, known.frozen
                 known.close()
             elif came.report.epoch:
                 self._take_back(came)
@@ -101,7 +102,7 @@ class Coordination:
                 came.role = "newcomer"
             self._left.discard(came.rank)
             self._members[came.rank] = came
-            if known is None:
+            if news:
                 new = "joins a running group" if came.role == "newcomer" else ""
                 self._tell_event(came, "joined", "is back" if came.report.epoch else new)
             self._settle()
@@ -222,7 +223,8 @@ class Coordination:
             return self._begin()
         if self._resuming_until is not None and not self._resumed():
             return False
-        if self._drop_all(self._unfit()) or self._order_anchor():
+        outrun = verdicts.outrun(self._of("live"), self._of("late"))
+        if self._drop_all(outrun, again=True) or self._drop_all(self._unfit()) or self._order_anchor():
             return True
         if self._form is None:
             return self._form_next()
@@ -258,7 +260,7 @@ class Coordination:
         gone = set(form.peers) - {member.rank for member in there}
         if gone - self._left or (gone and any(member.waits for member in there)) or not there:
             return True
-        return bool(self._entering()) or self._leave_behind(there)
+        return bool(self._entering()) or self._leave_behind(there) or self._standstill.noted(there, self._now)
 
     def _entering(self) -> list[Member]:
         """Return who can be let into the next mesh: with the state of the others, or little behind it."""

@@ -33,6 +33,8 @@ class CoordinatorConfig(BaseModel):
     round_deadline: float = Field(60.0, gt=0)
     give_up: float = Field(900.0, gt=0)
     """Seconds after which members that do not come to an operation are dropped."""
+    standstill: float = Field(30.0, gt=0)
+    """Seconds without a byte, while all wait, after which the mesh is formed anew; twice as long after each time."""
     lease: float = Field(LEASE, gt=0)
     """Seconds of silence after which a member is lost."""
 

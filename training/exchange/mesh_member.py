@@ -231,7 +231,8 @@ class MeshMember(Exchange):
         with self._changed:
             self._count_traffic()
             ledger = self._ledger
-            position = {"started": ledger.started, "full": ledger.full, "kept": ledger.kept}
+            moved = self.traffic.bytes_sent + self.traffic.bytes_received
+            position = {"started": ledger.started, "full": ledger.full, "kept": ledger.kept, "moved": moved}
             return self._report.model_copy(update=position)
 
     def _hear(self, status: Status) -> None:

@@ -10,6 +10,7 @@ from training.exchange.control import PROTOCOL_VERSION, Hello, ProtocolError, Re
 from training.exchange.group_member import CoordinatorConfig, Member
 
 _MOST_STRIKES = 3
+_MOST_MISSED = 2
 Verdict = tuple[int, str]
 """A rank, and why it has to go."""
 
@@ -101,6 +102,36 @@ def left_behind(live: Sequence[Member]) -> list[Verdict]:
     without it when that began, nobody knows."""
     newest = max(live, key=lambda member: member.report.mesh).report.members if live else ()
     return [(member.rank, "the others have gone on without it") for member in live if member.rank not in newest]
+
+
+def outrun(live: Sequence[Member], late: Sequence[Member]) -> list[Verdict]:
+    """Return who is back after it has missed more than :data:`_MOST_MISSED` results: with the steps between them it
+    would hold the others up for longer than a newcomer does."""
+    first = max((member.report.full for member in live), default=0)
+    back = [member for member in late if not member.frozen and member.waits]
+    return [(m.rank, "the others went on without it") for m in back if m.report.full < first - _MOST_MISSED]
+
+
+class Standstill:
+    """All wait for one another and nothing moves: a way between two of them is gone without a word.
+
+    Args:
+        seconds: for which that may be so, twice as long after each time.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._moved, self._since = 0, 0.0
+
+    def noted(self, there: Sequence[Member], now: float) -> bool:
+        """Look at the members of a mesh; return whether it has to be given up."""
+        moved = sum(member.report.moved for member in there)
+        if moved != self._moved or not all(member.waits for member in there):
+            self._moved, self._since = moved, now
+        if now - self._since < self._seconds:
+            return False
+        self._seconds, self._since = 2.0 * self._seconds, now
+        return True
 
 
 class Quarrels:
