@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -18,6 +20,7 @@ from training.exchange.control import (
     BEAT,
     LEASE,
     MAX_STATUS,
+    PROTOCOL_VERSION,
     Hello,
     ProtocolError,
     Report,
@@ -35,36 +38,73 @@ _LEAST_PAUSE = 0.02
 _GOODBYE_WITHIN = 2.0
 
 
+@dataclass(frozen=True)
+class Joining:
+    """Which group a member joins, and as whom.
+
+    Args:
+        address: ``host:port`` of the coordinator, a literal address.
+        certificates: folder of this member's certificates; ``None`` for traffic in clear on loopback.
+        listen: literal address to be dialled at by the others.
+        hosts: literal addresses at which they find it, the fastest way first; empty: those of its interfaces.
+        shares: how much of every vector the members own, by rank; see :func:`~training.exchange.owners.share_bounds`.
+        local: the coordinator is on this machine, see :class:`training.plan.MemberPlan`.
+        came_back: called when the others, who had gone on without this member, have taken it back.
+    """
+
+    address: str
+    certificates: Path | None
+    run_id: str
+    rank: int
+    world_size: int
+    name: str
+    listen: str = "127.0.0.1"
+    hosts: Sequence[str] = ()
+    shares: Mapping[int, float] | None = None
+    local: bool = False
+    came_back: Callable[[], None] = lambda: None
+
+    def hello(self, listening: tuple[str, int]) -> Hello:
+        """Return what the member says first, when it listens on an address."""
+        return Hello(
+            version=PROTOCOL_VERSION,
+            run_id=self.run_id,
+            rank=self.rank,
+            world_size=self.world_size,
+            name=self.name,
+            incarnation=os.urandom(8).hex(),
+            port=listening[1],
+            hosts=tuple(self.hosts) or own_addresses(listening[0]),
+        )
+
+
 class ControlLine:
     """Says what this member is at, and hears of the group.
 
     Args:
-        address: host and port of the coordinator.
-        certificates: folder of this member's certificates; ``None``: in clear, on loopback only.
-        hello: who this member is.
+        joining: who this member is, and where the coordinator is.
+        listening: address at which this member is dialled by the others.
         report: returns what it is at; called in this connection's thread.
         heard: told of every status; must not block.
         ended: told why the group is lost for this member, and whether it may come back as a newcomer; at most once.
-        local: the coordinator is on this machine: it is lost with its connection, not by silence.
     """
 
     def __init__(
         self,
-        address: tuple[str, int],
-        certificates: Path | None,
-        hello: Hello,
+        joining: Joining,
+        listening: tuple[str, int],
         report: Callable[[], Report],
         heard: Callable[[Status], None],
         ended: Callable[[str, bool], None],
-        local: bool,
     ) -> None:
-        self.address = address
-        self._context = _client(certificates)
-        self._hello = hello
+        host, _, port = joining.address.rpartition(":")
+        self.address = host.strip("[]"), int(port)
+        self._local = joining.local
+        self._context = _client(joining.certificates)
+        self._hello = joining.hello(listening)
         self._report = report
         self._heard = heard
         self._ended = ended
-        self._local = local
         self._met = False
         self._closing = self._again = self._told = False
         self._loop = asyncio.new_event_loop()

@@ -260,7 +260,8 @@ class Coordination:
         gone = set(form.peers) - {member.rank for member in there}
         if gone - self._left or (gone and any(member.waits for member in there)) or not there:
             return True
-        return bool(self._entering()) or self._leave_behind(there) or self._standstill.noted(there, self._now)
+        still = self._anchor is None and self._standstill.noted(there, self._now)
+        return bool(self._entering()) or self._leave_behind(there) or still
 
     def _entering(self) -> list[Member]:
         """Return who can be let into the next mesh: with the state of the others, or little behind it."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,8 +26,8 @@ from training.exchange.base import (
     Traffic,
 )
 from training.exchange.codecs import Codec
-from training.exchange.control import PROTOCOL_VERSION, Form, Hello, Report, Status
-from training.exchange.control_line import ControlLine, own_addresses
+from training.exchange.control import Form, Report, Status
+from training.exchange.control_line import ControlLine, Joining
 from training.exchange.error_feedback import MeanResiduals
 from training.exchange.handover import AnchorDesk, even_out
 from training.exchange.ledger import Ledger
@@ -43,39 +41,17 @@ _FORM_SECONDS = 20.0
 
 
 class MeshMember(Exchange):
-    """One member: a line to the coordinator, and a mesh with the other members that changes under its operations.
-
-    Args:
-        address: ``host:port`` of the coordinator, a literal address.
-        certificates: folder of this member's certificates; ``None`` for traffic in clear on loopback.
-        listen: literal address to be dialled at by the others.
-        hosts: literal addresses at which they find it, the fastest way first; empty: those of its interfaces.
-        shares: how much of every vector the members own, by rank; see :func:`~training.exchange.owners.share_bounds`.
-        local: the coordinator is on this machine, see :class:`training.plan.MemberPlan`.
-        came_back: called when the others, who had gone on without this member, have taken it back.
-    """
+    """One member: a line to the coordinator, and a mesh with the other members that changes under its operations."""
 
     engine = "mesh"
 
-    def __init__(
-        self,
-        address: str,
-        certificates: Path | None,
-        run_id: str,
-        rank: int,
-        world_size: int,
-        name: str,
-        listen: str = "127.0.0.1",
-        hosts: Sequence[str] = (),
-        shares: Mapping[int, float] | None = None,
-        local: bool = False,
-        came_back: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.rank = rank
+    def __init__(self, joining: Joining) -> None:
+        self.rank = rank = joining.rank
+        self._joining = joining
         self._meter = Meter()
         self.traffic: Traffic = self._meter.traffic
-        self._shares = dict(shares or {})
-        self._listener = Listener(listen, Identity(run_id, rank, certificates))
+        self._shares = dict(joining.shares or {})
+        self._listener = Listener(joining.listen, Identity(joining.run_id, rank, joining.certificates))
         self._residuals = MeanResiduals()
         self._changed = threading.Condition()
         self._status: Status | None = None
@@ -85,26 +61,10 @@ class MeshMember(Exchange):
         self._ledger = Ledger(rank)
         self._begun = 0
         """The last operation that was begun on the mesh of the moment."""
-        self._newcomer = False
-        self._came_back = came_back
-        self._away = False
+        self._newcomer = self._away = self._closed = False
         self._moved = 0, 0
         self._desk = AnchorDesk(self._listener)
-        self._closed = False
-        hello = Hello(
-            version=PROTOCOL_VERSION,
-            run_id=run_id,
-            rank=rank,
-            world_size=world_size,
-            name=name,
-            incarnation=os.urandom(8).hex(),
-            port=self._listener.address[1],
-            hosts=tuple(hosts) or own_addresses(self._listener.address[0]),
-        )
-        host, _, port = address.rpartition(":")
-        self._line = ControlLine(
-            (host.strip("[]"), int(port)), certificates, hello, self._tell, self._hear, self._end, local
-        )
+        self._line = ControlLine(joining, self._listener.address, self._tell, self._hear, self._end)
         self._keeper = threading.Thread(target=self._keep_mesh, name="mesh keeper", daemon=True)
         # A thread that is still inside C++ when the interpreter goes would abort the process.
         atexit.register(self.close)
@@ -113,13 +73,16 @@ class MeshMember(Exchange):
     def connect(cls, *arguments: Any, timeout: float = 120.0, **named: Any) -> MeshMember:
         """Join the group; return when all members have come, or at once as a newcomer to a running group.
 
+        Args:
+            arguments: of :class:`~training.exchange.control_line.Joining`, as ``named``.
+
         Raises:
             ExchangeTimeout: no coordinator, or members missing after ``timeout`` seconds; the message names them.
             ExchangeError: the coordinator refused this member.
             BadInput: unreadable certificates.
         """
         deadline = time.monotonic() + timeout
-        member = cls(*arguments, **named)
+        member = cls(Joining(*arguments, **named))
         try:
             member._line.start(timeout)
             member._keeper.start()
@@ -347,7 +310,7 @@ class MeshMember(Exchange):
             self._begin()
         if self._away:
             self._away = False
-            self._came_back()
+            self._joining.came_back()
 
     def _relay(self) -> Address | None:
         port = self._status.relay if self._status is not None else 0
