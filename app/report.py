@@ -15,6 +15,7 @@ from profiles.counts import counted
 from profiles.locations import is_location
 from training.outcome import NOT_THIS_RUN, RunOutcome
 from training.plan import RunPlan
+from training.run_metadata import SCRIPT
 from training.runs import RunSummary
 from training.schedule import ends_in_warm_up
 
@@ -52,7 +53,7 @@ def document(ended: Ended) -> dict[str, Any]:
         "status": ended.status,
         "exit_code": int(ended.exit_code),
         "profile": ended.plan.profile.name,
-        "strategy": ended.plan.profile.strategy.strategy,
+        "strategy": SCRIPT if ended.plan.launch else ended.plan.profile.strategy.strategy,
         "engine": ended.plan.engine,
         "workers": ended.plan.world_size,
         "model": str(ended.model) if ended.model else None,

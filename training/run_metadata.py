@@ -68,6 +68,10 @@ class RunMetadata(BaseModel):
     """Of a run that is being resumed, until it trains again: what it goes back to if it never does."""
 
 
+SCRIPT = "script"
+"""Stands for the strategy of a launched script: that is its own."""
+
+
 def metadata_of(plan: RunPlan, command: list[str], run_type: RunType = "local", reason: str = "") -> RunMetadata:
     """Return the metadata of a run that starts with ``plan``."""
     profile = plan.profile
@@ -80,7 +84,7 @@ def metadata_of(plan: RunPlan, command: list[str], run_type: RunType = "local", 
         dataset=profile.dataset_name or profile.data.dataset_path,
         config=profile.model_dump(mode="json"),
         hosts=[member.model_dump(mode="json") for member in plan.members],
-        strategy="script" if plan.launch else profile.strategy.strategy,
+        strategy=SCRIPT if plan.launch else profile.strategy.strategy,
         strategy_reason=reason,
         engine=plan.engine,
         versions={"python": platform.python_version(), "platform": platform.platform(), **versions_of(_PACKAGES)},

@@ -12,7 +12,7 @@ import typer
 
 from app.cli.approval import stand_behind
 from app.cli.arguments import OUTPUT, Json, Output, RunReference
-from app.cli.attach import STOPPING
+from app.cli.attach import stopping
 from app.cli.terminal import answer, somebody
 from app.console import command_about, say, show_json, show_line, visible
 from app.run_state import reduce_events
@@ -24,6 +24,7 @@ from training.events import RequestEvent, RunEvent
 from training.processes import end_processes
 from training.run_files import is_live
 from training.run_folder import RunFolder
+from training.run_metadata import SCRIPT
 from training.runs import find_run
 
 PATIENCE = 300.0
@@ -117,7 +118,7 @@ def stop(
         _refuse_ended(path)
     if is_live(path):
         leave_request(path, action)
-        say(STOPPING[action])
+        say(stopping(path, action))
 
     def ended() -> None:
         _wait_until_gone(path)
@@ -166,7 +167,8 @@ def _tell_leftovers(
         kept = {"kept_step": state.resume_step, "kept": state.kept, "left": left, "unknown": unknown}
         show_json({"run_dir": str(path), "status": run.metadata.status, **kept, **moments, "exit_code": int(code)})
         return code
-    show_line("the run is completed" if run.metadata.status == "completed" else f"stopped; {state.kept}")
+    stopped = "stopped" if run.metadata.strategy == SCRIPT else f"stopped; {state.kept}"
+    show_line("the run is completed" if run.metadata.status == "completed" else stopped)
     for name, processes in left.items():
         show_line(f"{name}: {'nothing is left' if not processes else '; '.join(map(visible, processes))}")
     if problems:

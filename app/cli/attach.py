@@ -25,10 +25,20 @@ from distributed.run.requests import Action, leave_request
 from profiles.errors import BadInput, ExitCode
 from training.event_log import follow_lines, read_events
 from training.run_files import is_live
+from training.run_folder import RunFolder
+from training.run_metadata import SCRIPT
 from training.runs import find_run
+from training.stopping import SCRIPT_GRACE
 
 STOPPING = {"stop": "stopping after the step under way, with a snapshot", "kill": "ending at once, without a snapshot"}
+STOPPING_SCRIPT = f"stopping: the script has {SCRIPT_GRACE:.0f} s to end (once more: end at once)"
 _ACTIONS: dict[str, Action] = {"s": "stop", "k": "kill"}
+
+
+def stopping(path: Path, action: Action) -> str:
+    """Return what a stop of a run means."""
+    launched = action == "stop" and RunFolder.open(path).metadata.strategy == SCRIPT
+    return STOPPING_SCRIPT if launched else STOPPING[action]
 
 
 # --------------------------------------------------------------------------------------------------------------- attach
@@ -137,7 +147,7 @@ def _leave(path: Path, number: int) -> bool:
             choice = sys.stdin.readline().strip().lower()[:1]
     if (action := _ACTIONS.get(choice)) is not None:
         leave_request(path, action)
-        say(STOPPING[action])
+        say(stopping(path, action))
         return False
     say(_goes_on(path))
     return True

@@ -16,10 +16,10 @@ import typer
 from app.cli.access import prepare_options
 from app.cli.approval import read_hosts
 from app.cli.arguments import OUTPUT, USUAL_HOSTS, AllHosts, AllowMissing, Detach, Json, OfflineWheels, Output, TrustNew
-from app.cli.attach import log_lines, tell
-from app.cli.local_run import STOPPING_SCRIPT, run_to_end
+from app.cli.attach import STOPPING_SCRIPT, log_lines, tell
+from app.cli.local_run import run_to_end
 from app.cli.terminal import answer, heard_by, somebody
-from app.console import command_about, say, show_json, show_line, visible
+from app.console import command_about, say, show_line, visible
 from app.follow import Follower
 from app.progress import PlainProgress
 from app.report import Ended, document, title_of
@@ -71,6 +71,8 @@ def launch(
     """Start a script on this machine or on several, and show what it writes."""
     job = script_of(script, backend, folder)
     file = hosts or (USUAL_HOSTS if not local and USUAL_HOSTS.is_file() else None)
+    if file is not None and hosts is None:
+        say(f"on the machines of {file} (--local N runs it on this machine)")
     if file is None:
         machines, module = [Place("rank", "127.0.0.1", local or each or max(1, count_gpus()))], "app.cli.local_run"
         plan = plan_of(job.model_copy(update={"folder": ""}), machines, output)
@@ -215,8 +217,8 @@ def follow(path: Path, as_json: bool) -> ExitCode:
 def tell_end(ended: Ended, left: Mapping[str, list[str]], as_json: bool) -> ExitCode:
     """Tell how it ended, of a failure first the traceback of the rank that failed first, and what is left where."""
     if as_json:
-        show_json({**document(ended), "left": left, "exit_code": int(ended.exit_code)})
-        return ended.exit_code
+        content = {name: value for name, value in document(ended).items() if name != "exit_code"}
+        return answer(True, {**content, "left": left}, (), ended.exit_code)
     if ended.status == "failed":
         errors = (event for event in read_events(ended.run_dir / "events.jsonl") if isinstance(event, ErrorEvent))
         for line in next((error.traceback for error in errors), "").splitlines():

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from app.cli.attach import STOPPING_SCRIPT
 from app.cli.terminal import GOODBYES
 from app.console import say
 from app.progress import PlainProgress, Progress
@@ -24,7 +25,7 @@ from training.outcome import RunOutcome, noted_failure
 from training.plan import RunPlan
 from training.processes import told_run
 from training.run_folder import RunFolder
-from training.stopping import SCRIPT_GRACE, Stoppable, stopped_by
+from training.stopping import Stoppable, stopped_by
 
 
 class Run(Stoppable, Protocol):
@@ -34,8 +35,6 @@ class Run(Stoppable, Protocol):
 
     def wait(self) -> RunOutcome: ...
 
-
-STOPPING_SCRIPT = f"stopping: the script has {SCRIPT_GRACE:.0f} s to end (once more: end at once)"
 
 StartRun = Callable[[RunPlan, RunFolder, Callable[[Event], None]], Run]
 

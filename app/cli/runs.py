@@ -31,6 +31,7 @@ from app.run_state import RunState, at_its_end, reduce_events
 from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
 from training.run_folder import RunFolder
+from training.run_metadata import SCRIPT
 from training.runs import RunSummary, compare, find_run, list_runs, narrowed, remove_run, size_of, summarise, to_clean
 
 _UNFINISHED = ("interrupted", "cancelled", "failed")
@@ -205,11 +206,14 @@ def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
         f"steps     {step}",
         f"folder    {run.path}, {bytes_text(size_of(run.path))}",
     ]
+    if metadata.strategy == SCRIPT:
+        lines = [line for line in lines if not line.startswith(("data ", "steps "))]
+        lines[3] = f"by        {counted(len(metadata.hosts), 'process', 'processes')}"
     if metadata.strategy_reason:
         lines.insert(5, f"why       {metadata.strategy_reason}")
     if metadata.error_message and run.status != "cancelled":
         lines.append(f"error     {metadata.error_message}")
-    if run.status in _UNFINISHED:
+    if run.status in _UNFINISHED and metadata.strategy != SCRIPT:
         lines.append(f"kept      {state.kept}")
     if parts := start_line(folder.events()):
         lines.append(f"start     {parts}")

@@ -124,6 +124,7 @@ class DashboardScreen(BaseScreen):
         plan = picture.plan
         name = plan.profile.name if plan else picture.path.name
         how = f"{plan.profile.strategy.strategy}, {plan.engine}" if plan and plan.world_size > 1 else ""
+        how = plan.launch.title if plan and plan.launch else how
         run_id = plan.run_id if plan else ""
         parts: list[Content | str] = [
             Content.styled("Muster", "bold $primary"), literal(name, "bold"), literal(run_id, "$text-muted"),

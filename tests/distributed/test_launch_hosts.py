@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import signal
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.muster_runs import Muster
-from tests.lab.fixtures import MakeLightLab
+from tests.lab.fixtures import MakeLab, MakeLightLab
+from tests.lab.lab import Lab
 from tests.waiting import until
 from training.events import MachineEvent
 from training.processes import processes_of
@@ -104,3 +106,55 @@ def test_ctrl_c_ends_all(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
     assert process.returncode == 130, complained
     assert {"a: nothing is left", "b: nothing is left"} <= set(complained.splitlines())
     assert processes_of(only_run(tmp_path).metadata.run_id) == []
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "launch"
+
+
+@pytest.fixture
+def lab(make_lab: MakeLab) -> Lab:
+    return make_lab("a", "b")
+
+
+def left(lab: Lab) -> list[int]:
+    return [
+        pid for host in lab for word in ("script_start", "training.launched", "agent.py") for pid in host.pids(word)
+    ]
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize(
+    ("name", "needs", "result"),
+    [
+        ("ddp", "torch", "model.pt"),
+        ("trainer", "accelerate", "trained/model.safetensors"),
+        ("accelerate_loop", "accelerate", "trained/model.safetensors"),
+        ("lightning_module", "pytorch_lightning", "trained.ckpt"),
+    ],
+)
+def test_what_knows_nothing_of_us_trains_on_two_hosts(
+    lab: Lab, tmp_path: Path, name: str, needs: str, result: str
+) -> None:
+    if importlib.util.find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed")
+    muster = Muster(tmp_path, lab.hosts_file)
+    out = ["--out", result] if result.count("/") == 0 else []
+    words = ["--hosts", str(lab.hosts_file), "--", str(EXAMPLES / f"{name}.py"), "--steps", "5", *out]
+    done = muster.run("launch", *words)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "a: muster with 2 ranks: loss" in done.stdout
+    assert (only_run(tmp_path).path / "files" / result).stat().st_size > 0
+    assert left(lab) == []
+
+
+@pytest.mark.lab
+def test_a_host_whose_cable_is_pulled_is_named_and_the_other_ends(lab: Lab, tmp_path: Path) -> None:
+    muster = Muster(tmp_path, lab.hosts_file)
+    process = muster.popen("launch", "--hosts", str(lab.hosts_file), "--", job(tmp_path, WAITS))
+    until(lambda: list((tmp_path / "output").glob("*/logs/b.log")))
+    until(lambda: all("waits" in (only_run(tmp_path).logs / f"{name}.log").read_text() for name in "ab"), 120)
+    lab["b"].cut()
+    _, complained = process.communicate(timeout=200)
+    assert process.returncode == 1, complained
+    assert only_run(tmp_path).metadata.error_message.startswith("b ended before its work was done"), complained
+    until(lambda: left(lab) == [], 120)
