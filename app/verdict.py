@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from app.console import duration_text
@@ -35,6 +35,16 @@ class Verdict:
     level: Level
     word: str
     parts: tuple[str, ...] = ()
+    spare: tuple[str, ...] = ()
+    """Those that go where there is no room for all, the first first."""
+
+    def within(self, cells: int) -> Verdict:
+        """Return the line without what is spare and does not fit; three cells are between two parts."""
+        if not self.spare or len(self.word) + sum(len(part) + 3 for part in self.parts) <= cells:
+            return self
+        gone, *spare = self.spare
+        rest = tuple(part for part in self.parts if part != gone)
+        return replace(self, parts=rest, spare=tuple(spare)).within(cells)
 
 
 @dataclass(frozen=True)
@@ -72,11 +82,12 @@ def verdict(state: RunState, now: float, *, live: bool = True, members: int = 0,
     if lost:
         word = "Degraded" if any(member.active for member in every) else "Lost"
         more = (f"and {len(lost) - 2} more",) if len(lost) > 2 else ()
-        return Verdict("bad", word, (present, *map(_why, lost[:2]), *more, *figures))
+        return Verdict("bad", word, (present, *map(_why, lost[:2]), *more, *figures), spare=figures)
     if silent:
         return Verdict("warning", "Stalled", (present, f"no step for {duration_text(silent)}"))
     remarks = _remarks(state)
-    return Verdict("warning" if remarks else "good", "Watch" if remarks else "Healthy", (present, *remarks, *figures))
+    parts = (present, *remarks, *figures)
+    return Verdict("warning" if remarks else "good", "Watch" if remarks else "Healthy", parts, spare=figures)
 
 
 def ending(state: RunState, now: float) -> Ending | None:
@@ -201,7 +212,7 @@ def _remarks(state: RunState) -> tuple[str, ...]:
     shares = {name: load.others_percent or 0.0 for name, load in loads if slows(load.others_percent, load.cpu_percent)}
     if shares:  # members on one machine all say the same of it
         busiest = max(shares, key=lambda name: shares[name])
-        found.append(f"other programs use {shares[busiest]:.0f} % of the processors of {busiest}")
+        found.append(f"other programs use {shares[busiest]:.0f} % of {busiest}")
     return tuple(found)
 
 

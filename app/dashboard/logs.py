@@ -219,7 +219,7 @@ class Logs(Pane):
     def _words(self, picture: Picture, count: int, wanted: str) -> Content:
         level = ("all levels", "warnings and errors", "errors")[self._level]
         parts = [self._machine or "all machines", level, *([f"with '{wanted}'"] if wanted else [])]
-        none = "" if picture.lines else "; nothing was logged yet"
+        none = "" if picture.lines else "; nothing was logged yet" if picture.live else "; nothing was logged"
         return literal(f"{', '.join(parts)}: {counted(count, 'line')}{none}", "$text-muted")
 
 

@@ -118,7 +118,8 @@ def _reached(state: RunState) -> tuple[str, ...]:
     if not state.evaluations:
         return ("",)
     split, results = min(state.evaluations.items(), key=lambda item: (-item[1].last.step, item[0] != "validation"))
-    return (course(results, split), course(results))
+    before = "" if results.last.step else " before"
+    return (course(results, split) + before, course(results) + before)
 
 
 def _error_chart(state: RunState) -> ChartData:

@@ -37,6 +37,8 @@ from distributed.hosts.schema import Machine
 from distributed.run.requests import Action
 from profiles.errors import BadInput, MusterError
 
+_MARK = 2
+"""Cells of the symbol before the verdict."""
 PAINT = 0.5
 FIRST = 0.05
 """Seconds to the first paints, until something was read."""
@@ -192,6 +194,7 @@ class DashboardScreen(BaseScreen):
         said = verdict(picture.state, picture.now, live=picture.live, members=picture.expected, alone=picture.alone)
         if picture.damage and not picture.state.members:
             said = Verdict("bad", "Damaged", (picture.damage,))
+        said = said.within(self.query_one("#verdict", Words).size.width - _MARK)
         mark = LEVELS[said.level]
         parts = [mark.show(said.word).stylize("bold")]
         parts += [literal(part, mark.style if said.level == "bad" and place == 1 else "")

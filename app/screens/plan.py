@@ -240,7 +240,7 @@ class LaunchScreen(StepScreen):
         watch, retry, drop = self.KEYS
         if self.state.launch.status is Status.FAILED:
             return (replace(retry, main=True), drop)
-        return (watch, drop) if self.state.launch.found.run else (replace(watch, label="Watch when it runs"),)
+        return (watch if self.state.launch.found.run else replace(watch, label="Watch when it runs"),)
 
     def leave_question(self) -> str:
         working = self.state.launch.status is Status.WORKING

@@ -26,6 +26,20 @@ def test_a_run_that_goes_well() -> None:
     assert words(going(), alone=alone) == "Healthy · 3/3 machines · 2.00x of studio alone · done in 1:20"
 
 
+@pytest.mark.parametrize(
+    ("cells", "shown"),
+    [
+        (61, "Healthy · 3/3 machines · 2.00x of studio alone · done in 1:20"),
+        (60, "Healthy · 3/3 machines · done in 1:20"),
+        (30, "Healthy · 3/3 machines"),
+        (5, "Healthy · 3/3 machines"),
+    ],
+)
+def test_whole_parts_go_where_there_is_no_room(cells: int, shown: str) -> None:
+    said = verdict(going(), BEGAN + 20, alone=Alone("studio", 12.0)).within(cells)
+    assert " · ".join((said.word, *said.parts)) == shown
+
+
 def test_without_a_prediction_no_speed_up_is_claimed() -> None:
     assert "alone" not in words(going())
 
