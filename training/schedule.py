@@ -35,7 +35,7 @@ def learning_rate_at(step: int, total_steps: int, warmup_steps: int, schedule: S
 def ends_in_warm_up(steps: int, profile: Profile) -> str:
     """Return what a person is told of a run whose learning rate never reaches its peak; empty: it does.
 
-    A fine-tune of few recordings is better for it: with more steps their wrong transcripts are learnt by heart
+    More steps make a fine-tune of few recordings better, but for wrong transcripts, which are learnt by heart then
     (docs/whisper.md, "Few recordings").
     """
     warmup_steps = profile.training.warmup_steps
@@ -44,7 +44,7 @@ def ends_in_warm_up(steps: int, profile: Profile) -> str:
     said = f"all of its {steps} steps are in the warm-up of {warmup_steps}"
     reached = f"the learning rate reaches {steps / warmup_steps:.0%} of its peak"
     if start_of(profile) == "pretrained" and not profile.model.teacher_path:
-        return f"{said}: {reached}, which suits few recordings; before you raise epochs, look for wrong transcripts"
+        return f"{said}: {reached}; once wrong transcripts are corrected, raise epochs"
     return f"{said}: {reached}; raise epochs, or lower warmup_steps"
 
 

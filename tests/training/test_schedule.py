@@ -70,12 +70,12 @@ def test_a_run_that_ends_in_its_warm_up_is_told(steps: int, told: bool) -> None:
 @pytest.mark.parametrize(
     ("change", "advice"),
     [
-        ({}, "before you raise epochs, look for wrong transcripts"),
+        ({}, "once wrong transcripts are corrected, raise epochs"),
         ({"from_scratch": True}, "raise epochs, or lower warmup_steps"),
         ({"teacher_path": "large"}, "raise epochs, or lower warmup_steps"),
     ],
 )
-def test_more_epochs_are_advised_where_they_were_better(change: dict[str, Any], advice: str) -> None:
-    """A published model becomes worse with them on few recordings (docs/whisper.md)."""
+def test_more_epochs_are_advised_and_what_comes_before_them(change: dict[str, Any], advice: str) -> None:
+    """A published model learns the wrong transcripts of few recordings by heart (docs/whisper.md)."""
     model = TUNED.model.model_copy(update=change)
     assert advice in ends_in_warm_up(9, TUNED.model_copy(update={"model": model}))
