@@ -41,7 +41,7 @@ class Members:
     def _start(self, place: int) -> None:
         context: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
         here, there = context.Pipe()
-        process = context.Process(target=_serve, args=(there,), daemon=True)
+        process = context.Process(target=_serve, args=(there,))
         process.start()
         there.close()
         self.pipes[place : place + 1] = [here]
