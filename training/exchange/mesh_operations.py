@@ -14,6 +14,7 @@ from training.exchange.error_feedback import MeanResiduals
 from training.exchange.mesh import Mesh
 from training.exchange.operations import Meter, Operation
 from training.exchange.owners import Contribution, MeanReduction, Outcome, completed
+from training.exchange.staging import to_host
 
 R = TypeVar("R")
 Ended = Callable[[Exception | None], None]
@@ -71,7 +72,7 @@ class MeshMean(MeshOperation[MeanResult]):
         residuals: MeanResiduals,
         shares: Mapping[int, float],
     ) -> None:
-        own = values.detach().to("cpu", copy=True)
+        own = to_host([values], torch.float32).wait()
         self._own = Contribution.of(name, own, weight, codec, flags, stream)
         self._device = values.device
         self._residuals = residuals

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from training.exchange.mesh import Mesh
 from training.exchange.reduction import Reduction
 from training.exchange.sealing import MAX_FRAME
+from training.exchange.staging import to_host
 from training.exchange.work import BACKEND
 
 Pieces = list[torch.Tensor]
@@ -38,7 +39,7 @@ def on_host(tensor: torch.Tensor, filled: bool = True) -> torch.Tensor:
         return tensor
     if not filled:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
-    return tensor.to("cpu").contiguous().resolve_conj().resolve_neg()
+    return to_host([tensor], tensor.dtype).wait().view(tensor.shape)
 
 
 _OPERATORS: dict[str, Callable[..., torch.Tensor]] = {

@@ -216,7 +216,7 @@ class DiLoCo(Strategy):
         self._parameters = trainable(model)
         self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._members = exchange.members
-        self._anchor = flatten(self._parameters, torch.device("cpu")).clone()
+        self._anchor = flatten(self._parameters, torch.device("cpu"))
         self._momentum = torch.zeros_like(self._anchor)
         # A delta that came too late always travels with the next one; alone, nothing is encoded.
         lossy = exchange.engine != "solo" and self._codec.name != "fp32"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from profiles.errors import RunFailed
 from training.exchange.base import Exchange, ExchangeError
 from training.exchange.codecs import Codec, all_finite
+from training.exchange.staging import to_host
 from training.lazy import lazy
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 def flatten(tensors: Iterable[torch.Tensor], device: torch.device | None = None) -> torch.Tensor:
     """Concatenate to a new flat fp32 vector on ``device`` (default: where they are)."""
+    if device is not None and device.type == "cpu":
+        return to_host(list(tensors), torch.float32).wait()
     parts = [t.detach().reshape(-1).to(device=device, dtype=torch.float32) for t in tensors]
     return torch.cat(parts) if parts else torch.empty(0)
 
