@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import group_cases
 import pytest
 from group_members import Members
+from torch._C._distributed_c10d import HashStore
+
+from training.exchange.base import ExchangeTimeout
+from training.exchange.group_base import GroupBase
+from training.exchange.listener import Identity, Listener
 
 pytestmark = pytest.mark.slow
+
+
+def test_who_never_comes_is_named() -> None:
+    listener = Listener("127.0.0.1", Identity("", 4, None))
+    with pytest.raises(ExchangeTimeout, match="rank 7 did not come within 0.1 s"):
+        GroupBase(HashStore(), 0, 2, timedelta(seconds=0.1), [4, 7], listener)
+    listener.close()
 
 
 def test_members_that_disagree_are_told_and_get_no_numbers(members: Members) -> None:
