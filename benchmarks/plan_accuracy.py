@@ -41,6 +41,7 @@ from distributed.planning.document import Candidate, Choice
 from distributed.planning.feedback import Comparison, compare
 from distributed.planning.job import Figures, Job, job_of
 from distributed.planning.prediction import Predictor
+from distributed.planning.reasons import about_equal
 from profiles.resolve import load_profile
 from training.events import Event, StepEvent
 
@@ -58,8 +59,8 @@ SECONDS = 20.0
 """How long the steps of a run with an exchange in every step are to take in all."""
 FEWEST, MOST = 9, 24
 """Its steps; 3 are not counted."""
-WITHIN = 0.15
-SLOWER = 1.05
+WITHIN = 0.10
+SLOWER = 1.03
 """How far from the fastest a pick may be."""
 
 
@@ -317,16 +318,21 @@ def picks(results: Sequence[Result]) -> list[dict[str, str]]:
         if (one := alone.get((place[2], place[3]))) is not None:
             found.append(one)
         row = {"hosts": str(place[0]), "Mbit/s": f"{place[1]:g}", "cores": str(place[2]), "model": str(place[3])}
-        row |= _pick("samples/s", found, lambda c: c.samples_per_second, lambda c: 1.0)
-        row |= _pick("useful", found, planner.score, lambda c: c.token_efficiency)
+        row |= _pick("samples/s", found, max(found, key=lambda r: r.candidate.samples_per_second), lambda c: 1.0)
+        row |= _pick("useful", found, _taken(found), lambda c: c.token_efficiency)
         rows.append(row)
     return rows
 
 
-def _pick(
-    word: str, found: Sequence[Result], predicted: Callable[[Candidate], float], counts: Callable[[Candidate], float]
-) -> dict[str, str]:
-    """Return the way that the prediction puts first and the best one, and how much better that is as measured.
+def _taken(found: Sequence[Result]) -> Result:
+    """Return the way that the planner takes: the simplest of those that are about as fast as the fastest."""
+    fastest = max(found, key=lambda r: r.candidate.useful_speed_up)
+    near = (r for r in found if about_equal(r.candidate, fastest.candidate))
+    return min(near, key=lambda r: planner.simplicity(r.candidate))
+
+
+def _pick(word: str, found: Sequence[Result], pick: Result, counts: Callable[[Candidate], float]) -> dict[str, str]:
+    """Return the way that the prediction takes and the best one, and how much better that is as measured.
 
     Args:
         counts: which share of a way's samples/s counts.
@@ -335,7 +341,7 @@ def _pick(
     def worth(result: Result) -> float:
         return result.measured_rate * counts(result.candidate)
 
-    pick, best = max(found, key=lambda r: predicted(r.candidate)), max(found, key=worth)
+    best = max(found, key=worth)
     lost = worth(best) / worth(pick)
     names = [r.cell.strategy if r.cell.hosts > 1 else "alone" for r in (pick, best)]
     return {
