@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize(
     ("case", "world"),
-    [("reductions", 2), ("reductions", 3), ("movements", 2), ("movements", 4), ("side_by_side", 3)],
+    [("reductions", 3), ("movements", 2), ("movements", 4), ("side_by_side", 3)],
 )
 def test_they_hold_what_one_process_computes(members: Members, case: str, world: int) -> None:
     assert members.run(f"collective_cases:{case}", "muster", world) == [[]] * world
