@@ -12,17 +12,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted_connection import Says
 
-from distributed.cleaning.clean import (
-    PREPARED,
-    Inventory,
-    _read,
-    _row,
-    _run_of_agent,
-    _run_of_worker,
-    remove,
-    survey,
-)
+from distributed.cleaning.clean import PREPARED, Inventory, remove, survey
 from distributed.machine import agent
 from distributed.machine.link import HereConnection
 
@@ -235,9 +227,13 @@ def test_files_on_their_way_belong_to_a_live_run(
 
 def test_a_command_without_end_is_looked_at_in_part() -> None:
     """Anybody on the machine can start such a process; all of it would take minutes to look through."""
-    row = _row("7 7 " + "agent.py x start " * 100_000)
-    assert row is not None and len(row[2]) == 4096
-    assert _run_of_agent(row[2], ["/r"]) == _run_of_worker(row[2], ["/r"]) == ""
+    agent = "agent.py /r start one 0"
+
+    def alive(command: str) -> tuple[str, ...]:
+        return survey(Says(f"\nps\n7 7 {command}\n".encode()), BLOB, ["/r"]).alive
+
+    assert alive(agent) == alive(" " + "x" * 4000 + agent) == ("one",)
+    assert alive("x" * 5000 + agent) == alive("agent.py x start " * 100_000) == ()
 
 
 _WORD = (
@@ -249,7 +245,7 @@ _WORD = (
 @settings(max_examples=50)
 @given(st.lists(st.lists(_WORD, max_size=3).map("\t".join), max_size=8).map("\n".join))
 def test_whatever_a_machine_says_is_read_without_harm(text: str) -> None:
-    inventory, groups = _read(text)
+    inventory = survey(Says(f"{text}\nps\n7 9 a command\n".encode()), BLOB)
     tops = tuple(f"{root}/" for root, _ in inventory.roots)
-    assert isinstance(inventory, Inventory) and all(isinstance(group, int) for group in groups)
+    assert isinstance(inventory, Inventory) and {process.pid for process in inventory.processes} <= {7}
     assert all(part.path.startswith(tops) and "/../" not in part.path for part in inventory.parts)

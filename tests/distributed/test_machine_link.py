@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from scripted_connection import Says
 
 from distributed.cleaning import clean
 from distributed.cleaning.clean import leftovers
@@ -16,23 +17,8 @@ from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.link import HereConnection, Link, document
 from distributed.ssh import process
 from distributed.ssh.errors import Dropped, RemoteFileError, SshError
-from distributed.ssh.process import Completed
 
 BOX = Machine(name="box", address="localhost", python=sys.executable)
-
-
-class Says(HereConnection):
-    """This machine with one answer to everything."""
-
-    def __init__(self, answer: bytes) -> None:
-        super().__init__("box")
-        self._answer = answer
-
-    def run(self, *_: object, **__: object) -> Completed:
-        return Completed(0, self._answer, b"")
-
-    def put(self, *_: object, **__: object) -> None:
-        pass
 
 
 @pytest.mark.slow

@@ -80,8 +80,8 @@ def _flags(command: Any) -> set[str]:
 
 
 def _all_flags() -> set[str]:
-    wizard = {flag for action in options()._actions for flag in action.option_strings}
-    return wizard.union(*(_flags(command) for command in _commands().commands.values()))
+    wizard = re.findall(r"(?<!\w)--?[a-z]+", options().format_usage())
+    return {"--help"}.union(wizard, *(_flags(command) for command in _commands().commands.values()))
 
 
 def _lines(page: Path) -> Iterator[list[str]]:

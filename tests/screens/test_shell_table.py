@@ -182,10 +182,10 @@ def test_q_asks_where_the_screen_has_a_question() -> None:
         assert "Sure?" in text(pilot.app)
         await pilot.press("escape")
         await pilot.pause()
-        assert not pilot.app._exit
+        assert pilot.app.return_code is None
         await pilot.press("q", "enter")
         await pilot.pause()
-        assert pilot.app._exit
+        assert pilot.app.return_code == 0
 
     run(AskingApp(), drive)
 
