@@ -32,7 +32,7 @@ class Pairs:
         self, mesh: Mesh, listener: Listener, channel: str, addresses: Mapping[int, Sequence[Address]], seconds: float
     ) -> None:
         self._mesh, self._listener, self._channel = mesh, listener, f"{channel}/pairs"
-        self._addresses, self._seconds = addresses, seconds
+        self._addresses, self.seconds = addresses, seconds
         self._made: dict[tuple[int, type], Incoming | Outgoing] = {}
         self._lock = threading.Lock()
         self._begun: dict[object, tuple[Incoming | Outgoing, Ended]] = {}
@@ -98,7 +98,7 @@ class Pairs:
             done(self._mesh.lost or lost or link.lost("the group was ended"))
 
     def _connect(self, peer: int, kind: type) -> Connection:
-        deadline = time.monotonic() + self._seconds
+        deadline = time.monotonic() + self.seconds
         return self._listener.meet(self._channel, peer, kind is Outgoing, self._addresses[peer], deadline)
 
     # -------------------------------------------------------------------------------------------------------- the watch
@@ -113,11 +113,11 @@ class Pairs:
             return [*self._mesh.links(), *self._made.values()]
 
     def _watch(self) -> None:
-        watch = Watch(self._seconds)
-        while not self._over.wait(min(_LEAST_OFTEN, max(_MOST_OFTEN, self._seconds / 10))):
+        watch = Watch()
+        while not self._over.wait(min(_LEAST_OFTEN, max(_MOST_OFTEN, self.seconds / 10))):
             if self._mesh.lost is not None:
                 return self.break_off(self._mesh.lost)
-            if (lost := self._gone() or watch.look(self._links(), time.monotonic())) is not None:
+            if (lost := self._gone() or watch.look(self._links(), time.monotonic(), self.seconds)) is not None:
                 return self.break_off(lost)
 
     def _gone(self) -> PeerLost | None:
@@ -147,11 +147,10 @@ class Watch:
     who is to send before who is to take.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self) -> None:
         self._seen: dict[Incoming | Outgoing, tuple[int, float]] = {}
 
-    def look(self, links: Sequence[Incoming | Outgoing], now: float) -> PeerLost | None:
+    def look(self, links: Sequence[Incoming | Outgoing], now: float, seconds: float) -> PeerLost | None:
         """Look at the links; return who is lost."""
         still: list[tuple[tuple[bool, bool, float], Incoming | Outgoing]] = []
         for link in links:
@@ -159,11 +158,11 @@ class Watch:
             if link.idle or link.bytes != moved:
                 moved, since = link.bytes, now
             self._seen[link] = moved, since
-            if now - since > self._seconds:
+            if now - since > seconds:
                 still.append(((isinstance(link, Outgoing), link.bytes > link.bytes_before, since), link))
         if not still:
             return None
         (takes, begun, _), link = min(still, key=lambda one: one[0])
         what = "took" if takes else "sent"
         more = " more" if begun else ""
-        return link.lost(f"it {what} nothing{more} for {self._seconds:g} s")
+        return link.lost(f"it {what} nothing{more} for {seconds:g} s")
