@@ -248,7 +248,7 @@ class DistributedLauncher:
         whole_process: bool = False,
     ) -> None:
         self._hosts = hosts
-        self._profile = profile
+        self.profile = profile
         self._prepare_options = prepare_options or PrepareOptions()
         self._plan_options = plan_options or PlanOptions()
         self._timings: list[TimingEvent] = []
@@ -266,9 +266,9 @@ class DistributedLauncher:
         self._stand_by = _supervisor()
         machines: Sequence[Ready] = ()
         try:
-            machines = prepare(self._hosts, self._profile.model.task, self._prepare_options)
+            machines = prepare(self._hosts, self.profile.model.task, self._prepare_options)
             self._laps.end("machines: checked")
-            profile = fit(self._profile, rooms_of(self._profile, machines), self._prepare_options.tell)
+            profile = fit(self.profile, rooms_of(self.profile, machines), self._prepare_options.tell)
             planned = plan_machines(machines, profile, self._plan_options, self._prepare_options.tell)
             self._hosts = hosts_of(self._hosts, [link for link, _ in planned.machines])
             self._laps.end("machines: planned")
@@ -306,7 +306,7 @@ class DistributedLauncher:
         return path
 
     def _folder(self, planned: Planned, command: Sequence[str]) -> Path:
-        output = Path(self._profile.run.output_dir)
+        output = Path(self.profile.run.output_dir)
         reason = why_in_words(planned.planning) if planned.planning else ""
         folder = RunFolder.create(output, planned.plan, list(command), run_type="distributed", strategy_reason=reason)
         if planned.planning is not None:

@@ -163,11 +163,11 @@ def measure_ready(machines: Sequence[Ready], profile: Profile, options: MeasureO
         found = Measured(names, here=here, model_path=profile.model.model_path)
         gate = Gate()
         with ThreadPoolExecutor(1) as pool:
-            speeds = pool.submit(_speeds, placements, plan, options, gate)
+            speeds = pool.submit(current_speeds, placements, plan, options, gate)
             speeds.add_done_callback(lambda _: gate.brought.set())
             try:
                 gate.brought.wait()
-                found.pairs, found.interfaces = _links(ends, options)
+                found.pairs, found.interfaces = current_links(ends, options)
                 gate.open()
                 found.speeds, found.problems = speeds.result()
             except BaseException:
@@ -192,7 +192,7 @@ def here_link(taken: Sequence[str], dial: Dial = link_to) -> Link:
     return dial(hosts.machines[0], hosts, None)
 
 
-def _links(ends: Sequence[tuple[Link, str]], options: MeasureOptions) -> tuple[list[PairFigures], AllInterfaces]:
+def current_links(ends: Sequence[tuple[Link, str]], options: MeasureOptions) -> tuple[list[PairFigures], AllInterfaces]:
     """Return the links and what interfaces carry with several at once, measured where earlier figures are too old.
 
     ``ends`` are machines with their identities and addresses.
@@ -231,7 +231,7 @@ def _links(ends: Sequence[tuple[Link, str]], options: MeasureOptions) -> tuple[l
     return found, interfaces
 
 
-def _speeds(
+def current_speeds(
     placements: Sequence[Placement], plan: RunPlan, options: MeasureOptions, gate: Gate
 ) -> tuple[list[SpeedFigures], list[MusterError]]:
     """Run the task on all members at the same time, as in a run; those with fresh figures rest.

@@ -222,7 +222,7 @@ def test_a_doubtful_link_is_tried_again_unless_a_run_starts_soon(
     )
     counts = []
     for measure_options in wishes:
-        pairs, _ = measure._links(ends("a", "b"), replace(measure_options, cache=MeasurementCache(tmp_path)))
+        pairs, _ = measure.current_links(ends("a", "b"), replace(measure_options, cache=MeasurementCache(tmp_path)))
         assert pairs == [found]
         counts.append(len(tried))
     assert counts == [1, 2, 2, 3]
@@ -281,7 +281,7 @@ def test_short_runs_load_while_links_are_measured_and_compute_afterwards(
             raise SshError("a", "cannot run the probe")
         return [pair()], AllInterfaces()
 
-    for name, value in {"_speeds": speeds, "_links": links, "own_place": lambda links: "here"}.items():
+    for name, value in {"current_speeds": speeds, "current_links": links, "own_place": lambda links: "here"}.items():
         monkeypatch.setattr(measure, name, value)
     monkeypatch.setattr(measure, "plan_run", lambda profile, machines: SimpleNamespace(members=()))
     profile = load_profile("demo-scratch").profile
@@ -324,11 +324,11 @@ def test_who_gives_up_does_not_wait_for_what_is_being_sent(tmp_path: Path, monke
 
 
 def test_links_are_measured_where_nothing_is_brought_or_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "_links", lambda *_: ([pair()], AllInterfaces()))
-    monkeypatch.setattr(measure, "_speeds", lambda *_: ([], []))
+    monkeypatch.setattr(measure, "current_links", lambda *_: ([pair()], AllInterfaces()))
+    monkeypatch.setattr(measure, "current_speeds", lambda *_: ([], []))
     monkeypatch.setattr(measure, "plan_run", lambda profile, machines: SimpleNamespace(members=()))
     assert measure.measure_ready([], load_profile("demo-scratch").profile, MeasureOptions()).pairs == [pair()]
-    monkeypatch.setattr(measure, "_speeds", lambda *_: 1 // 0)
+    monkeypatch.setattr(measure, "current_speeds", lambda *_: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         measure.measure_ready([], load_profile("demo-scratch").profile, MeasureOptions())
 
@@ -336,7 +336,7 @@ def test_links_are_measured_where_nothing_is_brought_or_that_fails(monkeypatch: 
 def test_another_machine_costs_its_own_links_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = scripted(monkeypatch, pair())
     for names in ("ab", "abc", "abc"):
-        measure._links(ends(*names), MeasureOptions(cache=MeasurementCache(tmp_path)))
+        measure.current_links(ends(*names), MeasureOptions(cache=MeasurementCache(tmp_path)))
     assert tried == [[frozenset("ab")], [frozenset("ac"), frozenset("bc")]]
 
 

@@ -192,9 +192,9 @@ def test_auto_is_chosen_by_measuring_the_very_job(
     seen: list[tuple[str, list[str], list[str]]] = []
 
     def plan(launcher: DistributedLauncher) -> Any:
-        inputs = collect(plan_local_run(launcher._profile, 2))
+        inputs = collect(plan_local_run(launcher.profile, 2))
         files = [sorted(inputs.trees[place].files) for place in ("inputs/user", "inputs/dataset")]
-        seen.append((launcher._profile.strategy.strategy, *files))
+        seen.append((launcher.profile.strategy.strategy, *files))
         raise BadInput("enough")
 
     monkeypatch.setattr(DistributedLauncher, "plan", plan)

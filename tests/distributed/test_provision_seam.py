@@ -11,7 +11,7 @@ import pytest
 
 from distributed.cleaning.clean import survey
 from distributed.hosts.file import RUN_HOSTS, load_hosts, save_hosts
-from distributed.hosts.schema import Machine
+from distributed.hosts.schema import Hosts, Machine
 from distributed.launcher import DistributedLauncher
 from distributed.machine.link import HereConnection, Link, link_to
 from distributed.preparation import preflight
@@ -114,12 +114,14 @@ def test_clean_knows_an_environment_in_a_project_folder(tmp_path: Path, monkeypa
     assert [Path(part.path).name for part in found.parts] == ["envs"] and found.left_alone == ()
 
 
-def test_what_provisioning_needs_is_said_of_a_machine_without_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(name="bare")
-    monkeypatch.setattr(Link, "probe", no_python)
-    one = preflight._ask_python(Link(machine, lambda: HereConnection("bare")), [])
+class WithoutPython(Link):
+    """A machine that has none."""
+
+    def probe(self, modules: object) -> dict[str, object]:
+        raise preflight.SshError(self.name, f"no Python there: {self.python}", "install one")
+
+
+def test_what_provisioning_needs_is_said_of_a_machine_without_python(tmp_path: Path) -> None:
+    hosts = Hosts(machines=(Machine(name="bare", address="bare", project_path=str(tmp_path)),))
+    (one,) = preflight.check(hosts, dial=lambda machine, *_: WithoutPython(machine, lambda: HereConnection("bare")))
     assert one.provisionable and one.problem is not None and one.problem.message == "bare: no Python there: python3"
-
-
-def no_python(link: Link, modules: object) -> dict[str, object]:
-    raise preflight.SshError(link.name, f"no Python there: {link.python}", "install one")
