@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tests.waiting import PATIENCE
 from training.events import MemberEvent, WarningEvent
+from training.exchange.base import MeanResult
 from training.exchange.certificates import issue_run_certificates
+from training.exchange.codecs import codec_by_name
+from training.exchange.control import Report
 from training.exchange.coordinator import Coordinator
 from training.exchange.group_member import CoordinatorConfig
 from training.exchange.mesh_member import MeshMember
@@ -58,6 +65,11 @@ class Lab:
     def warnings(self) -> list[str]:
         return [e.message for e in self.events if isinstance(e, WarningEvent)]
 
+    def hang_up(self, rank: int) -> None:
+        """Break a member's connection with the coordinator."""
+        group = self.coordinator.group
+        self.coordinator._loop.call_soon_threadsafe(lambda: group._members[rank].close())
+
     def close(self) -> None:
         for member in self.members.values():
             member.close()
@@ -71,3 +83,24 @@ def lab(folder: Path, size: int, tls: bool = False, **config: Any) -> Iterator[L
         yield running
     finally:
         running.close()
+
+
+def cut(member: MeshMember) -> None:
+    """Break a member's connections without a good-bye."""
+    line = member._line
+    line._report = lambda: time.sleep(PATIENCE) or Report()  # it says nothing more
+    member._closed = True
+    with suppress(RuntimeError):  # its thread has ended
+        line._loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(line._loop)])
+    if (mesh := member._mesh) is not None:
+        mesh.end()
+    member._listener.close()
+
+
+def means(
+    members: list[MeshMember], name: str, vectors: list[torch.Tensor], codec_name: str, weight: float | None = None
+) -> list[MeanResult]:
+    """The mean of vectors with the weights 1, 2 ..., or equal ones."""
+    codec = codec_by_name(codec_name)
+    pending = [m.start_mean(name, v, weight or m.rank + 1.0, codec) for m, v in zip(members, vectors)]
+    return [p.wait(PATIENCE) for p in pending]

@@ -136,7 +136,7 @@ class ControlLine:
     def _work(self) -> None:
         try:
             why = self._loop.run_until_complete(self._talk())
-        except Exception as error:  # noqa: BLE001 - a thread that ends without a word hangs the run
+        except (Exception, asyncio.CancelledError) as error:  # a thread that ends without a word hangs the run
             why = f"the connection with the coordinator failed: {error}"
         self._loop.close()
         if not self._closing:

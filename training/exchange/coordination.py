@@ -266,18 +266,22 @@ class Coordination:
     def _entering(self) -> list[Member]:
         """Return who can be let into the next mesh: with the state of the others, or little behind it."""
         found = [member for member in self._of("late") if not member.frozen and member.waits and not member.report.up]
-        order = self._anchor
-        guests = [member for member in self._of("newcomer") if order is not None and member.rank in order.peers]
+        order, guests = self._anchor, self._guests()
         if order is None or any(member.report.anchored != order.number for member in guests):
             return found
         least = min((member.report.full for member in self._of("live")), default=0)
         return found + [member for member in guests if member.report.full <= least]
 
+    def _guests(self) -> list[Member]:
+        """Return the newcomers to whom the state is handed now."""
+        there = self._anchor.peers if self._anchor is not None else {}
+        return [member for member in self._of("newcomer") if member.rank in there and member.report.ready]
+
     def _leave_behind(self, there: list[Member]) -> bool:
         """Regard as late who has not come to an operation for which the others wait; return whether there is one."""
         number, config = min(member.report.full for member in there) + 1, self._config
         absent = [member for member in there if member.report.started < number]
-        guests = [member for member in self._of("newcomer") if self._anchor and member.rank in self._anchor.peers]
+        guests = self._guests()
         building = any(member.report.elements < 0 for member in there)
         if building or not (absent or guests) or len(absent) == len(there):
             self._awaited = 0, 0.0
@@ -289,8 +293,7 @@ class Coordination:
             late = guests if waited >= _ANCHOR_PATIENCE * config.give_up else []
             return self._drop_all([(member.rank, f"took no state in {waited:.0f} s") for member in late])
         if waited >= config.give_up:
-            why = f"did not come to exchange {number} in {waited:.0f} s"
-            return self._drop_all([(member.rank, why) for member in absent])
+            return self._drop_all([(m.rank, f"did not come to exchange {number} in {waited:.0f} s") for m in absent])
         enough = len(there) - len(absent) >= max(1, math.ceil(config.quorum * len(there)))
         if not enough or waited < config.round_deadline:
             return False

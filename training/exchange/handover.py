@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from training.exchange.base import MAX_BROADCAST, Anchor, ExchangeError
 from training.exchange.control import AnchorOrder, Form, Status
 from training.exchange.ledger import Ledger
-from training.exchange.link import Incoming, Outgoing
+from training.exchange.link import Incoming, Outgoing, PeerLost
 from training.exchange.listener import Listener
 from training.exchange.mesh import Mesh, Operation
 from training.exchange.owners import Outcome
@@ -28,7 +28,7 @@ def even_out(mesh: Mesh, form: Form, ledger: Ledger, lock: AbstractContextManage
 
     Raises:
         PeerLost: a member is gone, or sends something else.
-        ExchangeError: what came cannot be read.
+        ExchangeError: a result is not kept any more.
     """
     if form.donor == mesh.rank:
         for rank, full in form.behind.items():
@@ -43,8 +43,11 @@ def even_out(mesh: Mesh, form: Form, ledger: Ledger, lock: AbstractContextManage
         mesh.receive(form.donor, _TAG, memoryview(head)).wait()
         room = bytearray(_checked(_SIZE.unpack(head)[0]))
         mesh.receive(form.donor, _TAG, memoryview(room)).wait()
-        with lock:
-            ledger.adopt(number, Outcome.from_bytes(room))
+        try:
+            with lock:
+                ledger.adopt(number, Outcome.from_bytes(room))
+        except ExchangeError as error:
+            raise PeerLost(form.donor, mesh.names[form.donor], str(error)) from error
 
 
 class AnchorDesk:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+from training.exchange.base import ExchangeError
 from training.exchange.mesh_operations import MeshOperation
 from training.exchange.owners import Outcome
 
@@ -76,7 +77,13 @@ class Ledger:
         self.full = number
 
     def results(self, after: int, last: int) -> list[Outcome]:
-        """Return what another member misses."""
+        """Return what another member misses.
+
+        Raises:
+            ExchangeError: it is not kept any more.
+        """
+        if after < self.kept:
+            raise ExchangeError(f"the result of exchange {after + 1} is not kept any more")
         return [self._results[number] for number in range(after + 1, last + 1)]
 
     def forget(self, settled: int) -> None:

@@ -266,6 +266,11 @@ class Mesh:
 
     def give_up(self) -> None:
         """End everything under way; when this returns, nothing more comes of it. Not from a thread of its links."""
+        self.end()
+        self.close()
+
+    def end(self) -> None:
+        """End everything under way, without waiting for that."""
         with self._lock:
             self._on_lost = self._on_lost or (lambda lost: None)
             if self.lost is None:
@@ -274,7 +279,6 @@ class Mesh:
         for share in shares:
             share.fail()
         self._cut()
-        self.close()
 
     def close(self, seconds: float = _CLOSE_SECONDS) -> None:
         """Let what is under way end, and hang up. Idempotent."""

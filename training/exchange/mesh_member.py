@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import threading
 import time
@@ -35,6 +34,7 @@ from training.exchange.link import PeerLost
 from training.exchange.listener import Address, Identity, Listener
 from training.exchange.mesh import Mesh
 from training.exchange.mesh_operations import MeshGather, MeshMean, MeshOperation
+from training.exchange.newcomer import Newcomer
 from training.exchange.operations import Meter
 
 _FORM_SECONDS = 20.0
@@ -63,6 +63,9 @@ class MeshMember(Exchange):
         """The last operation that was begun on the mesh of the moment."""
         self._newcomer = self._away = self._closed = False
         self._moved = 0, 0
+        self._completing = 0
+        """Operations whose end on the mesh of the moment is being worked on."""
+        self._forming: Mesh | None = None
         self._desk = AnchorDesk(self._listener)
         self._line = ControlLine(joining, self._listener.address, self._tell, self._hear, self._end)
         self._keeper = threading.Thread(target=self._keep_mesh, name="mesh keeper", daemon=True)
@@ -167,20 +170,26 @@ class MeshMember(Exchange):
             if self._mesh is None or self._desk.holds(operation.number):
                 return
             self._begun = operation.number
-            operation.begin(self._mesh, functools.partial(self._over, operation.number))
+            operation.begin(self._mesh, functools.partial(self._over, self._mesh, operation))
 
-    def _over(self, number: int, error: Exception | None) -> None:
-        """An operation has ended on the mesh of the moment; if badly, the next mesh does it again."""
+    def _over(self, mesh: Mesh, operation: MeshOperation[Any], error: Exception | None) -> None:
+        """An operation has ended on a mesh; if badly, or too late, the next mesh does it again."""
         with self._changed:
-            operation = self._ledger.waits_for(number)
-        if error is not None or operation is None:
-            return
-        outcome = operation.complete()  # beside the other operations
+            if error is not None or self._mesh is not mesh or self._ended is not None:
+                return
+            self._completing += 1
+        try:
+            outcome = operation.complete()  # beside the other operations
+        except Exception as problem:  # noqa: BLE001 - its contribution is not what it was: nothing can be done again
+            self._end(f"the result of '{operation.name}' cannot be used: {problem}", False)
+            outcome = None
         with self._changed:
+            self._completing -= 1
             self._count_traffic()
-            if self._ledger.waits_for(number) is not None:
-                self._ledger.settle(number, outcome)
+            if outcome is not None and self._ledger.waits_for(operation.number) is not None:
+                self._ledger.settle(operation.number, outcome)
             self._ledger.forget(0 if self._status is None else self._status.settled)
+            self._changed.notify_all()
         self._line.tell()
 
     # -- the coordinator ---------------------------------------------------------------------------------------------
@@ -204,6 +213,8 @@ class MeshMember(Exchange):
             if self._desk.release(status):
                 self._begin()
             self._ledger.forget(status.settled)
+            if self._forming is not None and not self._is_wanted(self._report.epoch):
+                self._forming.end()  # its keeper waits for what may never come
             self._changed.notify_all()
         self._listener.wake()
 
@@ -237,7 +248,14 @@ class MeshMember(Exchange):
     # -- from mesh to mesh -------------------------------------------------------------------------------------------
 
     def _keep_mesh(self) -> None:
-        """The keeper's thread: give a mesh up, and form the next, as the coordinator says."""
+        """The keeper's thread."""
+        try:
+            self._keep()
+        except Exception as error:  # noqa: BLE001 - a thread that ends without a word hangs the run
+            self._end(f"the mesh failed: {error}", False)
+
+    def _keep(self) -> None:
+        """Give a mesh up, and form the next, as the coordinator says."""
         while True:
             with self._changed:
                 self._changed.wait_for(self._news)
@@ -246,10 +264,12 @@ class MeshMember(Exchange):
                     break
             assert status is not None
             if mesh is not None:
-                mesh.give_up()
-                with self._changed:
+                with self._changed:  # from here on no operation ends well on it
                     self._count_traffic()
                     self._mesh, self._moved = None, (0, 0)
+                mesh.give_up()
+                with self._changed:
+                    self._changed.wait_for(lambda: not self._completing)
             if status.form is None:
                 self._away |= bool(status.members) and self.rank not in status.members
                 self._note(epoch=status.epoch, up=False)
@@ -270,16 +290,8 @@ class MeshMember(Exchange):
         return status.epoch > report.epoch
 
     def _form(self, epoch: int, form: Form) -> None:
-        mine = {
-            "epoch": epoch,
-            "mesh": epoch,
-            "members": tuple(form.peers),
-            "lost": None,
-            "why": "",
-            "anchored": 0,
-            "ready": False,
-        }
-        self._note(**mine, up=True)
+        mine = {"epoch": epoch, "mesh": epoch, "members": tuple(form.peers)}
+        self._note(up=True, lost=None, why="", anchored=0, ready=False, **mine)
         names = {rank: peer.name for rank, peer in form.peers.items()}
         addresses: dict[int, Sequence[Address]] = {rank: peer.addresses for rank, peer in form.peers.items()}
         mesh: Mesh | None = None
@@ -290,19 +302,20 @@ class MeshMember(Exchange):
                 addresses,
                 names,
                 _FORM_SECONDS,
-                on_lost=lambda lost: self._note(up=False, lost=lost.rank, why=str(lost)),
+                on_lost=functools.partial(self._broken, epoch),
                 relay=self._relay(),
                 wanted=lambda: self._is_wanted(epoch),
             )
+            with self._changed:
+                self._forming = mesh
             even_out(mesh, form, self._ledger, self._changed)
         except (ExchangeError, OSError) as error:
             if mesh is not None:
                 mesh.give_up()
-            lost = getattr(error, "rank", None)
-            self._note(up=False, lost=lost, why=str(error)[:300])
+            self._broken(epoch, error)
             return
         with self._changed:
-            self._mesh, self._moved = mesh, (0, 0)
+            self._mesh, self._moved, self._forming = mesh, (0, 0), None
             self._begun = form.stand
             self._ledger.members = tuple(mesh.members)
             self._newcomer = False
@@ -311,6 +324,15 @@ class MeshMember(Exchange):
         if self._away:
             self._away = False
             self._joining.came_back()
+
+    def _broken(self, epoch: int, error: Exception) -> None:
+        """The mesh of an epoch is broken."""
+        rank = error.rank if isinstance(error, PeerLost) and error.rank != self.rank else None
+        with self._changed:
+            self._forming = None
+            if self._report.epoch != epoch or not self._report.up:
+                return
+        self._note(up=False, lost=rank, why=str(error)[:300])
 
     def _relay(self) -> Address | None:
         port = self._status.relay if self._status is not None else 0
@@ -339,33 +361,11 @@ class MeshMember(Exchange):
 
     def fetch_anchor(self, timeout: float = ANCHOR_DEADLINE) -> Anchor:
         deadline = time.monotonic() + timeout
-        self._note(ready=True)
-        while True:
-            with self._changed:
-                there = self._changed.wait_for(
-                    lambda: self._ended or (self._status is not None and self._status.anchor is not None),
-                    deadline - time.monotonic(),
-                )
-                order = self._status.anchor if self._status is not None else None
-            if self._ended is not None:
-                raise self._ended
-            if not there or order is None:
-                raise ExchangeTimeout(f"no anchor came within {timeout:g} s")
-            with contextlib.suppress(PeerLost, ExchangeTimeout):
-                anchor = self._desk.fetch(
-                    order, deadline, self._relay(), functools.partial(self._ordered, order.number)
-                )
-                break
-        self.operations = anchor.operations
-        with self._changed:
-            self._ledger.begin_after(anchor.operations)
-        self._note(anchored=order.number)
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._mesh is not None, deadline - time.monotonic())
-        self._check()
-        return anchor
+        state = (lambda: self._status), (lambda: self._ended)
+        newcomer = Newcomer(self._desk, self._changed, *state, self._note, deadline)
+        return newcomer.come_in(self._relay, self._begin_after, lambda: self._mesh is not None)
 
-    def _ordered(self, number: int) -> bool:
-        status = self._status
-        order = status.anchor if status is not None else None
-        return self._ended is None and order is not None and order.number == number
+    def _begin_after(self, anchor: Anchor) -> None:
+        with self._changed:
+            self.operations = anchor.operations
+            self._ledger.begin_after(anchor.operations)

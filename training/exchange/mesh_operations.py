@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -94,9 +95,10 @@ class MeshMean(MeshOperation[MeanResult]):
         return outcome
 
     def adopt(self, rank: int, outcome: Outcome) -> None:
+        fresh = replace(self._own, values=torch.empty_like(self._own.values))  # what cannot be read spoils nothing
+        self._value = completed(fresh, rank, outcome)
         if self._reduction is not None and rank in outcome.members:
             self._reduction.settle()
-        self._value = completed(self._own, rank, outcome)
         self._reduction = None
 
     def _result(self) -> MeanResult:

@@ -117,8 +117,10 @@ class Outcome:
             head = json.loads(data[:end])
             members = tuple(int(rank) for rank in head["members"])
             bounds = [(int(start), int(stop), int(size)) for start, stop, size in head["parts"]]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
             raise ExchangeError(f"a result that was handed over cannot be read: {error}") from error
+        if not members or list(members) != sorted(set(members)) or members[0] < 0:
+            raise ExchangeError("a result that was handed over cannot be read: its members are none")
         sizes = [size for *_, size in bounds]
         if min(sizes, default=0) < 0 or end + 1 + sum(sizes) != len(data):
             raise ExchangeError("a result that was handed over cannot be read: its parts do not fit its size")
@@ -141,15 +143,20 @@ def completed(own: Contribution, rank: int, outcome: Outcome) -> MeanResult:
         if split < 0 or start != at or not start <= stop <= own.values.numel():
             raise ExchangeError(f"the outcome of '{own.name}' is not one of {own.values.numel()} values")
         if stop > start:
-            own.values[start:stop] = own.codec.reply.decode(_tensor(message[:split]), stop - start)
+            try:
+                own.values[start:stop] = own.codec.reply.decode(_tensor(message[:split]), stop - start)
+            except (ValueError, RuntimeError, IndexError) as error:
+                raise ExchangeError(f"the outcome of '{own.name}' cannot be decoded: {error}") from error
         masks = bytes(message[split + _OUTCOME.size :])
         refused |= _ranks(outcome.members, masks[mask : 2 * mask])
         if rank not in _ranks(outcome.members, masks[:mask]) and stop > start:
             left_out.append((start, stop))
         if not number:
             weight, flags = _OUTCOME.unpack_from(message, split)[0], masks[2 * mask :]
+            if not 0.0 <= weight < math.inf:
+                raise ExchangeError(f"the outcome of '{own.name}' has the weight {weight:g}")
         at = stop
-    if at != own.values.numel():
+    if at != own.values.numel() or not outcome.parts:
         raise ExchangeError(f"the outcome of '{own.name}' has {at} of {own.values.numel()} values")
     return MeanResult(own.values, weight, outcome.members, tuple(left_out), tuple(sorted(refused)), flags, own.fit)
 

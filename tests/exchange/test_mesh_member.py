@@ -1,0 +1,427 @@
+"""Members on the mesh over real connections: arithmetic, lateness, losses, newcomers, accounting."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from coordinated_lab import RUN, Lab, cut, lab, means
+from stream_reference import contribution, stream_means
+
+from tests.waiting import until
+from training.exchange import operations
+from training.exchange.base import Anchor, ExchangeError, ExchangeTimeout, weighted_mean
+from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
+from training.exchange.mesh_member import MeshMember
+
+FP32 = codec_by_name("fp32")
+
+
+@pytest.mark.parametrize("codec_name", ["fp32", "bf16", "fp16", "int8", "mxfp4", "topk:0.1"])
+def test_mean_is_the_seams_arithmetic_on_all_members(tmp_path: Path, codec_name: str) -> None:
+    vectors = [torch.randn(CHUNK_ELEMENTS + 1000, generator=torch.Generator().manual_seed(r)) for r in range(3)]
+    codec = codec_by_name(codec_name)
+    decoded = [(float(r + 1), roundtrip(codec, v)) for r, v in enumerate(vectors)]
+    expected = roundtrip(codec.reply, weighted_mean(decoded))
+    with lab(tmp_path, 3) as running:
+        results = means(running.connect_all(), "a", vectors, codec_name)
+    assert all(torch.equal(r.mean, expected) for r in results)
+    assert {(r.weight, r.members, r.included) for r in results} == {(6.0, (0, 1, 2), True)}
+
+
+@pytest.mark.parametrize("elements", [0, 1, 33, CHUNK_ELEMENTS, CHUNK_ELEMENTS + 1])
+def test_any_length(tmp_path: Path, elements: int) -> None:
+    with lab(tmp_path, 2) as running:
+        results = means(running.connect_all(), "a", [torch.full((elements,), 3.0 * r) for r in range(2)], "fp32")
+    assert torch.equal(results[0].mean, torch.full((elements,), 2.0))
+
+
+def test_weight_zero_takes_part_and_gets_the_result(tmp_path: Path) -> None:
+    with lab(tmp_path, 2) as running:
+        a, b = running.connect_all()
+        pending = a.start_mean("x", torch.tensor([4.0]), 2.0, FP32), b.start_mean("x", torch.tensor([9.0]), 0.0, FP32)
+        results = [p.wait(60) for p in pending]
+    assert [r.mean.tolist() for r in results] == [[4.0], [4.0]]
+    assert results[1].weight == 2.0 and results[1].included
+
+
+def test_contribution_is_copied_at_once(tmp_path: Path) -> None:
+    for codec in ("fp32", "mxfp4"):
+        with lab(tmp_path, 1) as running:
+            values = torch.ones(3 * CHUNK_ELEMENTS)
+            pending = running.connect_all()[0].start_mean("x", values, 1.0, codec_by_name(codec))
+            values.zero_()
+            assert bool((pending.wait(60).mean == 1.0).all())
+
+
+def test_many_operations_overlap(tmp_path: Path) -> None:
+    with lab(tmp_path, 2) as running:
+        members = running.connect_all()
+        pending = [
+            [m.start_mean(f"grad/{i}", torch.full((5000 * i,), float(m.rank)), 1.0, FP32) for i in range(40)]
+            for m in members
+        ]
+        for one, other in zip(*pending):
+            assert torch.equal(one.wait(60).mean, other.wait(60).mean)
+            assert one.done()
+
+
+def test_gather(tmp_path: Path) -> None:
+    payloads = [b"", b"x" * 10, bytes(range(256)) * 8192]
+    with lab(tmp_path, 3) as running:
+        pending = [m.start_gather("g", p) for m, p in zip(running.connect_all(), payloads)]
+        assert all(p.wait(60) == dict(enumerate(payloads)) for p in pending)
+
+
+def test_wrong_use_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    with lab(tmp_path, 1) as running:
+        member = running.connect_all()[0]
+        with pytest.raises(ValueError, match="flat fp32"):
+            member.start_mean("x", torch.zeros(2, 2), 1.0, FP32)
+        with pytest.raises(ValueError, match="4 MiB"):
+            member.start_gather("x", bytes((4 << 20) + 1))
+
+
+@pytest.mark.parametrize("codec_name", ["fp32", "fp16", "mxfp4"])
+def test_what_is_not_finite_stays_with_its_member_and_all_are_told(tmp_path: Path, codec_name: str) -> None:
+    bad = 1e5 if codec_name == "fp16" else float("nan")
+    with lab(tmp_path, 2) as running:
+        pending = [
+            m.start_mean("x", torch.tensor([value, 4.0]), 1.0, codec_by_name(codec_name), flags)
+            for m, value, flags in zip(running.connect_all(), (2.0, bad), (b"\x01", b"\x02"))
+        ]
+        fine, own = (p.wait(60) for p in pending)
+    assert fine.mean.tolist() == own.mean.tolist() == [2.0, 4.0]
+    assert (fine.weight, fine.refused, fine.flags) == (own.weight, own.refused, own.flags) == (1.0, (1,), b"\x01")
+    assert fine.included and fine.fit and not own.fit and sum(b - a for a, b in own.left_out) == 2
+
+
+@pytest.mark.parametrize("codec_name", ["int8", "mxfp4", "topk:0.05"])
+def test_the_means_of_a_stream_owe_nothing_for_long_also_after_a_restart(tmp_path: Path, codec_name: str) -> None:
+    """Each member keeps what encoding its own share lost; together that is what one would keep."""
+    elements, codec = CHUNK_ELEMENTS + 40, codec_by_name(codec_name)
+    expected = stream_means(codec_name, elements, 2, 4)
+    kept: list[torch.Tensor | None] = [None, None]
+    for start in (0, 2):
+        with lab(tmp_path, 2) as running:
+            members = running.connect_all()
+            for member, residual in zip(members, kept):
+                if residual is not None:
+                    member.restore_residual("s", residual)
+            for number in (start, start + 1):
+                pending = [
+                    m.start_mean("s", contribution(m.rank, number, elements), 1.0, codec, stream="s") for m in members
+                ]
+                assert all(torch.equal(p.wait(60).mean, expected[number]) for p in pending)
+            kept = [member.residual("s", elements) for member in members]
+
+
+def test_bytes_of_any_length_are_broadcast(tmp_path: Path) -> None:
+    data = torch.randint(0, 256, (13 << 20,), dtype=torch.uint8).numpy().tobytes()
+    with lab(tmp_path, 2) as running, ThreadPoolExecutor(2) as pool:
+        members = running.connect_all()
+        whole = list(pool.map(lambda m: m.broadcast("b", data if m.rank == 1 else b"mine", 1), members))
+        assert whole == [data, data]
+        gone = pool.map(lambda m: m.broadcast("c", b"", 5), members)
+        with pytest.raises(ExchangeError, match="member 5 did not hand over"):
+            list(gone)
+
+
+def test_a_wait_without_a_deadline_ends_when_nothing_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "STANDSTILL", 0.2)
+    monkeypatch.setattr(operations, "_SLICE", 0.05)
+    with lab(tmp_path, 2) as running, pytest.raises(ExchangeTimeout, match="x:1 was not done"):
+        running.connect_all()[0].gather("x", b"")
+
+
+def test_a_wait_goes_on_while_bytes_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "STANDSTILL", 0.2)
+    meter, answers = operations.Meter(), iter([False] * 3 + [True])
+
+    def settled(seconds: float) -> bool:
+        time.sleep(0.1)
+        meter.received(1)
+        return next(answers)
+
+    assert meter.wait(settled)
+
+
+@pytest.mark.parametrize("codec_name", ["fp32", "bf16", "int8", "mxfp4", "topk:0.03"])
+def test_bytes_are_within_three_per_cent_of_theory(tmp_path: Path, codec_name: str) -> None:
+    elements = 2_000_000
+    codec = codec_by_name(codec_name)
+    share = codec.max_encoded_bytes(elements // 2)
+    with lab(tmp_path, 2) as running:
+        members = running.connect_all()
+        vector = torch.randn(elements)
+        means(members, "x", [vector, vector], codec_name)
+        until(lambda: members[0].traffic.bytes_received)
+        traffic = members[0].traffic.copy()
+    # a piece of a sparse reply has up to all members' values
+    most = share + (2 if codec_name.startswith("topk") else 1) * share
+    assert 0.97 * 2 * share <= traffic.bytes_sent <= 1.03 * most
+    assert 0.97 * 2 * share <= traffic.bytes_received <= 1.03 * most
+
+
+# ------------------------------------------------------------------------------------------------- late, lost, and gone
+
+
+def one_by_one(members: list[MeshMember], name: str) -> list[float]:
+    return [r.mean.item() for r in means(members, name, [torch.tensor([float(m.rank)]) for m in members], "fp32", 1.0)]
+
+
+def test_quorum_closes_at_the_deadline_and_the_late_one_gets_the_result(tmp_path: Path) -> None:
+    with lab(tmp_path, 3, quorum=0.5, round_deadline=0.3) as running:
+        members = running.connect_all()
+        early = [m.start_mean("x", torch.tensor([float(m.rank)]), 1.0, FP32) for m in members[:2]]
+        results = [p.wait(60) for p in early]
+        late = members[2].start_mean("x", torch.tensor([9.0]), 1.0, FP32)
+        assert not late.done() or late.wait(60).left_out
+        next_ones = [m.start_mean("y", torch.tensor([float(m.rank)]), 1.0, FP32) for m in members]
+        after = [p.wait(60) for p in next_ones]
+        result = late.wait(60)
+    assert {(r.mean.item(), r.weight, r.members) for r in (*results, result)} == {(0.5, 2.0, (0, 1))}
+    assert [r.included for r in (*results, result)] == [True, True, False] and result.left_out == ((0, 1),)
+    assert len({r.mean.item() for r in after}) == 1
+
+
+def test_without_a_quorum_the_deadline_does_not_close(tmp_path: Path) -> None:
+    with lab(tmp_path, 3, quorum=0.5, round_deadline=0.1) as running:
+        members = running.connect_all()
+        pending = members[0].start_mean("x", torch.tensor([1.0]), 1.0, FP32)
+        with pytest.raises(ExchangeTimeout, match="x:1 was not done"):
+            pending.wait(0.4)
+        members[1].start_mean("x", torch.tensor([3.0]), 1.0, FP32)
+        assert pending.wait(60).mean.tolist() == [2.0]
+
+
+def test_who_does_not_come_is_given_up(tmp_path: Path) -> None:
+    with lab(tmp_path, 2, give_up=0.3) as running:
+        members = running.connect_all()
+        assert members[0].start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(60).members == (0,)
+        with pytest.raises(ExchangeError, match="did not come to exchange 1"):
+            members[1].start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(60)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_survivors_close_as_soon_as_a_member_is_gone(tmp_path: Path, clean: bool) -> None:
+    with lab(tmp_path, 3, lease=100.0) as running:  # so that no lease ends before the test does
+        members = running.connect_all()
+        pending = [m.start_mean("x", torch.tensor([float(m.rank)]), 1.0, FP32) for m in members[:2]]
+        gathers = [m.start_gather("g", b"%d" % m.rank) for m in members[:2]]
+        if clean:
+            members[2].close()
+        else:
+            cut(members[2])
+        results = [p.wait(60) for p in pending]
+        assert [g.wait(60) for g in gathers] == [{0: b"0", 1: b"1"}] * 2
+        until(lambda: running.statuses(2)[-1] == ("left" if clean else "lost"))
+        assert {(r.mean.item(), r.members) for r in results} == {(0.5, (0, 1))}
+        assert members[0].members == (0, 1)
+
+
+def test_a_broken_line_to_the_coordinator_is_dialled_again(tmp_path: Path) -> None:
+    with lab(tmp_path, 3) as running:
+        members = running.connect_all()
+        one_by_one(members, "before")
+        running.hang_up(2)
+        until(lambda: running.statuses(2)[-2:] == ["lost", "joined"])
+        assert one_by_one(members, "after")[0] in (0.5, 1.0)
+        until(lambda: len(set(one_by_one(members, "later"))) == 1 and members[0].members == (0, 1, 2))
+
+
+def test_all_may_leave_at_once(tmp_path: Path) -> None:
+    with lab(tmp_path, 3) as running, ThreadPoolExecutor(3) as pool:
+        members = running.connect_all()
+        one_by_one(members, "x")
+        list(pool.map(MeshMember.close, members))
+        until(lambda: all(running.statuses(rank)[-1] in ("left", "lost") for rank in range(3)))
+
+
+def test_incomplete_group_names_who_is_missing(tmp_path: Path) -> None:
+    with lab(tmp_path, 3) as running, pytest.raises(ExchangeTimeout, match=r"rank 1 \(machine-1\), rank 2 \(mach"):
+        running.connect(0, timeout=1.5)
+
+
+def test_no_coordinator() -> None:
+    with pytest.raises(ExchangeError, match=r"cannot reach the coordinator at 127.0.0.1:9"):
+        MeshMember.connect("127.0.0.1:9", None, RUN, 0, 1, "a", timeout=0.5)
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "run", "message"),
+    [(5, 2, RUN, "rank 5 of 2"), (0, 3, RUN, "rank 0 of 3 in a run of 2"), (0, 2, "other", "another run")],
+)
+def test_a_stranger_is_refused(tmp_path: Path, rank: int, size: int, run: str, message: str) -> None:
+    with lab(tmp_path, 2) as running:
+        with pytest.raises(ExchangeError, match=message):
+            MeshMember.connect(running.address, None, run, rank, size, "x", timeout=60)
+        assert message in running.warnings()[0]
+
+
+def test_a_coordinator_that_is_stopped_ends_what_is_pending(tmp_path: Path) -> None:
+    running = Lab(tmp_path, 2)
+    members = running.connect_all()
+    pending = members[0].start_mean("x", torch.zeros(1), 1.0, FP32)
+    running.coordinator.stop()
+    with pytest.raises(ExchangeError, match="coordinator was stopped"):
+        pending.wait(60)
+    with pytest.raises(ExchangeError, match="coordinator was stopped"):
+        members[0].start_mean("y", torch.zeros(1), 1.0, FP32)
+    running.close()
+
+
+# ------------------------------------------------------------------------------------------------------------ newcomers
+
+
+def newcomer(running: Lab, rank: int) -> MeshMember:
+    """Lose a member, and let its rank come back."""
+    cut(running.members[rank])
+    until(lambda: "lost" in running.statuses(rank))
+    return running.connect(rank)
+
+
+def fetching(pool: ThreadPoolExecutor, fresh: MeshMember, donor: MeshMember) -> object:
+    anchor = pool.submit(fresh.fetch_anchor, 60)
+    until(lambda: donor.anchor_wanted)
+    return anchor
+
+
+def test_nobody_waits_for_a_newcomer_that_is_not_ready(tmp_path: Path) -> None:
+    with lab(tmp_path, 2) as running:
+        donor = running.connect_all()[0]
+        fresh = newcomer(running, 1)
+        assert donor.start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(60).members == (0,)
+        assert fresh.is_newcomer and not donor.anchor_wanted
+
+
+def test_a_newcomer_that_is_not_ready_hears_that_nobody_is_left(tmp_path: Path) -> None:
+    with lab(tmp_path, 2) as running:
+        donor = running.connect_all()[0]
+        fresh = newcomer(running, 1)
+        donor.close()
+        with pytest.raises(ExchangeError, match="no member is left"):
+            fresh.fetch_anchor(60)
+
+
+def test_spare_ranks_are_for_later(tmp_path: Path) -> None:
+    with lab(tmp_path, 1, spare=1) as running:
+        with pytest.raises(ExchangeError, match="has not begun"):
+            running.connect(1)
+        running.connect_all()
+        assert running.connect(1).is_newcomer
+        with pytest.raises(ExchangeError, match="rank 2 of 1"):
+            running.connect(2)
+
+
+def test_newcomer_gets_the_anchor_and_is_a_member_from_then_on(tmp_path: Path) -> None:
+    weights = torch.randn(700_000)
+    with lab(tmp_path, 3) as running, ThreadPoolExecutor(1) as pool:
+        members = running.connect_all()
+        one_by_one(members, "0")
+        fresh = newcomer(running, 2)
+        assert fresh.is_newcomer and not members[1].anchor_wanted
+        one_by_one(members[:2], "1")
+        coming = pool.submit(fresh.fetch_anchor, 60)
+        until(lambda: members[0].anchor_wanted)
+        members[0].publish_anchor(Anchor({"w": weights, "n": torch.tensor(3)}, {"step": 7, "list": [1, "a"]}))
+        assert not members[0].anchor_wanted
+        anchor = coming.result(60)
+        results = means([*members[:2], fresh], "2", [torch.ones(4)] * 3, "fp32")
+        assert fresh.members == (0, 1, 2)
+    assert torch.equal(anchor.tensors["w"], weights) and anchor.tensors["n"].item() == 3
+    assert anchor.state == {"step": 7, "list": [1, "a"]} and not fresh.is_newcomer
+    assert all(r.members == (0, 1, 2) and r.included for r in results)
+
+
+def test_newcomer_is_waited_for_from_the_donors_next_contribution_on(tmp_path: Path) -> None:
+    with lab(tmp_path, 2) as running, ThreadPoolExecutor(1) as pool:
+        donor = running.connect_all()[0]
+        fresh = newcomer(running, 1)
+        coming = pool.submit(fresh.fetch_anchor, 60)
+        until(lambda: donor.anchor_wanted)
+        donor.publish_anchor(Anchor({}, {}))
+        pending = donor.start_mean("x", torch.tensor([1.0]), 1.0, FP32)
+        coming.result(60)
+        assert not pending.done()
+        fresh.start_mean("x", torch.tensor([3.0]), 1.0, FP32)
+        assert pending.wait(60).mean.tolist() == [2.0]
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_the_next_member_is_asked_when_the_donor_dies(tmp_path: Path, published: bool) -> None:
+    with lab(tmp_path, 3) as running, ThreadPoolExecutor(1) as pool:
+        members = running.connect_all()
+        fresh = newcomer(running, 2)
+        coming = pool.submit(fresh.fetch_anchor, 60)
+        until(lambda: members[0].anchor_wanted)
+        if published:
+            members[0].publish_anchor(Anchor({"w": torch.zeros(20_000_000)}, {}))
+        cut(members[0])
+        until(lambda: members[1].anchor_wanted)
+        members[1].publish_anchor(Anchor({"w": torch.ones(3)}, {}))
+        assert coming.result(60).tensors["w"].tolist() == [1.0] * 3
+        assert one_by_one([members[1], fresh], "x") == [1.5, 1.5] and fresh.members == (1, 2)
+
+
+def test_a_newcomer_that_dies_while_it_fetches_holds_nobody(tmp_path: Path) -> None:
+    with lab(tmp_path, 3) as running, ThreadPoolExecutor(1) as pool:
+        members = running.connect_all()
+        fresh = newcomer(running, 2)
+        coming = pool.submit(fresh.fetch_anchor, 60)
+        until(lambda: members[0].anchor_wanted)
+        members[0].publish_anchor(Anchor({"w": torch.zeros(20_000_000)}, {}))
+        pending = [m.start_gather("g", b"") for m in members[:2]]
+        cut(fresh)
+        assert [p.wait(60).keys() for p in pending] == [{0, 1}, {0, 1}]
+        with pytest.raises(ExchangeError):
+            coming.result(60)
+
+
+def test_two_newcomers_come_at_once_while_a_member_is_lost(tmp_path: Path) -> None:
+    with lab(tmp_path, 4) as running, ThreadPoolExecutor(2) as pool:
+        members = running.connect_all()
+        one_by_one(members, "x")
+        fresh = [newcomer(running, 2), newcomer(running, 3)]
+        coming = [pool.submit(one.fetch_anchor, 60) for one in fresh]
+        until(lambda: members[0].anchor_wanted)
+        cut(members[1])
+        while not all(one.done() for one in coming):
+            if members[0].anchor_wanted:
+                members[0].publish_anchor(Anchor({"w": torch.ones(3)}, {}))
+            time.sleep(0.01)
+        assert [one.result().tensors["w"].tolist() for one in coming] == [[1.0] * 3] * 2
+        assert one_by_one([members[0], *fresh], "y") == [pytest.approx(5 / 3)] * 3
+
+
+def test_nobody_left_to_join(tmp_path: Path) -> None:
+    with lab(tmp_path, 1) as running:
+        running.connect_all()[0].close()
+        until(lambda: "left" in running.statuses(0))
+        with pytest.raises(ExchangeError, match="resume"):
+            running.connect(0)
+
+
+def test_a_rank_that_comes_back_early_takes_its_place(tmp_path: Path) -> None:
+    with lab(tmp_path, 2) as running:
+        first = running.connect_all()
+        again = running.connect(1)
+        assert again.is_newcomer
+        with pytest.raises(ExchangeError, match="came back on a new connection"):
+            first[1].start_mean("x", torch.zeros(1), 1.0, FP32).wait(60)
+
+
+def test_a_banned_member_stays_away_until_it_is_admitted(tmp_path: Path) -> None:
+    with lab(tmp_path, 3) as running:
+        members = running.connect_all()
+        running.coordinator.ban(2)
+        with pytest.raises(ExchangeError, match="dropped from the run"):
+            members[2].start_gather("x", b"").wait(60)
+        assert one_by_one(members[:2], "x") == [0.5, 0.5]
+        with pytest.raises(ExchangeError, match="dropped from the run"):
+            running.connect(2)
+        running.coordinator.admit(2)
+        assert running.connect(2).is_newcomer
