@@ -50,12 +50,12 @@ def shake_hands(running: Lab, own: Path | None) -> str | None:
     """TLS handshake and one read with the standard library; returns the version."""
     assert running.certificates is not None
     context = ssl.create_default_context(cafile=str(running.certificates / "hub" / "ca.pem"))
-    context.set_alpn_protocols(["h2"])
     if own is not None:
         context.load_cert_chain(own / "certificate.pem", own / "key.pem")
     host, port = running.address.split(":")
     plain = socket.create_connection((host, int(port)), timeout=60)
     with context.wrap_socket(plain, server_hostname=HUB_NAME) as secured:
+        secured.sendall(b"rubbish\n" * 2)
         if not secured.recv(1):
             raise ConnectionResetError
         return secured.version()

@@ -431,3 +431,16 @@ def test_who_does_not_give_a_mesh_up_is_left_behind_and_taken_back() -> None:
     operation(world, 0, 2)
     operation(world, 0, 2)
     assert world.fakes[2].report.members == (0, 2) and not world.fakes[2].ended
+
+
+def test_a_group_goes_on_with_who_gives_a_mesh_up_and_takes_the_others_back() -> None:
+    world = three()
+    world.fakes[0].note(up=False, lost=1)
+    world.say(0)
+    for _ in range(40):
+        for rank in range(3):
+            world.group._members[rank].silent = 0.0
+        world.group.tick(0.3)
+    assert [world.group._members[rank].role for rank in (1, 2)] == ["late", "late"]
+    world.go_on(9)
+    assert all(fake.report.up and fake.report.full > 1 for fake in world.fakes.values())

@@ -136,8 +136,9 @@ class ControlLine:
     def _work(self) -> None:
         try:
             why = self._loop.run_until_complete(self._talk())
-        except (Exception, asyncio.CancelledError) as error:  # a thread that ends without a word hangs the run
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - who ends without a word hangs the run
             why = f"the connection with the coordinator failed: {error}"
+        self._loop.run_until_complete(asyncio.sleep(0))  # for transports to end
         self._loop.close()
         if not self._closing:
             self._ended(why, self._again)

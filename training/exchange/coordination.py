@@ -32,8 +32,7 @@ Log = Callable[[MemberEvent | WarningEvent], None]
 _BANNED = "it was dropped from the run"
 _MODEL_SHARE = 0.8
 """Of the time after which an operation is given up: how long a member may build its model while the others wait."""
-_ANCHOR_PATIENCE = 4
-"""Times the same time: how long the others wait for a newcomer that takes the state."""
+_ANCHOR_PATIENCE = 4  # times the same time, for a newcomer that takes the state
 _PATIENCE = 2 * LEASE
 """Seconds in which members come back to a coordinator that was started again, or give up a mesh."""
 
@@ -266,8 +265,8 @@ class Coordination:
     def _entering(self) -> list[Member]:
         """Return who can be let into the next mesh: with the state of the others, or little behind it."""
         found = [member for member in self._of("late") if not member.frozen and member.waits and not member.report.up]
-        order, guests = self._anchor, self._guests()
-        if order is None or any(member.report.anchored != order.number for member in guests):
+        guests = self._guests()
+        if self._anchor is None or any(member.report.anchored != self._anchor.number for member in guests):
             return found
         least = min((member.report.full for member in self._of("live")), default=0)
         return found + [member for member in guests if member.report.full <= least]
@@ -281,17 +280,15 @@ class Coordination:
         """Regard as late who has not come to an operation for which the others wait; return whether there is one."""
         number, config = min(member.report.full for member in there) + 1, self._config
         absent = [member for member in there if member.report.started < number]
-        guests = self._guests()
-        building = any(member.report.elements < 0 for member in there)
+        guests, building = self._guests(), any(member.report.elements < 0 for member in there)
         if building or not (absent or guests) or len(absent) == len(there):
             self._awaited = 0, 0.0
             return False
-        if self._awaited[0] != number:
-            self._awaited = number, self._now
+        self._awaited = self._awaited if self._awaited[0] == number else (number, self._now)
         waited = self._now - self._awaited[1]
         if not absent:
-            late = guests if waited >= _ANCHOR_PATIENCE * config.give_up else []
-            return self._drop_all([(member.rank, f"took no state in {waited:.0f} s") for member in late])
+            late = guests if waited >= _ANCHOR_PATIENCE * config.give_up else ()
+            return self._drop_all([(m.rank, f"took no state in {waited:.0f} s") for m in late])
         if waited >= config.give_up:
             return self._drop_all([(m.rank, f"did not come to exchange {number} in {waited:.0f} s") for m in absent])
         enough = len(there) - len(absent) >= max(1, math.ceil(config.quorum * len(there)))
@@ -304,8 +301,8 @@ class Coordination:
 
     def _form_next(self) -> bool:
         """Form the next mesh when all who live have given up the last one."""
-        live = self._of("live") or [member for member in self._of("late") if not member.frozen]
-        slow = [member for member in live if member.report.up or member.report.epoch != self._epoch]
+        live = self._of("live") or [member for member in self._of("late") if not self._keeps(member)]
+        slow = [member for member in live if self._keeps(member)]
         if slow and self._now - self._given_up_since > _PATIENCE:
             for member in slow:  # its threads hang: it comes back when it has
                 member.role = "late"
@@ -314,8 +311,7 @@ class Coordination:
         if slow or not live:
             return False
         if (quarrel := self._quarrels.noted(live)) is not None:
-            self._drop(self._members[quarrel[0]], "lost", quarrel[1])
-            return True
+            return self._drop_all([quarrel])
         entering = [member for member in self._entering() if member not in live]
         group = live + entering
         holders = [member for member in group if member.role != "newcomer"]
@@ -325,10 +321,8 @@ class Coordination:
             return self._drop_all([liar])
         stand = max(member.report.full for member in group)
         kept = min(member.report.kept for member in group if member.report.full == stand)
-        beyond = [member for member in group if member.report.full < kept]
-        for member in beyond:
-            self._drop(member, "lost", "it is too far behind the others", again=True)
-        if beyond:
+        beyond = [(m.rank, "it is too far behind the others") for m in group if m.report.full < kept]
+        if self._drop_all(beyond, again=True):
             return True
         for member in entering:
             if member.role == "newcomer":
@@ -336,6 +330,10 @@ class Coordination:
                 self._anchor = None
         self._new_epoch(group)
         return True
+
+    def _keeps(self, member: Member) -> bool:
+        """Whether a member has not given up the mesh that has ended, as far as anybody knows."""
+        return member.frozen or member.report.up or member.report.epoch != self._epoch
 
     def _unfit(self) -> list[Verdict]:
         """Return who has another model than most, or waits for a state that nobody has any more."""
@@ -354,8 +352,7 @@ class Coordination:
         have = [member for member in members if member.report.full == stand]
         self._epoch += 1
         self._stand = stand
-        ranks = {member.rank for member in members}
-        gone = set(range(len(self._config.names) + self._config.spare)) - ranks
+        gone = set(range(len(self._config.names) + self._config.spare)) - {member.rank for member in members}
         self._bounds = {rank: min(stand, self._bounds.get(rank, stand)) for rank in gone}
         self._form = Form(
             peers={member.rank: member.peer(member) for member in members},

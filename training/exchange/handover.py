@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from training.exchange.base import MAX_BROADCAST, Anchor, ExchangeError
 from training.exchange.control import AnchorOrder, Form, Status
 from training.exchange.ledger import Ledger
-from training.exchange.link import Incoming, Outgoing, PeerLost
+from training.exchange.link import OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.listener import Listener
 from training.exchange.mesh import Mesh, Operation
 from training.exchange.owners import Outcome
@@ -19,8 +19,8 @@ from training.exchange.payloads import anchor_from_bytes, anchor_to_bytes
 from training.exchange.ways import Address
 
 _SIZE = struct.Struct("<Q")
-_TAG = 0xF0000000
-"""Of what is handed over on a mesh: no operation has this number."""
+_TAG = OPERATIONS - 1
+"""Of what is handed over on a mesh, before its first operation."""
 
 
 def even_out(mesh: Mesh, form: Form, ledger: Ledger, lock: AbstractContextManager[object]) -> None:
