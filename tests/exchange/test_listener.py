@@ -20,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_mesh import Group, at_once
 from waiting import PATIENCE, until
 
@@ -119,6 +121,41 @@ def test_a_wrong_hello_is_hung_up_on(pair: Group, certificates: Path, said: byte
     assert hung_up(stranger)
     assert not pair.listeners[0]._arrivals
     exchanged(pair.form())
+
+
+@pytest.fixture(scope="module")
+def clear() -> Iterator[Group]:
+    made = Group(2, None)
+    yield made
+    made.close()
+
+
+_bytes, _numbers = st.binary(max_size=40), st.integers(0, 255)
+_hellos = st.builds(
+    lambda magic, rank, to, does, cipher, length, rest: (
+        introduction._HELLO.pack(magic, rank, to, does, cipher, bytes(32), length) + rest
+    ),
+    st.sampled_from([b"muster 1", b"muster 2"]), _numbers, st.integers(0, 1), st.integers(0, 2), st.integers(0, 2),
+    st.integers(0, 200), _bytes,
+)  # fmt: skip
+
+
+@given(st.lists(st.one_of(_hellos, _bytes), min_size=1, max_size=3).map(b"".join))
+@settings(max_examples=200, deadline=None)
+def test_any_bytes_are_hung_up_on_or_waited_for_by_nobody(clear: Group, said: bytes) -> None:
+    listener = clear.listeners[0]
+    with socket.create_connection(listener.address, PATIENCE) as stranger:
+        stranger.sendall(said)
+        with contextlib.suppress(OSError):
+            stranger.shutdown(socket.SHUT_WR)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while not listener._arrivals and (piece := stranger.recv(100)):
+                answer += piece
+    assert answer in (b"", b"+", b"++")
+    until(lambda: not listener._strangers._hosts)
+    for key in list(listener._arrivals._waiting):  # a hello that was whole: it is of no use without who said it
+        assert listener._arrivals.take(key) is None
 
 
 def test_who_drips_its_bytes_is_hung_up_on_in_time(pair: Group, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,9 +283,16 @@ def test_a_connection_that_dies_with_the_last_words_is_replaced_or_noticed(
     """Of two ends one is always the last to know; it learns it when it reads, and nobody reads anything wrong."""
     cable = Cable(pair.listeners[0].address, [(towards, _handshake_bytes(pair)[towards] - back)])
     places = {0: [cable.address], 1: pair.addresses[1]}
-    form = [functools.partial(Mesh.form, one, f"dies/{back}", places, seconds=3.0) for one in pair.listeners]
+    formed: list[Mesh] = []
+
+    def form(one: Listener) -> None:
+        formed.append(Mesh.form(one, f"dies/{back}", places, seconds=3.0))
+
     with contextlib.suppress(ExchangeTimeout, PeerLost):
-        exchanged(at_once(*form))
+        at_once(*(functools.partial(form, one) for one in pair.listeners))
+        exchanged(formed)
+    for mesh in formed:
+        mesh.give_up()
     cable.close()
     exchanged(pair.form())
 

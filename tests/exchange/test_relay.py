@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from test_mesh import at_once
 from waiting import PATIENCE, until
 
@@ -183,6 +185,27 @@ def test_strangers_get_nothing_and_members_still_come_through(
     assert all(map(hung_up, strangers))
     exchanged(form(listeners, serving.address), 10)
     assert not serving.relay._waiting
+
+
+@given(side=st.integers(0, 255), token=st.binary(min_size=32, max_size=32), rest=st.binary(max_size=80))
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_claim_without_the_key_is_hung_up_on(serving: Loop, side: int, token: bytes, rest: bytes) -> None:
+    stranger = socket.create_connection(serving.address, PATIENCE)
+    nonce = stranger.recv(16)
+    stranger.sendall(relay._CLAIM.pack(side, token, relay._proof(b"", nonce, side, token)) + rest)
+    assert hung_up(stranger) and not serving.relay._waiting
+
+
+def test_ipv4_and_ipv6_meet_at_one_relay(certificates: Path) -> None:
+    key = relay_key(certificates / "hub")
+    serving = Loop(key, "::")
+    port = serving.address[1]
+    one, other = at_once(lambda: claim(("127.0.0.1", port), key, True), lambda: claim(("::1", port), key, False))
+    one.sendall(b"over both")
+    assert other.recv(9, socket.MSG_WAITALL) == b"over both"
+    one.close()
+    other.close()
+    serving.close()
 
 
 def test_silent_strangers_of_one_host_take_no_more_than_their_part(serving: Loop) -> None:

@@ -20,7 +20,7 @@ from training.exchange.connection import Connection, let_go_in_child
 from training.exchange.introduction import LOOK, MAX_CHANNEL, RECEIVES, SENDS, Identity, Introductions, Key, Transport
 from training.exchange.meeting import Arrivals, Meeting
 from training.exchange.strangers import Strangers
-from training.exchange.ways import Address, Ways
+from training.exchange.ways import Address, Ways, listen_on
 
 __all__ = ["Address", "Identity", "Listener", "Transport"]
 
@@ -41,10 +41,8 @@ class Listener:
         self._introductions = Introductions(identity)
         if identity.certificates is None and not ipaddress.ip_address(host).is_loopback:
             raise BadInput(f"{host}: without certificates only a loopback address is allowed", "issue certificates")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        both = host == "::" and socket.has_dualstack_ipv6()
         try:
-            self._socket = socket.create_server((host, port), family=family, backlog=64, dualstack_ipv6=both)
+            self._socket = listen_on(host, port)
         except OSError as error:
             raise ExchangeError(
                 f"cannot listen on {host}: {error.strerror}; name an address of this machine"

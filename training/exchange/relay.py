@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from training.exchange.strangers import HANDSHAKE_SECONDS, Strangers
-from training.exchange.ways import Address, first_to_answer, keep_alive
+from training.exchange.ways import Address, first_to_answer, keep_alive, listen_on
 
 _NONCE = 16
 _CLAIM = struct.Struct("<B32s32s")
@@ -66,8 +66,9 @@ class Relay:
         Raises:
             OSError: the address is not this machine's, or taken.
         """
-        self._server = await asyncio.start_server(self._come, host, port, limit=_PIECE)
-        address: Address = self._server.sockets[0].getsockname()[:2]
+        listening = listen_on(host, port)
+        address: Address = listening.getsockname()[:2]
+        self._server = await asyncio.start_server(self._come, sock=listening, limit=_PIECE)
         return address
 
     async def close(self) -> None:

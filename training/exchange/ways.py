@@ -76,6 +76,17 @@ class Ways:
         return {key: since for key, since in self._failed.items() if since > oldest}
 
 
+def listen_on(host: str, port: int) -> socket.socket:
+    """Return a listening socket on a literal address; ``::`` is all there are, of IPv4 too.
+
+    Raises:
+        OSError: the address is not this machine's, or taken.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server((host, port), family=family, backlog=64, dualstack_ipv6=both)
+
+
 def keep_alive(connection: socket.socket) -> None:
     """Ask a silent peer again and again whether it is there: cut cables say nothing, routers forget silent connections.
 
