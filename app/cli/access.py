@@ -51,7 +51,7 @@ def access(
     reports = [found[machine.name] for machine in wanted.machines]
     code = ExitCode.DONE if all(report.ok for report in reports) else ExitCode.NOT_READY
     heading = f"{'MACHINE':{_NAME_WIDTH}}" + "".join(f"{stage.value.upper():{_STAGE_WIDTH}}" for stage in Stage) + "IS"
-    lines = [line for report in reports for line in _lines(report, installed.get(report.machine))]
+    lines = [line for report in reports for line in report_lines(report, installed.get(report.machine))]
     return answer(as_json, {"machines": [_document(report) for report in reports]}, [heading, *lines], code)
 
 
@@ -59,7 +59,7 @@ def let_in(hosts: Hosts) -> None:
     """Ask a person on the terminal for what machines need to accept the login, and say how it went."""
     reports, installed = _open_up(hosts, trust_new=False, person=True)
     for report in reports:
-        for line in _lines(report, installed.get(report.machine)):
+        for line in report_lines(report, installed.get(report.machine)):
             say(line)
 
 
@@ -185,7 +185,7 @@ def _failed(target: SshTarget, before: AccessReport, error: MusterError) -> Acce
     return replace(explain(target, None, error), where=before.where, user=before.user)
 
 
-def _lines(report: AccessReport, installed: Installed | None) -> list[str]:
+def report_lines(report: AccessReport, installed: Installed | None) -> list[str]:
     words = {True: "ok", False: "FAILED", None: "-"}
     name = visible(report.machine)
     passed = "".join(f"{words[ok]:{_STAGE_WIDTH}}" for ok in report.stages.values())

@@ -167,7 +167,7 @@ def judge_in_turns(
             raise BadInput("nothing was trained", "--folds 0 asks the models that were trained on these samples")
     for number, fold in enumerate(waiting, 1):
         say(f"fold {number} of {len(waiting)}: {len(fold.others)} samples to train on, {len(fold.held)} held out")
-        judge_fold(fold, profile, _trained(fold, profile, workers), *how)
+        judge_fold(fold, profile, trained(fold, profile, workers), *how)
     return read_judged(planned)
 
 
@@ -186,7 +186,7 @@ def _cost(waiting: Sequence[Fold], samples: int, run: RunSummary, workers: int) 
     return f"{text}: about {duration_text(share * run.seconds)}, run {run.run_id} took {duration_text(run.seconds)}"
 
 
-def _trained(fold: Fold, profile: Profile, workers: int) -> Path:
+def trained(fold: Fold, profile: Profile, workers: int) -> Path:
     """Return the model of the fold's run, which is begun, or goes on where it ended."""
     from distributed.planning.fitting import fit
     from distributed.preparation.preflight import room_here

@@ -65,9 +65,9 @@ def discover(
     file = hosts or (USUAL_HOSTS if USUAL_HOSTS.exists() else None)
     sources = Sources(tuple(typed), ((Origin.HOSTS_FILE, file),) if file else ())
     seconds = timeout if timeout is not None else (float("inf") if watch else 4.0)
-    with _until_signal() as stop, Discovery(sources) as discovery:
+    with until_signal() as stop, Discovery(sources) as discovery:
         if watch:
-            _watch(discovery, seconds, stop, as_json)
+            show_changes(discovery, seconds, stop, as_json)
         else:
             stop.wait(seconds)
             _tell(discovery, as_json, stop.code)
@@ -79,7 +79,7 @@ def announce(
     name: Annotated[str, typer.Option("--name", help="Name to announce; default: its host name.")] = "",
 ) -> ExitCode:
     """Show this machine in other people's lists until Ctrl-C. Macs with Remote Login need no announcement."""
-    with _until_signal() as stop, Announcement(port, name) as announcement:
+    with until_signal() as stop, Announcement(port, name) as announcement:
         say(f"announced as '{announcement.name}' on {', '.join(announcement.interfaces)}; Ctrl-C ends it")
         while not stop.wait(_FOLLOW_EVERY):
             if announcement.follow_interfaces():
@@ -113,7 +113,7 @@ class _Stop:
 
 
 @contextmanager
-def _until_signal() -> Iterator[_Stop]:
+def until_signal() -> Iterator[_Stop]:
     """Give what Ctrl-C, a kill, or a closed terminal sets."""
     with closing(_Stop()) as stop, heard_by(stop.note):
         yield stop
@@ -122,20 +122,20 @@ def _until_signal() -> Iterator[_Stop]:
 # ---------------------------------------------------------------------------------------------------------------- watch
 
 
-def _watch(discovery: Discovery, seconds: float, stop: _Stop, as_json: bool) -> None:
+def show_changes(discovery: Discovery, seconds: float, stop: _Stop, as_json: bool) -> None:
     if as_json or not interactive():
         for event, machine in _changes(discovery, seconds, stop):
             if as_json:
                 show_line(json.dumps({"event": event, "machine": _document(machine)}, default=str))
             else:
-                show_line(f"{event}: {_line(machine)}")
+                show_line(f"{event}: {machine_line(machine)}")
         return
     end = time.monotonic() + seconds
     console = Console(highlight=False, markup=False, emoji=False)
     # Nothing else writes meanwhile, and what rich puts in place of stdout does not know its encoding.
     with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         while time.monotonic() < end and not stop.asked:
-            live.update(_table(machines(discovery.state)), refresh=True)
+            live.update(machine_table(machines(discovery.state)), refresh=True)
             stop.wait(_PAINT_EVERY)
     _tell_notices(discovery)
 
@@ -153,12 +153,12 @@ def _changes(discovery: Discovery, seconds: float, stop: _Stop) -> Iterator[tupl
             yield "gone", shown[identity]
         for identity, machine in now.items():
             before = shown.get(identity)
-            if before is None or _line(before) != _line(machine):
+            if before is None or machine_line(before) != machine_line(machine):
                 yield "changed" if before else "found", machine
         shown = now
 
 
-def _line(machine: FoundMachine) -> str:
+def machine_line(machine: FoundMachine) -> str:
     where = f" at {_best(machine)}" if machine.paths else ""
     why = f" ({visible(machine.problem.message)})" if machine.problem else ""
     return f"{visible(machine.name)} {machine.status.value}{where}{why}"
@@ -176,7 +176,7 @@ def _tell(discovery: Discovery, as_json: bool, code: ExitCode) -> None:
         documents = [_document(machine) for machine in found]
         show_json({"machines": documents, "browsed": browsed, "ignored": state.ignored, "exit_code": int(code)})
         return
-    show(_table(found))
+    show(machine_table(found))
     for machine in found:
         if machine.problem is not None:
             show_line(f"{visible(machine.name)}: {visible(machine.problem.message)}")
@@ -185,7 +185,7 @@ def _tell(discovery: Discovery, as_json: bool, code: ExitCode) -> None:
     _tell_notices(discovery)
 
 
-def _table(found: tuple[FoundMachine, ...]) -> Table:
+def machine_table(found: tuple[FoundMachine, ...]) -> Table:
     narrow = shutil.get_terminal_size((PIPE_WIDTH, 24)).columns < _WIDE
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0), expand=narrow)
     for heading, share in _COLUMNS.items():

@@ -33,6 +33,11 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a folder of somebody else's, with approvals of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "own"))
+    begin_anew(monkeypatch)
+
+
+def begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be as a new process, which has used no configuration yet."""
     monkeypatch.setattr(config, "_accepted", set())
 
 
@@ -119,10 +124,12 @@ def test_stop_of_a_run_of_others_runs_nothing(hosts: Path, tmp_path: Path) -> No
     assert not ran(tmp_path)
 
 
-def test_a_hosts_file_that_is_named_is_used_and_remembered(hosts: Path, tmp_path: Path) -> None:
+def test_a_hosts_file_that_is_named_is_used_and_remembered(
+    hosts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert main(["access", "--hosts", str(hosts)]) == ExitCode.NOT_READY
     assert ran(tmp_path)
-    config._accepted.clear()
+    begin_anew(monkeypatch)
     assert main(["distributed-check"]) == ExitCode.NOT_READY
     assert ran(tmp_path)
 
@@ -133,19 +140,19 @@ def test_the_person_is_asked_once_and_again_after_a_change(
     person(monkeypatch, True)
     read_hosts(hosts, named=False, person=True)
     assert f"touch {tmp_path}/ran" in capsys.readouterr().err
-    config._accepted.clear()
+    begin_anew(monkeypatch)
     read_hosts(hosts, named=False, person=True)
-    config._accepted.clear()
+    begin_anew(monkeypatch)
     (tmp_path / "trap").write_text("ProxyCommand other\n")
     person(monkeypatch, False)
     with pytest.raises(BadInput, match="can run commands .* has changed since it was approved"):
         read_hosts(hosts, named=False, person=True)
 
 
-def test_a_change_of_an_included_file_asks_again(hosts: Path, tmp_path: Path) -> None:
+def test_a_change_of_an_included_file_asks_again(hosts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "trap").write_text(f"Include {tmp_path}/more*\n")
     read_hosts(hosts, named=True, person=False)
-    config._accepted.clear()
+    begin_anew(monkeypatch)
     (tmp_path / "more.conf").write_text("Match exec evil\n")
     assert config.commands_in(str(tmp_path / "trap")) == [f"Match exec evil ({tmp_path}/more.conf)"]
     with pytest.raises(BadInput):

@@ -100,7 +100,7 @@ def test_folds_are_trained_in_turns_and_not_again(
         fold.folder.mkdir(parents=True)
         return Path("output") / run / "model"
 
-    monkeypatch.setattr(blacklist, "_trained", train)
+    monkeypatch.setattr(blacklist, "trained", train)
     given = ["blacklist", run, "--folds", "2", "--margin", "0", "--most", "1", "--json", "--yes"]
     for _ in range(2):
         assert main(given) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -34,8 +33,7 @@ def test_a_screen_that_is_killed_or_loses_its_terminal_leaves_the_run_alone(fold
         first.until("step 30/100")
         second.until("step 30/100")
         first.process.kill()
-        os.close(second._master)
-        second._master = os.open(os.devnull, os.O_RDONLY)
+        second.hang_up()
         second.process.wait(60)
     assert is_live(folder.path)
     for event in steps(31, 40, at=time.time() - 40):

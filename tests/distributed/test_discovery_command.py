@@ -41,7 +41,7 @@ def machine(name: str, status: Status = Status.ONLINE, problem: Problem | None =
 
 def printed(*found: FoundMachine) -> str:
     stream = io.StringIO()
-    Console(file=stream, width=80, markup=False, emoji=False, highlight=False).print(discover._table(found))
+    Console(file=stream, width=80, markup=False, emoji=False, highlight=False).print(discover.machine_table(found))
     return stream.getvalue()
 
 
@@ -56,7 +56,7 @@ def test_the_table_fits_eighty_columns_and_says_states_in_words(columns: str, mo
 
 def test_a_hostile_name_is_shown_and_not_obeyed() -> None:
     hostile = machine("\x1b[31m[red]x\u202ey\n")
-    for text in (printed(hostile), discover._line(hostile)):
+    for text in (printed(hostile), discover.machine_line(hostile)):
         assert "\x1b" not in text and "\u202e" not in text
         assert "[red]" in "".join(text.split())
 
@@ -67,9 +67,9 @@ def test_a_watched_table_has_the_signs_of_its_terminal(monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setattr(discover, "interactive", lambda: True)
     monkeypatch.setattr(discover, "machines", lambda state: (machine("studio"),))
-    monkeypatch.setattr(discover, "_tell_notices", lambda discovery: None)
-    with discover._until_signal() as stop:
-        discover._watch(cast("Discovery", SimpleNamespace(state=None)), 0.1, stop, as_json=False)
+    nothing = SimpleNamespace(browsed=SimpleNamespace(problems=()), ignored=0)
+    with discover.until_signal() as stop:
+        discover.show_changes(cast("Discovery", SimpleNamespace(state=nothing)), 0.1, stop, as_json=False)
     assert "● online" in terminal.buffer.getvalue().decode()  # type: ignore[attr-defined]  # of BytesIO
 
 
@@ -124,14 +124,14 @@ def test_ctrl_c_ends_the_watch_with_its_exit_code(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["fe80::1234:5678:9abc:def0%enx001122334455", "日本語の機械の名前", "box"])
 def test_a_row_of_access_names_the_whole_machine_and_stays_in_line(name: str) -> None:
-    lines = access._lines(AccessReport(name, system="Linux x86_64"), None)
+    lines = access.report_lines(AccessReport(name, system="Linux x86_64"), None)
     assert lines[0].startswith(name)
     assert cell_len(lines[-1].partition("ok")[0]) == 22 and cell_len(lines[-1]) <= 80
 
 
 @pytest.mark.parametrize("seconds", [0.0, float("nan"), -1.0])
 def test_no_time_to_look_is_no_wait(seconds: float) -> None:
-    with discover._until_signal() as stop:
+    with discover.until_signal() as stop:
         assert not stop.wait(seconds)
 
 

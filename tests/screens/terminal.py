@@ -48,6 +48,11 @@ class Terminal:
         self.process.wait()
         os.close(self._master)
 
+    def hang_up(self) -> None:
+        """Go away, as a window that is closed; the program may go on."""
+        os.close(self._master)
+        self._master = os.open(os.devnull, os.O_RDONLY)
+
     def until(self, text: str, patience: float = PATIENCE) -> float:
         """Read until a text was written; return the seconds since the start."""
         wanted, end = text.encode(), time.monotonic() + patience
