@@ -99,6 +99,8 @@ class _Speaker:
 
     def __init__(self) -> None:
         self.step: int | None = None
+        self.joined = False
+        """It has come, or come back, since its last step."""
         self.names: set[str] = set()
         self.kept = 0
         self.last_kept: float | None = None
@@ -187,6 +189,7 @@ class Intake:
                 _check(event.member in (None, rank), "it names another member")
                 _check(event.status in _OF_ITSELF, f"'{event.status}' may not come from a member")
                 own["name"] = self._members.name(rank)
+                speaker.joined |= event.status == "joined"
             case StepEvent():
                 self._check_step(speaker, event.step)
             case SyncEvent() | EvaluationEvent() | SnapshotEvent():
@@ -209,11 +212,12 @@ class Intake:
         return event.model_copy(update=own)
 
     def _check_step(self, speaker: _Speaker, step: int) -> None:
-        """Steps follow one another; the first of a member may be anywhere near the others'."""
-        if speaker.step is None:
+        """Steps follow one another; the first of a member that joins, also again, may be anywhere near the others'."""
+        if speaker.step is None or (speaker.joined and step > speaker.step):
             _check(step <= self._newest() + _AHEAD, f"step {step} is far beyond the others'")
         else:
             _check(step == speaker.step + 1, f"step {step} after step {speaker.step}")
+        speaker.joined = False
         most = self._members.plan.profile.training.max_steps
         _check(not most or step <= most, f"step {step} of {most}")
         speaker.step = step

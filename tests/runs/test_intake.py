@@ -74,6 +74,14 @@ def test_a_step_that_jumps_is_refused_and_a_step_that_follows_is_taken(stage: St
     assert stage.run.members.workers[1].step == 7
 
 
+def test_who_joins_again_goes_on_where_the_others_are_and_never_back(stage: Stage) -> None:
+    stage.take(0, step(200))
+    for said in (step(5), MemberEvent(status="joined"), step(200), step(201), MemberEvent(status="joined"), step(7)):
+        stage.take(1, said)
+    told = [event.step for event in stage.events if isinstance(event, StepEvent) and event.member == 1]
+    assert told == [5, 200, 201]
+
+
 def test_the_hub_speaks_of_members_only(stage: Stage) -> None:
     before = len(stage.events)
     for claim in (step(1), RunEvent(status="failed"), MemberEvent(member=700, status="lost")):
