@@ -237,7 +237,7 @@ class MeanReduction(Reduction):
             else:
                 data, weight, unfit, said = self._open(rank, self.room(rank, piece)[: sizes[rank]])
             decoded = self._codec.decode(data, stop - start) if stop > start else torch.empty(0)
-            if unfit or not self._codec.carries(decoded):
+            if unfit or (rank != self._mesh.rank and not self._codec.carries(decoded)):
                 refused.append(rank)
                 continue
             terms.append((weight, decoded))
