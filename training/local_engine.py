@@ -61,7 +61,7 @@ class LocalEngine:
         self._start_process = start_hub or self._start_here
         self._hub: HubHandle | None = None
         self._store: StoreServer | None = None
-        self._port = 0
+        self._port = self._relay_port = 0
         self._banned: set[int] = set()
         self._stopped = False
 
@@ -106,7 +106,7 @@ class LocalEngine:
             raise BadInput(first["error"], first["hint"])
         if "port" not in first:
             raise RunFailed("the coordinator did not start", f"see {log.name}")
-        self._port = int(first["port"])
+        self._port, self._relay_port = int(first["port"]), int(first.get("relay", 0))
         return lines
 
     def _lines(self, lines: Iterator[bytes], config: dict[str, Any], log: BinaryIO) -> Iterator[bytes]:
@@ -120,7 +120,7 @@ class LocalEngine:
             try:
                 if self._hub is not None:
                     self._hub.stop()
-                lines = self._started({**config, "port": self._port}, log)
+                lines = self._started({**config, "port": self._port, "relay_port": self._relay_port}, log)
             except MusterError:
                 return
             for rank in self._banned:
@@ -146,6 +146,12 @@ class LocalEngine:
             "round_deadline": strategy.round_deadline,
             "quorum": strategy.quorum,
         }
+
+    @property
+    def relay(self) -> str:
+        """Address of the relay; empty: there is none."""
+        host = f"[{self._listen}]" if ":" in self._listen else self._listen
+        return f"{host}:{self._relay_port}" if self._relay_port else ""
 
     def ban(self, rank: int) -> None:
         """Let nobody exchange anything with a member any more, whether its machine obeys or not."""

@@ -107,7 +107,7 @@ class LocalRun:
             self.kill()
             raise
         for watched in self.members.workers.values():
-            watched.process.send({"address": self._address})
+            watched.process.send({"address": self._address, "relay": self._engine.relay})
 
     def _start_subprocess(self, rank: int, log: BinaryIO) -> Worker:
         arguments = {
@@ -321,7 +321,7 @@ class LocalRun:
             raise
         self._engine.admit(rank)
         self._intake.listen(rank, worker.lines())
-        worker.send({"address": self._address})
+        worker.send({"address": self._address, "relay": self._engine.relay})
 
     def check_changeable(self) -> None:
         """Raise ``BadInput`` where nobody can leave or be let in."""

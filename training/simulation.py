@@ -215,7 +215,7 @@ def _object_worker(
 
     from training.tasks.custom import CustomTask
     from training.tasks.object_files import made
-    from training.worker import commands_to, run_worker
+    from training.worker import Meeting, commands_to, run_worker
 
     sys.stdout = sys.stderr = open(log, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 (lives as long as the process)
     plan: RunPlan = read_plan(run_dir / "plan.json")
@@ -225,8 +225,8 @@ def _object_worker(
 
     commands = received(connection)
 
-    def address() -> str:
-        found = str(json.loads(next(commands))["address"])
+    def address() -> Meeting:
+        found = Meeting(**json.loads(next(commands)))
         control.read_from(commands, lambda message: print(message))
         return found
 

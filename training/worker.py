@@ -1,7 +1,7 @@
 """Process entry of one worker: ``python -m training.worker --plan plan.json --rank 0 --run-dir DIR --secrets DIR``.
 
-Standard input: one JSON object a line. The first is ``{"address": "host:port"}`` of the hub (or of the rendezvous
-store), all further ones are :class:`training.orders.Command`; its end means that nobody watches the worker any more.
+Standard input: one JSON object a line. The first is a :class:`Meeting`, all further ones are
+:class:`training.orders.Command`; its end means that nobody watches the worker any more.
 Standard output: events. Standard error: the log. Exit codes: :class:`profiles.errors.ExitCode`.
 """
 
@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from profiles.errors import ExitCode, MusterError, RunFailed
 from training.events import (
@@ -45,7 +45,14 @@ START_DEADLINE = 3600.0
 Emit = Callable[[Event], None]
 
 
-def connect(plan: RunPlan, rank: int, address: str, secrets: Path, device: torch.device, emit: Emit) -> Exchange:
+class Meeting(NamedTuple):
+    """Where members meet: ``host:port`` of the coordinator, or of the store of nccl, and of the relay."""
+
+    address: str
+    relay: str = ""
+
+
+def connect(plan: RunPlan, rank: int, where: Meeting, secrets: Path, device: torch.device, emit: Emit) -> Exchange:
     """Join the group of the run through the engine of its plan."""
     if plan.world_size == 1:
         from training.exchange.base import SoloExchange
@@ -59,13 +66,13 @@ def connect(plan: RunPlan, rank: int, address: str, secrets: Path, device: torch
         token = read_token(keys)
         beside = [one.rank for one in plan.members if one.local] if seat.local else []
         return TorchGroup(
-            address, token, rank, plan.world_size, device, seat.interface, START_DEADLINE, plan.run_id, beside
+            where.address, token, rank, plan.world_size, device, seat.interface, START_DEADLINE, plan.run_id, beside
         )
     from training.exchange.mesh_member import MeshMember
 
-    near, everywhere = "127.0.0.1", "::" if address.startswith("[") else "0.0.0.0"
+    near, everywhere = "127.0.0.1", "::" if where.address.startswith("[") else "0.0.0.0"
     return MeshMember.connect(
-        address,
+        where.address,
         keys,
         plan.run_id,
         rank,
@@ -75,6 +82,7 @@ def connect(plan: RunPlan, rank: int, address: str, secrets: Path, device: torch
         hosts=seat.addresses,
         shares={one.rank: one.share for one in plan.members},
         local=seat.local,
+        relay=where.relay,
         came_back=lambda: emit(MemberEvent(status="joined", name=seat.name, message="is back")),
         timeout=START_DEADLINE,
     )
@@ -84,7 +92,7 @@ def run_worker(
     plan: RunPlan,
     rank: int,
     task: Task,
-    address: Callable[[], str],
+    address: Callable[[], Meeting],
     run_dir: Path,
     secrets: Path,
     emit: Emit,
@@ -92,7 +100,7 @@ def run_worker(
 ) -> ExitCode:
     """Prepare, join, train, leave; every failure becomes one ``error`` event.
 
-    ``address`` blocks until the address of the hub is known; it is called when the data are ready.
+    ``address`` blocks until it is known where to meet; it is called when the data are ready.
     """
     import torch
 
@@ -184,9 +192,9 @@ def main() -> int:
     gc.enable()
     laps.end("worker: imports")
 
-    def address() -> str:
+    def address() -> Meeting:
         laps.end("worker: data")
-        found = str(json.loads(sys.stdin.buffer.readline())["address"])
+        found = Meeting(**json.loads(sys.stdin.buffer.readline()))
         laps.end("worker: waits for the engine")
         control.read_from(sys.stdin.buffer, lambda message: print(message, file=sys.stderr))
         return found

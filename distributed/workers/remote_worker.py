@@ -82,12 +82,12 @@ class RemoteWorker:
             self._post({"worker": message})
             return
         try:
-            address = self.reach(message["address"]) if message["address"] else ""
+            address, relay = (self.reach(one) if one else "" for one in (message["address"], message.get("relay", "")))
         except MusterError as error:
             self._broken = error
             self.signal(signal.SIGKILL)
             return
-        self._post({"files": self._certificates(), "worker": {"address": address}})
+        self._post({"files": self._certificates(), "worker": {"address": address, "relay": relay}})
 
     def signal(self, number: int) -> None:
         if number == signal.SIGKILL:

@@ -18,7 +18,7 @@ from training.exchange.certificates import issue_run_certificates
 from training.exchange.codecs import CHUNK_ELEMENTS, chunk_bounds, codec_by_name, roundtrip
 from training.exchange.error_feedback import MeanResiduals
 from training.exchange.mesh import Mesh
-from training.exchange.owners import MeanReduction, share_bounds
+from training.exchange.owners import Contribution, MeanReduction, share_bounds
 
 CODECS = ["fp32", "bf16", "fp16", "int8", "mxfp4", "topk:0.05"]
 EQUAL = {0: 1.0, 1: 1.0, 2: 1.0}
@@ -50,16 +50,14 @@ def means(
 ) -> list[MeanResult]:
     kept = residuals or [MeanResiduals() for _ in three]
     reductions = [
-        MeanReduction(
-            mesh, "name:1", vectors[rank].clone(), weights[rank], codec_by_name(codec),
-            flags[rank] if flags else b"", stream, kept[rank], shares,
-        )
+        MeanReduction(mesh, Contribution.of("name:1", vectors[rank].clone(), weights[rank], codec_by_name(codec),
+                                            flags[rank] if flags else b"", stream), kept[rank], shares)
         for rank, mesh in enumerate(three)
     ]  # fmt: skip
     operations = [mesh.reduce(reduction) for mesh, reduction in zip(three, reductions)]
     for one in operations:
         one.wait(PATIENCE)
-    return [reduction.result() for reduction in reductions]
+    return [reduction.complete() for reduction in reductions]
 
 
 def reference(vectors: list[torch.Tensor], codec: str, weights: list[float]) -> torch.Tensor:
@@ -125,14 +123,12 @@ def test_whoever_is_not_finite_is_left_out_and_named_to_all(three: list[Mesh], d
 def test_a_member_that_lies_about_its_numbers_is_left_out_by_the_owner(three: list[Mesh]) -> None:
     vectors = [values_of(rank, 90_000) for rank in range(3)]
     kept = [MeanResiduals() for _ in three]
-    reductions = [
-        MeanReduction(mesh, "name:1", vectors[r].clone(), 1.0, codec_by_name("fp32"), b"", "", kept[r], EQUAL)
-        for r, mesh in enumerate(three)
-    ]
-    reductions[2]._values[5] = float("inf")  # in the share of member 0, after it was looked at
+    own = [Contribution.of("name:1", vector.clone(), 1.0, codec_by_name("fp32")) for vector in vectors]
+    reductions = [MeanReduction(mesh, own[r], kept[r], EQUAL) for r, mesh in enumerate(three)]
+    own[2].values[5] = float("inf")  # in the share of member 0, after it was looked at
     for operation in [mesh.reduce(reduction) for mesh, reduction in zip(three, reductions)]:
         operation.wait(PATIENCE)
-    results = [reduction.result() for reduction in reductions]
+    results = [reduction.complete() for reduction in reductions]
     assert {result.refused for result in results} == {(2,)}
     assert all(torch.equal(results[0].mean, result.mean) and result.mean.isfinite().all() for result in results)
     assert results[2].left_out and not results[0].left_out
@@ -155,7 +151,10 @@ def test_a_member_at_another_exchange_is_found_out(three: list[Mesh], tmp_path: 
     operations = [
         mesh.reduce(
             MeanReduction(
-                mesh, f"name:{rank}", vectors[rank], 1.0, codec_by_name("fp32"), b"", "", MeanResiduals(), {0: 1, 1: 1}
+                mesh,
+                Contribution.of(f"name:{rank}", vectors[rank], 1.0, codec_by_name("fp32")),
+                MeanResiduals(),
+                {0: 1, 1: 1},
             )
         )
         for rank, mesh in enumerate(meshes)

@@ -48,7 +48,9 @@ class Room:
         with self._changed:
             if name not in self._replies:
                 late = self._late(_plain(name))
-                self._replies[name] = self._average({r: one for r, one in said.items() if r not in late and one.fit})
+                chosen = {r: one for r, one in said.items() if r not in late and one.fit}
+                nothing = torch.zeros_like(next(iter(said.values())).values), list[int]()
+                self._replies[name] = self._average(chosen) if chosen else nothing
             return self._replies[name]
 
     def _average(self, said: dict[int, Contribution]) -> tuple[torch.Tensor, list[int]]:

@@ -50,6 +50,7 @@ class Joining:
         shares: how much of every vector the members own, by rank; see :func:`~training.exchange.owners.share_bounds`.
         local: the coordinator is on this machine, see :class:`training.plan.MemberPlan`.
         came_back: called when the others, who had gone on without this member, have taken it back.
+        relay: ``host:port`` of the relay; empty: on the coordinator's host, with the port that it says.
     """
 
     address: str
@@ -63,6 +64,7 @@ class Joining:
     shares: Mapping[int, float] | None = None
     local: bool = False
     came_back: Callable[[], None] = lambda: None
+    relay: str = ""
 
     def hello(self, listening: tuple[str, int]) -> Hello:
         """Return what the member says first, when it listens on an address."""
@@ -97,8 +99,7 @@ class ControlLine:
         heard: Callable[[Status], None],
         ended: Callable[[str, bool], None],
     ) -> None:
-        host, _, port = joining.address.rpartition(":")
-        self.address = host.strip("[]"), int(port)
+        self.address = parsed(joining.address)
         self._local = joining.local
         self._context = _client(joining.certificates)
         self._hello = joining.hello(listening)
@@ -222,6 +223,12 @@ def _client(certificates: Path | None) -> ssl.SSLContext | None:
     if context is not None:
         context.check_hostname = True
     return context
+
+
+def parsed(address: str) -> tuple[str, int]:
+    """Return host and port of ``host:port``, the host in brackets if it is IPv6."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def own_addresses(listening: str) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ class Coordinator:
             limit=MAX_LINE,
         )
         if self._relay is not None:
-            _, self.group.relay = await self._relay.start(self._config.address)
+            _, self.group.relay = await self._relay.start(self._config.address, self._config.relay_port)
         self._ticking = asyncio.create_task(self._tick())
         port: int = self._server.sockets[0].getsockname()[1]
         return port

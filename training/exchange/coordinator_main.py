@@ -2,8 +2,8 @@
 
     python -m training.exchange.coordinator_main --config hub.json
 
-It prints ``{"port": N}`` when it listens and then one event a line; it ends when stdin closes or on SIGTERM. A line
-``{"ban": RANK}`` on stdin drops a member for good, ``{"admit": RANK}`` lets it in again.
+It prints ``{"port": N, "relay": M}`` when it listens and then one event a line; stdin that closes, or SIGTERM, ends it.
+A line ``{"ban": RANK}`` on stdin drops a member for good, ``{"admit": RANK}`` lets it in again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _serve(path: Path) -> None:
     coordinator = Coordinator(_read_config(path), log)
     port = coordinator.start()
     _watch_for(end, coordinator)
-    print(json.dumps({"port": port}), flush=True)
+    print(json.dumps({"port": port, "relay": coordinator.group.relay}), flush=True)
     end.wait()
     coordinator.stop()
 

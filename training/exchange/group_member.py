@@ -27,6 +27,8 @@ class CoordinatorConfig(BaseModel):
     address: str = "127.0.0.1"
     """Literal address to listen on; ``0.0.0.0`` or ``::`` for all."""
     port: int = Field(0, ge=0, le=65535)
+    relay_port: int = Field(0, ge=0, le=65535)
+    """Port of the relay; 0: any free one."""
     certificates: Path | None = None
     """Folder ``hub/`` of the run's certificates; without one all goes in clear, on loopback only."""
     quorum: float = Field(1.0, ge=0, le=1)

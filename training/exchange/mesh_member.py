@@ -26,7 +26,7 @@ from training.exchange.base import (
 )
 from training.exchange.codecs import Codec
 from training.exchange.control import Form, Report, Status
-from training.exchange.control_line import ControlLine, Joining
+from training.exchange.control_line import ControlLine, Joining, parsed
 from training.exchange.error_feedback import MeanResiduals
 from training.exchange.handover import AnchorDesk, even_out
 from training.exchange.ledger import Ledger
@@ -335,6 +335,8 @@ class MeshMember(Exchange):
         self._note(up=False, lost=rank, why=str(error)[:300])
 
     def _relay(self) -> Address | None:
+        if self._joining.relay:
+            return parsed(self._joining.relay)
         port = self._status.relay if self._status is not None else 0
         return (self._line.address[0], port) if port else None
 
