@@ -17,6 +17,8 @@ from training.run_folder import RUN_ID, RunFolder, has_snapshots, remove_run_fol
 from training.run_metadata import FINAL, RunMetadata, Status
 
 SHOWN_CANDIDATES = 8
+USUAL = Path("output")
+"""Where runs are if nobody says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -167,8 +169,9 @@ def find_model(output_dir: Path, reference: str) -> Path:
     run = newest.path if newest else find_run(output_dir, reference)
     if not _has_model(run):
         state = summarise(run)
-        live = f"the model is written at the end; watch the run with: attach {state.run_id}"
-        what_next = live if state.live else f"resume it with: distributed-train --resume {state.run_id}"
+        name = state.run_id if output_dir == USUAL else run  # a path says too where the run is
+        live = f"the model is written at the end; watch the run with: attach {name}"
+        what_next = live if state.live else f"resume it with: distributed-train --resume {name}"
         raise BadInput(f"run {state.run_id} ({state.status}) has no model yet", what_next)
     return run / "model"
 

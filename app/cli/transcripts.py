@@ -109,8 +109,8 @@ def pseudo_label(
         return answer(True, {**document, "with_transcript": transcribed}, ())
     for reason, count in reasons.most_common():
         say(f"left out {count}: {reason}")
-    say(f"kept {kept} of {counted(len(rows), 'text')} in {target / PSEUDO}; to train on them: --set pseudo_share=0.5; "
-        "to undo: delete the file")  # fmt: skip
+    use = "to train on them: --set pseudo_share=0.5" if kept else "nothing to train on: another model, or other bounds"
+    say(f"kept {kept} of {counted(len(rows), 'text')} in {target / PSEUDO}; {use}; to undo: delete the file")
     return ExitCode.DONE
 
 

@@ -165,13 +165,15 @@ def test_the_model_of_a_profile_is_that_of_its_newest_run_that_has_one(output: P
 def test_a_run_without_a_model_says_how_to_go_on(output: Path) -> None:
     with pytest.raises(BadInput, match=r"\(failed\) has no model yet") as caught:
         find_model(output, MIDDLE)
-    assert f"distributed-train --resume {MIDDLE}" in caught.value.hint
+    assert (
+        f"distributed-train --resume {output / MIDDLE}" in caught.value.hint
+    )  # a bare id would be looked for in output/
 
 
 def test_a_run_that_goes_on_has_no_model_yet_and_is_not_resumed(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, make_plan(OLD), []), pytest.raises(BadInput, match="no model yet") as caught:
         find_model(tmp_path, OLD)
-    assert f"attach {OLD}" in caught.value.hint
+    assert f"attach {tmp_path / OLD}" in caught.value.hint
 
 
 def test_comparison_shows_differing_settings_and_all_metrics(output: Path) -> None:
