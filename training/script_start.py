@@ -39,6 +39,8 @@ ROOT = str(Path(__file__).resolve().parents[1])
 OURS = ("training", "profiles")
 _HOLD = 5.0
 """Seconds in which one that only lost its connections lets the one that failed speak first."""
+_PATIENCE = 1800.0
+"""Seconds until all ranks are there, where the script says nothing: as torch does."""
 _LOST = ("PeerLost", "the connection with", "no connection with", "rendezvous store")
 
 
@@ -83,7 +85,7 @@ def give_group(distributed: Any) -> None:
     ) -> None:
         ours("training.exchange.process_group")
         if store is None and init_method in (None, "env://"):
-            store, init_method = _store(), None
+            store, init_method = _store(timeout.total_seconds() if timeout is not None else _PATIENCE), None
             rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         first(chosen(backend), init_method, timeout, world_size, rank, store, *others, **more)
 
@@ -115,11 +117,11 @@ _stores: list[Any] = []
 """torch holds only the C++ half of each."""
 
 
-def _store() -> Any:
+def _store(seconds: float) -> Any:
     """Return the run's store, with keys of their own for every first group that is made one after the other."""
     token = ours("training.exchange.store_server").read_token(Path(os.environ["MUSTER_CERTIFICATES"]))
     client = ours("training.exchange.store_client").StoreClient
-    _stores.append(client(os.environ["MUSTER_STORE"], token, 300.0, prefix=f"{len(_stores)}/"))
+    _stores.append(client(os.environ["MUSTER_STORE"], token, seconds, prefix=f"{len(_stores)}/"))
     return _stores[-1]
 
 

@@ -25,6 +25,7 @@ from app.progress import PlainProgress
 from app.report import Ended, document, title_of
 from distributed.hosts.file import RUN_HOSTS, Hosts, save_hosts
 from distributed.run.requests import leave_request
+from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode, MusterError
 from profiles.schema import CUSTOM, ModelSettings, Profile, RunSettings, StrategySettings
 from training.event_log import read_events
@@ -80,6 +81,10 @@ def launch(
     elif local:
         raise BadInput("--local and --hosts do not go together", "--local N is for this machine alone")
     else:
+        from distributed.preparation.code_sync import launched_files
+
+        files = launched_files(Path(job.folder))
+        say(f"to the machines: {counted(len(files), 'file')} of {visible(job.folder)}")
         prepare = prepare_options(somebody(as_json), trust_new, allow_missing, offline_wheels)
         known, machines = places_of(read_hosts(file, named=hosts is not None, person=somebody(as_json)), prepare, each)
         plan, module = plan_of(job, machines, output), "distributed.supervisor"
@@ -196,7 +201,7 @@ def follow(path: Path, as_json: bool) -> ExitCode:
     from distributed.cleaning.clean import leftovers
     from distributed.run.run_machines import all_hosts
 
-    follower, asked = Follower(path), [0.0]
+    follower, hosts, asked = Follower(path), all_hosts(path), [0.0]
 
     def stop(number: int, frame: object) -> None:
         if time.monotonic() - asked[-1] > ONE_PRESS:
@@ -209,7 +214,7 @@ def follow(path: Path, as_json: bool) -> ExitCode:
             if event is not None:
                 progress(event)
     ended = follower.ended(progress.state)
-    left = {} if ended.status == "completed" else leftovers(all_hosts(path), follower.plan.run_id)
+    left = {} if ended.status == "completed" else leftovers(hosts, follower.plan.run_id)
     told = {name: [one.message] if isinstance(one, MusterError) else one for name, one in left.items()}
     return tell_end(ended, told, as_json)
 
@@ -219,7 +224,7 @@ def tell_end(ended: Ended, left: Mapping[str, list[str]], as_json: bool) -> Exit
     if as_json:
         content = {name: value for name, value in document(ended).items() if name != "exit_code"}
         return answer(True, {**content, "left": left}, (), ended.exit_code)
-    if ended.status == "failed":
+    if ended.status == "failed" and ended.run_dir.exists():
         errors = (event for event in read_events(ended.run_dir / "events.jsonl") if isinstance(event, ErrorEvent))
         for line in next((error.traceback for error in errors), "").splitlines():
             say(visible(line))

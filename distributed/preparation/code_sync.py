@@ -85,7 +85,7 @@ def collect(plan: RunPlan) -> Inputs:
     trees = {"inputs/code": _tree(chain(files, (REPOSITORY / name for name in _FACE)), REPOSITORY)}
     if plan.launch is not None:
         top = Path(plan.launch.folder)
-        trees["inputs/user"] = _tree(_files_of_job(top, ("",), MOST_LAUNCHED), top)
+        trees["inputs/user"] = _tree(launched_files(top), top)
         return Inputs(trees, plan.model_copy(update={"launch": plan.launch.there("inputs/user")}))
     model_path, data_path = profile.model.model_path, profile.data.dataset_path
     if model_path == JOB_FACTORY:
@@ -108,6 +108,15 @@ def collect(plan: RunPlan) -> Inputs:
     model = profile.model.model_copy(update={"model_path": model_path, **others})
     there = profile.model_copy(update={"data": data, "model": model})
     return Inputs(trees, plan.model_copy(update={"profile": there}))
+
+
+def launched_files(folder: Path) -> list[Path]:
+    """Return the files that go to other machines with a launched script.
+
+    Raises:
+        BadInput: too much lies there.
+    """
+    return _files_of_job(folder, ("",), MOST_LAUNCHED)
 
 
 def _is_local(location: str) -> bool:

@@ -6,10 +6,13 @@ import importlib.util
 import json
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
+from distributed.hosts.file import save_hosts
+from distributed.hosts.schema import Machine
 from tests.distributed.muster_runs import Muster
 from tests.lab.fixtures import MakeLab, MakeLightLab
 from tests.lab.lab import Lab
@@ -80,6 +83,30 @@ def test_a_script_runs_on_two_machines_and_its_files_come_back(make_light_lab: M
     assert re.search(r"^b-1: begins in .*'data', 'text.txt', 'train.py'", done.stdout, re.M)
     assert processes_of(run.metadata.run_id) == []
     assert not any(list(host.files.glob(".cache/muster/runs/*")) for host in lab)
+
+
+def test_this_machine_may_take_part(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
+    lab = make_light_lab("a")
+    here = Machine(name="me", address="localhost", python=sys.executable, project_path=str(tmp_path / "muster"))
+    hosts = lab.hosts("a")
+    save_hosts(hosts.model_copy(update={"machines": (here, *hosts.machines)}), lab.hosts_file)
+    done = Muster(tmp_path, lab.hosts_file).run("launch", "--hosts", str(lab.hosts_file), "--", job(tmp_path, SCRIPT))
+    assert done.returncode == 0, done.stderr
+    found = json.loads((only_run(tmp_path).path / "files" / "out" / "0.json").read_text())
+    assert list(found[0].values()) == [0, 2, 0, 1, 0, 2] and found[1] == 3
+    assert not list((tmp_path / "muster").glob("runs/*"))
+
+
+def test_a_folder_with_too_much_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    muster = Muster(tmp_path, tmp_path / "hosts.json")
+    (tmp_path / "hosts.json").write_text('{"machines": [{"name": "nowhere.invalid"}]}')
+    script = job(tmp_path, SCRIPT)
+    for number in range(2000):
+        (tmp_path / "job" / "data" / f"{number}.txt").touch()
+    refused = muster.run("launch", "--hosts", "hosts.json", "--", script)
+    assert refused.returncode == 2
+    assert "more than 2000 files" in refused.stderr and "nowhere" not in refused.stderr
+    assert not (tmp_path / "output").exists()
 
 
 def test_one_that_fails_is_told_with_its_traceback_and_its_machine(
