@@ -10,11 +10,12 @@ from typing import Any
 from app.console import visible
 from app.history import in_order
 from app.member_state import MemberState
+from app.metrics import metric_label, metric_text, metrics_of
 from app.run_series import RUN, evaluated, names, of_member, of_run
 from app.run_state import RunState, SplitResults
 from profiles.counts import counted
 from profiles.errors import BadInput
-from training.events import EvaluationEvent, Event, TimingEvent
+from training.events import Event, TimingEvent
 from training.tasks.error_analysis import (
     Difference,
     Part,
@@ -27,35 +28,6 @@ from training.tasks.error_analysis import (
     part_of,
 )
 from training.tasks.predictions import BEFORE, FOLDER, NAME, Prediction, read_predictions
-
-RATES = ("wer", "cer", "accuracy", "cut")
-"""Metrics that are shares of one and read best as per cent."""
-
-
-def metric_text(name: str, value: float | None) -> str:
-    """``3.2 %`` for an error rate, four digits for anything else, ``-`` for nothing."""
-    if value is None or value != value:
-        return "-"
-    return f"{value * 100:.1f} %" if name in RATES else four_digits(value)
-
-
-def four_digits(value: float) -> str:
-    """``2.000`` and ``0.08712``: as many digits for every loss, so that a column of them does not jump."""
-    return f"{value:#.4g}".rstrip(".")
-
-
-def metric_label(name: str) -> str:
-    """``WER`` for ``wer``; other names as they are."""
-    return {"wer": "WER", "cer": "CER", "cut": "cut texts"}.get(name, name)
-
-
-def metrics_of(result: EvaluationEvent) -> dict[str, float]:
-    """Metrics of an evaluation, error rates first, the loss last."""
-    every = result.figures
-    first = [name for name in RATES if name in every]
-    rest = sorted(name for name in every if name not in RATES and name != "loss")
-    last = ["loss"] if "loss" in every else []
-    return {name: every[name] for name in (*first, *rest, *last)}
 
 
 def headline(results: SplitResults, split: str) -> str:

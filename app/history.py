@@ -12,6 +12,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from app.member_state import GONE, HELLOS, TROUBLE, MemberState
+from app.metrics import metric_label, metric_text, metrics_of
 from training.events import (
     ErrorEvent,
     EvaluationEvent,
@@ -100,7 +101,9 @@ def happening(event: Event, member: MemberState | None) -> Happening | None:
             step = member.step if member and event.status in GONE else -1
             return said(*found, step=step, status=event.status) if found else None
         case EvaluationEvent():
-            text = ", ".join(_metric_text(name, value) for name, value in sorted(event.figures.items()))
+            text = ", ".join(
+                f"{metric_label(name)} {metric_text(name, value)}" for name, value in metrics_of(event).items()
+            )
             return said("evaluation", f"{event.split}: {text}", step=event.step)
         case SnapshotEvent():
             return said("snapshot", f"snapshot of step {event.step} written", step=event.step)
@@ -138,9 +141,3 @@ def member_news(event: MemberEvent, before: MemberState | None) -> tuple[Kind, s
         return "back", f"{name} is back"
     where = f" on {event.device}" if event.device else ""
     return "machine", because(f"{name} {event.status}{where}", event.message)
-
-
-def _metric_text(name: str, value: float) -> str:
-    if name == "cut":
-        return f"cut texts {value * 100:.1f} %"
-    return f"{name.upper()} {value * 100:.1f} %" if name in ("wer", "cer") else f"{name} {value:.4g}"

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from app.console import diagnostics, duration_text, interactive, say, visible
-from app.figures import four_digits, headline
+from app.figures import headline
 from app.history import happening
+from app.metrics import four_digits
 from app.run_state import RunState, apply
 from profiles.counts import counted
 from training.events import EvaluationEvent, Event, ProgressEvent, RunEvent, SnapshotEvent, StepEvent

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from app.console import command_about, command_line, duration_text, visible
-from app.figures import change, evaluations_document, metric_label, metrics_of, run_lines
+from app.figures import change, evaluations_document, run_lines
+from app.metrics import metric_label, metrics_of
 from app.run_state import RunState
 from profiles.counts import counted
 from profiles.locations import is_location

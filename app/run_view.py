@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from app.console import bytes_text, duration_text, visible
-from app.figures import four_digits, headline
+from app.figures import headline
 from app.member_state import MemberState
+from app.metrics import four_digits
 from app.run_state import RunState
 
 SHOWN_WARNINGS = 3

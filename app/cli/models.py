@@ -14,15 +14,8 @@ import typer
 from app.cli.arguments import OUTPUT, Device, Json, Language, ModelReference, Output, Prompt, Timestamps
 from app.cli.terminal import answer, only_data_on_stdout, reporting
 from app.console import bytes_text, command_line, duration_text, say, visible
-from app.figures import (
-    breakdown_document,
-    breakdown_lines,
-    difference_document,
-    difference_lines,
-    metric_label,
-    metric_text,
-    predictions_in,
-)
+from app.figures import breakdown_document, breakdown_lines, difference_document, difference_lines, predictions_in
+from app.metrics import metric_label, metric_text
 from profiles.counts import counted
 from profiles.errors import BadInput, ExitCode
 from training.run_files import try_to_write

@@ -17,15 +17,8 @@ from rich.text import Text
 from app.cli.arguments import OUTPUT, Json, Output, RunReference, Statuses, Yes, new_app
 from app.cli.terminal import answer, confirmed
 from app.console import bytes_text, command_about, command_line, duration_text, say, show, show_json, show_line, visible
-from app.figures import (
-    breakdown_document,
-    metric_label,
-    metric_text,
-    predictions_in,
-    run_lines,
-    start_line,
-    state_document,
-)
+from app.figures import breakdown_document, predictions_in, run_lines, start_line, state_document
+from app.metrics import metric_label, metric_text
 from app.report import evaluation_lines
 from app.run_state import RunState, at_its_end, reduce_events
 from profiles.counts import counted

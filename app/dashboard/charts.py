@@ -15,8 +15,9 @@ from textual.widgets import Static
 from app.dashboard.braille import Curve, Raster, Window, ticks, together, window_of
 from app.dashboard.pane import Pane
 from app.dashboard.reader import Picture
-from app.figures import RATES, evaluated_series
+from app.figures import evaluated_series
 from app.history import in_order
+from app.metrics import RATES
 from app.run_series import Series, names, newest, of_member, of_run, smoothed
 from app.run_state import RunState, machine_changes
 from app.shell.frame import app_of

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.console import visible
-from app.figures import RATES, metric_label
 from app.html_report.evidence import Evidence
+from app.metrics import RATES, metric_label
 from app.run_series import Series, coarser, evaluated, of_member, of_run
 from app.run_state import RunState, machine_changes
 

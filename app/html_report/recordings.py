@@ -10,9 +10,10 @@ import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from app.figures import WAYS, changed_lines, metric_text
+from app.figures import WAYS, changed_lines
 from app.html_report.evidence import Evidence
 from app.html_report.sections import table, text
+from app.metrics import metric_text
 from profiles.errors import BadInput
 from training.plan import RunPlan
 from training.tasks.error_analysis import Part, aligned, confusions, worst

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
 from app.console import bytes_text, command_line, duration_text, energy_text, visible
-from app.figures import change, metric_label, metric_text, metrics_of
+from app.figures import change
 from app.history import Happening
 from app.html_report.evidence import Evidence
+from app.metrics import metric_label, metric_text, metrics_of
 from distributed.planning.document import Candidate, Reason
 from distributed.planning.reasons import sentence
 from profiles.counts import counted

@@ -1,0 +1,34 @@
+"""How a metric of an evaluation is called, and how its value is shown."""
+
+from __future__ import annotations
+
+from training.events import EvaluationEvent
+
+RATES = ("wer", "cer", "accuracy", "cut")
+"""Metrics that are shares of one and read best as per cent."""
+
+
+def metric_text(name: str, value: float | None) -> str:
+    """``3.2 %`` for an error rate, four digits for anything else, ``-`` for nothing."""
+    if value is None or value != value:
+        return "-"
+    return f"{value * 100:.1f} %" if name in RATES else four_digits(value)
+
+
+def four_digits(value: float) -> str:
+    """``2.000`` and ``0.08712``: as many digits for every loss, so that a column of them does not jump."""
+    return f"{value:#.4g}".rstrip(".")
+
+
+def metric_label(name: str) -> str:
+    """``WER`` for ``wer``; other names as they are."""
+    return {"wer": "WER", "cer": "CER", "cut": "cut texts"}.get(name, name)
+
+
+def metrics_of(result: EvaluationEvent) -> dict[str, float]:
+    """Metrics of an evaluation, error rates first, the loss last."""
+    every = result.figures
+    first = [name for name in RATES if name in every]
+    rest = sorted(name for name in every if name not in RATES and name != "loss")
+    last = ["loss"] if "loss" in every else []
+    return {name: every[name] for name in (*first, *rest, *last)}
