@@ -54,7 +54,10 @@ def exchange_of(engine: str, rank: int, world: int, address: str, secrets: str, 
     from training.exchange.mesh_member import MeshMember
 
     own = Path(secrets) / f"member-{rank}" if engine == "run" else None
-    exchange = MeshMember.connect(address, own, RUN, rank, world, f"m{rank}", timeout=CONNECT_WITHIN)
+    listen, shares = os.environ.get("MUSTER_LISTEN", "127.0.0.1"), json.loads(os.environ.get("BENCH_SHARES", "[]"))
+    exchange = MeshMember.connect(
+        address, own, RUN, rank, world, f"m{rank}", listen, shares=dict(enumerate(shares)), timeout=CONNECT_WITHIN
+    )
     chosen = codec_by_name(codec)
     return lambda name, values: exchange.mean(name, values, 1.0, chosen)
 
@@ -130,25 +133,25 @@ class Members:
 
 
 @contextmanager
-def served(engine: str, world: int, elements: int, folder: Path) -> Iterator[str]:
+def served(engine: str, world: int, elements: int, folder: Path, at: str = "127.0.0.1") -> Iterator[str]:
     """Start what the engine's members meet at, and yield its address."""
     from training.exchange.certificates import issue_run_certificates
 
     if engine in STOCK:
         if engine == "mesh":
-            issue_run_certificates(folder, RUN, range(world), ["127.0.0.1"])
+            issue_run_certificates(folder, RUN, range(world), [at])
         yield str(folder / "store")
     else:
-        with coordinator(config_of(engine, world, elements, folder), folder) as port:
-            yield f"127.0.0.1:{port}"
+        with coordinator(config_of(engine, world, folder, at), folder) as port:
+            yield f"{at}:{port}"
 
 
-def config_of(engine: str, world: int, elements: int, folder: Path) -> dict[str, Any]:
+def config_of(engine: str, world: int, folder: Path, at: str) -> dict[str, Any]:
     from training.exchange.certificates import issue_run_certificates
 
-    config: dict[str, Any] = {"run_id": RUN, "names": [f"m{rank}" for rank in range(world)]}
+    config: dict[str, Any] = {"run_id": RUN, "names": [f"m{rank}" for rank in range(world)], "address": at}
     if engine == "run":
-        issue_run_certificates(folder, RUN, range(world), ["127.0.0.1"])
+        issue_run_certificates(folder, RUN, range(world), [at])
         config["certificates"] = str(folder / "hub")
     return config
 

@@ -1,21 +1,25 @@
-"""Seconds for one mean over shaped links, as times of what the links allow: the mesh beside gloo.
+"""Seconds for one mean over shaped links, as times of what the links allow: the mesh as a process group and as a run
+uses it (with equal shares, and with those that the planner takes), and gloo.
 
     .venv/bin/python benchmarks/exchange_links.py [--mbit 20 100 1000] [--megabytes 40] [--repeats 3] [--json FILE]
 
 Needs root: four members in network namespaces (``tests/lab``), links shaped both ways. What they allow is
-``2 (n - 1) / n`` of the payload at the rate of a link. Engines take turns. ``--slow 50`` makes the last member's link
-that slow (Wi-Fi among cables). Processors are shared by all; at 1000 Mbit/s they count too. Five minutes.
+``2 (n - 1) / n`` of the payload at the rate of a link; with a slow one among them, what they allow with the best
+shares. Engines take turns. ``--slow 50`` makes the last member's link that slow (Wi-Fi among cables). Processors are
+shared by all; at 1000 Mbit/s they count too. Five minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
 import sys
 import tempfile
 from contextlib import ExitStack
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +28,49 @@ from exchange_engines import Members, served
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
+from distributed.planning.cluster import Cluster, Link, Machine
+from distributed.planning.cost_model import parts_of, star_flows
+from distributed.planning.document import Choice
+from distributed.planning.exchange_cost import ExchangeCosts
 from tests.lab.lab import Lab
 
 NAMES = ("a", "b", "c", "d")
-ENGINES = ("mesh", "gloo")
+ENGINES = {"mesh": "mesh", "run": "run", "run, planned": "run", "gloo": "gloo"}
+"""What is measured, as the engines are called in :mod:`exchange_engines`."""
 
 
-def measure(lab: Lab, size: int, repeats: int) -> dict[str, list[float]]:
+def planned(size: int, rates: dict[str, float]) -> tuple[list[float], float]:
+    """Return the planner's shares for these links, and the seconds that they allow with the best ones."""
+    machines = tuple(Machine(name=name) for name in NAMES)
+    pairs = ((a, b, min(rates[a], rates[b])) for a, b in itertools.combinations(NAMES, 2))
+    links = tuple(Link(source=a, target=b, mbit=rate, mbit_back=rate) for a, b, rate in pairs)
+    there = Cluster(machines=machines, links=links)
+    way = Choice(strategy="allreduce", codec="fp32", engine="mesh", members=NAMES)
+    shares = ExchangeCosts(there, size // 4).of(way).shares
+    stars = [parts_of(there, star_flows(NAMES, owner, size, size)) for owner in NAMES]
+    keys = {key for star in stars for key in star}
+    times = ([star[key].seconds if key in star else 0.0 for star in stars] for key in keys)
+    return list(shares), max(sum(map(mul, shares, each)) for each in times)
+
+
+def measure(lab: Lab, size: int, repeats: int, shares: list[float]) -> dict[str, list[float]]:
     """Return seconds of every repeat, by engine."""
     hosts = [lab[name] for name in NAMES]
-    prefixes = [
-        ["nsenter", "-t", str(host.pid), "-n", "env", f"MUSTER_LISTEN={host.address}", "GLOO_SOCKET_IFNAME=eth0"]
-        for host in hosts
-    ]
+
+    def prefixes(engine: str) -> list[list[str]]:
+        owned = f"BENCH_SHARES={json.dumps(shares if engine == 'run, planned' else [])}"
+        return [
+            ["nsenter", "-t", f"{host.pid}", "-n", "env", f"MUSTER_LISTEN={host.address}", "GLOO_SOCKET_IFNAME=eth0",
+             owned] for host in hosts
+        ]  # fmt: skip
+
     found: dict[str, list[float]] = {engine: [] for engine in ENGINES}
     with ExitStack() as stack:
         members = {}
-        for engine in ENGINES:
+        for engine, kind in ENGINES.items():
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            address = stack.enter_context(served(engine, len(NAMES), size // 4, folder))
-            members[engine] = Members(engine, len(NAMES), address, folder, "fp32", prefixes)
+            address = stack.enter_context(served(kind, len(NAMES), size // 4, folder, lab.address))
+            members[engine] = Members(kind, len(NAMES), address, folder, "fp32", prefixes(engine))
             stack.callback(members[engine].close)
         for _ in range(repeats):
             for engine in ENGINES:
@@ -62,14 +89,14 @@ def main() -> None:
     given = parser.parse_args()
     size = int(given.megabytes * 1e6) // 4 * 4
     rows: list[dict[str, Any]] = []
-    print("| Mbit/s | allowed, s | mesh | gloo | load |\n| ---: | ---: | ---: | ---: | ---: |")
+    print(f"| Mbit/s | allowed, s | {' | '.join(ENGINES)} | load |\n|" + " ---: |" * (3 + len(ENGINES)))
     with Lab(*NAMES) as lab:
         for mbit in given.mbit:
-            for name in NAMES:
-                lab[name].set_rate(given.slow if given.slow and name == NAMES[-1] else mbit)
-            found = measure(lab, size, given.repeats)
-            slowest = min(mbit, given.slow or mbit)
-            allowed = 2 * (len(NAMES) - 1) / len(NAMES) * size * 8 / (slowest * 1e6)
+            rates = dict.fromkeys(NAMES, mbit) | ({NAMES[-1]: given.slow} if given.slow else {})
+            for name, rate in rates.items():
+                lab[name].set_rate(rate)
+            shares, allowed = planned(size, rates)
+            found = measure(lab, size, given.repeats, shares)
             rows.append({"mbit": mbit, "slow": given.slow, "bytes": size, "allowed": allowed, **found})
             cells = " | ".join(f"{statistics.median(found[engine]) / allowed:.2f}" for engine in ENGINES)
             print(f"| {mbit:g} | {allowed:.2f} | {cells} | {os.getloadavg()[0]:.1f} |", flush=True)
