@@ -36,7 +36,7 @@ from tests.lab.lab import Lab
 
 NAMES = ("a", "b", "c", "d")
 ENGINES = {"mesh": "mesh", "run": "run", "run, planned": "run", "gloo": "gloo"}
-"""What is measured, as the engines are called in :mod:`exchange_engines`."""
+"""What is measured, as ``exchange_engines.py`` calls the engines."""
 
 
 def planned(size: int, rates: dict[str, float]) -> tuple[list[float], float]:
