@@ -100,14 +100,14 @@ def give_group(distributed: Any) -> None:
 def chosen(said: str | None) -> str | None:
     """Return the backend of a group for which the script says ``said``.
 
-    On one machine NCCL stays where it is: nothing leaves the machine, and nothing is faster between its GPUs.
+    On one machine with GPUs NCCL stays: nothing leaves the machine, and nothing is faster between them.
     """
     wanted = os.environ["MUSTER_BACKEND"]
     if wanted == "script" or said == "muster":
         return said
     torch: Any = sys.modules["torch"]
     kinds = {part.rpartition(":")[2] for part in (said or "").lower().split(",")} - {""}
-    gpus = "nccl" in kinds or (not kinds and torch.cuda.is_available())
+    gpus = torch.cuda.is_available() and ("nccl" in kinds or not kinds)
     if wanted == "auto" and (not kinds <= {"gloo", "nccl"} or (gpus and os.environ["GROUP_WORLD_SIZE"] == "1")):
         return said
     return "muster"

@@ -75,11 +75,14 @@ def test_trainers_of_others_run_unchanged(name: str, needs: str) -> None:
     assert "muster with 2 ranks: loss 0." in said or "muster with 2 ranks: loss 3." in said
 
 
-@pytest.mark.parametrize("name", ["", "'gloo'", "init_method='env://'"])
-def test_whatever_a_script_says_it_gets_the_mesh(name: str) -> None:
-    code, said, complained = launch("--local", "2", "--", script(SUM.format(name=name)))
+def test_whatever_a_script_says_it_gets_the_mesh_and_again_after_its_group_was_destroyed() -> None:
+    again = "group = dist.new_group([0, 1], backend='gloo')\n"
+    again += "dist.all_reduce(total, group=group)\nprint('in it', dist.get_backend(group), total[0].item())\n"
+    names = ("", "'gloo'", "'cpu:gloo,cuda:nccl'", "'muster'", "init_method='env://'")
+    parts = (SUM.format(name=name) + again + "dist.destroy_process_group()\n" for name in names)
+    code, said, complained = launch("--local", "2", "--", script("".join(parts)))
     assert code == 0, complained
-    assert said.count("sum 3.0 muster") + said.count("sum 3.0 cpu:muster") == 2
+    assert said.count("sum 3.0 muster") == said.count("in it muster 6.0") == 2 * len(names)
 
 
 def test_modules_of_a_script_win_over_ours() -> None:
@@ -90,14 +93,6 @@ def test_modules_of_a_script_win_over_ours() -> None:
     code, said, complained = launch("--local", "2", "--", script(text))
     assert code == 0, complained
     assert said.count("theirs 7") == 2
-
-
-def test_the_mesh_is_there_again_after_the_group_was_destroyed_and_in_groups_of_it() -> None:
-    again = SUM.format(name="'gloo'") + "group = dist.new_group([0, 1], backend='gloo')\n"
-    again += "dist.all_reduce(total, group=group)\nprint(dist.get_backend(group), total[0].item())\n"
-    code, said, complained = launch("--local", "2", "--", script(again + "dist.destroy_process_group()" + again))
-    assert code == 0, complained
-    assert said.count("muster 6.0") == 4
 
 
 def test_a_module_runs_with_torchruns_environment() -> None:
