@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import secrets
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,14 +75,28 @@ def listeners(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[l
     monkeypatch.setattr(meeting, "_RELAY_AFTER", 0.1)
     made = [Listener("127.0.0.1", Identity("run", rank, certificates / f"member-{rank}")) for rank in range(2)]
     yield made
+    while _formed:
+        _formed.pop().give_up()
     for one in made:
         one.close()
 
 
-def form(listeners: list[Listener], through: Address, channel: str = "c", seconds: float = PATIENCE) -> list[Mesh]:
-    return at_once(
-        *(lambda one=one: Mesh.form(one, channel, {0: [], 1: []}, NAMES, seconds, through) for one in listeners)  # type: ignore[misc]
-    )
+_formed: list[Mesh] = []
+
+
+def form(
+    listeners: list[Listener],
+    through: Address,
+    channel: str = "c",
+    seconds: float = PATIENCE,
+    places: dict[int, list[Address]] | None = None,
+) -> list[Mesh]:
+    def one(listener: Listener) -> Mesh:
+        mesh = Mesh.form(listener, channel, places or {0: [], 1: []}, NAMES, seconds, relay=through)
+        _formed.append(mesh)
+        return mesh
+
+    return at_once(*(functools.partial(one, listener) for listener in listeners))
 
 
 def exchanged(meshes: list[Mesh], size: int) -> None:
@@ -124,7 +140,7 @@ def test_who_cannot_be_dialled_is_met_at_the_relay(listeners: list[Listener], se
 
 def test_who_can_be_dialled_does_not_go_through_the_relay(listeners: list[Listener], serving: Loop) -> None:
     addresses = {rank: [one.address] for rank, one in enumerate(listeners)}
-    meshes = at_once(*(lambda one=one: Mesh.form(one, "c", addresses, relay=serving.address) for one in listeners))  # type: ignore[misc]
+    meshes = form(listeners, serving.address, places=addresses)
     assert [mesh.ways for mesh in meshes] == [{1: "direct 127.0.0.1"}, {0: "direct 127.0.0.1"}]
     for mesh in meshes:
         mesh.close()
@@ -258,21 +274,23 @@ def test_who_does_not_read_holds_up_the_sender_and_takes_no_memory(serving: Loop
 
 def test_who_comes_again_takes_the_place_of_its_older_connection(serving: Loop, certificates: Path) -> None:
     key = relay_key(certificates / "hub")
-    left = threading.Event()
     older: list[Exception] = []
 
     def first() -> None:
         try:
-            at_relay(serving.address, key, SIDES, True, left.is_set)
+            claim(serving.address, key, True).close()
         except (OSError, EOFError) as error:
             older.append(error)
 
     thread = threading.Thread(target=first, daemon=True)
     thread.start()
     until(lambda: serving.relay._waiting)
-    one, other = at_once(*(lambda sends=sends: claim(serving.address, key, sends) for sends in (True, False)))  # type: ignore[misc]
-    thread.join(PATIENCE)
-    assert len(older) == 1
+    with ThreadPoolExecutor(1) as pool:
+        again = pool.submit(claim, serving.address, key, True)
+        thread.join(PATIENCE)
+        assert len(older) == 1
+        other = claim(serving.address, key, False)
+        one = again.result(PATIENCE)
     one.sendall(b"new")
     assert other.recv(3) == b"new"
     one.close()
