@@ -1,0 +1,132 @@
+"""Real processes: killed, stopped and continued, and a coordinator that is killed and started again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[2]
+
+
+class Process:
+    """A process whose lines are kept."""
+
+    def __init__(self, *command: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        self.lines: list[dict[str, Any]] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(json.loads(line))
+
+    def results(self) -> dict[int, dict[str, Any]]:
+        return {line["n"]: line for line in self.lines if "n" in line}
+
+    def members(self) -> list[int]:
+        """Of the last result."""
+        last = next((line for line in reversed(self.lines) if "n" in line), {"members": []})
+        return list(last["members"])
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+class Cluster:
+    """A coordinator and three members, each a process."""
+
+    def __init__(self, folder: Path, certificates: Path | None = None, **config: object) -> None:
+        self.folder = folder
+        self.config = {"run_id": "r", "names": ["m0", "m1", "m2"], "lease": 2.5, **config}
+        if certificates is not None:
+            self.config["certificates"] = str(certificates / "hub")
+        self.stack = ExitStack()
+        self.coordinate()
+        where = [str(certificates)] if certificates is not None else []
+        self.members = [
+            self.start(str(Path(__file__).with_name("member_process.py")), self.address, str(rank), "3", *where)
+            for rank in range(3)
+        ]
+
+    def start(self, *command: str) -> Process:
+        process = Process(*command)
+        self.stack.callback(process.close)
+        return process
+
+    def coordinate(self) -> None:
+        path = self.folder / "hub.json"
+        path.write_text(json.dumps(self.config))
+        self.coordinator = self.start("-m", "training.exchange.coordinator_main", "--config", str(path))
+        said = until(lambda: self.coordinator.lines)[0]
+        self.config["port"] = said["port"]
+        self.address = f"127.0.0.1:{said['port']}"
+
+    def signal(self, rank: int, number: signal.Signals) -> None:
+        self.members[rank].process.send_signal(number)
+
+    def goes_on(self, *ranks: int) -> None:
+        """Wait until there are results of exactly these members that began from now on."""
+        last = max(member.lines[-1].get("n", 0) for member in self.members if member.lines)
+        for rank in ranks:
+            member = self.members[rank]
+            until(lambda member=member: max(member.results()) > last + 3 and member.members() == list(ranks))  # type: ignore[misc]
+
+    def agree(self) -> None:
+        """Nobody has seen another result of an operation than the others."""
+        for number in set.union(*(set(member.results()) for member in self.members)):
+            found = [m.results()[number] for m in self.members if number in m.results()]
+            assert len({(*one["mean"], *one["members"]) for one in found}) == 1
+            expected = sum(found[0]["members"]) / len(found[0]["members"])
+            assert found[0]["mean"] == [pytest.approx(expected)] * 4
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    found = Cluster(tmp_path)
+    with found.stack:
+        until(lambda: all(member.results() for member in found.members))
+        yield found
+
+
+@pytest.mark.slow
+def test_a_stopped_member_comes_back_by_itself_and_the_others_outlive_a_killed_one(cluster: Cluster) -> None:
+    cluster.signal(2, signal.SIGSTOP)
+    cluster.goes_on(0, 1)
+    cluster.signal(2, signal.SIGCONT)
+    cluster.goes_on(0, 1, 2)
+    missed = [one for one in cluster.members[2].results().values() if not one["included"]]
+    assert missed and all(one["members"] == [0, 1] for one in missed)
+    cluster.signal(1, signal.SIGKILL)
+    cluster.goes_on(0, 2)
+    cluster.agree()
+
+
+@pytest.mark.slow
+def test_members_go_on_where_they_were_when_the_coordinator_is_started_again(cluster: Cluster) -> None:
+    cluster.coordinator.close()
+    cluster.coordinate()
+    cluster.goes_on(0, 1, 2)
+    cluster.coordinator.close()
+    cluster.signal(0, signal.SIGKILL)
+    cluster.coordinate()
+    cluster.goes_on(1, 2)
+    cluster.coordinator.process.send_signal(signal.SIGSTOP)
+    cluster.goes_on(1, 2)
+    cluster.coordinator.process.send_signal(signal.SIGCONT)
+    cluster.goes_on(1, 2)
+    cluster.agree()
