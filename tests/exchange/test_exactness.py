@@ -13,7 +13,7 @@ from coordinated_lab import Lab, cut, lab
 from stream_reference import contribution, stream_means
 
 from tests.waiting import PATIENCE
-from training.exchange.base import ExchangeError, MeanResult, weighted_mean
+from training.exchange.base import ExchangeError, MeanResult, Pending, weighted_mean
 from training.exchange.codecs import codec_by_name, roundtrip
 
 CODECS = ["fp32", "bf16", "fp16", "int8", "mxfp4", "topk:0.05"]
@@ -40,10 +40,11 @@ def gone_in_the_middle(running: Lab, chance: random.Random, codec_name: str, ope
             cut(members[rank])
 
     killer = threading.Thread(target=lose)
-    codec, pending = codec_by_name(codec_name), []
+    codec = codec_by_name(codec_name)
+    pending: list[dict[int, Pending[MeanResult]]] = []
     killer.start()
     for number, size in enumerate(sizes):
-        pending.append([])
+        pending.append({})
         for member in members:
             try:
                 pending[-1].append(
@@ -51,7 +52,6 @@ def gone_in_the_middle(running: Lab, chance: random.Random, codec_name: str, ope
                 )
             except ExchangeError:
                 assert member.rank in lost
-                pending[-1].append(None)
     alive = [member.rank for member in members if member.rank not in lost]
     for number, operation in enumerate(pending):
         results: list[MeanResult] = [operation[rank].wait(PATIENCE) for rank in alive]

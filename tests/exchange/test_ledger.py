@@ -1,0 +1,118 @@
+"""Results that are kept for others, and what is handed over: whatever comes, it is one or it is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.exchange.base import ExchangeError
+from training.exchange.codecs import codec_by_name
+from training.exchange.error_feedback import MeanResiduals
+from training.exchange.ledger import Ledger
+from training.exchange.mesh_operations import MeshGather, MeshMean
+from training.exchange.operations import Meter
+from training.exchange.owners import Contribution, Outcome, completed
+
+CODECS = ["fp32", "bf16", "fp16", "int8", "mxfp4", "topk:0.5"]
+
+
+def gather(number: int) -> MeshGather:
+    return MeshGather(number, f"g:{number}", b"own", Meter())
+
+
+def gathered(*ranks: int, size: int = 1) -> Outcome:
+    return Outcome(ranks, tuple((rank, rank, memoryview(bytes(size))) for rank in ranks))
+
+
+def test_results_are_in_order_however_operations_end() -> None:
+    ledger = Ledger(0)
+    for number in (1, 2, 3):
+        assert ledger.start(gather(number))
+    ledger.settle(2, gathered(0, 1))
+    assert (ledger.started, ledger.full) == (3, 0)
+    ledger.settle(1, gathered(0, 1))
+    assert ledger.full == 2 and [one.number for one in ledger.pending(0)] == [3]
+
+
+def test_a_result_that_others_had_long_ago_is_there_when_the_operation_is_started() -> None:
+    ledger = Ledger(0)
+    ledger.adopt(1, gathered(1, 2))
+    operation = gather(1)
+    assert not ledger.start(operation) and operation.wait(1) == {1: b"\0", 2: b"\0"}
+    assert ledger.members == (1, 2)
+
+
+def test_what_everybody_has_is_forgotten_and_what_somebody_needs_is_kept() -> None:
+    ledger = Ledger(0)
+    for number in (1, 2):
+        ledger.start(gather(number))
+        ledger.settle(number, gathered(0, 1))
+    ledger.adopt(3, gathered(1))
+    ledger.forget(1)
+    assert ledger.kept == 1 and ledger.results(1, 3)
+    ledger.forget(3)
+    assert ledger.kept == 2, "operation 3 was not started here"
+    with pytest.raises(ExchangeError, match="not kept any more"):
+        ledger.results(1, 3)
+
+
+def test_what_is_kept_for_others_has_a_bound() -> None:
+    ledger = Ledger(0)
+    for number in range(1, 7):
+        ledger.start(gather(number))
+        ledger.settle(number, gathered(0, size=20 << 20))
+        ledger.forget(0)
+    assert ledger.kept == 3
+
+
+def test_a_result_that_cannot_be_read_spoils_no_contribution() -> None:
+    values = torch.arange(4.0)
+    operation = MeshMean(1, "x", values, 1.0, codec_by_name("int8"), b"", "", Meter(), MeanResiduals(), {})
+    ledger = Ledger(0)
+    ledger.start(operation)
+    with pytest.raises(ExchangeError, match="x"):
+        ledger.adopt(1, Outcome((0,), ((0, 3, memoryview(bytearray(40))),)))
+    assert torch.equal(operation._own.values, values) and not operation.done()
+
+
+HEADS = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 1 << 70) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["members", "parts", "x"]), inner),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=50)
+@given(st.one_of(st.binary(max_size=60), HEADS.map(lambda head: json.dumps(head).encode() + b"\nabc")))
+def test_any_bytes_are_an_outcome_or_refused(data: bytes) -> None:
+    try:
+        outcome = Outcome.from_bytes(bytearray(data))
+    except ExchangeError:
+        return
+    assert Outcome.from_bytes(bytearray(outcome.to_bytes())) == outcome
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    codec_name=st.sampled_from(CODECS),
+    members=st.sets(st.integers(0, 20), min_size=1, max_size=9),
+    cuts=st.lists(st.integers(-1, 70), max_size=3),
+    message=st.binary(max_size=300),
+)
+def test_any_outcome_is_that_of_a_mean_or_refused(
+    codec_name: str, members: set[int], cuts: list[int], message: bytes
+) -> None:
+    own = Contribution("x:1", torch.ones(64), 1.0, codec_by_name(codec_name), b"\1")
+    bounds = [0, *cuts, 64]
+    parts = tuple((a, b, memoryview(bytearray(message))) for a, b in itertools.pairwise(bounds))
+    try:
+        result = completed(own, 0, Outcome(tuple(sorted(members)), parts))
+    except ExchangeError:
+        return
+    assert result.mean.shape == (64,) and len(result.flags) == 1 and 0.0 <= result.weight < float("inf")
+    assert set(result.refused) <= members
