@@ -46,10 +46,9 @@ def gone_in_the_middle(running: Lab, chance: random.Random, codec_name: str, ope
     for number, size in enumerate(sizes):
         pending.append({})
         for member in members:
+            own = vectors[number][member.rank]
             try:
-                pending[-1].append(
-                    member.start_mean(f"x/{size}", vectors[number][member.rank], member.rank + 1.0, codec)
-                )
+                pending[-1][member.rank] = member.start_mean(f"x/{size}", own, member.rank + 1.0, codec)
             except ExchangeError:
                 assert member.rank in lost
     alive = [member.rank for member in members if member.rank not in lost]
