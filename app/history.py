@@ -126,7 +126,7 @@ def because(what: str, why: str) -> str:
 def member_news(event: MemberEvent, before: MemberState | None) -> tuple[Kind, str] | None:
     """Return what a member's new state is to be told as; ``None``: it was told, or follows from what was.
 
-    A member and the hub both say that it joined or left, and a loss is followed by what it led to: whoever shows a run
+    Member and coordinator say that it joined or left, and a loss is followed by what it led to: whoever shows a run
     tells each once, by this rule.
     """
     name = event.name or (before.label if before else f"member {event.member}")

@@ -15,7 +15,7 @@ WINDOW_STEPS = 64
 GONE = ("left", "lost", "done", "failed", "stopped")
 TROUBLE = ("lost", "failed")
 HELLOS = ("started", "joined", "ready")
-"""What a member says, or the hub says of it, when it takes part: nothing else brings one back that was gone."""
+"""What a member says, or the coordinator says of it, when it takes part: nothing else brings one back that was gone."""
 KEPT_SYNCS = 64
 _KEPT = ("name", "device", "since", "updated", "snapshot_step", "snapshot_live", "times_lost", "hottest", "meters")
 """What is still true of a member that starts again."""

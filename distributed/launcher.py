@@ -149,12 +149,12 @@ def _machine_of(seat: str, machines: Sequence[Ready]) -> Link | None:
 
 
 def best_paths(link: Link, pairs: Sequence[PairFigures], hub: Link | None, here: str) -> tuple[str, str]:
-    """Return the interface that most of a machine's best paths use, and the hub's address on the one that leads to it.
+    """Return the interface that most of a machine's best paths use, and the coordinator's address on the one to it.
 
     The address is empty where it is the one that would be used anyway.
 
     Args:
-        hub: the machine of the hub; ``None``: this one, which the pairs call ``here``.
+        hub: the machine of the coordinator; ``None``: this one, which the pairs call ``here``.
     """
     used: Counter[str] = Counter()
     hub_at = ""

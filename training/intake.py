@@ -1,7 +1,7 @@
-"""What hub and members say, on its way into a run: read with bounds, checked, and given the name of who said it.
+"""What the coordinator and members say, on its way into a run: read with bounds, checked, with the name of who said it.
 
 Members are known by their connection, and still not believed: a line that no member writes counts against whoever
-wrote it, and nobody speaks for another but the hub.
+wrote it, and nobody speaks for another but the coordinator.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Intake:
             self._step = max(self._step, event.step)
 
     def listen(self, source: int, lines: Iterable[bytes]) -> None:
-        """Read the lines of a member that starts, or of the hub, in a thread of their own until they end."""
+        """Read the lines of a member that starts, or of the coordinator, in a thread of their own until they end."""
         self._speakers[source] = _Speaker()
         threading.Thread(target=self._read, args=(source, lines), name=f"events-{source}", daemon=True).start()
 
@@ -159,7 +159,7 @@ class Intake:
     # ------------------------------------------------------------------------------------------------------ checks
 
     def event(self, source: int, line: bytes) -> Event | None:
-        """Return what a line says, in the name of its source; nothing where no member, or no hub, says this."""
+        """Return what a line says, in the name of its source; nothing where no member, or no coordinator, says this."""
         try:
             event = from_line(line)
             if abs(event.time - time.time()) > _CLOCK:
@@ -175,7 +175,7 @@ class Intake:
             assert event.member is not None
             return event.model_copy(update={"name": self._members.name(event.member)})
         if not isinstance(event, (WarningEvent, ErrorEvent)):
-            raise ValueError(f"'{event.kind}' may not come from the hub")
+            raise ValueError(f"'{event.kind}' may not come from the coordinator")
         return WarningEvent(time=event.time, message=event.message)
 
     def _of_member(self, rank: int, event: Event) -> Event:
@@ -231,7 +231,7 @@ class Intake:
     def _blame(self, source: int, line: bytes, reason: str) -> None:
         speaker, now = self._speakers[source], time.monotonic()
         speaker.strikes.append(now)
-        name = "the hub" if source == HUB else self._members.name(source)
+        name = "the coordinator" if source == HUB else self._members.name(source)
         if now - speaker.warned >= _QUIET:
             speaker.warned = now
             said = harmless(f"{name} has written an invalid event ({reason}): {line[:200]!r}", 500)

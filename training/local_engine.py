@@ -29,7 +29,7 @@ class HubHandle(Channel, Protocol):
 
 
 StartHub = Callable[[dict[str, Any], BinaryIO], HubHandle]
-"""Starts a hub with this configuration, its log going there."""
+"""Starts a coordinator with this configuration, its log going there."""
 
 
 class LocalEngine:
@@ -39,9 +39,9 @@ class LocalEngine:
         plan: names engine and members.
         folder: its ``secrets`` hold the run's certificates.
         open_log: opens the log of a process by name.
-        watch: takes the event lines of the hub.
-        listen: literal address of the hub; the rendezvous store is always on loopback.
-        start_hub: where the hub is to run; default: a process of this machine.
+        watch: takes the event lines of the coordinator.
+        listen: literal address of the coordinator; the rendezvous store is always on loopback.
+        start_hub: where the coordinator is to run; default: a process of this machine.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A run on this machine: starts hub and workers, merges their events into the run folder, and says how it ended.
+"""A run on this machine: starts coordinator and workers, merges their events into the folder, and says how it ended.
 
 Nothing here imports torch: the process that watches a run stays small and starts at once.
 """
@@ -45,9 +45,9 @@ class LocalRun:
         folder: where everything goes; held by this process.
         on_event: called with every event after it was written, always from the thread that calls :meth:`wait`.
         start_worker: starts the process of a rank; default: ``python -m training.worker``.
-        listen: literal address of the hub.
+        listen: literal address of the coordinator.
         more_metrics: asked at the end for what else belongs into ``metrics.json``.
-        start_hub: where the hub is to run; default: a process of this machine.
+        start_hub: where the coordinator is to run; default: a process of this machine.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class LocalRun:
     # ------------------------------------------------------------------------------------------------------- start
 
     def start(self) -> None:
-        """Start hub and workers.
+        """Start coordinator and workers.
 
         Raises:
-            BadInput: the hub's port is taken.
+            BadInput: the coordinator's port is taken.
         """
         for event in self.folder.events():  # of an earlier attempt, where the run is resumed
             self._tally.note(event)
@@ -184,7 +184,7 @@ class LocalRun:
 
     def _do_without(self, rank: int, cause: str, grace: float) -> None:
         """Go on without a member that cannot, or must not; it has ``grace`` seconds to end by itself."""
-        self.members.left.discard(rank)  # it may have said good-bye to the hub before it said why
+        self.members.left.discard(rank)  # it may have said good-bye to the coordinator before it said why
         self._note_loss(rank, cause)
         self.members.apart.add(rank)
         self._engine.ban(rank)
@@ -239,7 +239,7 @@ class LocalRun:
         self._note_error(rank, error)
 
     def _others_go_on(self, rank: int) -> bool:
-        """Whether the run can do without a member: the hub can, as long as another trains or has come to the end."""
+        """Whether the run can do without a member: the mesh can, as long as another trains or has come to the end."""
         return self._begun and self.plan.has_hub and self.members.can_do_without(rank)
 
     def _note_loss(self, rank: int, cause: str) -> None:
@@ -301,7 +301,7 @@ class LocalRun:
         self.members.send({"command": "expect", "member": member.model_dump(mode="json")})
 
     def give_up(self, rank: int) -> None:
-        """End a worker that the hub has lost and that may still be waited for; :meth:`admit` may follow its end."""
+        """End a worker that the coordinator has lost and that may still be waited for; :meth:`admit` may follow."""
         if self.members.is_going(rank) and rank not in self.members.leaving:
             self.members.workers[rank].process.signal(signal.SIGKILL)
 

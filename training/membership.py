@@ -46,7 +46,7 @@ class Membership:
         self.workers: dict[int, Watched] = {}
         self.lost: list[int] = []
         self.apart: set[int] = set()
-        """Members that do not count: lost to the hub, asked to leave, or on their way in."""
+        """Members that do not count: lost to the coordinator, asked to leave, or on their way in."""
         self.guests: set[int] = set()
         """Those of them on their way in."""
         self.leaving: set[int] = set()
@@ -125,7 +125,7 @@ class Membership:
     def note(self, source: int, event: MemberEvent) -> bool:
         """Note who came and went; return whether the run's events do not tell it yet.
 
-        A loss is told once, by the hub or by the end of the worker: whichever is first knows the cause.
+        A loss is told once, by the coordinator or by the end of the worker: whichever is first knows the cause.
         """
         rank = event.member
         if rank is None:

@@ -58,7 +58,7 @@ class MemberPlan(BaseModel):
     interface: str = ""
     """Network interface of engine nccl; empty: loopback."""
     local: bool = False
-    """On the machine of the hub, or of nccl's store. Whether it lives is seen by its process and its
+    """On the machine of the coordinator, or of nccl's store. Whether it lives is seen by its process and its
     connections: where others take the processors, signs of life may be late."""
     share: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """How much of every vector it owns (averages and sends back), relative to the others."""
@@ -117,7 +117,7 @@ class RunPlan(BaseModel):
     members: tuple[MemberPlan, ...]
     engine: Literal["mesh", "nccl"]
     hub_address: str = ""
-    """``host:port`` of the hub, or of the rendezvous store of nccl (always loopback)."""
+    """``host:port`` of the coordinator, or of the rendezvous store of nccl (always loopback)."""
     added: tuple[MemberPlan, ...] = ()
     """Members that came while the run was on; they change neither its steps nor its learning rate."""
     resume: bool = False
@@ -140,7 +140,7 @@ class RunPlan(BaseModel):
 
     @property
     def has_hub(self) -> bool:
-        """Whether members meet at a hub; else they do at a store on loopback."""
+        """Whether members meet at a coordinator; else they do at a store on loopback."""
         return self.engine == "mesh" and self.launch is None
 
     @property

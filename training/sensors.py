@@ -277,7 +277,7 @@ class Integral:
 class OtherLoad:
     """Tells, at every look, what others have used since the look before.
 
-    Workers and hub of a run are its own: what has the run's id in its command line, and what the process that started
+    Workers and coordinator of a run are its own: what has its id in its command line, and what the process that started
     this one has started.
 
     Args:

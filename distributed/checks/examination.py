@@ -56,7 +56,7 @@ def examine(
     """Look at all machines, and close the connections again; one entry a machine, in their order.
 
     Args:
-        profile: also looks whether this job fits: memory, data, the hub's port.
+        profile: also looks whether this job fits: memory, data, the coordinator's port.
         dial: gives the links.
     """
     found = [Examined(readiness) for readiness in check(hosts, task, trust, dial=dial)]
@@ -136,7 +136,7 @@ def _health(one: Readiness) -> Health | Finding:
 
 
 def _all_ways(machines: Sequence[Readiness], dial: Dial) -> dict[str, list[Finding]]:
-    """Let every machine connect to every other, and to this one, where the hub of a run listens."""
+    """Let every machine connect to every other, and to this one, where the coordinator of a run listens."""
     links = [one.link for one in machines]
     addresses = {one.link.name: one.facts.address for one in machines if one.facts and not one.link.machine.here}
     far = [link.host for link in links if link.host and not link.machine.here]

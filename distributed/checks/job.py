@@ -1,5 +1,5 @@
 """What a job finds on machines that are ready: does its model fit into the memory, is its data there or how much must
-travel, is the port of its hub free?
+travel, is the port of its coordinator free?
 
 :func:`look_at_job` asks; the ``judge_*`` are pure functions, but for :func:`judge_port`, which tries.
 """
@@ -179,7 +179,7 @@ def judge_origin(profile: Profile) -> list[Finding]:
 
 
 def judge_port(port: int) -> list[Finding]:
-    """Try the port that a profile fixes for the hub, on this machine; nothing where any free one will do."""
+    """Try the port that a profile fixes for the coordinator, on this machine; nothing where any free one will do."""
     if not port:
         return []
     try:

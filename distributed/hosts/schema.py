@@ -59,9 +59,9 @@ class Machine(BaseModel):
     found_at: _Address = ""
     """Literal address where the machine with this host key was found; instead of what ``address`` leads to."""
     carries_hub: bool = False
-    """Whether the hub of a run is here; where no machine says so, it is on the one that starts the run."""
+    """Whether the coordinator of a run is here; where no machine says so, it is on the one that starts the run."""
     hub_at: _Address = ""
-    """Literal address of the hub as this machine should dial it; empty: the one on the route between the two."""
+    """Literal address of the coordinator as this machine should dial it; empty: that on the route between the two."""
 
     @property
     def host(self) -> str:

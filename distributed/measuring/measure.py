@@ -101,7 +101,7 @@ class Measured:
 
 
 def _onlooker(name: str, interface_mbit: float) -> ClusterMachine:
-    """Return this machine where it does not train: it may carry the hub."""
+    """Return this machine where it does not train: it may carry the coordinator."""
     system = "darwin" if sys.platform == "darwin" else "linux"
     return ClusterMachine(
         name=name,
@@ -141,7 +141,7 @@ def measure(hosts: Hosts, profile: Profile, options: MeasureOptions, trust: Trus
 def measure_ready(machines: Sequence[Ready], profile: Profile, options: MeasureOptions) -> Measured:
     """Measure machines that are connected and ready, as :func:`measure` does; the links stay open.
 
-    Where this machine does not train, the links to it are measured too: the hub of a run is here.
+    Where this machine does not train, the links to it are measured too: the coordinator of a run is here.
 
     Raises:
         MusterError: the data or the machines cannot be used.

@@ -1,4 +1,4 @@
-"""The machines of a run: which member is where, how it reaches the hub, who is missing at first, who comes later."""
+"""The machines of a run: which member is where, how it reaches the coordinator, who comes later."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def seats_of(links: Sequence[Link], members: int) -> list[Link]:
 
 
 def with_places(plan: RunPlan, seats: Sequence[Link]) -> RunPlan:
-    """Return the plan that says which members are on the machine of the hub, or of the store of engine nccl."""
+    """Return the plan that says which members are on the machine of the coordinator, or of the store of engine nccl."""
     hub = hub_machine(seats) if plan.has_hub else None
     local = [link.machine.here if hub is None else link is hub for link in seats]
     members = (m.model_copy(update={"local": near}) for m, near in zip(plan.members, local, strict=True))
@@ -34,22 +34,22 @@ def with_places(plan: RunPlan, seats: Sequence[Link]) -> RunPlan:
 
 
 def listening_address(links: Sequence[Link]) -> str:
-    """Return this machine's address for the hub: the one on the route to the machines, or all if they differ."""
+    """Return this machine's address for the coordinator: on the route to the machines, or all if they differ."""
     far = [link for link in links if link.host and not link.machine.here]
     addresses = {link.machine.hub_at or address_towards(link.host) for link in far}
     return addresses.pop() if len(addresses) == 1 else "0.0.0.0" if addresses else LOOPBACK
 
 
 def hub_machine(links: Sequence[Link]) -> Link | None:
-    """Return the machine that carries the hub; ``None``: this one."""
+    """Return the machine that carries the coordinator; ``None``: this one."""
     return next((link for link in links if link.machine.carries_hub and not link.machine.here), None)
 
 
 def way_to(link: Link, plan: RunPlan, hub: Link | None = None) -> Callable[[str], str]:
     """Return what turns the engine's address into the one that works on a machine.
 
-    The hub is dialled directly where that is possible; the store of engine nccl and of launched scripts listens on
-    loopback only and is reached through an SSH forward.
+    The coordinator is dialled directly where that is possible; the stores of engine nccl and of launched
+    scripts listen on loopback only and are reached through an SSH forward.
     """
 
     hub = hub if plan.has_hub else None
@@ -97,10 +97,10 @@ def check_newcomer(entry: Machine, links: Sequence[Link], ssh_config: str, plan:
 
 
 def check_way_to_hub(link: Link, listen: str) -> None:
-    """Say why a machine could not dial the hub of a run that listens on one address.
+    """Say why a machine could not dial the coordinator of a run that listens on one address.
 
     Raises:
-        BadInput: the way to it leads over another network than the hub listens on.
+        BadInput: the way to it leads over another network than the coordinator listens on.
     """
     if not link.host or link.machine.here or listen == "0.0.0.0":
         return

@@ -74,7 +74,7 @@ def assigned(
 
 
 def assigned_hub(run_id: str, config: Mapping[str, Any], links: Mapping[str, str], certificates: Path) -> Assignment:
-    """Return what the machine of the hub is to run; paths in its configuration become those there."""
+    """Return what the machine of the coordinator is to run; paths in its configuration become those there."""
     there = {**config, "address": "0.0.0.0", "certificates": "secrets/hub"}
     keys = {f"secrets/hub/{path.name}": path.read_bytes() for path in sorted(certificates.iterdir())}
     return Assignment(

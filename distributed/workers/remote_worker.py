@@ -338,10 +338,10 @@ class RemoteWorker:
 
 @dataclass(eq=False)
 class RemoteHub(RemoteWorker):
-    """The hub of a run on another machine than the one that starts it: a :class:`training.local_engine.HubHandle`."""
+    """The coordinator of a run on another machine than this one: a :class:`training.local_engine.HubHandle`."""
 
     note: Callable[[Event], object] = lambda event: None
-    """Told of a connection that was lost, and of what else is not the hub's own word."""
+    """Told of a connection that was lost, and of what else is not the coordinator's own word."""
 
     def lines(self) -> Iterator[bytes]:
         """Lines of its standard output: first ``{"port": N}``, then events."""
@@ -350,7 +350,7 @@ class RemoteHub(RemoteWorker):
             begun = begun or line.startswith(b'{"port"')
             if begun:
                 yield line
-            else:  # of the connection, before the hub has said anything
+            else:  # of the connection, before the coordinator has said anything
                 self.note(from_line(line))
 
     def stop(self, timeout: float = 5.0) -> None:

@@ -348,7 +348,7 @@ def test_bytes_are_what_theory_says(store: StoreServer, workers: list[Worker], w
 def test_facts_about_the_group(store: StoreServer, workers: list[Worker]) -> None:
     for rank, (facts, refused) in enumerate(run_jobs(store, workers[:2], job_properties)):
         assert facts == ("torch", rank, (0, 1), False, False, "gloo")
-        assert ["engine = hub" in text for text in refused] == [True, True, False, False]
+        assert ["engine = mesh" in text for text in refused] == [True, True, False, False]
         assert "may be gathered" in refused[2]
         assert "closed" in refused[3]
 

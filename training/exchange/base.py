@@ -1,6 +1,6 @@
 """The exchange seam: what a strategy may ask of the other members.
 
-Both engines (the hub and ``torch.distributed``) implement :class:`Exchange` with the same arithmetic - contributions
+Both engines (the mesh and ``torch.distributed``) implement :class:`Exchange` with the same arithmetic - contributions
 are decoded, averaged in fp32 **in rank order** by :func:`weighted_mean`, and encoded again - so a strategy gives the
 same bits on both.
 
@@ -36,7 +36,7 @@ V = TypeVar("V")
 
 
 STANDSTILL = 1800.0
-"""Seconds without a byte and without a result after which a wait ends. A hub that is sound answers sooner: it gives a
+"""Seconds without a byte and without a result after which a wait ends. A sound coordinator is sooner: it gives a
 round up after 900 s. What moves is waited for, however slow it is."""
 ANCHOR_DEADLINE = 6 * 3600.0
 """Seconds a newcomer waits to be let in: the next synchronisation may be hundreds of slow steps away, and the run may
@@ -48,7 +48,7 @@ MAX_GATHER_BYTES = 4 << 20
 LARGEST_WEIGHT = 1e18
 MAX_FLAGS = 2048
 """Bytes of flags beside a mean."""
-_FIXED = "this engine accepts no new members while it trains; use engine = hub for that"
+_FIXED = "this engine accepts no new members while it trains; use engine = mesh for that"
 _PIECE = 4 << 20
 
 
@@ -166,7 +166,7 @@ class Exchange(ABC):
         return False
 
     def expect_model(self, elements: int) -> None:
-        """Say how long the longest vector will be, before the first operation: the hub takes no more of anybody."""
+        """Say how long the longest vector will be, before the first operation: who differs from most is dropped."""
 
     def start_mean(
         self, name: str, values: torch.Tensor, weight: float, codec: Codec, flags: bytes = b"", stream: str = ""

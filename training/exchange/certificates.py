@@ -1,4 +1,4 @@
-"""Certificates of one run: an authority of its own, one certificate for the hub and one for every member.
+"""Certificates of one run: an authority of its own, one certificate for the coordinator and one for every member.
 
 The authority's key is thrown away once all are signed, so nobody can join a run later than its launcher meant, and a
 certificate of another run is refused in the TLS handshake.
@@ -22,7 +22,7 @@ from profiles.errors import BadInput
 from training.run_files import private_folder, write_whole
 
 HUB_NAME = "muster-hub"
-"""Name in the hub's certificate: members check for it whatever address they dial."""
+"""Name in the coordinator's certificate: members check for it whatever address they dial."""
 _BEFORE = datetime.timedelta(days=1)
 _AFTER = datetime.timedelta(days=365)
 _BOTH = (ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH)
@@ -53,7 +53,7 @@ def issue_run_certificates(directory: Path, run_id: str, members: Sequence[int],
     byte, and folders 0700.
 
     Args:
-        addresses: literal IP addresses of the hub.
+        addresses: literal IP addresses of the coordinator.
 
     Raises:
         BadInput: an address is not a literal IP address, or the folder cannot be written.
@@ -147,7 +147,7 @@ def _literal(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     try:
         return ipaddress.ip_address(address)
     except ValueError:
-        raise BadInput(f"'{address}' is not an IP address", "use the hub's literal address") from None
+        raise BadInput(f"'{address}' is not an IP address", "use the coordinator's literal address") from None
 
 
 def _common_name(text: str) -> x509.Name:

@@ -128,4 +128,4 @@ class Liveness:
             f"{self._names[r]} has left the group" if r in self._left else f"{self._names[r]} does not respond"
             for r in ranks
         )
-        return f"{who}; the torch engine cannot go on without a member: resume the run, or use engine = hub"
+        return f"{who}; engine nccl cannot go on without a member: resume the run, or use engine = mesh"

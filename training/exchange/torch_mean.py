@@ -3,8 +3,8 @@
 The mean of ``n`` members is a reduce-scatter and an all-gather (Thakur et al. 2005, "Optimization of Collective
 Communication Operations in MPICH", section 4.5): each member averages its slice of the vector and sends the outcome to
 the others, ``2 (n - 1) / n`` of the payload in each direction. A stock all-reduce adds in ring order and only whole
-numbers of a dtype; here the owner of a slice adds decoded contributions in rank order, as the hub does, so the bits are
-the hub's. A vector travels in pieces whose arithmetic overlaps the transfer of the next ones.
+numbers of a dtype; here the owner of a slice adds decoded contributions in rank order, as on the mesh: the bits are the
+same. A vector travels in pieces whose arithmetic overlaps the transfer of the next ones.
 """
 
 from __future__ import annotations

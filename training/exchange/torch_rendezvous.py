@@ -64,7 +64,7 @@ def choose_backend(members: Sequence[Introduction]) -> str:
     systems = {member.system: member for member in members}
     if len(systems) > 1:
         who = " and ".join(f"{system} ({member})" for system, member in systems.items())
-        raise ExchangeError(f"stock torch cannot join {who} in one group; use engine = hub")
+        raise ExchangeError(f"stock torch cannot join {who} in one group; use engine = mesh")
     gpus = {member.gpu for member in members}
     return "nccl" if "" not in gpus and len(gpus) == len(members) else "gloo"
 
