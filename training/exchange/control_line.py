@@ -168,6 +168,9 @@ class ControlLine:
                     problem, final = await self._both_ways(reader, writer)
                 finally:
                     writer.close()
+                    with contextlib.suppress(OSError, asyncio.TimeoutError):
+                        await asyncio.wait_for(writer.wait_closed(), _RETRY)
+                    writer.transport.abort()
                 if final:
                     return problem
             lost = "lost" if self._met else "cannot reach"
