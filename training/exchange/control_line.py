@@ -235,11 +235,19 @@ def parsed(address: str) -> tuple[str, int]:
 
 
 def own_addresses(listening: str) -> tuple[str, ...]:
-    """Return the addresses of this machine's interfaces that others may dial; none where it listens on one only."""
+    """Return the addresses of this machine's interfaces that others may dial, the fastest interface first; none where it
+    listens on one only."""
     if listening not in ("0.0.0.0", "::"):
         return () if listening.startswith("127.") or listening == "::1" else (listening,)
     states = psutil.net_if_stats()
-    up = (addresses for name, addresses in psutil.net_if_addrs().items() if name in states and states[name].isup)
+    interfaces = psutil.net_if_addrs()
+    up = sorted((name for name in interfaces if name in states and states[name].isup), key=lambda n: -states[n].speed)
     kinds = (socket.AF_INET, socket.AF_INET6) if listening == "::" else (socket.AF_INET,)
-    found = (one.address.split("%")[0] for addresses in up for one in addresses if one.family in kinds)
-    return tuple(a for a in found if not a.startswith(("127.", "169.254.", "fe80")) and a != "::1")[:16]
+    found = (one.address.split("%")[0] for name in up for one in interfaces[name] if one.family in kinds)
+    # An address that a cable between two machines gives itself (169.254...) is good for one of the others only.
+    own = sorted((a for a in found if not a.startswith(("127.", "fe80")) and a != "::1"), key=_is_of_a_cable)
+    return tuple(own[:16])
+
+
+def _is_of_a_cable(address: str) -> bool:
+    return address.startswith("169.254.")
