@@ -235,8 +235,10 @@ def parsed(address: str) -> tuple[str, int]:
 
 
 def own_addresses(listening: str) -> tuple[str, ...]:
-    """Return the addresses of this machine's interfaces that others may dial, the fastest interface first; none where it
-    listens on one only."""
+    """Return the addresses of this machine's interfaces that others may dial, the fastest interface first.
+
+    None where it listens on loopback, and that one where it listens on one only.
+    """
     if listening not in ("0.0.0.0", "::"):
         return () if listening.startswith("127.") or listening == "::1" else (listening,)
     states = psutil.net_if_stats()

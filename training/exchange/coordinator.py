@@ -190,8 +190,9 @@ class Coordinator:
         transport = writer.transport
 
         def send(status: Status) -> None:
-            if not transport.is_closing():
-                transport.write(line(status))
+            if transport.is_closing():
+                return
+            transport.write(line(status))
             if transport.get_write_buffer_size() > _MOST_UNSENT:
                 transport.abort()
 
