@@ -24,6 +24,7 @@ from training.exchange.group_member import CoordinatorConfig, Member
 from training.exchange.introduction import tls_contexts
 from training.exchange.relay import Relay
 from training.exchange.strangers import HANDSHAKE_SECONDS, Strangers
+from training.exchange.ways import listen_on
 
 _TICK = 0.1
 _MOST_HELLOS = 30
@@ -104,8 +105,7 @@ class Coordinator:
         handshake = None if context is None else HANDSHAKE_SECONDS
         self._server = await asyncio.start_server(
             self._serve,
-            self._config.address,
-            self._config.port,
+            sock=listen_on(self._config.address, self._config.port),
             ssl=context,
             ssl_handshake_timeout=handshake,
             limit=MAX_LINE,
