@@ -149,13 +149,18 @@ def test_any_bytes_are_hung_up_on_or_waited_for_by_nobody(clear: Group, said: by
         with contextlib.suppress(OSError):
             stranger.shutdown(socket.SHUT_WR)
         answer = b""
+        stranger.settimeout(0.05)
         with contextlib.suppress(ConnectionError):
-            while not listener._arrivals and (piece := stranger.recv(100)):
-                answer += piece
+            while not listener._arrivals:  # it may come while nothing is said
+                with contextlib.suppress(TimeoutError):
+                    if not (piece := stranger.recv(100)):
+                        break
+                    answer += piece
     assert answer in (b"", b"+", b"++")
     until(lambda: not listener._strangers._hosts)
-    for key in list(listener._arrivals._waiting):  # a hello that was whole: it is of no use without who said it
-        assert listener._arrivals.take(key) is None
+    for key in list(listener._arrivals._waiting):  # a hello that was whole: on loopback, in clear, it may be a member's
+        if (arrival := listener._arrivals.take(key)) is not None:
+            arrival.socket.close()
 
 
 def test_who_drips_its_bytes_is_hung_up_on_in_time(pair: Group, monkeypatch: pytest.MonkeyPatch) -> None:
