@@ -16,6 +16,7 @@ LITTLE_MEMORY = 2 * 2**30
 HOT = 90.0
 _SANDBOXED = ("Desktop", "Documents", "Downloads", "Library/Mobile Documents")
 _FIREWALL = "let Python accept connections in the firewall of {0} (on a Mac: System Settings > Network > Firewall)"
+_NOT_NEEDED = "'engine = nccl' needs it; on the mesh the other one dials, or both meet at the coordinator's machine"
 
 
 class Finding(NamedTuple):
@@ -202,7 +203,7 @@ def judge_ways(reasons: Mapping[str, str], needed: Sequence[str]) -> list[Findin
             found.append(Finding("ways", "ok", f"reaches {name}"))
         else:
             must = name in needed
-            why = "every run needs it" if must else "'engine = nccl' needs it; the mesh goes through the coordinator"
+            why = "every run needs it" if must else _NOT_NEEDED
             seen = f"cannot connect to {name}: {reason}"
             found.append(Finding("ways", "problem" if must else "warning", seen, why, _FIREWALL.format(name)))
     return found

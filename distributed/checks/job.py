@@ -187,8 +187,8 @@ def judge_port(port: int) -> list[Finding]:
     except OSError as error:
         seen = f"port {port} of the machine that starts the run cannot be used ({error.strerror or error})"
         fix = "end the program that has it (lsof -i), or set hub_port = 0 for any free one"
-        return [Finding("hub port", "problem", seen, "free for the coordinator", fix)]
-    return [Finding("hub port", "ok", f"port {port} of the machine that starts the run is free")]
+        return [Finding("coordinator port", "problem", seen, "free for the coordinator", fix)]
+    return [Finding("coordinator port", "ok", f"port {port} of the machine that starts the run is free")]
 
 
 def _megabytes(size: int) -> str:
