@@ -280,6 +280,7 @@ def _ports(far: bool, profile: Profile, engine: str, hub: str) -> Iterator[str]:
         yield "SSH from this computer to each machine"
     if engine == "mesh":
         yield f"TCP {profile.strategy.hub_port or 'one free port'} on {hub}, from each machine (the coordinator)"
-        yield "one free TCP port on each machine, from the others (encrypted); where that is closed, they are dialled"
+        yield "one free TCP port for each worker, from the others; a machine where that is closed dials them"
+        yield f"one free TCP port on {hub}, from machines of which neither can dial the other (the relay)"
     elif engine:
         yield "free TCP ports between all machines (engine nccl)"

@@ -168,7 +168,7 @@ PLAN = Plan(
         Change("studio|code", "studio", "code of this version", "+", 1_400_000),
         Change("studio|env", "studio", "torch 2.4.1 becomes 2.8.0", "~"),
     ),
-    85_400_000, ("hub on 192.168.7.20:47100",), 113.0, "diloco mxfp4 every 10 steps over the hub on desk",
+    85_400_000, ("TCP 47100 on desk (the coordinator)",), 113.0, "2 machines with diloco mxfp4 over the mesh",
     ("training traffic: TLS with certificates of this run", "commands, code and data: SSH"), (), "demo-2",
     ("profiles/saved/demo-2.ini",), "python3 cli_typer.py distributed-train demo-2", "0123456789abcdef01",
 )  # fmt: skip
