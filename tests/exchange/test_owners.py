@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,27 @@ def test_what_owners_lose_is_kept_for_the_next_mean_of_the_stream(three: list[Me
         vectors = [contribution(rank, number, 70_000) for rank in range(3)]
         for result in means(three, vectors, codec, [1.0, 1.0, 1.0], stream="s", residuals=kept):
             assert torch.equal(result.mean, expected)
+
+
+def test_what_an_owner_has_kept_follows_it_when_shares_change() -> None:
+    kept, codec = MeanResiduals(), codec_by_name("bf16")
+    values = values_of(0, 300)
+
+    def encode(start: int, stop: int) -> dict[tuple[str, int], torch.Tensor]:
+        owed: dict[tuple[str, int], torch.Tensor] = {}
+        back = partial(codec.decode, elements=stop - start)
+        kept.encode("s", start, values[start:stop], codec, codec.encode_view, back, owed)
+        return owed
+
+    kept.settle("s", {**encode(0, 100), **encode(100, 200)})
+    before = kept.part("s", 0, 300)
+    assert before is not None and before[:200].abs().max() > 0 and not before[200:].any()
+    owed = encode(50, 250)["s", 50]
+    total = values[50:250] + before[50:250]
+    assert torch.equal(owed, total - roundtrip(codec, total))
+    kept.settle("s", {("s", 50): owed})
+    after = kept.part("s", 0, 300)
+    assert after is not None and not after[:50].any() and torch.equal(after[50:250], owed)
 
 
 def test_a_member_at_another_exchange_is_found_out(three: list[Mesh], tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class MeanResiduals:
             mean: flat fp32.
             codec: of the reply.
             encode: as ``codec`` does; ``decode`` is its inverse.
-            owed: where to put what is to be kept; it counts when it is given to :meth:`keep`.
+            owed: where to put what is to be kept; it counts when it is given to :meth:`settle`.
 
         Raises:
             ValueError: the codec cannot carry the mean.
@@ -115,6 +115,17 @@ class MeanResiduals:
         else:
             owed[stream, start] = lost
         return data
+
+    def settle(self, stream: str, owed: Mapping[tuple[str, int], torch.Tensor]) -> None:
+        """Keep what encoding all of this owner's pieces of one mean lost; nothing else of its stream is kept then.
+
+        Where the pieces are others than those of the mean before, because the owners' shares have changed, each has
+        been given what was kept of its place.
+        """
+        with self._lock:
+            for key in [key for key in self._kept if key[0] == stream and key not in owed]:
+                self._elements -= self._kept.pop(key).numel()
+        self.keep(owed)
 
     def part(self, stream: str, start: int, stop: int) -> torch.Tensor | None:
         """Return what is kept of a part of a stream's vector, on the CPU; ``None`` if that is nothing."""
@@ -145,6 +156,8 @@ class MeanResiduals:
                 self._restored = {at: part for at, part in self._restored.items() if at[0] != key[0]}
             elif found is None:
                 found = self._given(*key, like.numel())
+        if found is None or found.shape != like.shape:
+            found = self.part(key[0], key[1], key[1] + like.numel())
         return found.to(like.device) if found is not None and found.shape == like.shape else torch.zeros_like(like)
 
     def _given(self, stream: str, start: int, size: int) -> torch.Tensor | None:

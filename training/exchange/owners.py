@@ -196,7 +196,7 @@ class MeanReduction(Reduction):
 
     def settle(self) -> None:
         """The mean stands: keep what encoding this member's share of it lost."""
-        self._residuals.keep(self._owed)
+        self._residuals.settle(self._own.stream, self._owed)
 
     def complete(self) -> MeanResult:
         """Put the mean into the place of the contribution; when the operation is complete."""
