@@ -68,6 +68,7 @@ def environment(plan: RunPlan, launch: Launch, rank: int, store: str, secrets: P
         RUN_VARIABLE: plan.run_id,
         "MUSTER_CERTIFICATES": str((secrets / f"member-{rank}").resolve()),
         "MUSTER_LISTEN": launch.addresses[machine],
+        "MUSTER_NAMES": ",".join(member.name for member in plan.members),
         "MUSTER_STORE": store,
         "MUSTER_BACKEND": launch.backend,
     }

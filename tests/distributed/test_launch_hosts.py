@@ -183,5 +183,6 @@ def test_a_host_whose_cable_is_pulled_is_named_and_the_other_ends(lab: Lab, tmp_
     lab["b"].cut()
     _, complained = process.communicate(timeout=200)
     assert process.returncode == 1, complained
-    assert only_run(tmp_path).metadata.error_message.startswith("b ended before its work was done"), complained
+    said = only_run(tmp_path).metadata.error_message  # whoever notices first: its agent's lease, or the group
+    assert said.startswith("b ended before its work was done") or "with rank 1 (b) is lost" in said, complained
     until(lambda: left(lab) == [], 120)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import secrets
 import weakref
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -56,7 +57,7 @@ class GroupBase(dist.ProcessGroup):
         self._peers = [number for number in range(size) if number != rank]
         if size > 1:
             channel, addresses = self._meet(store)
-            self._mesh = Mesh.form(listener, channel, addresses, None, self._seconds)
+            self._mesh = Mesh.form(listener, channel, addresses, _named(addresses), self._seconds)
             self._pairs = Pairs(self._mesh, listener, channel, addresses, self._seconds)
             _alive.add(self)
 
@@ -201,3 +202,9 @@ def _leave() -> None:
     """End the groups that nobody has destroyed: a thread in the middle of arithmetic would abort the process."""
     for group in list(_alive):
         group.shutdown(1.0)
+
+
+def _named(ranks: Iterable[int]) -> dict[int, str]:
+    """Return what members are called in messages: their rank, and their machine where MUSTER_NAMES tells it."""
+    machines = os.environ.get("MUSTER_NAMES", "").split(",")
+    return {rank: f"rank {rank}" + (f" ({machines[rank]})" if rank < len(machines) > 1 else "") for rank in ranks}
