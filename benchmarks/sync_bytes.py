@@ -2,9 +2,8 @@
 
     .venv/bin/python benchmarks/sync_bytes.py [--members 2 3] [--megabytes 4 40]
 
-As root it moves into a network namespace of its own, so that its loopback interface carries nothing else. Theory: hub,
-payload up and payload down for every member; torch, ``2 (n-1)/n`` of the payload sent by every member. Two
-minutes.
+As root it moves into a network namespace of its own, so that its loopback interface carries nothing else. Theory:
+every member sends ``2 (n-1)/n`` of the payload. ``torch`` is the code of engine nccl over gloo, in clear. Two minutes.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def member(engine: str, rank: int, world: int, address: str, secrets: str, eleme
 
     torch.set_num_threads(1)
     exchange: Exchange
-    if engine == "hub":
+    if engine == "mesh":
         from training.exchange.mesh_member import MeshMember
 
         keys = Path(secrets) / f"member-{rank}"
@@ -97,8 +96,7 @@ def measure(engine: str, world: int, elements: int) -> list[dict[str, object]]:
             counted = [json.loads(process.stdout.readline()) for process in processes if process.stdout]
             on_wire = (interface_bytes() - before) / REPEATS
             payload = codec_by_name(codec).max_encoded_bytes(elements)
-            sent = payload * (1.0 if engine == "hub" else 2 * (world - 1) / world)
-            total = world * sent * (2 if engine == "hub" else 1)
+            sent = payload * 2 * (world - 1) / world
             rows.append(
                 {
                     "engine": engine,
@@ -108,7 +106,7 @@ def measure(engine: str, world: int, elements: int) -> list[dict[str, object]]:
                     "theory sent": sent,
                     "counted sent / theory": max(c[0] for c in counted) / sent,
                     "counted received / theory": max(c[1] for c in counted) / sent,
-                    "interface / theory": on_wire / total,
+                    "interface / theory": on_wire / (world * sent),
                 }
             )
         for process in processes:
@@ -118,7 +116,7 @@ def measure(engine: str, world: int, elements: int) -> list[dict[str, object]]:
 
 
 def start_engine(engine: str, world: int, folder: Path) -> tuple[str, Callable[[], object]]:
-    """Start hub or store; return its address and a function that ends it."""
+    """Start coordinator or store; return its address and a function that ends it."""
     if engine == "torch":
         from training.exchange.store_server import StoreServer
 
@@ -136,7 +134,6 @@ def start_engine(engine: str, world: int, folder: Path) -> tuple[str, Callable[[
             {
                 "run_id": "bench",
                 "names": [f"m{rank}" for rank in range(world)],
-                "elements": 1 << 28,
                 "certificates": str(folder / "hub"),
             }
         )
@@ -144,7 +141,7 @@ def start_engine(engine: str, world: int, folder: Path) -> tuple[str, Callable[[
     hub = HubProcess(config, (folder / "hub.log").open("ab"))
     lines = hub.lines()
     port = json.loads(next(lines))["port"]
-    threading.Thread(target=list, args=(lines,), daemon=True).start()  # a full pipe would hold the hub up
+    threading.Thread(target=list, args=(lines,), daemon=True).start()  # a full pipe would hold it up
     return f"127.0.0.1:{port}", hub.stop
 
 
@@ -164,7 +161,7 @@ def main() -> None:
         os.execvp("unshare", ["unshare", "-n", "sh", "-c", inner, "sh", sys.executable, *sys.argv])
     rows = [
         row
-        for engine in ("hub", "torch")
+        for engine in ("mesh", "torch")
         for world in arguments.members
         for size in arguments.megabytes
         for row in measure(engine, world, int(size * 1e6 / 4))
