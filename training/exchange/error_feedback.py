@@ -102,7 +102,7 @@ class MeanResiduals:
         """
         if not stream:
             return encode(mean)
-        residual = self._take((stream, start), mean)
+        residual = self._take((stream, start), mean, moves=owed is not None)
         # What a sparse reply leaves at zero costs no bytes: a residual there waits until its position travels again.
         repaid = residual * (mean != 0) if isinstance(codec, SparseCodec) else residual
         total = mean + repaid
@@ -149,14 +149,15 @@ class MeanResiduals:
             if not known and size <= self.limit and all_finite(values):
                 self._restored[stream, start] = values
 
-    def _take(self, key: tuple[str, int], like: torch.Tensor) -> torch.Tensor:
+    def _take(self, key: tuple[str, int], like: torch.Tensor, moves: bool) -> torch.Tensor:
+        """Return what is kept of a piece; ``moves``: pieces of one vector may have other bounds than before."""
         with self._lock:
             found = self._kept.get(key)
             if found is not None and self._restored:  # a second mean of this stream: all of the first is taken
                 self._restored = {at: part for at, part in self._restored.items() if at[0] != key[0]}
             elif found is None:
                 found = self._given(*key, like.numel())
-        if found is None or found.shape != like.shape:
+        if moves and (found is None or found.shape != like.shape):
             found = self.part(key[0], key[1], key[1] + like.numel())
         return found.to(like.device) if found is not None and found.shape == like.shape else torch.zeros_like(like)
 
