@@ -56,7 +56,7 @@ class MemberPlan(BaseModel):
     """Samples in one forward pass: this member's share of every step."""
     threads: int = 0
     interface: str = ""
-    """Network interface of engine nccl; empty: loopback."""
+    """Network interface for the exchanges; empty: loopback with nccl, with the mesh any."""
     local: bool = False
     """On the machine of the coordinator, or of nccl's store. Whether it lives is seen by its process and its
     connections: where others take the processors, signs of life may be late."""
@@ -174,6 +174,8 @@ class RunPlan(BaseModel):
         )
         document["engine"] = engine
         document["members"] = [member.model_dump(exclude=_PLACE, mode="json") for member in self.members]
+        for member in document["members"] if self.engine == "mesh" else ():
+            member["interface"] = ""  # where the mesh goes is a place too
         profile = self.profile.model_dump(exclude={"name", "run"}, mode="json")
         profile["strategy"]["engine"] = asked
         for owner in (self.profile.model, self.profile.strategy):

@@ -82,6 +82,7 @@ def connect(plan: RunPlan, rank: int, where: Meeting, secrets: Path, device: tor
         hosts=seat.addresses,
         shares={one.rank: one.share for one in plan.members},
         local=seat.local,
+        interface=seat.interface,
         relay=where.relay,
         came_back=lambda: emit(MemberEvent(status="joined", name=seat.name, message="is back")),
         timeout=START_DEADLINE,

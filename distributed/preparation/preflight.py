@@ -248,14 +248,14 @@ def plan_run(profile: Profile, machines: Sequence[Ready]) -> RunPlan:
     seats = [(link.machine, facts, device) for link, facts in machines for device in link.machine.devices or ("",)]
     local = plan_local_run(profile, len(seats), here=False)
     engine = "nccl" if _wants_nccl(profile, seats) else "mesh"
-    network = engine == "nccl" and len({machine.name for machine, *_ in seats}) > 1
+    network = len({machine.name for machine, *_ in seats}) > 1
     far = [link.host for link, _ in machines if link.host and not link.machine.here]
     members = []
     for (machine, facts, device), planned in zip(seats, local.members, strict=True):
         seen = facts.interface
         if machine.here and far:  # it was reached over loopback; the others reach it over the way to them
             seen = interface_of(address_towards(far[0]))
-        interface = (machine.interface or seen) if network else ""
+        interface = (machine.interface or (seen if engine == "nccl" else "")) if network else ""
         members.append(member_of(machine, device, planned.rank, profile, planned.batch_size, interface))
     return local.model_copy(update={"members": tuple(members), "engine": engine})
 

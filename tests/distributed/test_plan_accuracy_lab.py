@@ -72,5 +72,5 @@ def test_a_run_takes_about_what_was_predicted(make_lab: MakeLab, profile: Profil
             break
     assert found is not None
     assert 0.5 < found.ratio < 2.0, found
-    assert found.measured_bytes_per_hour == pytest.approx(found.predicted_bytes_per_hour * found.ratio**-1, rel=0.05)
+    assert found.measured_bytes_per_hour == pytest.approx(found.predicted_bytes_per_hour * found.ratio**-1, rel=0.1)
     assert found.measured_share > 0.2

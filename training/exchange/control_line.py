@@ -50,6 +50,7 @@ class Joining:
         shares: how much of every vector the members own, by rank; see :func:`~training.exchange.owners.share_bounds`.
         local: the coordinator is on this machine, see :class:`training.plan.MemberPlan`.
         came_back: called when the others, who had gone on without this member, have taken it back.
+        interface: over which most others reach this member fastest, where that was measured.
         relay: ``host:port`` of the relay; empty: on the coordinator's host, with the port that it says.
     """
 
@@ -65,6 +66,7 @@ class Joining:
     local: bool = False
     came_back: Callable[[], None] = lambda: None
     relay: str = ""
+    interface: str = ""
 
     def hello(self, listening: tuple[str, int]) -> Hello:
         """Return what the member says first, when it listens on an address."""
@@ -76,7 +78,7 @@ class Joining:
             name=self.name,
             incarnation=os.urandom(8).hex(),
             port=listening[1],
-            hosts=tuple(self.hosts) or own_addresses(listening[0]),
+            hosts=tuple(self.hosts) or own_addresses(listening[0], self.interface),
         )
 
 
@@ -234,8 +236,8 @@ def parsed(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def own_addresses(listening: str) -> tuple[str, ...]:
-    """Return the addresses of this machine's interfaces that others may dial, the fastest interface first.
+def own_addresses(listening: str, best: str = "") -> tuple[str, ...]:
+    """Return the addresses of this machine's interfaces that others may dial, ``best`` and the fastest interface first.
 
     None where it listens on loopback, and that one where it listens on one only.
     """
@@ -243,7 +245,10 @@ def own_addresses(listening: str) -> tuple[str, ...]:
         return () if listening.startswith("127.") or listening == "::1" else (listening,)
     states = psutil.net_if_stats()
     interfaces = psutil.net_if_addrs()
-    up = sorted((name for name in interfaces if name in states and states[name].isup), key=lambda n: -states[n].speed)
+    up = sorted(
+        (name for name in interfaces if name in states and states[name].isup),
+        key=lambda n: (n != best, -states[n].speed),
+    )
     kinds = (socket.AF_INET, socket.AF_INET6) if listening == "::" else (socket.AF_INET,)
     found = (one.address.split("%")[0] for name in up for one in interfaces[name] if one.family in kinds)
     # An address that a cable between two machines gives itself (169.254...) is good for one of the others only.
