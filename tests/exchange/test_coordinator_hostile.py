@@ -63,7 +63,7 @@ def hello(rank: int, **changes: object) -> bytes:
 def test_any_bytes_of_a_stranger_are_refused(parts: list[bytes]) -> None:
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setattr(coordinator, "HANDSHAKE_SECONDS", 1.0)
-        one = stack.enter_context(lab(None, 1))  # type: ignore[arg-type]
+        one = stack.enter_context(lab(None, 1))
         connection = dial(one, *(part + b"\n" for part in parts), b"\n\n")
         assert "not a message" in answer(connection)
         one.connect(0)

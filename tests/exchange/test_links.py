@@ -83,7 +83,7 @@ def test_only_the_next_whole_frame_is_taken(wire: Wire, forge: Callable[..., byt
 
 
 def test_a_message_goes_on_over_a_new_key_and_counters_beyond_32_bits(wire: Wire) -> None:
-    for keys in (wire.sealer._keys, wire.link._opener._keys):  # type: ignore[union-attr]
+    for keys in (wire.sealer._keys, wire.link._opener._keys):
         keys._counter = (1 << 32) - 2
     work, room = wire.start(16)
     for number in range(4):

@@ -331,7 +331,7 @@ def test_groups_are_formed_at_once_over_the_same_listeners(certificates: Path) -
     group = Group(4, certificates)
 
     def form(channel: str) -> list[Mesh]:
-        return at_once(*(lambda one=one: Mesh.form(one, channel, group.addresses) for one in group.listeners))  # type: ignore[misc]
+        return at_once(*(lambda one=one: Mesh.form(one, channel, group.addresses) for one in group.listeners))
 
     for meshes in at_once(lambda: form("a"), lambda: form("b"), lambda: form("c")):
         exchanged(meshes)

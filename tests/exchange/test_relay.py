@@ -249,7 +249,7 @@ def test_a_proof_that_was_overheard_is_of_no_use(serving: Loop, certificates: Pa
 
 def test_what_was_sent_before_hanging_up_still_arrives(serving: Loop, certificates: Path) -> None:
     key = relay_key(certificates / "hub")
-    one, other = at_once(*(lambda sends=sends: claim(serving.address, key, sends) for sends in (True, False)))  # type: ignore[misc]
+    one, other = at_once(*(lambda sends=sends: claim(serving.address, key, sends) for sends in (True, False)))
     threading.Thread(target=lambda: (one.sendall(bytes(1_000_000)), one.close()), daemon=True).start()
     came = 0
     while piece := other.recv(1 << 16):
@@ -261,7 +261,7 @@ def test_what_was_sent_before_hanging_up_still_arrives(serving: Loop, certificat
 
 def test_who_does_not_read_holds_up_the_sender_and_takes_no_memory(serving: Loop, certificates: Path) -> None:
     key = relay_key(certificates / "hub")
-    one, other = at_once(*(lambda sends=sends: claim(serving.address, key, sends) for sends in (True, False)))  # type: ignore[misc]
+    one, other = at_once(*(lambda sends=sends: claim(serving.address, key, sends) for sends in (True, False)))
     one.settimeout(0.5)
     sent = 0
     with contextlib.suppress(TimeoutError):
@@ -313,7 +313,7 @@ def test_a_missing_or_damaged_key_is_bad_input(tmp_path: Path) -> None:
 
 
 def test_many_groups_meet_at_once_and_hear_of_the_relays_end(listeners: list[Listener], serving: Loop) -> None:
-    groups = at_once(*(lambda n=n: form(listeners, serving.address, f"c{n}") for n in range(4)))  # type: ignore[misc]
+    groups = at_once(*(lambda n=n: form(listeners, serving.address, f"c{n}") for n in range(4)))
     for meshes in groups:
         exchanged(meshes, 1000)
     serving.run(serving.relay.close())

@@ -94,7 +94,7 @@ def test_costs_that_can_be_pass_as_they_are() -> None:
 
 def test_the_planner_asks_a_strategy_of_ones_own_through_the_check() -> None:
     lies = Lies()
-    lies.merge_ns = -5.0  # type: ignore[misc]
+    lies.merge_ns = -5.0
     register(type("Own", (AllReduce,), {"name": "own", "costs": lies}))
     try:
         with pytest.raises(BadInput, match="strategy 'own'"):

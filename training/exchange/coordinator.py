@@ -68,7 +68,7 @@ class Coordinator:
             server, _ = tls_contexts(config.certificates)
             if server is None and not ipaddress.ip_address(config.address).is_loopback:
                 what = f"{config.address}: without certificates only a loopback address is allowed"
-                raise BadInput(what, "issue them")
+                raise BadInput(what, "name the folder of the run's certificates")
             return int(self._run(self._listen(server)))
         except BadInput:
             self.stop()

@@ -19,6 +19,10 @@ from training.exchange.payloads import anchor_from_bytes, anchor_to_bytes
 from training.exchange.ways import Address
 
 _SIZE = struct.Struct("<Q")
+_MEET_SECONDS = 60.0
+"""Within which a donor and a newcomer find each other."""
+_PATIENCE = 3600.0
+"""Within which a state has gone over; the coordinator gives up earlier on who takes none."""
 _TAG = OPERATIONS - 1
 """Of what is handed over on a mesh, before its first operation."""
 
@@ -119,10 +123,6 @@ class AnchorDesk:
             link.cut()
             link.close(0.0)
         return anchor_from_bytes(bytes(data))
-
-
-_MEET_SECONDS = 60.0
-_PATIENCE = 3600.0
 
 
 def _channel(order: AnchorOrder) -> str:

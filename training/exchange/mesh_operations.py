@@ -104,7 +104,7 @@ class MeshMean(MeshOperation[MeanResult]):
     def _result(self) -> MeanResult:
         result = super()._result()
         if self._device.type != "cpu":
-            result = MeanResult(**{**vars(result), "mean": result.mean.to(self._device)})
+            result = replace(result, mean=result.mean.to(self._device))
         return result
 
 
