@@ -19,7 +19,7 @@ TORCH_NEEDS := filelock fsspec jinja2 networkx setuptools sympy typing-extension
 INDEX := https://pypi.org/simple
 TOO_OLD := import sys; sys.exit(sys.version_info < (3, 10))
 
-.PHONY: help setup demo wizard test test-fast lint format proto lock lab lab-test bench clean
+.PHONY: help setup demo wizard test test-fast lint format lock lab lab-test bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -52,8 +52,7 @@ wizard: setup ## guided set-up
 	@$(PY) wizard.py
 
 test: setup ## all tests side by side; those that measure on the lab's network one by one
-	$(PY) -m pytest -n auto -m "not lab"
-	$(PY) -m pytest -n auto --dist worksteal -m "lab and not alone"
+	$(PY) -m pytest -n auto --dist worksteal -m "not alone"
 	$(PY) -m pytest -m alone
 
 test-fast: setup ## the tests that take seconds

@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import select
 import shlex
 import signal
 import sys
@@ -22,11 +23,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from profiles.errors import StoppedByUser
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 PIPE_WIDTH = 200
 _LOOK = 0.2
+_stopped = threading.Event()
 KEPT_CRASH_LOGS = 20
 SCRIPT = Path(__file__).resolve().parent.parent / "cli_typer.py"
 
@@ -76,18 +80,62 @@ def agreed(question: str) -> bool:
     """Ask the person at the terminal; only a clear yes is one."""
     say(f"{question} [y/N] ")
     with hearing_ctrl_c():
+        if threading.current_thread() is not threading.main_thread():
+            _wait_for_line()
         return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _wait_for_line() -> None:
+    """Return when there is something to read."""
+    while not select.select([sys.stdin], [], [], _LOOK)[0]:
+        see_whether_stopped()
+
+
+def see_whether_stopped() -> None:
+    """Ask nothing more after Ctrl-C.
+
+    Raises:
+        StoppedByUser: the main thread heard it (:func:`ending_questions`).
+    """
+    if _stopped.is_set():
+        raise StoppedByUser("stopped")
+
+
+@contextlib.contextmanager
+def ending_questions() -> Iterator[None]:
+    """Let Ctrl-C, which only the main thread hears, end the questions of other threads too.
+
+    Without that, the main thread would wait for a thread that waits for an answer.
+    """
+
+    def press(*_: object) -> None:
+        _stopped.set()
+        raise KeyboardInterrupt
+
+    _stopped.clear()
+    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not heard or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextlib.contextmanager
 def hearing_ctrl_c() -> Iterator[None]:
-    """Lose no ctrl+c meanwhile, in the main thread.
+    """Lose no ctrl+c meanwhile, in the main thread; in others it changes nothing.
 
     Python looks for signals between two of its own steps. One that comes between the last look and a read that blocks
     would wait for the next line, and the terminal has thrown away what was typed before it. One that is raised where
     nothing can be raised, in the callback of a weak reference, is forgotten. So a thread has Python look every
     0.2 s, and a press that is not heard two looks later is raised again.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     pressed, looks, raising = False, 0, True
     over, main, tell = threading.Event(), threading.main_thread().ident or 0, sys.unraisablehook
 
@@ -143,7 +191,7 @@ def show_line(text: str) -> None:
 
 def show_json(document: Any) -> None:
     """Write the one JSON document of a ``--json`` command to stdout."""
-    from training.run_metadata import finite  # loads pydantic, which --help can do without
+    from training.plan import finite  # loads pydantic, which --help can do without
 
     json.dump(finite(document), sys.stdout, indent=2, ensure_ascii=True, allow_nan=False, default=str)
     sys.stdout.write("\n")
@@ -152,9 +200,13 @@ def show_json(document: Any) -> None:
 
 def command_line(*arguments: str) -> str:
     """Return what to type to run this program with ``arguments``, from the current folder."""
-    here = os.path.relpath(SCRIPT)
-    script = str(SCRIPT) if here.startswith("..") else here
-    return shlex.join(["python3", script, *arguments])
+    return shlex.join(["python3", near(SCRIPT), *arguments])
+
+
+def near(path: str | Path) -> str:
+    """Return a path from the current folder, or the whole one where that would lead out of it."""
+    here = os.path.relpath(path)
+    return str(path) if here.startswith("..") else here
 
 
 def command_about(run_dir: Path, *words: str) -> str:
@@ -162,6 +214,11 @@ def command_about(run_dir: Path, *words: str) -> str:
     folder = run_dir.parent
     usual = folder.resolve() == Path("output").resolve()
     return command_line(*words, run_dir.name[:20], *([] if usual else ["--output", str(folder)]))
+
+
+def can_only_print() -> bool:
+    """Whether the terminal says of itself that it knows no escape codes."""
+    return os.environ.get("TERM", "") in ("", "dumb", "unknown")
 
 
 def bytes_text(count: float) -> str:

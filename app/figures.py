@@ -13,8 +13,7 @@ from app.member_state import MemberState
 from app.metrics import metric_label, metric_text, metrics_of
 from app.run_series import RUN, evaluated, names, of_member, of_run
 from app.run_state import RunState, SplitResults
-from profiles.counts import counted
-from profiles.errors import BadInput
+from profiles.errors import BadInput, counted
 from training.events import Event, TimingEvent
 from training.tasks.error_analysis import (
     Difference,
@@ -145,6 +144,7 @@ def _member_document(member: MemberState) -> dict[str, object]:
         "weight_hash": sync.weight_hash if sync else "",
         "last_synchronisation": {**sync.model_dump(include=_OF_SYNC), "members": len(sync.members)} if sync else None,
         "hottest_celsius": member.hottest,
+        "ways": [way.model_dump() for way in member.ways.values()],
     }
 
 
@@ -173,16 +173,14 @@ def predictions_in(run_dir: Path) -> tuple[list[Prediction], list[Prediction]]:
     return found[0], found[1]
 
 
-def breakdown_lines(
-    predictions: Sequence[Prediction], before: Sequence[Prediction] = (), most: int = SHOWN_SPEAKERS
-) -> list[str]:
+def breakdown_lines(predictions: Sequence[Prediction], before: Sequence[Prediction] = ()) -> list[str]:
     """Return error rates by speaker, language, length and noise in columns, and the most frequent confusions."""
     lines = []
     for way, divide in WAYS.items():
         parts = divide(predictions)
         if len(parts) > 1:
             earlier = {part.name: part for part in divide(before)}
-            lines += [f"WER by {way}", *_rows(parts, earlier, most if way == "speaker" else len(parts))]
+            lines += [f"WER by {way}", *_rows(parts, earlier, SHOWN_SPEAKERS if way == "speaker" else len(parts))]
     if wrong := confusions(predictions, SHOWN_CONFUSIONS):
         said = ", ".join(f"{_word(one.said)} as {_word(one.heard)} ({one.times}x)" for one in wrong)
         lines.append(f"heard    {said}")
@@ -236,7 +234,7 @@ def difference_lines(found: Difference) -> list[str]:
         verdict = f"no difference that {counted(found.recordings, 'recording')} can show"
     lines = [f"WER   {first} -> {second}: {verdict} ({interval}; {how})"]
     if found.left_out:
-        lines.append(f"      left out: {counted(found.left_out, 'recording')} that only one of them transcribed")
+        lines.append(f"      left out: {counted(found.left_out, 'recording')} that only one of the two transcribed")
     return lines
 
 

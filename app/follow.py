@@ -23,11 +23,7 @@ _NAP = 0.1
 
 
 class Follower:
-    """Where a display takes a live or finished run from: its events, its plan, and how it ended.
-
-    Args:
-        path: the run folder.
-    """
+    """Where a display takes a live or finished run from: its events, its plan, and how it ended."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,7 +59,6 @@ class Replay(Follower):
     of the log.
 
     Args:
-        path: the run folder.
         speed: how much faster than it was.
         clock: seconds, for tests.
         sleep: waits so many seconds.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
-from app.member_state import GONE, HELLOS, TROUBLE, MemberState
+from app.member_state import GONE, HELLOS, TROUBLE, MemberState, changes
 from app.metrics import metric_label, metric_text, metrics_of
 from training.events import (
     ErrorEvent,
@@ -22,12 +22,21 @@ from training.events import (
     RunEvent,
     SnapshotEvent,
     WarningEvent,
+    WaysEvent,
 )
 
 FIRST, NEWEST = 40, 160
 KEPT_NOTICES = 50
 """Warnings, and errors, that a list of them has."""
-Kind = Literal["run", "machine", "lost", "back", "error", "warning", "evaluation", "snapshot", "request"]
+_RUN = {
+    "starting": "the run is starting",
+    "running": "training is under way",
+    "paused": "training is paused",
+    "completed": "the run completed",
+    "failed": "the run failed",
+    "cancelled": "the run was stopped",
+}
+Kind = Literal["run", "machine", "lost", "back", "error", "warning", "evaluation", "snapshot", "request", "path"]
 
 
 class Happening(NamedTuple):
@@ -95,7 +104,7 @@ def happening(event: Event, member: MemberState | None) -> Happening | None:
     said = partial(Happening, event.time, -1 if event.member is None else event.member)
     match event:
         case RunEvent():
-            return said("run", because(f"run {event.status}", event.message))
+            return said("run", because(_RUN[event.status], event.message))
         case MemberEvent():
             found = member_news(event, member)
             step = member.step if member and event.status in GONE else -1
@@ -111,6 +120,9 @@ def happening(event: Event, member: MemberState | None) -> Happening | None:
             return said("warning", event.message, step=-1 if event.step is None else event.step)
         case ErrorEvent():
             return said("error", event.message, event.hint, -1 if event.step is None else event.step)
+        case WaysEvent():
+            found_ways = changes(event, member)
+            return said("path", found_ways) if found_ways else None
         case RequestEvent():
             what = " ".join(word for word in (event.action, event.machine, event.outcome) if word)
             return said("request", because(what, event.message))

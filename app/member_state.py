@@ -1,12 +1,25 @@
-"""What one member looks like right now: the part of :mod:`app.run_state` that only its own events decide."""
+"""What one member looks like right now: the part of :mod:`app.run_state` that only its own events decide;
+and the ways of its pairs in words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import ipaddress
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from training.events import ErrorEvent, MachineEvent, MemberEvent, ProgressEvent, SnapshotEvent, StepEvent, SyncEvent
+from training.events import (
+    ErrorEvent,
+    MachineEvent,
+    MemberEvent,
+    ProgressEvent,
+    SnapshotEvent,
+    StepEvent,
+    SyncEvent,
+    Way,
+    WaysEvent,
+)
 
 WINDOW_SECONDS = 30.0
 """Speeds and shares are means over this much of the past ..."""
@@ -17,9 +30,10 @@ TROUBLE = ("lost", "failed")
 HELLOS = ("started", "joined", "ready")
 """What a member says, or the coordinator says of it, when it takes part: nothing else brings one back that was gone."""
 KEPT_SYNCS = 64
-_KEPT = ("name", "device", "since", "updated", "snapshot_step", "snapshot_live", "times_lost", "hottest", "meters")
+_KEPT = ("name", "device", "since", "updated", "snapshot_step", "snapshot_live", "times_lost", "hottest", "meters",
+         "ways")  # fmt: skip
 """What is still true of a member that starts again."""
-OfMember = MemberEvent | ProgressEvent | StepEvent | SyncEvent | MachineEvent | SnapshotEvent | ErrorEvent
+OfMember = MemberEvent | ProgressEvent | StepEvent | SyncEvent | MachineEvent | SnapshotEvent | ErrorEvent | WaysEvent
 State = TypeVar("State")
 
 
@@ -64,27 +78,13 @@ class Work:
 
     def with_step(self, event: StepEvent) -> Work:
         """Return the work with one more step."""
-        return changed(
-            self,
-            steps=self.steps + 1,
-            samples=self.samples + event.samples,
-            seconds=self.seconds + event.seconds,
-            compute=self.compute + event.compute,
-            wait=self.wait + event.wait,
-            transfer=self.transfer + event.transfer,
-            step_sent=self.step_sent + event.bytes_sent,
-            step_received=self.step_received + event.bytes_received,
-        )
+        times = (event.seconds, event.compute, event.wait, event.transfer)
+        return self + Work(1, event.samples, *times, event.bytes_sent, event.bytes_received)
 
     def with_sync(self, event: SyncEvent) -> Work:
         """Return the work with one more synchronisation."""
-        return changed(
-            self,
-            syncs=self.syncs + 1,
-            sync_seconds=self.sync_seconds + event.seconds,
-            sync_sent=self.sync_sent + event.bytes_sent,
-            sync_received=self.sync_received + event.bytes_received,
-        )
+        sent, received = event.bytes_sent, event.bytes_received
+        return self + Work(sync_sent=sent, sync_received=received, syncs=1, sync_seconds=event.seconds)
 
     def __add__(self, other: Work) -> Work:
         return Work(*(one + more for one, more in zip(vars(self).values(), vars(other).values(), strict=True)))
@@ -137,6 +137,8 @@ class MemberState:
     snapshot_step: int | None = None
     snapshot_live: tuple[int, ...] = ()
     """Who trained when it wrote that snapshot."""
+    ways: Mapping[int, Way] = field(default_factory=dict)
+    """How what it sends to the others goes, by their ranks."""
 
     @property
     def active(self) -> bool:
@@ -182,6 +184,14 @@ class MemberState:
         if not self.window:
             return None
         return sum(step.seconds for step in self.window) / len(self.window)
+
+    @property
+    def seconds_to_advance(self) -> float | None:
+        """Time in which the run comes one step further: that of this member's step, unless it goes at its own pace."""
+        steps = self.window[-1].step - self.window[0].step if self.window else 0
+        if steps in (0, len(self.window) - 1):
+            return self.seconds_per_step
+        return (self.window[-1].time - self.window[0].time) / steps
 
     @property
     def samples_per_second(self) -> float:
@@ -246,6 +256,8 @@ def _advanced(member: MemberState, event: OfMember) -> MemberState:
             return changed(member, snapshot_step=event.step, snapshot_live=event.live)
         case ErrorEvent():
             return _gone(member, "failed", event.message)
+        case WaysEvent():
+            return changed(member, ways={**member.ways, **{way.peer: way for way in event.ways}})
 
 
 def _status(member: MemberState, event: MemberEvent) -> MemberState:
@@ -295,3 +307,72 @@ def sum_of_known(values: Iterable[float | None]) -> float | None:
     """Return the sum of what is known; ``None`` where nothing is."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
+
+
+SHOWN = 3
+"""Pairs that are named one by one; of more only those that are not direct are."""
+_RELAY = "through the relay"
+
+
+def pairs(members: Mapping[int, MemberState]) -> Iterator[tuple[int, int, Way | None, Way | None]]:
+    """Yield the two ranks of each pair that has met, the way from the lower to the higher, and the one back."""
+    for one, other in itertools.combinations(sorted(members), 2):
+        there, back = members[one].ways.get(other), members[other].ways.get(one)
+        if there is not None or back is not None:
+            yield one, other, there, back
+
+
+def way_words(way: Way) -> str:
+    """``through the relay``, or ``directly (10.0.0.2 over eth0)``."""
+    if way.how == "relayed":
+        return _RELAY
+    over = f" over {way.interface}" if way.interface else ""
+    return f"directly ({way.address}{over})"
+
+
+def pair_words(names: Callable[[int], str], one: int, other: int, there: Way | None, back: Way | None) -> str:
+    """``studio - tower: directly (10.0.0.2 over eth0)``; both directions where they differ in kind."""
+    ends = f"{names(one)} - {names(other)}"
+    kinds = {way.how == "relayed" for way in (there, back) if way is not None}
+    first = there or back
+    assert first is not None
+    if len(kinds) > 1 and there is not None and back is not None:
+        return f"{ends}: {way_words(there)}, back {way_words(back)}"
+    dials = {(there.how if there else "", back.how if back else "")} & {("dialled", "came"), ("came", "dialled")}
+    only = f", {names(one if ('dialled', 'came') in dials else other)} opens both connections" if dials else ""
+    return f"{ends}: {way_words(first)}{only}"
+
+
+def pair_lines(members: Mapping[int, MemberState], names: Callable[[int], str], most: int = SHOWN) -> list[str]:
+    """Return a line for each pair; with more than ``most`` of them one for all that are direct, and those that are not.
+
+    Pairs on one machine are no way that anybody could choose, and are left out.
+    """
+    found = [pair for pair in pairs(members) if not all(way is None or is_near(way) for way in pair[2:])]
+    if len(found) <= most:
+        return [pair_words(names, *pair) for pair in found]
+    helped = [pair for pair in found if any(way is not None and way.how == "relayed" for way in pair[2:])]
+    shown = [pair_words(names, *pair) for pair in helped[:most]]
+    left = [f"{len(helped) - most} more pairs {_RELAY}"] if len(helped) > most else []
+    return [f"{len(found) - len(helped)} of {len(found)} pairs connect directly", *shown, *left]
+
+
+def changes(event: WaysEvent, before: MemberState | None) -> str:
+    """Return what has changed for whom; empty where a pair has met for the first time, or nothing did."""
+    told = []
+    if before is None:
+        return ""
+    for way in event.ways:
+        old = before.ways.get(way.peer)
+        if old is not None and way_words(old) != way_words(way):
+            ends = f"{before.label} to {way.name or f'member {way.peer}'}"
+            told.append(f"{ends}: now {way_words(way)}, before {way_words(old)}")
+    return "; ".join(told)
+
+
+def is_near(way: Way) -> bool:
+    """Whether a way does not leave its machine."""
+    try:
+        return ipaddress.ip_address(way.address).is_loopback
+    except ValueError:
+        return False

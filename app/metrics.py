@@ -20,6 +20,11 @@ def four_digits(value: float) -> str:
     return f"{value:#.4g}".rstrip(".")
 
 
+def simulated_text(hours: float) -> str:
+    """``3.20 simulated hours``, or seconds of less than one: time of machines that are simulated."""
+    return f"{hours:.2f} simulated hours" if hours >= 1 else f"{hours * 3600:.1f} simulated seconds"
+
+
 def metric_label(name: str) -> str:
     """``WER`` for ``wer``; other names as they are."""
     return {"wer": "WER", "cer": "CER", "cut": "cut texts"}.get(name, name)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from app.console import bytes_text, duration_text, visible
 from distributed.planning.document import Candidate, Choice, Planning
-from distributed.planning.reasons import sentence
-from profiles.counts import counted
+from distributed.planning.reasons import WAYS, sentence
+from profiles.errors import counted
 from training.strategies.registry import loss_sources
 
 WIDTH = 80
@@ -52,14 +52,14 @@ def _row(candidate: Candidate, chosen: bool) -> str:
     return f"{place} {step:>7} {wait:>5} {candidate.speed_up:>5.2f} {useful:>6} {loss:>5} {hourly:>6}"
 
 
-def table_lines(planning: Planning, rows: int = ROWS) -> Iterator[str]:
+def table_lines(planning: Planning) -> Iterator[str]:
     """Yield the ranking, each way once; no line is longer than 80 columns."""
     yield _HEAD
     seen = set()
     shown = 0
     for index, candidate in enumerate(planning.ranking):
         key = candidate.choice.way
-        if key in seen or shown == rows:
+        if key in seen or shown == ROWS:
             continue
         seen.add(key)
         shown += 1
@@ -105,3 +105,6 @@ def summary_lines(planning: Planning) -> Iterator[str]:
             f"  {_cut(member.name, 30)}: {counted(member.micro_batch, 'sample')}"
             f"{f' x {best.accumulation}' if best.accumulation > 1 else ''}, {member.seconds:.3g} s{memory}{traffic}"
         )
+    for reason in planning.reasons:
+        if reason.code in (*WAYS, "data-stay"):
+            yield from textwrap.wrap(visible(sentence(reason)), WIDTH, initial_indent="  ", subsequent_indent="    ")

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.console import command_about, command_line, duration_text, visible
+from app.console import command_about, command_line, duration_text, near, visible
 from app.figures import change, evaluations_document, run_lines
-from app.metrics import metric_label, metrics_of
+from app.metrics import metric_label, metrics_of, simulated_text
 from app.run_state import RunState
-from profiles.counts import counted
+from profiles.declarations import trait_of
+from profiles.errors import counted
 from profiles.locations import is_location
 from training.outcome import NOT_THIS_RUN, RunOutcome
-from training.plan import RunPlan
-from training.run_metadata import SCRIPT
+from training.plan import SCRIPT, RunPlan
 from training.runs import RunSummary
 from training.schedule import ends_in_warm_up
 
@@ -79,24 +79,29 @@ def completed_lines(ended: Ended) -> list[str]:
         passed = (ended.state.ended or 0.0) - (ended.state.started or 0.0)
         return ["", f"Done in {duration_text(passed)}", f"run     {ended.run_dir}"]
     lines = ["", f"Done: {counted(steps, 'step')} in {took}{speed}", *evaluation_lines(ended.state)]
+    if ended.state.simulated_hours is not None:
+        lines.append(f"clock   {simulated_text(ended.state.simulated_hours)} on the machines of the file")
     lines += run_lines(ended.run_dir)
     if remark := ends_in_warm_up(steps, ended.plan.profile):
         lines.append(f"short   {remark}")
     if ended.model is None:
         return [*lines, f"run     {ended.run_dir}"]
+    return [*lines, f"model   {ended.model}", "next", *[f"  {command}" for command in next_commands(ended)]]
+
+
+def next_commands(ended: Ended) -> list[str]:
+    """Return what to type after a completed run."""
     speech = _speech_commands(ended) if ended.plan.profile.model.trait == "speech" else []
-    commands = [*speech, command_about(ended.run_dir, "runs", "show")]
-    return [*lines, f"model   {ended.model}", "next", *[f"  {command}" for command in commands]]
+    return [*speech, command_about(ended.run_dir, "runs", "show")]
 
 
 def _speech_commands(ended: Ended) -> list[str]:
     """What to do with a model that hears: let it write, measure it, and train on recordings of one's own after a data
     set that has a section of its own, as a starter profile's has."""
     profile = ended.plan.profile
-    data = profile.data.dataset_path
-    near = os.path.relpath(data) if os.path.isabs(data) else data
     first, *rest = model_commands(ended.run_dir)
-    measure = f"{command_about(ended.run_dir, 'evaluate')} {shlex.quote(data if near.startswith('..') else near)}"
+    data = profile.data.dataset_path
+    measure = f"{command_about(ended.run_dir, 'evaluate')} {shlex.quote(near(data) if os.path.isabs(data) else data)}"
     commands = [first, measure, *rest]
     if profile.dataset_name and not is_location(profile.dataset_name, Path.cwd()) and not profile.model.from_scratch:
         here = ["--local", str(ended.plan.world_size)] if all(one.local for one in ended.plan.members) else []
@@ -115,8 +120,8 @@ def model_commands(run_dir: Path) -> list[str]:
 
 def what_next(run: RunSummary) -> tuple[str, ...]:
     """Return what to type once a run is done, where its model hears; nothing else yet where it is not."""
-    hears = run.metadata is not None and run.metadata.config.get("model", {}).get("task") == "whisper"
-    return tuple(model_commands(run.path)) if hears and run.status == "completed" else ()
+    task = run.metadata.config.get("model", {}).get("task", "") if run.metadata else ""
+    return tuple(model_commands(run.path)) if trait_of(task) == "speech" and run.status == "completed" else ()
 
 
 def evaluation_lines(state: RunState) -> list[str]:

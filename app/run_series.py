@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
+from itertools import accumulate
 from typing import NamedTuple
 
 from training.events import EvaluationEvent, MachineEvent, StepEvent, SyncEvent
@@ -140,23 +141,35 @@ def _together(several: Iterable[Series], one_of: Callable[[list[Bucket]], Bucket
 
 
 def smoothed(points: list[Point], strength: float) -> list[Point]:
-    """Return the points with exponentially smoothed means (strength 0: as they are, towards 1: ever smoother).
+    """Return the points with means over their neighbours on both sides (strength 0: as they are, towards 1: of more).
 
-    The start is corrected for what it lacks of the past (as Adam does, Kingma & Ba 2015, section 3), so it is no
-    lower than it should be.
+    A neighbour weighs ``strength ** distance``, and on each side there are as many as on the other one: so a falling
+    curve is not drawn above itself, and the ends are what they are.
     """
     if strength <= 0:
         return points
-    sum_, weight, found = 0.0, 0.0, []
-    for point in points:
-        sum_ = strength * sum_ + (1 - strength) * point.mean
-        weight = strength * weight + (1 - strength)
-        found.append(point._replace(mean=sum_ / weight))
+    means = [point.mean for point in points]
+    before, after = _fading(means, strength), _fading(means[::-1], strength)[::-1]
+    found = []
+    for place, point in enumerate(points):
+        reach = min(place, len(points) - 1 - place)
+        beyond = strength ** (reach + 1)
+        sum_ = before[place] + after[place] - point.mean
+        if reach < place:
+            sum_ -= beyond * before[place - reach - 1]
+        if reach < len(points) - 1 - place:
+            sum_ -= beyond * after[place + reach + 1]
+        weight = 2.0 * (1.0 - beyond) / (1.0 - strength) - 1.0
+        found.append(point._replace(mean=sum_ / weight if reach else point.mean))
     return found
 
 
+def _fading(values: list[float], strength: float) -> list[float]:
+    """Return for each value the sum of it and all before it, each weighed by ``strength ** distance``."""
+    return list(accumulate(values, lambda sum_, value: strength * sum_ + value))
+
+
 def _before(series: Series, place: int) -> Series:
-    """Return the series without the buckets after ``place``."""
     kept = [bucket for bucket in series.buckets if bucket.place <= place]
     if series.width == 1 and kept and kept[-1].place == place:
         kept.pop()  # exactly the step that is done again
@@ -177,6 +190,19 @@ RUN = -1
 
 SUMMED = ("samples/s", "bytes/step", "memory", "device memory", "sync bytes", "power")
 """Series whose values add up over the members; of all others the mean is shown."""
+
+
+SIMULATED = "simulated hours"
+"""Time since the run began, on the machines that are simulated."""
+OF_EXCHANGES = {
+    "sync bytes": "Bytes that all machines sent and received at a synchronisation.",
+    "compression": "How many times more bytes averaging all weights in fp32 in every step would have sent.",
+    "delta norm": "Norm of what a machine brought to a synchronisation: what it changed since the last one, or how its "
+    "weights differ from the mean they are averaged to.",
+    "drift": "Largest difference of a weight that was found between the machines, or from their mean.",
+    "correlation": "Of a machine's weights with the mean, before it took the mean over; 1: the same.",
+}
+"""Series of what every strategy tells at a synchronisation, with what they are."""
 
 
 class Figure(NamedTuple):
@@ -205,9 +231,13 @@ def figures(event: StepEvent | SyncEvent | EvaluationEvent | MachineEvent, step:
                 found |= {"samples/s": event.samples / seconds, "wait share": event.wait / seconds}
                 weight |= {"samples/s": seconds, "wait share": seconds}
             found |= {"step time": seconds, "bytes/step": event.bytes_sent + event.bytes_received}
+            found |= {SIMULATED: None if event.clock is None else event.clock / 3600}
         case SyncEvent():
             step, moved = event.step, event.bytes_sent + event.bytes_received
             found = {"sync bytes": moved, "sync time": event.seconds, "sync wait": event.wait, "drift": event.drift}
+            found |= {"correlation": event.correlation, "delta norm": event.delta_norm}
+            found |= {"compression": event.compression}
+            weight = {"compression": event.bytes_sent}  # so that means are of all bytes
         case EvaluationEvent():
             step = event.step
             found = {evaluated(event.split, name): value for name, value in event.figures.items()}
@@ -244,6 +274,14 @@ def of_run(curves: Mapping[int, Curves], name: str) -> Series:
     """Return what all members together show of a series: the sum where values add up, else the weighted mean."""
     own = [curves[rank][name] for rank in sorted(curves) if name in curves[rank]]
     return (summed if name in SUMMED else merged)(own)
+
+
+def over_hours(curves: Mapping[int, Curves], name: str) -> list[tuple[float, float]]:
+    """Return a series over the simulated time: hours and value; what was measured before the first step is at 0."""
+    clock, shown = of_run(curves, SIMULATED), of_run(curves, name)
+    width = max(clock.width, shown.width)
+    hours = {0: 0.0} | {bucket.place: bucket.mean for bucket in coarser(clock, width).buckets}
+    return [(hours[one.place], one.mean) for one in coarser(shown, width).buckets if one.place in hours]
 
 
 def newest(curves: Mapping[int, Curves], name: str) -> float | None:

@@ -15,7 +15,8 @@ from functools import reduce
 
 from app.history import Chronicles, Happening, happening, in_order, newest, noted
 from app.member_state import GONE, MemberState, OfMember, advance, changed, phase_text, stopped, sum_of_known
-from app.run_series import RUN, Curves, extended, figures
+from app.run_series import RUN, SIMULATED, Curves, extended, figures
+from app.run_series import newest as newest_value
 from training.events import (
     AnswerEvent,
     ErrorEvent,
@@ -32,9 +33,12 @@ from training.events import (
     TimingEvent,
     UnknownEvent,
     WarningEvent,
+    WaysEvent,
 )
 from training.outcome import kept_step, kept_text
-from training.run_metadata import FINAL
+from training.plan import FINAL
+from training.run_folder import RunFolder
+from training.runs import summarise
 
 INTERRUPTED = "interrupted"
 """Status of a run whose end nobody wrote down."""
@@ -115,6 +119,11 @@ class RunState:
         return sum(member.samples_per_second for member in self.members.values() if member.active)
 
     @property
+    def simulated_hours(self) -> float | None:
+        """Of the machines whose time is simulated; ``None``: those that train are real."""
+        return newest_value(self.curves, SIMULATED)
+
+    @property
     def joules(self) -> float | None:
         """Energy that the meters of all members counted; ``None``: there is none."""
         return sum_of_known(member.joules for member in self.members.values())
@@ -122,7 +131,9 @@ class RunState:
     @property
     def seconds_left(self) -> float | None:
         """Estimate for the steps that are left, at the pace of the slowest member in its window."""
-        paces = [m.seconds_per_step for m in self.members.values() if m.active and m.seconds_per_step]
+        paces = [m.seconds_to_advance for m in self.members.values() if m.active and m.seconds_to_advance]
+        if self.simulated_hours is not None and self.step and self.started is not None:  # members take turns here
+            paces = [((self.updated or self.started) - self.started) / self.step]
         if self.total_steps is None or not paces:
             return None
         return max(0, self.total_steps - self.step) * max(pace for pace in paces if pace)
@@ -138,6 +149,12 @@ class RunState:
 def reduce_events(events: Iterable[Event], state: RunState | None = None) -> RunState:
     """Apply ``events`` one after the other."""
     return reduce(apply, events, state or RunState())
+
+
+def state_of(folder: RunFolder) -> RunState:
+    """Return the state of the run in a folder, with the end that its metadata tell where its events do not."""
+    state, found = reduce_events(folder.events()), summarise(folder.path)
+    return state if found.live else at_its_end(state, found.status, folder.metadata.error_message)
 
 
 def apply(state: RunState, event: Event) -> RunState:
@@ -160,7 +177,7 @@ def apply(state: RunState, event: Event) -> RunState:
             return _with_figures(_with_member(state, event), event)
         case ProgressEvent(member=None):
             return changed(state, phase=phase_text(event.phase, event.done, event.total))
-        case MemberEvent() | ProgressEvent() | ErrorEvent():
+        case MemberEvent() | ProgressEvent() | ErrorEvent() | WaysEvent():
             return _with_member(state, event)
         case RequestEvent():
             return _answered(state, event)

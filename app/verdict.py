@@ -13,6 +13,7 @@ from app.console import duration_text
 from app.history import Happening, in_order
 from app.member_state import TROUBLE, MemberState
 from app.run_state import INTERRUPTED, RunState
+from distributed.planning.document import Planning
 from training.sensors import slows
 
 STALLED_AFTER = 30.0
@@ -26,6 +27,13 @@ class Alone:
 
     name: str
     samples_per_second: float
+
+
+def best_alone(planning: Planning | None) -> Alone | None:
+    """Return the best single machine as it was predicted; ``None`` where nothing was."""
+    singles = [one for one in planning.ranking if one.choice.alone and one.fits] if planning else []
+    best = max(singles, key=lambda one: one.samples_per_second, default=None)
+    return Alone(best.choice.members[0], best.samples_per_second) if best else None
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,15 @@ class Ending:
     give_or_take: float
 
 
-def verdict(state: RunState, now: float, *, live: bool = True, members: int = 0, alone: Alone | None = None) -> Verdict:
+def verdict(
+    state: RunState,
+    now: float,
+    *,
+    live: bool = True,
+    members: int = 0,
+    alone: Alone | None = None,
+    launched: bool = False,
+) -> Verdict:
     """Return how a run is doing.
 
     Args:
@@ -64,18 +80,19 @@ def verdict(state: RunState, now: float, *, live: bool = True, members: int = 0,
         live: whether a process works on the run.
         members: how many there should be.
         alone: what is compared with; ``None`` where nothing was predicted.
+        launched: whether the members run a script, which tells no steps.
     """
     if state.ended is not None and state.status != INTERRUPTED:
         return _ended(state)
     if not live or state.ended is not None:
-        return Verdict("bad", "Interrupted", ("its supervisor is gone", *_progress(state), state.kept))
+        return Verdict("bad", "Interrupted", ("the process that ran it is gone", *_progress(state), state.kept))
     every = state.members.values()
     lost = [member for member in every if member.status in TROUBLE]
     there = sum(member.active or member.status == "done" for member in every)
     present = f"{there}/{max(members, len(every))} machines"
     if state.status == "paused":
         return Verdict("paused", "Paused", (present, *_progress(state)))
-    if state.status == "starting" or not any(member.step for member in every):
+    if state.status == "starting" or not (launched or any(member.step for member in every)):
         return Verdict("starting", "Starting", (present, *_phases(state)))
     figures = tuple(part for part in (_speed_up(state, alone), _done_at(state, now)) if part)
     silent = _silence(state, now)
@@ -176,7 +193,7 @@ def _why(member: MemberState) -> str:
 def _speed_up(state: RunState, alone: Alone | None) -> str:
     if alone is None or not state.samples_per_second or alone.samples_per_second <= 0:
         return ""
-    return f"{state.samples_per_second / alone.samples_per_second:.2f}x of {alone.name} alone"
+    return f"{state.samples_per_second / alone.samples_per_second:.2f}x as fast as {alone.name} alone"
 
 
 def _done_at(state: RunState, now: float) -> str:

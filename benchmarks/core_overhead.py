@@ -76,8 +76,8 @@ def bare(steps: int, blocks: int) -> None:
     """The loop as anyone would write it."""
     import torch
 
-    from profiles.schema import TrainingSettings
-    from training.backward import build_optimizer
+    from profiles.optimisation import TrainingSettings
+    from training.optimizers import build_optimizer
 
     data, model = _data(), _model()
     model.train()
@@ -100,7 +100,8 @@ def bare(steps: int, blocks: int) -> None:
 
 def core(steps: int, blocks: int) -> None:
     """The same through Trainer, schedule, and events to a file."""
-    from profiles.schema import EvaluationSettings, Profile, SnapshotSettings, StrategySettings, TrainingSettings
+    from profiles.optimisation import TrainingSettings
+    from profiles.schema import EvaluationSettings, Profile, SnapshotSettings, StrategySettings
     from training.events import EventSink, RunEvent, StepEvent
     from training.exchange.base import SoloExchange
     from training.local_plan import plan_local_run

@@ -152,14 +152,14 @@ def config_of(engine: str, world: int, folder: Path, at: str) -> dict[str, Any]:
     config: dict[str, Any] = {"run_id": RUN, "names": [f"m{rank}" for rank in range(world)], "address": at}
     if engine == "run":
         issue_run_certificates(folder, RUN, range(world), [at])
-        config["certificates"] = str(folder / "hub")
+        config["certificates"] = str(folder / "coordinator")
     return config
 
 
 @contextmanager
 def coordinator(config: dict[str, Any], folder: Path) -> Iterator[int]:
-    (folder / "hub.json").write_text(json.dumps(config))
-    command = [sys.executable, "-m", "training.exchange.coordinator_main", "--config", str(folder / "hub.json")]
+    (folder / "coordinator.json").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "training.exchange.coordinator_main", "--config", str(folder / "coordinator.json")]
     root = Path(__file__).resolve().parent.parent
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as process:
         assert process.stdout is not None

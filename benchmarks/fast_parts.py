@@ -21,7 +21,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from training.exchange.codecs import all_finite, chunk_bounds, codec_by_name
-from training.strategies.diloco import nesterov_step
+from training.strategies.outer import nesterov_step
 from training.strategies.weights import weight_hash
 
 Way = Callable[[], object]

@@ -80,7 +80,8 @@ def measure(lab: BenchLab, case: tuple[str, str], mbit: float, weights: int, com
     strategy, codec = case
     lab.mbit = mbit
     steps = SHORT * ROUNDS if strategy == "diloco" else (4 if mbit < 100 else 7)
-    given = options(steps) | {"strategy": strategy, "codec": codec, "sync_interval": SHORT}
+    given = options(steps) | {"strategy": strategy, "codec": codec}
+    given |= {"sync_interval": SHORT} if strategy == "diloco" else {}
     run = lab.train(NAMES, "nanogpt", given)
     exchange = exchange_seconds(weights, codec, mbit)
     if strategy == "diloco":

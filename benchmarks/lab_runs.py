@@ -1,6 +1,6 @@
 """Runs on lab hosts for the benchmarks: hosts with a share of a core and a shaped link, and other programs on them.
 
-The controller (this machine, outside the quotas and with an unshaped link) runs the supervisor and the hub, or
+The controller (this machine, outside the quotas and with an unshaped link) runs the supervisor and the coordinator, or
 the lighthouse of torchft: it is not one of the machines that are counted.
 """
 

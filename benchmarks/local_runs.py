@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -41,8 +42,14 @@ class Measured:
         return sum(e.samples for e in found) / (max(e.time for e in found) - begin)
 
 
-def train(profile: str, workers: int, overrides: Mapping[str, Any]) -> Measured:
+def train(
+    profile: str, workers: int, overrides: Mapping[str, Any], *, simulated: bool = False, model: Path | None = None
+) -> Measured:
     """Run a profile on this machine in a folder that is removed afterwards.
+
+    Args:
+        simulated: the workers are one process and take turns.
+        model: where the trained model is to stay.
 
     Raises:
         SystemExit: the run did not complete.
@@ -50,11 +57,13 @@ def train(profile: str, workers: int, overrides: Mapping[str, Any]) -> Measured:
     events: list[Event] = []
     with tempfile.TemporaryDirectory() as folder:
         options = {key: str(value) for key, value in overrides.items()} | {"output_dir": folder}
-        plan = plan_local_run(load_profile(profile, options).profile, workers)
+        plan = plan_local_run(load_profile(profile, options).profile, workers, simulated=simulated)
         with RunFolder.create(Path(folder), plan, sys.argv) as run_folder:
             run = LocalRun(plan, run_folder, events.append)
             run.start()
             outcome = run.wait()
+        if model is not None and outcome.status == "completed":
+            shutil.copytree(outcome.run_dir / "model", model, dirs_exist_ok=True)
     if outcome.status != "completed":
         raise SystemExit(f"{profile}: {outcome.message} ({outcome.hint})")
     return Measured(outcome.metrics, events)

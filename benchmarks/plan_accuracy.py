@@ -37,9 +37,8 @@ from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import Measured
 from distributed.planning import planner
-from distributed.planning.document import Candidate, Choice
+from distributed.planning.document import Candidate, Choice, Figures, Job, job_of
 from distributed.planning.feedback import Comparison, compare
-from distributed.planning.job import Figures, Job, job_of
 from distributed.planning.prediction import Predictor
 from distributed.planning.reasons import about_equal
 from profiles.resolve import load_profile
@@ -98,7 +97,7 @@ class Cell:
             "strategy": self.strategy,
             "codec": CODECS[self.strategy] if self.hosts > 1 else "fp32",
             "engine": "mesh",
-            "sync_interval": INTERVAL,
+            **({"sync_interval": INTERVAL} if self.strategy == "diloco" else {}),
             "max_steps": steps,
         }
 

@@ -30,7 +30,7 @@ _PATIENCE = 300.0
 
 
 class PlanLab:
-    """Hosts in a row; the first is the one somebody sits at: it trains, carries the hub, measures and launches.
+    """Hosts in a row; the first is the one somebody sits at: it trains, carries the coordinator, measures and launches.
 
     Args:
         names: all hosts.

@@ -71,7 +71,7 @@ SLOW_MBIT = 0.5
 STARTS, TRAINS = 9.0, 130.0
 """Seconds that start and training take in the record."""
 WARM_UP = 20
-_HUB = "192.168.7.20:47100"
+_COORDINATOR = "192.168.7.20:47100"
 _WHILE_STARTING = 1.0
 _DURATIONS = ("seconds", "compute", "wait", "transfer", "cpu")
 _POLL = 0.25
@@ -287,14 +287,16 @@ class Shortened:
             text = f"INFO {event.split} at step {event.step}: WER {event.metrics['wer']:.1%}, loss {event.loss:.3f}"
             yield _log(at, name, text)
         elif event.status == "joined":
-            yield _log(at, "hub", f"INFO {name} joined")
+            yield _log(at, "coordinator", f"INFO {name} joined")
         elif event.status == "lost":
             silence = 5 / self._after
             yield _log(at - silence, name, f"ERROR network: {machine['interface']}: link is down")
             yield _log(
-                at - 0.7 * silence, name, f"ERROR exchange: connection to the hub {_HUB} broke: No route to host"
+                at - 0.7 * silence,
+                name,
+                f"ERROR exchange: connection to the coordinator {_COORDINATOR} broke: No route to host",
             )
-            yield _log(at, "hub", f"WARNING {name}: {event.message}; dropped")
+            yield _log(at, "coordinator", f"WARNING {name}: {event.message}; dropped")
 
 
 def _log(at: float, name: str, text: str) -> dict[str, Any]:
@@ -302,7 +304,7 @@ def _log(at: float, name: str, text: str) -> dict[str, Any]:
 
 
 def _disguised(text: str) -> str:
-    return re.sub(r"198\.18\.\d+\.\d+:\d+", _HUB, text)
+    return re.sub(r"198\.18\.\d+\.\d+:\d+", _COORDINATOR, text)
 
 
 def _pair(pair: dict[str, Any], machines: dict[str, dict[str, Any]]) -> dict[str, Any]:

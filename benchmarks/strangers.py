@@ -1,12 +1,12 @@
-"""What a stranger in the network costs a run: steps a second with 1,000 connections held open at the hub, and without.
+"""Steps a second of a run while a stranger holds 1,000 connections open at the coordinator, and without.
 
     .venv/bin/python benchmarks/strangers.py [--pairs 3] [--members 3] [--connections 1000] [--json FILE]
 
 Root on Linux: members and the stranger are hosts of a lab, over real SSH. A pair is one run: stretches of its steps
 take turns without and with the stranger, so that both meet the same load of the machine, and the ratio of a pair is
-that of its two stretches. The stranger keeps its connections open, opens again what the hub ends, and a second one
+that of its two stretches. The stranger keeps its connections open, opens again those that are ended, and a second one
 speaks rubbish once a second. They may use a tenth of a core; a step's compute is a fixed sleep, so that what is left
-of the processors does for members and hub. A few minutes.
+of the processors does for members and coordinator. A few minutes.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ BETWEEN = 1.0
 PATIENCE = 600.0
 
 
-def hub_port(muster: Muster, run_id: str) -> int:
-    """Return the port on which the run's hub listens; 0 before it does."""
+def coordinator_port(muster: Muster, run_id: str) -> int:
+    """Return the port on which the run's coordinator listens; 0 before it does."""
     for process in psutil.Process(muster.supervisor(run_id)).children():
         with contextlib.suppress(psutil.Error):
             if "training.exchange.coordinator_main" in process.cmdline():
@@ -97,7 +97,7 @@ def measure(lab: Lab, pairs: int, steps: int, connections: int) -> list[float]:
         muster.let_pass(WARM_UP)
         run_id = muster.detach("--max-steps", str(WARM_UP + 2 * pairs * steps + 1), "--eval-interval", "0")
         until(lambda: any(step >= WARM_UP for step, _ in muster.losses(run_id)), PATIENCE)
-        port, at, ratios = hub_port(muster, run_id), WARM_UP, []
+        port, at, ratios = coordinator_port(muster, run_id), WARM_UP, []
         for pair in range(pairs):
             seconds = {}
             for strange in (False, True) if pair % 2 else (True, False):

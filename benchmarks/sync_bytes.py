@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/sync_bytes.py [--members 2 3] [--megabytes 4 40]
 
 As root it moves into a network namespace of its own, so that its loopback interface carries nothing else. Theory:
-every member sends ``2 (n-1)/n`` of the payload. ``torch`` is the code of engine nccl over gloo, in clear. Two minutes.
+every member sends ``2 (n-1)/n`` of the payload. ``nccl`` goes over gloo, in clear. Two minutes.
 """
 
 from __future__ import annotations
@@ -37,22 +37,16 @@ def member(engine: str, rank: int, world: int, address: str, secrets: str, eleme
     """Body of one member: for every codec wait for a line, exchange, say what was counted."""
     import torch
 
-    from training.exchange.base import Exchange
     from training.exchange.codecs import codec_by_name
+    from training.exchange.control_line import Joining
+    from training.exchange.mesh_member import MeshMember
+    from training.exchange.torch_mean import TorchMember
 
     torch.set_num_threads(1)
-    exchange: Exchange
-    if engine == "mesh":
-        from training.exchange.mesh_member import MeshMember
-
-        keys = Path(secrets) / f"member-{rank}"
-        exchange = MeshMember.connect(address, keys, "bench", rank, world, f"m{rank}", timeout=60)
-    else:
-        from training.exchange.store_server import read_token
-        from training.exchange.torch_group import TorchGroup
-
-        token = read_token(Path(secrets))
-        exchange = TorchGroup(address, token, rank, world, torch.device("cpu"), "", 60, "bench")
+    keys = Path(secrets) / f"member-{rank}"
+    joining = Joining(address, keys, "bench", rank, world, f"m{rank}")
+    exchange = MeshMember(joining) if engine == "mesh" else TorchMember(joining, torch.device("cpu"))
+    exchange.join(60)
     values = torch.randn(elements, generator=torch.Generator().manual_seed(rank))
     print("ready", flush=True)
     for codec in CODECS:
@@ -72,7 +66,7 @@ def measure(engine: str, world: int, elements: int) -> list[dict[str, object]]:
     from training.exchange.codecs import codec_by_name
 
     with tempfile.TemporaryDirectory() as folder:
-        address, keep = start_engine(engine, world, Path(folder))
+        address, keep = start_coordinator(world, Path(folder))
         base = [sys.executable, __file__, "--member", engine]
         processes = [
             subprocess.Popen(
@@ -115,34 +109,27 @@ def measure(engine: str, world: int, elements: int) -> list[dict[str, object]]:
     return rows
 
 
-def start_engine(engine: str, world: int, folder: Path) -> tuple[str, Callable[[], object]]:
-    """Start coordinator or store; return its address and a function that ends it."""
-    if engine == "torch":
-        from training.exchange.store_server import StoreServer
-
-        store = StoreServer()
-        port = store.port
-        store.admit(folder)
-        return f"127.0.0.1:{port}", lambda: store and None
+def start_coordinator(world: int, folder: Path) -> tuple[str, Callable[[], object]]:
+    """Start the coordinator; return its address and a function that ends it."""
     from training.exchange.certificates import issue_run_certificates
-    from training.processes import HubProcess
+    from training.processes import CoordinatorProcess
 
     issue_run_certificates(folder, "bench", list(range(world)), ["127.0.0.1"])
-    config = folder / "hub.json"
+    config = folder / "coordinator.json"
     config.write_text(
         json.dumps(
             {
                 "run_id": "bench",
                 "names": [f"m{rank}" for rank in range(world)],
-                "certificates": str(folder / "hub"),
+                "certificates": str(folder / "coordinator"),
             }
         )
     )
-    hub = HubProcess(config, (folder / "hub.log").open("ab"))
-    lines = hub.lines()
+    coordinator = CoordinatorProcess(config, (folder / "coordinator.log").open("ab"))
+    lines = coordinator.lines()
     port = json.loads(next(lines))["port"]
     threading.Thread(target=list, args=(lines,), daemon=True).start()  # a full pipe would hold it up
-    return f"127.0.0.1:{port}", hub.stop
+    return f"127.0.0.1:{port}", coordinator.stop
 
 
 def main() -> None:
@@ -161,7 +148,7 @@ def main() -> None:
         os.execvp("unshare", ["unshare", "-n", "sh", "-c", inner, "sh", sys.executable, *sys.argv])
     rows = [
         row
-        for engine in ("mesh", "torch")
+        for engine in ("mesh", "nccl")
         for world in arguments.members
         for size in arguments.megabytes
         for row in measure(engine, world, int(size * 1e6 / 4))

@@ -89,12 +89,13 @@ class Walk:
     def select(self, row: str) -> None:
         """Go down to the row that begins so; each key is answered before the next one."""
         self.until(f" {row} ")
+        latest = time.monotonic() + PATIENCE
         while (place := self._selected()) != f"▌ {row}":
             self.terminal.press("Down")
             end = time.monotonic() + MOST_ANSWER
-            while self._selected() == place:
-                assert time.monotonic() < end, f"{row!r} is never selected on:\n{self.terminal.screen}"
+            while self._selected() == place and time.monotonic() < end:  # a new screen may not have taken the key
                 time.sleep(0.1)
+            assert time.monotonic() < latest, f"{row!r} is never selected on:\n{self.terminal.screen}"
 
     def _selected(self) -> str:
         """Return the first cell of the selected row; the others change by themselves."""
@@ -102,7 +103,7 @@ class Walk:
         return line.strip().partition("  ")[0]
 
     def leave(self, key: str, question: str) -> None:
-        """Go on from a screen; one that has just opened takes no key yet, so the key is pressed again."""
+        """Press a key that takes away what is asked; a screen that has just opened takes none: it is pressed again."""
         for _ in range(MOST_TRIES):
             self.terminal.press(key)
             end = time.monotonic() + MOST_ANSWER
@@ -131,11 +132,11 @@ class Walk:
         self.until("What do you want to do?", "New set-up")
         self.leave("n", "What do you want to do?")
         self.until("1 picked of", "(here)", *(f"[ ] {name} " for name in NAMES))
-        self.terminal.press("Space")
+        self.leave("Space", "1 picked of")
         self.until("0 picked of")
         for name in sorted(NAMES):
             self.select(f"[ ] {name}")
-            self.terminal.press("Space")
+            self.leave("Space", f"▌ [ ] {name} ")
             self.until(f"▌ [x] {name} ")
         self.until("3 picked of")
         self.leave("Enter", "Which machines take part?")

@@ -28,7 +28,8 @@ sys.path.insert(0, str(ROOT))
 import torch
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
-from profiles.schema import DataSettings, ModelSettings, Profile, TrainingSettings
+from profiles.optimisation import TrainingSettings
+from profiles.schema import DataSettings, ModelSettings, Profile
 from training.events import StepEvent, _Event
 from training.exchange.base import SoloExchange
 from training.local_plan import plan_local_run

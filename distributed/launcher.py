@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from distributed.checks.own_data import require_data
 from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
 from distributed.machine.link import Link, Tell, address_towards
 from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.measure import Measured, MeasureOptions, measure_ready
 from distributed.planning import planner
 from distributed.planning.cluster import Cluster
-from distributed.planning.document import MemberSetting, Planning, Settings
+from distributed.planning.document import Figures, MemberSetting, Planning, Preference, Reason, Settings, job_of
 from distributed.planning.feedback import corrections, keep_planning
 from distributed.planning.fitting import fit
-from distributed.planning.job import Figures, Preference, job_of
 from distributed.planning.reasons import sentence, why_in_words
 from distributed.preparation.preflight import NotReady, Ready, plan_run, rooms_of, seat_names
 from distributed.preparation.prepare import PrepareOptions, hosts_of, prepare
@@ -24,11 +24,12 @@ from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.events import TimingEvent
 from training.plan import RunPlan
-from training.processes import BackgroundProcess, Laps
+from training.processes import BackgroundProcess, PhaseTimer
 from training.run_folder import RunFolder
 
 _DOUBTFUL_AGE = 3600.0
 """Seconds in which a run takes a link as it was, though it was busy or could not be measured."""
+_MOST_WAYS = 6
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def propose(
 def choose(found: Measured, machines: Sequence[Ready], profile: Profile, options: PlanOptions) -> Planning:
     """Ask the planner, and add the best paths to what it has chosen.
 
-    The coordinator goes where a person wants the hub, else to this machine or to a member that can be dialled directly.
+    The coordinator goes where a person wants it, else to this machine or to a member that can be dialled directly.
     """
     figures = found.figures
     cluster = figures.cluster
@@ -105,33 +106,55 @@ def choose(found: Measured, machines: Sequence[Ready], profile: Profile, options
     planning = planner.plan(cluster, job, coordinators(cluster, machines), learnt)
     if (chosen := planning.settings) is not None:
         taking_part = [member.name for member in chosen.members]
-        if chosen.hub not in ("", cluster.here, *taking_part):  # only who takes part is held on to
+        if chosen.coordinator not in ("", cluster.here, *taking_part):  # only who takes part is held on to
             planning = planner.plan(cluster, job, [cluster.here], learnt)
     planning = planner.signed(planning, cluster, profile)
     if planning.settings is None:
         return planning
-    return planning.model_copy(update={"settings": on_best_paths(planning.settings, found, machines)})
+    settings = on_best_paths(planning.settings, found, machines)
+    ways = tuple(expected_ways(settings, found.pairs, machines))
+    ways += (Reason.of("data-stay"),) if profile.data.local_data else ()
+    return planning.model_copy(update={"settings": settings, "reasons": (*planning.reasons, *ways)})
+
+
+def expected_ways(settings: Settings, pairs: Sequence[PairFigures], machines: Sequence[Ready]) -> Iterator[Reason]:
+    """Yield how each pair of the chosen machines that could reach one another when links were measured will go; where
+    there are many, those that go directly are only counted."""
+    links = (_machine_of(member.name, machines) for member in settings.members)
+    chosen = {link.name for link in links if link is not None} if settings.engine == "mesh" else set()
+    known = [(pair, pair.figures) for pair in pairs if {pair.source, pair.target} <= chosen]
+    direct = []
+    for pair, figures in known:
+        if figures is not None:
+            ends = f"{figures.interface or '?'} to {figures.interface_back or '?'}"
+            there = f"{pair.target} ({figures.address}, {ends})"
+            direct.append(Reason.of("one-way" if pair.only else "direct", pair.source, there))
+    if len(direct) > _MOST_WAYS:
+        yield Reason.of("all-direct", pairs=len([one for one in direct if one.code == "direct"]))
+        direct = [one for one in direct if one.code == "one-way"]
+    yield from direct
 
 
 def coordinators(cluster: Cluster, machines: Sequence[Ready]) -> list[str]:
     """Return the machines that may carry the coordinator: those that a person wants for it, else this one and those
     that can be dialled directly."""
     links = {_machine_of(name, machines): name for name in (machine.name for machine in cluster.machines)}
-    wanted = [name for link, name in links.items() if link is not None and link.machine.carries_hub]
+    wanted = [name for link, name in links.items() if link is not None and link.machine.carries_coordinator]
     return wanted or [name for link, name in links.items() if link is None or link.host]
 
 
 def on_best_paths(settings: Settings, found: Measured, machines: Sequence[Ready]) -> Settings:
     """Return the settings with each member's interface, its addresses, and its way to the coordinator, as measured."""
-    hub = _machine_of(settings.hub, machines)
-    hub = None if hub is None or hub.machine.here else hub
+    coordinator = _machine_of(settings.coordinator, machines)
+    coordinator = None if coordinator is None or coordinator.machine.here else coordinator
     members = []
     for member in settings.members:
         link = _machine_of(member.name, machines)
-        interface, hub_at = best_paths(link, found.pairs, hub, found.here) if link is not None else ("", "")
-        addresses = addresses_of(link.name, found.pairs) if link is not None else ()
-        ways = {"interface": interface, "hub_at": hub_at, "addresses": addresses}
-        members.append(member.model_copy(update=ways))
+        if link is not None:
+            interface, address = best_paths(link, found.pairs, coordinator, found.here)
+            ways = {"interface": interface, "coordinator_at": address}
+            member = member.model_copy(update={**ways, "addresses": addresses_of(link.name, found.pairs)})
+        members.append(member)
     return settings.model_copy(update={"members": tuple(members)})
 
 
@@ -145,31 +168,32 @@ def addresses_of(name: str, pairs: Sequence[PairFigures]) -> tuple[str, ...]:
 
 def _machine_of(seat: str, machines: Sequence[Ready]) -> Link | None:
     """Return the machine of a seat; ``None`` for this one where it does not take part, and for no seat."""
-    return next((link for link, _ in machines if seat == link.name or seat.startswith(f"{link.name}:")), None)
+    owners = (link for link, _ in machines for _ in link.machine.devices or ("",))
+    return dict(zip(seat_names(machines), owners, strict=True)).get(seat)
 
 
-def best_paths(link: Link, pairs: Sequence[PairFigures], hub: Link | None, here: str) -> tuple[str, str]:
+def best_paths(link: Link, pairs: Sequence[PairFigures], coordinator: Link | None, here: str) -> tuple[str, str]:
     """Return the interface that most of a machine's best paths use, and the coordinator's address on the one to it.
 
     The address is empty where it is the one that would be used anyway.
 
     Args:
-        hub: the machine of the coordinator; ``None``: this one, which the pairs call ``here``.
+        coordinator: the machine of the coordinator; ``None``: this one, which the pairs call ``here``.
     """
     used: Counter[str] = Counter()
-    hub_at = ""
-    center = hub.name if hub is not None else here
+    address = ""
+    center = coordinator.name if coordinator is not None else here
     for pair in pairs:
         if pair.figures is None or link.name not in (pair.source, pair.target):
             continue
         calls = link.name == pair.source
         used[pair.figures.interface if calls else pair.figures.interface_back] += 1
         if link.name != center and center in (pair.source, pair.target):
-            known = "" if hub is not None else address_towards(pair.figures.address)
-            hub_at = pair.figures.address if calls else known
-    usual = hub.host if hub is not None else address_towards(link.host) if link.host else ""
+            known = "" if coordinator is not None else address_towards(pair.figures.address)
+            address = pair.figures.address if calls else known
+    usual = coordinator.host if coordinator is not None else address_towards(link.host) if link.host else ""
     interface = used.most_common(1)[0][0] if used else ""
-    return interface, "" if hub_at == usual or not link.host else hub_at
+    return interface, "" if address == usual or not link.host else address
 
 
 def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Ready]) -> Planned:
@@ -188,13 +212,13 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
         hint = "make it again with: plan PROFILE --out FILE"
         raise BadInput(f"the plan needs a machine that is missing here: {', '.join(unknown)}", hint)
     asked = "nccl" in (profile.strategy.engine, planning.job.engine)
-    several = len({name.partition(":")[0] for name in chosen}) > 1
+    several = len({_machine_of(name, machines) for name in chosen}) > 1
     if planning.settings.engine == "nccl" and not asked and several:
         hint = "add --set engine=nccl if you want that, or make the plan again"
         raise BadInput("the plan sends training traffic unencrypted (engine nccl), and you did not ask for that", hint)
     overlaid = planning.overlay(profile)
-    hub = _machine_of(planning.settings.hub, machines)
-    kept = _chosen_seats(machines, names, chosen, hub)
+    coordinator = _machine_of(planning.settings.coordinator, machines)
+    kept = _chosen_seats(machines, names, chosen, coordinator)
     plan = plan_run(overlaid, kept)
     settings = [chosen[name] for name in names if name in chosen]
     each = (one.model_dump(include={"batch_size", "share", "addresses"}) for one in settings)
@@ -204,7 +228,7 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
 
 
 def _chosen_seats(
-    machines: Sequence[Ready], names: Sequence[str], chosen: dict[str, MemberSetting], hub: Link | None
+    machines: Sequence[Ready], names: Sequence[str], chosen: dict[str, MemberSetting], coordinator: Link | None
 ) -> tuple[Ready, ...]:
     """Return the machines with chosen seats, with these devices and their best paths only."""
     kept = []
@@ -220,8 +244,8 @@ def _chosen_seats(
             update={
                 "devices": tuple(device for device, _ in own if device),
                 "interface": link.machine.interface or setting.interface,
-                "hub_at": link.machine.hub_at or setting.hub_at,
-                "carries_hub": link is hub,
+                "coordinator_at": link.machine.coordinator_at or setting.coordinator_at,
+                "carries_coordinator": link is coordinator,
             }
         )
         kept.append((link, facts))
@@ -232,10 +256,6 @@ class DistributedLauncher:
     """Makes machines ready, plans a run on them, and starts its supervisor.
 
     Args:
-        hosts: the machines.
-        profile: what to train.
-        prepare_options: how machines are made ready.
-        plan_options: what the plan should be like.
         whole_process: the time of the start begins with this process, not with this object.
     """
 
@@ -252,7 +272,7 @@ class DistributedLauncher:
         self._prepare_options = prepare_options or PrepareOptions()
         self._plan_options = plan_options or PlanOptions()
         self._timings: list[TimingEvent] = []
-        self._laps = Laps(self._timings.append, whole_process)
+        self._phases = PhaseTimer(self._timings.append, whole_process)
         self._stand_by: BackgroundProcess | None = None
 
     def plan(self) -> Planned:
@@ -262,16 +282,19 @@ class DistributedLauncher:
             NotReady: some machine cannot take part.
             BadInput: the profile does not fit that many members.
         """
-        self._laps.end("command: program")
+        self._phases.end("command: program")
         self._stand_by = _supervisor()
         machines: Sequence[Ready] = ()
         try:
             machines = prepare(self._hosts, self.profile.model.task, self._prepare_options)
-            self._laps.end("machines: checked")
+            if self.profile.data.local_data:
+                members, links = plan_run(self.profile, machines).members, [link for link, _ in machines]
+                require_data(self.profile, links, members, self._prepare_options.tell)
+            self._phases.end("machines: checked")
             profile = fit(self.profile, rooms_of(self.profile, machines), self._prepare_options.tell)
             planned = plan_machines(machines, profile, self._plan_options, self._prepare_options.tell)
             self._hosts = hosts_of(self._hosts, [link for link, _ in planned.machines])
-            self._laps.end("machines: planned")
+            self._phases.end("machines: planned")
             return planned
         except BaseException:
             self.dismiss()
@@ -312,7 +335,7 @@ class DistributedLauncher:
         if planned.planning is not None:
             keep_planning(folder.path, planned.planning, planned.figures)
         save_hosts(self._hosts, folder.path / RUN_HOSTS)
-        self._laps.end("command: plan")
+        self._phases.end("command: plan")
         for timing in self._timings:
             folder.append(timing)
         folder.close()

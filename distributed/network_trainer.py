@@ -26,7 +26,7 @@ from profiles.schema import Profile
 from training.event_log import follow_events
 from training.events import ErrorEvent, Event
 from training.outcome import NewestAttempt, RunOutcome
-from training.plan import RunPlan
+from training.plan import JOB_FACTORY, RunPlan
 from training.run_files import explain, is_live
 from training.run_folder import RunFolder, folder_name
 from training.simulation import ObjectTrainer
@@ -84,6 +84,8 @@ class NetworkTrainer(ObjectTrainer):
         from distributed.preparation.custom_code import code_of
         from distributed.ssh.config import accept
 
+        if profile.data.local_data:
+            _refuse_sent_data(given)
         hosts = load_hosts(self._hosts)
         accept_pythons(hosts)
         accept(hosts.ssh_config)  # whoever wrote this script named the file
@@ -96,8 +98,9 @@ class NetworkTrainer(ObjectTrainer):
             try:
                 started = dataclasses.replace(planned, plan=plan)
                 launcher.start(started, ["NetworkTrainer.fit"], lambda folder: job.rename(folder / JOB))
-                if (code := code_of(plan.profile)) is not None:
-                    code.approve()  # whoever wrote this script may resume its run
+                for option in plan.profile.own_code:  # whoever wrote this script may resume its run
+                    if (code := code_of(plan.profile, option)) is not None:
+                        code.approve()
             except BaseException:
                 _stop(path)
                 raise
@@ -141,10 +144,20 @@ class NetworkTrainer(ObjectTrainer):
         return PrepareOptions(trust=(lambda key: True) if self._trust_new else None)
 
 
+def _refuse_sent_data(given: CustomJob) -> None:
+    from training.tasks.object_files import check_names
+
+    named = check_names(given)
+    for what, data in (("train_dataset", given.train), ("val_dataset", given.validation)):
+        if data is not None and what not in named:
+            message = (
+                f"{what} is an object, which goes to all machines, and local_data = true keeps data where they are"
+            )
+            raise BadInput(message, "give a function that reads the data of the machine that it is called on")
+
+
 def _with_job(profile: Profile, job: Path) -> Profile:
     """The same profile with the job in a folder: that to measure with, or the run's own."""
-    from distributed.preparation.code_sync import JOB_FACTORY
-
     changed = {
         "model": profile.model.model_copy(update={"model_path": JOB_FACTORY}),
         "data": profile.data.model_copy(update={"dataset_path": str(job.resolve() / _OBJECTS)}),
@@ -159,20 +172,16 @@ def _job_folder(output: Path, given: CustomJob) -> Iterator[Path]:
 
     try:
         output.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".job-", dir=output))
+        with tempfile.TemporaryDirectory(prefix=".job-", dir=output, ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            (folder / _OBJECTS).mkdir()
+            write_job(given, folder / _OBJECTS)
+            named = (given.model, given.train, given.validation, given.loss, given.collate)
+            files = [part.rpartition(":")[0] for part in named if isinstance(part, str) and ".py:" in part]
+            _copy_code([*files, *(name.partition(":")[0] for name in check_names(given).values())], folder)
+            yield folder
     except OSError as error:
         raise BadInput(*explain(error, output)) from None
-    try:
-        (folder / _OBJECTS).mkdir()
-        write_job(given, folder / _OBJECTS)
-        named = (given.model, given.train, given.validation, given.loss, given.collate)
-        files = [part.rpartition(":")[0] for part in named if isinstance(part, str) and ".py:" in part]
-        _copy_code([*files, *(name.partition(":")[0] for name in check_names(given).values())], folder)
-        yield folder
-    except OSError as error:
-        raise BadInput(*explain(error, folder)) from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _copy_code(modules: Iterable[str], folder: Path) -> None:

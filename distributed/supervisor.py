@@ -32,22 +32,22 @@ from distributed.run.requests import Request, leave_request
 from distributed.run.run_machines import (
     StartWatch,
     check_newcomer,
-    check_way_to_hub,
-    hub_machine,
+    check_way_to_coordinator,
+    coordinator_machine,
     listening_address,
     note_added,
     seats_of,
     way_to,
     with_places,
 )
-from distributed.workers.agent_records import Timeouts, assigned, assigned_hub
-from distributed.workers.remote_worker import RemoteHub, RemoteWorker
+from distributed.workers.agent_records import Timeouts, assigned, assigned_coordinator
+from distributed.workers.remote_worker import RemoteCoordinator, RemoteWorker
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.events import ErrorEvent, Event, ProgressEvent, WarningEvent
 from training.local_run import LocalRun
 from training.outcome import RunOutcome, write_end
 from training.plan import LAUNCHED_FILES
-from training.processes import Laps, told_run
+from training.processes import PhaseTimer, told_run
 from training.run_folder import RunFolder
 
 _START_WARNING = 30.0
@@ -61,7 +61,6 @@ class Supervisor:
 
     Args:
         folder: held by this process.
-        links: the machines.
         ssh_config: of the hosts file, for machines that come later.
     """
 
@@ -86,7 +85,7 @@ class Supervisor:
         self._brought: dict[Link, Future[None]] = {}
         self._arrived = 0
         self._lock = threading.Lock()
-        self._start_watch = StartWatch([member.name for member in self._plan.members], self._plan.engine)
+        self._start_watch = StartWatch([member.name for member in self._plan.members])
 
     def supervise(self) -> RunOutcome:
         """Carry the run out.
@@ -95,15 +94,15 @@ class Supervisor:
             MusterError: it could not begin, or cannot be written down.
         """
         threading.Thread(target=self._tell_who_is_missing, daemon=True).start()
-        laps = Laps(self._note)
-        laps.end("supervisor: program")
+        phases = PhaseTimer(self._note)
+        phases.end("supervisor: program")
         pool = ThreadPoolExecutor(len(self._links) + 1)
         try:
             self._inputs = pool.submit(collect, self._plan)
             self._brought = {link: pool.submit(self._bring, link) for link in self._links}
             self._inputs.result()
-            laps.end("supervisor: hashes")
-            elsewhere = hub_machine(self._links)
+            phases.end("supervisor: hashes")
+            elsewhere = coordinator_machine(self._links) if self._plan.launch is None else None
             self._listen = "0.0.0.0" if elsewhere else listening_address(self._links)
             self._run = run = LocalRun(
                 self._plan,
@@ -112,10 +111,10 @@ class Supervisor:
                 lambda rank, log: self._worker(self._seats[rank], rank, log),
                 listen=self._listen,
                 more_metrics=lambda: prediction_metrics(self._folder),
-                start_hub=self._start_hub if elsewhere else None,
+                start_coordinator=self._start_coordinator if elsewhere else None,
             )
             run.start()
-            laps.end("engine")
+            phases.end("engine")
             self._desk = RequestDesk(run, self._folder.path, self._note, self)
             self._desk.open()  # what was asked for before waited until there was something to stop
             outcome = run.wait()
@@ -134,11 +133,11 @@ class Supervisor:
 
     def _bring(self, link: Link) -> None:
         """Bring agent, code and data to one machine; its workers start then, whatever the others do."""
-        laps = Laps(self._note, whole_process=False)
+        phases = PhaseTimer(self._note, whole_process=False)
         link.put_agent()
-        laps.end("machine: connected")
+        phases.end("machine: connected")
         self._send(link)
-        laps.end("machine: code and data")
+        phases.end("machine: code and data")
         with self._lock:
             self._arrived += 1
             self._note(ProgressEvent(phase="machines", done=self._arrived, total=len(self._links)))
@@ -158,8 +157,8 @@ class Supervisor:
         return found
 
     def letting_go(self, machine: str) -> tuple[int, ...]:
-        hub = hub_machine(self._links)
-        if hub is not None and hub.name == machine and self._plan.engine == "mesh":
+        coordinator = coordinator_machine(self._links)
+        if coordinator is not None and coordinator.name == machine and self._plan.engine == "mesh":
             raise BadInput(f"{machine} carries the coordinator: the run depends on it", "drop another machine")
         return self.ranks(machine)
 
@@ -191,7 +190,7 @@ class Supervisor:
             entry, list(dict.fromkeys(here)), self._ssh_config, self._plan, self._inputs.result().bytes
         )
         try:
-            check_way_to_hub(link, self._listen)
+            check_way_to_coordinator(link, self._listen)
             self._equip(link)
             ranks = self._seat(link)
         finally:
@@ -219,7 +218,7 @@ class Supervisor:
         if plan.launch is not None:
             brings = LAUNCHED_FILES if rank == 0 else ""
             assignment = replace(assignment, module="training.launched", brings=brings, resumes=False)
-        reach = way_to(link, self._plan, hub_machine(self._links))
+        reach = way_to(link, self._plan, coordinator_machine(self._links))
         worker = RemoteWorker(
             link,
             assignment,
@@ -249,12 +248,12 @@ class Supervisor:
             time.sleep(_LOOK)
         return not self._folder.model.exists()
 
-    def _start_hub(self, config: dict[str, Any], log: BinaryIO) -> RemoteHub:
-        link = hub_machine(self._links)
+    def _start_coordinator(self, config: dict[str, Any], log: BinaryIO) -> RemoteCoordinator:
+        link = coordinator_machine(self._links)
         assert link is not None
         links, secrets = self._inputs.result().links, self._folder.secrets
-        assignment = assigned_hub(self._plan.run_id, config, links, secrets / "hub")
-        return RemoteHub(
+        assignment = assigned_coordinator(self._plan.run_id, config, links, secrets / "coordinator")
+        return RemoteCoordinator(
             link,
             assignment,
             log,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -52,7 +52,7 @@ def option(
     *,
     unit: str = "",
     advanced: bool = False,
-    kind: Literal["", "path", "location"] = "",
+    kind: Literal["", "path", "location", "code"] = "",
     tasks: tuple[str, ...] = (),
     alias: str = "",
     names: str = "",
@@ -61,10 +61,11 @@ def option(
     """Declare one option.
 
     ``bounds`` are pydantic's (``ge``, ``gt``, ``le``, ``lt``). ``kind`` marks text that names a file: ``path`` always
-    does, ``location`` may be a hub name or ``module:factory`` as well. In an INI file both are relative to its folder.
-    ``tasks`` are those that read it, none: all; another one refuses it where a person has set it. ``alias`` is the name
-    without an owner by which an owner's option is known as well. ``names``: a section of which
-    it holds an owner's name.
+    does, ``location`` may be a hub name or ``module:factory`` as well, and ``code`` names, some of them with a
+    ``file.py:name``. In an INI file all are relative to its folder.
+    ``tasks`` are those that read it, none: all; another one refuses it where a person has set it. ``alias`` is another
+    name by which it is known as well, and under which documents have it (:class:`Owning`). ``names``: a section of
+    which it holds an owner's name.
     """
     extra: dict[str, Any] = {"unit": unit, "advanced": advanced, "kind": kind, "tasks": tasks, "alias": alias}
     extra["names"] = names
@@ -105,6 +106,7 @@ class Owner:
 
 
 _declared: dict[str, dict[str, Owner]] = {section: {} for section in _REGISTRIES}
+_forms: dict[str, list[tuple[str, Callable[[str], bool]]]] = {section: [] for section in _REGISTRIES}
 _loaded: set[str] = set()
 _changes = 0
 
@@ -139,6 +141,18 @@ def declare(
     _changes += 1
 
 
+def declare_form(section: str, form: str, accepts: Callable[[str], bool]) -> None:
+    """Let a profile know texts that stand in a section for something which is made of them.
+
+    Args:
+        form: how they are written.
+        accepts: whether a text is one of them; raises :class:`BadInput` for one that cannot be used.
+    """
+    global _changes
+    _forms[section].append((form, accepts))
+    _changes += 1
+
+
 def withdraw(section: str, name: str) -> None:
     """Forget what was declared."""
     global _changes
@@ -150,6 +164,12 @@ def owners(section: str) -> dict[str, Owner]:
     """Return all that have options of their own in a section, by name; none in a section without a registry."""
     _load(section)
     return dict(sorted(_declared.get(section, {}).items()))
+
+
+def trait_of(task: str) -> Trait | None:
+    """Return what others need to know of a task; nothing of one that is not known."""
+    owner = owners("model").get(task)
+    return owner.trait if owner else None
 
 
 def _load(section: str) -> None:
@@ -182,12 +202,17 @@ def import_all(folder: Path, package: str, besides: Collection[str] = ()) -> Non
 
 def forms(section: str) -> list[str]:
     """Return how all of them are written in settings."""
-    return [owner.form for owner in owners(section).values()]
+    return [owner.form for owner in owners(section).values()] + [form for form, _ in _forms[section]]
 
 
 def is_written(section: str, text: str) -> bool:
-    """Return whether a text in settings means one of them and can be used."""
-    return any(owner.accepts(text) for owner in owners(section).values())
+    """Return whether a text in settings means one of them and can be used.
+
+    Raises:
+        BadInput: it cannot, for a reason of its own.
+    """
+    named = any(owner.accepts(text) for owner in owners(section).values())
+    return named or any(accepts(text) for _, accepts in _forms[section])
 
 
 def changes() -> int:
@@ -200,8 +225,8 @@ def changes() -> int:
 S = TypeVar("S", bound=Section)
 
 
-def aliases(options: type[Section]) -> dict[str, str]:
-    """Return the options of an owner that have an alias, with it."""
+def aliases(options: type[BaseModel]) -> dict[str, str]:
+    """Return the options of a section or an owner that have an alias, with it."""
     extras = {name: field.json_schema_extra for name, field in options.model_fields.items()}
     return {name: str(extra["alias"]) for name, extra in extras.items() if isinstance(extra, dict) and extra["alias"]}
 
@@ -209,8 +234,8 @@ def aliases(options: type[Section]) -> dict[str, str]:
 class Owning(BaseModel):
     """A document that holds the options of all owners of a section, in :attr:`owned`.
 
-    Written and read, an option with an alias stands under it beside the document's own fields: so documents stay as
-    they were before options had owners.
+    An owner's option with an alias stands under it beside the document's own fields: so documents stay as they were
+    before options had owners. An alias of one of the document's own options is a former name: it is read, not written.
     """
 
     owned_section: ClassVar[str] = "strategy"
@@ -231,6 +256,18 @@ class Owning(BaseModel):
             found[name] = {field: given[field] for field in own if given[field] != usual[field]}
         return {name: values for name, values in found.items() if values}
 
+    @classmethod
+    def with_former_names(cls, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Return such a document with the former names of its own options: hashes were first made of those."""
+        former = aliases(cls)
+        return {former.get(name, name): value for name, value in document.items()}
+
+    @classmethod
+    def with_present_names(cls, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a document of any version with the present names of its own options; the order stays."""
+        present = {former: name for name, former in aliases(cls).items()}
+        return {present.get(name, name): document[name] for name in document if present.get(name) not in document}
+
     def with_own(self, name: str, **values: Any) -> Self:
         """Return a copy with other options of the owner ``name``."""
         changed = self.owned[name].model_copy(update=values)
@@ -247,13 +284,12 @@ class Owning(BaseModel):
             flat = {field: rest.pop(alias) for field, alias in aliases(owner.options).items() if alias in rest}
             found[name] = _read(name, owner.options, {**flat, **own}) if isinstance(own, dict) else own
         for name in given:
-            raise OptionError(name, f"no such name here, only {', '.join(found)}")
-        return {**rest, "owned": found}
+            raise OptionError(name, f"unknown name; known are {', '.join(found)}")
+        return {**cls.with_present_names(rest), "owned": found}
 
     @model_serializer(mode="wrap")
     def _with_aliases(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        document: dict[str, Any] = handler(self)
-        rest = {}
+        rest, document = {}, handler(self)
         for owner, options in document.pop("owned", {}).items():
             named = aliases(type(self.owned[owner]))
             document |= {alias: options[name] for name, alias in named.items()}

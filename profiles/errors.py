@@ -104,3 +104,13 @@ def where_it_failed(error: Exception) -> str:
     last = next((frame for frame in reversed(frames) if "importlib" not in frame.filename), None)
     place = f" ({Path(last.filename).name}, line {last.lineno})" if last is not None else ""
     return f"{type(error).__name__}: {text}{place}"
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """Return ``1 clip`` or ``3 clips``.
+
+    Args:
+        one: what there is one of; words after the noun may follow it where ``many`` says them too.
+        many: what there are several or none of; ``one`` with an s by default.
+    """
+    return f"{count} {one if count == 1 else many or one + 's'}"

@@ -141,37 +141,23 @@ def with_section(text: str, name: str, values: Mapping[str, str]) -> str:
     """
     lines = split_lines(text)
     end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
-    bounds = _section_bounds(lines, name)
-    if bounds is None:
+    section = parse_ini(text, Path()).sections.get(name)
+    if section is None:
         before = text + (end if text and not text.endswith(("\n", "\r")) else "") + (end if text else "")
         return before + f"[{name}]{end}" + "".join(f"{key} = {value}{end}" for key, value in values.items())
-    start, stop = bounds
-    return "".join(lines[:start] + _rewritten(lines[start:stop], values, end) + lines[stop:])
-
-
-def _section_bounds(lines: list[str], name: str) -> tuple[int, int] | None:
-    """Return the lines from the heading to behind the last entry of a section."""
-    headings = [index for index, line in enumerate(lines) if line.strip().removeprefix("\ufeff").startswith("[")]
-    for index, following in zip(headings, [*headings[1:], len(lines)]):
-        parsed = parse_ini("".join(lines[index:following]), Path())
-        if name in parsed.sections:
-            last = max((entry.line for entry in parsed.sections[name].entries.values()), default=1)
-            return index, index + last
-    return None
-
-
-def _rewritten(lines: list[str], values: Mapping[str, str], end: str) -> list[str]:
-    """Return the lines of one section (heading first) with the entries changed to ``values``."""
-    (section,) = parse_ini("".join(lines), Path()).sections.values()
-    key_at = {entry.line: (key, entry.value) for key, entry in section.entries.items()}
-    kept = [lines[0] if lines[0].endswith(("\n", "\r")) else lines[0] + end]
-    for number, line in enumerate(lines[1:], start=2):
-        key, old = key_at.get(number, ("", ""))
+    entry_at = {entry.line: (key, entry.value) for key, entry in section.entries.items()}
+    last = max(entry_at, default=section.line)
+    kept = lines[: section.line]
+    for number in range(section.line + 1, last + 1):
+        key, old = entry_at.get(number, ("", ""))
         if not key or values.get(key) == old:
-            kept.append(line if line.endswith(("\n", "\r")) else line + end)
+            kept.append(lines[number - 1])
         elif key in values:
             kept.append(f"{key} = {values[key]}{end}")
-    return kept + [f"{key} = {value}{end}" for key, value in values.items() if key not in section.entries]
+    if not kept[-1].endswith(("\n", "\r")):
+        kept[-1] += end
+    kept += [f"{key} = {value}{end}" for key, value in values.items() if key not in section.entries]
+    return "".join(kept + lines[last:])
 
 
 def write_atomically(path: Path, text: str) -> None:

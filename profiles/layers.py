@@ -20,7 +20,7 @@ from profiles.errors import BadInput
 from profiles.ini import label_of
 from profiles.library import CHOOSING, Found, Library, check_keys, unknown_option_hint
 from profiles.locations import is_location
-from profiles.options import canonical, hint_for, options_by_name
+from profiles.options import canonical, hint_for, meant, options_by_name
 from profiles.schema import FITTED, Profile
 
 _PATHS = {"model": "model_path", "dataset": "dataset_path"}
@@ -74,7 +74,7 @@ class Merged:
     """The outcome of all layers."""
 
     settings: Layer
-    """Options by name, those that any layer sets."""
+    """Options by name, those that any layer sets, as they are meant with the chosen strategy."""
     references: Layer
     """``group``, ``model`` and ``dataset``, those that are chosen."""
 
@@ -87,13 +87,34 @@ def merge(library: Library, name: str, overrides: Layer) -> Merged:
     """
     layers, references = _layers(library, name, overrides)
     merged: Layer = {}
-    for layer in layers:
+    for layer in as_meant(*layers):
         merged.update({key: setting for key, setting in layer.items() if key in options_by_name()})
         for reference, option in _PATHS.items():
             chosen_here = reference in layer and layer[reference] is references[reference]
             if chosen_here and option not in layer:
                 merged.update(_path_of(library, reference, references[reference]))
     return Merged(merged, references)
+
+
+def as_meant(*layers: Layer) -> list[Layer]:
+    """Return layers, first to last, with the options that their names stand for with the chosen strategy.
+
+    Raises:
+        BadInput: one is set twice in a layer, by two names.
+    """
+    strategy = next((layer["strategy"].value for layer in reversed(layers) if "strategy" in layer), "auto")
+    return [_as_meant(layer, strategy) for layer in layers]
+
+
+def _as_meant(layer: Layer, strategy: str) -> Layer:
+    found: Layer = {}
+    for key, setting in layer.items():
+        for name in meant(key, strategy):
+            if name in found and found[name].value != setting.value:
+                said = f"'{name}' is set twice: {found[name].value} and {setting.value}"
+                raise BadInput(said, "give it once", option=name, place=setting.describe(key))
+            found[name] = setting
+    return found
 
 
 def _layers(library: Library, name: str, overrides: Layer) -> tuple[list[Layer], Layer]:
@@ -109,7 +130,7 @@ def _layers(library: Library, name: str, overrides: Layer) -> tuple[list[Layer],
 
 
 def layer_of(found: Found | None) -> Layer:
-    """Return the entries of a section with their origins.
+    """Return the entries of a section with their origins, by the names that they have there.
 
     Raises:
         BadInput: a key that does not exist there.
@@ -119,24 +140,19 @@ def layer_of(found: Found | None) -> Layer:
     check_keys(found)
     path, heading = found.file.path, found.section.name
     entries = found.section.entries.items()
-    return {canonical(key): Setting(entry.value, Origin(heading, path, entry.line), key) for key, entry in entries}
+    return {key: Setting(entry.value, Origin(heading, path, entry.line), key) for key, entry in entries}
 
 
 def override_layer(overrides: Mapping[str, str], origin: Origin) -> Layer:
     """Return options and references by name as a layer.
 
     Raises:
-        BadInput: an unknown option; names the nearest. Or one that is given twice, by two names.
+        BadInput: an unknown option; names the nearest.
     """
-    found: Layer = {}
-    for key, value in overrides.items():
-        name = canonical(key)
-        if name not in options_by_name() and key not in CHOOSING:
+    for key in overrides:
+        if canonical(key) not in options_by_name() and key not in CHOOSING:
             raise BadInput(f"{origin}: unknown option '{key}'", unknown_option_hint(key, CHOOSING))
-        if name in found and found[name].value != value.strip():
-            raise BadInput(f"'{name}' is set twice: {found[name].value} and {value.strip()}", "give it once")
-        found[name] = Setting(value.strip(), origin, key)
-    return found
+    return {key: Setting(value.strip(), origin, key) for key, value in overrides.items()}
 
 
 def _references(*layers: Layer) -> Layer:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 _HUB_NAME = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
+_AND = re.compile(r"\s+\+\s+")
 _FACTORY = re.compile(r"(?P<file>.+):(?P<factory>[A-Za-z_][\w.]*)")
 
 
@@ -25,6 +27,28 @@ def absolute_location(value: str, folder: Path) -> str:
         return f"{absolute_location(match['file'], folder)}:{match['factory']}"
     is_path = value and (value[0] in "~/." or not _HUB_NAME.fullmatch(value) or _exists(value, folder))
     return absolute_path(value, folder) if is_path else value
+
+
+def path_there(value: str, folder: Path) -> str:
+    """Return a path that several machines look up: what begins with ``~`` stays so, for the home folder of each."""
+    return value if value.startswith("~") else absolute_path(value, folder)
+
+
+def own_code_in(value: str) -> list[str]:
+    """Return what names code of somebody's own (``file.py:name``, ``module:name``) in a text of names that ``+`` with
+    blanks puts together."""
+    return [part.strip() for part in _AND.split(value) if _FACTORY.fullmatch(part.strip())]
+
+
+def with_files(value: str, change: Callable[[str], str]) -> str:
+    """Return such a text with its files changed; names and modules stay as they are."""
+    return " + ".join(_with_file(part.strip(), change) for part in _AND.split(value))
+
+
+def _with_file(value: str, change: Callable[[str], str]) -> str:
+    match = _FACTORY.fullmatch(value)
+    is_file = match and match["file"].endswith(".py")
+    return f"{change(match['file'])}:{match['factory']}" if match and is_file else value
 
 
 def is_location(value: str, folder: Path) -> bool:

@@ -17,9 +17,10 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from profiles.declarations import OptionError, Section, changes, forms, owners
+from profiles.locations import own_code_in
 from profiles.schema import Profile
 
-OptionType = Literal["text", "path", "location", "flag", "integer", "number", "choice"]
+OptionType = Literal["text", "path", "location", "code", "flag", "integer", "number", "choice"]
 _SYMBOLS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
@@ -63,6 +64,11 @@ class OptionSpec:
     def is_read_by(self, task: str) -> bool:
         """Whether the option has an effect on a task."""
         return not self.tasks or task in self.tasks
+
+    def is_read_with(self, strategy: str) -> bool:
+        """Whether the option has an effect with a strategy, as settings name it; one's own code may read any."""
+        named = self.section != "strategy" or not self.owner or self.owner in strategies_in(strategy)
+        return named or strategy == "auto" or bool(own_code_in(strategy))
 
     @property
     def limits(self) -> str:
@@ -132,6 +138,29 @@ def options_by_name() -> dict[str, OptionSpec]:
 def canonical(name: str) -> str:
     """Return the name of the option that ``name`` stands for: another one where it is an alias."""
     return _by_name(changes())[1].get(name, name)
+
+
+def strategies_in(strategy: str) -> list[str]:
+    """Return the known strategies that a text in settings (``a + b``) puts together."""
+    return [name for part in strategy.split("+") if (name := part.strip()) in owners("strategy")]
+
+
+def meant(name: str, strategy: str) -> list[str]:
+    """Return the options that ``name`` stands for in settings with a strategy.
+
+    An alias of a strategy's option means that of each strategy which is chosen and has one of this name.
+    """
+    spec = options_by_name().get(canonical(name))
+    if spec is None or spec.name == name or spec.section != "strategy" or not spec.owner:
+        return [canonical(name)]
+    found = [f"{owner}.{spec.field}" for owner in strategies_in(strategy)]
+    return [option for option in found if option in options_by_name()] or [spec.name]
+
+
+def applies(name: str, strategy: str) -> bool:
+    """Return whether what ``name`` stands for, an option or not, has an effect with a strategy."""
+    specs = (options_by_name().get(option) for option in meant(name, strategy))
+    return all(spec is None or spec.is_read_with(strategy) for spec in specs)
 
 
 @lru_cache(maxsize=1)

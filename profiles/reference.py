@@ -25,8 +25,10 @@ _INTRODUCTION = """# Options
 Every option of a run. Set one in an INI file (`learning_rate = 1e-4`), or for one run on the command line
 (`--set learning_rate=1e-4`). Options marked * are for special cases; forms show them under "Advanced".
 
-An option of one strategy has its name before it: `diloco.sync_interval`. Where another name is given as well
-(`sync_interval`), it means the same.
+An option of one strategy has its name before it: `diloco.sync_interval`. Where another name is given as well, that
+means the option of the chosen strategy: `sync_interval = 20` sets `streaming_diloco.sync_interval` with
+`strategy = streaming_diloco`, and the one it is written beside where the strategy has none, or is `auto`. In `a + b` it
+is set for each part that has one.
 
 This page is made from `profiles/schema.py`, and from the files of strategies, tasks and codecs, by
 `.venv/bin/python -m profiles.reference`.
@@ -47,7 +49,8 @@ the folder of that file, on the command line to the current folder. A comment st
 after ` #`. An unknown key or section is an error that names the nearest known one.
 
 An option that only some tasks read says so: "(task whisper)". Set for another task, on the command line or in the
-profile itself, it is refused by name; inherited from a group, a model or a default, it is not.
+profile itself, it is refused by name; inherited from a group, a model or a default, it is not. So are options of a
+strategy that is not chosen; `auto` and a strategy of your own take those of all.
 
 `profiles show NAME --origin` shows every value and the line it came from, `profiles validate` finds mistakes. Profiles
 of your own can also be files: `profiles/saved/NAME.ini` with a section `[profile:NAME]`.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,9 +18,20 @@ from pydantic import ValidationError
 from profiles.declarations import forms, is_written
 from profiles.errors import BadInput
 from profiles.ini import IniFile, parse_ini, read_text, with_section, write_atomically
-from profiles.layers import COMMAND_LINE, DEFAULT, Merged, Origin, Setting, layer_of, left_open, merge, override_layer
+from profiles.layers import (
+    COMMAND_LINE,
+    DEFAULT,
+    Merged,
+    Origin,
+    Setting,
+    as_meant,
+    layer_of,
+    left_open,
+    merge,
+    override_layer,
+)
 from profiles.library import Found, Library, check_headings, check_name, saved_folder
-from profiles.locations import absolute_location, absolute_path
+from profiles.locations import absolute_location, absolute_path, path_there, with_files
 from profiles.options import (
     OptionSpec,
     as_text,
@@ -28,8 +40,11 @@ from profiles.options import (
     explained,
     groups,
     hint_for,
+    meant,
+    nearest,
     options,
     options_by_name,
+    strategies_in,
 )
 from profiles.schema import Profile
 
@@ -117,7 +132,7 @@ def profile_from_options(name: str, values: Mapping[str, Any]) -> Profile:
         BadInput: an unknown option or a value that does not fit.
     """
     layer = override_layer({key: as_text(value) for key, value in values.items()}, Origin("options"))
-    return _validated(name, Merged(layer, {}))
+    return _validated(name, Merged(as_meant(layer)[0], {}))
 
 
 def resolve(library: Library, name: str, overrides: Mapping[str, str]) -> Resolved:
@@ -149,9 +164,14 @@ def _stand_in(library: Library, name: str) -> str:
 
 def _validated(name: str, merged: Merged) -> Profile:
     given: dict[tuple[str, str], dict[str, Any]] = {place: {} for place in groups()}
+    stays = "local_data" in merged.settings and _differs(
+        options_by_name()["local_data"], merged.settings["local_data"].value
+    )
     for key, setting in merged.settings.items():
         spec = options_by_name()[key]
-        given[spec.section, spec.owner][spec.field] = _located(spec, setting)
+        there = key == "dataset_path" and stays
+        text = path_there(setting.value, setting.origin.folder) if there else _located(spec, setting)
+        given[spec.section, spec.owner][spec.field] = text
     parts: dict[str, Any] = {}
     for (section, owner), model in sorted(groups().items(), key=lambda item: not item[0][1]):  # a section holds owners
         try:
@@ -165,7 +185,7 @@ def _validated(name: str, merged: Merged) -> Profile:
         else:
             parts[section] = found
     _refuse_unknown_strategy(parts["strategy"].strategy, merged)
-    _refuse_ignored(parts["model"].task, merged)
+    _refuse_ignored(parts["model"].task, parts["strategy"].strategy, merged)
     parts["run"] = parts["run"].model_copy(update={"fit_memory": left_open(merged)})
     names = {
         f"{kind}_name": merged.references[kind].value for kind in ("model", "dataset") if kind in merged.references
@@ -175,28 +195,50 @@ def _validated(name: str, merged: Merged) -> Profile:
 
 def _refuse_unknown_strategy(name: str, merged: Merged) -> None:
     """Refuse it before machines are asked for anything: only they would meet it."""
-    if name == "auto" or is_written("strategy", name):
+    if name == "auto":
         return
-    known = ["auto", *forms("strategy")]
     place = merged.settings["strategy"].describe("strategy")
+    try:
+        if is_written("strategy", name):
+            return
+    except BadInput as error:
+        raise BadInput(error.message, error.hint, option="strategy", place=place) from error
+    known = ["auto", *forms("strategy")]
     hint = hint_for(name, known, f"known: {', '.join(known)}")
     raise BadInput(f"unknown strategy '{name}'", hint, option="strategy", place=place)
 
 
-def _refuse_ignored(task: str, merged: Merged) -> None:
-    """Refuse what a person has set for this job and its task does not read.
+def _refuse_ignored(task: str, strategy: str, merged: Merged) -> None:
+    """Refuse what a person has set for this job and neither its task nor its strategy reads.
 
-    What is inherited (from a group, a model, ...) may be meant for other tasks, and so is a profile's own where the
-    command line has changed the task.
+    What is inherited (from a group, a model, ...) may be meant for others, and so is a profile's own where the command
+    line has changed the task or the strategy. Files from before strategies had names of their own stay readable.
     """
-    changed = "task" in merged.settings and merged.settings["task"].origin.file is None
+    first = {spec.owner for spec in options() if spec.alias}
+    changed = {key for key, setting in merged.settings.items() if setting.origin.file is None}
     for name, setting in merged.settings.items():
-        spec, origin = options_by_name()[name], setting.origin
-        own = not changed and origin.section.startswith(("profile:", "distributed:"))
-        if spec.is_read_by(task) or not (origin.file is None or own) or not _differs(spec, setting.value):
+        spec, origin, hint = options_by_name()[name], setting.origin, ""
+        earlier = origin.file is not None and setting.written_as == spec.alias and strategy in first
+        if not spec.is_read_by(task):
+            decides, what = "task", f"task = {task} does not read it, only {' and '.join(spec.tasks)}"
+        elif not spec.is_read_with(strategy) and not earlier:
+            decides, what = "strategy", f"an option of {spec.owner}, which strategy = {strategy} does not read"
+            hint = _of_the_chosen(spec, strategy, setting)
+        else:
             continue
-        what = f"task = {task} does not read it, only {' and '.join(spec.tasks)}"
-        raise BadInput(what, "leave it out", option=name, place=setting.describe(name))
+        own = decides not in changed and origin.section.startswith(("profile:", "distributed:"))
+        if (origin.file is None or own) and _differs(spec, setting.value):
+            raise BadInput(what, hint or "leave it out", option=name, place=setting.describe(name))
+
+
+def _of_the_chosen(spec: OptionSpec, strategy: str, setting: Setting) -> str:
+    """Return what to write instead, where an option of the chosen strategy has such a name; else nothing."""
+    own = {name: option for name, option in options_by_name().items() if option.owner in strategies_in(strategy)}
+    near = nearest(spec.field, [option.field for option in own.values()])
+    found = next((name for name, option in own.items() if option.field == near), "")
+    if found and setting.origin == COMMAND_LINE:
+        return f"write --set {found}={setting.value}"
+    return found and f"write {found} = {setting.value}"
 
 
 def _differs(spec: OptionSpec, value: str) -> bool:
@@ -211,6 +253,8 @@ def _located(spec: OptionSpec, setting: Setting) -> str:
     kind = spec.type
     if kind == "path":
         return absolute_path(setting.value, setting.origin.folder)
+    if kind == "code":
+        return with_files(setting.value, lambda file: absolute_path(file, setting.origin.folder))
     return absolute_location(setting.value, setting.origin.folder) if kind == "location" else setting.value
 
 
@@ -248,9 +292,8 @@ def _section_problems(found: Found) -> list[str]:
         layer = layer_of(found)
     except BadInput as error:
         return [str(error)]
-    checked = [
-        (key, setting, check_value(key, setting.value)) for key, setting in layer.items() if key in options_by_name()
-    ]
+    known = [(key, setting) for key, setting in layer.items() if canonical(key) in options_by_name()]
+    checked = [(key, setting, check_value(key, setting.value)) for key, setting in known]
     return [f"{setting.describe(key)}: {problem}" for key, setting, problem in checked if problem]
 
 
@@ -271,7 +314,7 @@ def save_profile(name: str, values: Mapping[str, str], config: Path | None = Non
     library = Library.open(config)
     path = saved_folder(library.config.path) / f"{check_name(name)}.ini"
     override_layer(values, COMMAND_LINE)
-    section = {canonical(key): _portable(library, key, value.strip(), path) for key, value in values.items()}
+    section = {key: _portable(library, key, value.strip(), path) for key, value in values.items()}
     for key, value in section.items():
         if not value.isprintable() or " #" in value or value.startswith("#"):
             raise BadInput(f"{key} = {value!r} cannot be kept in an INI file", "one line, without ' #'")
@@ -288,15 +331,19 @@ def _portable(library: Library, key: str, value: str, path: Path) -> str:
     spec = options_by_name().get(canonical(key))
     if not value or (spec is None and library.find(key, value)):
         return value
+
+    def seen_from_there(target: str) -> str:
+        root = os.path.abspath(library.config.path.parent)
+        inside = target == root or target.startswith(root + os.sep)
+        return os.path.relpath(target, os.path.abspath(path.parent)) if inside else target
+
     if spec is not None and spec.type == "path":
-        target = absolute_path(value, Path.cwd())
-    elif spec is None or spec.type == "location":
-        target = absolute_location(value, Path.cwd())
-    else:
-        return value
-    root = os.path.abspath(library.config.path.parent)
-    inside = target == root or target.startswith(root + os.sep)
-    return os.path.relpath(target, os.path.abspath(path.parent)) if inside else target
+        return seen_from_there(absolute_path(value, Path.cwd()))
+    if spec is not None and spec.type == "code":
+        return with_files(value, lambda file: seen_from_there(absolute_path(file, Path.cwd())))
+    if spec is None or spec.type == "location":
+        return seen_from_there(absolute_location(value, Path.cwd()))
+    return value
 
 
 def _check_result(library: Library, name: str, written: IniFile) -> None:
@@ -310,7 +357,8 @@ def _check_result(library: Library, name: str, written: IniFile) -> None:
         if other != name and other.casefold() == name.casefold():
             raise BadInput(f"'{name}' differs from the profile '{other}' only in case", "choose another name")
     resolved = resolve(library, name, {})
-    for key in map(canonical, written.sections[f"profile:{name}"].entries):
+    strategy = resolved.profile.strategy.strategy
+    for key in chain(*(meant(key, strategy) for key in written.sections[f"profile:{name}"].entries)):
         if key in resolved.origins and resolved.origins[key].section != f"profile:{name}":
             winner = resolved.origins[key].describe(key, resolved.value(key))
             raise BadInput(f"{winner} would win over the saved value", "remove it there first")

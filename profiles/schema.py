@@ -13,7 +13,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from profiles.declarations import OptionError, Owning, Section, Trait, forms, is_written, option, owners
+from profiles.declarations import OptionError, Owning, Section, Trait, forms, is_written, option, trait_of
+from profiles.locations import own_code_in
+from profiles.optimisation import TrainingSettings
+from profiles.split import LOCAL_DATA_HELP, SPLIT_HELP, SplitText, divided_in_one_way
 
 WHISPER, CAUSAL_LM, CUSTOM = "whisper", "causal_lm", "custom"
 PUBLISHED = (WHISPER, CAUSAL_LM)
@@ -32,22 +35,25 @@ class ModelSettings(Owning, Section):
 
     task: str = option("whisper", "kind of job", names="model")
     model_path: str = option("", "hub name or local folder of the model; for 'custom' module:factory", kind="location")
-    from_scratch: bool = option(False, "start from random weights of the model's configuration")
+    from_scratch: bool = option(False, "start from random weights, with the model's configuration")
     tuning: Literal["full", "lora"] = option("full", "train all weights, or low-rank adapters", tasks=PUBLISHED)
     lora_rank: int = option(16, "rank of the adapters", tasks=PUBLISHED, ge=1, le=1024)
-    lora_alpha: int = option(32, "scale of the adapters (alpha / rank)", tasks=PUBLISHED, ge=1)
-    lora_dropout: float = option(0.05, "dropout before the adapters", tasks=PUBLISHED, ge=0, lt=1)
+    lora_alpha: int = option(32, "scale of the adapters, relative to the rank (alpha / rank)", tasks=PUBLISHED, ge=1)
+    lora_dropout: float = option(0.05, "dropout on the adapters' input", tasks=PUBLISHED, ge=0, lt=1)
     lora_target_modules: str = option(
-        "all-linear", "'all-linear', or module names by comma (q_proj, v_proj, ...)", advanced=True, tasks=PUBLISHED
+        "all-linear",
+        "'all-linear', or module names separated by commas (q_proj, v_proj, ...)",
+        advanced=True,
+        tasks=PUBLISHED,
     )
     lora_merge: bool = option(True, "save the model with the adapters merged into the weights", tasks=PUBLISHED)
     base_precision: Literal["fp32", "int8"] = option(
         "fp32",
-        "weights that adapters leave as they are: int8 takes a quarter of the memory, and needs bitsandbytes",
+        "precision of the weights below the adapters: int8 takes a quarter of the memory and needs bitsandbytes",
         advanced=True,
         tasks=PUBLISHED,
     )
-    freeze_encoder: bool = option(False, "keep the encoder's weights as they are", advanced=True, tasks=(WHISPER,))
+    freeze_encoder: bool = option(False, "do not train the encoder", advanced=True, tasks=(WHISPER,))
     gradient_checkpointing: bool = option(False, "recompute activations in backward to save memory", tasks=PUBLISHED)
     teacher_path: str = option(
         "",
@@ -56,7 +62,7 @@ class ModelSettings(Owning, Section):
         tasks=(WHISPER,),
     )
     distill_alpha: float = option(
-        0.5, "share of the transcript in the loss of a student; the rest is the teacher's", tasks=(WHISPER,), ge=0, le=1
+        0.5, "weight of the transcript in a student's loss; the rest is the teacher's", tasks=(WHISPER,), ge=0, le=1
     )
     distill_temperature: float = option(
         2.0,
@@ -67,29 +73,29 @@ class ModelSettings(Owning, Section):
         le=100,
     )
     student_layers: int = option(
-        0, "decoder layers that are kept, evenly spaced; 0: all", unit="layers", tasks=(WHISPER,), ge=0, le=1000
+        0, "decoder layers to keep, evenly spaced; 0: all", unit="layers", tasks=(WHISPER,), ge=0, le=1000
     )
     encoder_path: str = option(
         "",
-        "hub name or folder of a Whisper whose encoder is taken instead; empty: the model's own",
+        "hub name or folder of a Whisper whose encoder replaces the model's; empty: the model's own",
         kind="location",
         advanced=True,
         tasks=(WHISPER,),
     )
     language: str = option(
         "",
-        "language of the recordings without one in their table: a name or code; auto: the model decides for each; "
-        "empty: it decides for all, by the first",
+        "language of recordings whose table names none: a name or code; auto: the model detects it for each; empty: "
+        "the model detects one for all, on the first few",
         tasks=(WHISPER,),
     )
     speech_task: Literal["transcribe", "translate"] = option(
-        "transcribe", "what is written", advanced=True, tasks=(WHISPER,)
+        "transcribe", "write what is said, or its translation into English", advanced=True, tasks=(WHISPER,)
     )
 
     @property
     def trait(self) -> Trait | None:
         """What others need to know of the task, as its declaration says."""
-        return owners("model")[self.task].trait
+        return trait_of(self.task)
 
     @field_validator("task")
     @classmethod
@@ -136,10 +142,12 @@ class DataSettings(Section):
         "", "transcript column; empty: text, text_verbatim, text_perfect, transcription, sentence", tasks=PUBLISHED
     )
     languages: str = option(
-        EVERY_LANGUAGE, "clips of these languages are taken, by comma (de, french); all: every clip", tasks=(WHISPER,)
+        EVERY_LANGUAGE,
+        "train and evaluate only on clips of these languages, separated by commas (de, french); all: every clip",
+        tasks=(WHISPER,),
     )
     long_audio: Literal["refuse", "cut", "skip"] = option(
-        "refuse", "clips longer than the model's window", tasks=(WHISPER,)
+        "refuse", "what to do with clips longer than the model's window", tasks=(WHISPER,)
     )
     window: str = option(
         "auto",
@@ -147,24 +155,30 @@ class DataSettings(Section):
         "from scratch; or at least so many seconds",
         tasks=(WHISPER,),
     )
+    split: SplitText = option("global", SPLIT_HELP, advanced=True)
+    local_data: bool = option(False, LOCAL_DATA_HELP)
     max_broken_share: float = option(
-        0.01, "share of the samples that may be broken: they are named and left out", ge=0, le=1
+        0.01, "largest share of unreadable samples: they are named and left out", ge=0, le=1
     )
     max_train_samples: int = option(0, "use only the first N training samples; 0: all", unit="samples", ge=0)
     max_eval_samples: int = option(
         0, "use only the first N samples of each evaluation split; 0: all", unit="samples", ge=0
     )
     pseudo_share: float = option(
-        0.0, "largest share of the training clips that may come from pseudo.csv; 0: none", tasks=(WHISPER,), ge=0, le=1
+        0.0, "largest share of training clips with transcripts from pseudo.csv; 0: none", tasks=(WHISPER,), ge=0, le=1
     )
     augmentation: float = option(
         0.0, "strength of audio augmentation (noise, masks, shift); 0: off", tasks=(WHISPER,), ge=0, le=1
     )
     block_size: int = option(256, "length of a training text", unit="tokens", tasks=(CAUSAL_LM,), ge=2)
-    cache_dir: str = option("", "where features are kept; empty: the user's cache folder", kind="path", advanced=True)
+    cache_dir: str = option(
+        "", "folder for computed features; empty: the user's cache folder", kind="path", advanced=True
+    )
     data_workers: int = option(
         0, "processes for feature extraction; 0: one for each core", advanced=True, tasks=(WHISPER,), ge=0
     )
+
+    _divided_in_one_way = model_validator(mode="after")(divided_in_one_way)
 
     @field_validator("window")
     @classmethod
@@ -172,31 +186,6 @@ class DataSettings(Section):
         if window in ("auto", "full") or (re.fullmatch(r"\d*\.?\d+", window) and 0 < float(window) <= 3600):
             return window
         raise OptionError("window", "auto, full, or a number of seconds, for example 5")
-
-
-class TrainingSettings(Section):
-    """The optimisation."""
-
-    learning_rate: float = option(1e-4, "peak learning rate at the reference batch", gt=0, le=10)
-    lr_schedule: Literal["constant", "linear", "cosine"] = option("linear", "schedule after the warm-up")
-    warmup_steps: int = option(50, "steps of linear warm-up", unit="steps", ge=0)
-    lr_scaling: Literal["off", "sqrt", "linear"] = option(
-        "sqrt", "how the learning rate follows the global batch, relative to one worker's batch"
-    )
-    epochs: float = option(3.0, "passes over the training data", unit="epochs", gt=0)
-    max_steps: int = option(0, "optimizer steps; above 0 it replaces 'epochs'", unit="steps", ge=0)
-    batch_size: int = option(8, "samples in one forward pass of one device", unit="samples", ge=1, le=65536)
-    gradient_accumulation: int = option(1, "forward passes for one optimizer step", ge=1, le=65536)
-    drop_last: bool = option(False, "leave out the last step of an epoch where it would be smaller than the others")
-    max_grad_norm: float = option(1.0, "gradients are clipped to this norm; 0: off", ge=0)
-    weight_decay: float = option(0.01, "AdamW weight decay (not on biases and norms)", ge=0)
-    adam_beta2: float = option(0.999, "AdamW second moment decay", gt=0, lt=1, advanced=True)
-    mixed_precision: Literal["off", "bf16", "fp16", "auto"] = option(
-        "auto", "auto: bf16 on CUDA that has it, for Whisper on CPUs too; else off"
-    )
-    seed: int = option(42, "seed of weights, order and augmentation", ge=0, lt=2**32)
-    device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "device of the workers")
-    threads: int = option(0, "CPU threads of a worker; 0: cores divided by the local workers", ge=0, advanced=True)
 
 
 class EvaluationSettings(Section):
@@ -207,7 +196,7 @@ class EvaluationSettings(Section):
     eval_generate: bool = option(True, "generate text and measure WER and CER, not only the loss", tasks=(WHISPER,))
     eval_max_new_tokens: int = option(
         0,
-        "tokens of a generated text at most; 0: set by the longest transcript",
+        "most tokens in a generated text; 0: follows the longest transcript",
         unit="tokens",
         advanced=True,
         tasks=(WHISPER,),
@@ -218,14 +207,14 @@ class EvaluationSettings(Section):
         False, "each worker also evaluates its own weights on the whole split, just before they are averaged"
     )
     early_stopping_patience: int = option(0, "stop after N evaluations without a better result; 0: off", ge=0)
-    early_stopping_min_delta: float = option(0.0, "what counts as better", ge=0, advanced=True)
+    early_stopping_min_delta: float = option(0.0, "smallest improvement that counts as better", ge=0, advanced=True)
 
 
 class SnapshotSettings(Section):
     """Snapshots to resume from."""
 
     snapshot_interval: int = option(200, "write a snapshot every N steps; 0: only when stopped", unit="steps", ge=0)
-    snapshot_keep: int = option(2, "how many snapshots are kept; a group of members keeps 2 at least", ge=1)
+    snapshot_keep: int = option(2, "how many snapshots to keep; with several workers at least 2", ge=1)
 
 
 AskedEngine = Annotated[
@@ -238,28 +227,58 @@ AskedEngine = Annotated[
 class StrategySettings(Owning, Section):
     """How the members work together."""
 
-    strategy: str = option("auto", "{strategy}; auto: on several machines the fastest as measured")
+    strategy: str = option("auto", "{strategy}; auto: on several machines the fastest as measured", kind="code")
+    strategy_options: str = option(
+        "", "options of a strategy of your own, separated by commas: share = 0.3, interval = 10", advanced=True
+    )
     engine: AskedEngine = option(
-        "auto", "transport between the members; nccl joins CUDA devices of one network, and does not encrypt"
+        "auto", "transport between the workers; nccl is for CUDA devices on one network, and does not encrypt"
     )
     codec: str = option("auto", "{codec}; auto: the strategy's own")
-    error_feedback: bool = option(False, "carry what a lossy codec dropped into the next exchange", advanced=True)
+    error_feedback: bool = option(False, "add what a lossy codec dropped to the next exchange", advanced=True)
     verify_interval: int = option(
         50,
-        "compare the members' weights every N steps, or at every exchange where they are rare; 0: off",
+        "compare the workers' weights every N steps, or at every exchange if those are rarer; 0: off",
         ge=0,
         advanced=True,
     )
-    round_deadline: float = option(300.0, "how long a round waits for a slow member", unit="s", gt=0, advanced=True)
+    round_deadline: float = option(300.0, "how long a round waits for a slow worker", unit="s", gt=0, advanced=True)
     quorum: float = option(
-        0.5, "share of the members a round needs to close at its deadline", ge=0, le=1, advanced=True
+        0.5, "share of the workers that must take part for a round to close at its deadline", ge=0, le=1, advanced=True
     )
     planned_as: Literal["auto", "scratch", "pretrained"] = option(
         "auto",
-        "how the planner treats the model: a trained one tolerates rarer exchanges; auto: a custom model is new",
+        "what the planner assumes: trained models tolerate rarer exchanges; auto: custom models are untrained",
         advanced=True,
     )
-    hub_port: int = option(0, "TCP port of the coordinator; 0: any free one", ge=0, le=65535, advanced=True)
+    coordinator_port: int = option(
+        0, "TCP port of the coordinator; 0: any free one", alias="hub_port", ge=0, le=65535, advanced=True
+    )
+
+    @property
+    def own_code(self) -> dict[str, str]:
+        """Python code of the user's own that the strategy runs, as ``file.py:name``, by the option that names it."""
+        asked = re.findall(r"\w+", self.strategy)
+        own = {name: found for name, found in self.owned.items() if name in asked or self.strategy == "auto"}
+        return {
+            f"{name}.{field}": value
+            for name, found in own.items()
+            for field, value in found
+            if isinstance(value, str) and re.fullmatch(r".+\.py:\w+", value)
+        }
+
+    @property
+    def own_strategy(self) -> str:
+        """The strategy of the user's own, as ``file.py:class``; empty: none."""
+        return next(iter(own_code_in(self.strategy)), "")
+
+    @model_validator(mode="after")
+    def _one_file_of_ones_own(self) -> StrategySettings:
+        if len({part.rpartition(":")[0] for part in own_code_in(self.strategy)}) > 1:
+            raise OptionError("strategy", "put the classes of your own into one file")
+        if self.strategy_options and not self.own_strategy:
+            raise OptionError("strategy_options", "is for a strategy of your own, strategy = file.py:Class")
+        return self
 
     @field_validator("codec")
     @classmethod
@@ -279,17 +298,25 @@ class RunSettings(Section):
     output_dir: str = option("output", "folder of the run folders", kind="path")
     hosts: str = option("", "hosts file with the machines that train; empty: this machine", kind="path")
     workers: int = option(1, "workers on this machine (--local)", ge=1, le=64)
-    shares: str = option("", "relative share of each worker by comma (2,1); empty: equal", advanced=True)
+    simulate: int = option(
+        0, "members to simulate on this machine, in one process that takes turns; 0: off", ge=0, le=1024
+    )
+    cluster: str = option("", "file of machines to simulate, whose time the run tells (docs/scale.md)", kind="path")
+    shares: str = option(
+        "", "relative share of the batch for each worker, separated by commas (2,1); empty: equal", advanced=True
+    )
     fit_memory: str = option(
         "auto",
-        f"settings that follow the machines' memory, by comma ({', '.join(FITTED)}); auto: those that neither a "
+        f"settings to fit to machines' memory, separated by commas ({', '.join(FITTED)}); auto: those that neither a "
         "profile nor the command line sets; off: none",
         advanced=True,
     )
-    trackers: str = option("", f"where the run's events also go, by comma: {', '.join(TRACKERS)}")
+    trackers: str = option(
+        "", f"trackers that the run's events are also sent to, separated by commas: {', '.join(TRACKERS)}"
+    )
     lease: float = option(
         30.0,
-        "machines stop their workers when the starting process is silent for so long",
+        "machines stop their workers after so long without a sign of the process that started them",
         unit="s",
         ge=2,
         advanced=True,
@@ -347,6 +374,17 @@ class Profile(BaseModel):
     snapshot: SnapshotSettings = SnapshotSettings()
     strategy: StrategySettings = Field(default_factory=StrategySettings)
     run: RunSettings = RunSettings()
+
+    @property
+    def own_code(self) -> dict[str, str]:
+        """Python code of the user's own that this profile runs, as ``module:name``, by the option that names it."""
+        named = {
+            "model_path": self.model.model_path if self.model.trait == "own code" else "",
+            "optimizer": self.training.own_optimizer,
+            **self.strategy.own_code,
+            "strategy": self.strategy.own_strategy,
+        }
+        return {option: code for option, code in named.items() if code}
 
     @property
     def asks_teacher_once(self) -> bool:

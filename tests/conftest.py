@@ -25,10 +25,12 @@ os.environ.setdefault("MUSTER_OPENING_PAUSE", "0")  # tests press keys as soon a
 sys.dont_write_bytecode = False  # every process that tests start would compile again what this one has loaded
 
 settings.register_profile("house", deadline=None, derandomize=True)
-settings.register_profile("fast", settings.get_profile("house"), max_examples=10)
+_FEW = 10
+settings.register_profile("fast", settings.get_profile("house"), max_examples=_FEW)
 
-_LAB = ("lab", "alone", "lab and not alone")
-"""Expressions of ``-m`` that choose tests of the lab only."""
+_LAB = {"lab": "mark.lab", "alone": "mark.alone", "lab and not alone": "mark.lab"}
+"""Expressions of ``-m`` that choose tests of the lab only, and what a file with such tests holds."""
+_ALL = "not alone"
 _TINY_EN = Path(os.environ.get("MUSTER_TINY_EN") or made_folder("openai/whisper-tiny.en"))  # of the user's own cache
 
 
@@ -73,7 +75,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Where only tests of the lab are wanted, load no file that has none."""
     if config.option.markexpr not in _LAB or collection_path.suffix != ".py":
         return None
-    return "mark.lab" not in collection_path.read_text(encoding="utf-8") or None
+    return _LAB[config.option.markexpr] not in collection_path.read_text(encoding="utf-8") or None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -87,21 +89,65 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are processors: many tests wait, for a process or for an answer."""
-    return (os.cpu_count() or 1) + 1
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """More than there are processors: many tests wait, for a process or for an answer, and those of the lab longest."""
+    return (os.cpu_count() or 1) + (2 if config.option.markexpr == _ALL else 1)
 
 
+@pytest.hookimpl(trylast=True)  # once it is known which ones are wanted
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip lab tests, with the reason, where they cannot run; among several workers begin with the long journeys.
-
-    Those have their own time limit. At the end there are short tests then, and no processor waits for a long one.
-    """
+    """Skip lab tests, with the reason, where they cannot run; share the others out among several workers."""
+    if settings.default is settings.get_profile("fast"):
+        for item in items:
+            _show_on_fewer(item)
     if hasattr(config, "workerinput") and config.option.markexpr not in _LAB:
-        items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+        items[:] = shared_out(items, config.workerinput["workercount"] if config.option.markexpr == _ALL else 1)
     if sys.platform == "linux" and os.geteuid() == 0:
         return
     skip = pytest.mark.skip(reason="needs root on Linux: network namespaces, real sshd")
     for item in items:
         if "lab" in item.keywords:
             item.add_marker(skip)
+
+
+def _show_on_fewer(item: pytest.Item) -> None:
+    """Bound the examples of a property also where it names a number itself, which no profile does."""
+    name = "_hypothesis_internal_use_settings"
+    function = getattr(item, "function", None)
+    own = getattr(function, name, None)
+    if own is not None and own.max_examples > _FEW:
+        setattr(function, name, settings(own, max_examples=_FEW))
+
+
+def shared_out(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Return the tests in an order of which each worker is given an equal part.
+
+    A part begins with tests of the lab, which wait, or with long journeys, which compute; those have their own time
+    limit. Then come other slow ones. The short ones are last, and whoever has nothing left takes them from others: no
+    processor waits for a long one.
+    """
+    kinds: list[list[pytest.Item]] = [[], [], [], [], []]
+    for item in items:
+        kinds[_kind(item)].append(item)
+    every, given = range(workers), list[pytest.Item]()
+    places = [every[::2], every[::2], every[1::2] or every, every]
+    for place in every:
+        share = len(given) + (len(items) - len(given)) // (workers - place)
+        for kind, those in zip(kinds, places):
+            if place in those:
+                given += _piece(kind, those.index(place), len(those))
+        wanted = max(0, share - len(given))
+        given += kinds[4][:wanted]
+        del kinds[4][:wanted]
+    return given + kinds[4]
+
+
+def _kind(item: pytest.Item) -> int:
+    marks = {mark.name for mark in item.iter_markers()}
+    if "lab" in marks:
+        return 0 if "timeout" in marks else 1
+    return 2 if "timeout" in marks else 3 if "slow" in marks else 4
+
+
+def _piece(items: list[pytest.Item], number: int, pieces: int) -> list[pytest.Item]:
+    return items[number * len(items) // pieces : (number + 1) * len(items) // pieces]

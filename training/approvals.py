@@ -34,14 +34,15 @@ def is_approved(digest: str) -> bool:
 
 
 def approve(digest: str, what: str) -> None:
-    """Remember it for this user; ``what`` says in one line what it is. Where nothing can be kept it is asked again."""
+    """Remember the agreement for this user; ``what`` describes the content in one line. Where nothing can be written,
+    the question is asked again."""
     with contextlib.suppress(OSError):
         _folder().parent.mkdir(parents=True, exist_ok=True)
         write_whole(private_folder(_folder()) / digest, _line(what))
 
 
 def has_changed(what: str) -> bool:
-    """Whether a person has agreed to this, where it is not approved: what they have agreed to had another content."""
+    """Whether a person agreed to this under the same name when its content was another one."""
     wanted = _line(what)
     with contextlib.suppress(OSError):
         return any(path.read_bytes() == wanted for path in _folder().iterdir())

@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from profiles.counts import counted
-from profiles.errors import MusterError, RunFailed, where_it_failed
-from training.data import Cursor, SampleSchedule
+from profiles.errors import MusterError, RunFailed, counted, where_it_failed
+from training.data import Cursor, Schedule
 from training.device import is_out_of_memory
 from training.randomness import Turns, batch_key, evaluation_key, kept, sample_key, seed_with
 from training.tasks.base import Batch, SizedDataset, Task
@@ -35,7 +34,6 @@ class Samples:
 
     Args:
         task: prepared.
-        seed: seed of the run.
         device: the device whose generator is seeded too.
         allowed: share of a split's samples that may be unreadable, from 0 to 1.
         who: name of this machine, for messages.
@@ -89,7 +87,7 @@ class Samples:
                 return type(error).__name__
 
     def news(self) -> Iterator[str]:
-        """Take what is to be told about samples that cannot be read."""
+        """Return and forget the warnings about samples that could not be read."""
         while not self._untold.empty():
             yield self._untold.get()
 
@@ -153,44 +151,64 @@ class BatchSource:
     A batch depends only on seed, cursor and membership: if the membership changes, what was made ahead is dropped.
     They are made in a thread: where samples may draw from the shared generators, while the trainer lends it the turn
     (:class:`training.randomness.Turns`).
+
+    Args:
+        ahead: whether anything is made in the background.
     """
 
-    def __init__(self, task: Task, schedule: SampleSchedule, rank: int, samples: Samples) -> None:
+    def __init__(self, task: Task, schedule: Schedule, rank: int, samples: Samples, ahead: bool = True) -> None:
+        self._ahead_of_time = ahead
         self.turns = Turns()
         self._task = task
         self._schedule = schedule
         self._rank = rank
         self._samples = samples
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="batches")
-        self._wanted: tuple[Cursor, dict[int, int], int] | None = None
+        self._wanted: tuple[Cursor, dict[int, int], int, int] | None = None
         self._ahead: Future[StepBatches]
 
-    def take(self, cursor: Cursor, batch_sizes: Mapping[int, int], more: bool, most: int = 0) -> StepBatches:
+    def take(
+        self, cursor: Cursor, batch_sizes: Mapping[int, int], more: bool, most: int = 0, rank: int | None = None
+    ) -> StepBatches:
         """Return the batches of the step at ``cursor`` and, if ``more`` follow, start making the next ones.
 
         No micro-batch has more than ``most`` samples; 0: as many as the member's batch size says.
+
+        Args:
+            rank: whose part of the step; ``None``: this member's.
         """
-        sizes = dict(batch_sizes)
-        if self._wanted != (cursor, sizes, most):
-            self._begin(cursor, sizes, most)  # in the same thread, after what was begun in vain: never two at once
+        whose = self._rank if rank is None else rank
+        wanted = cursor, dict(batch_sizes), most, whose
+        if not self._ahead_of_time:
+            with self.turns.lent():
+                return self._make(*wanted)
+        if self._wanted != wanted:
+            self._begin(*wanted)  # in the same thread, after what was begun in vain: never two at once
         with self.turns.lent():
             found = self._ahead.result()
         if more:
-            self._begin(found.cursor, sizes, most)
+            self._begin(found.cursor, wanted[1], most, whose)
         return found
 
-    def _begin(self, cursor: Cursor, batch_sizes: dict[int, int], most: int) -> None:
-        self._wanted = cursor, batch_sizes, most
+    def begin(self, cursor: Cursor, batch_sizes: Mapping[int, int], most: int, rank: int) -> None:
+        """Start making batches that :meth:`take` is asked for next."""
+        if self._ahead_of_time:
+            self._begin(cursor, dict(batch_sizes), most, rank)
+
+    def _begin(self, cursor: Cursor, batch_sizes: dict[int, int], most: int, rank: int) -> None:
+        self._wanted = cursor, batch_sizes, most, rank
         self._ahead = self._pool.submit(self._make, *self._wanted)
 
-    def _make(self, cursor: Cursor, batch_sizes: dict[int, int], most: int) -> StepBatches:
+    def _make(self, cursor: Cursor, batch_sizes: dict[int, int], most: int, rank: int) -> StepBatches:
         cursor = self._schedule.start(cursor, batch_sizes)
-        parts, after = self._schedule.step(cursor, batch_sizes, self._rank)
+        parts, after = self._schedule.step(cursor, batch_sizes, rank)
         pieces = [part[i : i + (most or len(part))] for part in parts for i in range(0, len(part), most or len(part))]
-        made = [self._batch(piece, cursor.epoch) for piece in pieces]
+        epoch = self._schedule.epoch_of(cursor, rank)
+        made = [self._batch(piece, epoch) for piece in pieces]
         readable = [one for one in made if one is not None]
         indices, batches = [found for found, _ in readable], [batch for _, batch in readable]
-        longest = self._schedule.longest(cursor, batch_sizes, [index for part in parts for index in part])
+        own = [index for part in parts for index in part]
+        longest = self._schedule.longest(cursor, batch_sizes, rank, own)
         batches = [self._task.lengthen(batch, longest) for batch in batches] if longest else batches
         weights = [self._task.weight(batch) for batch in batches]
         return StepBatches(batches, weights, indices, sum(map(len, indices)), after)

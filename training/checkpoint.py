@@ -19,8 +19,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,16 +77,19 @@ class SnapshotStore:
         Raises:
             RunFailed: the disk is full or read-only; nothing half-written is left.
         """
-        with self._failure_is_one_line(snapshot.step):
+        writing = self.directory / f".writing-{snapshot.step:08d}"
+        try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._sweep()
-            writing = self.directory / f".writing-{snapshot.step:08d}"
-            try:
-                size = _write(writing, snapshot, plan_hash)
-                folder = self._publish(writing, snapshot.step)
-            finally:
-                shutil.rmtree(writing, ignore_errors=True)
+            size = _write(writing, snapshot, plan_hash)
+            folder = self._publish(writing, snapshot.step)
             self._retain(snapshot.step)
+        except (OSError, safetensors.SafetensorError) as error:
+            reason, hint = _explain(error)
+            message = f"the snapshot of step {snapshot.step} cannot be written to {self.directory}: {reason}"
+            raise RunFailed(message, hint) from error
+        finally:
+            shutil.rmtree(writing, ignore_errors=True)
         self.current = snapshot.step
         return folder, size
 
@@ -164,16 +166,6 @@ class SnapshotStore:
         for folder in self.directory.iterdir():
             if _LEFTOVER.fullmatch(folder.name):
                 shutil.rmtree(folder)
-
-    @contextmanager
-    def _failure_is_one_line(self, step: int) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, safetensors.SafetensorError) as error:
-            reason, hint = _explain(error)
-            raise RunFailed(
-                f"the snapshot of step {step} cannot be written to {self.directory}: {reason}", hint
-            ) from error
 
 
 _PASS_OVER = "resume from an earlier snapshot"
@@ -256,8 +248,6 @@ def _sync_file(path: Path) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    if os.name != "posix":
-        return  # Windows can not open a folder
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -275,14 +265,29 @@ def _explain(error: Exception) -> tuple[str, str]:
     return text, "make the folder writable, then resume the run"
 
 
+_NUMBERS: dict[str, type[bool] | type[int] | type[float]] = {"bool": bool, "int": int, "float": float}
+
+
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the tensors of any torch optimizer's state as ``<parameter number>/<name>``."""
-    return {
-        f"{index}/{name}": value
-        for index, state in optimizer.state_dict()["state"].items()
-        for name, value in state.items()
-        if isinstance(value, Tensor)
-    }
+    """Return the state of any torch optimizer as ``<parameter number>/<name>``, numbers in it as tensors too.
+
+    What an optimizer changes in its groups of parameters is not in it.
+
+    Raises:
+        RunFailed: its state holds something else, which no snapshot can hold.
+    """
+    found: dict[str, Tensor] = {}
+    for index, state in optimizer.state_dict()["state"].items():
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                found[f"{index}/{name}"] = value
+            elif isinstance(value, (int, float)):
+                kind = next(word for word, one in _NUMBERS.items() if isinstance(value, one))
+                found[f"{index}/{name}:{kind}"] = torch.tensor(value, dtype=torch.float64 if kind == "float" else None)
+            elif value is not None:
+                what = f"{type(optimizer).__name__} keeps '{name}', a {type(value).__name__}: no snapshot can hold it"
+                raise RunFailed(what, "keep tensors and numbers for each weight, or take another optimizer")
+    return found
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
@@ -296,5 +301,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
     document["state"] = {}
     for key, tensor in tensors.items():
         index, name = key.split("/", 1)
-        document["state"].setdefault(int(index), {})[name] = tensor.clone()
+        name, _, kind = name.partition(":")
+        state = document["state"].setdefault(int(index), {})
+        state[name] = _NUMBERS[kind](tensor.item()) if kind else tensor.clone()
     optimizer.load_state_dict(document)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from profiles.errors import BadInput
+from training.schedule import steps_in
 
 _ORDER, _NEWCOMER, _GROUPS = range(3)
 """Tags that keep the random streams of one seed apart."""
@@ -28,10 +30,42 @@ class Cursor:
 
     epoch: int = 0
     offset: int = 0
+    parts: tuple[tuple[int, int], ...] = ()
+    """The same of each part, where members train on parts of their own; then the whole stands where the part stands
+    that is the furthest behind."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", tuple((epoch, offset) for epoch, offset in self.parts))
+
+
+class Schedule(Protocol):
+    """Who takes which sample in which step."""
+
+    def start(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> Cursor:
+        """Return where the step at ``cursor`` begins."""
+
+    def step(self, cursor: Cursor, batch_sizes: Mapping[int, int], rank: int) -> tuple[list[list[int]], Cursor]:
+        """Return the micro-batches of ``rank`` at ``cursor`` and the cursor of the next step."""
+
+    def epoch_of(self, cursor: Cursor, rank: int) -> int:
+        """Return how often ``rank`` has been through what it trains on."""
+
+    def longest(self, cursor: Cursor, batch_sizes: Mapping[int, int], rank: int, own: Sequence[int]) -> int:
+        """Return how long the batches of ``rank`` are to be made; 0 where all are alike."""
+
+    def total_steps(self, batch_sizes: Mapping[int, int], epochs: float) -> int:
+        """Return the steps of ``epochs`` epochs."""
+
+    def epoch_fraction(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> float:
+        """Return the epochs behind ``cursor``."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the parts; empty where there are none."""
 
 
 class SampleSchedule:
-    """Deals each epoch's permutation out to the members.
+    """Assigns the samples of each epoch's permutation to the members, step by step.
 
     One optimizer step of the group takes ``accumulation * sum(batch sizes)`` consecutive samples of the epoch's
     permutation. Every member takes its own contiguous slice, in rank order, and cuts it into micro-batches. So the
@@ -41,7 +75,6 @@ class SampleSchedule:
 
     Args:
         samples: size of the training data.
-        seed: seed of the run.
         accumulation: micro-batches in a full step.
         drop_last: leave out what an epoch has left for a last, smaller step.
         lengths: of each sample, where a step costs as much as its longest one; then samples of like length come
@@ -75,6 +108,8 @@ class SampleSchedule:
         self._epoch = -1
         self._order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
+    fingerprint = ""
+
     def start(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> Cursor:
         """Return where the step at ``cursor`` begins: in the next epoch if what is left of this one is dropped.
 
@@ -89,36 +124,52 @@ class SampleSchedule:
             raise BadInput(message, "set drop_last = false, or a smaller batch_size")
         return Cursor(cursor.epoch + 1, 0)
 
-    def step(
-        self, cursor: Cursor, batch_sizes: Mapping[int, int], rank: int, own_batch_size: int | None = None
-    ) -> tuple[list[list[int]], Cursor]:
+    def step(self, cursor: Cursor, batch_sizes: Mapping[int, int], rank: int) -> tuple[list[list[int]], Cursor]:
         """Return the micro-batches of ``rank`` at ``cursor`` and the cursor of the next step (equal on all members).
 
         Args:
-            cursor: where the group stands.
             batch_sizes: samples in one micro-batch of each live member, by rank.
             rank: the member that asks. One that is not in ``batch_sizes`` (a newcomer whom the others do not count
-                yet) draws a full step from a random stream of its own, so it takes nobody's samples away.
-            own_batch_size: micro-batch of such a newcomer; the smallest of the group's by default.
+                yet) draws a full step from a random stream of its own, so it takes nobody's samples away; its
+                micro-batches are like the smallest of the group's.
         """
         ranks = sorted(batch_sizes)
         cursor = self.start(cursor, batch_sizes)
-        taken = min(self._group_batch(batch_sizes), self.samples - cursor.offset)
+        after = self.after(cursor, batch_sizes)
         if rank not in batch_sizes:
-            size = own_batch_size or min(batch_sizes.values())
-            rng = _generator(self.seed, _NEWCOMER, cursor.epoch, cursor.offset, rank)
-            own = rng.integers(self.samples, size=self.accumulation * size).tolist()
-        else:
-            size = batch_sizes[rank]
-            counts = apportion(taken, [batch_sizes[r] for r in ranks])
-            position = ranks.index(rank)
-            start = cursor.offset + sum(counts[:position])
-            own = self._permutation(cursor.epoch)[start : start + counts[position]].tolist()
-        behind = cursor.offset + taken
-        after = Cursor(cursor.epoch, behind) if behind < self.samples else Cursor(cursor.epoch + 1, 0)
-        return [own[i : i + size] for i in range(0, len(own), size)], after
+            return self.drawn(cursor, min(batch_sizes.values()), rank), after
+        size = batch_sizes[rank]
+        taken = min(self._group_batch(batch_sizes), self.samples - cursor.offset)
+        counts = apportion(taken, [batch_sizes[r] for r in ranks])
+        position = ranks.index(rank)
+        start = cursor.offset + sum(counts[:position])
+        own = self._permutation(cursor.epoch)[start : start + counts[position]].tolist()
+        return _cut(own, size), after
 
-    def longest(self, cursor: Cursor, batch_sizes: Mapping[int, int], own: Sequence[int]) -> int:
+    def after(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> Cursor:
+        """Return the cursor of the step after the one that begins at ``cursor``."""
+        behind = cursor.offset + self._group_batch(batch_sizes)
+        return Cursor(cursor.epoch, behind) if behind < self.samples else Cursor(cursor.epoch + 1, 0)
+
+    def taken(self, batch_sizes: Mapping[int, int]) -> int:
+        """Return the samples of a full step, at most all that there are."""
+        return min(self._group_batch(batch_sizes), self.samples)
+
+    def steps_a_pass(self, batch_sizes: Mapping[int, int]) -> int:
+        """Return the steps of one pass over the data."""
+        whole, left = divmod(self.samples, self.taken(batch_sizes))
+        return whole if self.drop_last else whole + bool(left)
+
+    def drawn(self, cursor: Cursor, size: int, rank: int) -> list[list[int]]:
+        """Return a full step of micro-batches of ``size`` samples that a newcomer draws for itself."""
+        rng = _generator(self.seed, _NEWCOMER, cursor.epoch, cursor.offset, rank)
+        return _cut(rng.integers(self.samples, size=self.accumulation * size).tolist(), size)
+
+    def epoch_of(self, cursor: Cursor, rank: int) -> int:
+        """Return the epoch of a sample of ``rank``: that of all."""
+        return cursor.epoch
+
+    def longest(self, cursor: Cursor, batch_sizes: Mapping[int, int], rank: int, own: Sequence[int]) -> int:
         """Return the length of the longest sample of the whole group's step at ``cursor``, and of ``own``, which a
         newcomer has drawn by itself; 0 where all are alike."""
         if self._lengths is None:
@@ -128,19 +179,11 @@ class SampleSchedule:
         step = self._permutation(cursor.epoch)[cursor.offset : end]
         return int(max(self._lengths[step].max(), self._lengths[list(own)].max(initial=0)))
 
-    def steps_per_epoch(self, batch_sizes: Mapping[int, int]) -> int:
-        """Return the steps of one epoch, the short last one included unless it is dropped."""
-        if self.drop_last:
-            return self.samples // self._group_batch(batch_sizes)
-        return math.ceil(self.samples / self._group_batch(batch_sizes))
-
     def total_steps(self, batch_sizes: Mapping[int, int], epochs: float) -> int:
-        """Return the steps of ``epochs`` passes (whole passes, then the part of the last one); at least 1."""
-        whole, each = math.floor(epochs), self.samples / self._group_batch(batch_sizes)
-        rest = math.ceil((epochs - whole) * (math.floor(each) if self.drop_last else each) - 1e-9)
-        return max(1, whole * self.steps_per_epoch(batch_sizes) + rest)
+        """Return the steps of ``epochs`` passes: see :func:`~training.schedule.steps_in`."""
+        return steps_in(self.samples / self._group_batch(batch_sizes), epochs, self.drop_last)
 
-    def epoch_fraction(self, cursor: Cursor) -> float:
+    def epoch_fraction(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> float:
         """Return the passes over the data behind ``cursor``."""
         return cursor.epoch + cursor.offset / self.samples
 
@@ -157,6 +200,10 @@ class SampleSchedule:
                 self._order = grouped(self._order, self._lengths, self._block, rng)
             self._epoch = epoch
         return self._order
+
+
+def _cut(indices: list[int], size: int) -> list[list[int]]:
+    return [indices[i : i + size] for i in range(0, len(indices), size)]
 
 
 def _generator(*key: int) -> np.random.Generator:

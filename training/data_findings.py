@@ -19,7 +19,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,17 +28,10 @@ from typing import Any
 
 from profiles.errors import BadInput, MusterError
 from profiles.schema import EVERY_LANGUAGE, DataSettings, ModelSettings, Profile
+from training.plan import RunPlan
 from training.tasks.patches import BLACKLIST, PSEUDO
 from training.tasks.published_models import model_folder
-from training.tasks.speech_clips import (
-    SPLITS,
-    Clip,
-    FileSource,
-    SpeechSplits,
-    held_out,
-    longer_than,
-    refused_as_long,
-)
+from training.tasks.speech_clips import SPLITS, Clip, FileSource, SpeechSplits, held_out, longer_than, refused_as_long
 from training.tasks.speech_dataset import (
     SpeechTables,
     in_train_too,
@@ -72,6 +65,8 @@ def findings(profile: Profile) -> dict[str, Any]:
     if profile.model.trait not in ("speech", "texts"):
         return {"splits": {}, "note": f"made by {profile.model.model_path}"}
     path = Path(data.dataset_path).expanduser()
+    if data.local_data:
+        return {"splits": {}, "note": "each machine has its own, which stay there"}
     if is_on_hub(data.dataset_path):
         return {"splits": {}, "note": "on the hub: it is downloaded when the run begins"}
     if profile.model.trait == "texts":
@@ -122,10 +117,7 @@ def _listen(clips: list[Clip]) -> dict[str, Any]:
     import soundfile  # 40 ms, which whoever only reads tables does without
 
     seconds, looked_at, broken = 0.0, 0, list[str]()
-    end = time.monotonic() + PATIENCE
-    for clip in clips:
-        if time.monotonic() > end:
-            break
+    for clip in _in_time(clips, PATIENCE):
         looked_at += 1
         if not isinstance(clip.audio, FileSource):
             continue
@@ -147,7 +139,7 @@ def check_data(profile: Profile) -> None:
         BadInput: it cannot be used; the message says what, where and what to do.
     """
     data = profile.data
-    if is_on_hub(data.dataset_path):
+    if data.local_data or is_on_hub(data.dataset_path):  # who has data of its own is asked itself
         return
     if profile.model.trait == "texts":
         from training.tasks.conversations import conversation_files, read_conversations
@@ -162,6 +154,17 @@ def check_data(profile: Profile) -> None:
         _refuse_long(profile, read_divided(data.dataset_path, data.text_column, data.pseudo_share))
 
 
+def check_data_of(plan: RunPlan) -> None:
+    """Read the tables of all members of a run on this machine: see :func:`check_data`.
+
+    Raises:
+        BadInput: some cannot be used.
+    """
+    for profile in {plan.seats[rank].data: plan.profile_of(rank) for rank in range(plan.world_size)}.values():
+        here = profile.data.model_copy(update={"local_data": False})
+        check_data(profile.model_copy(update={"data": here}))
+
+
 def _refuse_long(profile: Profile, splits: SpeechSplits) -> None:
     """Refuse clips that the model does not hear whole, as far as tables and headers tell: who trains decodes them all
     before it says so. Those of other languages may be left out yet.
@@ -172,10 +175,9 @@ def _refuse_long(profile: Profile, splits: SpeechSplits) -> None:
     data, window = profile.data, _window(profile.model)
     if data.long_audio != "refuse" or data.languages != EVERY_LANGUAGE or window is None:
         return
-    end = time.monotonic() + _SHORT_PATIENCE
     for split, clips in splits.items():
         limit = data.max_train_samples if split == "train" else data.max_eval_samples
-        looked_at = itertools.takewhile(lambda _: time.monotonic() < end, clips[: limit or None])
+        looked_at = _in_time(clips[: limit or None], _SHORT_PATIENCE)
         long = [clip for clip in looked_at if (_length(clip) or 0.0) > window + _HEADERS_ERR]
         if long:
             raise refused_as_long(long, longer_than(window), window)
@@ -225,15 +227,15 @@ def _longest(path: str, text_column: str, limit: int, stamp: int) -> Longest | N
 
 
 def _seconds(clips: Sequence[Clip]) -> float | None:
-    longest, end = 0.0, time.monotonic() + _SHORT_PATIENCE
-    for clip in clips:
-        if time.monotonic() > end:
-            return None
-        found = _length(clip)
-        if found is None:
-            return None
-        longest = max(longest, found)
-    return longest
+    lengths = map(_length, _in_time(clips, _SHORT_PATIENCE))
+    known = [length for length in lengths if length is not None]
+    return max(known, default=0.0) if len(known) == len(clips) else None
+
+
+def _in_time(clips: Sequence[Clip], seconds: float) -> Iterator[Clip]:
+    """Yield the clips that can be looked at within so many seconds."""
+    end = time.monotonic() + seconds
+    return itertools.takewhile(lambda _: time.monotonic() <= end, clips)
 
 
 def _length(clip: Clip) -> float | None:

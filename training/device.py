@@ -1,4 +1,4 @@
-"""What a model is computed on and how: device, precision, mode, and what is done where memory runs out."""
+"""Device, precision and mode of a model's computations, and what happens where memory runs out."""
 
 from __future__ import annotations
 
@@ -78,20 +78,36 @@ class Precision:
         """What the loss is multiplied by; ``None`` without loss scaling."""
         return float(self.scaler.get_scale()) if self.scaler.is_enabled() else None
 
-    def step(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], max_norm: float) -> float | None:
+    def step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: list[nn.Parameter],
+        max_norm: float,
+        whole: float | None = None,
+    ) -> float | None:
         """Unscale, clip, step; return the gradient norm before clipping (``None`` if clipping is off).
 
         Without any gradient, as where a member has no sample in a step, nothing is done.
+
+        Args:
+            whole: norm of the whole gradient without its scale, where others hold some of it.
         """
         if all(parameter.grad is None for parameter in parameters):
-            return 0.0 if max_norm > 0 else None
+            return whole or 0.0 if max_norm > 0 else None
         self.scaler.unscale_(optimizer)
-        norm: float | None = None
-        if max_norm > 0:
-            norm = float(nn.utils.clip_grad_norm_(parameters, max_norm))
+        if max_norm > 0 and whole is not None:
+            norm: float | None = whole
+            nn.utils.clip_grads_with_norm_(parameters, max_norm, torch.tensor(whole))
+        else:
+            norm = clip(parameters, max_norm)
         self.scaler.step(optimizer)
         self.scaler.update()
         return norm
+
+
+def clip(parameters: list[nn.Parameter], max_norm: float) -> float | None:
+    """Scale gradients down to ``max_norm``; return their norm before (``None`` if clipping is off)."""
+    return float(nn.utils.clip_grad_norm_(parameters, max_norm)) if max_norm > 0 else None
 
 
 def start_training(model: nn.Module) -> None:
@@ -155,7 +171,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def does_not_fit(error: Exception, device: torch.device, task: str) -> RunFailed:
-    """Return what is to be raised where even one sample alone is too much."""
+    """Return the error to raise where even a single sample does not fit."""
     said = " ".join(str(error).split())[:200]
     return RunFailed(
         f"one sample alone does not fit into the memory ({device.type}): {said}",
@@ -164,7 +180,7 @@ def does_not_fit(error: Exception, device: torch.device, task: str) -> RunFailed
 
 
 def give_back(device: torch.device) -> None:
-    """Free what nobody refers to any more, on ``device`` too."""
+    """Free memory that nothing refers to any more, on ``device`` too."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import Field, StrictInt, TypeAdapter, ValidationError
 from torch import nn
 
 from profiles.errors import BadInput
@@ -19,6 +22,7 @@ from training.device import Precision, does_not_fit, evaluating, give_back, is_o
 from training.events import EvaluationEvent
 from training.exchange.base import Exchange
 from training.exchange.payloads import documents, figures_by_rank
+from training.local_data import LocalSchedule
 from training.tasks.base import Answer
 from training.tasks.predictions import BEFORE, FOLDER, NAME, write_predictions
 
@@ -28,19 +32,22 @@ PART = 32
 """Samples that a member evaluates until it tells the others, at most: who is slow must be in time for each round."""
 _ROOM = 4_000_000
 """Bytes that one member sends, some 50,000 short texts; further ones stay out of the file."""
+_ANSWER = TypeAdapter(tuple[StrictInt, Annotated[str, Field(max_length=LONGEST_TEXT)], bool])
 
 
 class Evaluator:
     """Every member evaluates its share of a split; sums are gathered, so all see the same metrics.
 
     Args:
-        samples: of the task, whose model this is.
         precision: what the model is computed in, and on which device.
         batch_size: of this member, where ``settings`` name none for evaluations.
         stops: asked between two batches whether this member is to stop.
         warn: takes one line for each member that says what cannot be.
         run_dir: takes what the model wrote for each sample of the test split, or of the validation split where there is
             none: before the first step, and in the newest evaluation after it. ``None``: it is not kept.
+        names: what a member is called in warnings.
+        local: who has which samples, where data stay on their machines: then each member evaluates on its own, and
+            what the model wrote stays with it, unkept.
     """
 
     def __init__(
@@ -54,15 +61,30 @@ class Evaluator:
         stops: Callable[[], bool] = lambda: False,
         warn: Callable[[str], None] = lambda message: None,
         run_dir: Path | None = None,
+        names: Callable[[int], str] = "member {}".format,
+        local: LocalSchedule | None = None,
     ) -> None:
+        self._local = local
         self._task, self._samples, self._model, self._precision = samples.task, samples, model, precision
         self._exchange, self._settings = exchange, settings
         self._batch_size = settings.eval_batch_size or batch_size
-        self._stops, self._warn = stops, warn
+        self._stops, self._warn, self._names = stops, warn, names
         self._stopped: set[int] = set()
-        self._folder = run_dir / FOLDER if run_dir is not None and self._task.writes_texts else None
+        keeps = run_dir is not None and self._task.writes_texts and local is None
+        self._folder = run_dir / FOLDER if run_dir is not None and keeps else None
         self._answers: list[Answer] = []
         self._left_out: set[int] = set()
+
+    @property
+    def splits(self) -> list[str]:
+        """Those that any member has."""
+        return self._local.splits if self._local is not None else list(self._task.evaluation)
+
+    def _shares(self, split: str, members: Mapping[int, int]) -> dict[int, range]:
+        """Return who evaluates which samples."""
+        if self._local is not None:
+            return self._local.shares(split, members)
+        return {rank: evaluation_slice(len(self._task.evaluation[split]), members, rank) for rank in members}
 
     def evaluate(
         self, split: str, step: int, members: Mapping[int, int], again: int = 0, heeds: bool = True
@@ -81,7 +103,7 @@ class Evaluator:
         if not again:
             self._stopped = set()
         staying = {rank: size for rank, size in members.items() if rank not in self._stopped}
-        shares = {rank: evaluation_slice(len(self._task.evaluation[split]), staying, rank) for rank in staying}
+        shares = self._shares(split, staying)
         name = f"eval/{split}/{step}" + (f"/{again}" if again else "")
         order, sums = self._by_length(split, shares.get(self._exchange.rank, range(0))), dict[str, float]()
         self._answers, self._left_out = [], set()
@@ -95,7 +117,7 @@ class Evaluator:
                 return None
             asked = {rank: len(share[_part(len(share), part, parts)]) for rank, share in shares.items()}
             sums = add_sums([sums, self._added(gathered, asked)])
-        if self._folder is not None and split == ("test" if "test" in self._task.evaluation else "validation"):
+        if self._folder is not None and split == ("test" if "test" in self.splits else "validation"):
             self._keep(split, step, f"{name}/answers", staying)
         return self._event(split, step, sums, start)
 
@@ -139,7 +161,10 @@ class Evaluator:
         answers = from_payloads(gathered, {rank: evaluation_slice(size, members, rank) for rank in members})
         path = self._folder / (NAME if step else BEFORE)
         if missing := size - len(answers):
-            self._warn(f"{path.name} lacks {missing} of the {size} samples of {split}: their evaluators did not report")
+            self._warn(
+                f"{path.name} lacks {missing} of the {size} samples of {split}: the machines that evaluated "
+                "them did not report"
+            )
         try:
             write_predictions(path, self._task.predictions(split, answers))
         except BadInput as error:  # the figures are there all the same
@@ -156,8 +181,8 @@ class Evaluator:
         missing = {rank for rank in asked if rank not in sound} - self._left_out
         self._left_out |= missing
         if missing and self._exchange.rank == min(sound, default=None):
-            names = ", ".join(f"member {rank}" for rank in sorted(missing))
-            self._warn(f"{names} reported no possible figures in time; the evaluation leaves its part out")
+            names = ", ".join(map(self._names, sorted(missing)))
+            self._warn(f"{names} reported no valid figures in time; the evaluation goes on without that part")
         return add_sums(sound[rank] for rank in sorted(sound))
 
     def _is_possible(self, said: Mapping[str, float], share: int) -> bool:
@@ -183,7 +208,7 @@ class Evaluator:
 
     def _by_length(self, split: str, indices: range) -> list[int]:
         """Return ``indices`` with samples of like length beside each other, the longest first."""
-        lengths = self._task.evaluation_lengths(split)
+        lengths = self._task.evaluation_lengths(split) if indices else None
         return list(indices) if lengths is None else sorted(indices, key=lambda index: -int(lengths[index]))
 
     @torch.no_grad()
@@ -226,7 +251,7 @@ def add_sums(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def to_payload(answers: Sequence[Answer]) -> bytes:
-    """Return what a member sends of its share: as many answers as there is room for."""
+    """Return a member's answers as bytes: as many of them as fit into a payload."""
     rows, room = [], _ROOM
     for answer in answers:
         row = json.dumps([answer.sample, harmless(answer.text), int(answer.cut)])
@@ -243,16 +268,8 @@ def from_payloads(gathered: Mapping[int, bytes], shares: Mapping[int, Collection
     for rank, document in documents(gathered).items():
         rows = document.get("answers")
         for row in rows if isinstance(rows, list) else ():
-            answer = _answer(row)
-            if answer is not None and answer.sample in shares.get(rank, ()):
-                found.setdefault(answer.sample, answer)
+            with contextlib.suppress(ValidationError):
+                answer = Answer(*_ANSWER.validate_python(row))
+                if answer.sample in shares.get(rank, ()):
+                    found.setdefault(answer.sample, answer)
     return [found[sample] for sample in sorted(found)]
-
-
-def _answer(row: object) -> Answer | None:
-    if not (isinstance(row, list) and len(row) == 3):
-        return None
-    sample, text, cut = row
-    if type(sample) is not int or not isinstance(text, str) or len(text) > LONGEST_TEXT:
-        return None
-    return Answer(sample, harmless(text), bool(cut))

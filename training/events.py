@@ -29,6 +29,8 @@ from training.bounded import (
 )
 
 EVENTS_VERSION = 1
+MOST_WAYS = 256
+"""Peers whose ways one member tells."""
 
 
 def _without_gaps(metrics: object) -> object:
@@ -102,6 +104,9 @@ class StepEvent(_Event):
     """``None`` also where it is not finite, as in a step that fp16 passes over."""
     bytes_sent: Count = 0
     bytes_received: Count = 0
+    clock: Measured = None
+    """Of machines whose time is simulated: seconds since the run began, at the end of the step. The times above are
+    theirs then."""
 
     @property
     def seconds(self) -> float:
@@ -126,7 +131,18 @@ class SyncEvent(_Event):
     weight_hash: Name = ""
     """Hash of the synchronised weights: equal on all members."""
     drift: Measured = None
-    """Largest absolute difference that was found between the members' weights, and mended; ``None``: not compared."""
+    """Largest absolute difference that was found between the members' weights, and mended; where they differ on
+    purpose, of this member's from the mean. ``None``: not compared."""
+    rounds: dict[Name, Count] | None = Field(default=None, max_length=64)
+    """Of several strategies at once: how many rounds each has had of those whose exchange ended here."""
+    correlation: Measured = None
+    """Pearson correlation of this member's weights with the mean, of those that ``drift`` compares."""
+    delta_norm: Measured = None
+    """Euclidean norm of what this member brought: what it changed since the last synchronisation, or where weights
+    themselves are averaged, how they differ from their mean. ``None``: gradients, whose norm a step tells."""
+    compression: Measured = None
+    """Bytes that an average of all weights in fp32 after each step since the last synchronisation would have taken, of
+    an equal share of them to each member, over those that this member sent in these steps."""
 
 
 class EvaluationEvent(_Event):
@@ -164,7 +180,7 @@ class SnapshotEvent(_Event):
 
 
 class MachineEvent(_Event):
-    """Load of a member's machine; what it does not tell is ``None``."""
+    """Load of a member's machine; ``None`` where the machine does not tell."""
 
     kind: Literal["machine"] = "machine"
     cpu_percent: Number
@@ -191,7 +207,8 @@ class MachineEvent(_Event):
 
 
 class TimingEvent(_Event):
-    """One part of a start, when it is over: ``time`` is its end, by the clock of the machine it was measured on."""
+    """One phase of a start, written at its end: ``time`` is that end, by the clock of the machine it was measured
+    on."""
 
     kind: Literal["timing"] = "timing"
     part: Name
@@ -223,7 +240,7 @@ class ErrorEvent(_Event):
 
 
 class RequestEvent(_Event):
-    """What became of something that a person asked of the run; written by whoever carries it out."""
+    """The outcome of a person's request to the run; written by the process that carries it out."""
 
     kind: Literal["request"] = "request"
     request: Name
@@ -247,6 +264,33 @@ class AnswerEvent(_Event):
     done: bool = False
 
 
+class Way(BaseModel):
+    """The network path from one member to another."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    peer: Rank
+    """The other one."""
+    how: Literal["dialled", "came", "relayed"]
+    """The sender dialled; the other dialled, as the sender could not; or both met at the relay."""
+    address: Name = ""
+    """Of the other one; empty: at the relay."""
+    interface: Name = ""
+    """Of the sender's machine."""
+    name: Name = ""
+    """What the other one is called."""
+
+    def __str__(self) -> str:
+        return self.how if self.how == "relayed" else f"direct {self.address}"
+
+
+class WaysEvent(_Event):
+    """The paths from a member to others that are new or have changed; those to all other members are as before."""
+
+    kind: Literal["ways"] = "ways"
+    ways: tuple[Way, ...] = Field(max_length=MOST_WAYS)
+
+
 class UnknownEvent(_Event):
     """An event of a kind this version does not know."""
 
@@ -267,7 +311,8 @@ KnownEvent = Annotated[
     | WarningEvent
     | ErrorEvent
     | RequestEvent
-    | AnswerEvent,
+    | AnswerEvent
+    | WaysEvent,
     Field(discriminator="kind"),
 ]
 Event = KnownEvent | UnknownEvent

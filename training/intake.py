@@ -26,11 +26,14 @@ from training.events import (
     TimingEvent,
     UnknownEvent,
     WarningEvent,
+    WaysEvent,
     from_line,
 )
 from training.membership import Membership
+from training.strategies.registry import stretch_of
 
-HUB = -1
+COORDINATOR = -1
+"""The coordinator as a source; a member is its rank."""
 ROOM = 1 << 20
 """Bytes of one source that may wait; beyond them its pipe, and so whoever writes into it, waits."""
 BUDGET = 512 << 20
@@ -88,7 +91,7 @@ class Inbox:
             return source, line
 
     def close(self) -> None:
-        """Take in no more: who waits for room goes on, and what comes is let pass, up to the end of its source."""
+        """Take in no more: waiting writers continue, and their lines are discarded up to the end of their source."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -126,6 +129,7 @@ class Intake:
         self._inbox = Inbox()
         self._speakers: dict[int, _Speaker] = {}
         self._step = 0
+        self._stretch = stretch_of(members.plan.profile.strategy)
         self.may_pause = False
         """Whether the run was ever asked to pause."""
 
@@ -153,7 +157,7 @@ class Intake:
         return self._inbox.take()
 
     def close(self) -> None:
-        """Keep nothing more of what comes."""
+        """Discard everything that arrives from now on."""
         self._inbox.close()
 
     # ------------------------------------------------------------------------------------------------------ checks
@@ -164,19 +168,29 @@ class Intake:
             event = from_line(line)
             if abs(event.time - time.time()) > _CLOCK:
                 event = event.model_copy(update={"time": time.time()})
-            return self._of_hub(event) if source == HUB else self._of_member(source, event)
+            return self._of_coordinator(event) if source == COORDINATOR else self._of_member(source, event)
         except ValueError as error:
             self._blame(source, line, str(error))
             return None
 
-    def _of_hub(self, event: Event) -> Event:
+    def _of_coordinator(self, event: Event) -> Event:
         if isinstance(event, MemberEvent):
             _check(event.member in range(len(self._members.plan.seats)), "an unknown member")
             assert event.member is not None
             return event.model_copy(update={"name": self._members.name(event.member)})
+        if isinstance(event, WaysEvent):
+            return self._ways(event)
         if not isinstance(event, (WarningEvent, ErrorEvent)):
             raise ValueError(f"'{event.kind}' may not come from the coordinator")
         return WarningEvent(time=event.time, message=event.message)
+
+    def _ways(self, event: WaysEvent) -> Event:
+        seats = range(len(self._members.plan.seats))
+        _check(event.member in seats, "an unknown member")
+        named = (
+            way.model_copy(update={"name": self._members.name(way.peer)}) for way in event.ways if way.peer in seats
+        )
+        return event.model_copy(update={"ways": tuple(named)})
 
     def _of_member(self, rank: int, event: Event) -> Event:
         speaker = self._speakers.setdefault(rank, _Speaker())
@@ -187,23 +201,24 @@ class Intake:
                 _check(usual, f"'{event.status}' may not come from a member")
             case MemberEvent():
                 _check(event.member in (None, rank), "it names another member")
-                _check(event.status in _OF_ITSELF, f"'{event.status}' may not come from a member")
+                simulated = event.status == "lost" and self._members.plan.engine == "simulated"
+                _check(simulated or event.status in _OF_ITSELF, f"'{event.status}' may not come from a member")
                 own["name"] = self._members.name(rank)
                 speaker.joined |= event.status == "joined"
             case StepEvent():
                 self._check_step(speaker, event.step)
             case SyncEvent() | EvaluationEvent() | SnapshotEvent():
-                reached = self._newest() + _AHEAD if speaker.step is None else speaker.step
+                reached = self._newest() + _AHEAD if speaker.step is None else speaker.step + self._stretch
                 if isinstance(event, EvaluationEvent):
                     reached += 1  # own weights are evaluated within a step, before they are averaged
                 _check(event.step <= reached, f"step {event.step} has not been taken yet")
             case AnswerEvent():
-                reached = self._newest() if speaker.step is None else speaker.step
+                reached = (self._newest() if speaker.step is None else speaker.step) + self._stretch
                 _check(event.step <= reached + 1, f"step {event.step} is not the next")
             case RequestEvent():
                 _check((event.action, event.outcome) == ("expect", "done"), "an answer that may not come from a member")
-            case UnknownEvent():
-                raise ValueError(f"'{event.kind}' is no kind of event")
+            case UnknownEvent() | WaysEvent():
+                raise ValueError(f"'{event.kind}' may not come from a member")
             case _:
                 pass
         names = speaker.names.union(_names(event))
@@ -212,9 +227,13 @@ class Intake:
         return event.model_copy(update=own)
 
     def _check_step(self, speaker: _Speaker, step: int) -> None:
-        """Steps follow one another; the first of a member that joins, also again, may be anywhere near the others'."""
-        if speaker.step is None or (speaker.joined and step > speaker.step):
-            _check(step <= self._newest() + _AHEAD, f"step {step} is far beyond the others'")
+        """Steps follow one another; the first of a member that joins, also again, may be anywhere near the others'. Of
+        members with a pace of their own some make the same step of the run twice, and others leave some out."""
+        if self._stretch and speaker.step is not None and not speaker.joined:
+            most = self._newest() + 2 * self._stretch
+            _check(speaker.step <= step <= most, f"step {step} after step {speaker.step}")
+        elif speaker.step is None or (speaker.joined and step > speaker.step):
+            _check(step <= self._newest() + _AHEAD + self._stretch, f"step {step} is far beyond the others'")
         else:
             _check(step == speaker.step + 1, f"step {step} after step {speaker.step}")
         speaker.joined = False
@@ -231,12 +250,12 @@ class Intake:
     def _blame(self, source: int, line: bytes, reason: str) -> None:
         speaker, now = self._speakers[source], time.monotonic()
         speaker.strikes.append(now)
-        name = "the coordinator" if source == HUB else self._members.name(source)
+        name = "the coordinator" if source == COORDINATOR else self._members.name(source)
         if now - speaker.warned >= _QUIET:
             speaker.warned = now
             said = harmless(f"{name} has written an invalid event ({reason}): {line[:200]!r}", 500)
-            self._tell(WarningEvent(member=None if source == HUB else source, message=said))
-        if source != HUB and len(speaker.strikes) == STRIKES and now - speaker.strikes[0] < MEMORY:
+            self._tell(WarningEvent(member=None if source == COORDINATOR else source, message=said))
+        if source != COORDINATOR and len(speaker.strikes) == STRIKES and now - speaker.strikes[0] < MEMORY:
             speaker.strikes.clear()
             self._give_up(source, harmless(f"it has written {STRIKES} lines that are not events: {reason}", 300))
 
@@ -248,10 +267,10 @@ class Intake:
         Beyond the budget only what decides something does, and of the rest one line a second.
         """
         speaker, now = self._speakers[source], time.monotonic()
-        within = speaker.kept + size <= BUDGET or source == HUB
+        within = speaker.kept + size <= BUDGET or source == COORDINATOR
         if within or isinstance(event, _DECISIVE):
             speaker.kept += size
-            if speaker.kept > 2 * BUDGET and source != HUB:
+            if speaker.kept > 2 * BUDGET and source != COORDINATOR:
                 self._give_up(source, f"it has written {speaker.kept >> 20} MiB of events")
             return True
         if speaker.last_kept is None:

@@ -1,5 +1,5 @@
-"""Process entry of one rank of a launched script: ``python -m training.launched``, told and telling as
-:mod:`training.worker` is.
+"""Process entry of one rank of a launched script: ``python -m training.launched``, with the commands
+and events of :mod:`training.worker`.
 
 The script is a process of its own (``script_start.py``) in this one's group: neither its modules nor its end touch what
 watches it, and what it starts ends with it. It has torchrun's environment.
@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import psutil
+
 from profiles.errors import ExitCode, MusterError, RunFailed
 from training.bounded import LONGEST_LINE, LONGEST_TEXT
 from training.events import ErrorEvent, Event, EventSink, MemberEvent, RunEvent
@@ -27,7 +29,7 @@ from training.machine_load import machine_events
 from training.plan import LAUNCHED_FILES, Launch, RunPlan, read_plan
 from training.processes import RUN_VARIABLE, end_processes, thread_limits
 from training.resources import whole_cores
-from training.worker import take_over_stdout, worker_arguments
+from training.worker import Meeting, leave, take_over_stdout, worker_arguments
 
 START = Path(__file__).with_name("script_start.py")
 _GRACE = 5.0
@@ -36,8 +38,12 @@ _COPY_PATIENCE = 600.0
 _LOOK = 0.05
 
 
-def environment(plan: RunPlan, launch: Launch, rank: int, store: str, secrets: Path) -> dict[str, str]:
-    """Return torchrun's variables for a rank, and what the mesh needs; without what only this process needs."""
+def environment(plan: RunPlan, launch: Launch, rank: int, where: Meeting, secrets: Path) -> dict[str, str]:
+    """Return torchrun's variables for a rank, and what the mesh needs; without what only this process needs.
+
+    Raises:
+        RunFailed: the interface that a person has named is not here.
+    """
     beside, machine = launch.beside(rank), launch.machines[rank]
     code = (str(START.parents[1]), str(Path.cwd() / "inputs" / "user"))
     path = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part not in code]
@@ -67,11 +73,30 @@ def environment(plan: RunPlan, launch: Launch, rank: int, store: str, secrets: P
         "PYTHONUNBUFFERED": "1",
         RUN_VARIABLE: plan.run_id,
         "MUSTER_CERTIFICATES": str((secrets / f"member-{rank}").resolve()),
-        "MUSTER_LISTEN": launch.addresses[machine],
+        "MUSTER_LISTEN": listening(launch, machine),
         "MUSTER_NAMES": ",".join(member.name for member in plan.members),
-        "MUSTER_STORE": store,
+        "MUSTER_STORE": where.address,
+        "MUSTER_RELAY": where.relay,
         "MUSTER_BACKEND": launch.backend,
     }
+
+
+def listening(launch: Launch, machine: int) -> str:
+    """Return the literal address on which the ranks of a machine, this one, listen.
+
+    Raises:
+        RunFailed: the interface that a person has named for it is not here, or has no address.
+    """
+    interface = launch.interfaces[machine] if launch.interfaces else ""
+    if not interface:
+        return launch.addresses[machine]
+    there, families = psutil.net_if_addrs(), (socket.AF_INET, socket.AF_INET6)
+    own = sorted((one.family, one.address) for one in there.get(interface, ()) if one.family in families)
+    for _, address in own:
+        if not address.startswith("fe80"):
+            return str(address)
+    known = ", ".join(sorted(there))
+    raise RunFailed(f"no address on interface '{interface}' of the hosts file; this machine has: {known}")
 
 
 def workplace(launch: Launch, run_dir: Path, rank: int) -> Path:
@@ -91,7 +116,7 @@ def workplace(launch: Launch, run_dir: Path, rank: int) -> Path:
     end = time.monotonic() + _COPY_PATIENCE
     while not place.is_dir():
         if time.monotonic() > end:
-            raise RunFailed(f"{place} was not made", "see the log of the machine's first rank")
+            raise RunFailed(f"{place} was not created", "see the log of the machine's first rank")
         time.sleep(_LOOK)
     return place
 
@@ -121,7 +146,7 @@ class Script:
         self._reader.start()
 
     def obey(self) -> None:
-        """Carry out what this process is told, until nobody tells it anything any more."""
+        """Carry out commands until their source is closed."""
         for line in iter(lambda: sys.stdin.buffer.readline(LONGEST_LINE), b""):
             with contextlib.suppress(ValueError):
                 if json.loads(line).get("command") == "stop":
@@ -130,7 +155,7 @@ class Script:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE)
             return
-        print("nobody watches this script any more: it is ended", file=sys.stderr, flush=True)
+        print("the process that watched this script is gone: ending it", file=sys.stderr, flush=True)
         os.killpg(0, signal.SIGKILL)
 
     def end(self) -> ExitCode:
@@ -183,7 +208,7 @@ def keep_files(place: Path, before: Mapping[str, tuple[int, int]], target: Path)
             (place / relative).rename(target / relative)
 
 
-def run_script(plan: RunPlan, rank: int, run_dir: Path, secrets: Path, store: str, emit: EventSink) -> ExitCode:
+def run_script(plan: RunPlan, rank: int, run_dir: Path, secrets: Path, where: Meeting, emit: EventSink) -> ExitCode:
     """Run the script as one rank; every failure becomes one ``error`` event."""
     name, launch = plan.seats[rank].name, plan.launch
     assert launch is not None
@@ -191,7 +216,7 @@ def run_script(plan: RunPlan, rank: int, run_dir: Path, secrets: Path, store: st
     try:
         place = workplace(launch, run_dir, rank)
         before = stamps(place) if launch.folder and rank == 0 else {}
-        script = Script(name, launch, place, environment(plan, launch, rank, store, secrets), emit)
+        script = Script(name, launch, place, environment(plan, launch, rank, where, secrets), emit)
     except (MusterError, OSError) as error:
         emit(ErrorEvent(message=f"{name}: {error}"))
         return ExitCode.RUN_FAILED
@@ -220,12 +245,9 @@ def main() -> int:
     line = sys.stdin.buffer.readline(LONGEST_LINE)
     if not line:
         return int(ExitCode.STOPPED)
-    address = str(json.loads(line)["address"])
-    return int(run_script(plan, arguments.rank, arguments.run_dir, arguments.secrets, address, emit))
+    where = Meeting(**json.loads(line))
+    return int(run_script(plan, arguments.rank, arguments.run_dir, arguments.secrets, where, emit))
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # a thread that waits for words must not delay the end
+    leave(main())

@@ -1,4 +1,4 @@
-"""What the workers of a local run meet at: the coordinator, or the rendezvous store of ``torch.distributed``."""
+"""What the workers of a local run meet at: the coordinator, or the rendezvous store of a launched script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from training.events import WarningEvent
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.store_server import StoreServer
 from training.plan import RunPlan
-from training.processes import Channel, HubProcess
+from training.processes import Channel, CoordinatorProcess
 from training.run_files import write_whole
 from training.run_folder import RunFolder
 
@@ -21,14 +21,14 @@ SPARE = 8
 _MOST_STARTS = 5
 
 
-class HubHandle(Channel, Protocol):
+class CoordinatorHandle(Channel, Protocol):
     """A started coordinator, here or elsewhere; its first line is ``{"port": N}``, then come events. If it cannot have
     what it is told, that line has ``error`` and ``hint`` too."""
 
     def stop(self) -> None: ...
 
 
-StartHub = Callable[[dict[str, Any], BinaryIO], HubHandle]
+StartCoordinator = Callable[[dict[str, Any], BinaryIO], CoordinatorHandle]
 """Starts a coordinator with this configuration, its log going there."""
 
 
@@ -36,12 +36,10 @@ class LocalEngine:
     """Started before the workers can meet, stopped after them.
 
     Args:
-        plan: names engine and members.
         folder: its ``secrets`` hold the run's certificates.
-        open_log: opens the log of a process by name.
         watch: takes the event lines of the coordinator.
         listen: literal address of the coordinator; the rendezvous store is always on loopback.
-        start_hub: where the coordinator is to run; default: a process of this machine.
+        start_coordinator: where the coordinator is to run; default: a process of this machine.
     """
 
     def __init__(
@@ -51,15 +49,15 @@ class LocalEngine:
         open_log: Callable[[str], BinaryIO],
         watch: Callable[[Iterator[bytes]], None],
         listen: str = "127.0.0.1",
-        start_hub: StartHub | None = None,
+        start_coordinator: StartCoordinator | None = None,
     ) -> None:
         self._plan = plan
         self._folder = folder
         self._open_log = open_log
         self._watch = watch
         self._listen = listen
-        self._start_process = start_hub or self._start_here
-        self._hub: HubHandle | None = None
+        self._start_process = start_coordinator or self._start_here
+        self._coordinator: CoordinatorHandle | None = None
         self._store: StoreServer | None = None
         self._port = self._relay_port = 0
         self._banned: set[int] = set()
@@ -73,24 +71,25 @@ class LocalEngine:
             RunFailed: the coordinator did not start.
         """
         launch, secrets = self._plan.launch, self._folder.secrets
-        if self._plan.world_size == 1 and launch is None:
+        if launch is None and (self._plan.world_size == 1 or self._plan.engine == "simulated"):
             return ""
-        if launch is not None:
-            issue_run_certificates(secrets, self._plan.run_id, range(self._plan.world_size), launch.addresses)
-        if not self._plan.has_hub:
-            self._store = StoreServer(self._plan.profile.strategy.hub_port)
+        if self._plan.has_coordinator or (launch is not None and len(launch.addresses) > 1):
+            self._start_coordinator()  # of a launched script: for its relay alone
+        elif launch is not None:
+            issue_run_certificates(secrets, self._plan.run_id, range(self._plan.world_size), [self._listen])
+        if not self._plan.has_coordinator:
+            self._store = StoreServer(self._plan.profile.strategy.coordinator_port)
             for rank in range(self._plan.world_size):
                 self._store.admit(secrets / f"member-{rank}")
             return f"127.0.0.1:{self._store.port}"
         host = f"[{self._listen}]" if ":" in self._listen else self._listen
-        return f"{host}:{self._start_hub()}"
+        return f"{host}:{self._port}"
 
-    def _start_hub(self) -> int:
-        config = self._hub_config()
-        log = self._open_log("hub")
+    def _start_coordinator(self) -> None:
+        config = self._coordinator_config()
+        log = self._open_log("coordinator")
         lines = self._started(config, log)
         self._watch(self._lines(lines, config, log))
-        return self._port
 
     def _started(self, config: dict[str, Any], log: BinaryIO) -> Iterator[bytes]:
         """Start the coordinator, and return its events.
@@ -99,8 +98,8 @@ class LocalEngine:
             BadInput: it cannot have what it was told to have.
             RunFailed: it did not start.
         """
-        self._hub = self._start_process(config, log)
-        lines = self._hub.lines()
+        self._coordinator = self._start_process(config, log)
+        lines = self._coordinator.lines()
         first = json.loads(next(lines, b"{}"))
         if "error" in first:
             raise BadInput(first["error"], first["hint"])
@@ -115,23 +114,23 @@ class LocalEngine:
             yield from lines
             if self._stopped or left == 1:
                 return
-            message = "the coordinator ended by itself; it is started again, and the machines go on where they were"
+            message = "the coordinator ended unexpectedly and is started again; the machines continue where they were"
             yield WarningEvent(message=message).model_dump_json().encode()
             try:
-                if self._hub is not None:
-                    self._hub.stop()
+                if self._coordinator is not None:
+                    self._coordinator.stop()
                 lines = self._started({**config, "port": self._port, "relay_port": self._relay_port}, log)
             except MusterError:
                 return
             for rank in self._banned:
                 self.ban(rank)
 
-    def _start_here(self, config: dict[str, Any], log: BinaryIO) -> HubHandle:
-        path = self._folder.secrets / "hub.json"
+    def _start_here(self, config: dict[str, Any], log: BinaryIO) -> CoordinatorHandle:
+        path = self._folder.secrets / "coordinator.json"
         write_whole(path, json.dumps(config).encode())
-        return HubProcess(path, log)
+        return CoordinatorProcess(path, log)
 
-    def _hub_config(self) -> dict[str, Any]:
+    def _coordinator_config(self) -> dict[str, Any]:
         secrets, strategy = self._folder.secrets, self._plan.profile.strategy
         ranks = range(self._plan.world_size + SPARE)
         issue_run_certificates(secrets, self._plan.run_id, ranks, [self._listen])
@@ -141,8 +140,8 @@ class LocalEngine:
             "spare": SPARE,
             "local": [member.rank for member in self._plan.members if member.local],
             "address": self._listen,
-            "port": strategy.hub_port,
-            "certificates": str(secrets / "hub"),
+            "port": strategy.coordinator_port,
+            "certificates": str(secrets / "coordinator"),
             "round_deadline": strategy.round_deadline,
             "quorum": strategy.quorum,
         }
@@ -156,21 +155,21 @@ class LocalEngine:
     def ban(self, rank: int) -> None:
         """Let nobody exchange anything with a member any more, whether its machine obeys or not."""
         self._banned.add(rank)
-        if self._hub is not None:
-            self._hub.send({"ban": rank})
+        if self._coordinator is not None:
+            self._coordinator.send({"ban": rank})
 
     def admit(self, rank: int) -> None:
         """Let a member in again."""
         self._banned.discard(rank)
-        if self._hub is not None:
-            self._hub.send({"admit": rank})
+        if self._coordinator is not None:
+            self._coordinator.send({"admit": rank})
 
     def stop(self) -> None:
         """End what was started. Idempotent."""
         self._stopped = True
-        if self._hub is not None:
-            self._hub.stop()
-            self._hub = None
+        if self._coordinator is not None:
+            self._coordinator.stop()
+            self._coordinator = None
         if self._store is not None:
             self._store.close()
             self._store = None

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from profiles.counts import counted
-from profiles.errors import BadInput
+from profiles.errors import BadInput, counted
 from profiles.schema import Profile
 from training.data import shares_to_batch_sizes
-from training.plan import MemberPlan, RunPlan
+from training.plan import JOB_FACTORY, MemberPlan, RunPlan
 from training.resources import count_gpus, whole_cores
 from training.run_folder import new_run_id
 from training.strategies.registry import check_strategy, usual_strategy
@@ -17,8 +16,13 @@ from training.tasks.published_models import with_local_model
 logger = logging.getLogger("muster.plan")
 
 
-def plan_local_run(profile: Profile, workers: int, resume: bool = False, *, here: bool = True) -> RunPlan:
+def plan_local_run(
+    profile: Profile, workers: int, resume: bool = False, *, here: bool = True, simulated: bool = False
+) -> RunPlan:
     """Return the plan of a run with ``workers`` workers on this machine, or elsewhere if not ``here``.
+
+    Args:
+        simulated: they are one process and take turns.
 
     Raises:
         BadInput: zero workers, shares that do not fit, an unknown strategy.
@@ -31,11 +35,11 @@ def plan_local_run(profile: Profile, workers: int, resume: bool = False, *, here
         message = f'shares = "{text}" does not fit {counted(workers, "worker")}'
         raise BadInput(message, "set one positive number per worker, or leave it empty")
     batch_sizes = shares_to_batch_sizes(shares, profile.training.batch_size)
-    threads = profile.training.threads or max(1, whole_cores() // workers)
+    threads = profile.training.threads or max(1, whole_cores() // (1 if simulated else workers))
     strategy = profile.strategy
     name = usual_strategy() if strategy.strategy == "auto" else check_strategy(strategy.strategy)
     chosen = with_local_model(profile).model_copy(update={"strategy": strategy.model_copy(update={"strategy": name})})
-    devices = _device_indices(profile.training.device, workers) if here else [0] * workers
+    devices = _device_indices(profile.training.device, workers) if here and not simulated else [0] * workers
     return RunPlan(
         run_id=new_run_id(),
         profile=chosen,
@@ -48,12 +52,21 @@ def plan_local_run(profile: Profile, workers: int, resume: bool = False, *, here
                 batch_size=size,
                 threads=threads,
                 local=True,
+                data=own_data(chosen, rank),
             )
             for rank, size in enumerate(batch_sizes)
         ),
-        engine="nccl" if strategy.engine == "nccl" else "mesh",
+        engine="simulated" if simulated else "nccl" if strategy.engine == "nccl" else "mesh",
         resume=resume,
     )
+
+
+def own_data(profile: Profile, rank: int, folder: str = "") -> str:
+    """Return where a member finds its data, if these stay on machines: ``folder``, or else the profile's path, with the
+    member's rank for ``{rank}``; empty if they do not."""
+    if not profile.data.local_data or profile.model.model_path == JOB_FACTORY:
+        return ""
+    return (folder or profile.data.dataset_path).replace("{rank}", str(rank))
 
 
 def _device_indices(device: str, workers: int) -> list[int]:

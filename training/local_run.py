@@ -10,8 +10,7 @@ import threading
 from collections.abc import Callable, Collection
 from typing import Any, BinaryIO, Literal
 
-from profiles.counts import counted
-from profiles.errors import BadInput, ExitCode
+from profiles.errors import BadInput, ExitCode, counted
 from training.events import (
     AnswerEvent,
     ErrorEvent,
@@ -23,15 +22,15 @@ from training.events import (
     StepEvent,
     WarningEvent,
 )
-from training.intake import HUB, Intake
-from training.local_engine import LocalEngine, StartHub
+from training.intake import COORDINATOR, Intake
+from training.local_engine import LocalEngine, StartCoordinator
 from training.membership import Membership, Watched
 from training.orders import OrderAction
 from training.outcome import RunOutcome, Tally, write_end
-from training.plan import MemberPlan, RunPlan
+from training.plan import FinalStatus, MemberPlan, RunPlan
 from training.processes import SubprocessWorker, Worker
 from training.run_folder import RunFolder
-from training.run_metadata import FinalStatus
+from training.simulated.process import SharedProcess
 from training.stopping import FAILED_GRACE, SCRIPT_GRACE, Conductor, Progress, Stopping
 
 StartWorker = Callable[[int, BinaryIO], Worker]
@@ -41,13 +40,13 @@ class LocalRun:
     """One run on this machine.
 
     Args:
-        plan: what to run.
         folder: where everything goes; held by this process.
         on_event: called with every event after it was written, always from the thread that calls :meth:`wait`.
-        start_worker: starts the process of a rank; default: ``python -m training.worker``.
+        start_worker: starts the process of a rank; default: ``python -m WORKER``.
         listen: literal address of the coordinator.
         more_metrics: asked at the end for what else belongs into ``metrics.json``.
-        start_hub: where the coordinator is to run; default: a process of this machine.
+        start_coordinator: where the coordinator is to run; default: a process of this machine.
+        worker: the module that a worker of this machine is.
     """
 
     def __init__(
@@ -58,19 +57,21 @@ class LocalRun:
         start_worker: StartWorker | None = None,
         listen: str = "127.0.0.1",
         more_metrics: Callable[[], dict[str, Any]] = dict,
-        start_hub: StartHub | None = None,
+        start_coordinator: StartCoordinator | None = None,
+        worker: str = "training.worker",
     ) -> None:
         self.plan = plan
+        self._worker = "training.launched" if plan.launch else worker
         self._more_metrics = more_metrics
         self.folder = folder
         self._on_event = on_event
-        self._start_worker = start_worker or self._start_subprocess
+        self._start_worker = start_worker or (self._shared() if plan.engine == "simulated" else self._start_subprocess)
         self.members = Membership(plan)
         self._intake = Intake(self.members, self._record, self._expel)
         self._conductor = Conductor(self.members)
         self._progress = Progress()
         self._engine = LocalEngine(
-            plan, folder, self._log, lambda lines: self._intake.listen(HUB, lines), listen, start_hub
+            plan, folder, self._log, lambda lines: self._intake.listen(COORDINATOR, lines), listen, start_coordinator
         )
         self._begun = False
         """The first step could be taken: from here on a failure is the run's, not the input's."""
@@ -109,16 +110,21 @@ class LocalRun:
         for watched in self.members.workers.values():
             watched.process.send({"address": self._address, "relay": self._engine.relay})
 
+    def _shared(self) -> StartWorker:
+        first = self.plan.members[0]
+        return SharedProcess(self._worker, self._arguments(first.rank), self.plan.world_size, first.threads).start
+
     def _start_subprocess(self, rank: int, log: BinaryIO) -> Worker:
+        return SubprocessWorker(self._worker, self._arguments(rank), self.plan.members[rank].threads, log)
+
+    def _arguments(self, rank: int) -> list[str]:
         arguments = {
             "--plan": self.folder.path / "plan.json",
             "--rank": rank,
             "--run-dir": self.folder.path,
             "--secrets": self.folder.secrets,
         }
-        flat = [str(part) for pair in arguments.items() for part in pair]
-        module = "training.launched" if self.plan.launch else "training.worker"
-        return SubprocessWorker(flat, self.plan.members[rank].threads, log, module)
+        return [str(part) for pair in arguments.items() for part in pair]
 
     def _log(self, name: str) -> BinaryIO:
         stream = self.folder.log_path(name).open("ab")
@@ -148,7 +154,7 @@ class LocalRun:
 
     def _take(self, source: int, line: bytes) -> None:
         event = None if source in self.members.lost else self._intake.event(source, line)
-        if event is not None and source != HUB:
+        if event is not None and source != COORDINATOR:
             event = self.members.workers[source].process.told(event)
         if event is None or (isinstance(event, RunEvent) and not self._note_status(event)):
             return
@@ -168,9 +174,9 @@ class LocalRun:
             self._tally.note(event)
         self._progress(event)
         if isinstance(event, RunEvent) and "step" in event.details and self._tally.given_up:
-            again = f"{counted(self._tally.given_up, 'step is', 'steps are')} taken again"
+            again = f"{counted(self._tally.given_up, 'step is', 'steps are')} repeated"
             step = event.details["step"]
-            message = f"the newest snapshot that all can go on from is of step {step}: {again}"
+            message = f"the newest snapshot that all machines have is of step {step}: {again}"
             self._record(WarningEvent(message=message))
         elif isinstance(event, StepEvent):
             self.members.workers[source].step = event.step
@@ -239,8 +245,8 @@ class LocalRun:
         self._note_error(rank, error)
 
     def _others_go_on(self, rank: int) -> bool:
-        """Whether the run can do without a member: the mesh can, as long as another trains or has come to the end."""
-        return self._begun and self.plan.has_hub and self.members.can_do_without(rank)
+        """Whether the run can do without a member: as long as another trains or has come to the end."""
+        return self._begun and self.plan.has_coordinator and self.members.can_do_without(rank)
 
     def _note_loss(self, rank: int, cause: str) -> None:
         name = self.members.name(rank)
@@ -268,7 +274,7 @@ class LocalRun:
             then: called with the step when all have done it.
         """
         if self.plan.launch is not None:
-            raise BadInput(f"a launched script knows no {action}", "it can only be stopped")
+            raise BadInput(f"a launched script cannot take the request '{action}'", "it can only be stopped")
         self._intake.may_pause |= action == "pause"
         self._conductor.give(action, then)
 
@@ -287,7 +293,7 @@ class LocalRun:
             return
         self.members.dismiss(ranks)
         for rank in ranks:
-            order = {"command": "stop", "at_sync": True, "reason": "let go", "snapshot": False}
+            order = {"command": "stop", "at_sync": True, "reason": "dropped", "snapshot": False}
             self.members.workers[rank].process.send(order)
 
     def expect(self, member: MemberPlan) -> None:
@@ -327,7 +333,9 @@ class LocalRun:
         """Raise ``BadInput`` where nobody can leave or be let in."""
         self.members.refuse_change()
         if not self._begun or self._stopping.reason:
-            raise BadInput("the run is about to end" if self._stopping.reason else "the run has not begun to train yet")
+            raise BadInput(
+                "the run is about to end" if self._stopping.reason else "the run has not started training yet"
+            )
 
     def kill(self) -> None:
         """End every process of the run at once. Idempotent."""

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -33,6 +33,9 @@ def machine_events(
     private: Path,
     run_id: str = "",
     process: int | None = None,
+    *,
+    machine: Any = psutil,
+    patience: float | None = None,
 ) -> Iterator[None]:
     """Report the load of this machine every few seconds, and once at the end.
 
@@ -41,12 +44,15 @@ def machine_events(
         process: number of the one whose memory is told; default: this one.
         private: the run's private folder on this machine, where its members agree on who counts a meter.
         run_id: of the run; without it nobody tells what other programs use.
+        machine: see :class:`MachineLoad`.
+        patience: seconds to wait for the last event; default: :data:`PATIENCE`.
     """
     stop = threading.Event()
 
     def report() -> None:
         try:
-            load = MachineLoad(device, private, others=OtherLoad(run_id) if run_id else None, process=process)
+            others = OtherLoad(run_id) if run_id else None
+            load = MachineLoad(device, private, others=others, process=process, machine=machine)
             try:
                 load.event(time.monotonic())  # meters and the processor's load are counted from here
                 while not stop.wait(INTERVAL):
@@ -65,7 +71,7 @@ def machine_events(
         yield
     finally:
         stop.set()
-        thread.join(PATIENCE)
+        thread.join(PATIENCE if patience is None else patience)
 
 
 class MachineLoad:
@@ -77,6 +83,7 @@ class MachineLoad:
         packages: the processor's energy counters; default: this machine's.
         others: tells what programs use that do not belong to the run.
         process: see :func:`machine_events`.
+        machine: tells temperatures and the battery, as psutil does.
     """
 
     def __init__(
@@ -86,7 +93,9 @@ class MachineLoad:
         packages: Packages | None = None,
         others: OtherLoad | None = None,
         process: int | None = None,
+        machine: Any = psutil,
     ) -> None:
+        self._machine = machine
         self._others = others
         self._device = device
         self._private = private
@@ -101,7 +110,7 @@ class MachineLoad:
 
     def event(self, at: float) -> MachineEvent:
         """Read everything at a time in seconds of the monotonic clock."""
-        gpu, power = self._found_gpu(), battery()
+        gpu, power = self._found_gpu(), battery(self._machine)
         share = self._others.share() if self._others is not None else None
         watts = {meter: meter.watts(at) for meter, claim in self._meters if claim.mine()}
         known = {meter: joules for meter in watts if (joules := meter.joules) is not None}
@@ -113,7 +122,7 @@ class MachineLoad:
             memory_used=self._process.memory_info().rss,
             memory_total=psutil.virtual_memory().total,
             device_memory_used=peak,
-            celsius=processor_celsius() if self._on_processor else gpu.celsius() if gpu else None,
+            celsius=processor_celsius(self._machine) if self._on_processor else gpu.celsius() if gpu else None,
             throttled=gpu.throttled() if gpu else None,
             watts=sum(drawn) if known and len(drawn) == len(known) else None,
             joules=sum(known.values()) if known else None,

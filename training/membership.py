@@ -72,7 +72,7 @@ class Membership:
         self.refuse_change()
         with self._gate:
             if member.rank != len(self.plan.seats):
-                raise BadInput("two machines joined at once", "try again")
+                raise BadInput("two machines tried to join at once", "try again")
             if len(self.plan.added) == SPARE:
                 raise BadInput(f"{SPARE} machines have joined this run, and no more can", _ANOTHER)
             self.plan = self.plan.model_copy(update={"added": (*self.plan.added, member)})
@@ -99,14 +99,14 @@ class Membership:
             watched.kill()
 
     def goes_on(self) -> bool:
-        """Whether somebody has still to end; after the first no, nobody is let in."""
+        """Whether a worker is still running; once this is false, no member is let in."""
         with self._gate:
             self._over = all(watched.exit_code is not None for watched in self.workers.values())
             return not self._over
 
     @property
     def complaints(self) -> list[str]:
-        """What members said that could not go on."""
+        """The errors of members that could not continue."""
         return [watched.error.message for watched in self.workers.values() if watched.error is not None]
 
     def all_done(self) -> bool:
@@ -123,7 +123,7 @@ class Membership:
         return all(w.exit_code is not None for rank, w in self.workers.items() if rank not in self.guests)
 
     def note(self, source: int, event: MemberEvent) -> bool:
-        """Note who came and went; return whether the run's events do not tell it yet.
+        """Note that a member came or went; return whether the run's events do not tell it yet.
 
         A loss is told once, by the coordinator or by the end of the worker: whichever is first knows the cause.
         """
@@ -154,7 +154,7 @@ class Membership:
         return news
 
     def dismiss(self, ranks: Collection[int]) -> None:
-        """Regard members as leaving.
+        """Note that members are leaving.
 
         Raises:
             BadInput: they do not take part, or nobody would be left.
@@ -190,14 +190,14 @@ class Membership:
             self.workers = {**self.workers, rank: Watched(worker)}
 
     def check_room(self, rank: int) -> None:
-        """Say why a member cannot come back.
+        """Check that a member may come back.
 
         Raises:
             BadInput: it takes part, or the run's members stay as they are.
         """
         self.refuse_change()
         if self._over or not self.taking_part:
-            raise BadInput("no member that trains is left to admit it")
+            raise BadInput("no machine is training that could let it join")
         if rank in self.workers and self.workers[rank].exit_code is None:
             going = self.is_going(rank)
             raise BadInput(f"{self.name(rank)} {'has not ended yet' if going else 'already takes part'}")
@@ -205,7 +205,6 @@ class Membership:
     def refuse_change(self) -> None:
         """Raise ``BadInput`` where the members are bound to stay as they are."""
         if self.plan.world_size == 1:
-            raise BadInput("a run that began with one member takes no others", _ANOTHER)
-        if not self.plan.has_hub:
-            what = "engine nccl" if self.plan.launch is None else "a launched script"
-            raise BadInput(f"{what} cannot change its members", _ANOTHER)
+            raise BadInput("a run that started with one machine takes no others", _ANOTHER)
+        if not self.plan.has_coordinator:
+            raise BadInput("the machines of a launched script cannot change", _ANOTHER)

@@ -1,4 +1,4 @@
-"""How all members of a run come to act after the same step: stop, snapshot, pause, resume.
+"""How all members of a run act after the same step: stop, snapshot, pause, resume.
 
 A member trains on while an order is under way to it, so that a step which is named from afar may be past when the order
 arrives. Therefore the members are asked first, and none goes beyond its answer until it knows the step::
@@ -25,6 +25,7 @@ import statistics
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -56,7 +57,7 @@ class Command(BaseModel):
 
 
 class MemberOrders:
-    """A member's side: what it was told and has not done yet."""
+    """A member's side: the commands it has received and not yet carried out."""
 
     def __init__(self) -> None:
         self._ahead: int | None = None  # nobody has told this member yet where it starts
@@ -76,7 +77,7 @@ class MemberOrders:
         return self._ahead is not None and min(stops, default=math.inf) <= self._ahead
 
     def hear(self, command: Command) -> AnswerEvent | None:
-        """Take a command; return what is to be answered."""
+        """Take a command; return the answer to send."""
         if command.command == "meet":
             self._meeting = command.order
             return None if self._ahead is None else AnswerEvent(order=command.order, step=self._ahead)
@@ -171,14 +172,14 @@ class GroupOrders:
         self.look()
 
     def overdue(self, number: int) -> None:
-        """Wait no longer for answers; whoever is silent may be one step further than the others, which wait for it."""
+        """Stop waiting for answers; a silent member may be one step ahead of the others, which wait for it."""
         order = self._current
         if order is not None and order.number == number and order.step is None:
             self._name_step(order, self._farthest(order) + 1)
             self.look()
 
     def look(self) -> None:
-        """Go on where nobody is waited for any more: call it when somebody has gone."""
+        """Proceed if no answer is missing any more; call it when a member has gone."""
         while self._current is not None or self._queue:
             order = self._current or self._begin(self._queue.popleft())
             missing = order.waits_for & set(self._present())
@@ -214,18 +215,21 @@ class GroupOrders:
 
 
 class Control:
-    """Holds what was commanded until the trainer reaches the step.
+    """Holds commands until the trainer reaches their step.
 
     Args:
         on_expected: called with every member that is announced.
         answer: takes what is to be told to whoever gives the orders, from any thread.
+        idle: entered while the trainer has to wait for a command.
     """
 
     def __init__(
         self,
         on_expected: Callable[[MemberPlan], None] = lambda member: None,
         answer: Callable[[AnswerEvent], None] = lambda answer: None,
+        idle: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
+        self._idle = idle
         self._on_expected = on_expected
         self._answer = answer
         self._expected: tuple[MemberPlan, ...] = ()
@@ -278,7 +282,8 @@ class Control:
                 if command is not None or not self._orders.holds:
                     self._in_hand = command
                     return command
-                self._changed.wait()
+                with self._idle():
+                    self._changed.wait()
 
     def stop_is_near(self) -> bool:
         """Whether this member stops before its next step, so that what it does until then is in vain."""
@@ -296,7 +301,7 @@ class Control:
                     except (ValueError, RecursionError) as error:  # pydantic's are ValueErrors
                         on_bad_line(f"command not understood: {line!r:.200}: {error.__class__.__name__}")
             except OSError as error:
-                on_bad_line(f"no more commands can be read: {error}")
+                on_bad_line(f"commands can no longer be read: {error}")
             finally:  # whatever broke the channel: nobody can command this worker any more
                 self.post(Command(command="stop", reason="the process that started this worker is gone"))
 

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from profiles.counts import counted
-from profiles.errors import ExitCode, MusterError, RunFailed
+from profiles.errors import ExitCode, MusterError, RunFailed, counted
 from training.events import ErrorEvent, EvaluationEvent, Event, RunEvent, StepEvent
+from training.plan import FINAL, FinalStatus
 from training.run_files import explain
 from training.run_folder import RunFolder, remove_unused
-from training.run_metadata import FINAL, FinalStatus
 
 _ROOM = 1_000_000
 """Bytes without which the end of a run cannot be written down."""
@@ -54,7 +53,7 @@ class _Attempt:
         return max(0.0, self.ended - self.begun) if self.ended is not None else self.longest
 
     def note(self, event: StepEvent) -> None:
-        first = self.first_steps.setdefault(event.member, event.time - event.seconds)
+        first = self.first_steps.setdefault(event.member, event.time - (event.seconds if event.clock is None else 0.0))
         self.samples += event.samples
         self.longest = max(self.longest, event.time - first)
 
@@ -70,6 +69,8 @@ class Tally:
         self._steps = 0
         self.given_up = 0
         """Steps after the snapshot that the newest attempt goes on from, which it makes again."""
+        self._simulated: dict[str, float] = {}
+        """Sums over the members' steps, where the time of other machines is simulated."""
         self._before: dict[str, dict[str, float]] = {}
         self._after: dict[str, dict[str, float]] = {}
 
@@ -78,6 +79,10 @@ class Tally:
         if isinstance(event, StepEvent):
             self._attempts[-1].note(event)
             self._steps = max(self._steps, event.step)
+            if event.clock is not None:
+                told = {"seconds": event.seconds, "wait": event.wait, "bytes": event.bytes_sent}
+                self._simulated = {name: self._simulated.get(name, 0.0) + told[name] for name in told}
+                self._simulated["clock"] = event.clock
         elif isinstance(event, EvaluationEvent):
             known = self._after if event.step else self._before
             known[event.split] = dict(event.metrics)
@@ -102,6 +107,17 @@ class Tally:
             "seconds": seconds,
             "samples_per_second": samples / seconds if seconds else 0.0,
             "attempts": len(counted),
+            **({"simulated": self._in_time()} if self._simulated else {}),
+        }
+
+    def _in_time(self) -> dict[str, float]:
+        """Return what the run would take on the machines whose time is simulated."""
+        found, seconds = self._simulated, self._simulated["clock"]
+        return {
+            "seconds": seconds,
+            "step_seconds": seconds / self._steps if self._steps else 0.0,
+            "waiting": found["wait"] / found["seconds"] if found["seconds"] else 0.0,
+            "bytes_sent": found["bytes"],
         }
 
 
@@ -149,7 +165,7 @@ def write_end(
 
 @contextlib.contextmanager
 def noted_failure(folder: RunFolder) -> Iterator[None]:
-    """Leave the reason in the run folder when the run breaks in this process (a full disk, a fault of ours)."""
+    """Write the reason into the run folder when the run fails in this process (a full disk, a bug)."""
     try:
         yield
     except Exception as error:  # whatever it is, the folder must say so; it is raised again
@@ -203,7 +219,7 @@ class NewestAttempt:
             return self.error.message, self.error.hint
         if shutil.disk_usage(path).free < _ROOM:
             return explain(OSError(errno.ENOSPC, ""), path)
-        return "interrupted: its supervisor is gone", ""
+        return "interrupted: the process that ran it is gone", ""
 
     def _exit_code(self, status: str) -> ExitCode:
         """Return the exit code of an attempt that ended with ``status``."""

@@ -1,18 +1,25 @@
-"""The plan of one run: everything a worker must know, as one JSON document (``plan.json``)."""
+"""The plan of one run: everything a worker must know, as one JSON document (``plan.json``); and what is told
+of it, with which versions it ran and how it ended (``metadata.json``)."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib.metadata
 import itertools
 import json
-from collections.abc import Mapping
+import math
+import platform
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from profiles.errors import BadInput
-from profiles.schema import Profile
+from profiles.schema import Profile, StrategySettings
 from training.bounded import first_problem
 
 PLAN_VERSION = 1
@@ -36,9 +43,11 @@ _FIRST = {
 done before: so a run that began without them goes on."""
 _SECOND = {"model": "teacher_path distill_alpha distill_temperature student_layers encoder_path", "data": "languages"}
 """Those that one later version counted too."""
-_HASHED = {"mesh": "hub", "nccl": "torch", "auto": "auto"}
+_HASHED = {"mesh": "hub", "nccl": "torch", "auto": "auto", "simulated": "hub"}
 """What an engine is called in hashes: as the one that had its place when they were first made."""
-_PLACE = {"local", "share", "addresses"}
+_GONE = ("hub_address",)
+"""Fields of earlier versions, which are read past."""
+_PLACE = {"local", "share", "addresses", "machine", "data"}
 """What decides no result of a member."""
 
 
@@ -56,26 +65,32 @@ class MemberPlan(BaseModel):
     """Samples in one forward pass: this member's share of every step."""
     threads: int = 0
     interface: str = ""
-    """Network interface for the exchanges; empty: loopback with nccl, with the mesh any."""
+    """Network interface for the exchanges; empty: any, with nccl the one that its links use."""
     local: bool = False
-    """On the machine of the coordinator, or of nccl's store. Whether it lives is seen by its process and its
-    connections: where others take the processors, signs of life may be late."""
+    """On the machine of the coordinator. Whether it lives is seen by its process and its connections: where others take
+    the processors, signs of life may be late."""
     share: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """How much of every vector it owns (averages and sends back), relative to the others."""
     addresses: tuple[str, ...] = ()
     """Hosts at which the others can dial it, the fastest way first; empty: what its machine has."""
+    machine: str = ""
+    """Its machine, where data stay on machines: members of one machine share the data of one path."""
+    data: str = ""
+    """Path of the data that it trains on, on its machine; empty: that of the profile."""
 
 
 def _all_cuda(members: Any) -> bool:
     return isinstance(members, list) and all(isinstance(m, dict) and m.get("device") == "cuda" for m in members)
 
 
+JOB_FACTORY = "training.tasks.object_files:build"
+"""``model_path`` of a job that was written to files; ``dataset_path`` is their folder then."""
 LAUNCHED_FILES = "files"
 """Folder with what a launched script of rank 0 has written, where it ran in a copy."""
 
 
 class Launch(BaseModel):
-    """A script that every member runs as it is, instead of a training of ours."""
+    """A script that every member runs unchanged, instead of one of Muster's tasks."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -84,13 +99,15 @@ class Launch(BaseModel):
     module: bool = False
     arguments: tuple[str, ...] = ()
     backend: Literal["auto", "muster", "script"] = "auto"
-    """Which groups are ours: those for which the script says gloo, NCCL or nothing; all; none."""
+    """Which process groups Muster carries: those for which the script says gloo, NCCL or nothing; all; none."""
     folder: str = ""
     """What is copied to where the script then runs; empty: it runs where it is."""
     machines: tuple[int, ...]
     """Number of each member's machine, by rank."""
     addresses: tuple[str, ...]
     """Literal address of each machine, where its members listen."""
+    interfaces: tuple[str, ...] = ()
+    """Interface of each machine that a person wants them to listen on; empty: that of the address."""
 
     @property
     def title(self) -> str:
@@ -106,6 +123,17 @@ class Launch(BaseModel):
         return [other for other, machine in enumerate(self.machines) if machine == self.machines[rank]]
 
 
+class ClockPlan(BaseModel):
+    """The machines whose time a simulated run tells."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    made_by: str
+    """``module:name`` of what makes a :class:`training.simulated.clock.Clock` of the plan."""
+    machines: dict[str, Any]
+    """The file that describes them."""
+
+
 class RunPlan(BaseModel):
     """What all members agree on before the first step."""
 
@@ -115,14 +143,14 @@ class RunPlan(BaseModel):
     run_id: str
     profile: Profile
     members: tuple[MemberPlan, ...]
-    engine: Literal["mesh", "nccl"]
-    hub_address: str = ""
-    """``host:port`` of the coordinator, or of the rendezvous store of nccl (always loopback)."""
+    engine: Literal["mesh", "nccl", "simulated"]
+    """What carries the exchanges; simulated: all members are one process of this machine."""
     added: tuple[MemberPlan, ...] = ()
     """Members that came while the run was on; they change neither its steps nor its learning rate."""
     resume: bool = False
     """Continue from the newest snapshot all members have."""
     launch: Launch | None = None
+    clock: ClockPlan | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -132,6 +160,7 @@ class RunPlan(BaseModel):
         profile = document.get("profile") if isinstance(document, dict) else None
         if not isinstance(profile, dict):
             return document
+        document = {name: document[name] for name in document if name not in _GONE}
         known = {name: _LATER[name] for name in _LATER if isinstance(profile.get(name), dict)}
         if document.get("engine") in ("hub", "torch"):
             in_clear = document["engine"] == "torch" and _all_cuda(document.get("members"))
@@ -139,9 +168,10 @@ class RunPlan(BaseModel):
         return {**document, "profile": {**profile, **{name: {**known[name], **profile[name]} for name in known}}}
 
     @property
-    def has_hub(self) -> bool:
-        """Whether members meet at a coordinator; else they do at a store on loopback."""
-        return self.engine == "mesh" and self.launch is None
+    def has_coordinator(self) -> bool:
+        """Whether members meet at a coordinator; those of a launched script do at a store on loopback, and those of one
+        process need nothing."""
+        return self.launch is None and self.engine != "simulated"
 
     @property
     def world_size(self) -> int:
@@ -151,6 +181,14 @@ class RunPlan(BaseModel):
     def seats(self) -> tuple[MemberPlan, ...]:
         """All members by rank: the planned ones, and those that came later."""
         return (*self.members, *self.added)
+
+    def profile_of(self, rank: int) -> Profile:
+        """Return the profile with the data of a member as they are called on its machine, which this has to be."""
+        if not (own := self.seats[rank].data):
+            return self.profile
+        path = str(Path.home() / Path(own).expanduser())
+        data = self.profile.data.model_copy(update={"dataset_path": path})
+        return self.profile.model_copy(update={"data": data})
 
     @property
     def global_batch(self) -> int:
@@ -169,15 +207,15 @@ class RunPlan(BaseModel):
         return tuple(dict.fromkeys((self.hash(), *others)))
 
     def _hash(self, always: Mapping[str, str], engine: str, asked: str) -> str:
-        document = self.model_dump(
-            exclude={"run_id", "hub_address", "resume", "added", "profile", "members", "launch"}, mode="json"
-        )
+        document = self.model_dump(exclude={"run_id", "resume", "added", "profile", "members", "launch"}, mode="json")
+        if self.clock is None:
+            del document["clock"]
         document["engine"] = engine
         document["members"] = [member.model_dump(exclude=_PLACE, mode="json") for member in self.members]
-        for member in document["members"] if self.engine == "mesh" else ():
+        for member in document["members"] if self.engine != "nccl" else ():
             member["interface"] = ""  # where the mesh goes is a place too
         profile = self.profile.model_dump(exclude={"name", "run"}, mode="json")
-        profile["strategy"]["engine"] = asked
+        profile["strategy"] = {**StrategySettings.with_former_names(profile["strategy"]), "engine": asked}
         for owner in (self.profile.model, self.profile.strategy):
             own = profile[owner.owned_section]
             own.pop("owned", None)
@@ -204,3 +242,132 @@ def read_plan(path: Path) -> RunPlan:
         raise BadInput(f"{path}: {error.strerror}", "name the path of a run's plan.json") from error
     except ValidationError as error:
         raise BadInput(f"{path}: {first_problem(error)}", "make the plan again with this version") from error
+
+
+Status = Literal["starting", "running", "paused", "completed", "failed", "cancelled"]
+FinalStatus = Literal["completed", "failed", "cancelled"]
+FINAL: tuple[FinalStatus, ...] = ("completed", "failed", "cancelled")
+RunType = Literal["local", "distributed"]
+_PACKAGES = ("muster-train", "torch", "transformers", "peft", "cryptography", "pydantic")
+
+
+class Earlier(BaseModel):
+    """What the metadata of a run said before the attempt that is about to begin."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    status: Status
+    end_time: str | None
+    error_message: str
+    command: list[str]
+    attempt: int
+
+
+class RunMetadata(BaseModel):
+    """``metadata.json``. Times are ISO 8601 in UTC."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    version: int = 1
+    run_id: str
+    run_type: RunType = "local"
+    status: Status = "starting"
+    start_time: str
+    end_time: str | None = None
+    profile: str
+    model: str = ""
+    dataset: str = ""
+    config: dict[str, Any] = Field(default_factory=dict)
+    hosts: list[dict[str, Any]] = Field(default_factory=list)
+    strategy: str = ""
+    strategy_reason: str = ""
+    """Why this strategy was taken."""
+    engine: str = ""
+    metrics: dict[str, Any] = Field(default_factory=dict)
+    error_message: str = ""
+    versions: dict[str, str] = Field(default_factory=dict)
+    command: list[str] = Field(default_factory=list)
+    attempt: int = 1
+    """1, and one more with every resume."""
+    earlier: Earlier | None = None
+    """Of a run that is being resumed, until it trains again: what it goes back to if it never does."""
+
+    @field_validator("config")
+    @classmethod
+    def _present_names(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """Give the options of a run that began under an earlier version the names that they have now."""
+        strategy = config.get("strategy")
+        if not isinstance(strategy, dict):
+            return config
+        return {**config, "strategy": StrategySettings.with_present_names(strategy)}
+
+
+SCRIPT = "script"
+"""Stands for the strategy of a launched script: that is its own."""
+
+
+def metadata_of(plan: RunPlan, command: list[str], run_type: RunType = "local", reason: str = "") -> RunMetadata:
+    """Return the metadata of a run that starts with ``plan``."""
+    profile = plan.profile
+    return RunMetadata(
+        run_id=plan.run_id,
+        run_type=run_type,
+        start_time=utc_now(),
+        profile=profile.name,
+        model=profile.model_name or profile.model.model_path,
+        dataset=profile.dataset_name or profile.data.dataset_path,
+        config=profile.model_dump(mode="json"),
+        hosts=[member.model_dump(mode="json") for member in plan.members],
+        strategy=SCRIPT if plan.launch else profile.strategy.strategy,
+        strategy_reason=reason,
+        engine=plan.engine,
+        versions={"python": platform.python_version(), "platform": platform.platform(), **versions_of(_PACKAGES)},
+        command=command,
+    )
+
+
+def read_metadata(path: Path) -> RunMetadata:
+    """Read the metadata of the run folder ``path``.
+
+    Raises:
+        BadInput: there is none, or it is damaged.
+    """
+    try:
+        return RunMetadata.model_validate_json((path / "metadata.json").read_bytes())
+    except OSError as error:
+        raise BadInput(f"not a run folder ({error.strerror}: metadata.json)", "see: runs list", file=path) from error
+    except ValidationError as error:
+        raise BadInput(f"metadata.json is damaged: {first_problem(error)}", "see: runs list", file=path) from error
+
+
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed, by name."""
+    return {package: version for package in packages if (version := _version(package)) is not None}
+
+
+@functools.cache
+def _version(package: str) -> str | None:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return None
+
+
+def utc_now() -> str:
+    """Return the time as ISO 8601, to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def document(content: Any) -> bytes:
+    """Return ``content`` as an indented JSON file."""
+    return (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def finite(value: Any) -> Any:
+    """Replace what JSON cannot hold (NaN, infinities) by null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value

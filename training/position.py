@@ -29,8 +29,19 @@ class Position:
     next_evaluation: int = 0
     cut_short: int = 0
     """Evaluations in a row that had no outcome, because a member said that it stops."""
+    cut_short_at: int = -1
+    """After which step the last of them was."""
     batch_sizes: dict[int, int] = field(default_factory=dict)
     """Micro-batch of every live member by rank."""
+
+    def note_cut_short(self) -> None:
+        """Note that a member that stops has cut an evaluation after this step short."""
+        self.cut_short, self.cut_short_at = self.cut_short + 1, self.step
+
+    @property
+    def owes_evaluation(self) -> bool:
+        """Whether members met after this step, and their evaluation had no outcome."""
+        return self.cut_short_at == self.step
 
     def state(self) -> dict[str, Any]:
         """JSON-able part for a snapshot."""
@@ -39,6 +50,7 @@ class Position:
             "cursor": asdict(self.cursor),
             "next_evaluation": self.next_evaluation,
             "cut_short": self.cut_short,
+            "cut_short_at": self.cut_short_at,
             "stopping": self.stopping.to_state(),
             "live": list(self.batch_sizes),
         }
@@ -52,6 +64,7 @@ class Position:
         self.step = int(state["step"])
         self.cursor = Cursor(**state["cursor"])
         self.next_evaluation, self.cut_short = int(state["next_evaluation"]), int(state.get("cut_short", 0))
+        self.cut_short_at = int(state.get("cut_short_at", -1))
         self.stopping.load(state["stopping"], part(_BEST, tensors))
         self.batch_sizes = {rank: self.batch_sizes[rank] for rank in state["live"] if rank in self.batch_sizes}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -17,7 +16,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -43,7 +41,7 @@ class Channel(Protocol):
         ...
 
     def lines(self) -> Iterator[bytes]:
-        """Lines of what it says, until it ends."""
+        """Yield the lines that it writes, until it ends."""
         ...
 
     def exit_code(self) -> int:
@@ -59,7 +57,7 @@ class Worker(Channel, Protocol):
     """Why it ended, where its exit code does not say it."""
 
     def told(self, event: Event) -> Event:
-        """Take note of what it said, and return it as the run tells it."""
+        """Take note of an event that it reported, and return the event as the run records it."""
         ...
 
     def signal(self, number: int) -> None:
@@ -87,34 +85,25 @@ def environment(threads: int) -> dict[str, str]:
     return {**own, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-@contextlib.contextmanager
-def _inheriting(defaults: Mapping[str, str]) -> Iterator[None]:
-    """Let a process that is started meanwhile have variables that this one has not: ``spawn`` takes no others."""
-    added = {name: value for name, value in defaults.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
-
-
 class _Module:
     """``python -m MODULE``, told and telling line by line, in a session of its own, so that Ctrl-C reaches only the
     starter."""
 
-    def __init__(self, module: str, arguments: list[str], threads: int, log: BinaryIO) -> None:
+    def __init__(
+        self, module: str, arguments: list[str], threads: int, log: BinaryIO, variables: Mapping[str, str] | None = None
+    ) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            env=environment(threads),
+            env={**(variables or {}), **environment(threads)},
             start_new_session=True,
         )
         self.pid = self._process.pid
         assert self._process.stdin is not None and self._process.stdout is not None
         self._words, self._said = self._process.stdin, self._process.stdout
+        self._read = False
 
     def send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -122,12 +111,17 @@ class _Module:
             self._words.flush()
 
     def lines(self) -> Iterator[bytes]:
+        self._read = True
+        return self._lines()
+
+    def _lines(self) -> Iterator[bytes]:
         with self._said as stream:
             yield from iter(lambda: stream.readline(LONGEST_LINE), b"")  # a line longer than any event comes in pieces
 
     def exit_code(self) -> int:
+        """Wait for its end. What it said is left to the thread that reads it, and closed by it."""
         code = self._process.wait()
-        for stream in (self._words, self._said):
+        for stream in (self._words,) if self._read else (self._words, self._said):
             with contextlib.suppress(OSError):
                 stream.close()
         return code
@@ -143,58 +137,11 @@ class SubprocessWorker(_Module):
 
     end_reason = ""
 
-    def __init__(self, arguments: list[str], threads: int, log: BinaryIO, module: str = "training.worker") -> None:
-        super().__init__(module, arguments, threads, log)
-
     def told(self, event: Event) -> Event:
         return event
 
 
-class SpawnedWorker:
-    """A ``multiprocessing`` child (spawn) that gets in-memory objects of the caller; local by nature."""
-
-    end_reason = ""
-
-    def __init__(self, target: Any, arguments: tuple[Any, ...]) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection: Connection[Any, Any]
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=target, args=(theirs, *arguments))
-        with _inheriting(WAITING):
-            self._process.start()
-        theirs.close()
-        assert self._process.pid is not None
-        self.pid = self._process.pid
-
-    def send(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):
-            self._connection.send_bytes(json.dumps(message).encode())
-
-    def lines(self) -> Iterator[bytes]:
-        return received(self._connection)
-
-    def told(self, event: Event) -> Event:
-        return event
-
-    def exit_code(self) -> int:
-        self._process.join()
-        self._connection.close()
-        assert self._process.exitcode is not None
-        return self._process.exitcode
-
-    def signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
-
-
-def received(connection: Connection[Any, Any]) -> Iterator[bytes]:
-    """Yield the messages of a pipe until its other end is closed."""
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            yield connection.recv_bytes()
-
-
-class HubProcess(_Module):
+class CoordinatorProcess(_Module):
     """``python -m training.exchange.coordinator_main``: says its port on stdout, ends when its input closes."""
 
     def __init__(self, config: Path, log: BinaryIO) -> None:
@@ -228,7 +175,7 @@ class BackgroundProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
-            env={**environment(0), "PYTHONPATH": environment(0)["PYTHONPATH"] or str(REPOSITORY)},
+            env=environment(0),
             start_new_session=True,
         )
 
@@ -255,7 +202,7 @@ class BackgroundProcess:
                     return  # it was very quick: the folder tells how it ended
                 if self._process.poll() is not None or time.monotonic() > end:
                     self._process.kill()  # a run of which this process says that it did not start must not start later
-                    raise self._failure(_log_of(run_dir))
+                    raise self._failure(run_dir / "logs" / "supervisor.log")
                 time.sleep(0.01)
 
     def _failure(self, log: Path) -> RunFailed:
@@ -268,10 +215,10 @@ class BackgroundProcess:
         return RunFailed(f"the run did not start{f': {said[-1]}' if said else ''}", f"see {log}")
 
 
-def told_run() -> Path | None:
+def told_run(log: str = "supervisor.log") -> Path | None:
     """Wait in a background process for the folder of its run; ``None``: whoever might have needed it does not.
 
-    The terminal's signals are ignored from now on, and what is written goes to the run's log.
+    The terminal's signals are ignored from now on, and what is written goes to a log of the run.
     """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -279,15 +226,11 @@ def told_run() -> Path | None:
     if not words:
         return None
     path = Path(os.fsdecode(words))
-    log = os.open(_log_of(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    kept = os.open(path / "logs" / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+    for source, target in ((nothing, 0), (kept, 1), (kept, 2)):
         os.dup2(source, target)
     return path
-
-
-def _log_of(run_dir: Path) -> Path:
-    return run_dir / "logs" / "supervisor.log"
 
 
 _DYING = 10.0
@@ -319,7 +262,7 @@ def end_processes(run_id: str, rank: int | None = None) -> list[str]:
     return [f"{one.pid} {one.name()}" for one in left if one.is_running()]
 
 
-class Laps:
+class PhaseTimer:
     """Parts that follow each other.
 
     Args:

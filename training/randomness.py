@@ -124,7 +124,7 @@ class Closed(Exception):
 
 
 class Turns:
-    """Who may draw from the shared generators: the trainer, or the loader's thread.
+    """Decides who may draw from the shared generators: the trainer, or the loader's thread.
 
     The trainer has the turn except where it lends it: where it waits for others and draws nothing. So whatever a model
     does in forward, backward or evaluation, no sample is made meanwhile. The loader takes the turn micro-batch by

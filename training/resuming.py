@@ -20,7 +20,7 @@ from training.outcome import NOT_THIS_RUN
 
 
 class Held(BaseModel):
-    """What a member says of its snapshots."""
+    """Which snapshots a member holds."""
 
     live: dict[Step, list[Rank]] = {}
     """Who trained when each sound one was written, by step."""
@@ -41,7 +41,12 @@ class Agreed:
         return self.holders == self.members
 
 
-def agree_on_snapshot(store: SnapshotStore, exchange: Exchange, warn: Callable[[str], None]) -> Agreed:
+def agree_on_snapshot(
+    store: SnapshotStore,
+    exchange: Exchange,
+    warn: Callable[[str], None],
+    names: Callable[[int], str] = "member {}".format,
+) -> Agreed:
     """Return the step to go on at.
 
     Raises:
@@ -49,7 +54,7 @@ def agree_on_snapshot(store: SnapshotStore, exchange: Exchange, warn: Callable[[
     """
     steps, problems = store.verified_steps()
     for problem in problems:
-        warn(f"{problem}; passed over")
+        warn(f"{problem}; it is skipped")
     said = Held(live={step: store.live(step) for step in steps}, damaged=problems).model_dump_json().encode()
     gathered = {rank: _read(payload) for rank, payload in sorted(exchange.gather("resume/steps", said).items())}
     held = {rank: {step: set(live) for step, live in one.live.items()} for rank, one in gathered.items()}
@@ -60,13 +65,13 @@ def agree_on_snapshot(store: SnapshotStore, exchange: Exchange, warn: Callable[[
     step = max(complete or holders)
     found = Agreed(step, tuple(sorted(holders[step])), tuple(held))
     if not found.all_have_it and exchange.rank == found.holders[0]:
-        without = ", ".join(f"member {rank}" for rank in found.members if rank not in found.holders)
-        warn(f"{without} has no snapshot of step {step} and takes it over from member {found.holders[0]}")
+        without = ", ".join(names(rank) for rank in found.members if rank not in found.holders)
+        warn(f"{without} has no snapshot of step {step} and gets it from {names(found.holders[0])}")
     return found
 
 
 def _read(payload: bytes) -> Held:
-    """Read what a member has; one that says something else has nothing."""
+    """Read a member's answer; an invalid one counts as no snapshots."""
     try:
         return Held.model_validate_json(payload)
     except ValidationError:
@@ -75,19 +80,19 @@ def _read(payload: bytes) -> Held:
 
 def _nothing_to_resume(damaged: list[str]) -> BadInput:
     if not damaged:
-        return BadInput("no member has a snapshot: there is nothing to resume", NOT_THIS_RUN)
+        return BadInput("no machine has a snapshot: there is nothing to resume", NOT_THIS_RUN)
     number = f"all {len(damaged)} snapshots of this run are" if len(damaged) > 1 else "the only snapshot of this run is"
     return BadInput(f"{number} damaged: {damaged[0]}", f"{NOT_THIS_RUN}; the damaged files are left as they are")
 
 
 def hand_over(agreed: Agreed, exchange: Exchange, make_anchor: Callable[[], Anchor]) -> None:
-    """As a member that has the snapshot, and has taken it back: let those have it who have not, if there are any."""
+    """Send the loaded snapshot to the members that do not have it, if there are any; called by those that have it."""
     if not agreed.all_have_it:
         _share(agreed, exchange, make_anchor() if exchange.rank == agreed.holders[0] else None)
 
 
 def take_over(agreed: Agreed, exchange: Exchange) -> Anchor:
-    """As a member that has not the snapshot: return the state of the lowest one that has."""
+    """Return the state of the lowest rank that has the snapshot; called by those that do not."""
     return _share(agreed, exchange, None)
 
 

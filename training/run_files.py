@@ -26,16 +26,18 @@ _IN_THE_WAY = (errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
 
 
 def explain(error: OSError, path: Path, option: str = "--output") -> tuple[str, str]:
-    """Return message and hint for a file operation under ``path``, which ``option`` chose, that failed."""
-    elsewhere = f"choose another place with {option}"
+    """Return message and hint for a file operation under ``path``, which ``option`` chose, that failed; empty: none."""
+    elsewhere = f"choose another place with {option}" if option else ""
     if error.errno in _FULL:
-        return f"{path}: the disk is full", f"free some space, or {elsewhere}"
+        return f"{path}: the disk is full", ", or ".join(filter(None, ("free some space", elsewhere)))
     if error.errno == errno.EROFS:
         return f"{path}: the file system is read-only", elsewhere
     if error.errno in _FORBIDDEN:
         return f"{path}: no permission to write there", elsewhere
     if error.errno in _IN_THE_WAY:
-        return f"{error.filename or path}: a file has the name of a folder", f"move it, or {elsewhere}"
+        return f"{error.filename or path}: a file has the name of a folder", ", or ".join(
+            filter(None, ("move it", elsewhere))
+        )
     return f"{path}: {error.strerror or error}", elsewhere
 
 
@@ -108,8 +110,8 @@ def try_to_write(folder: Path, option: str) -> None:
 
 
 @contextlib.contextmanager
-def whole_folder(parent: Path, name: str) -> Iterator[Path]:
-    """Fill a temporary folder that becomes ``parent/name`` at the end.
+def whole_folder(parent: Path, name: str, option: str = "--output") -> Iterator[Path]:
+    """Fill a temporary folder that becomes ``parent/name`` at the end; ``option`` chose it.
 
     Raises:
         BadInput: the folder cannot be made; nothing is left behind, not even parents made for it.
@@ -131,7 +133,7 @@ def whole_folder(parent: Path, name: str) -> Iterator[Path]:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         if isinstance(error, OSError):
-            raise BadInput(*explain(error, parent)) from error
+            raise BadInput(*explain(error, parent, option)) from error
         raise
 
 

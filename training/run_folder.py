@@ -25,19 +25,20 @@ from typing import TYPE_CHECKING, Any
 from profiles.errors import BadInput, RunFailed
 from training.event_log import EventLog, read_events
 from training.events import Event, SnapshotEvent
-from training.plan import RunPlan, read_plan
-from training.run_files import FolderLock, explain, is_live, private_folder, whole_folder, write_whole
-from training.run_metadata import (
+from training.plan import (
     Earlier,
     RunMetadata,
+    RunPlan,
     RunType,
     Status,
     document,
     finite,
     metadata_of,
     read_metadata,
+    read_plan,
     utc_now,
 )
+from training.run_files import FolderLock, explain, is_live, private_folder, whole_folder, write_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self

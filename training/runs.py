@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from profiles.errors import BadInput
-from training.plan import RunPlan
+from training.plan import FINAL, RunMetadata, RunPlan, Status
 from training.run_files import FolderLock, explain
 from training.run_folder import RUN_ID, RunFolder, has_snapshots, remove_run_folder
-from training.run_metadata import FINAL, RunMetadata, Status
 
 SHOWN_CANDIDATES = 8
 USUAL = Path("output")
@@ -150,7 +149,7 @@ def plan_to_resume(path: Path) -> RunPlan:
         raise BadInput(f"run {plan.run_id} is completed: nothing to resume", hint)
     if folder.metadata.run_type == "local" and not has_snapshots(path):  # other machines know of their own
         raise BadInput(f"run {plan.run_id} has no snapshot: there is nothing to resume", "start a new run instead")
-    return plan.model_copy(update={"resume": True, "hub_address": ""})
+    return plan.model_copy(update={"resume": True})
 
 
 def find_model(output_dir: Path, reference: str) -> Path:
@@ -186,6 +185,8 @@ def find_models(output_dir: Path, reference: str, most: int = 1) -> list[Path]:
     """
     model = find_model(output_dir, reference)
     first = summarise(model.parent)
+    if first.metadata is None and (model.parent / "metadata.json").is_file():
+        raise BadInput(f"{first.path}: {first.damage}", "name another run")
     if first.metadata is None:
         raise BadInput(f"{model}: not the model of a run", "name a profile or a run: its data set is needed too")
     same = [

@@ -20,8 +20,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import nn
 
-from profiles.counts import counted
-from profiles.errors import BadInput
+from profiles.errors import BadInput, counted
 from training.batches import Samples
 from training.exchange.base import Exchange
 from training.outcome import NOT_THIS_RUN
@@ -71,8 +70,14 @@ class Description(BaseModel):
     """A look at the frozen weights."""
     precision: str = ""
     """What the steps are computed in. It may differ: every member's gradient is one of the same loss."""
+    parts: str = ""
+    """Hash of who trains on which samples, where the data are split."""
     form: int = 1
     """How the looks were made; of an earlier form, what both name is compared."""
+
+    def without_samples(self) -> Description:
+        """Return the same of the model alone, where data stay on their machines."""
+        return self.model_copy(update={"splits": {}})
 
     @property
     def tables(self) -> dict[str, str]:
@@ -81,7 +86,13 @@ class Description(BaseModel):
 
 
 def describe(
-    task: Task, model: nn.Module, samples: Samples, seed: int, warn: Callable[[str], None], precision: str = ""
+    task: Task,
+    model: nn.Module,
+    samples: Samples,
+    seed: int,
+    warn: Callable[[str], None],
+    precision: str = "",
+    parts: str = "",
 ) -> Description:
     """Look at the data of a task and at its model."""
     found: dict[str, SplitDescription] = {}
@@ -100,7 +111,7 @@ def describe(
     frozen = [p.detach().reshape(-1)[:_FROZEN].float().cpu() for p in parameters.values() if not p.requires_grad]
     look = _seen(torch.cat(frozen)) if frozen else ""
     hashed = _digest(json.dumps(shapes).encode())
-    return Description(splits=found, shapes=hashed, frozen=look, precision=precision, form=_FORM)
+    return Description(splits=found, shapes=hashed, frozen=look, precision=precision, parts=parts, form=_FORM)
 
 
 def check_same(
@@ -120,7 +131,7 @@ def check_same(
     for rank in found:
         if rank not in alike[usual]:
             what = difference(found[usual], found[rank])
-            raise BadInput(f"{names(rank)} does not have what {names(usual)} has: {what}", _SAME)
+            raise BadInput(f"{names(rank)} has other data or another model than {names(usual)}: {what}", _SAME)
     used = {names(rank): one.precision[:20] for rank, one in found.items() if one and one.precision}
     if len(set(used.values())) > 1 and exchange.rank == min(found):
         warn(f"{', '.join(f'{name} computes in {kind}' for name, kind in used.items())}: {_ROUNDING}")
@@ -147,24 +158,26 @@ def check_unchanged(then: Any, mine: Description, whose: str) -> None:
         raise BadInput("what the run recorded of its data cannot be read", _EARLIER) from error
     if what := difference(before, mine):
         hint = _SAME if before.form == mine.form else f"{_SAME}; {_EARLIER}"
-        raise BadInput(f"this machine does not have what {whose}: {what}", hint)
+        raise BadInput(f"this machine has other data or another model than {whose}: {what}", hint)
 
 
 def other_precision(then: Any, mine: Description) -> str:
-    """Say that steps were computed in another precision before, or perhaps; empty if they were not."""
+    """Return a warning that earlier steps were, or may have been, computed in another precision; empty if they were
+    not."""
     if not isinstance(then, dict) or not mine.precision:
         return ""
     before = str(then.get("precision", ""))[:20]
     if before == mine.precision:
         return ""
     if not before:  # an earlier version did not say
-        unknown = f"this machine computes in {mine.precision}, and the run does not say in what it began: {_ROUNDING}"
-        return unknown if mine.precision == "bfloat16" else ""
-    return f"this machine computed in {before} before and does in {mine.precision} now: {_ROUNDING}"
+        unknown = "the run's record does not say which precision it began with"
+        told = f"this machine computes in {mine.precision}, and {unknown}: {_ROUNDING}"
+        return told if mine.precision == "bfloat16" else ""
+    return f"this machine computed in {before} before and computes in {mine.precision} now: {_ROUNDING}"
 
 
 def difference(one: Description | None, other: Description | None) -> str:
-    """Say how ``other`` differs from ``one``; empty if it does not. ``None`` is what cannot be understood."""
+    """Return in words how ``other`` differs from ``one``; empty: not at all. ``None``: a report that cannot be read."""
     if one is None or other is None:
         return "" if one is other else "its report of its data cannot be read"
     if one.splits.keys() != other.splits.keys():
@@ -175,14 +188,16 @@ def difference(one: Description | None, other: Description | None) -> str:
             return f"{split} has {counted(b.samples, 'sample')} instead of {a.samples}"
         for index in a.looks:
             if not _alike(a.looks[index], b.looks.get(index, ""), one.form == other.form):
-                return f"sample {index} of {split} is another one"
+                return f"sample {index} of {split} is different"
         if a.table != b.table and a.table.partition("+")[0] == b.table.partition("+")[0]:
-            return "the teacher is another one"
+            return "the teacher is different"
         if a.table != b.table:
-            return f"the table of {split} has other lines, or another order"
+            return f"the table of {split} has different lines or another order"
+    if one.parts != other.parts:
+        return "labels or speakers of the training samples, by which they are split, are different"
     if one.shapes != other.shapes:
-        return "the model has other layers, or of another size"
-    return "" if _leaf_alike(one.frozen, other.frozen) else "the model has other frozen weights"
+        return "the model's layers or their sizes are different"
+    return "" if _leaf_alike(one.frozen, other.frozen) else "the model's frozen weights are different"
 
 
 def _stable_look(task: Task, samples: Samples, split: str, index: int) -> Look:

@@ -5,25 +5,35 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
-from training.strategies.costs import start_of
-
 if TYPE_CHECKING:
+    from profiles.optimisation import TrainingSettings
     from profiles.schema import Profile
 
-Schedule = Literal["constant", "linear", "cosine"]
+Schedule = Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"]
 ScalingRule = Literal["off", "sqrt", "linear"]
+_ROUNDING = 1e-9
 
 
-def learning_rate_at(step: int, total_steps: int, warmup_steps: int, schedule: Schedule, peak: float) -> float:
+def learning_rate_at(
+    step: int, total_steps: int, warmup_steps: int, schedule: Schedule, peak: float, decay: float = 0.2
+) -> float:
     """Return the learning rate of optimizer step ``step`` (from 0).
 
     Linear warm-up ``peak * (step + 1) / warmup_steps``, so the first step is never a step of length zero; then with
     ``t = (step - warmup_steps) / (total_steps - warmup_steps)``: ``constant`` peak, ``linear`` ``peak * (1 - t)``,
     ``cosine`` ``peak * (1 + cos(pi t)) / 2`` (Loshchilov & Hutter 2017, arXiv 1608.03983, eq. 5 without restarts).
-    From ``total_steps`` on, ``linear`` and ``cosine`` stay 0.
+    ``inverse_sqrt`` ``peak * sqrt(warmup_steps / (step + 1))``, which needs no end (Vaswani et al. 2017,
+    arXiv 1706.03762, section 5.3). ``wsd`` stays at the peak and falls over the last ``decay`` of all steps as
+    ``peak * (1 - sqrt(share of the fall))`` (Hu et al. 2024, arXiv 2404.06395; this shape: Haegele et al. 2024,
+    arXiv 2405.18392, section 3.1). From ``total_steps`` on, ``linear``, ``cosine`` and ``wsd`` stay 0.
     """
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
+    if schedule == "inverse_sqrt":
+        return peak * math.sqrt(max(1, warmup_steps) / (step + 1))
+    if schedule == "wsd":
+        fall = max(1.0, min(decay * total_steps, total_steps - warmup_steps))
+        return peak * (1.0 - math.sqrt(min(1.0, max(0.0, (step - (total_steps - fall)) / fall))))
     t = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
     if schedule == "linear":
         return peak * (1.0 - t)
@@ -32,20 +42,34 @@ def learning_rate_at(step: int, total_steps: int, warmup_steps: int, schedule: S
     return peak
 
 
-def ends_in_warm_up(steps: int, profile: Profile) -> str:
-    """Return what a person is told of a run whose learning rate never reaches its peak; empty: it does.
+def warm_up_of(training: TrainingSettings, total_steps: int) -> int:
+    """Return the steps of the warm-up."""
+    steps = training.warmup_steps
+    return round(steps * total_steps if steps < 1 else steps)
 
-    More steps make a fine-tune of few recordings better, but for wrong transcripts, which are learnt by heart then
-    (docs/whisper.md, "Few recordings").
+
+def steps_in(each: float, epochs: float, drop_last: bool = False) -> int:
+    """Return the optimizer steps of a run: whole epochs, then the part of the last one; at least 1.
+
+    An epoch ends with a step of what is left, which is smaller, unless such steps are dropped.
+
+    Args:
+        each: steps that an epoch is long: its samples by those of one step of the whole group.
     """
-    warmup_steps = profile.training.warmup_steps
+    whole = math.floor(epochs)
+    full = math.floor(each + _ROUNDING) if drop_last else math.ceil(each - _ROUNDING)
+    rest = math.ceil((epochs - whole) * (full if drop_last else each) - _ROUNDING)
+    return max(1, whole * full + rest)
+
+
+def ends_in_warm_up(steps: int, profile: Profile) -> str:
+    """Return a remark on a run whose learning rate never reaches its peak; empty where it does."""
+    warmup_steps = warm_up_of(profile.training, steps)
     if not 0 < steps < warmup_steps:
         return ""
     said = f"all of its {steps} steps are in the warm-up of {warmup_steps}"
     reached = f"the learning rate reaches {steps / warmup_steps:.0%} of its peak"
-    if start_of(profile) == "pretrained" and not profile.model.teacher_path:
-        return f"{said}: {reached}; once wrong transcripts are corrected, raise epochs"
-    return f"{said}: {reached}; raise epochs, or lower warmup_steps"
+    return f"{said}: {reached}; set warmup_steps to 0.1, a tenth of the run, or raise epochs"
 
 
 def scaled_learning_rate(peak: float, rule: ScalingRule, global_batch: int, reference_batch: int) -> float:

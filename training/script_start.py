@@ -98,7 +98,7 @@ def give_group(distributed: Any) -> None:
 
 
 def chosen(said: str | None) -> str | None:
-    """Return the backend of a group for which the script says ``said``.
+    """Return the backend to use for a group for which the script asks for ``said``.
 
     On one machine with GPUs NCCL stays: nothing leaves the machine, and nothing is faster between them.
     """
@@ -157,7 +157,7 @@ def _taken_out() -> dict[str, ModuleType]:
 
 
 def leave_group() -> None:
-    """Say good-bye to the others, where the script has not."""
+    """Leave the group properly, where the script has not."""
     distributed: Any = sys.modules.get("torch.distributed")
     with contextlib.suppress(Exception):  # it is the end anyway
         if distributed is not None and distributed.is_initialized():
@@ -165,7 +165,7 @@ def leave_group() -> None:
 
 
 def end_with(watcher: socket.socket) -> None:
-    """End this process and all of its group when nobody watches any more."""
+    """End this process and its whole process group when the watching process is gone."""
     with contextlib.suppress(OSError):
         while watcher.recv(1):
             continue

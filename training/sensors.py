@@ -11,12 +11,12 @@ macOS tells temperature and power only to an administrator, so there all but bat
 
 from __future__ import annotations
 
-import fcntl
-import os
+import contextlib
 from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
+from filelock import FileLock, Timeout
 
 RAPL = Path("/sys/class/powercap")
 _PROCESSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "x86_pkg_temp")
@@ -53,22 +53,22 @@ def plausible(celsius: float | None) -> float | None:
     return celsius if celsius is not None and 5 <= celsius <= 125 else None
 
 
-def processor_celsius() -> float | None:
-    """Return the temperature of the processor's hottest part."""
-    every = _told("sensors_temperatures") or {}
+def processor_celsius(machine: Any = psutil) -> float | None:
+    """Return the temperature of the processor's hottest part; ``machine`` answers like psutil."""
+    every = _told(machine, "sensors_temperatures") or {}
     found = (plausible(one.current) for name, group in every.items() if name in _PROCESSORS for one in group)
     return max((celsius for celsius in found if celsius is not None), default=None)
 
 
-def battery() -> Any:
+def battery(machine: Any = psutil) -> Any:
     """Return psutil's record of the machine's battery (``percent``, ``power_plugged``); ``None`` where it has none."""
-    return _told("sensors_battery")
+    return _told(machine, "sensors_battery")
 
 
-def _told(question: str) -> Any:
+def _told(machine: Any, question: str) -> Any:
     """Ask psutil, which has not every question on every system and trips over what some kernels answer."""
     try:
-        return getattr(psutil, question)()
+        return getattr(machine, question)()
     except Exception:  # noqa: BLE001 - a sensor that cannot be read is unknown, whatever the reason
         return None
 
@@ -136,7 +136,6 @@ class Gpu:
 
     Args:
         uuid: as CUDA says it, without the kind in front.
-        library: NVML.
     """
 
     name = "gpu"
@@ -190,36 +189,22 @@ class Claim:
 
     Args:
         folder: the run's private folder on this machine; where there is none, no other member is here either.
-        name: of the meter.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
-        self._path = folder / f"meter-{name}"
-        self._descriptor: int | None = None
+        self._folder = folder
+        self._lock = FileLock(folder / f"meter-{name}", mode=0o600, thread_local=False)
 
     def mine(self) -> bool:
         """Whether this process counts the meter; it takes it if nobody does."""
-        if self._descriptor is not None:
-            return True
-        try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # another has it, or the file system knows no locks
-            os.close(descriptor)
-            return False
-        self._descriptor = descriptor
-        return True
+        if not self._lock.is_locked and self._folder.is_dir():
+            with contextlib.suppress(Timeout, OSError):  # another has it, or the file system knows no locks
+                self._lock.acquire(timeout=0)
+        return self._lock.is_locked or not self._folder.is_dir()
 
     def release(self) -> None:
         """Let another member count it. Idempotent."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        self._lock.release()
 
 
 class Counter:
@@ -277,16 +262,13 @@ class Integral:
 class OtherLoad:
     """Tells, at every look, what others have used since the look before.
 
-    Workers and coordinator of a run are its own: what has its id in its command line, and what the process that started
-    this one has started.
-
-    Args:
-        run_id: of the run.
-    """
+    Workers and coordinator of a run are its own, and who shows it where it was begun: what has its id in its command
+    line, what the process that started this one has started, all that these start in turn, and the processes above."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._parent = psutil.Process().ppid()
+        self._above = {process.pid for process in psutil.Process().parents()}
         self._known: dict[int, bool] = {}
         self._total, self._busy = _processors()
         self._own = self._own_seconds()
@@ -304,11 +286,13 @@ class OtherLoad:
         """Return the processor seconds of every process of the run, by its number."""
         found: dict[int, float] = {}
         alive = psutil.pids()
-        for pid in alive:
+        for pid in alive:  # in rising order, so that who starts others mostly comes before them
             try:
                 process = psutil.Process(pid)
                 if pid not in self._known:
-                    kin = self._parent in (pid, process.ppid())
+                    first = process.ppid()
+                    kin = pid in self._above or first == self._parent
+                    kin = kin or (first not in self._above and self._known.get(first, False))
                     self._known[pid] = kin or self._run_id in " ".join(process.cmdline())
                 if self._known[pid]:
                     times = process.cpu_times()

@@ -15,15 +15,16 @@ The exit code is 0 in either case: whoever asked has the line, and the machine k
 
 from __future__ import annotations
 
-import argparse
 import json
+import math
 import os
 import resource
+import statistics
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,22 +33,128 @@ import torch
 from torch import nn
 
 from profiles.errors import MusterError
+from profiles.schema import Profile
 from training.device import select_device
 from training.events import Event, StepEvent
 from training.exchange.base import SoloExchange
 from training.orders import Control
-from training.pace import MOST_SECONDS, PaceTaker
 from training.plan import RunPlan, read_plan
 from training.resources import free_cores, granted_cores, quota, threads, total_memory
 from training.sensors import OtherLoad, battery
 from training.strategies.registry import usual_strategy
-from training.tasks.base import Task
+from training.tasks.base import Place, Task
 from training.tasks.registry import task_from_profile
 from training.trainer import Ending, Trainer
-from training.worker import take_over_stdout
+from training.worker import take_over_stdout, worker_arguments
+
+WARM_UP, LEAST_STEPS = 2, 6
+"""Steps that do not count, and those that have to."""
+LEAST_SECONDS, MORE_SECONDS, MOST_SECONDS = 2.0, 10.0, 20.0
+"""Of the steps that count: at least; at most where their mean is not known well enough; of all steps of a slow machine,
+which takes fewer than :data:`LEAST_STEPS`, but one after its first."""
+WELL_KNOWN = 0.02
+"""Standard error of the mean over the mean."""
+_LEAST_BLOCKS = 6
+_BLOCK = 0.25
+_PERIODS = 5
+"""Of a quota in a block: a block ends with a step, up to one period early or late."""
+_STALL = 3.0
+"""A single step so much longer than the usual one was held up by something that a run is not. Where there are several,
+the machine is like that."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """A step's time in seconds."""
+
+    seconds: float
+    """The mean."""
+    spread: float
+    """Standard deviation of single steps."""
+    error: float
+    """Standard error of the mean; 0: unknown."""
+
+
+class StepTimer:
+    """Takes the times of steps that follow each other.
+
+    Args:
+        period: seconds over which a quota of processor time is counted; 0: there is none.
+    """
+
+    def __init__(self, period: float = 0.0) -> None:
+        self._period = period
+        self._block = max(_BLOCK, _PERIODS * period)
+        self._first: list[float] = []
+        self._counted: list[float] = []
+        self._time = 0.0
+        self._begun = 0
+        self._begun_at = 0.0
+        self._blocks: list[float] = []
+        """The mean step of each."""
+
+    def add(self, seconds: float) -> None:
+        """Take the time of one step."""
+        if len(self._first) < WARM_UP:
+            self._first.append(seconds)
+            return
+        self._counted.append(seconds)
+        self._time += seconds
+        if self._time - self._begun_at >= self._block:
+            self._blocks.append((self._time - self._begun_at) / (len(self._counted) - self._begun))
+            self._begun, self._begun_at = len(self._counted), self._time
+
+    @property
+    def enough(self) -> bool:
+        """Whether more steps would tell little, or take too long."""
+        if len(self._counted) >= LEAST_STEPS and self._time >= LEAST_SECONDS:
+            well_known = self._error() <= WELL_KNOWN * self._time / len(self._counted)
+            return well_known or self._time >= MORE_SECONDS
+        return len(self._first) + len(self._counted) > 1 and self.seconds > MOST_SECONDS
+
+    @property
+    def seconds(self) -> float:
+        """Of all steps so far."""
+        return sum(self._first) + self._time
+
+    def _error(self) -> float:
+        """Return the standard error of the mean; infinite where there are too few blocks to tell."""
+        count = len(self._blocks)
+        return statistics.stdev(self._blocks) / math.sqrt(count) if count >= _LEAST_BLOCKS else math.inf
+
+    def step_time(self) -> StepTime | None:
+        """Return what the steps tell; ``None`` where none was taken."""
+        counted = self._counted or self._first[1:] or self._first
+        if not counted:
+            return None
+        kept = _without_a_stall(_whole_periods(counted, self._period))
+        error = self._error()
+        return StepTime(statistics.fmean(kept), statistics.pstdev(kept), error if math.isfinite(error) else 0.0)
+
+
+def _whole_periods(steps: list[float], period: float) -> list[float]:
+    """Return the steps up to the one that ends nearest to the end of a period counted from the first step: a quota
+    lets a process run equally long in any stretch of whole periods."""
+    total = sum(steps)
+    if period <= 0 or total < 2 * _PERIODS * period:
+        return steps
+    best, off, end, length = len(steps), math.inf, total, len(steps)
+    while length and end > total - period:
+        if abs(end - period * round(end / period)) < off:
+            best, off = length, abs(end - period * round(end / period))
+        length -= 1
+        end -= steps[length]
+    return steps[:best]
+
+
+def _without_a_stall(steps: list[float]) -> list[float]:
+    usual = statistics.median(steps)
+    held_up = [seconds for seconds in steps if seconds > _STALL * usual]
+    return [seconds for seconds in steps if seconds <= _STALL * usual] if len(held_up) == 1 else steps
+
 
 MOST_STEPS = 100_000
-"""Of one batch size; :mod:`training.pace` ends it sooner."""
+"""Of one batch size; :mod:`training.short_run` ends it sooner."""
 SAMPLES = 128
 """That are made ready, twice the larger batch at least: to make all of a large data set ready takes hours."""
 _DEFAULT_LAYERS = 12
@@ -72,12 +179,12 @@ class _Steps:
 
     def __init__(self) -> None:
         limit = quota()
-        self.taker = PaceTaker(limit.period if limit is not None and limit.cores < granted_cores() else 0.0)
+        self.timer = StepTimer(limit.period if limit is not None and limit.cores < granted_cores() else 0.0)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, StepEvent):
-            self.taker.add(event.compute)
-            if self.taker.enough:
+            self.timer.add(event.compute)
+            if self.timer.enough:
                 raise _EnoughTime
 
 
@@ -112,10 +219,10 @@ def measure(plan: RunPlan, task: Task, batch: int, device: torch.device, tell: T
             trainer.run()
         except _EnoughTime:
             pass
-    if (pace := steps.taker.pace()) is not None:
+    if (step_time := steps.timer.step_time()) is not None:
         load = {"peak": peak_memory(device), "others": others.share() or 0.0}
-        tell({"kind": "measurement", "batch": batch, **asdict(pace), **load})
-    return trainer.model, steps.taker.seconds
+        tell({"kind": "measurement", "batch": batch, **asdict(step_time), **load})
+    return trainer.model, steps.timer.seconds
 
 
 def peak_memory(device: torch.device) -> int:
@@ -167,11 +274,24 @@ def blocks(model: nn.Module) -> int:
     return sum(count for name, count in lists.items() if not any(name.startswith(f"{other}.") for other in lists))
 
 
-def carry_out(plan: RunPlan, tell: Tell, wait: Callable[[], object] = lambda: None) -> None:
-    """Measure the plan's task on this machine.
+Measure = Callable[[RunPlan, Task, int, torch.device, Tell], tuple[nn.Module, float]]
+
+
+def carry_out(
+    plan: RunPlan,
+    tell: Tell,
+    wait: Callable[[], object] = lambda: None,
+    rank: int = 0,
+    *,
+    task_of: Callable[[Profile], Task] = task_from_profile,
+    measured: Measure = measure,
+) -> None:
+    """Measure the task of the plan's first member on this machine.
 
     Args:
+        rank: of the member in the run.
         wait: called when all is imported, before anything is computed.
+        measured: measures it at one batch size.
 
     Raises:
         MusterError: the task cannot be trained here.
@@ -183,8 +303,9 @@ def carry_out(plan: RunPlan, tell: Tell, wait: Callable[[], object] = lambda: No
     tell({"kind": "progress", "phase": "looking through the data", "done": 0, "total": None})
     sizes = batch_sizes(member.batch_size)
     # Any number of broken samples is borne: in a few of them their share is a matter of luck.
-    data = plan.profile.data.model_copy(update={"max_broken_share": 1.0})
-    task = task_from_profile(plan.profile.model_copy(update={"data": data}))
+    profile = plan.profile_of(0)
+    task = task_of(profile.model_copy(update={"data": profile.data.model_copy(update={"max_broken_share": 1.0})}))
+    task.place = Place(rank, plan.world_size)
     wait()
     task.device = device
     samples = task.prepare_some(
@@ -193,7 +314,7 @@ def carry_out(plan: RunPlan, tell: Tell, wait: Callable[[], object] = lambda: No
     )
     tell(told)
     for number, batch in enumerate(sizes):
-        model, seconds = measure(plan, task, batch, device, tell)
+        model, seconds = measured(plan, task, batch, device, tell)
         if not number:
             tell(workload(model, samples))
         del model
@@ -203,10 +324,7 @@ def carry_out(plan: RunPlan, tell: Tell, wait: Callable[[], object] = lambda: No
 
 def main(wait: Callable[[], object] = lambda: None) -> NoReturn:
     """Measure; every failure becomes one line."""
-    parser = argparse.ArgumentParser(prog="python -m training.short_run")
-    for name in ("--plan", "--rank", "--run-dir", "--secrets"):
-        parser.add_argument(name, required=True)
-    arguments = parser.parse_args()
+    arguments = worker_arguments("training.short_run")
     lines = take_over_stdout()
 
     def tell(document: dict[str, Any]) -> None:
@@ -214,7 +332,7 @@ def main(wait: Callable[[], object] = lambda: None) -> NoReturn:
         lines.flush()
 
     try:
-        carry_out(read_plan(Path(arguments.plan)), tell, wait)
+        carry_out(read_plan(arguments.plan), tell, wait, arguments.rank)
     except MusterError as error:
         tell({"kind": "failure", "message": error.message, "hint": error.hint})
     except Exception as error:  # noqa: BLE001 - the process boundary: whoever asked must hear of it

@@ -9,24 +9,23 @@
 
 from __future__ import annotations
 
-import io
+import multiprocessing.spawn
 import pickle
 import signal
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from profiles.errors import BadInput, ExitCode, MachinesNotReady, MusterError, RunFailed, StoppedByUser
 from profiles.schema import Profile
-from training.events import Event, EventSink
+from training.events import Event
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
 from training.outcome import NOT_THIS_RUN, RunOutcome, noted_failure
-from training.plan import RunPlan, read_plan
-from training.processes import SpawnedWorker, Worker, received
+from training.plan import RunPlan
+from training.run_files import explain, private_file
 from training.run_folder import RunFolder, has_snapshots
 from training.runs import find_run, plan_to_resume
 from training.stopping import stopped_by
@@ -34,16 +33,31 @@ from training.stopping import stopped_by
 if TYPE_CHECKING:
     from torch import nn
 
+    from training.strategies.base import Strategy
     from training.tasks.base import SizedDataset
     from training.tasks.custom import CustomJob
 
 __all__ = ["LocalRun", "LocalTrainer", "ObjectTrainer", "RunOutcome", "plan_local_run"]
+
+OBJECTS = "objects.pickle"
+"""What the workers of a :class:`LocalTrainer` are given, in the private folder of their run."""
+_WORKER = "training.object_worker"
+
+_CLUSTER = 'write LocalTrainer(..., simulate=4, cluster=Machines.read(Path("machines.json")))'
 
 _ERRORS: dict[ExitCode, type[MusterError]] = {
     ExitCode.BAD_INPUT: BadInput,
     ExitCode.NOT_READY: MachinesNotReady,
     ExitCode.STOPPED: StoppedByUser,
 }
+
+
+class TimedMachines(Protocol):
+    """Machines that are simulated."""
+
+    def clocked(self, plan: RunPlan) -> RunPlan:
+        """Return the plan of a simulated run, as it goes on these machines."""
+        ...
 
 
 class ObjectTrainer(ABC):
@@ -53,7 +67,8 @@ class ObjectTrainer(ABC):
         model: a module, or a function (also as text, ``module:name``) that takes nothing and returns one. Its forward
             gives a loss (a scalar, ``output.loss``, ``{"loss": ...}``), or ``loss`` is given.
         train_dataset: map-style data set of samples that ``collate`` (default: torch's) can batch, or a function (also
-            as text) that takes nothing and returns one.
+            as text) that takes nothing and returns one. With ``local_data=True`` one of a :class:`LocalTrainer` may
+            take ``rank`` and ``world_size``, and return the data of one worker.
         val_dataset: evaluated before, at intervals, and after.
         loss: ``loss(output, target)`` for data sets of ``(input, target)`` pairs, or ``module:name``.
         collate: makes a batch of a list of samples, or ``module:name``.
@@ -81,12 +96,13 @@ class ObjectTrainer(ABC):
         self._output_dir = Path(output_dir)
         self._on_event = on_event or (lambda event: None)
 
-    def fit(self, strategy: str = "auto", *, resume: Path | str = "", **options: Any) -> nn.Module:
+    def fit(self, strategy: str | type[Strategy] = "auto", *, resume: Path | str = "", **options: Any) -> nn.Module:
         """Train and return the model with its new weights; ``options`` are those of a profile.
 
         Args:
-            strategy: ``auto`` is ``allreduce`` among workers of this machine, where links cost nothing, and what was
-                measured to be fastest on several machines.
+            strategy: a name, or a class of your own at the top level of its file. ``auto`` is ``allreduce`` among
+                workers of this machine, where links cost nothing, and what was measured to be fastest on several
+                machines.
             resume: folder, id or beginning of the id of a run of such a trainer that did not come to its end. It goes
                 on from its newest snapshot exactly as it was planned: with its strategy, options and members.
 
@@ -96,10 +112,15 @@ class ObjectTrainer(ABC):
             RunFailed: the run failed; the message names the first cause.
             StoppedByUser: somebody stopped it.
         """
+        if getattr(sys.modules["__main__"].__spec__, "name", "") == _WORKER:
+            hint = 'put what calls fit() under: if __name__ == "__main__":'
+            raise BadInput("a worker imports the script, which calls fit() again", hint)
         from profiles.resolve import profile_from_options
+        from training.strategies.own_file import text_of
         from training.tasks.custom import CustomJob
         from training.tasks.object_files import check_given, load_result, make_model
 
+        strategy = strategy if isinstance(strategy, str) else text_of(strategy)
         chosen = {"task": "custom", "output_dir": self._output_dir, "strategy": strategy, **options}
         earlier = self._earlier(resume, strategy, options) if resume else None
         profile = earlier[1].profile if earlier else profile_from_options(self.profile_name, chosen)
@@ -152,18 +173,38 @@ class LocalTrainer(ObjectTrainer):
     Args:
         model, train_dataset, val_dataset, loss, collate, output_dir, on_event: see :class:`ObjectTrainer`.
         workers: how many processes train together; a resumed run has as many as it began with.
+        simulate: if not 0, so many members train in one process that takes turns, with the same result.
+        cluster: machines whose time a simulated run tells
+            (``distributed.planning.simulated.Machines.read(Path("machines.json"))``).
     """
 
     profile_name = "local"
 
     def __init__(
-        self, model: Any, train_dataset: Any, val_dataset: Any = None, *, workers: int = 2, **settings: Any
+        self,
+        model: Any,
+        train_dataset: Any,
+        val_dataset: Any = None,
+        *,
+        workers: int = 2,
+        simulate: int = 0,
+        cluster: TimedMachines | None = None,
+        **settings: Any,
     ) -> None:
         super().__init__(model, train_dataset, val_dataset, **settings)
         self.workers = workers
+        self.simulate = simulate
+        self._cluster = cluster
 
     def _run(self, profile: Profile, job: CustomJob) -> RunOutcome:
-        plan = plan_local_run(profile, self.workers)
+        if profile.run.cluster:
+            raise BadInput("fit() takes no file of machines", f"{_CLUSTER}, or without")
+        simulated = self.simulate or profile.run.simulate
+        if self._cluster is not None and not simulated:
+            raise BadInput("only a simulation has the time of other machines", _CLUSTER)
+        plan = plan_local_run(profile, simulated or self.workers, simulated=simulated > 0)
+        if self._cluster is not None:
+            plan = self._cluster.clocked(plan)
         return self._carry_out(RunFolder.create(Path(profile.run.output_dir), plan, ["LocalTrainer.fit"]), job)
 
     def _resume(self, path: Path, plan: RunPlan, job: CustomJob) -> RunOutcome:
@@ -174,10 +215,15 @@ class LocalTrainer(ObjectTrainer):
             print(text, file=sys.stderr, flush=True)
 
         with folder, noted_failure(folder), stopped_by((signal.SIGINT,), say) as stop:
-            run = LocalRun(folder.plan(), folder, self._on_event, lambda rank, log: _start(job, rank, folder, log))
-            run.start()
-            stop.watch(run)
-            return run.wait()
+            _write_objects(job, folder.secrets / OBJECTS)
+            run = LocalRun(folder.plan(), folder, self._on_event, worker=_WORKER)
+            try:
+                run.start()
+                stop.watch(run)
+                return run.wait()
+            finally:
+                for watched in run.members.workers.values():
+                    watched.process.exit_code()  # nothing is left of them, where this process goes on
 
 
 def failure_of(outcome: RunOutcome) -> MusterError:
@@ -188,48 +234,13 @@ def failure_of(outcome: RunOutcome) -> MusterError:
     return _ERRORS.get(outcome.exit_code, RunFailed)(outcome.message, "; ".join(hints))
 
 
-def _start(job: CustomJob, rank: int, folder: RunFolder, log: BinaryIO) -> Worker:
-    log.flush()
-    payload = pickle.dumps(job)
-    return SpawnedWorker(_object_worker, (payload, rank, folder.path, folder.secrets, log.name))
-
-
-class _PipeStream(io.StringIO):
-    """Text stream whose writes are messages of a pipe."""
-
-    def __init__(self, connection: Connection[Any, Any]) -> None:
-        self._connection = connection
-
-    def write(self, text: str) -> int:
-        self._connection.send_bytes(text.encode())
-        return len(text)
-
-
-def _object_worker(
-    connection: Connection[Any, Any], payload: bytes, rank: int, run_dir: Path, secrets: Path, log: str
-) -> None:
-    """Body of a spawned worker: the same as ``python -m training.worker`` with objects instead of a task by name."""
-    import json
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; whoever started them acts on it
-
-    from training.tasks.custom import CustomTask
-    from training.tasks.object_files import made
-    from training.worker import Meeting, commands_to, run_worker
-
-    sys.stdout = sys.stderr = open(log, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 (lives as long as the process)
-    plan: RunPlan = read_plan(run_dir / "plan.json")
-    job: CustomJob = pickle.loads(payload)  # our own parent wrote it; never from the network
-    emit = EventSink(_PipeStream(connection), rank)
-    control = commands_to(emit)
-
-    commands = received(connection)
-
-    def address() -> Meeting:
-        found = Meeting(**json.loads(next(commands)))
-        control.read_from(commands, lambda message: print(message))
-        return found
-
-    task = CustomTask(plan.profile, lambda profile: made(job, profile.training.seed))
-    code = run_worker(plan, rank, task, address, run_dir, secrets, emit, control)
-    sys.exit(int(code))
+def _write_objects(job: CustomJob, path: Path) -> None:
+    """Write the job, and before it how its classes are found, for the run's workers."""
+    caller = multiprocessing.spawn.get_preparation_data("worker")
+    del caller["authkey"]  # nobody talks over what it is for
+    try:
+        with open(path, "wb", opener=private_file) as file:
+            pickle.dump(caller, file)
+            pickle.dump(job, file)
+    except OSError as error:
+        raise RunFailed(*explain(error, path)) from error

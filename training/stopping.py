@@ -45,15 +45,11 @@ _LEAST_SPREAD = 1000
 _LOOK = 0.2
 ONE_PRESS = 1.0
 """Seconds in which signals count as one: what starts us may pass on what the terminal has sent us already."""
-STOPPING = "stopping after the current step, with a snapshot (once more: end at once, without one)"
+STOPPING = "stopping after the current step, with a snapshot (press again to end at once, without one)"
 
 
 class Conductor:
-    """Gives orders to all members, each after the same step. Any thread may call it, a signal's handler may not.
-
-    Args:
-        members: of the run.
-    """
+    """Gives orders to all members, each after the same step. Any thread may call it, a signal's handler may not."""
 
     def __init__(self, members: Membership) -> None:
         self._members = members
@@ -61,7 +57,9 @@ class Conductor:
         """The step after which all stop; infinite: nobody has named it."""
         self._lock = threading.Lock()
         settings = members.plan.profile.strategy
-        spread = max(_LEAST_SPREAD, _MOST_INTERVALS * strategy_class(settings.strategy).rhythm(settings).interval)
+        # This process runs nobody's own code, and does not know what only that tells.
+        interval = 1 if settings.own_strategy else strategy_class(settings.strategy).rhythm(settings).interval
+        spread = max(_LEAST_SPREAD, _MOST_INTERVALS * interval)
         self._group = GroupOrders(lambda: members.taking_part, self._send, lambda *end: self._ended.append(end), spread)
         self._ended: list[tuple[int, int]] = []
         self._then: dict[int, Callable[[int], None]] = {}
@@ -179,13 +177,7 @@ class Progress:
 
 class Stopping:
     """The end of all members before their work is done. They have the time that they need: only who makes no progress
-    at all is killed.
-
-    Args:
-        members: of the run.
-        conductor: gives them orders.
-        progress: of the run.
-    """
+    at all is killed."""
 
     def __init__(self, members: Membership, conductor: Conductor, progress: Progress) -> None:
         self._members, self._conductor, self._progress = members, conductor, progress
@@ -248,11 +240,7 @@ class Stoppable(Protocol):
 
 
 class StopSignals:
-    """Turns signals into a stop of the run; a second one ends everything at once.
-
-    Args:
-        say: takes what is told to the person.
-    """
+    """Turns signals into a stop of the run; a second one ends everything at once."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

@@ -14,25 +14,28 @@ from pathlib import Path
 from torch import nn
 
 from profiles.errors import RunFailed
-from training.backward import Backward, build_optimizer, set_learning_rate, total_loss
+from training.backward import Backward, total_loss
 from training.batches import BatchSource, Samples, StepBatches
 from training.checkpoint import Snapshot, SnapshotStore
-from training.data import SampleSchedule
-from training.device import Precision, select_device, select_precision, start_training
+from training.compression import Compression
+from training.device import Precision, clip, select_device, select_precision, start_training
 from training.evaluation import Evaluator
 from training.events import Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent
 from training.exchange.base import Anchor, Exchange, Traffic
 from training.exchange.codecs import all_finite
+from training.local_data import LocalSchedule, schedule_for
+from training.optimizers import build_optimizer, plain_steps, set_learning_rate
 from training.orders import Control
 from training.plan import RunPlan
 from training.position import MOST_CUT_SHORT, EarlyStopping, Position
 from training.randomness import seed_everything
 from training.resuming import agree_on_snapshot, hand_over, take_over
 from training.same_data import check_same, check_unchanged, describe, other_precision
-from training.schedule import learning_rate_at, scaled_learning_rate
+from training.schedule import learning_rate_at, scaled_learning_rate, warm_up_of
 from training.state import TrainingState, longest_vector, part, prefixed, synchronise_buffers
 from training.strategies.base import Strategy, StrategyContext
 from training.strategies.costs import start_of
+from training.strategies.own_file import opened
 from training.strategies.registry import strategy_class
 from training.strategies.weights import equalised, trainable
 from training.tasks.base import Task
@@ -51,12 +54,6 @@ class Trainer:
     """One member of a run.
 
     Args:
-        plan: what all members agree on.
-        rank: which of the plan's members this is.
-        task: model, data and loss.
-        exchange: this member's end of the group.
-        emit: takes every event.
-        control: commands from outside.
         run_dir: run folder on this machine; the model and the snapshots go there.
     """
 
@@ -98,7 +95,7 @@ class Trainer:
             self._take_starting_state()
             self.emit(MemberEvent(status="ready", name=self.member.name, device=str(self.device)))
             if self.position.step == 0 and self.profile.evaluation.eval_before:
-                self._evaluate(list(self.task.evaluation))
+                self._evaluate(self.evaluator.splits)
             ending = self._train()
             return self._finish() if ending is Ending.FINISHED else ending
         finally:
@@ -109,39 +106,47 @@ class Trainer:
         self.model: nn.Module = self.task.build_model().to(self.device)
         start_training(self.model)
         self.parameters = trainable(self.model)
+        self.compression = Compression(self.parameters, self.exchange)
         self.exchange.expect_model(longest_vector(self.model))
-        self.optimizer = build_optimizer(self.model, self.settings)
-        order, lengths, block = self.settings, self.task.lengths(), self.plan.global_batch
-        self.schedule = SampleSchedule(
-            len(self.task.train), order.seed, order.gradient_accumulation, order.drop_last, lengths, block
-        )
-        self.total_steps = self.settings.max_steps or self.schedule.total_steps(
-            self.position.batch_sizes, self.settings.epochs
-        )
+        strategy = opened(self.profile.strategy)
+        kind = strategy_class(strategy.strategy)
+        order = self.settings
+        own = kind.updates  # the strategy is the optimizer as well
+        self.optimizer = plain_steps(self.model, order, kind.name) if own else build_optimizer(self.model, order)
+        self.schedule = schedule_for(self.plan, self.task, self.rank, self.exchange)
+        self.local = self.schedule if isinstance(self.schedule, LocalSchedule) else None
+        self.total_steps = order.max_steps or self.schedule.total_steps(self.position.batch_sizes, order.epochs)
+        self._warm_up = warm_up_of(order, self.total_steps)
         alone = order.batch_size * order.gradient_accumulation
-        self.peak_rate = scaled_learning_rate(order.learning_rate, order.lr_scaling, block, alone)
-        strategy = self.profile.strategy
-        self.strategy: Strategy = strategy_class(strategy.strategy)(
-            StrategyContext(strategy, self.total_steps, self.settings.seed, self._warn, start_of(self.profile))
+        self.peak_rate = scaled_learning_rate(order.learning_rate, order.lr_scaling, self.plan.global_batch, alone)
+        start, norm = start_of(self.profile), order.max_grad_norm
+        self.strategy: Strategy = kind(StrategyContext(strategy, self.total_steps, order.seed, self._warn, start, norm))
+        self.strategy.use(self.optimizer)
+        self.samples = Samples(self.task, order.seed, self.device, self.profile.data.max_broken_share, self.member.name)
+        self.source = BatchSource(
+            self.task, self.schedule, self.rank, self.samples, ahead=not self.exchange.shares_process
         )
-        allowed = self.profile.data.max_broken_share
-        self.samples = Samples(self.task, self.settings.seed, self.device, allowed, self.member.name)
-        self.source = BatchSource(self.task, self.schedule, self.rank, self.samples)
         self.backward = Backward(self.task, self.model, self.precision)
         how, batch, stops = self.profile.evaluation, self.member.batch_size, self.control.stop_is_near
         self.evaluator = Evaluator(
-            self.samples, self.model, self.precision, self.exchange, how, batch, stops, self._warn, self.run_dir
-        )
+            self.samples, self.model, self.precision, self.exchange, how, batch, stops, self._warn, self.run_dir,
+            self._name_of, self.local,
+        )  # fmt: skip
         self.state = TrainingState(self.model, self.optimizer, self.precision)
         # Dropout must differ between members; weights were made before this line.
         seed_everything(self.settings.seed * 1000 + self.rank)
 
     def _take_starting_state(self) -> None:
-        self.data = describe(self.task, self.model, self.samples, self.settings.seed, self._warn, self.precision.name)
-        if self.exchange.is_newcomer:
-            return self._join(self.exchange.fetch_anchor())
-        check_same(self.data, self.exchange, lambda rank: self.plan.seats[rank].name, self._warn)
-        found = agree_on_snapshot(self.store, self.exchange, self._warn) if self.plan.resume else None
+        how = self.settings.seed, self._warn, self.precision.name, self.schedule.fingerprint
+        self.data = describe(self.task, self.model, self.samples, *how)
+        self.told = self.data.without_samples() if self.local else self.data
+        arrived = self.local.arrived if self.local else None
+        if arrived is not None or self.exchange.is_newcomer:
+            return self._join(arrived or self.exchange.fetch_anchor())
+        check_same(self.told, self.exchange, self._name_of, self._warn)
+        found = None
+        if self.plan.resume:
+            found = agree_on_snapshot(self.store, self.exchange, self._warn, self._name_of)
         if found is None:  # a new run
             equalised(self.parameters, self.exchange, "weights/start")
             self.strategy.attach(self.model, self.exchange)
@@ -153,9 +158,9 @@ class Trainer:
         else:
             self._join(take_over(found, self.exchange))
         self.control.arrive(self.position.step)
-        details = {"step": self.position.step, "tables": self.data.tables}
+        details = {"step": self.position.step, "tables": self.told.tables, "trainable": self.compression.weights}
         self.emit(RunEvent(status="running", total_steps=self.total_steps, details=details))
-        if self.position.step and self.strategy.synchronised:
+        if self.position.step and (self.strategy.synchronised or self.position.owes_evaluation):
             self._evaluate_if_due()  # a stop may have cut it short
 
     def _train(self) -> Ending:
@@ -169,8 +174,8 @@ class Trainer:
                 return Ending.FINISHED
             report = self._step()
             if report is not None:
-                self.emit(report.model_copy(update={"step": self.position.step}))
-            at_sync = self.strategy.synchronised or report is not None
+                self.emit(self.compression.told(report, self.position.step))
+            at_sync = self.strategy.meets(report)
             if at_sync:
                 self._at_synchronisation_point()
             interval = self.profile.snapshot.snapshot_interval
@@ -180,13 +185,13 @@ class Trainer:
     def _finish(self) -> Ending:
         report = self.strategy.finish()
         if report is not None:
-            self.emit(report.model_copy(update={"step": self.position.step}))
+            self.emit(self.compression.told(report, self.position.step))
         with self.strategy.consensus():
             synchronise_buffers(self.model, self.exchange, "finish")
             if self.stopping.should_stop:
                 self.stopping.restore(self.model)
             again = 0
-            while not self._evaluate(list(self.task.evaluation), again):
+            while not self._evaluate(self.evaluator.splits, again):
                 if self._obey(at_sync=False, finishing=True) is Ending.STOPPED:
                     return Ending.STOPPED
                 again += 1  # it was another one that stopped
@@ -201,16 +206,16 @@ class Trainer:
     def _step(self) -> SyncEvent | None:
         start, before = time.monotonic(), self.exchange.traffic.copy()
         batches = self._batches(self.backward.most)
+        course = self.settings
         rate = self.peak_rate * learning_rate_at(
-            self.position.step, self.total_steps, self.settings.warmup_steps, self.settings.lr_schedule, 1.0
+            self.position.step, self.total_steps, self._warm_up, course.lr_schedule, 1.0, course.lr_decay_share
         )
         set_learning_rate(self.optimizer, rate)
         self.strategy.begin_step(self.position.step, batches.weight, self.precision.loss_scale)
         batches, losses = self.backward.run(batches, self.strategy, self._batches, self._warn)
         with self.source.turns.lent():  # nothing is drawn here, and much of it is waiting
             loss = total_loss(losses, batches, self.member.name, self.position.step + 1, self._kept)
-            self.strategy.gradients()
-            norm = self.precision.step(self.optimizer, self.parameters, self.settings.max_grad_norm)
+            norm = self._update()
             self.optimizer.zero_grad(set_to_none=True)
         if self.profile.evaluation.eval_local:
             start += self._evaluate_own()
@@ -220,6 +225,15 @@ class Trainer:
         self.position.cursor = batches.cursor
         self._emit_step(batches, loss, rate, norm, time.monotonic() - start, self.exchange.traffic.since(before))
         return report
+
+    def _update(self) -> float | None:
+        """Step with the gradients that the strategy makes final; return their norm before clipping."""
+        most, optimizes = self.settings.max_grad_norm, self.strategy.updates
+        own = clip(self.parameters, most) if optimizes else None
+        self.strategy.gradients()
+        clips, whole = self.strategy.clips, self.strategy.gradient_norm
+        norm = self.precision.step(self.optimizer, self.parameters, 0.0 if optimizes or clips else most, whole)
+        return own if optimizes else whole if clips else norm
 
     def _evaluate_own(self) -> float:
         """Evaluate what this member holds, before the strategy ends a step, where the average of it is evaluated next.
@@ -252,22 +266,16 @@ class Trainer:
     def _emit_step(
         self, batches: StepBatches, loss: float, rate: float, norm: float | None, seconds: float, traffic: Traffic
     ) -> None:
+        epoch = self.schedule.epoch_fraction(self.position.cursor, self.position.batch_sizes)
+        self.compression.step(traffic.bytes_sent)
         self.emit(
             StepEvent(
-                step=self.position.step,
-                epoch=self.schedule.epoch_fraction(self.position.cursor),
-                loss=loss,
-                learning_rate=rate,
-                samples=batches.samples,
-                weight=batches.weight,
-                compute=max(0.0, seconds - traffic.wait_seconds),
-                wait=traffic.wait_seconds,
-                transfer=traffic.transfer_seconds,
-                grad_norm=norm,
-                bytes_sent=traffic.bytes_sent,
-                bytes_received=traffic.bytes_received,
+                step=self.position.step, epoch=epoch, loss=loss, learning_rate=rate, grad_norm=norm,
+                samples=batches.samples, weight=batches.weight,
+                compute=max(0.0, seconds - traffic.wait_seconds), wait=traffic.wait_seconds,
+                transfer=traffic.transfer_seconds, bytes_sent=traffic.bytes_sent, bytes_received=traffic.bytes_received,
             )
-        )
+        )  # fmt: skip
 
     # ------------------------------------------------------------------------------------- what happens between steps
 
@@ -277,6 +285,10 @@ class Trainer:
         live = {m.rank: m.batch_size for m in self.plan.seats if m.rank in self.strategy.members}
         if live:  # who is gone is told by who knows why, and who has come by itself
             self.position.batch_sizes = live
+        if live and self.local:
+            for line in self.local.follow(self.plan, list(live), self.exchange, self.position.step):
+                if self.rank == min(live):
+                    self._warn(line)
         self._evaluate_if_due()
         if self.exchange.anchor_wanted:  # only the one who is to publish it knows
             with self.strategy.for_newcomer():
@@ -288,11 +300,11 @@ class Trainer:
         if interval and self.position.step >= self.position.next_evaluation and not last:
             with self.strategy.consensus():
                 synchronise_buffers(self.model, self.exchange, f"eval/{self.position.step}")
-                if self._evaluate([split for split in self.task.evaluation if split == "validation"]):
+                if self._evaluate([split for split in self.evaluator.splits if split == "validation"]):
                     self.position.next_evaluation = (self.position.step // interval + 1) * interval
                     self.position.cut_short = 0
                 else:
-                    self.position.cut_short += 1
+                    self.position.note_cut_short()
 
     def _evaluate(self, splits: list[str], again: int = 0) -> bool:
         """Return whether it came to its end; no member stops meanwhile then."""
@@ -326,6 +338,9 @@ class Trainer:
                     self.emit(MemberEvent(status="left", name=self.member.name, message=command.reason))
                     return Ending.STOPPED
         return None
+
+    def _name_of(self, rank: int) -> str:
+        return self.control.grown(self.plan).seats[rank].name
 
     def _warn(self, message: str) -> None:
         self.emit(WarningEvent(message=message, step=self.position.step))
@@ -363,17 +378,18 @@ class Trainer:
 
     def _anchor(self) -> Anchor:
         tensors = prefixed("strategy", self.strategy.newcomer_tensors()) | self.position.tensors()
-        state = {**self.position.state(), "strategy": self.strategy.newcomer_state(), "data": self.data.model_dump()}
+        state = {**self.position.state(), "strategy": self.strategy.newcomer_state(), "data": self.told.model_dump()}
+        state["holdings"] = self.local.state() if self.local else {}
         return self.state.anchor(tensors, state)
 
     def _join(self, anchor: Anchor) -> None:
         state = anchor.state
-        check_unchanged(state.get("data"), self.data, "the others have")
+        check_unchanged(state.get("data"), self.told, "the others have")
         self.state.adopt(anchor)
         self.position.batch_sizes = {m.rank: m.batch_size for m in self.control.grown(self.plan).seats}
         self.position.load(state, anchor.tensors)
         self.strategy.attach(self.model, self.exchange)
         tensors = part("strategy", anchor.tensors)
-        if tensors:
+        if tensors or state["strategy"]:
             self.strategy.load(tensors, state["strategy"])
         self.emit(MemberEvent(status="joined", name=self.member.name, message=f"at step {self.position.step}"))

@@ -13,40 +13,30 @@ import json
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TextIO
 
-from profiles.errors import ExitCode, MusterError, RunFailed
-from training.events import (
-    ErrorEvent,
-    Event,
-    EventSink,
-    MemberEvent,
-    ProgressEvent,
-    RequestEvent,
-    StepEvent,
-    WarningEvent,
-)
+from profiles.errors import ExitCode, MusterError
+from training.events import ErrorEvent, Event, EventSink, MemberEvent, RequestEvent, StepEvent
+from training.member import Emit, exit_code_of, prepared, train
 from training.orders import Command, Control
 from training.plan import MemberPlan, RunPlan, read_plan
-from training.processes import Laps
+from training.processes import PhaseTimer
 
 if TYPE_CHECKING:
     import torch
 
     from training.exchange.base import Exchange
     from training.tasks.base import Task
+    from training.trainer import Ending
 
 START_DEADLINE = 3600.0
 """Seconds to wait for the other members; whoever started the run watches their processes meanwhile."""
 
-Emit = Callable[[Event], None]
-
 
 class Meeting(NamedTuple):
-    """Where members meet: ``host:port`` of the coordinator, or of the store of nccl, and of the relay."""
+    """Where members meet: ``host:port`` of the coordinator, or of a launched script's store, and of the relay."""
 
     address: str
     relay: str = ""
@@ -59,19 +49,10 @@ def connect(plan: RunPlan, rank: int, where: Meeting, secrets: Path, device: tor
 
         return SoloExchange()
     seat, keys = plan.seats[rank], secrets / f"member-{rank}"
-    if plan.engine == "nccl":
-        from training.exchange.store_server import read_token
-        from training.exchange.torch_group import TorchGroup
-
-        token = read_token(keys)
-        beside = [one.rank for one in plan.members if one.local] if seat.local else []
-        return TorchGroup(
-            where.address, token, rank, plan.world_size, device, seat.interface, START_DEADLINE, plan.run_id, beside
-        )
-    from training.exchange.mesh_member import MeshMember
+    from training.exchange.control_line import Joining
 
     near, everywhere = "127.0.0.1", "::" if where.address.startswith("[") else "0.0.0.0"
-    return MeshMember.connect(
+    joining = Joining(
         where.address,
         keys,
         plan.run_id,
@@ -85,8 +66,17 @@ def connect(plan: RunPlan, rank: int, where: Meeting, secrets: Path, device: tor
         interface=seat.interface,
         relay=where.relay,
         came_back=lambda: emit(MemberEvent(status="joined", name=seat.name, message="is back")),
-        timeout=START_DEADLINE,
     )
+    if plan.engine == "nccl":
+        from training.exchange.torch_mean import TorchMember
+
+        member: MeshMember = TorchMember(joining, device)
+    else:
+        from training.exchange.mesh_member import MeshMember
+
+        member = MeshMember(joining)
+    member.join(START_DEADLINE)
+    return member
 
 
 def run_worker(
@@ -103,54 +93,17 @@ def run_worker(
 
     ``address`` blocks until it is known where to meet; it is called when the data are ready.
     """
-    import torch
+    seat = plan.seats[rank]
 
-    from training.device import select_device
-    from training.exchange.base import ExchangeDropped, ExchangeError
-    from training.machine_load import machine_events
-    from training.resources import threads
-    from training.trainer import Ending, Trainer
-
-    member = plan.seats[rank]
-    emit(MemberEvent(status="started", name=member.name, message=f"pid {os.getpid()}"))
-    try:
-        torch.set_num_threads(threads(member.threads, torch.get_num_threads()))
-        device = task.device = select_device(member.device, member.device_index)
-        with machine_events(emit, device, secrets, run_id=plan.run_id):
-            task.prepare(lambda phase, done, total: emit(ProgressEvent(phase=phase, done=done, total=total)))
+    def trained() -> Ending:
+        with prepared(plan, rank, task, secrets, emit) as device:
             where = address()
-            ending: Ending | None = None
-            while ending is None:
-                exchange = connect(plan, rank, where, secrets, device, emit)
-                try:
-                    ending = Trainer(plan, rank, task, exchange, emit, control, run_dir).run()
-                except ExchangeDropped as error:
-                    emit(WarningEvent(message=f"{member.name}: {error}; it joins the others again"))
-                except ExchangeError as error:
-                    raise RunFailed(f"{member.name}: {error}", "resume the run from its newest snapshot") from error
-                finally:
-                    exchange.close()
-    except MusterError as error:
-        emit(ErrorEvent(message=error.message, hint=error.hint, exit_code=int(error.exit_code)))
-        return error.exit_code
-    except Exception as error:  # noqa: BLE001 - the process boundary: whatever it is, the run must hear of it
-        traceback.print_exc()
-        line = " ".join(str(error).split()) or "no message"
-        message = f"{member.name}: {error.__class__.__name__}: {line:.500}"
-        emit(ErrorEvent(message=message, hint=f"the traceback is in the log of {member.name}"))
-        return ExitCode.RUN_FAILED
-    if ending is Ending.FINISHED:
-        emit(MemberEvent(status="done", name=member.name))
-    return ExitCode.DONE if ending is Ending.FINISHED else ExitCode.STOPPED
+            return train(
+                plan, rank, task, lambda: connect(plan, rank, where, secrets, device, emit), run_dir, emit, control
+            )
 
-
-def commands_to(emit: Emit) -> Control:
-    """Return what takes the commands to a worker, and gives its answers to ``emit``."""
-
-    def expected(member: MemberPlan) -> None:  # this member counts on another one from now on
-        emit(RequestEvent(request="expect", action="expect", machine=member.name, outcome="done"))
-
-    return Control(expected, emit)
+    emit(MemberEvent(status="started", name=seat.name, message=f"pid {os.getpid()}"))
+    return exit_code_of(trained, seat.name, emit)
 
 
 def take_over_stdout() -> TextIO:
@@ -170,20 +123,35 @@ def worker_arguments(module: str) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> int:
-    """Run one worker."""
-    arguments = worker_arguments("training.worker")
+def main(make_task: Callable[[RunPlan, Path], Task] | None = None, module: str = "training.worker") -> int:
+    """Run one worker.
+
+    Args:
+        make_task: makes the task of a plan, given the run's private folder; default: the one that the plan names.
+        module: what this process was started as.
+    """
+    arguments = worker_arguments(module)
     # Ctrl-C in a terminal reaches the whole process group; only the process that started the run acts on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     emit = EventSink(take_over_stdout(), arguments.rank)
-    laps, control = Laps(emit), commands_to(emit)
+
+    def expected(member: MemberPlan) -> None:  # this member counts on another one from now on
+        emit(RequestEvent(request="expect", action="expect", machine=member.name, outcome="done"))
+
+    phases, control = PhaseTimer(emit), Control(expected, emit)
     gc.disable()  # a fifth of the seconds that torch and transformers take to import goes into looking for garbage
     signal.signal(signal.SIGTERM, lambda *_: control.post(Command(command="stop", reason="terminated")))
     try:
         plan = read_plan(arguments.plan)
-        from training.tasks.registry import task_from_profile  # imports torch
+        from training.tasks.base import Place  # imports torch
+        from training.tasks.registry import task_from_profile
 
-        task = task_from_profile(plan.profile)
+        def task_of(rank: int) -> Task:
+            made = make_task(plan, arguments.secrets) if make_task else task_from_profile(plan.profile_of(rank))
+            made.place = Place(rank, len(plan.seats))
+            return made
+
+        task = task_of(arguments.rank)
         from training import trainer  # noqa: F401 - here, so that the time of its imports is counted as such
     except MusterError as error:
         emit(ErrorEvent(message=error.message, hint=error.hint, exit_code=int(error.exit_code)))
@@ -191,20 +159,27 @@ def main() -> int:
 
     gc.freeze()  # what was imported stays: later searches for garbage pass over it
     gc.enable()
-    laps.end("worker: imports")
+    phases.end("worker: imports")
 
     def address() -> Meeting:
-        laps.end("worker: data")
+        phases.end("worker: data")
         found = Meeting(**json.loads(sys.stdin.buffer.readline()))
-        laps.end("worker: waits for the engine")
+        phases.end("worker: waits for the engine")
         control.read_from(sys.stdin.buffer, lambda message: print(message, file=sys.stderr))
         return found
 
-    timed = _timed(emit, laps)
+    if plan.engine == "simulated":
+        from training.simulated.members import run_members
+
+        def of(rank: int) -> Task:
+            return task_of(rank) if rank else task
+
+        return int(run_members(plan, of, arguments.run_dir, arguments.secrets, emit, sys.stdin.buffer))
+    timed = _timed(emit, phases)
     return int(run_worker(plan, arguments.rank, task, address, arguments.run_dir, arguments.secrets, timed, control))
 
 
-def _timed(emit: Emit, laps: Laps) -> Emit:
+def _timed(emit: Emit, phases: PhaseTimer) -> Emit:
     """Add the parts of the start that can be told from the events."""
     begun = False
 
@@ -212,17 +187,20 @@ def _timed(emit: Emit, laps: Laps) -> Emit:
         nonlocal begun
         emit(event)
         if isinstance(event, MemberEvent) and event.status == "ready":
-            laps.end("worker: joins, builds the model")
+            phases.end("worker: joins, builds the model")
         elif isinstance(event, StepEvent) and not begun:
             begun = True
-            laps.end("worker: first step")
+            phases.end("worker: first step")
 
     return timed
 
 
-if __name__ == "__main__":
-    # Threads of gRPC and of the interpreter must not delay the exit once everything is written.
-    code = main()
+def leave(code: int) -> NoReturn:
+    """End this process: threads that wait must not delay it once everything is written."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+if __name__ == "__main__":
+    leave(main())

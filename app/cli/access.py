@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from app.cli.approval import read_hosts
 from app.cli.arguments import USUAL_HOSTS, AllHosts, HostNames, Json, TrustNew
 from app.cli.terminal import answer, somebody
-from app.console import agreed, hearing_ctrl_c, say, visible
+from app.console import agreed, hearing_ctrl_c, say, see_whether_stopped, visible
 from distributed.hosts.file import Hosts, parse_hosts, split_address
 from distributed.preparation.prepare import PrepareOptions
 from distributed.ssh.access import AccessReport, Installed, check_all, explain, install_key
@@ -114,8 +114,7 @@ def _introduce(
 
 
 def _accept_new(key: HostKeyInfo) -> bool:
-    """Take the key of a machine never met before, and say so."""
-    say(f"{visible(key.machine)}: accepting its new {key.key_type} host key {key.fingerprint}")
+    say(f"{visible(key.machine)}: accepting its {key.key_type} host key, new here: {key.fingerprint}")
     return True
 
 
@@ -125,6 +124,7 @@ def trust(new: bool, person: bool | None = None) -> Trust | None:
 
     def ask(key: HostKeyInfo) -> bool:
         with lock:
+            see_whether_stopped()
             return _is_the_right_one(key)
 
     return _accept_new if new else ask if (somebody() if person is None else person) else None
@@ -144,10 +144,9 @@ def prepare_options(
 
 
 def _is_the_right_one(key: HostKeyInfo) -> bool:
-    """Let the person judge the key of a machine never met before."""
     say(f"{visible(key.machine)}: first contact; its {key.key_type} host key is")
     say(f"  {key.fingerprint}")
-    say(f"compare all of it, up to {key.fingerprint[-COMPARED:]}, with what this prints there: {key.compare_command}")
+    say(f"compare it, to its end {key.fingerprint[-COMPARED:]}, with what this prints there: {key.compare_command}")
     return agreed("Do the two match?")
 
 

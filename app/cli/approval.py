@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from app.console import agreed, command_line, say, visible
 from distributed.hosts.file import Hosts, accept_pythons, load_hosts, strange_pythons
-from profiles.counts import counted
-from profiles.errors import BadInput
+from profiles.errors import BadInput, counted
 from profiles.resolve import Resolved
 from profiles.schema import Profile
 
@@ -49,7 +48,7 @@ def stand_behind(hosts: Hosts, file: Path, *, named: bool, person: bool) -> None
     if not accepted(config):
         since = " and has changed since it was approved" if accepted_before(config) else ""
         wanted = [f"it names the SSH configuration {config}, which says how this computer connects{since}"]
-        wanted += [f"which runs: {command}" for command in commands_in(config)]
+        wanted += [f"that configuration runs: {command}" for command in commands_in(config)]
     wanted += [f"it names the interpreter {program} of this computer" for program in strange_pythons(hosts)]
     if not wanted:
         return
@@ -75,9 +74,9 @@ def stand_behind_profile(found: Resolved, *, trusted: bool, person: bool) -> Non
     Raises:
         BadInput: nobody does.
     """
-    origin = found.origins["model_path"]
-    named = trusted or origin.file is None
-    stand_behind_code(found.profile, origin.file or "the command line", named=named, person=person)
+    for option in found.profile.own_code:
+        file = found.origins[option].file
+        _stand_behind(found.profile, option, file or "the command line", trusted or file is None, person)
 
 
 def stand_behind_code(
@@ -87,10 +86,17 @@ def stand_behind_code(
 
     ``how`` says what to type to stand behind it.
     """
-    if profile.model.trait == "own code":
-        from distributed.preparation.custom_code import check_code
+    for option in profile.own_code:
+        _stand_behind(profile, option, source, named, person, how)
 
-        check_code(profile, source, f"read it, then {how}", named=named, ask=_asked if person else None)
+
+def _stand_behind(
+    profile: Profile, option: str, source: object, named: bool, person: bool, how: str = "add --trust-code"
+) -> None:
+    from distributed.preparation.custom_code import check_code
+
+    ask = _asked if person else None
+    check_code(profile, source, f"read it, then {how}", named=named, ask=ask, option=option)
 
 
 def _asked(code: CustomCode, source: str) -> bool:

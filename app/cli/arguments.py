@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -13,13 +13,18 @@ USUAL_HOSTS = Path("distributed_hosts.json")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else.")]
 Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder that holds the runs.")]
 Ascii = Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters only.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Run in the background.")]
 RunReference = Annotated[str, typer.Argument(metavar="RUN", help="Run id or a part of it, a profile, or a path.")]
 Statuses = Annotated[
-    list[str], typer.Option("--status", help="running, completed, failed, cancelled, interrupted ...; may be repeated.")
+    list[str],
+    typer.Option(
+        "--status", help="Only runs that are running, completed, failed, cancelled, interrupted ...; may be repeated."
+    ),
 ]
-ProfileName = Annotated[str, typer.Argument(metavar="PROFILE", help="Profile of config.ini or a saved one.")]
+ProfileName = Annotated[
+    str, typer.Argument(metavar="PROFILE", help="Name of a profile: of config.ini, or a saved one.")
+]
 Setting = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Any option of the profile; may be repeated.")
 ]
@@ -31,17 +36,26 @@ Prompt = Annotated[
     str, typer.Option("--prompt", metavar="TEXT", help="Text the decoder sees first: names, spelling, style.")
 ]
 Timestamps = Annotated[
-    bool | None, typer.Option("--timestamps/--no-timestamps", help="Write timestamps; default: as the model was saved.")
+    bool | None,
+    typer.Option("--timestamps/--no-timestamps", help="Write timestamps; default: the model's own setting."),
+]
+MixedPrecision = Annotated[
+    Literal["auto", "off", "bf16", "fp16"],
+    typer.Option("--mixed-precision", help="Numeric precision; auto: as in training here."),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
 HostNames = Annotated[
-    list[str] | None, typer.Argument(metavar="HOST", help="As after ssh (ada@studio), or names of the hosts file.")
+    list[str] | None,
+    typer.Argument(
+        metavar="HOST", help="Machine, as you type it after ssh (ada@studio), or its name in the hosts file."
+    ),
 ]
-AllHosts = Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="All machines in it.")]
+AllHosts = Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="Hosts file: all machines in it.")]
 HostsOfProfile = Annotated[
-    Path | None, typer.Option("--hosts", metavar="FILE", help="The machines; empty: the profile's, or this one alone.")
+    Path | None,
+    typer.Option("--hosts", metavar="FILE", help="Hosts file; empty: the profile's, or this machine alone."),
 ]
-AllowMissing = Annotated[bool, typer.Option("--allow-missing", help="Plan with the reachable machines only.")]
+AllowMissing = Annotated[bool, typer.Option("--allow-missing", help="Go on without machines that cannot be reached.")]
 OfflineWheels = Annotated[bool, typer.Option("--offline-wheels", help="Send missing packages from this machine.")]
 TrustNew = Annotated[bool, typer.Option("--trust-new", help="Accept the host keys of new machines.")]
 TrustCode = Annotated[bool, typer.Option("--trust-code", help="Run the Python code that the profile or the run names.")]

@@ -21,10 +21,10 @@ from distributed.run.requests import Action, leave_request, withdraw_request
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.event_log import follow_events
 from training.events import RequestEvent, RunEvent
+from training.plan import SCRIPT
 from training.processes import end_processes
 from training.run_files import is_live
 from training.run_folder import RunFolder
-from training.run_metadata import SCRIPT
 from training.runs import find_run
 
 PATIENCE = 300.0
@@ -65,7 +65,6 @@ def _refuse_ended(path: Path) -> None:
 
 
 def _is_unknown(path: Path, machine: str) -> bool:
-    """Whether a run on several machines has never had this one."""
     from distributed.run.run_machines import all_hosts
 
     return (path / RUN_HOSTS).is_file() and all(one.name != machine for one in all_hosts(path).machines)
@@ -91,7 +90,9 @@ def answer_to(path: Path, identity: str) -> RequestEvent:
             say(f"the run is paused; the machine joins when it resumes: {command_about(path, 'ask')} resume")
             waits = False
     back = withdraw_request(path, identity)
-    message = f"the run accepted no request within {PATIENCE:.0f} s" if back else "the run ended without an answer"
+    message = (
+        f"the run did not accept the request within {PATIENCE:.0f} s" if back else "the run ended without an answer"
+    )
     return RequestEvent(request=identity, action="", outcome="refused", message=message)
 
 
@@ -101,7 +102,7 @@ def stop(
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """Stop a run and show, machine by machine, that nothing of it is left.
+    """Stop a run and show, machine by machine, that nothing of it is left running.
 
     Raises:
         BadInput: no such run, or one on this machine that has ended.
@@ -170,7 +171,7 @@ def _tell_leftovers(
     stopped = "stopped" if run.metadata.strategy == SCRIPT else f"stopped; {state.kept}"
     show_line("the run is completed" if run.metadata.status == "completed" else stopped)
     for name, processes in left.items():
-        show_line(f"{name}: {'nothing is left' if not processes else '; '.join(map(visible, processes))}")
+        show_line(f"{name}: {'nothing left running' if not processes else '; '.join(map(visible, processes))}")
     if problems:
         raise NotReady(list(problems.values()))
     return code

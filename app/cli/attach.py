@@ -24,14 +24,14 @@ from app.run_state import RunState, reduce_events
 from distributed.run.requests import Action, leave_request
 from profiles.errors import BadInput, ExitCode
 from training.event_log import follow_lines, read_events
+from training.plan import SCRIPT
 from training.run_files import is_live
 from training.run_folder import RunFolder
-from training.run_metadata import SCRIPT
 from training.runs import find_run
 from training.stopping import SCRIPT_GRACE
 
-STOPPING = {"stop": "stopping after the step under way, with a snapshot", "kill": "ending at once, without a snapshot"}
-STOPPING_SCRIPT = f"stopping: the script has {SCRIPT_GRACE:.0f} s to end (once more: end at once)"
+STOPPING = {"stop": "stopping after the current step, with a snapshot", "kill": "ending at once, without a snapshot"}
+STOPPING_SCRIPT = f"stopping: the script has {SCRIPT_GRACE:.0f} s to end (press again to end at once)"
 _ACTIONS: dict[str, Action] = {"s": "stop", "k": "kill"}
 
 
@@ -108,7 +108,16 @@ def tell(ended: Ended, as_json: bool) -> None:
 
 
 def _goes_on(path: Path) -> str:
-    return f"detached; the run goes on: {command_about(path, 'attach')}, {command_about(path, 'stop')}"
+    return f"detached; the run goes on. Watch: {command_about(path, 'attach')}, stop: {command_about(path, 'stop')}"
+
+
+def leave(path: Path, as_json: bool) -> ExitCode:
+    """Tell of a run that was started in the background."""
+    run_id = RunFolder.open(path).metadata.run_id
+    code = answer(as_json, {"run_id": run_id, "run_dir": str(path), "status": "starting"}, [run_id])
+    if not as_json:
+        say(f"runs in the background; watch it with: {command_about(path, 'attach')}")
+    return code
 
 
 def show_run(path: Path, as_json: bool, ascii_only: bool = False) -> ExitCode:
@@ -196,7 +205,7 @@ def log_lines(path: Path, goes_on: Callable[[], bool]) -> Iterator[str]:
 def replay(
     run: RunReference,
     speed: Annotated[
-        float, typer.Option("--speed", metavar="X", min=0.01, max=100_000, help="Playback speed; 2: twice as fast.")
+        float, typer.Option(metavar="X", min=0.01, max=100_000, help="Playback speed; 2: twice as fast.")
     ] = 1.0,
     ascii_only: Ascii = False,
     output: Output = OUTPUT,
@@ -228,9 +237,9 @@ def _plainly(source: Replay, ascii_only: bool) -> ExitCode:
 
 
 def demo_run(
-    machines: Annotated[int, typer.Option("--machines", metavar="N", help="Number of machines, 1 to 8.")] = 3,
-    speed: Annotated[float, typer.Option("--speed", min=0.1, max=1000, help="Playback speed; 2: twice as fast.")] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="0: the recorded times; else they vary by up to 5 %.")] = 0,
+    machines: Annotated[int, typer.Option(metavar="N", help="Number of machines, 1 to 8.")] = 3,
+    speed: Annotated[float, typer.Option(min=0.1, max=1000, help="Playback speed; 2: twice as fast.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="0: the recorded times; else they vary by up to 5 %.")] = 0,
     at_once: Annotated[bool, typer.Option("--at-once", help="Write the finished run and show nothing.")] = False,
     detach: Detach = False,
     ascii_only: Ascii = False,

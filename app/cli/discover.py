@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import select
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -46,20 +44,23 @@ _COLUMNS = {"machine": 16, "state": 9, "address": 15, "over": 10, "what": 11, "f
 _WIDE = 120
 _PAINT_EVERY = 0.5
 _FOLLOW_EVERY = 5.0
+_LOOK_EVERY = 0.05
 
 
 def discover(
     typed: Annotated[
-        list[str], typer.Argument(metavar="USER@HOST", help="Machines to check besides those that are found.")
+        list[str], typer.Argument(metavar="USER@HOST", help="Further machines to check, as you type them after ssh.")
     ] = [],  # noqa: B006 - typer copies it
     watch: Annotated[bool, typer.Option("--watch", help="Keep watching and show changes, until Ctrl-C.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON on stdout; with --watch one line per change.")
     ] = False,
     timeout: Annotated[
-        float | None, typer.Option("--timeout", metavar="S", min=0.1, help="Seconds to search; 4 without --watch.")
+        float | None, typer.Option(metavar="S", min=0.1, help="Seconds to search; 4 without --watch.")
     ] = None,
-    hosts: Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="Hosts file to check, too.")] = None,
+    hosts: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also check the machines of this hosts file.")
+    ] = None,
 ) -> ExitCode:
     """Find the machines on this network and those this computer knows, and show which answer."""
     file = hosts or (USUAL_HOSTS if USUAL_HOSTS.exists() else None)
@@ -75,12 +76,12 @@ def discover(
 
 
 def announce(
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of this machine's SSH server.")] = 22,
-    name: Annotated[str, typer.Option("--name", help="Name to announce; default: its host name.")] = "",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of this machine's SSH server.")] = 22,
+    name: Annotated[str, typer.Option(help="Name to announce; default: its host name.")] = "",
 ) -> ExitCode:
     """Show this machine in other people's lists until Ctrl-C. Macs with Remote Login need no announcement."""
     with until_signal() as stop, Announcement(port, name) as announcement:
-        say(f"announced as '{announcement.name}' on {', '.join(announcement.interfaces)}; Ctrl-C ends it")
+        say(f"announced as '{announcement.name}' on {', '.join(announcement.interfaces)}; press Ctrl-C to stop")
         while not stop.wait(_FOLLOW_EVERY):
             if announcement.follow_interfaces():
                 say(f"the network changed; announced on {', '.join(announcement.interfaces)}")
@@ -88,34 +89,29 @@ def announce(
 
 
 class _Stop:
-    """Whether somebody has asked for the end. A pipe carries it: a signal handler must not wait for a lock."""
+    """Whether somebody has asked for the end."""
 
     def __init__(self) -> None:
         self.code = ExitCode.DONE
         self.asked = False
-        self._read, self._write = os.pipe()
 
     def note(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
         self.code = ExitCode.STOPPED if number == signal.SIGINT else ExitCode.DONE
-        os.write(self._write, b".")
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most so long; return whether the end was asked for."""
+        """Wait at most so long; return whether the end was asked for. A signal's handler must not wait for a lock."""
         end = time.monotonic() + seconds
         while not self.asked and (left := end - time.monotonic()) > 0:
-            select.select([self._read], [], [], min(left, 60.0))
+            time.sleep(min(left, _LOOK_EVERY))
         return self.asked
-
-    def close(self) -> None:
-        os.close(self._read)
-        os.close(self._write)
 
 
 @contextmanager
 def until_signal() -> Iterator[_Stop]:
     """Give what Ctrl-C, a kill, or a closed terminal sets."""
-    with closing(_Stop()) as stop, heard_by(stop.note):
+    stop = _Stop()
+    with heard_by(stop.note):
         yield stop
 
 
@@ -196,7 +192,6 @@ def machine_table(found: tuple[FoundMachine, ...]) -> Table:
 
 
 def _cells(machine: FoundMachine) -> tuple[str, ...]:
-    """Return what stands in the columns."""
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     sign = _SYMBOLS[machine.status.value][0 if unicode else 1]
     best, details = machine.paths[0].endpoint if machine.paths and not machine.here else None, machine.details
@@ -229,7 +224,7 @@ def _tell_notices(discovery: Discovery) -> None:
     interfaces = ", ".join(state.browsed.interfaces) or "no interface"
     say(f"no machine found: listened for {', '.join(SERVICES)} on {interfaces}, read ~/.ssh/config and known_hosts")
     if discovery.hashed_names:
-        say(f"{discovery.hashed_names} names in known_hosts are hashed and cannot be listed: type them")
+        say(f"{discovery.hashed_names} names in known_hosts are hashed and cannot be listed; type their names")
     say("Mac: System Settings > General > Sharing > Remote Login. Elsewhere: start sshd there, and run")
     say(f"{command_line('announce')} on it. Or name it: {command_line('discover', 'USER@HOST')}")
 

@@ -7,7 +7,6 @@ finds them.
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 import tempfile
 from collections import defaultdict
@@ -22,14 +21,13 @@ from app.console import bytes_text, duration_text
 from app.progress import progress_for
 from app.report import title_of
 from app.run_state import RunState
-from profiles.counts import counted
-from profiles.errors import BadInput, ExitCode
+from profiles.errors import BadInput, ExitCode, counted
 from training.events import Event, StepEvent, SyncEvent
 from training.local_run import LocalRun
 from training.plan import RunPlan
 from training.run_folder import RunFolder
-from training.schedule import ends_in_warm_up
-from training.strategies.registry import strategy_class
+from training.schedule import ends_in_warm_up, steps_in
+from training.strategies.own_file import rehearsed, rhythm_of
 
 STEPS = 6
 INNER_STEPS = 3
@@ -99,8 +97,7 @@ def shortened(plan: RunPlan) -> RunPlan:
         "data": {"max_eval_samples": min(limit, EVALUATED) if limit else EVALUATED},
     }
     sections = {name: getattr(profile, name).model_copy(update=change) for name, change in changes.items()}
-    strategy = strategy_class(profile.strategy.strategy)
-    sections["strategy"] = strategy.rehearsed(profile.strategy, INNER_STEPS)
+    sections["strategy"] = rehearsed(profile.strategy, INNER_STEPS)
     return plan.model_copy(update={"profile": profile.model_copy(update=sections)})
 
 
@@ -121,16 +118,11 @@ def measure(plan: RunPlan, events: Iterable[Event], state: RunState) -> Measured
     if not warm:
         raise BadInput("the dry run took no step", "add training data, or lower batch_size")
     settings = plan.profile.strategy
-    interval = strategy_class(settings.strategy).rhythm(settings).interval if plan.world_size > 1 else 1
+    interval = rhythm_of(settings).interval if plan.world_size > 1 else 1
     compute = max(statistics.median(step.compute for step in steps) for steps in warm)
     wait, transfer, traffic = _per_sync(syncs if interval > 1 else [], warm)
     seconds = compute + wait / interval
     samples = sum(statistics.mean(step.samples for step in steps) for steps in warm)
-    last = max((steps[-1] for steps in by_member.values()), key=lambda step: step.step)
-    total = plan.profile.training.max_steps
-    if not total:  # from the epochs and the part of one that a step took
-        epochs = plan.profile.training.epochs
-        total = max(1, math.ceil(epochs * last.step / last.epoch)) if last.epoch > 0 else last.step
     members = state.members.values()
     device_peaks = [m.device_memory_peak for m in members if m.device_memory_peak is not None]
     return Measured(
@@ -147,8 +139,18 @@ def measure(plan: RunPlan, events: Iterable[Event], state: RunState) -> Measured
         steps_between_syncs=interval,
         memory_peak=max((member.memory_peak for member in members), default=0),
         device_memory_peak=max(device_peaks, default=None),
-        total_steps=total,
+        total_steps=_total_steps(plan, [step for steps in by_member.values() for step in steps]),
     )
+
+
+def _total_steps(plan: RunPlan, steps: Sequence[StepEvent]) -> int:
+    """Return the steps of the whole run, as it will count them, from the part of an epoch that some were."""
+    training = plan.profile.training
+    whole = [step for step in steps if step.epoch > 0]
+    if training.max_steps or not whole:
+        return training.max_steps or max(step.step for step in steps)
+    last = max(whole, key=lambda step: (step.epoch < 1, step.step))  # the step that ends an epoch is smaller
+    return steps_in(last.step / last.epoch, training.epochs, training.drop_last)
 
 
 def _per_sync(syncs: Sequence[SyncEvent], warm: Sequence[Sequence[StepEvent]]) -> tuple[float, float, float]:
@@ -179,5 +181,5 @@ def lines(measured: Measured) -> list[str]:
         f"memory        {bytes_text(measured.memory_peak)} in the largest worker{device}",
         f"whole run     {counted(measured.total_steps, 'step')}, about {duration_text(measured.seconds_total)} "
         "plus start and evaluations",
-        "Nothing was kept.",
+        "Nothing was saved.",
     ]

@@ -16,17 +16,16 @@ import typer
 from app.cli.access import prepare_options
 from app.cli.approval import read_hosts
 from app.cli.arguments import OUTPUT, USUAL_HOSTS, AllHosts, AllowMissing, Detach, Json, OfflineWheels, Output, TrustNew
-from app.cli.attach import STOPPING_SCRIPT, log_lines, tell
+from app.cli.attach import STOPPING_SCRIPT, leave, log_lines, tell
 from app.cli.local_run import run_to_end
 from app.cli.terminal import answer, heard_by, somebody
-from app.console import command_about, say, show_line, visible
+from app.console import say, show_line, visible
 from app.follow import Follower
 from app.progress import PlainProgress
 from app.report import Ended, document, title_of
 from distributed.hosts.file import RUN_HOSTS, Hosts, save_hosts
 from distributed.run.requests import leave_request
-from profiles.counts import counted
-from profiles.errors import BadInput, ExitCode, MusterError
+from profiles.errors import BadInput, ExitCode, MusterError, counted
 from profiles.schema import CUSTOM, ModelSettings, Profile, RunSettings, StrategySettings
 from training.event_log import read_events
 from training.events import ErrorEvent
@@ -46,21 +45,21 @@ Backend = Literal["auto", "muster", "script"]
 def launch(
     script: Annotated[list[str], typer.Argument(metavar="-- SCRIPT ARGS", help="The script, or -m MODULE.")],
     hosts: AllHosts = None,
-    local: Annotated[int, typer.Option("--local", metavar="N", min=0, max=64, help="N processes, all here.")] = 0,
+    local: Annotated[
+        int, typer.Option(metavar="N", min=0, max=64, help="Start N processes, on this machine only.")
+    ] = 0,
     each: Annotated[
         int,
         typer.Option(
-            "--nproc-per-machine", metavar="K", min=0, max=64, help="Processes of a machine; default: its GPUs."
+            "--nproc-per-machine", metavar="K", min=0, max=64, help="Processes on each machine; default: one per GPU."
         ),
     ] = 0,
     backend: Annotated[
         Backend,
-        typer.Option(
-            "--backend", help="Groups that are ours. auto: of gloo, of no name, NCCL's between machines; muster: all."
-        ),
+        typer.Option(help="Groups that Muster carries. auto: gloo, unnamed, NCCL between machines; muster: all."),
     ] = "auto",
     folder: Annotated[
-        Path | None, typer.Option("--folder", metavar="DIR", help="What other machines get; default: the script's.")
+        Path | None, typer.Option(metavar="DIR", help="Folder to copy to other machines; default: the script's.")
     ] = None,
     detach: Detach = False,
     allow_missing: AllowMissing = False,
@@ -84,7 +83,7 @@ def launch(
         from distributed.preparation.code_sync import launched_files
 
         files = launched_files(Path(job.folder))
-        say(f"to the machines: {counted(len(files), 'file')} of {visible(job.folder)}")
+        say(f"sending to the machines: {counted(len(files), 'file')} of {visible(job.folder)}")
         prepare = prepare_options(somebody(as_json), trust_new, allow_missing, offline_wheels)
         known, machines = places_of(read_hosts(file, named=hosts is not None, person=somebody(as_json)), prepare, each)
         plan, module = plan_of(job, machines, output), "distributed.supervisor"
@@ -96,7 +95,7 @@ def launch(
         return tell_end(ended, {"this machine": end_processes(plan.run_id)}, as_json)
     made.close()
     BackgroundProcess(module).start(made.path)
-    return leave(made.path, plan.run_id, as_json) if detach else follow(made.path, as_json)
+    return leave(made.path, as_json) if detach else follow(made.path, as_json)
 
 
 def script_of(words: list[str], backend: Backend, folder: Path | None) -> Launch:
@@ -129,6 +128,8 @@ class Place:
     address: str
     """Literal, where its ranks listen."""
     ranks: int
+    interface: str = ""
+    """That a person wants them to listen on."""
 
 
 def places_of(hosts: Hosts, options: PrepareOptions, each: int) -> tuple[Hosts, list[Place]]:
@@ -147,7 +148,7 @@ def places_of(hosts: Hosts, options: PrepareOptions, each: int) -> tuple[Hosts, 
         gpus = facts.gpus if "+cpu" not in facts.torch else 0
         here = address_towards(far[0]) if far else "127.0.0.1"
         ranks = each or len(link.machine.devices) or max(1, gpus)
-        places.append(Place(link.name, here if link.machine.here else facts.address, ranks))
+        places.append(Place(link.name, here if link.machine.here else facts.address, ranks, link.machine.interface))
         link.close()
     return hosts_of(hosts, [link for link, _ in ready]), places
 
@@ -155,7 +156,8 @@ def places_of(hosts: Hosts, options: PrepareOptions, each: int) -> tuple[Hosts, 
 def plan_of(job: Launch, places: Sequence[Place], output: Path) -> RunPlan:
     """Return the plan of ranks that count from the first machine to the last."""
     machines = tuple(number for number, place in enumerate(places) for _ in range(place.ranks))
-    job = job.model_copy(update={"machines": machines, "addresses": tuple(place.address for place in places)})
+    where = {"addresses": tuple(one.address for one in places), "interfaces": tuple(one.interface for one in places)}
+    job = job.model_copy(update={"machines": machines, **where})
     members = []
     for rank, machine in enumerate(machines):
         place = places[machine]
@@ -186,14 +188,6 @@ def shown_logs(path: Path, as_json: bool) -> Iterator[None]:
         over.set()
         if not as_json:
             reader.join()
-
-
-def leave(path: Path, run_id: str, as_json: bool) -> ExitCode:
-    """Tell of a run in the background."""
-    code = answer(as_json, {"run_id": run_id, "run_dir": str(path), "status": "starting"}, [run_id])
-    if not as_json:
-        say(f"runs in the background; watch it with: {command_about(path, 'attach')}")
-    return code
 
 
 def follow(path: Path, as_json: bool) -> ExitCode:
@@ -231,5 +225,5 @@ def tell_end(ended: Ended, left: Mapping[str, list[str]], as_json: bool) -> Exit
     tell(ended, False)
     for name, processes in left.items():
         if processes or ended.status != "completed":
-            say(f"{visible(name)}: {'; '.join(map(visible, processes)) or 'nothing is left'}")
+            say(f"{visible(name)}: {'; '.join(map(visible, processes)) or 'nothing left running'}")
     return ended.exit_code

@@ -1,12 +1,12 @@
 """``distributed-check`` and ``clean``: which machines are ready, with the repair of what is safe; and
-everything of ours off them again: shown first, then removed, then proved gone."""
+everything of Muster's off them again: shown first, then removed, then proved gone."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,8 +21,7 @@ from distributed.cleaning.clean import PREPARED, Inventory, remove, survey
 from distributed.hosts.file import Hosts, Machine
 from distributed.machine.link import CACHE, Link, link_to
 from distributed.ssh.access import own_key_path, read_own_key
-from profiles.counts import counted
-from profiles.errors import ExitCode, MusterError
+from profiles.errors import ExitCode, MusterError, counted
 
 if TYPE_CHECKING:
     from distributed.checks.examination import Examined
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 def distributed_check(
     profile: Annotated[str, typer.Argument(metavar="[PROFILE]", help="Check for this profile's task.")] = "",
     hosts: Annotated[
-        Path | None, typer.Option("--hosts", metavar="FILE", help="Hosts file; empty: distributed_hosts.json.")
+        Path | None, typer.Option(metavar="FILE", help="Hosts file; empty: distributed_hosts.json.")
     ] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Install missing packages into Muster's folder there.")] = False,
     offline_wheels: Annotated[
@@ -123,7 +122,7 @@ class _Case:
 
 
 def clean(hosts: HostNames = None, hosts_file: AllHosts = None, yes: Yes = False, as_json: Json = False) -> ExitCode:
-    """Show what of ours is on machines, ask, remove it, and prove that nothing is left.
+    """Show what of Muster's is on machines, ask, remove it, and prove that nothing is left.
 
     Raises:
         BadInput: a name or the hosts file cannot be used, or nobody is there to confirm and no ``--yes``.
@@ -136,13 +135,13 @@ def clean(hosts: HostNames = None, hosts_file: AllHosts = None, yes: Yes = False
         try:
             list(pool.map(lambda case: case.work(wanted, blob), cases))
             for case, found in [(case, case.found) for case in cases if case.found is not None and not as_json]:
-                amount = "nothing of ours" if found.empty else f"{bytes_text(found.size)} of ours"
+                amount = "nothing of Muster's" if found.empty else f"{bytes_text(found.size)} of Muster's"
                 show_line(f"{visible(case.machine.name)}: {amount}")
                 for line in _inventory_lines(found):
                     show_line(f"  {line}")
             full = [case for case in cases if case.found is not None and not case.found.empty]
             machines = f"{counted(len(full), 'machine')} to clean"
-            if full and (yes or confirmed("remove all this for good?", machines, as_json=as_json)):
+            if full and (yes or confirmed("remove all of this for good?", machines, as_json=as_json)):
                 list(pool.map(lambda case: case.work(wanted, blob), full))
             return _tell(cases, as_json)
         finally:
@@ -157,16 +156,16 @@ def _inventory_lines(found: Inventory) -> list[str]:
     for part in found.parts:
         if part.kind == "run":
             run = part.path.rpartition("/")[2]
-            note = "alive: not touched" if run in found.alive else "ended; with its snapshots there"
+            note = "running: not touched" if run in found.alive else "ended; its snapshots there go too"
             lines.append(f"{bytes_text(part.size):>8}  run {visible(run)} ({note})")
         else:
             sizes[part.kind] += part.size
     folders = ", ".join(visible(root) for root, _ in found.roots)
-    kept = " (kept while a run is alive)" if found.alive else ""
+    kept = " (kept while a run is running)" if found.alive else ""
     lines = [f"{bytes_text(size):>8}  {kind} in {folders}{kept}" for kind, size in sizes.items()] + lines
     lines += [f"{'process':>8}  {process.pid} {visible(process.command)[:60]}" for process in found.processes]
     lines += [f"{'key':>8}  {visible(place)}{kept}" for place in found.keys]
-    lines += [f"{'-':>8}  the key of {visible(comment)} is another machine's: kept" for comment in found.foreign]
+    lines += [f"{'-':>8}  the key of {visible(comment)} belongs to another machine: kept" for comment in found.foreign]
     return lines + [f"{'-':>8}  {visible(path)} is not Muster's: kept" for path in found.left_alone]
 
 
@@ -185,7 +184,7 @@ def _tell(cases: Sequence[_Case], as_json: bool) -> ExitCode:
         elif case.found is not None and not case.found.empty:
             show_line(f"{visible(case.machine.name)}: nothing was removed")
     if any(case.found and case.found.keys and case.left and not case.left.keys for case in cases):
-        say(f"the key stays on this machine for other machines: {own_key_path()}")
+        say(f"the private key stays here, for other machines: {own_key_path()}")
     return code
 
 
@@ -194,7 +193,7 @@ def _left_lines(left: Inventory) -> Iterator[str]:
         yield "nothing of Muster is left"
     for run in left.alive:
         end = "" if run == PREPARED else f"; end it first: {command_line('stop', run)}"
-        yield f"run {visible(run)} is alive and was not touched{end}"
+        yield f"run {visible(run)} is still running and was not touched{end}"
     rest = [part.path for part in left.parts] + [f"process {process.pid}" for process in left.processes]
     for what in [*rest, *left.keys] if not left.alive else []:
         yield f"still there: {visible(what)}"
@@ -211,9 +210,7 @@ def _document(case: _Case) -> dict[str, Any]:
 def _inventory_document(inventory: Inventory | None) -> dict[str, Any] | None:
     if inventory is None:
         return None
-    return {
-        "parts": [{"path": part.path, "bytes": part.size, "kind": part.kind} for part in inventory.parts],
-        "processes": [vars(process) for process in inventory.processes],
-        "foreign_keys": inventory.foreign,
-        **{name: getattr(inventory, name) for name in ("keys", "alive", "left_alone")},
-    }
+    found = asdict(inventory)
+    parts = [{"path": part["path"], "bytes": part["size"], "kind": part["kind"]} for part in found["parts"]]
+    foreign, _ = found.pop("foreign"), found.pop("roots")
+    return {**found, "parts": parts, "foreign_keys": foreign}

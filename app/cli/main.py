@@ -17,30 +17,36 @@ import typer
 
 from app.cli.arguments import new_app
 from app.cli.terminal import fail
-from app.console import save_traceback
+from app.console import ending_questions, save_traceback
 from profiles.bootstrap import begin_to_answer
 from profiles.errors import ExitCode, MusterError
 
 COMMANDS = {
     "distributed-train": (
         "train_command",
-        "Train a model with workers of this machine or of several, live progress, and a result to use.",
+        "Train a model on this machine or on several, with live progress.",
     ),
-    "launch": ("launch", "Run any training script on these machines, as torchrun does on a cluster; -- SCRIPT ARGS."),
-    "distributed-check": ("machines", "Ask all machines whether they are ready to train, and fix what is safe to fix."),
-    "access": ("access", "See whether machines accept the login, and why not; a password, given once, installs a key."),
-    "clean": ("machines", "Take everything of ours off machines again, after showing it; live runs are not touched."),
+    "launch": ("launch", "Run your own PyTorch training script on several machines, as torchrun does on a cluster."),
+    "distributed-check": ("machines", "Check whether all machines are ready to train, and fix what is safe to fix."),
+    "access": (
+        "access",
+        "Check whether machines accept the login, or why not; a password, given once, installs a key.",
+    ),
+    "clean": ("machines", "Remove Muster from machines again, after showing what would go; live runs are not touched."),
     "attach": (
         "attach",
-        "Watch a run that goes on in the background; any number of terminals may. On a terminal: the dashboard.",
+        "Watch a run in the background, from any number of terminals; shows the dashboard on a terminal.",
     ),
     "logs": ("attach", "Show what the processes of a run have logged."),
-    "ask": ("ask", "Ask a live run for something: a pause, a snapshot, a machine more or less."),
-    "stop": ("ask", "Stop a run in the background, and show for every machine that nothing of it is left."),
+    "ask": ("ask", "Pause or resume a live run, write a snapshot, add or drop a machine."),
+    "stop": ("ask", "Stop a run in the background, and check that nothing of it is left running on any machine."),
     "transcribe": ("transcribe", "Transcribe sound files."),
     "evaluate": ("models", "Measure WER and CER of a model on a data set, by speaker, length and noise."),
-    "export": ("models", "Convert a trained model for other programs, and check that it hears the same."),
-    "compare": ("models", "Show whether B hears better than A, with a 95 % interval; no model runs."),
+    "export": ("models", "Convert a trained model for other programs, and check that it still transcribes the same."),
+    "compare": (
+        "compare",
+        "Show whether B transcribes better than A, with a 95 % interval; or which strategy suits a profile.",
+    ),
     "prepare": (
         "recordings",
         "Make a data set from recordings anywhere: download, check, and split by speaker; resumable.",
@@ -54,27 +60,30 @@ COMMANDS = {
         "Show what the files in a data set's folder 'patches' change: texts, protected samples, samples left out.",
     ),
     "blacklist": (
-        "blacklist",
+        "transcripts",
         "List training samples whose transcript is contradicted by a model that never trained on them.",
     ),
     "pseudo-label": (
         "transcripts",
-        "Let a model write transcripts of recordings into pseudo.csv; an interrupted call resumes.",
+        "Let a model write transcripts of recordings into pseudo.csv; continues where it was interrupted.",
     ),
-    "discover": ("discover", "Find the machines on this network and those this computer knows, and show which answer."),
+    "discover": (
+        "discover",
+        "List the machines on this network and those this computer knows, and show which of them answer.",
+    ),
     "announce": (
         "discover",
-        "Show this machine in other people's lists until Ctrl-C. Macs with Remote Login need no announcement.",
+        "Announce this machine on the network until Ctrl-C. Macs with Remote Login announce themselves.",
     ),
     "measure": ("measure", "Measure machines with a short run of the task, and the links between them with raw TCP."),
-    "plan": ("measure", "Predict every way to train a profile on these machines, and show the best one and why."),
+    "plan": ("measure", "Predict every way to train a profile on these machines; show the best one and why."),
     "report": ("runs", "Write a report of a run: one HTML file with its charts, machines, traffic and result."),
     "replay": ("attach", "Replay a finished run, in its own time or faster."),
     "track": ("runs", "Send the events of a run to CSV, TensorBoard, Weights & Biases or trackio; follows a live run."),
     "web": ("runs", "Show a run, or the guided set-up, in the browser of this machine."),
     "demo-run": (
         "attach",
-        "Show a recorded run under the names of invented machines: no machine trains, nothing is asked.",
+        "Show a recorded run under invented machine names: nothing trains, nothing is asked.",
     ),
     "runs": ("runs", "List, show, compare and clean runs."),
     "profiles": ("profiles", "List, show and check profiles."),
@@ -138,8 +147,11 @@ def run_app(made: Callable[[], typer.Typer], arguments: Sequence[str], name: str
     as_json = "--json" in arguments
     try:
         app = made()
+        if any(word in ("-h", "--help", "--help-all") for word in arguments):
+            _keep_names_whole()
         begin_to_answer()  # not sooner: a stop among imports may be caught by them
-        result = app(args=list(arguments), prog_name=name, standalone_mode=False)
+        with ending_questions():
+            result = app(args=list(arguments), prog_name=name, standalone_mode=False)
         sys.stdout.flush()
         if result == ExitCode.STOPPED and not isinstance(result, ExitCode):
             raise KeyboardInterrupt  # typer made a bare 130 of it; a command that told of its stop gives an ExitCode
@@ -161,6 +173,20 @@ def run_app(made: Callable[[], typer.Typer], arguments: Sequence[str], name: str
     except Exception as error:  # noqa: BLE001 - the process boundary: a person gets one line, the log gets the rest
         line = f"unexpected {type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
         return _fail(line[:500], f"the traceback is in {save_traceback()}", ExitCode.RUN_FAILED, as_json)
+
+
+def _keep_names_whole() -> None:
+    """Let the name of an option that is too long for its column of the help go on below, instead of being cut."""
+    from rich.text import Text
+    from typer import rich_utils
+
+    class Whole(rich_utils.OptionHighlighter):
+        def __call__(self, text: str | Text) -> Text:
+            found = super().__call__(text)
+            found.overflow = "fold"
+            return found
+
+    rich_utils.highlighter = Whole()
 
 
 def usage_error(error: typer.TyperException, name: str) -> tuple[str, str]:

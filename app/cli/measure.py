@@ -36,11 +36,9 @@ def measure(
     links: Annotated[bool, typer.Option("--links", help="Measure the links only.")] = False,
     machines: Annotated[bool, typer.Option("--machines", help="Measure the machines only.")] = False,
     settings: Setting = [],  # noqa: B006 - typer copies it
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write the figures for 'plan --figures'.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the figures for 'plan --figures'.")] = None,
     max_age: Annotated[
-        float, typer.Option("--max-age", metavar="HOURS", min=0, help="Reuse figures that are not older.")
+        float, typer.Option(metavar="HOURS", min=0, help="Reuse earlier figures up to this age.")
     ] = 24.0,
     trust_new: TrustNew = False,
     trust_code: TrustCode = False,
@@ -165,11 +163,11 @@ def remark_lines(found: Measured) -> list[str]:
             said.append(f"* {ends}: other traffic took {pair.figures.other_mbit:.0f} Mbit/s; measure again when idle")
         said += _way_lines(ends, pair)
     for one in found.interfaces.figures:
-        rates = f"{one.mbit:.0f} Mbit/s to {one.peers} machines at once, {one.mbit_back:.0f} from them"
+        rates = f"sends {one.mbit:.0f} Mbit/s to {one.peers} machines at once, receives {one.mbit_back:.0f} from them"
         said.append(f"{visible(one.machine)}: {rates}")
     for speed in found.speeds:
         if speed.machine.others >= BUSY:
-            share = f"other programs used {speed.machine.others:.0%} of its processors meanwhile"
+            share = f"other programs used {speed.machine.others:.0%} of its processors during the measurement"
             said.append(f"{visible(speed.machine.name)}: {share}; measure again with --max-age 0 when it is idle")
     wrapped = [line for text in said for line in textwrap.wrap(text, WIDTH, subsequent_indent="    ")]
     return ["", *wrapped] if said else []
@@ -180,7 +178,7 @@ def _way_lines(ends: str, pair: PairFigures) -> list[str]:
     found = pair.figures
     if found is None or len(found.paths) < 2:
         return []
-    lines = [f"{ends}: {len(found.paths)} ways; runs take the fastest, the first here"]
+    lines = [f"{ends}: {len(found.paths)} paths; runs use the fastest, listed first"]
     for address, near, far, mbit in sorted(found.paths, key=lambda way: way[0] != found.address):
         lines.append(f"  {visible(near) or '?'} to {visible(far) or '?'}, {visible(address)}: {mbit:.0f} Mbit/s")
     return lines
@@ -191,21 +189,21 @@ def plan(
     hosts: HostsOfProfile = None,
     figures: Annotated[
         Path | None,
-        typer.Option("--figures", metavar="FILE", help="Use these figures of 'measure --out', and no machine."),
+        typer.Option(metavar="FILE", help="Plan from figures of 'measure --out', without contacting any machine."),
     ] = None,
     preference: Annotated[
-        Literal["fastest", "closest-to-exact", "least-traffic"], typer.Option("--preference", help="What matters most.")
+        Literal["fastest", "closest-to-exact", "least-traffic"], typer.Option(help="What to prefer.")
     ] = "fastest",
     lost_quality: Annotated[
         float,
-        typer.Option("--lost-quality", metavar="PERCENT", min=0, max=100, help="Accepted rise of the final loss."),
+        typer.Option(metavar="PERCENT", min=0, max=100, help="Largest accepted rise of the final loss."),
     ] = 2.0,
     settings: Setting = [],  # noqa: B006 - typer copies it
     explain: Annotated[bool, typer.Option("--explain", help="Show the ranking and all reasons.")] = False,
     allow_missing: AllowMissing = False,
     trust_new: TrustNew = False,
     trust_code: TrustCode = False,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the plan to this file.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the plan to this file.")] = None,
     as_json: Json = False,
 ) -> ExitCode:
     """Predict every way to train a profile on these machines, and show the best one and why."""
@@ -237,8 +235,8 @@ def plan(
 
 
 def _from_figures(figures: Path, profile: Profile, hosts: Path | None, plan_options: PlanOptions) -> Planning:
+    from distributed.planning.document import Figures, job_of
     from distributed.planning.fitting import Room, fit
-    from distributed.planning.job import Figures, job_of
     from distributed.planning.planner import plan as make_plan
     from distributed.planning.planner import signed
 

@@ -1,5 +1,5 @@
-"""``evaluate``, ``compare`` and ``export``: how well a model hears, for whom, whether better than another one; and a
-finished model for other programs."""
+"""``evaluate`` and ``export``, and ``compare`` of two models: how well a model hears, for whom, whether better than
+another one; and a finished model for other programs."""
 
 from __future__ import annotations
 
@@ -11,44 +11,46 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.arguments import OUTPUT, Device, Json, Language, ModelReference, Output, Prompt, Timestamps
+from app.cli.arguments import OUTPUT, Device, Json, Language, MixedPrecision, ModelReference, Output, Prompt, Timestamps
 from app.cli.terminal import answer, only_data_on_stdout, reporting
 from app.console import bytes_text, command_line, duration_text, say, visible
 from app.figures import breakdown_document, breakdown_lines, difference_document, difference_lines, predictions_in
 from app.metrics import metric_label, metric_text
-from profiles.counts import counted
-from profiles.errors import BadInput, ExitCode
+from profiles.errors import BadInput, ExitCode, counted
+from training.plan import read_plan
 from training.run_files import try_to_write
 from training.runs import find_model, find_run
-from training.tasks.error_analysis import difference
+from training.tasks.error_analysis import difference, part_of
 from training.tasks.predictions import FOLDER, NAME, Prediction, read_predictions, write_predictions
 from training.tasks.speech_dataset import clips_of_split, is_on_hub, split_to_evaluate
 
 if TYPE_CHECKING:
     from training.export.export import ExportOutcome
-    from training.export.formats import Format
-    from training.export.source import ModelSource
+    from training.export.formats import Format, ModelSource
     from training.tasks.whisper.evaluation import Measured
 
 _CUT = " (cut off: far longer than the longest transcript)"
 
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Random seed of the interval.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Random seed of the confidence interval.")]
 
 
 def evaluate(
     model: ModelReference,
     dataset: Annotated[str, typer.Argument(metavar="DATASET", help="Data folder, table or hub name.")],
-    split: Annotated[str, typer.Option("--split", help="Empty: test, else validation; all of a table.")] = "",
+    split: Annotated[
+        str, typer.Option(help="Split to evaluate; empty: test, else validation; of a table, all of it.")
+    ] = "",
     predictions: Annotated[
-        Path | None, typer.Option("--predictions", metavar="FILE", help="Write the text of each clip to this CSV file.")
+        Path | None, typer.Option(metavar="FILE", help="Write the text of each clip to this CSV file.")
     ] = None,
     against: Annotated[
-        str, typer.Option("--against", metavar="MODEL", help="Compare with this model: better or worse, by how much.")
+        str, typer.Option(metavar="MODEL", help="Compare with this model, and say by how much the two differ.")
     ] = "",
     seed: Seed = 0,
     language: Language = "",
     prompt: Prompt = "",
     timestamps: Timestamps = None,
+    mixed_precision: MixedPrecision = "off",
     device: Device = "auto",
     output: Output = OUTPUT,
     as_json: Json = False,
@@ -64,7 +66,8 @@ def evaluate(
         clips_of_split(dataset, split)  # what is wrong with a table is told before torch is loaded
     if predictions is not None:
         try_to_write(predictions.parent, "--predictions")
-    options = {"device": device, "language": language, "prompt": prompt, "timestamps": timestamps}
+    writing = {"language": language, "prompt": prompt, "timestamps": timestamps}
+    options = {"device": device, "mixed_precision": mixed_precision, **writing}
     measured = _measured(path, dataset, split, **options)
     if predictions is not None:
         write_predictions(predictions, measured.predictions, 0o644)
@@ -73,10 +76,11 @@ def evaluate(
         texts, figures = (first.predictions, measured.predictions), [first.metrics, measured.metrics]
         return _show_difference([str(other), str(path)], *texts, seed, as_json, metrics=figures)
     found = {"model": str(path), "dataset": dataset, "split": split, "metrics": measured.metrics}
-    kept = {"predictions": str(predictions) if predictions is not None else None}
+    kept = {"precision": measured.precision, "predictions": str(predictions) if predictions is not None else None}
     heard = breakdown_document(measured.predictions) if as_json else None
     part = Path(dataset).name if Path(dataset).expanduser().is_file() else split
-    code = answer(as_json, {**found, "breakdown": heard, **kept}, _figures(measured, part))
+    lines = [*_figures(measured, part), *([] if any(writing.values()) else _run_said(path, measured))]
+    code = answer(as_json, {**found, "breakdown": heard, **kept}, lines)
     if predictions is not None and not as_json:
         say(f"text of each clip: {predictions}")
     return code
@@ -96,32 +100,43 @@ def _figures(measured: Measured, part: str) -> Iterator[str]:
         if name not in ("samples", "hours"):
             yield f"{metric_label(name):5} {metric_text(name, value)}{_CUT if name == 'cut' else ''}"
     length = duration_text(metrics["hours"] * 3600)
-    yield f"on {counted(round(metrics['samples']), 'recording')} of {visible(part)}, {length} of sound"
+    heard = f"{counted(round(metrics['samples']), 'recording')} of {visible(part)}, {length} of sound"
+    yield f"on {heard}, computed in {measured.precision}"
     yield from breakdown_lines(measured.predictions)
 
 
-def compare(
-    references: Annotated[
-        list[str], typer.Argument(metavar="A [B]", help="predictions.csv or run; one run: before and after.")
-    ],
-    seed: Seed = 0,
-    output: Output = OUTPUT,
-    as_json: Json = False,
-) -> ExitCode:
+def _run_said(model: Path, measured: Measured) -> Iterator[str]:
+    """Yield what the run of a model found on the same recordings, where that is something else, and why."""
+    try:
+        said = {one.id: one for one in read_predictions(model.parent / FOLDER / NAME)}
+        profile = read_plan(model.parent / "plan.json").profile
+    except BadInput:  # it is no run's, or the run kept nothing
+        return
+    own, found = part_of("", list(said.values())), part_of("", measured.predictions)
+    here = {one.id: one.reference for one in measured.predictions}
+    if here == {name: one.reference for name, one in said.items()} and own.edits != found.edits:
+        beside = ", the adapters beside the weights and not merged" if profile.model.tuning == "lora" else ""
+        how = f"mixed_precision = {profile.training.mixed_precision}{beside}"
+        yield f"the run itself found {metric_text('wer', own.wer)} on these ({how}; here {measured.precision})"
+
+
+def compare_texts(references: Sequence[str], seed: int, output: Path, as_json: bool) -> ExitCode:
     """Compare two files or runs; of a lone run, its start with its end.
 
     Raises:
         BadInput: a file or run is not there or holds no predictions, or they have no recording in common.
     """
     if len(references) > 2:
-        raise BadInput(f"{len(references)} cannot be compared", "name one run, or A and B")
+        raise BadInput(f"{len(references)} runs or files cannot be compared at once", "name one run, or A and B")
     if len(references) == 2:
         before, after = (_predictions(output, reference) for reference in references)
         return _show_difference(references, before, after, seed, as_json)
     path = find_run(output, references[0])
     before, after = predictions_in(path)
     if not before or not after:
-        raise BadInput(f"{path.name} has no predictions from before and after training", "evaluate two models")
+        raise BadInput(
+            f"{path.name} has no predictions from before and after training", "evaluate two models and compare them"
+        )
     return _show_difference([f"{path.name} before", f"{path.name} after"], before, after, seed, as_json)
 
 
@@ -130,7 +145,7 @@ def _predictions(output: Path, reference: str) -> list[Prediction]:
     file = path if path.is_file() else find_run(output, reference) / FOLDER / NAME
     if not file.is_file():
         hint = f"{command_line('evaluate', reference, 'DATASET', '--predictions', 'FILE')} writes one"
-        raise BadInput(f"{reference}: it has no {NAME}", hint)
+        raise BadInput(f"{reference} has no {NAME}", hint)
     return read_predictions(file)
 
 
@@ -142,7 +157,6 @@ def _show_difference(
     as_json: bool,
     **more: Any,
 ) -> ExitCode:
-    """Write how two models differ, and for whom."""
     found = difference(before, after, seed)
     document = {"models": list(names), **difference_document(found), "seed": seed, **more}
     lines = [f"{letter}     {visible(name)}" for letter, name in zip("AB", names, strict=True)]
@@ -151,22 +165,22 @@ def _show_difference(
 
 def export(
     model: ModelReference,
-    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="hf, ctranslate2, gguf, onnx or coreml.")],
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="hf, ctranslate2, gguf, onnx or coreml.")],
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FOLDER", help="New folder; empty: exports/ beside the model.")
+        Path | None, typer.Option(metavar="FOLDER", help="New folder; empty: exports/ beside the model.")
     ] = None,
-    quantize: Annotated[
-        str, typer.Option("--quantize", metavar="PRECISION", help="Precision: float16, int8, q5_0 ...")
-    ] = "",
+    quantize: Annotated[str, typer.Option(metavar="PRECISION", help="Precision: float16, int8, q5_0 ...")] = "",
     check_with: Annotated[
         list[Path] | None,
-        typer.Option("--check-with", metavar="FILE", help="Recording to compare with; may be repeated."),
+        typer.Option(metavar="FILE", help="Recording to compare with; may be repeated."),
     ] = None,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Compare with the original.")] = True,
     max_difference: Annotated[
-        float, typer.Option("--max-difference", metavar="SHARE", min=0, max=10, help="Share of words that may differ.")
+        float, typer.Option(metavar="SHARE", min=0, max=10, help="Largest share of words that may differ.")
     ] = 0.1,
-    adapter: Annotated[bool, typer.Option("--adapter", help="With --to hf: the adapters, not merged.")] = False,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="With --to hf: write the adapters without merging them.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
     output: Output = OUTPUT,
     as_json: Json = False,
@@ -177,8 +191,7 @@ def export(
         BadInput: the model or the format cannot be used, or the folder is there already.
         RunFailed: the exported model writes other texts.
     """
-    from training.export.formats import find_format
-    from training.export.source import find_source
+    from training.export.formats import find_format, find_source
 
     made = find_format(to, quantize)
     source = find_source(output, model)
@@ -207,9 +220,6 @@ def export(
 
 
 def _refuse_unfit(made: Format, source: ModelSource, adapter: bool, quantize: str) -> None:
-    if made.speech_only and source.kind != "whisper":
-        message = f"{visible(source.folder)} is a model of type {visible(source.kind)!r}, not whisper"
-        raise BadInput(message, "only a Whisper is exported; a language model's folder is a plain hf folder already")
     if adapter and (made.name != "hf" or not source.adapter):
         why = "goes with --to hf" if made.name != "hf" else f"{visible(source.folder)} holds merged weights"
         raise BadInput(f"--adapter: {why}", "train with lora_merge = false to keep adapters apart")

@@ -13,8 +13,7 @@ import typer
 from app.cli.arguments import OUTPUT, Device, Json, Language, Output
 from app.cli.terminal import answer, only_data_on_stdout, reporting
 from app.console import command_line, duration_text, say, say_error, visible
-from profiles.counts import counted
-from profiles.errors import BadInput, ExitCode
+from profiles.errors import BadInput, ExitCode, counted
 
 if TYPE_CHECKING:
     from training.recordings.preparing import Job
@@ -36,35 +35,33 @@ _CaFile = Annotated[
 
 def prepare(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help=_SOURCE)],
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder of the new data set.")],
-    kind: Annotated[str, typer.Option("--kind", help=_KIND)] = "",
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the new data set.")],
+    kind: Annotated[str, typer.Option(help=_KIND)] = "",
     form: Annotated[Literal["flac", "opus", "wav"], typer.Option("--format", help="Sound format.")] = "flac",
-    text_column: Annotated[str, typer.Option("--text-column", metavar="NAME", help="Column of the transcripts.")] = "",
-    audio_column: Annotated[str, typer.Option("--audio-column", metavar="NAME", help="Column of the files.")] = "",
-    speaker_column: Annotated[str, typer.Option("--speaker-column", metavar="NAME", help="Column of the voices.")] = "",
+    text_column: Annotated[str, typer.Option(metavar="NAME", help="Column of the transcripts.")] = "",
+    audio_column: Annotated[str, typer.Option(metavar="NAME", help="Column of the files.")] = "",
+    speaker_column: Annotated[str, typer.Option(metavar="NAME", help="Column of the voices.")] = "",
     audio_root: _Roots = [],  # noqa: B006 - typer copies it
-    language: Annotated[str, typer.Option("--language", help="Language where the source names none.")] = "",
+    language: Annotated[str, typer.Option(help="Language where the source names none.")] = "",
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Write transcripts in lower case.")] = False,
-    longest: Annotated[float, typer.Option("--longest", metavar="S", min=0.1, max=3600, help="Longest clip.")] = 30,
-    shortest: Annotated[float, typer.Option("--shortest", metavar="S", min=0, help="Shortest clip.")] = 0.1,
-    silence: Annotated[
-        float, typer.Option("--silence", metavar="DB", max=0, help="Least level of the loudest 0.1 s.")
-    ] = -60,
+    longest: Annotated[float, typer.Option(metavar="S", min=0.1, max=3600, help="Longest clip.")] = 30,
+    shortest: Annotated[float, typer.Option(metavar="S", min=0, help="Shortest clip.")] = 0.1,
+    silence: Annotated[float, typer.Option(metavar="DB", max=0, help="Lowest level of the loudest 0.1 s.")] = -60,
     clipped: Annotated[
         float, typer.Option("--max-clipped", metavar="SHARE", min=0, max=1, help="Largest share of clipped samples.")
     ] = 0.02,
-    slowest: Annotated[float, typer.Option("--min-characters", min=0, help="Least a second.")] = 0.5,
-    fastest: Annotated[float, typer.Option("--max-characters", min=0, help="Most a second.")] = 35,
-    validation: Annotated[float, typer.Option("--validation", min=0, max=0.5, help="Share held out.")] = 0.1,
-    test: Annotated[float, typer.Option("--test", min=0, max=0.4, help="Share held out.")] = 0.1,
-    threads: Annotated[int, typer.Option("--threads", min=1, max=64, help="Recordings processed at once.")] = 4,
-    max_file: Annotated[float, typer.Option("--max-file", metavar="MB", min=0.001, help="Largest download.")] = 500,
-    max_total: Annotated[float, typer.Option("--max-total", metavar="GB", min=0.001, help="All downloads.")] = 100,
+    slowest: Annotated[float, typer.Option("--min-characters", min=0, help="Fewest characters a second.")] = 0.5,
+    fastest: Annotated[float, typer.Option("--max-characters", min=0, help="Most characters a second.")] = 35,
+    validation: Annotated[float, typer.Option(min=0, max=0.5, help="Share held out for validation.")] = 0.1,
+    test: Annotated[float, typer.Option(min=0, max=0.4, help="Share held out for the test.")] = 0.1,
+    threads: Annotated[int, typer.Option(min=1, max=64, help="Recordings processed at once.")] = 4,
+    max_file: Annotated[float, typer.Option(metavar="MB", min=0.001, help="Largest single download.")] = 500,
+    max_total: Annotated[float, typer.Option(metavar="GB", min=0.001, help="Largest total of all downloads.")] = 100,
     ca_file: _CaFile = None,
     allow_private: Annotated[
         bool, typer.Option("--allow-private", help="Also download from addresses that are not public.")
     ] = False,
-    check_language: Annotated[str, typer.Option("--check-language", metavar="MODEL", help=_MODEL)] = "",
+    check_language: Annotated[str, typer.Option(metavar="MODEL", help=_MODEL)] = "",
     device: Device = "auto",
     output: Output = OUTPUT,
     as_json: Json = False,
@@ -101,7 +98,7 @@ def _carry_out(job: Job, model: str, output: Path, device: str, as_json: bool) -
 
     ear = None
     if model:
-        from training.tasks.whisper.spoken_languages import ModelEar  # imports torch
+        from training.tasks.whisper.samples import ModelEar  # imports torch
 
         ear = ModelEar(model, output, device)
     with reporting(f"preparing {visible(job.request.source)}") as progress:
@@ -137,13 +134,11 @@ _DRAFT = "Without a transcript: use what the model hears, for you to correct."
 def segment(
     recording: Annotated[Path, typer.Argument(metavar="RECORDING", help="A sound file, or a folder of them.")],
     transcript: Annotated[Path | None, typer.Argument(metavar="[TRANSCRIPT]", help=_TRANSCRIPT)] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Folder of the new data set.")] = Path(
-        "segments"
-    ),
-    model: Annotated[str, typer.Option("--model", metavar="MODEL", help=_ALIGNER)] = "",
-    longest: Annotated[float, typer.Option("--longest", metavar="S", min=1, max=30, help="Longest clip.")] = 30.0,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder of the new data set.")] = Path("segments"),
+    model: Annotated[str, typer.Option(metavar="MODEL", help=_ALIGNER)] = "",
+    longest: Annotated[float, typer.Option(metavar="S", min=1, max=30, help="Longest clip.")] = 30.0,
     agreement: Annotated[
-        float, typer.Option("--agreement", metavar="SHARE", min=0, max=1, help="Least agreement of text and sound.")
+        float, typer.Option(metavar="SHARE", min=0, max=1, help="Lowest agreement of text and sound.")
     ] = 0.6,
     draft: Annotated[bool, typer.Option("--draft", help=_DRAFT)] = False,
     language: Language = "",

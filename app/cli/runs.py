@@ -18,16 +18,17 @@ from app.cli.arguments import OUTPUT, Json, Output, RunReference, Statuses, Yes,
 from app.cli.terminal import answer, confirmed
 from app.console import bytes_text, command_about, command_line, duration_text, say, show, show_json, show_line, visible
 from app.figures import breakdown_document, predictions_in, run_lines, start_line, state_document
+from app.member_state import pair_lines
 from app.metrics import metric_label, metric_text
 from app.report import evaluation_lines
-from app.run_state import RunState, at_its_end, reduce_events
-from profiles.counts import counted
-from profiles.errors import BadInput, ExitCode
+from app.run_state import RunState, state_of
+from profiles.errors import BadInput, ExitCode, counted
+from training.plan import SCRIPT
 from training.run_folder import RunFolder
-from training.run_metadata import SCRIPT
 from training.runs import RunSummary, compare, find_run, list_runs, narrowed, remove_run, size_of, summarise, to_clean
 
 _UNFINISHED = ("interrupted", "cancelled", "failed")
+_MOST_WAYS = 12
 
 
 runs = new_app()
@@ -44,9 +45,9 @@ def list_command(
     output: Output = OUTPUT,
     as_json: Json = False,
     statuses: Statuses = [],  # noqa: B006 - typer copies it
-    profile: Annotated[str, typer.Option("--profile", metavar="NAME", help="Only runs of this profile.")] = "",
+    profile: Annotated[str, typer.Option(metavar="NAME", help="Only runs of this profile.")] = "",
     since: Annotated[
-        str, typer.Option("--since", metavar="TIME", help="Only newer ones: 2026-11-20, 2026-11-20T08:00, 7d or 12h.")
+        str, typer.Option(metavar="TIME", help="Only runs newer than this: 2026-11-20, 2026-11-20T08:00, 7d or 12h.")
     ] = "",
 ) -> ExitCode:
     """Show the runs of a folder, all or those that were asked for.
@@ -59,7 +60,7 @@ def list_command(
     if as_json:
         show_json({"runs": [_summary_document(run) for run in chosen], "exit_code": 0})
     elif found and not chosen:
-        say(f"none of {counted(len(found), 'run')} in {output} matches")
+        say(f"none of the {counted(len(found), 'run')} in {output} matches")
     elif not chosen:
         say(f"no runs in {output} yet; start one with: {command_line('distributed-train', 'PROFILE')}")
     else:
@@ -72,9 +73,7 @@ def show_command(run: RunReference, output: Output = OUTPUT, as_json: Json = Fal
     """Show everything about one run."""
     path = find_run(output, run)
     folder = RunFolder.open(path)
-    found, state = summarise(path), reduce_events(folder.events())
-    if not found.live:
-        state = at_its_end(state, found.status, folder.metadata.error_message)
+    found, state = summarise(path), state_of(folder)
     if not as_json:
         return answer(False, {}, _details(found, folder, state))
     heard = breakdown_document(predictions_in(path)[1])
@@ -110,9 +109,9 @@ def compare_command(
     "clean", help="Remove runs after showing which; all conditions given must hold, and a live run is never touched."
 )
 def clean_command(
-    older_than: Annotated[float | None, typer.Option("--older-than", metavar="DAYS", min=0, help="By age.")] = None,
+    older_than: Annotated[float | None, typer.Option(metavar="DAYS", min=0, help="Only runs older than this.")] = None,
     statuses: Statuses = [],  # noqa: B006 - typer copies it
-    keep: Annotated[int | None, typer.Option("--keep", metavar="N", min=0, help="Keep the newest N runs.")] = None,
+    keep: Annotated[int | None, typer.Option(metavar="N", min=0, help="Keep the newest N runs.")] = None,
     yes: Yes = False,
     output: Output = OUTPUT,
     as_json: Json = False,
@@ -201,7 +200,7 @@ def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
     ]
     if metadata.strategy == SCRIPT:
         lines = [line for line in lines if not line.startswith(("data ", "steps "))]
-        lines[3] = f"by        {counted(len(metadata.hosts), 'process', 'processes')}"
+        lines[3] = f"ran in    {counted(len(metadata.hosts), 'process', 'processes')}"
     if metadata.strategy_reason:
         lines.insert(5, f"why       {metadata.strategy_reason}")
     if metadata.error_message and run.status != "cancelled":
@@ -210,6 +209,7 @@ def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
         lines.append(f"kept      {state.kept}")
     if parts := start_line(folder.events()):
         lines.append(f"start     {parts}")
+    lines += [f"path      {line}" for line in pair_lines(state.members, lambda rank: state.name(rank, {}), _MOST_WAYS)]
     lines += evaluation_lines(state)
     lines += run_lines(run.path)
     lines += [f"warning   {notice.text}" for notice in state.warnings[-10:]]
@@ -233,7 +233,7 @@ LOOPBACK = "127.0.0.1"
 def report(
     run: RunReference,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="File to write; default: report.html of the run.")
+        Path | None, typer.Option(metavar="FILE", help="File to write; default: report.html of the run.")
     ] = None,
     opens: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     output: Output = OUTPUT,
@@ -252,7 +252,7 @@ def report(
 
 def track(
     run: RunReference,
-    to: Annotated[str, typer.Option("--to", metavar="NAMES", help="csv, tensorboard, wandb, trackio; by comma.")],
+    to: Annotated[str, typer.Option(metavar="NAMES", help="csv, tensorboard, wandb, trackio; separated by commas.")],
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
@@ -273,9 +273,9 @@ def track(
 
 def web(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run to show; none: the guided set-up.")] = "",
-    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="TCP port; 0: any free one.")] = 0,
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="TCP port; 0: any free one.")] = 0,
     listen: Annotated[
-        str, typer.Option("--listen", metavar="ADDRESS", help="Let other machines connect: this machine's address.")
+        str, typer.Option(metavar="ADDRESS", help="Let other machines connect: this machine's address.")
     ] = LOOPBACK,
     output: Output = OUTPUT,
 ) -> ExitCode:
@@ -293,7 +293,6 @@ def web(
 
 
 def _meaning(address: str, port: int) -> list[str]:
-    """Return what listening on the network means, in lines of a terminal."""
     lines = [
         f"warning: listening on {address}, port {port}, for other machines too",
         "  every machine that reaches it can try to connect",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from app.cli.approval import read_hosts, stand_behind_code, stand_behind_profile
 from app.cli.arguments import USUAL_HOSTS
-from app.cli.attach import fits_here, show_dashboard, show_run, tell
+from app.cli.attach import fits_here, leave, show_dashboard, show_run, tell
 from app.cli.local_run import StartRun, run_to_end
 from app.cli.terminal import answer, somebody
 from app.console import command_about, command_line, say, visible
@@ -18,12 +18,13 @@ from app.report import title_of
 from app.run_state import reduce_events
 from app.trackers.tracking import checked_trackers, start_trackers
 from distributed.planning.fitting import fit
+from distributed.planning.simulated import Machines
 from distributed.preparation.preflight import room_here
-from profiles.counts import counted
-from profiles.errors import BadInput, ExitCode
+from profiles.errors import BadInput, ExitCode, counted
 from profiles.resolve import load_profile, profile_from_options
 from profiles.schema import Profile, tracker_names
-from training.data_findings import check_data
+from profiles.split import DATA_STAY
+from training.data_findings import check_data, check_data_of
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
 from training.plan import RunPlan
@@ -88,7 +89,7 @@ def prepared(request: TrainRequest) -> tuple[RunPlan, RunFolder]:
     if request.resume:
         path, plan = resumable(request)
         checked_trackers(plan.profile.run.trackers)
-        check_data(plan.profile)
+        check_data_of(plan)
         folder = RunFolder.resume(path, plan, command)
     else:
         plan = plan_of(request)
@@ -112,11 +113,7 @@ def start_in_background(request: TrainRequest) -> Path:
 def leave_or_show(path: Path, request: TrainRequest) -> ExitCode:
     """Leave a run that goes on by itself alone, or show it: in the dashboard where one was asked for and fits."""
     if request.detach:
-        run_id = RunFolder.open(path).metadata.run_id
-        code = answer(request.as_json, {"run_id": run_id, "run_dir": str(path), "status": "starting"}, [run_id])
-        if not request.as_json:
-            say(f"runs in the background; watch it with: {command_about(path, 'attach')}")
-        return code
+        return leave(path, request.as_json)
     if request.dashboard and fits_here() and not request.as_json:
         return show_dashboard(path)
     return show_run(path, request.as_json)
@@ -130,9 +127,16 @@ def plan_of(request: TrainRequest) -> RunPlan:
     """
     profile = profile_of(request)
     checked_trackers(profile.run.trackers)
-    check_data(profile)
-    workers = profile.run.workers
-    return plan_local_run(fit(profile, room_here(profile, workers), say), workers)
+    run = profile.run
+    if "workers" in request.overrides and (run.simulate or run.cluster):
+        raise BadInput("--simulate and --local do not go together", "--simulate N has N members in one process")
+    machines = Machines.read(Path(run.cluster)) if run.cluster else None
+    simulated = run.simulate or (len(machines.names) if machines else 0)
+    fitting = fit(profile, room_here(profile, 1 if simulated else run.workers), say)
+    plan = plan_local_run(fitting, simulated or run.workers, simulated=simulated > 0)
+    plan = machines.clocked(plan) if machines else plan
+    check_data_of(plan)
+    return plan
 
 
 def profile_of(request: TrainRequest) -> Profile:
@@ -175,7 +179,8 @@ def hosts_file_of(request: TrainRequest) -> Path | None:
     """Return the hosts file of a run: of the run to resume, as asked for, of the profile, or the usual one.
 
     Returns:
-        ``None`` for a run with workers of this machine: asked for with ``--local``, or no hosts file is there.
+        ``None`` for a run with workers of this machine: asked for with ``--local`` or ``--simulate``, or no hosts file
+        is there.
 
     Raises:
         BadInput: no such run or profile.
@@ -188,9 +193,11 @@ def hosts_file_of(request: TrainRequest) -> Path | None:
         return Path(overrides["hosts"]).expanduser() if overrides["hosts"] else None
     if "workers" in overrides or not request.profile:
         return None
-    chosen = load_profile(request.profile, overrides).profile.run.hosts
-    if chosen:
-        return Path(chosen)
+    chosen = load_profile(request.profile, overrides).profile.run
+    if chosen.simulate or chosen.cluster:
+        return None
+    if chosen.hosts:
+        return Path(chosen.hosts)
     if USUAL_HOSTS.is_file():
         say(f"on the machines of {USUAL_HOSTS} (--local N trains on this machine)")
         return USUAL_HOSTS
@@ -247,5 +254,7 @@ def _tell_plan(planned: Planned) -> None:
             say(line)
         for name in planned.planning.settings.left_out if planned.planning.settings else ():
             say(f"{visible(name)} is left out: it would cost more than it adds")
+    elif planned.plan.profile.data.local_data:
+        say(DATA_STAY)
     if planned.in_clear:
         say("training traffic is NOT encrypted (engine = nccl): anybody on that network can read it")

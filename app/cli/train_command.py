@@ -18,11 +18,19 @@ from rich.markup import escape
 
 from app.cli.arguments import AllowMissing, Detach, Json, OfflineWheels, Setting, TrustCode, TrustNew
 from profiles.errors import BadInput, ExitCode
-from profiles.options import OptionSpec, canonical, options
+from profiles.options import OptionSpec, options
 
 ALIASES = {"output_dir": "--output", "workers": "--local"}
 """Shorter names of some options."""
-_METAVARS = {"integer": "N", "number": "X", "path": "PATH", "location": "PATH|NAME", "text": "TEXT", "choice": "NAME"}
+_METAVARS = {
+    "integer": "N",
+    "number": "X",
+    "path": "PATH",
+    "location": "PATH|NAME",
+    "code": "NAME|FILE",
+    "text": "TEXT",
+    "choice": "NAME",
+}
 
 
 def with_option_flags(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,8 +119,7 @@ def merged_overrides(settings: Sequence[str], *given: Mapping[str, str]) -> dict
         if not equals or not name.strip():
             raise BadInput(f"--set {setting}: not of the form key=value", "write for example --set learning_rate=1e-3")
         pairs.append((name.strip().replace("-", "_"), value.strip()))
-    for written, value in [*pairs, *(item for part in given for item in part.items())]:
-        name = canonical(written)
+    for name, value in [*pairs, *(item for part in given for item in part.items())]:
         if overrides.get(name, value) != value:
             raise BadInput(f"'{name}' is set twice: {overrides[name]} and {value}", "give it once")
         overrides[name] = value
@@ -131,23 +138,23 @@ def _show_all_help(context: typer.Context, wanted: bool) -> None:
 @with_option_flags
 def distributed_train(
     flags: dict[str, str],
-    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile of config.ini or a saved one.")] = "",
-    model: Annotated[
-        str, typer.Option("--model", metavar="NAME", help="Model of config.ini, folder or hub name.")
+    profile: Annotated[
+        str, typer.Argument(metavar="PROFILE", help="Name of a profile: of config.ini, or a saved one.")
     ] = "",
+    model: Annotated[str, typer.Option(metavar="NAME", help="Model of config.ini, folder or hub name.")] = "",
     dataset: Annotated[
-        str, typer.Option("--dataset", metavar="PATH", help="Data folder, a hub name, or a data set of config.ini.")
+        str, typer.Option(metavar="PATH", help="Data folder, a hub name, or a data set of config.ini.")
     ] = "",
     settings: Setting = [],  # noqa: B006 - typer copies it
-    resume: Annotated[str, typer.Option("--resume", metavar="RUN", help="Resume a stopped run.")] = "",
+    resume: Annotated[str, typer.Option(metavar="RUN", help="Resume a stopped run.")] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Run a few real steps, print their cost, keep nothing.")
+        bool, typer.Option("--dry-run", help="Run a few real steps, print their cost, save nothing.")
     ] = False,
     plan_file: Annotated[
         Path | None, typer.Option("--plan", metavar="FILE", help="Carry out a plan that 'plan --out' wrote.")
     ] = None,
     detach: Detach = False,
-    dashboard: Annotated[bool, typer.Option("--dashboard", help="Watch it in the dashboard.")] = False,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Show the dashboard.")] = False,
     allow_missing: AllowMissing = False,
     no_input: Annotated[bool, typer.Option("--no-input", help="Never ask anything.")] = False,
     offline_wheels: OfflineWheels = False,
@@ -155,7 +162,10 @@ def distributed_train(
     trust_code: TrustCode = False,
     as_json: Json = False,
     help_all: Annotated[
-        bool, typer.Option("--help-all", callback=_show_all_help, is_eager=True, help="Help with the advanced options.")
+        bool,
+        typer.Option(
+            "--help-all", callback=_show_all_help, is_eager=True, help="Show this message with the advanced options."
+        ),
     ] = False,
 ) -> ExitCode:
     """Start or resume a run with workers of this machine or of several; ``flags`` are the options by name."""

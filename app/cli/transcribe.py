@@ -29,15 +29,12 @@ def transcribe(
     model: ModelReference,
     files: Annotated[list[Path] | None, typer.Argument(metavar="FILE", help="Sound files.")] = None,
     formats: Annotated[
-        list[str] | None, typer.Option("--format", metavar="NAME", help="txt, srt, vtt or json; several with commas.")
+        list[str] | None,
+        typer.Option("--format", metavar="NAME", help="txt, srt, vtt or json; several separated by commas."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder for the files; default: the screen.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the files; default: the screen.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
-    microphone: Annotated[
-        float, typer.Option("--microphone", metavar="SECONDS", help="Record from this machine's microphone.")
-    ] = 0.0,
+    microphone: Annotated[float, typer.Option(metavar="SECONDS", help="Record from this machine's microphone.")] = 0.0,
     language: Language = "",
     prompt: Prompt = "",
     timestamps: Timestamps = None,

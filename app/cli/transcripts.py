@@ -1,30 +1,231 @@
-"""``patches`` and ``pseudo-label``: what patch files change in a data set, and transcripts by a model for recordings
-that have none."""
+"""``patches``, ``blacklist`` and ``pseudo-label``: what patch files change in a data set, samples that a model cannot
+learn, and transcripts by a model for recordings that have none.
+
+For a blacklist a model is trained for each fold of the samples, without it, and told with its cost before it starts.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from app.cli.arguments import OUTPUT, Device, Json, Language, ModelReference, Output
 from app.cli.terminal import answer, reporting
-from app.console import say, visible
-from profiles.counts import counted
-from profiles.errors import BadInput, ExitCode
-from training.runs import find_model
+from app.console import agreed, duration_text, say, show_line, visible
+from profiles.errors import BadInput, ExitCode, RunFailed, StoppedByUser, counted
+from profiles.schema import Profile
+from training.data_findings import check_data
+from training.run_folder import RunFolder, has_snapshots
+from training.runs import RunSummary, find_model, find_models, list_runs, plan_to_resume, remove_run, summarise
 from training.tasks.patches import FOLDER, PSEUDO, Change, TextBounds, recordings
 from training.tasks.speech_clips import FileSource
 from training.tasks.speech_dataset import has_tables, is_on_hub, read_tables
+
+if TYPE_CHECKING:
+    from training.plan import RunPlan
+    from training.tasks.base import Progress
+    from training.tasks.whisper.blacklist import Bounds, Doubt
+    from training.tasks.whisper.held_out import Fold
+
+FOLDS = "blacklist"
+"""In the folder of the run folders: what is known of folds."""
+_SHOWN = 20
+
+
+def blacklist(
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="Profile with completed runs, or a run.")],
+    folds: Annotated[
+        int, typer.Option(min=0, max=20, help="Folds to hold out in turn; 0: listen without training.")
+    ] = 3,
+    rounds: Annotated[int, typer.Option(min=1, max=10, help="How often to draw new folds.")] = 1,
+    local: Annotated[int, typer.Option(min=0, max=64, help="Workers for each training; 0: as in the run.")] = 0,
+    wer: Annotated[float, typer.Option(min=0.01, max=10, help="Lowest WER at which a text counts as wrong.")] = 0.5,
+    margin: Annotated[
+        float, typer.Option(min=0, max=100, help="How much likelier the heard text must be, in nats a token.")
+    ] = 2.0,
+    listens: Annotated[int, typer.Option(min=1, max=20, help="How often each model listens (--folds 0).")] = 3,
+    repeated: Annotated[
+        int, typer.Option(min=0, max=20, help="In how many rounds or listens it must be wrong; 0: all.")
+    ] = 0,
+    runs: Annotated[int, typer.Option(min=1, max=20, help="How many of the newest models to use (--folds 0).")] = 1,
+    most: Annotated[float, typer.Option(min=0, max=1, help="Largest share that may be left out.")] = 0.1,
+    batch_size: Annotated[int, typer.Option(min=1, max=1024, help="Clips in a batch.")] = 8,
+    device: Device = "auto",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Train and write the list without asking.")] = False,
+    output: Output = OUTPUT,
+    as_json: Json = False,
+) -> ExitCode:
+    """Show which samples are to be left out, and write them to a patch file by consent.
+
+    Raises:
+        BadInput: the run, its data or a figure cannot be used, or nobody agreed to train.
+        RunFailed: a training failed.
+        StoppedByUser: the same command goes on.
+    """
+    if folds == 1:
+        raise BadInput("--folds 1 leaves nothing to train on", "pass 2 or more, or 0")
+    passes = rounds if folds else listens
+    if repeated > passes:
+        what = "rounds" if folds else "listens"
+        raise BadInput(f"--repeated {repeated} is more than {passes} {what}", f"raise --{what}")
+    models = find_models(output, profile, 1 if folds else runs)
+    settings = RunFolder.open(models[0].parent).plan().profile
+    if settings.model.trait != "speech":
+        message = f"{models[0].parent.name}: task {settings.model.task} has no recordings"
+        raise BadInput(message, "name a Whisper run")
+    check_data(settings)
+    with reporting(f"blacklist {profile}") as report:
+        from training.tasks.whisper import blacklist as listening
+
+        how = (device, batch_size, report)
+        if folds:
+            run = summarise(models[0].parent)
+            found = judge_in_turns(run, settings, folds, passes, local or workers_of(run), yes, how)
+        else:
+            found = listening.listen(settings, listening.plan_listens(models, passes), *how)
+    bounds = listening.Bounds(wer, margin, repeated or passes, most)
+    return _finish(models, settings, found, bounds, yes, as_json)
+
+
+def _finish(
+    models: Sequence[Path], settings: Profile, found: Sequence[Doubt], bounds: Bounds, yes: bool, as_json: bool
+) -> ExitCode:
+    """Show what is to be left out, and write it by consent."""
+    from training.tasks.whisper.blacklist import choose, write_blacklist
+
+    data, path = settings.data, None
+    chosen = choose(found, bounds, read_tables(data.dataset_path, data.text_column).patches)
+    if not as_json:
+        _show(found, chosen, bounds)
+    may_write = yes
+    if chosen and not yes:
+        if as_json or not sys.stdin.isatty():
+            say("nothing was written: no terminal to confirm on; repeat with --yes")
+        else:
+            may_write = agreed(f"leave {counted(len(chosen), 'sample')} out of training?")
+    if chosen and may_write:
+        path = write_blacklist(data.dataset_path, data.text_column, chosen, bounds)
+        say(f"written to {path}; remove lines or the file to use the samples again; protect/ keeps them for good")
+    document = {
+        "models": [str(model) for model in models],
+        "bounds": asdict(bounds),
+        "samples": len(found),
+        "listed": [_document(one, bounds) for one in chosen],
+        "file": str(path) if path else None,
+    }
+    return answer(as_json, document, ())
+
+
+def _show(found: Sequence[Doubt], chosen: Sequence[Doubt], bounds: Bounds) -> None:
+    for one in chosen[:_SHOWN]:
+        hint = f"  ({one.hint})" if one.hint else ""
+        times = f", {one.wrong(bounds)} of {len(one.wers)} times" if len(one.wers) > 1 else ""
+        figures = f"WER {one.wer:.0%}, {one.margin:.1f} nats{times}"
+        show_line(visible(f"{one.clip.id}  {figures}: {one.clip.text!r}, heard {one.heard[0]!r}{hint}"))
+    more = f", {len(chosen) - _SHOWN} of them not shown" if len(chosen) > _SHOWN else ""
+    listens = len(found[0].wers) if found else 0
+    again = f", each {bounds.repeated} of {listens} times" if listens > 1 else ""
+    of = counted(len(found), "sample")
+    say(f"{len(chosen)} of {of} heard differently from the transcript{again}{more}")
+
+
+def _document(one: Doubt, bounds: Bounds) -> dict[str, object]:
+    figures = {name: getattr(one, name) for name in ("heard", "wer", "wers", "margin", "margins", "seconds", "hint")}
+    return {"id": one.clip.id, "text": one.clip.text, "wrong": one.wrong(bounds), **figures}
+
+
+def judge_in_turns(
+    run: RunSummary, profile: Profile, folds: int, rounds: int, workers: int, yes: bool, how: tuple[str, int, Progress]
+) -> list[Doubt]:
+    """Train on all folds but one, in turns, and let each model listen to the fold that it does not know.
+
+    Args:
+        run: whose profile it is; its time tells what the trainings will take.
+        yes: start without asking.
+        how: device, batch size and progress of listening.
+
+    Raises:
+        BadInput: the data cannot be divided, or nobody agreed.
+        StoppedByUser: the same command goes on.
+        RunFailed: a training failed.
+    """
+    from training.tasks.whisper.held_out import judge_fold, plan_folds, read_judged, training_clips
+
+    clips = training_clips(profile)
+    planned = plan_folds(run.path.parent / FOLDS, profile, clips, folds, rounds)
+    waiting = [fold for found in planned for fold in found if not fold.result.is_file()]
+    if waiting:
+        say(_cost(waiting, len(clips), run, workers))
+        if not yes and not sys.stdin.isatty():
+            raise BadInput("there is no terminal to confirm the trainings on", "repeat with --yes, or with --folds 0")
+        if not yes and not agreed("train them? After Ctrl-C, the same command continues"):
+            raise BadInput("nothing was trained", "--folds 0 uses models already trained on these samples")
+    for number, fold in enumerate(waiting, 1):
+        say(f"fold {number} of {len(waiting)}: {len(fold.others)} samples to train on, {len(fold.held)} held out")
+        judge_fold(fold, profile, trained(fold, profile, workers), *how)
+    return read_judged(planned)
+
+
+def workers_of(run: RunSummary) -> int:
+    """Return how many workers of this machine the run had; one if it was trained on others."""
+    local = run.metadata is not None and run.metadata.run_type == "local"
+    return max(1, len(run.metadata.hosts)) if local and run.metadata else 1
+
+
+def _cost(waiting: Sequence[Fold], samples: int, run: RunSummary, workers: int) -> str:
+    share = sum(len(fold.others) for fold in waiting) / samples
+    trainings = "1 training" if len(waiting) == 1 else f"{len(waiting)} trainings"
+    text = f"{trainings} on this machine, {share:.1f} times the work of one on all {samples} samples"
+    if run.seconds is None or workers != workers_of(run) or run.metadata is None or run.metadata.run_type != "local":
+        return f"{text}; how long one takes has not been measured here"
+    return f"{text}: about {duration_text(share * run.seconds)}, run {run.run_id} took {duration_text(run.seconds)}"
+
+
+def trained(fold: Fold, profile: Profile, workers: int) -> Path:
+    """Return the model of the fold's run, which is begun, or goes on where it ended."""
+    from distributed.planning.fitting import fit
+    from distributed.preparation.preflight import room_here
+    from training.local_plan import plan_local_run
+    from training.tasks.whisper.held_out import profile_of, write_data
+
+    for earlier in list_runs(fold.runs):
+        if earlier.status == "completed":
+            return earlier.path / "model"
+        if earlier.live:
+            raise BadInput(f"{earlier.path}: another command trains this fold", "wait until it ends")
+        if has_snapshots(earlier.path):
+            return _model_of(plan_to_resume(earlier.path), earlier.path)
+        remove_run(fold.runs, earlier)
+    write_data(fold)
+    chosen = profile_of(fold, profile, workers)
+    return _model_of(plan_local_run(fit(chosen, room_here(chosen, workers), say), workers))
+
+
+def _model_of(plan: RunPlan, earlier: Path | None = None) -> Path:
+    from app.cli.local_run import run_to_end
+    from app.progress import progress_for
+
+    command = ["blacklist"]
+    output = Path(plan.profile.run.output_dir)
+    folder = RunFolder.resume(earlier, plan, command) if earlier else RunFolder.create(output, plan, command)
+    ended = run_to_end(plan, folder, progress_for(plan.profile.name))
+    if ended.exit_code is ExitCode.STOPPED:
+        raise StoppedByUser("stopped", "the same command continues")
+    if ended.model is None or ended.status != "completed":
+        raise RunFailed(f"{folder.path}: {ended.message}", ended.hint)
+    return ended.model
 
 
 def patches(
     dataset: Annotated[str, typer.Argument(metavar="DATASET", help="Data folder or table.")],
     origin: Annotated[bool, typer.Option("--origin", help="Show file and line of each change.")] = False,
-    text_column: Annotated[str, typer.Option("--text-column", help="Transcript column; empty: the usual names.")] = "",
+    text_column: Annotated[str, typer.Option(help="Transcript column; empty: the usual names.")] = "",
     as_json: Json = False,
 ) -> ExitCode:
     """Show what the files in a data set's folder 'patches' change.
@@ -61,24 +262,16 @@ def pseudo_label(
     model: ModelReference,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the recordings.")],
     into: Annotated[
-        Path | None, typer.Option("--into", metavar="DATASET", help="Data folder to write to; empty: FOLDER.")
+        Path | None, typer.Option(metavar="DATASET", help="Data folder to write to; empty: FOLDER.")
     ] = None,
-    agree_with: Annotated[
-        str, typer.Option("--agree-with", metavar="MODEL", help="Second model; empty: the first, with noise.")
-    ] = "",
-    min_confidence: Annotated[
-        float, typer.Option("--min-confidence", max=0, help="Least mean log-probability of a token.")
-    ] = -1.0,
+    agree_with: Annotated[str, typer.Option(metavar="MODEL", help="Second model; empty: the first, with noise.")] = "",
+    min_confidence: Annotated[float, typer.Option(max=0, help="Lowest mean log-probability of a token.")] = -1.0,
     min_agreement: Annotated[
-        float, typer.Option("--min-agreement", min=0, max=1, help="Least agreement (1 - WER) of the two texts.")
+        float, typer.Option(min=0, max=1, help="Lowest agreement (1 - WER) of the two texts.")
     ] = 0.9,
-    max_compression: Annotated[
-        float, typer.Option("--max-compression", min=0, help="Largest compression ratio of a text.")
-    ] = 2.4,
-    max_no_speech: Annotated[
-        float, typer.Option("--max-no-speech", min=0, max=1, help="Largest no-speech probability.")
-    ] = 0.6,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, max=1024, help="Recordings in one batch.")] = 8,
+    max_compression: Annotated[float, typer.Option(min=0, help="Largest compression ratio of a text.")] = 2.4,
+    max_no_speech: Annotated[float, typer.Option(min=0, max=1, help="Largest no-speech probability.")] = 0.6,
+    batch_size: Annotated[int, typer.Option(min=1, max=1024, help="Recordings in one batch.")] = 8,
     language: Language = "",
     device: Device = "auto",
     output: Output = OUTPUT,

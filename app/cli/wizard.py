@@ -8,8 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from app.console import say, say_error
-from app.wizard.prompts import can_only_print
+from app.console import can_only_print, say, say_error
 from profiles.bootstrap import begin_to_answer
 from profiles.errors import BadInput, ExitCode, MusterError
 
@@ -35,7 +34,7 @@ def options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--plain", action="store_true", help="questions and answers, for screen readers too")
     parser.add_argument("--profile", metavar="NAME", help="start at the plan of this profile; measures its machines")
-    parser.add_argument("--demo", metavar="N", type=int, help="N scripted machines; nothing is changed")
+    parser.add_argument("--demo", metavar="N", type=int, help="show N recorded machines; nothing is changed")
     parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
     return parser
 
@@ -64,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):
-            say("closed; a started run goes on, and nothing else was changed")
+            say("closed; a run that was started goes on, and nothing else was changed")
         return ExitCode.STOPPED
 
 
@@ -85,5 +84,5 @@ def _chosen(demo: int | None, name: str | None) -> tuple[Services, str]:
     from app.demo.services import DemoServices
 
     if name not in (None, JOB):
-        raise BadInput(f"--profile {name}: the scripted machines have one profile", f"--profile {JOB}")
+        raise BadInput(f"--profile {name}: the recorded machines have only one profile", f"--profile {JOB}")
     return DemoServices(demo), name or ""

@@ -31,7 +31,6 @@ class DashboardApp(MusterApp):
     """Shows one run.
 
     Args:
-        run_dir: its folder.
         source: where its events come from, where that is not the folder (a replay).
         ascii_only: nothing but ASCII reaches the terminal.
     """

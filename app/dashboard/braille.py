@@ -16,6 +16,10 @@ from typing import NamedTuple
 from app.run_series import Point
 
 BAND, LINE = 0, 1
+PATTERNS = ((1, 0), (6, 4), (2, 2))
+"""Columns of points that are drawn, and that are left out: a line, dashes, dots."""
+SAMPLES = ("━", "╍", "┅")
+"""How each pattern looks in a legend."""
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Bits of the braille characters by row and column of a cell."""
 
@@ -31,6 +35,8 @@ class Curve:
     """Style of the band between least and greatest; empty: none is drawn."""
     gap: float = math.inf
     """Steps without a point over which no line is drawn."""
+    pattern: int = 0
+    """Of the line: one of :data:`PATTERNS`, so that two lines do not differ by their colour alone."""
 
 
 @dataclass(frozen=True)
@@ -147,15 +153,20 @@ class Raster:
         for column, step, point in columns:
             row = self._row(point.mean, window)
             if before is None or step - before[1] > curve.gap:
-                self._set(LINE, column, row, curve.style)
+                self._point(column, row, curve)
             else:
-                self._stroke(before[0], before[2], column, row, curve.style)
+                self._stroke(before[0], before[2], column, row, curve)
             before = (column, step, row)
 
-    def _stroke(self, x0: int, y0: int, x1: int, y1: int, style: str) -> None:
+    def _stroke(self, x0: int, y0: int, x1: int, y1: int, curve: Curve) -> None:
         count = max(abs(x1 - x0), abs(y1 - y0), 1)
         for n in range(count + 1):
-            self._set(LINE, round(x0 + (x1 - x0) * n / count), round(y0 + (y1 - y0) * n / count), style)
+            self._point(round(x0 + (x1 - x0) * n / count), round(y0 + (y1 - y0) * n / count), curve)
+
+    def _point(self, x: int, y: int, curve: Curve) -> None:
+        drawn, left_out = PATTERNS[curve.pattern % len(PATTERNS)]
+        if x % (drawn + left_out) < drawn:
+            self._set(LINE, x, y, curve.style)
 
     def _row(self, value: float, window: Window) -> int:
         high = self.height * self._fine[1] - 1

@@ -12,7 +12,7 @@ from textual.containers import Horizontal
 from textual.content import Content
 from textual.widgets import Static
 
-from app.dashboard.braille import Curve, Raster, Window, ticks, together, window_of
+from app.dashboard.braille import SAMPLES, Curve, Raster, Window, ticks, together, window_of
 from app.dashboard.pane import Pane
 from app.dashboard.reader import Picture
 from app.figures import evaluated_series
@@ -20,11 +20,9 @@ from app.history import in_order
 from app.metrics import RATES
 from app.run_series import Series, names, newest, of_member, of_run, smoothed
 from app.run_state import RunState, machine_changes
-from app.shell.frame import app_of
-from app.shell.keys import Key
-from app.shell.row_layout import Column, Row
+from app.shell.keys import Key, app_of
 from app.shell.row_table import RowTable
-from app.shell.text import literal
+from app.shell.text import Column, Row, literal
 
 _LEFT = 8
 """Cells of the labels at the left."""
@@ -78,8 +76,8 @@ class Chart(Static):
 
     DEFAULT_CSS = "Chart { width: 1fr; height: 1fr; min-height: 4; }"
 
-    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(markup=False, id=id, classes=classes)
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(markup=False, id=id)
         self._data = ChartData()
         self._drawn: tuple[ChartData, int, int, Content] | None = None
 
@@ -138,6 +136,11 @@ def value_text(value: float, unit: str = "") -> str:
     if value and (abs(value) < 1e-3 or abs(value) >= 1e5):
         return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
     return f"{value:.4g}"
+
+
+def sample(words: str, curve: Curve) -> str:
+    """Return what a legend says of a curve among others: a piece of its line before the words."""
+    return f"{SAMPLES[curve.pattern % len(SAMPLES)]} {words}"
 
 
 def _title(data: ChartData, width: int) -> Content:
@@ -218,7 +221,7 @@ class Charts(Pane):
     DEFAULT_CSS = """
     Charts #series { width: 32; height: 100%; margin-right: 1; }
     Charts Horizontal { height: 1fr; }
-    .-narrow Charts #series { width: 25; }
+    .-narrow Charts #series { width: 29; }
     """
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -293,14 +296,16 @@ class Charts(Pane):
         ranks = [rank for rank in sorted(picture.state.curves) if name in picture.state.curves[rank]]
         if self._apart and len(ranks) > 1:
             styles = [COLOURS[place % len(COLOURS)] for place in range(len(ranks))]
-            curves = [self._curve(of_member(picture.state.curves, rank, name), style)
-                      for rank, style in zip(ranks, styles)]  # fmt: skip
-            return curves, [(f"{picture.name(rank)}", style) for rank, style in zip(ranks, styles)]
+            curves = [
+                self._curve(of_member(picture.state.curves, rank, name), style, place)
+                for place, (rank, style) in enumerate(zip(ranks, styles))
+            ]
+            return curves, [(sample(picture.name(rank), curve), curve.style) for rank, curve in zip(ranks, curves)]
         series = of_run(picture.state.curves, name)
         return [Curve(series.points(), "", "$primary 45%"), self._curve(series, "bold $text-primary")], []
 
-    def _curve(self, series: Series, style: str) -> Curve:
+    def _curve(self, series: Series, style: str, pattern: int = 0) -> Curve:
         points = series.points()
         dense = len(points) > 1 and points[-1].step - points[0].step < 4 * series.width * len(points)
         shown = smoothed(points, STRENGTHS[self._strength]) if dense else points
-        return Curve(shown, style, gap=8.0 * series.width if dense else float("inf"))
+        return Curve(shown, style, gap=8.0 * series.width if dense else float("inf"), pattern=pattern)

@@ -49,11 +49,7 @@ class Asked:
 
 @dataclass
 class Commands:
-    """The requests of this dashboard.
-
-    Args:
-        path: the run folder.
-    """
+    """The requests of this dashboard."""
 
     path: Path
     asked: list[Asked] = field(default_factory=list)
@@ -61,7 +57,7 @@ class Commands:
     def ask(self, action: Action, now: float, machine: str = "", entry: Machine | None = None) -> str:
         """Leave a request; return what is wrong, or nothing."""
         if not is_live(self.path):
-            return "no process is running this run"
+            return "no process is working on this run"
         try:
             identity = leave_request(self.path, action, machine, entry)
         except BadInput as error:
@@ -119,26 +115,28 @@ class StopDialog(Dialog):
         picture = self._picture()
         lines = [Mark.DONE.show("the run was asked to stop")]
         if picture.live or not picture.read:
-            doing = "the current step is finished, then a snapshot is written"
+            doing = "the current step ends, then a snapshot is written"
+            if picture.launched:
+                doing = "its script was asked to end and has 30 s to do so"
             return Content("\n").join([*lines, Mark.WORKING.show(doing)])
         self._proof.ended.set()
         status = picture.state.status
-        kept = "" if status == "completed" else f"; {picture.state.kept}"
+        kept = "" if status == "completed" or picture.launched else f"; {picture.state.kept}"
         mark = LEVELS[verdict(picture.state, picture.now, live=False).level]
         lines += [mark.show(f"the run has ended ({status}){kept}"), *self._proofs()]
-        if picture.plan is not None and status != "completed":
+        if picture.plan is not None and not picture.launched and status != "completed":
             command = command_about(picture.path, "distributed-train", "--resume")
             lines += [Content(""), literal("resume it later:", "$text-muted"), literal(command, "bold")]
         return Content("\n").join(lines)
 
     def _proofs(self) -> list[Content]:
         if not self._proof.needed:
-            return [Mark.DONE.show("its run folder is free")]
+            return [Mark.DONE.show("nothing left running")]
         if self._proof.answers is None:
-            return [Mark.WORKING.show("asking every machine what is left")]
+            return [Mark.WORKING.show("checking every machine for what is left running")]
         lines = []
         for name, left in self._proof.answers.items():
             mark = Mark.PROBLEM if left else Mark.DONE
-            words = literal(left or "nothing is left")
+            words = literal(left or "nothing left running")
             lines.append(Content.assemble(mark.show(""), " ", literal(name, "bold"), ": ", words))
         return lines

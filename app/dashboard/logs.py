@@ -17,14 +17,14 @@ from textual.visual import Visual
 from textual.widgets import Input
 
 from app.console import visible
-from app.dashboard.events import clock_text, what
 from app.dashboard.log_book import LogLine
+from app.dashboard.overview import clock_text, what
 from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
 from app.shell.keys import Key
 from app.shell.text import Mark, literal
 from app.verdict import problems
-from profiles.counts import counted
+from profiles.errors import counted
 
 _NAME = 12
 _FOLLOWING = 2
@@ -150,7 +150,7 @@ class Logs(Pane):
         Key("l", "pane('l')", "Level", "Warnings and errors, errors alone, or everything."),
     )
     ABOUT = (
-        "The logs of all machines, the newest below; '/' searches. Above them: the earliest problem that is not over, "
+        "The logs of all machines, newest last; '/' searches. Above them: the earliest problem that is not over, "
         "from which those after it may follow. `logs RUN` writes everything."
     )
     DEFAULT_CSS = "Logs #cause { height: auto; display: none; padding-bottom: 1; } Logs #sieve { height: 1; }"

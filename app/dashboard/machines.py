@@ -13,9 +13,8 @@ from app.dashboard.charts import value_text
 from app.dashboard.pane import Pane, Words, seconds_text, shares_bar, state_of
 from app.dashboard.reader import Picture
 from app.member_state import MemberState
-from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
-from app.shell.text import literal
+from app.shell.text import Column, Row, literal
 from app.verdict import age, lag, slowest
 
 COLUMNS = (
@@ -81,7 +80,7 @@ def who_is_slow(picture: Picture) -> Content:
     brake = slowest(state)
     waits = {m.rank: m.shares[1] for m in working}
     if brake is None:
-        return literal(f"no machine holds the others up; {statistics.fmean(waits.values()):.0%} of the time is wait",
+        return literal(f"no machine holds the others up; {statistics.fmean(waits.values()):.0%} of the time is waiting",
                        "$text-muted")  # fmt: skip
     compute = {m.rank: statistics.fmean(step.compute for step in m.window) for m in working}
     others = [compute[m.rank] for m in working if m is not brake]
@@ -89,8 +88,8 @@ def who_is_slow(picture: Picture) -> Content:
     own, rest = value_text(compute[brake.rank], "s"), value_text(statistics.fmean(others), "s")
     return Content.assemble(
         literal(picture.name(brake.rank), "bold $text-warning"),
-        f" is the slowest: {own} of computing a step, the others {rest}",
-        (f"; they wait {idle:.0%} of their time", "$text-muted"),
+        f" is the slowest: it computes a step in {own}, the others in {rest}",
+        (f"; they wait {idle:.0%} of the time", "$text-muted"),
     )  # fmt: skip
 
 
@@ -152,11 +151,11 @@ def _details(member: MemberState) -> tuple[Content, ...]:
         lines.append(literal(member.preparing, "$text-muted"))
     if member.times_lost and member.active:
         times = "once" if member.times_lost == 1 else f"{member.times_lost} times"
-        lines.append(literal(f"was lost {times}, and came back", "$text-muted"))
+        lines.append(literal(f"was lost {times} and came back", "$text-muted"))
     if member.throttled and member.active:
         lines.append(literal("slowed down by heat", "$text-warning"))
     if member.machine is not None and member.machine.on_mains is False and member.active:
         battery = member.machine.battery_percent
         left = "" if battery is None else f", {battery:.0f} %"
-        lines.append(literal(f"runs on its battery{left}", "$text-warning"))
+        lines.append(literal(f"runs on battery{left}", "$text-warning"))
     return tuple(lines)

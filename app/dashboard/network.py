@@ -12,12 +12,12 @@ from app.console import bytes_text
 from app.dashboard.charts import value_text
 from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
+from app.member_state import pair_lines
 from app.plan_table import way_in_words
-from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
-from app.shell.text import literal
+from app.shell.text import Column, Row, literal
 from distributed.planning.reasons import OWNERSHIP, sentence
-from profiles.counts import counted
+from profiles.errors import counted
 from training.events import SyncEvent
 
 COLUMNS = (
@@ -44,7 +44,8 @@ class Network(Pane):
     ABOUT = (
         "Every synchronisation: bytes of the machine that sends most, the time from its start to its result, how long "
         "training stood still for it, and what that makes in Mbit/s. Where a plan is in the run folder the measured "
-        "time stands beside the planned one, and a faster way is named with its predicted gain."
+        "time stands beside the planned one, and a faster way is named with its predicted gain. Which way each "
+        "pair goes is said too: directly, dialled by one of the two for both directions, or through the relay."
     )
     DEFAULT_CSS = """
     Network #sums { height: auto; padding-bottom: 1; }
@@ -56,7 +57,7 @@ class Network(Pane):
         yield RowTable(COLUMNS, id="syncs")
 
     def draw(self, picture: Picture) -> None:
-        self.query_one("#sums", Words).show(Content("\n").join([*_sums(picture), *advice(picture)]))
+        self.query_one("#sums", Words).show(Content("\n").join([*sums(picture), *advice(picture)]))
         table = self.query_one(RowTable)
         none = "One machine alone exchanges nothing." if picture.expected == 1 else _NONE_YET
         table.say_when_empty(literal(none, "$text-muted"))
@@ -92,7 +93,8 @@ def _row(key: tuple[int, int], said: list[tuple[int, SyncEvent]], picture: Pictu
     return Row(f"{step}/{number}", cells)
 
 
-def _sums(picture: Picture) -> Iterator[Content]:
+def sums(picture: Picture) -> Iterator[Content]:
+    """Yield the sums of the whole run: bytes, synchronisations, waiting, paths, and what was planned."""
     members = list(picture.state.members.values())
     sent, received = sum(m.work.bytes_sent for m in members), sum(m.work.bytes_received for m in members)
     count = max((m.work.syncs for m in members), default=0)
@@ -103,8 +105,10 @@ def _sums(picture: Picture) -> Iterator[Content]:
         words.append(f"median {value_text(middle, 's')} each, {statistics.median(map(mbit, syncs)):.1f} Mbit/s")
     waits = [m.shares[1] for m in members if m.window]
     if waits:
-        words.append(f"{statistics.fmean(waits):.0%} of the time is wait")
+        words.append(f"{statistics.fmean(waits):.0%} of the time is waiting")
     yield literal("; ".join(words))
+    if lines := pair_lines(picture.state.members, picture.name):
+        yield literal("paths: " + "; ".join(lines), "$text-muted")
     for reason in picture.planning.reasons if picture.planning is not None else ():
         if reason.code in OWNERSHIP:
             yield literal(sentence(reason), "$text-muted")
@@ -119,12 +123,12 @@ def advice(picture: Picture) -> list[Content]:
     """Return which other way was predicted to be faster, and by how much; nothing where nothing was predicted."""
     planning, chosen = picture.planning, picture.planned
     if planning is None or chosen is None:
-        return [literal("no plan in the run folder: nothing was predicted, so there is no advice", "$text-muted")]
+        return [literal("this run has no plan with predictions, so there is no advice", "$text-muted")]
     better = [c for c in planning.ranking if c.fits and c.useful_speed_up > chosen.useful_speed_up * _WORTH]
     if not better:
-        return [literal("no other planned way is predicted to be faster", "$text-muted")]
+        return [literal("no other way to train is predicted to be faster", "$text-muted")]
     best = max(better, key=lambda candidate: candidate.useful_speed_up)
     gain = best.useful_speed_up / chosen.useful_speed_up if chosen.useful_speed_up else 0.0
     words = f"advice: {way_in_words(best.choice)}, predicted {gain:.2f}x as fast ({value_text(best.step, 's')} a step)"
-    loss = f"; it may cost {best.loss_increase:.1%} of loss" if best.loss_increase else ""
+    loss = f"; the loss may end {best.loss_increase:.1%} higher" if best.loss_increase else ""
     return [literal(words + loss, "$text-warning")]

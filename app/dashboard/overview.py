@@ -1,27 +1,118 @@
-"""The first tab: how the run goes, at a glance."""
+"""The first tab: how the run goes, at a glance; and the sixth: what has happened, the newest first."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 
-from app.console import duration_text
+from app.console import bytes_text, duration_text, near
 from app.dashboard.braille import Curve
-from app.dashboard.charts import Chart, ChartData, marks, value_text
-from app.dashboard.events import happening_line
+from app.dashboard.charts import Chart, ChartData, marks, sample, value_text
 from app.dashboard.pane import Pane, Words, shares_bar, sparks, state_of
 from app.dashboard.reader import Picture
 from app.figures import course, evaluated_series
-from app.history import in_order
+from app.history import Happening, in_order
 from app.member_state import TROUBLE, MemberState
+from app.report import evaluation_lines
 from app.run_series import names, of_run, smoothed
 from app.run_state import RunState
-from app.shell.text import bar, literal
+from app.shell.row_table import RowTable
+from app.shell.text import Column, Mark, Row, bar, literal
+from profiles.errors import counted
+
+COLUMNS = (
+    Column("time", "time", most=8, least=8),
+    Column("kind", "what", most=14, least=12),
+    Column("words", "", most=400, least=20),
+)
+MOST_ROWS = 400
+MARKS = {
+    "run": Mark.RUNNING,
+    "machine": Mark.WAITING,
+    "lost": Mark.LOST,
+    "back": Mark.ONLINE,
+    "error": Mark.PROBLEM,
+    "warning": Mark.WARNING,
+    "evaluation": Mark.DONE,
+    "snapshot": Mark.DONE,
+    "request": Mark.CHOSEN,
+    "path": Mark.WORKING,
+}
+
+
+class Events(Pane):
+    """Launches, synchronisations, evaluations, snapshots, requests, machines lost and back, ways that changed."""
+
+    ABOUT = "Events, newest first; '/' filters. All of them are in events.jsonl."
+    DEFAULT_CSS = "Events RowTable { height: 1fr; }"
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._seen: tuple[object, ...] = ()
+
+    def compose(self) -> ComposeResult:
+        yield RowTable(COLUMNS, empty="Nothing has happened yet.", id="happened")
+
+    def draw(self, picture: Picture) -> None:
+        state = picture.state
+        last = tuple(member.work.syncs for member in state.members.values())
+        seen = (state.chronicles, last)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        rows = [_row(one, picture) for one in in_order(state.chronicles)[-MOST_ROWS:]]
+        together = sorted([*rows, *_syncs(picture)], key=lambda pair: pair[0], reverse=True)
+        self.query_one(RowTable).show(row for _, row in together[:MOST_ROWS])
+
+
+def _row(one: Happening, picture: Picture) -> tuple[float, Row]:
+    cells = (literal(clock_text(one.time), "$text-muted"), MARKS[one.kind].show(one.kind), _words(one, picture))
+    hint = (literal(one.hint, "$text-accent"),) if one.hint else ()
+    return one.time, Row(f"{one.time}/{one.member}/{one.kind}/{one.text}", cells, hint)
+
+
+def _syncs(picture: Picture) -> Iterator[tuple[float, Row]]:
+    """One line a round, from the member that said it first."""
+    for (step, number), said in picture.rounds.items():
+        sync = min((sync for _, sync in said), key=lambda sync: sync.time)
+        words = f"round {number} at step {step}: {counted(len(sync.members), 'machine')}"
+        cells = (
+            literal(clock_text(sync.time), "$text-muted"),
+            Mark.WORKING.show("sync"),
+            literal(f"{words}, {value_text(sync.seconds, 's')}, {bytes_text(sync.bytes_sent)} sent"),
+        )
+        yield sync.time, Row(f"sync/{step}/{number}", cells)
+
+
+def clock_text(moment: float) -> str:
+    """``14:03:21``, local; dashes for what is no time."""
+    if not math.isfinite(moment) or not 0 <= moment < 1e11:
+        return "--:--:--"
+    return time.strftime("%H:%M:%S", time.localtime(moment))
+
+
+def happening_line(one: Happening, picture: Picture) -> Content:
+    """Return time, symbol and words in one line."""
+    symbol = MARKS[one.kind].show("")
+    return Content.assemble((clock_text(one.time), "$text-muted"), "  ", symbol, " ", _words(one, picture))
+
+
+def _words(one: Happening, picture: Picture) -> Content:
+    return literal(what(one, picture), "$text-error" if one.kind in ("lost", "error") else "")
+
+
+def what(one: Happening, picture: Picture) -> str:
+    """Return the words, with machine and step where they are not said."""
+    name = picture.name(one.member) if one.member >= 0 else ""
+    who = f"{name}: " if name and name not in one.text and one.kind not in ("evaluation",) else ""
+    at = f" (step {one.step})" if one.step >= 0 and one.kind in ("evaluation", "warning", "error") else ""
+    return f"{who}{one.text}{at}"
+
 
 SMOOTHING = 0.8
 _BESIDE = 62
@@ -63,33 +154,37 @@ class Overview(Pane):
         self.query_one("#progress", Words).show(progress_line(state, picture.now, width))
         self.query_one("#loss", Chart).show(loss_chart(picture))
         if self.screen.has_class("-wide"):
-            self.query_one("#error-rate", Chart).show(_error_chart(state))
+            self.query_one("#error-rate", Chart).show(_error_chart(picture))
             self.query_one("#rate", Chart).show(_rate_chart(state))
         tall = height >= 26
         self.query_one("#strips", Words).show(_strips(picture, width, 8 if tall else 4))
-        self.query_one("#latest", Words).show(_latest(picture, 5 if tall else 2))
+        latest = _result(picture, 8 if tall else 4) or _latest(picture, 5 if tall else 2)
+        self.query_one("#latest", Words).show(latest)
 
 
-def loss_chart(picture: Picture, smoothing: float = SMOOTHING) -> ChartData:
+def loss_chart(picture: Picture) -> ChartData:
     """Return the chart of the loss of all members, with what happened along it."""
     state = picture.state
     series = of_run(state.curves, "loss")
     points = series.points()
     newest = f"{points[-1].mean:.4g}" if points else ""
-    invalid = (("not a number at times", "$text-error"),) if series.invalid else ()
+    invalid = (("NaN or infinite at times", "$text-error"),) if series.invalid else ()
     # Machines that are ready and do not train yet look as if they hung.
     measured_first = picture.plan is not None and picture.plan.profile.evaluation.eval_before
     gap = 8.0 * series.width
     band = Curve(points, "", "$primary 45%", gap)
-    line = Curve(smoothed(points, smoothing), "bold $text-primary", gap=gap)
+    line = Curve(smoothed(points, SMOOTHING), "bold $text-primary", gap=gap)
+    empty = "the loss appears here with the first step"
+    if picture.launched:
+        empty = "a script reports no steps and no loss; tab 5 shows what it prints"
+    elif measured_first and any(member.status == "ready" for member in state.members.values()):
+        empty = "the model is evaluated first; then the loss appears here"
     return ChartData(
         title=f"loss {newest}".strip(),
         curves=(band, line) if points else (),
         marks=marks(state),
         legend=invalid,
-        empty="the model is evaluated first; then the loss appears here"
-        if measured_first and any(member.status == "ready" for member in state.members.values())
-        else "the loss appears here with the first step",
+        empty=empty,
     )
 
 
@@ -122,18 +217,19 @@ def _reached(state: RunState) -> tuple[str, ...]:
     return (course(results, split) + before, course(results) + before)
 
 
-def _error_chart(state: RunState) -> ChartData:
+def _error_chart(picture: Picture) -> ChartData:
+    state = picture.state
     every, metrics = names(state.curves), evaluated_series(state)
     rates = [name for name in every if metrics.get(name) in ("wer", "cer")]
     shown = rates[:2] or [name for name in every if metrics.get(name) == "loss"][:2]
     styles = ("$text-accent", "$text-secondary")
     curves, legend = [], []
-    for name, style in zip(shown, styles):
+    for place, (name, style) in enumerate(zip(shown, styles)):
         points = of_run(state.curves, name).points()
-        curves.append(Curve(points, style))
+        curves.append(Curve(points, style, pattern=place))
         value = value_text(points[-1].mean, "%" if rates else "") if points else ""
-        legend.append((f"{name} {value}".strip(), style))
-    empty = "evaluations appear here"
+        legend.append((sample(f"{name} {value}".strip(), curves[-1]), style))
+    empty = "" if picture.launched else "evaluations appear here"
     return ChartData(
         curves=tuple(curves), legend=tuple(legend), unit="%" if rates else "", zero=bool(rates), empty=empty
     )
@@ -176,6 +272,19 @@ def _strip(member: MemberState, picture: Picture, width: int, course: str) -> Co
         name, " ", state, f"{rate} ", (course, "$text-success 80%"), "  ",
         shares_bar(member, 12), (f" {wait:4.0%} wait" if wait == wait else "", "$text-muted"),
     ).truncate(max(1, width))  # fmt: skip
+
+
+def _result(picture: Picture, most: int) -> Content:
+    """Return what a completed run reached, where its model is and what to do with it; nothing for others."""
+    ended = picture.ended
+    if ended is None or ended.status != "completed" or ended.model is None:
+        return Content("")
+    figures = [literal(line, "$text-success") for line in evaluation_lines(ended.state)]
+    model = Content.assemble(("model   ", "$text-muted"), literal(near(ended.model)))
+    following = Content.assemble(
+        ("next    ", "$text-muted"), literal("n lists what to type: use it, compare it, rerun it")
+    )
+    return Content("\n").join([*figures[: most - 2], model, following])
 
 
 def _latest(picture: Picture, most: int) -> Content:

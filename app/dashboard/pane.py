@@ -39,8 +39,8 @@ _STATES = {
 class Words(Static):
     """A text that is drawn only when it has changed: a picture comes twice a second, and most of it is the last one."""
 
-    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(markup=False, id=id, classes=classes)
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(markup=False, id=id)
         self._shown = Content("")
         self.auto_links = False
 

@@ -7,6 +7,7 @@ makes no reader wait, and no reader makes the run wait.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 import time
@@ -20,15 +21,14 @@ from app.follow import Follower
 from app.member_state import changed
 from app.report import Ended
 from app.run_series import Series, names, of_run
-from app.run_state import INTERRUPTED, RunState, apply, at_its_end
-from app.verdict import Alone
+from app.run_state import INTERRUPTED, RunState, apply, at_its_end, reduce_events
+from app.verdict import Alone, best_alone
 from distributed.planning.document import Candidate, Planning
 from profiles.errors import BadInput, MusterError
 from training.event_log import read_events
 from training.events import Event, SyncEvent
-from training.plan import RunPlan, read_plan
+from training.plan import FINAL, RunMetadata, RunPlan, read_metadata, read_plan
 from training.run_files import is_live
-from training.run_metadata import FINAL, RunMetadata, read_metadata
 from training.runs import list_runs
 
 PLANNING = "planning.json"
@@ -79,6 +79,11 @@ class Picture:
         return max(self.plan.world_size if self.plan else 0, len(self.state.members))
 
     @property
+    def launched(self) -> bool:
+        """Whether its members run a script of somebody else, whose steps and loss nobody here knows."""
+        return self.plan is not None and self.plan.launch is not None
+
+    @property
     def planned(self) -> Candidate | None:
         """What the planner predicted for the way that this run takes; ``None`` where it could not."""
         best = self.planning.best if self.planning else None
@@ -87,9 +92,7 @@ class Picture:
     @property
     def alone(self) -> Alone | None:
         """The best single machine, as it was predicted."""
-        singles = [one for one in self.planning.ranking if one.choice.alone and one.fits] if self.planning else []
-        best = max(singles, key=lambda one: one.samples_per_second, default=None)
-        return Alone(best.choice.members[0], best.samples_per_second) if best else None
+        return best_alone(self.planning)
 
     @property
     def rounds(self) -> dict[tuple[int, int], list[tuple[int, SyncEvent]]]:
@@ -109,7 +112,6 @@ class RunReader:
     """Keeps :attr:`picture` up to date until it is closed.
 
     Args:
-        path: the run folder.
         source: where events come from; ``None``: the folder.
     """
 
@@ -237,10 +239,7 @@ class RunReader:
             self._note(former=None)
             return
         path = self._former[self._former_place]
-        state = RunState()
-        for event in read_events(path / "events.jsonl"):
-            state = apply(state, event)
-            if self._closed.is_set():
-                return
+        events = read_events(path / "events.jsonl")
+        state = reduce_events(itertools.takewhile(lambda _: not self._closed.is_set(), events))
         curves = {name: of_run(state.curves, name) for name in names(state.curves)}
         self._note(former=Former(path.name[:20], curves))

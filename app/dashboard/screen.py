@@ -15,20 +15,20 @@ from textual.notifications import SeverityLevel
 from textual.style import Style
 from textual.widgets import ContentSwitcher
 
-from app.console import command_about, visible
+from app.console import command_about, command_line, visible
 from app.dashboard.charts import Charts
 from app.dashboard.commands import Commands, Proof, StopDialog
-from app.dashboard.events import Events
 from app.dashboard.logs import Logs
 from app.dashboard.machines import Machines
 from app.dashboard.network import Network
-from app.dashboard.overview import Overview
+from app.dashboard.overview import Events, Overview
 from app.dashboard.pane import LEVELS, Pane, Words
 from app.dashboard.reader import Picture, RunReader
 from app.follow import Follower
 from app.history import because
+from app.report import next_commands
 from app.shell.base_screen import BaseScreen
-from app.shell.dialogs import QuestionDialog, TextDialog
+from app.shell.dialogs import CommandsDialog, QuestionDialog, TextDialog
 from app.shell.keys import Key, bindings
 from app.shell.text import literal
 from app.verdict import Verdict, verdict
@@ -50,6 +50,7 @@ TABS: tuple[tuple[str, str, type[Pane]], ...] = (
     ("5", "Logs", Logs),
     ("6", "Events", Events),
 )
+_NEXT = "After a run: what to type to use its model, compare it, or train again."
 _OF_TABS = {key.key: key for _, _, kind in TABS for key in kind.KEYS}
 
 
@@ -57,7 +58,6 @@ class DashboardScreen(BaseScreen):
     """One run.
 
     Args:
-        run_dir: its folder.
         source: where its events come from, where that is not the folder (a replay).
     """
 
@@ -72,6 +72,7 @@ class DashboardScreen(BaseScreen):
         Key("plus", "add", "Add", "Add a machine to the run."),
         Key("minus", "drop", "Drop", "Remove one machine; the others continue."),
         Key("o", "report", "Report", "Write the report of this run and open it."),
+        Key("n", "next", "Next", _NEXT, shown=False),
         *[Key(key, f"tab('{name.lower()}')", name, f"Tab: {name}.", shown=False) for key, name, _ in TABS],
     )
     BINDINGS: ClassVar[list[BindingType]] = bindings(_OF_TABS.values())
@@ -144,13 +145,16 @@ class DashboardScreen(BaseScreen):
         own = self._pane.KEYS
         rest = self.KEYS
         if not self._alive:
-            gone = ("pause", "snapshot", "stop", "add", "drop")
-            report = Key("o", "report", "Report", "Write the report of this run and open it.", main=True)
-            leave = Key("d", "detach", "Leave", "Leave.")
-            rest = (report, leave, *[key for key in self.KEYS if key.action not in (*gone, "report", "detach")])
+            rest = self._keys_after_the_end()
         elif self.picture.state.status == "paused":
-            rest = tuple(Key("p", "pause", "Go on", "Go on.") if key.key == "p" else key for key in rest)
+            rest = tuple(Key("p", "pause", "Resume", "Resume training.") if key.key == "p" else key for key in rest)
         return (rest[0], *own, *rest[1:])
+
+    def _keys_after_the_end(self) -> tuple[Key, ...]:
+        report = Key("o", "report", "Report", "Write the report of this run and open it.", main=True)
+        following = [Key("n", "next", "Next", _NEXT)] if self._next_commands() else []
+        there = [key for key in self.KEYS if key.action == "freeze" or key.action.startswith("tab(")]
+        return (report, *following, Key("d", "detach", "Leave", "Leave."), *there)
 
     def help_text(self) -> str:
         return f"{self._pane.ABOUT}\n" if self.ready else ""
@@ -191,7 +195,14 @@ class DashboardScreen(BaseScreen):
     def _verdict_line(self, picture: Picture) -> Content:
         if not picture.read and picture.events:
             return literal(f"reading what has happened so far: {picture.events} events", "$text-muted")
-        said = verdict(picture.state, picture.now, live=picture.live, members=picture.expected, alone=picture.alone)
+        said = verdict(
+            picture.state,
+            picture.now,
+            live=picture.live,
+            members=picture.expected,
+            alone=picture.alone,
+            launched=picture.launched,
+        )
         if picture.damage and not picture.state.members:
             said = Verdict("bad", "Damaged", (picture.damage,))
         said = said.within(self.query_one("#verdict", Words).size.width - _MARK)
@@ -287,8 +298,14 @@ class DashboardScreen(BaseScreen):
         """Ask which machine is to take part."""
         away = [(m.name, f"{m.status} {m.message}".strip()) for m in self.picture.state.members.values()
                 if m.name and not m.active]  # fmt: skip
-        other = "user@host of another one"
-        about = (literal(f"A machine of this run that is away, or {other}." if away else f"None is away: {other}."),)
+        other = "user@host of another machine"
+        about = (
+            literal(
+                f"A machine of this run that is away, or {other}."
+                if away
+                else f"No machine of this run is away. Name {other}."
+            ),
+        )
         needed = "Type it as after ssh, for example ada@studio.local."
         self.app.push_screen(TextDialog("Add a machine", about, accept="Add", choices=away, needed=needed), self._add)
 
@@ -320,6 +337,22 @@ class DashboardScreen(BaseScreen):
         except MusterError as error:
             self.app.call_from_thread(self._say, error.message, "error", 8)
 
+    def _next_commands(self) -> list[str]:
+        """Return what to type after this run has ended; nothing while it goes on."""
+        ended = self.picture.ended
+        if ended is None:
+            return []
+        if ended.status != "completed":
+            return [] if self.picture.launched else [ended.resume_command]
+        metadata = self.picture.metadata
+        again = command_line(*metadata.command[1:]) if metadata is not None and metadata.command else ""
+        return [*next_commands(ended), *([again] if again else [])]
+
+    def action_next(self) -> None:
+        """List what to type after this run."""
+        if commands := self._next_commands():
+            self.app.push_screen(CommandsDialog("What next?", commands))
+
     def _confirm(self, question: str, yes: str, then: Callable[[], object]) -> None:
         if not self._alive:
             self._say("this is a replay" if self._replay else "this run has ended")
@@ -336,7 +369,7 @@ class DashboardScreen(BaseScreen):
         if wrong:
             self._say(wrong)
         else:
-            self._say(f"{action}: asked for", "information", 2)
+            self._say(f"{action}: requested", "information", 2)
         return not wrong
 
 

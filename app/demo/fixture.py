@@ -11,7 +11,7 @@ from app.demo import RECORD
 from distributed.checks.findings import Health
 from distributed.measuring.link_figures import PairFigures
 from distributed.planning.cluster import Machine
-from distributed.planning.job import Workload
+from distributed.planning.document import Workload
 
 HERE = "demo-macbook"
 """The machine that plays this computer."""
@@ -26,6 +26,8 @@ class Trouble(_Said):
 
     error: str
     """Cause of the :class:`distributed.ssh.errors.SshError` that it ends with."""
+    problem: str = ""
+    hint: str = ""
     seconds: float = 0.0
     """After so many it is over by itself; 0: not by itself."""
     lacks: tuple[str, ...] = ()

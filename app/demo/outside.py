@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import combinations
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from app.demo import Pace
 from app.demo.fixture import HERE, TourMachine, fixture
@@ -44,7 +44,6 @@ from distributed.ssh.access import AccessReport, explain
 from distributed.ssh.config import ResolvedHost
 from distributed.ssh.connection import SshTarget, Trust
 from distributed.ssh.errors import (
-    REMOTE_LOGIN,
     ConnectTimeout,
     HostKeyChanged,
     NameUnknown,
@@ -56,7 +55,7 @@ from distributed.ssh.errors import (
     UserRefused,
 )  # fmt: skip
 from distributed.ssh.host_keys import HostKeyInfo, fingerprint
-from distributed.ssh.process import Completed, Process
+from distributed.ssh.process import Completed, Input, Process
 from profiles.errors import MusterError
 from profiles.schema import Profile
 from training.plan import RunPlan
@@ -67,6 +66,7 @@ WRONG = "wrong"
 APPEAR_EVERY = 0.7
 _ASKING, _LOOKING, _MEASURING, _INSTALLING = 0.7, 1.6, 0.9, 0.6
 _NOWHERE = "a recording"
+_REFUSALS = {error.cause: error for error in (ConnectTimeout, HostKeyChanged, PortClosed, UserRefused)}
 _ABSENT = ("the tour has no machine of this name", "without --demo it would be looked up and tried")
 
 
@@ -78,9 +78,7 @@ class TourConnection(HereConnection):
         self.fingerprint = HereConnection.fingerprint if machine.name == HERE else fingerprint(machine.key_blob)
         self._machine, self._lacks = machine, lacks
 
-    def run(
-        self, argv: Sequence[str], *, input: bytes | BinaryIO | None = None, timeout: float | None = 60.0
-    ) -> Completed:
+    def run(self, argv: Sequence[str], *, input: Input = None, timeout: float | None = 60.0) -> Completed:
         said: object = None
         if "probe" in argv:
             lacking = {"missing": self._lacks, "torch": ""} if self._lacks else {}
@@ -167,7 +165,6 @@ class TourOutside(Outside):
 
     Args:
         number: of machines, this computer included.
-        pace: of the tour.
         open_doors: all machines accept the login and have their packages.
     """
 
@@ -239,7 +236,11 @@ class TourOutside(Outside):
         if trouble.error == UnknownHostKey.cause and trust is not None and trust(key):
             self._mended.add(known.name)
             return self._connect(machine, trust)
-        raise _refusal(trouble.error, key, known)
+        if trouble.error == UnknownHostKey.cause:
+            raise UnknownHostKey(key)
+        if trouble.error == NoKeyAccepted.cause:
+            raise NoKeyAccepted(machine.name, trouble.problem, trouble.hint, True)
+        raise _REFUSALS[trouble.error](machine.name, trouble.problem, trouble.hint)
 
     # ------------------------------------------------------------------------------------------------ looks and figures
 
@@ -255,11 +256,8 @@ class TourOutside(Outside):
             self._equipped.add(name)
         return []
 
-    def ready(self, hosts: Hosts, task: str, trust: Trust | None) -> Sequence[Ready]:
-        return ready(check(hosts, task, trust, dial=self.dial))
-
     def prepare(self, hosts: Hosts, task: str, options: PrepareOptions) -> Sequence[Ready]:
-        return self.ready(hosts, task, options.trust)
+        return ready(check(hosts, task, options.trust, dial=self.dial))
 
     def measure(self, machines: Sequence[Ready], profile: Profile, options: MeasureOptions) -> Measured:
         names = {link.name: one.name for link, _ in machines if (one := self._known(link.machine))}
@@ -290,23 +288,3 @@ class TourOutside(Outside):
 
     def input_bytes(self, plan: RunPlan) -> int:
         return fixture().input_bytes
-
-
-def _refusal(cause: str, key: HostKeyInfo, machine: TourMachine) -> SshError:
-    """Return the error of a machine that lets nobody in."""
-    name = key.machine
-    match cause:
-        case "unknown_host_key":
-            return UnknownHostKey(key)
-        case "no_key_accepted":
-            problem = "it accepts none of your keys (in the tour any password except 'wrong' works)"
-            return NoKeyAccepted(name, problem, "", True)
-        case "port_closed":
-            problem = "it answers, but no SSH server listens on port 22 (in the tour one starts in a few seconds)"
-            return PortClosed(name, problem, REMOTE_LOGIN)
-        case "host_key_changed":
-            problem = f"its host key is not the one that {machine.name} had: another machine may pose as it"
-            return HostKeyChanged(name, problem, f"if you know why: ssh-keygen -R {machine.address}; or skip it")
-        case "user_refused":
-            return UserRefused(name, f"'{USER}' may not log in there", f"add it as: USER@{machine.address}")
-    return ConnectTimeout(name, f"nothing answers at {machine.address}", "wake it up")

@@ -6,25 +6,262 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import os
 import random
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from app.demo import PROFILE
-from app.demo.player import Player, recorded
-from distributed.planning.feedback import keep_planning
+from app.demo import PROFILE, RECORD
+from app.run_state import RunState, apply
+from distributed.planning.feedback import keep_planning, prediction_metrics
 from distributed.planning.reasons import why_in_words
-from distributed.run.requests import leave_request
+from distributed.run.request_desk import LocalMachines
+from distributed.run.requests import Outcome, Request, RequestBook, leave_request, take_requests
+from profiles.errors import BadInput, ExitCode
+from training.events import (
+    EvaluationEvent,
+    Event,
+    MemberEvent,
+    ProgressEvent,
+    RunEvent,
+    SnapshotEvent,
+    StepEvent,
+    SyncEvent,
+    TimingEvent,
+    UnknownEvent,
+    from_line,
+)  # fmt: skip
+from training.outcome import figures_of, write_end
+from training.plan import FinalStatus, RunPlan
 from training.processes import BackgroundProcess, told_run
 from training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from distributed.launcher import Planned
+
+HEADER, LOG = "record", "log"
+"""Kinds of lines that are no events: the first one, and a line of a log."""
+_POLL = 0.05
+_DURATIONS = ("compute", "wait", "transfer", "seconds")
+_WITH_DURATIONS = (StepEvent, SyncEvent, EvaluationEvent, SnapshotEvent, TimingEvent)
+
+
+def recorded(plan: RunPlan) -> list[Event]:
+    """Return what happened to the members of a plan, with times from the start of the run on."""
+    with gzip.open(RECORD / "run.jsonl.gz") as stream:
+        header, *lines = (from_line(line) for line in stream)
+    names: Sequence[str] = _extra(header)["members"]
+    own = [member.name for member in plan.members]
+    ranks = {rank: own.index(name) for rank, name in enumerate(names) if name in own}
+    absent = [name for name in names if name not in own]
+    return [kept for line in lines if (kept := _of_plan(line, plan, ranks, absent)) is not None]
+
+
+def _extra(line: Event) -> Mapping[str, Any]:
+    return line.model_extra or {}
+
+
+def _of_plan(event: Event, plan: RunPlan, ranks: Mapping[int, int], absent: Sequence[str]) -> Event | None:
+    """Return an event as the members of a plan would have it; ``None`` where it is about others."""
+    words = [getattr(event, "message", ""), getattr(event, "machine", ""), *map(str, _extra(event).values())]
+    of_all = isinstance(event, RunEvent | EvaluationEvent)  # whichever member says it
+    if not (of_all or event.member is None or event.member in ranks) or any(name in " ".join(words) for name in absent):
+        return None
+    changes: dict[str, Any] = {} if event.member is None else {"member": ranks.get(event.member, 0)}
+    alone = plan.world_size == 1
+    if isinstance(event, ProgressEvent) and event.member is None:
+        changes |= {"done": min(event.done, plan.world_size), "total": plan.world_size}
+    elif isinstance(event, SyncEvent):
+        changes["members"] = [ranks[rank] for rank in event.members if rank in ranks]
+    elif isinstance(event, SnapshotEvent):
+        changes["live"] = tuple(ranks[rank] for rank in event.live if rank in ranks)
+    elif isinstance(event, StepEvent):
+        samples = plan.members[changes["member"]].batch_size * plan.profile.training.gradient_accumulation
+        changes |= {"samples": samples, "weight": float(samples)}
+        changes |= {"wait": 0.0, "transfer": 0.0, "bytes_sent": 0, "bytes_received": 0} if alone else {}
+    return None if alone and isinstance(event, SyncEvent) else event.model_copy(update=changes)
+
+
+class Stopped(Exception):
+    """The user ended the run."""
+
+
+class Player:
+    """Writes one run.
+
+    Args:
+        run: held by this process.
+        events: see :func:`recorded`.
+        start: when the run begins, in seconds since the epoch.
+        speed: how much faster than recorded; durations shrink with it, so that the figures fit together.
+    """
+
+    def __init__(self, run: RunFolder, events: Sequence[Event], start: float, speed: float) -> None:
+        self._run, self._events, self._start, self._speed = run, events, start, speed
+        self._names = [member.name for member in run.plan().members]
+        self._machines, self._book = LocalMachines(run.plan()), RequestBook()
+        self._state = RunState()
+        """Of all that was written."""
+        self._dropped: set[int] = set()
+        """Members whose part is left out, because a person let them go."""
+        self._paused_at: float | None = None
+        self._logs: dict[str, Path] = {}
+
+    def write(self, until: float | None) -> None:
+        """Write all that happens until so many seconds after the start, at once; ``None``: to the end."""
+        for event in self._events:
+            if until is not None and event.time / self._speed > until:
+                return
+            self._put(event)
+        self._end("completed", self._due(self._events[-1]))
+
+    def play(self) -> str:
+        """Write everything when it is due; return how the run ended."""
+        try:
+            for event in self._events:
+                self._wait_for(event)
+                self._put(event)
+        except Stopped as stop:
+            self._end("cancelled", time.time(), str(stop))
+            return "cancelled"
+        self._end("completed", time.time())
+        return "completed"
+
+    def _due(self, event: Event) -> float:
+        return self._start + event.time / self._speed
+
+    def _put(self, event: Event) -> None:
+        """Write an event, or a line of a log, with the time at which it is due."""
+        when = self._due(event)
+        if isinstance(event, UnknownEvent) and event.kind == LOG:
+            said = _extra(event)
+            stamp = f"{datetime.fromtimestamp(when, timezone.utc):%Y-%m-%dT%H:%M:%S.%f}"[:-3]
+            if said["log"] not in self._logs:
+                self._logs[said["log"]] = self._run.log_path(said["log"])
+            with self._logs[said["log"]].open("a", encoding="utf-8") as stream:
+                stream.write(f"{stamp}Z {said['text']}\n")
+        elif event.member not in self._dropped:
+            shrunk = {}
+            if self._speed != 1.0 and isinstance(event, _WITH_DURATIONS):
+                shrunk = {name: getattr(event, name) / self._speed for name in _DURATIONS if hasattr(event, name)}
+            self._say(event.model_copy(update=shrunk), when)
+
+    def _say(self, event: Event, when: float | None = None) -> None:
+        event = event.model_copy(update={"time": time.time() if when is None else when})
+        self._state = apply(self._state, event)
+        self._run.append(event)
+        if isinstance(event, RunEvent) and event.status in ("running", "paused"):
+            self._run.update_metadata(status=event.status)
+
+    def _end(self, status: FinalStatus, when: float, message: str = "") -> None:
+        write_end(self._run, lambda event: self._say(event, when), status, ExitCode.DONE, message, self._metrics)
+        for request in take_requests(self._run.path):
+            self._say(request.event("refused", f"the run is {status}"))
+        times = {"start_time": _utc_text(self._start), "end_time": _utc_text(when)}
+        self._run.update_metadata(**times)
+
+    def _metrics(self) -> dict[str, Any]:
+        lost = [member.rank for member in self._state.members.values() if member.status == "lost"]
+        predicted = prediction_metrics(self._run) if self._speed == 1.0 else {}
+        return {**figures_of(self._run), "lost_members": lost, **predicted}
+
+    # -------------------------------------------------------------------------------------------------------- requests
+
+    def _wait_for(self, event: Event) -> None:
+        while True:
+            for request in take_requests(self._run.path):
+                self._answer(request)
+            left = self._due(event) - time.time()
+            if self._paused_at is None and left <= 0:
+                return
+            time.sleep(_POLL if self._paused_at is not None else min(left, _POLL))
+
+    def _answer(self, request: Request) -> None:
+        """Carry out what was asked for, and say what came of it.
+
+        Raises:
+            Stopped: the run shall end.
+        """
+        try:
+            self._say(self._book.accept(request))
+            self._tell(request, "done", self._carry_out(request))
+        except BadInput as refusal:
+            self._tell(request, "refused", refusal.message)
+        except Stopped:
+            self._tell(request, "done", "the run is cancelled")
+            raise
+
+    def _tell(self, request: Request, outcome: Outcome, message: str) -> None:
+        self._book.end(request, outcome)
+        self._say(request.event(outcome, message))
+
+    def _carry_out(self, request: Request) -> str:
+        match request.action:
+            case "pause" | "resume":
+                return self._pause(request.action == "pause")
+            case "snapshot":
+                return self._snapshot()
+            case "drop" | "add":
+                return self._change(request.machine, request.action == "add")
+            case "stop":
+                self._snapshot()
+                for rank in self._live():
+                    self._say_of(rank, "left", "stopped by the user")
+                raise Stopped("stopped")
+        raise Stopped("ended by the user")
+
+    def _pause(self, pause: bool) -> str:
+        """Stand still, or go on; what is still to come moves by as much as the run stood still."""
+        now = time.time()
+        self._start += 0.0 if self._paused_at is None else now - self._paused_at
+        self._paused_at = now if pause else None
+        for rank in self._live():
+            self._say(RunEvent(member=rank, status="paused" if pause else "running"))
+        return f"the run is {'paused' if pause else 'running'}"
+
+    def _snapshot(self) -> str:
+        members = self._state.members
+        live = [rank for rank in self._live() if rank in members and members[rank].step]
+        step = max((members[rank].step for rank in live), default=0)
+        size = next((event.bytes for event in self._events if isinstance(event, SnapshotEvent)), 0)
+        for rank in live:
+            path = f"checkpoints/member-{rank}/step-{step:08d}"
+            self._say(SnapshotEvent(member=rank, step=step, path=path, bytes=size, seconds=0.1, live=tuple(live)))
+        return f"of step {step}"
+
+    def _change(self, machine: str, add: bool) -> str:
+        (rank,) = self._machines.ranks(machine)
+        if add == (rank in self._live()):
+            raise BadInput(f"{machine} {'trains already' if add else 'is not in the run'}")
+        if not add and len(self._live()) < 2:
+            raise BadInput("it is the last machine; stop the run instead")
+        if add:
+            self._dropped.discard(rank)
+            self._say_of(rank, "joined", "joins a running group")
+            self._say_of(rank, "ready", "")
+            return "trains with the others"
+        self._say_of(rank, "left", "let go by the user")
+        self._dropped.add(rank)
+        return "left after a synchronisation"
+
+    def _live(self) -> list[int]:
+        known = self._state.members
+        return [rank for rank in range(len(self._names)) if rank not in known or known[rank].active]
+
+    def _say_of(self, rank: int, status: str, message: str) -> None:
+        document = {"member": rank, "status": status, "name": self._names[rank], "message": message}
+        self._say(MemberEvent.model_validate(document))
+
+
+def _utc_text(when: float) -> str:
+    """Return a time as ``metadata.json`` holds it."""
+    return datetime.fromtimestamp(when, timezone.utc).isoformat(timespec="seconds")
 
 
 def start_demo_run(
@@ -55,7 +292,7 @@ def create(output_dir: Path, planned: Planned, command: Sequence[str]) -> RunFol
     """
     profile = planned.plan.profile.model_copy(update={"name": PROFILE})
     plan = planned.plan.model_copy(update={"profile": profile})
-    reason = "scripted" if planned.planning is None else f"scripted: {why_in_words(planned.planning)}"
+    reason = "recorded" if planned.planning is None else f"recorded: {why_in_words(planned.planning)}"
     run = RunFolder.create(output_dir, plan, list(command), run_type="distributed", strategy_reason=reason)
     if planned.planning is not None:
         keep_planning(run.path, planned.planning, None)  # without figures: nothing is learnt of machines that are not

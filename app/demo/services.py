@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DEMO_START = 1_767_258_000.0
 """2026-01-01 09:00 UTC: when a finished demo run pretends to have started."""
 _AT_ONCE = 1e9
-NOT_DONE = "scripted: nothing is saved, copied or trained; a recorded run is played"
+NOT_DONE = "recorded: nothing is saved, copied or trained"
 
 
 class DemoServices(Services):
@@ -32,7 +32,6 @@ class DemoServices(Services):
         number: of machines, this computer included.
         speed: how much faster than recorded.
         output: where the run's folder goes.
-        seed: of the run.
         clock: seconds since any moment; decides what has appeared by now.
         open_doors: all machines accept the login and have their packages.
 
@@ -69,7 +68,7 @@ class DemoServices(Services):
 
     def plan(self, request: Request) -> Plan:
         found = super().plan(request)
-        changes = tuple(change for change in found.changes if not change.key.startswith("file:"))
+        changes = tuple(change for change in found.changes if change.what not in found.files)
         own = replace(found, changes=changes, files=(), command=command_of(self._number))
         note = Assessment(status=Status.WARNING, cause=NOT_DONE)
         return replace(own, way=f"{found.way} ({NOT_DONE})", assessment=note)
@@ -80,7 +79,7 @@ class DemoServices(Services):
         Raises:
             BadInput: always.
         """
-        raise BadInput("scripted machines are not saved", "without --demo the profile would be")
+        raise BadInput("recorded machines are not saved", "without --demo the profile would be")
 
     def launch(self, request: Request, see: Callable[[Launch], None], tell: Tell) -> Path:
         from app.demo.run import start_demo_run
@@ -144,8 +143,7 @@ def write_demo_run(
     Raises:
         BadInput: too many machines, the run is there already, or the folder cannot be written.
     """
-    from app.demo.player import Player, recorded
-    from app.demo.run import create, pace_of
+    from app.demo.run import Player, create, pace_of, recorded
 
     planned = recommended(machines)
     identifier = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(start))}-{seed & 0xFFFF:04x}"

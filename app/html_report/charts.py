@@ -13,12 +13,12 @@ from typing import Any
 from app.console import visible
 from app.html_report.evidence import Evidence
 from app.metrics import RATES, metric_label
-from app.run_series import Series, coarser, evaluated, of_member, of_run
+from app.run_series import OF_EXCHANGES, SIMULATED, Series, coarser, evaluated, of_member, of_run, over_hours
 from app.run_state import RunState, machine_changes
 
 BLUE, ORANGE, GREEN, RED, GREY = "#1f6feb", "#d9730d", "#1a7f4b", "#c4314b", "#8b949e"
 _BAND = "rgba(31, 111, 235, 0.18)"
-_COLOURS = (BLUE, ORANGE, GREEN, "#7d4cdb", "#0e8a9a", "#b5338a")
+COLOURS = (BLUE, ORANGE, GREEN, "#7d4cdb", "#0e8a9a", "#b5338a")
 _SCALE_BUTTONS = {
     "type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom",
     "buttons": [{"label": kind, "method": "relayout", "args": [{"yaxis.type": kind}]} for kind in ("linear", "log")],
@@ -52,6 +52,7 @@ def charts_of(evidence: Evidence) -> list[Chart]:
     width = 1 << (state.step // THROUGHPUT_POINTS).bit_length()
     every = (
         _loss(evidence),
+        _loss_in_time(evidence.state),
         _metrics(state, rates=True),
         _metrics(state, rates=False),
         _line("learning-rate", learning_rate, ORANGE, "learning rate", "learning rate", exponentformat="e"),
@@ -59,16 +60,15 @@ def charts_of(evidence: Evidence) -> list[Chart]:
         _time_split(evidence),
         _bytes(evidence),
         _synchronisations(evidence),
+        *(_exchanged(state, name, what) for name, what in OF_EXCHANGES.items()),
         _prediction(evidence),
     )
     return [chart for chart in every if chart is not None]
 
 
-def _chart(name: str, title: str, note: str, traces: Sequence[Mapping[str, Any]], **layout: Any) -> Chart:
-    import plotly.graph_objects as go  # 0.2 s that only this command needs
-
+def drawn(name: str, title: str, note: str, traces: Sequence[Mapping[str, Any]], **layout: Any) -> Chart:
+    """Return a chart of traces and layout as plotly has them, in the style of the page."""
     whole: dict[str, Any] = {
-        "template": "plotly_white",
         "margin": {"l": 64, "r": 16, "t": 36, "b": 84 if len(traces) > 1 else 48},
         "height": 340 if len(traces) > 1 else 304,
         "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
@@ -76,7 +76,7 @@ def _chart(name: str, title: str, note: str, traces: Sequence[Mapping[str, Any]]
         "font": {"family": "system-ui, sans-serif", "size": 13},
         **layout,
     }
-    return Chart(name, title, note, go.Figure({"data": list(traces), "layout": whole}).to_plotly_json())
+    return Chart(name, title, note, {"data": list(traces), "layout": whole})
 
 
 def _over_steps(title: str, **more: Any) -> dict[str, Any]:
@@ -96,15 +96,30 @@ def _loss(evidence: Evidence) -> Chart | None:
         {"x": steps, "y": [p.mean for p in shown], "mode": "lines", "name": "training", "line": {"color": BLUE}},
     ]
     for number, split in enumerate(evidence.state.evaluations, 1):
-        style = {"color": _COLOURS[number % len(_COLOURS)], "dash": "dot"}
+        style = {"color": COLOURS[number % len(COLOURS)], "dash": "dot"}
         traces += _measured(evidence.state, split, "loss", label(split), style)
-    note = "The band holds every step of every machine. A click on a name in the legend hides its line."
+    note = "The band holds every step of every machine. Click a name in the legend to hide its line."
     layout = {"updatemenus": [_SCALE_BUTTONS], **_marks(evidence), **_over_steps("loss")}
-    return _chart("loss", "Loss", note, traces, **layout)
+    return drawn("loss", "Loss", note, traces, **layout)
+
+
+def _loss_in_time(state: RunState) -> Chart | None:
+    """Return the loss over the time of simulated machines."""
+    if state.simulated_hours is None:
+        return None
+    names = {"training": "loss", **{label(split): evaluated(split, "loss") for split in state.evaluations}}
+    traces = []
+    for number, (words, name) in enumerate(names.items()):
+        points = over_hours(state.curves, name)
+        style = {"color": COLOURS[number % len(COLOURS)], "dash": "dot" if number else "solid"}
+        x, y = [hours for hours, _ in points], [loss for _, loss in points]
+        traces.append({"x": x, "y": y, "mode": "lines", "name": words, "line": style})
+    note = "Time of the machines in the file, by the cost model; evaluations and snapshots are not in it."
+    axes = {"xaxis": {"title": {"text": SIMULATED}, "rangemode": "tozero"}, "yaxis": {"title": {"text": "loss"}}}
+    return drawn("loss-time", "Loss over simulated time", note, traces, updatemenus=[_SCALE_BUTTONS], **axes)
 
 
 def _marks(evidence: Evidence) -> dict[str, Any]:
-    """Return lines where machines came and went."""
     lines: list[dict[str, Any]] = []
     texts: list[dict[str, Any]] = []
     for row, (step, change) in enumerate(machine_changes(evidence.state)[:_SHOWN_MARKS]):
@@ -129,15 +144,15 @@ def _metrics(state: RunState, *, rates: bool) -> Chart | None:
     lines: list[dict[str, Any]] = []
     for split, name in shown:
         words = f"{label(metric_label(name))} {label(split)}"
-        colour = {"color": _COLOURS[len(lines) % len(_COLOURS)]}
+        colour = {"color": COLOURS[len(lines) % len(COLOURS)]}
         lines += _measured(state, split, name, words, colour, 100 if rates else 1)
     if not shown:
         return None
     if not rates:
-        return _chart("metrics", "Other metrics", "", lines, **_over_steps(""))
+        return drawn("metrics", "Other metrics", "", lines, **_over_steps(""))
     title = ", ".join(label(name) for name in sorted({metric_label(name) for _, name in shown}))
     note = "Measured on data that is not used for training."
-    return _chart("rates", title, note, lines, **_over_steps("per cent", rangemode="tozero"))
+    return drawn("rates", title, note, lines, **_over_steps("per cent", rangemode="tozero"))
 
 
 def _measured(
@@ -151,12 +166,11 @@ def _measured(
 
 
 def _line(name: str, series: Series, colour: str, unit: str, line: str, note: str = "", **axis: Any) -> Chart | None:
-    """Return the chart of one series."""
     points = series.points()
     x, y = [point.step for point in points], [point.mean for point in points]
     trace = {"x": x, "y": y, "mode": "lines", "name": line, "line": {"color": colour}}
     layout = _over_steps(unit, rangemode="tozero", **axis)
-    return _chart(name, name.replace("-", " ").capitalize(), note, [trace], **layout) if points else None
+    return drawn(name, name.replace("-", " ").capitalize(), note, [trace], **layout) if points else None
 
 
 def _by_member(evidence: Evidence, bars: Sequence[tuple[str, Sequence[float], str]], unit: str) -> dict[str, Any]:
@@ -183,13 +197,13 @@ def _time_split(evidence: Evidence) -> Chart | None:
     chart = _by_member(
         evidence, [compute, wait, ("transfer under way", [one.transfer for one in work], GREY)], "seconds"
     )
-    marker = {"symbol": "line-ns-open", "size": 22, "color": "#24292f", "line": {"width": 3}}
+    marker = {"symbol": "line-ns-open", "size": 22, "color": GREY, "line": {"width": 3}}
     chart["traces"][-1] |= {"type": "scatter", "orientation": None, "mode": "markers", "marker": marker}
     note = (
         "Compute and exposed wait add up to the time of all steps. The mark tells how long exchanges were under way: "
-        "what of it is not wait was hidden behind compute."
+        "what of it exceeds the wait was hidden behind compute."
     )
-    return _chart("time", "Where the time went", note, barmode="stack", **chart)
+    return drawn("time", "Where the time went", note, barmode="stack", **chart)
 
 
 def _bytes(evidence: Evidence) -> Chart | None:
@@ -198,8 +212,8 @@ def _bytes(evidence: Evidence) -> Chart | None:
     if not any((*sent, *received)):
         return None
     chart = _by_member(evidence, [("sent", sent, BLUE), ("received", received, GREY)], "MB")
-    note = "As the exchange counted them; a run that was resumed counts everything that was really sent."
-    return _chart("bytes", "Bytes", note, barmode="group", **chart)
+    note = "As counted by the exchange; of a resumed run, everything that was really sent."
+    return drawn("bytes", "Bytes", note, barmode="group", **chart)
 
 
 def _synchronisations(evidence: Evidence) -> Chart | None:
@@ -215,15 +229,26 @@ def _synchronisations(evidence: Evidence) -> Chart | None:
                 "x": [sync.step for sync in syncs],
                 "y": [sync.mean * 1000 for sync in syncs],
                 "customdata": [waited.get(sync.step, 0.0) * 1000 for sync in syncs],
-                "hovertemplate": "%{y:.1f} ms, %{customdata:.1f} ms of them waited for",
+                "hovertemplate": "%{y:.1f} ms, %{customdata:.1f} ms of which were waiting",
                 "mode": "markers",
                 "name": label(evidence.name(rank)[:40]),
-                "marker": {"size": max(4, 10 - 2 * len(traces)), "color": _COLOURS[rank % len(_COLOURS)]},
+                "marker": {"size": max(4, 10 - 2 * len(traces)), "color": COLOURS[rank % len(COLOURS)]},
             }
         )
-    note = "From the start of an exchange to its result, as each machine saw it."
+    note = "From the start of an exchange to its result, on each machine."
     layout = _over_steps("ms", rangemode="tozero")
-    return _chart("syncs", "Synchronisations", note, traces, **layout) if traces else None
+    return drawn("syncs", "Synchronisations", note, traces, **layout) if traces else None
+
+
+def _exchanged(state: RunState, name: str, what: str) -> Chart | None:
+    """Return what synchronisations tell of one figure, of all machines together, with its last value in words."""
+    points = of_run(state.curves, name).points()
+    if not points:
+        return None
+    x, y = [point.step for point in points], [point.mean for point in points]
+    trace = {"x": x, "y": y, "mode": "lines+markers", "name": name, "line": {"color": BLUE}}
+    note = f"{what} Last: {y[-1]:.4g}."
+    return drawn(name.replace(" ", "-"), name.capitalize(), note, [trace], **_over_steps(name))
 
 
 def _prediction(evidence: Evidence) -> Chart | None:
@@ -241,4 +266,4 @@ def _prediction(evidence: Evidence) -> Chart | None:
     ]
     axes = {"xaxis": {"title": {"text": "ms a step"}}, "yaxis": {"autorange": "reversed"}}
     layout = {"barmode": "stack", "height": 260, "hovermode": "closest", **axes}
-    return _chart("prediction", "A step, predicted and measured", "", traces, **layout)
+    return drawn("prediction", "A step, predicted and measured", "", traces, **layout)

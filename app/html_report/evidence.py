@@ -14,13 +14,12 @@ from pydantic import ValidationError
 from app.figures import predictions_in
 from app.member_state import Work
 from app.run_series import RUN
-from app.run_state import RunState, at_its_end, reduce_events
+from app.run_state import RunState, state_of
 from distributed.planning.document import Planning
 from distributed.planning.feedback import Comparison, compare
 from profiles.errors import BadInput
-from training.plan import RunPlan
+from training.plan import RunMetadata, RunPlan
 from training.run_folder import RunFolder
-from training.run_metadata import RunMetadata
 from training.runs import RunSummary, size_of, summarise
 from training.tasks.predictions import Prediction
 
@@ -72,14 +71,11 @@ def read_evidence(path: Path) -> Evidence:
         written = json.loads((path / "metrics.json").read_bytes())
         metrics = written if isinstance(written, dict) and written else metrics
     model = folder.model if folder.model.is_dir() and any(folder.model.iterdir()) else None
-    summary, state = summarise(path), reduce_events(folder.events())
-    if not summary.live:
-        state = at_its_end(state, summary.status, folder.metadata.error_message)
     return Evidence(
         path=path,
         metadata=folder.metadata,
-        summary=summary,
-        state=state,
+        summary=summarise(path),
+        state=state_of(folder),
         plan=plan,
         planning=planning,
         comparison=_comparison(metrics.get("prediction"), planning, folder),

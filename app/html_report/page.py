@@ -20,13 +20,16 @@ from app.html_report.charts import Chart, charts_of
 from app.html_report.evidence import Evidence, read_evidence
 from app.html_report.recordings import recordings
 from app.html_report.sections import text
+from app.run_series import OF_EXCHANGES
 from profiles.errors import BadInput
+from training.plan import finite, utc_now
 from training.run_files import explain, write_whole
-from training.run_metadata import finite, utc_now
 
 NAME = "report.html"
 SERVED = "MUSTER_SERVED_REPORT"
 """Variable of a screen in a browser, which opens no file of this machine: where that browser finds the report."""
+_SCRIPTS = ("plotly-basic.min.js", "draw.js")
+"""The first one is plotly.js 4.1.1 as it was published, in its smallest bundle, under the MIT licence."""
 _HERE = Path(__file__).parent
 
 
@@ -61,10 +64,13 @@ def show_report(path: Path) -> str:
 
 def page(evidence: Evidence) -> str:
     """Return the whole page."""
-    from plotly.offline import get_plotlyjs  # reads 5 MB
-
     charts = charts_of(evidence)
-    scripts = (get_plotlyjs(), (_HERE / "draw.js").read_text())
+    return whole_page(f"{evidence.metadata.profile} {evidence.metadata.run_id}", body(evidence, charts), charts)
+
+
+def whole_page(title: str, content: str, charts: Iterable[Chart]) -> str:
+    """Return a page with some content, in which the places of these charts are (:func:`figure`)."""
+    scripts = tuple((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     loads = "style-src 'unsafe-inline'; img-src data: blob:; media-src data:"
     allowed = f"default-src 'none'; script-src {script_hashes(scripts)}; {loads}"
     figures = {chart.id: chart.figure for chart in charts}
@@ -73,10 +79,17 @@ def page(evidence: Evidence) -> str:
         f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{allowed}">'
         '<meta name="viewport" content="width=device-width">'
-        f"<title>{text(evidence.metadata.profile)} {text(evidence.metadata.run_id)}</title>"
-        f"<style>{(_HERE / 'page.css').read_text()}</style></head><body>{body(evidence, charts)}"
+        f"<title>{text(title)}</title>"
+        f"<style>{(_HERE / 'page.css').read_text()}</style></head><body>{content}"
         f'<script type="application/json" id="figures">{embedded(figures)}</script>{inline}</body></html>\n'
     )
+
+
+def figure(chart: Chart) -> str:
+    """Return the place of a chart, with its title and what is to be known to read it."""
+    note = f"<p>{text(chart.note)}</p>" if chart.note else ""
+    drawing = f'<div id="{chart.id}" class="chart"><noscript>The chart needs JavaScript.</noscript></div>'
+    return f"<figure><figcaption>{text(chart.title)}</figcaption>{drawing}{note}</figure>"
 
 
 def embedded(content: object) -> str:
@@ -93,22 +106,19 @@ def script_hashes(scripts: Iterable[str]) -> str:
 
 def body(evidence: Evidence, charts: list[Chart]) -> str:
     """Return everything that is seen."""
-    by_id = {}
-    for chart in charts:
-        note = f"<p>{text(chart.note)}</p>" if chart.note else ""
-        drawing = f'<div id="{chart.id}" class="chart"><noscript>The chart needs JavaScript.</noscript></div>'
-        by_id[chart.id] = f"<figure><figcaption>{text(chart.title)}</figcaption>{drawing}{note}</figure>"
+    by_id = {chart.id: figure(chart) for chart in charts}
 
     def shown(*names: str) -> str:
         return "".join(by_id.get(name, "") for name in names)
 
     curves = shown("loss", "rates", "metrics", "learning-rate", "throughput")
+    exchanged = [name.replace(" ", "-") for name in OF_EXCHANGES]
     parts = (
         ("Result", sections.result(evidence)),
         ("Recordings", recordings(evidence)),
         ("Curves", f'<div class="charts">{curves}</div>' if curves else "<p>No step was taken.</p>"),
         ("Machines", sections.machines(evidence) + shown("time")),
-        ("Network", sections.network(evidence) + f'<div class="charts">{shown("bytes", "syncs")}</div>'),
+        ("Network", sections.network(evidence) + f'<div class="charts">{shown("bytes", "syncs", *exchanged)}</div>'),
         ("Strategy", sections.strategy(evidence)),
         ("Predicted and measured", sections.prediction(evidence) + shown("prediction")),
         ("Warnings and errors", sections.notices(evidence)),

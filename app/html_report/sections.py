@@ -13,13 +13,18 @@ from app.console import bytes_text, command_line, duration_text, energy_text, vi
 from app.figures import change
 from app.history import Happening
 from app.html_report.evidence import Evidence
-from app.metrics import metric_label, metric_text, metrics_of
+from app.member_state import is_near
+from app.metrics import metric_label, metric_text, metrics_of, simulated_text
+from app.run_state import machine_changes
+from app.verdict import best_alone
 from distributed.planning.document import Candidate, Reason
 from distributed.planning.reasons import sentence
-from profiles.counts import counted
+from profiles.errors import counted
 
 _GOOD = ("completed", "running")
 SHOWN_CANDIDATES = 8
+_TOLD_CHANGES = 6
+_HOW = {"dialled": "directly", "came": "directly, opened by the other", "relayed": "through the relay"}
 
 
 def text(content: object) -> str:
@@ -56,6 +61,8 @@ def heading(evidence: Evidence) -> str:
     steps = f"{state.step} of {state.total_steps}" if state.total_steps else str(state.step)
     rate = evidence.metrics.get("samples_per_second")
     cards = [("steps", steps), ("took", duration_text(summary.seconds))]
+    if state.simulated_hours is not None:
+        cards.append(("on the simulated machines", simulated_text(state.simulated_hours)))
     for split, results in state.evaluations.items():
         if name := next(iter(metrics_of(results.last)), ""):  # the most telling one, first and last
             cards.append((f"{metric_label(name)} on {split}", change(results, name, " → ")))
@@ -67,9 +74,23 @@ def heading(evidence: Evidence) -> str:
     attempts = f", attempt {metadata.attempt}" if metadata.attempt > 1 else ""
     return (
         f'<header><h1>{text(metadata.profile)}</h1><p><span class="status {good}">{text(summary.status)}</span> '
-        f"run {text(metadata.run_id)}{attempts}, started {text(metadata.start_time)}</p>{error}"
+        f"run {text(metadata.run_id)}{attempts}, started {text(metadata.start_time)}</p>{error}{_story(evidence)}"
         f'<div class="cards">{shown}</div></header>'
     )
+
+
+def _story(evidence: Evidence) -> str:
+    """Return in one line how fast it was, against one machine and the prediction, and which machines came and went."""
+    parts = []
+    alone, found = best_alone(evidence.planning), evidence.comparison
+    best = evidence.planning.best if evidence.planning else None
+    if alone is not None and best is not None and not best.choice.alone and found is not None and found.measured_step:
+        predicted = best.samples_per_second / alone.samples_per_second
+        parts.append(f"{predicted / found.ratio:.2f}x as fast as {alone.name} alone (predicted {predicted:.2f}x)")
+    for step, one in machine_changes(evidence.state)[:_TOLD_CHANGES]:
+        status = "back" if one.kind == "back" else one.status or "failed"
+        parts.append(f"{evidence.name(one.member)} {status} at step {step:.0f}")
+    return f'<p class="story">{text("; ".join(parts))}</p>' if parts else ""
 
 
 def machines(evidence: Evidence) -> str:
@@ -105,7 +126,7 @@ def _energy_note(evidence: Evidence) -> str:
     unknown = sum(member.joules is None for member in state.members.values())
     silent = f" Machines without a meter that could be read: {unknown}." if unknown else ""
     words = f"Total energy: {energy_text(state.joules)}, as meters in the machines counted it ({', '.join(measured)});"
-    return f"<p>{text(words)} screens, memory and power supplies are not in it.{silent}</p>"
+    return f"<p>{text(words)} screens, memory and power supplies are not included.{silent}</p>"
 
 
 def network(evidence: Evidence) -> str:
@@ -119,7 +140,18 @@ def network(evidence: Evidence) -> str:
         moved = (bytes_text(work.bytes_sent), bytes_text(work.bytes_received))
         rows.append((evidence.name(rank), *moved, work.syncs, mean, duration_text(work.wait)))
     header = ("machine", "sent", "received", "synchronisations reported", "mean each", "total wait")
-    return table(header, rows, numbers=range(1, 6))
+    return table(header, rows, numbers=range(1, 6)) + _ways(evidence)
+
+
+def _ways(evidence: Evidence) -> str:
+    """Return how what each member sends to each other one goes, as they have met last."""
+    rows = [
+        (evidence.name(rank), evidence.name(way.peer), _HOW[way.how], way.address or "-", way.interface or "-")
+        for rank, member in evidence.state.members.items()
+        for _, way in sorted(member.ways.items())
+        if not is_near(way)
+    ]
+    return table(("from", "to", "path", "address", "over"), rows) if rows else ""
 
 
 def strategy(evidence: Evidence) -> str:
@@ -135,7 +167,7 @@ def strategy(evidence: Evidence) -> str:
     header = ("", "strategy", "machines", "predicted step", "waiting", "speed-up", "useful", "GB an hour")
     ranking = [_candidate(one, one is best) for one in planning.ranking[:SHOWN_CANDIDATES]]
     left = len(planning.ranking) - len(ranking)
-    more = f"<p>Candidates that are in planning.json and not here: {left}.</p>" if left > 0 else ""
+    more = f"<p>{left} more are in planning.json.</p>" if left > 0 else ""
     listed = f"<ul>{reasons}</ul>" if reasons else ""
     return facts(rows) + listed + table(header, ranking, numbers=range(3, 8)) + more
 
@@ -167,7 +199,7 @@ def prediction(evidence: Evidence) -> str:
         return f"<p>Nothing to compare: {short or 'no prediction was kept with this run'}.</p>"
     rows = [
         _beside("time of a step", found.predicted_step * 1000, found.measured_step * 1000, "ms"),
-        _beside("of it waiting", found.predicted_wait * 1000, found.measured_wait * 1000, "ms"),
+        _beside("of which waiting", found.predicted_wait * 1000, found.measured_wait * 1000, "ms"),
         _beside("share of waiting", found.predicted_share * 100, found.measured_share * 100, "%"),
         _beside("traffic", found.predicted_bytes_per_hour / 1e9, found.measured_bytes_per_hour / 1e9, "GB an hour"),
     ]
@@ -175,7 +207,7 @@ def prediction(evidence: Evidence) -> str:
         _beside(f"compute on {visible(one.name)}", one.predicted * 1000, one.measured * 1000, "ms")
         for one in found.members
     ]
-    note = f"<p>Over {counted(found.steps, 'step')}, the first few left out.</p>"
+    note = f"<p>Over {counted(found.steps, 'step')}, without the first few.</p>"
     return table(("", "predicted", "measured", "measured / predicted"), rows, numbers=(1, 2, 3)) + note
 
 
@@ -197,7 +229,7 @@ def result(evidence: Evidence) -> str:
         if step is None or evidence.summary.status not in ("interrupted", "cancelled", "failed"):
             return reached + none
         how = command("distributed-train", "--resume", str(evidence.path.resolve()))
-        return f"{reached}{none}<p>It can go on from the snapshot of step {step}:</p>{how}"
+        return f"{reached}{none}<p>It can be resumed from the snapshot of step {step}:</p>{how}"
     where = facts([("model", evidence.model.resolve()), ("size", bytes_text(evidence.model_bytes))])
     speech = evidence.plan is not None and evidence.plan.profile.model.trait == "speech"
     use = command("transcribe", str(evidence.model.resolve()), "FILE.wav") if speech else ""

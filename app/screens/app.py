@@ -133,7 +133,6 @@ def run_wizard(services: Services, profile: str, ascii_only: bool, left: Callabl
     """Run the guided set-up on this terminal and return its exit code.
 
     Args:
-        services: the machines.
         profile: whose plan to begin at; empty: at home.
         ascii_only: nothing but ASCII reaches the terminal.
         left: told, when the screen is gone, of the run that was started or watched.

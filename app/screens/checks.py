@@ -21,13 +21,12 @@ from app.screens.step_screen import (
 )
 from app.shell.base_app import MusterApp
 from app.shell.keys import Key
-from app.shell.row_layout import Column, Row
-from app.shell.text import literal, muted
+from app.shell.text import Column, Row, literal, muted
 from app.wizard import actions
 from app.wizard.assessment import of_finding, of_pair, path_of, warnings_of
 from app.wizard.records import GOOD, Check, Status
 from app.wizard.state import Step, WizardState
-from profiles.counts import counted
+from profiles.errors import counted
 
 if TYPE_CHECKING:  # load SSH, which the first screen does without
     from distributed.checks.findings import Finding
@@ -188,7 +187,7 @@ class LinksScreen(StepScreen):
         return counted(len(state.links.found), "link") if state.links.found else ""
 
     def hint(self, state: WizardState) -> Content:
-        return muted("Measured with a few MB each; the figures are reused for a while.")
+        return muted("Measured with a few MB each; later plans reuse the figures.")
 
     def headless(self) -> str:
         return command_line("measure", self.state.answers.profile)

@@ -13,14 +13,13 @@ from app.report import what_next
 from app.screens.step_screen import StepScreen, cause_lines, shown_state
 from app.shell.base_app import MusterApp
 from app.shell.keys import EVERYWHERE, Key
-from app.shell.row_layout import Column, Row
-from app.shell.text import Mark, join, literal, muted
+from app.shell.text import Column, Mark, Row, join, literal, muted
 from app.wizard import actions
 from app.wizard.assessment import of_finding, of_run, started_text
 from app.wizard.dependencies import MEASURES
 from app.wizard.records import KnownProfile, Presence
 from app.wizard.state import Step, WizardState
-from profiles.counts import counted
+from profiles.errors import counted
 
 if TYPE_CHECKING:  # a module that loads SSH, which the first screen does without
     from distributed.checks.findings import Finding

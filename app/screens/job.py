@@ -12,13 +12,12 @@ from app.screens.step_screen import MARKS, StepScreen, cause_lines, shown_status
 from app.shell.base_app import MusterApp
 from app.shell.dialogs import ChoiceDialog, TextDialog
 from app.shell.keys import Key
-from app.shell.row_layout import Column, Row
-from app.shell.text import Mark, join, literal, muted
+from app.shell.text import Column, Mark, Row, join, literal, muted
 from app.wizard import actions
 from app.wizard.dependencies import measures
 from app.wizard.records import UNSETTLED, Assessment, DataSummary, Fit, JobOption, Status
 from app.wizard.state import Part, Step, WizardState
-from profiles.counts import counted
+from profiles.errors import counted
 from profiles.options import OptionSpec
 
 GO, PROFILE, MODEL, DATASET, ADVANCED = "go", "profile", "model", "dataset", "advanced"

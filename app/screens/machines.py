@@ -12,9 +12,8 @@ from app.screens.step_screen import GO_ON, NEXT, StepScreen, cause_lines, shown_
 from app.shell.base_app import MusterApp
 from app.shell.dialogs import TextDialog, TrustDialog
 from app.shell.keys import Key
-from app.shell.row_layout import Column, Row
 from app.shell.row_table import RowTable
-from app.shell.text import Mark, literal, muted
+from app.shell.text import Column, Mark, Row, literal, muted
 from app.wizard import actions
 from app.wizard.records import Access, MachineRow, Need, Status
 from app.wizard.state import Step, WizardState

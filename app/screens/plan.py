@@ -16,8 +16,7 @@ from app.screens.step_screen import StepScreen, cause_lines, failure, progress, 
 from app.shell.base_app import MusterApp
 from app.shell.dialogs import TextDialog
 from app.shell.keys import Key
-from app.shell.row_layout import Column, Row
-from app.shell.text import Mark, literal, muted
+from app.shell.text import Column, Mark, Row, literal, muted
 from app.wizard import actions
 from app.wizard.records import UNSETTLED, Change, LaunchRow, Plan, Status
 from app.wizard.state import Action, Step, WizardState
@@ -55,7 +54,7 @@ class PlanScreen(StepScreen):
         Key("a", "name", "Name", "Another name for the saved profile."),
         Key("w", "write", "Only save", "Write the files without starting."),
         Key("b", "job", "Job", "Back to the job, to change options.", shown=False),
-        Key("n", "another", "Another", "If a run was started from this plan: start another one."),
+        Key("n", "another", "Another", "Start another run, if one was started from this plan."),
     )
 
     def rows(self, state: WizardState) -> Sequence[Row]:
@@ -89,14 +88,21 @@ class PlanScreen(StepScreen):
             return literal(f"Started: {run}. Enter shows it, n starts another one.", "$text-success")
         if state.saved:
             return literal("Saved: the command works now.", "$text-success")
+        if state.plan.status in UNSETTLED:
+            return Content("")
         return muted("Enter starts. Nothing is trained or saved before that.")
 
     def offered_keys(self) -> tuple[Key, ...]:
         failed = Status.FAILED in (self.state.plan.status, self.state.strategy.status)
-        start, *rest, another = self.KEYS
+        start, command, name, save, job, another = self.KEYS
+        rest = (command, name, save, job)
         if self.state.started:
             return (_SHOW, another, *rest)
-        return (_RETRY if failed else start, *rest)
+        if failed:
+            return (_RETRY, *rest)
+        if self.state.plan.status in UNSETTLED:
+            return (command, name, job)  # enter would only say that the plan is being made
+        return (start, *rest)
 
     def action_go_on(self) -> None:
         if self.state.started:
@@ -156,9 +162,10 @@ def facts(plan: Plan, ascii_only: bool, room: int) -> list[Content]:
     rows = [
         ("copies", bytes_text(plan.bytes_to_copy) if plan.bytes_to_copy else "", ""),
         ("training", _time(plan), ""),
-        ("ports", ", ".join(plan.ports), ""),
+        ("ports", "; ".join(plan.ports), ""),
         *[("encrypted", f"{lock.symbol(ascii_only)} {text}", lock.style) for text in plan.encrypted],
-        *[("in clear", f"{open_.symbol(ascii_only)} {text}", open_.style) for text in plan.in_clear],
+        *[("plaintext", f"{open_.symbol(ascii_only)} {text}", open_.style) for text in plan.in_clear],
+        ("data", plan.staying, ""),
         ("saved as", plan.profile, ""),
         ("command", plan.command, "bold"),
         *[("writes", text, "") for text in plan.files],
@@ -240,7 +247,7 @@ class LaunchScreen(StepScreen):
         watch, retry, drop = self.KEYS
         if self.state.launch.status is Status.FAILED:
             return (replace(retry, main=True), drop)
-        return (watch if self.state.launch.found.run else replace(watch, label="Watch when it runs"),)
+        return (watch if self.state.launch.found.run else replace(watch, label="Show it when it runs"),)
 
     def leave_question(self) -> str:
         working = self.state.launch.status is Status.WORKING

@@ -14,19 +14,17 @@ from textual.widgets import Static
 
 from app.shell.base_app import MusterApp
 from app.shell.base_screen import BaseScreen
-from app.shell.frame import WIDE, WIDEST
-from app.shell.keys import Key
-from app.shell.row_layout import Column, Row
+from app.shell.keys import WIDE, WIDEST, Key
 from app.shell.row_table import RowTable
-from app.shell.text import Mark, join, literal, muted
+from app.shell.text import Column, Mark, Row, join, literal, muted
 from app.wizard import actions
 from app.wizard.dependencies import blockers, busy_here
 from app.wizard.engine import Wizard
 from app.wizard.records import Assessment, Status
 from app.wizard.state import BETWEEN_MACHINES, ORDER, Action, Part, Step, WizardState, visited
 
-GO_ON = Key("enter", "go_on", "Continue", "Go on to the next step.", main=True)
-NEXT = Key("n", "next", "Next", "Go on to the next step, whatever is selected.", shown=False)
+GO_ON = Key("enter", "go_on", "Continue", "Continue to the next step.", main=True)
+NEXT = Key("n", "next", "Next", "Continue to the next step, whatever is selected.", shown=False)
 
 
 MARKS = {status: Mark.PROBLEM if status is Status.FAILED else Mark[status.name] for status in Status}
@@ -253,7 +251,7 @@ def cause_lines(row: Assessment) -> list[Content]:
     """Return what is wrong and what to do about it."""
     style = "$text-warning" if row.status is Status.WARNING else "$text-error"
     lines = [literal(row.cause, style)] if row.cause else []
-    return [*lines, *([Content.assemble(("do: ", "$text-muted"), literal(row.fix))] if row.fix else [])]
+    return [*lines, *([Content.assemble(("fix: ", "$text-muted"), literal(row.fix))] if row.fix else [])]
 
 
 def failure(part: Assessment) -> Content:

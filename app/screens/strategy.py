@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from textual.content import Content
@@ -10,68 +11,68 @@ from textual.content import Content
 from app.console import bytes_text, command_line, duration_text
 from app.screens.step_screen import GO_ON, NEXT, StepScreen, failure, progress
 from app.shell.base_app import MusterApp
-from app.shell.frame import WIDE
-from app.shell.keys import Key
-from app.shell.row_layout import Column, Row
-from app.shell.text import Mark, bar, literal, muted
+from app.shell.keys import WIDE, Key
+from app.shell.text import Column, Mark, Row, bar, literal, muted
 from app.wizard import actions
 from app.wizard.records import Way
 from app.wizard.state import Step, WizardState
-from profiles.counts import counted
-
-_REASONS = 2
-"""Reasons shown above the table of a small terminal."""
-_TALL = 30
+from profiles.errors import counted
 
 
 class StrategyScreen(StepScreen):
     """How should they train together?"""
 
     STEP = Step.STRATEGY
+    DETAIL_BELOW = True
     COLUMNS = (
         Column("name", "way", most=34, least=18),
-        Column("speed", "speed-up", right=True, most=8, least=7),
-        Column("step", "step", right=True, most=9, least=6),
-        Column("network", "waits", right=True, most=18, least=5),
-        Column("bytes", "an hour", right=True, most=9, least=7),
-        Column("interval", "H", right=True, most=6, least=3),
-        Column("time", "same loss in", right=True, most=9, least=7, rank=2),
-        Column("loss", "loss", right=True, most=8, least=5, rank=3),
+        Column("speed", "speed-up", right=True, most=14, least=8),
+        Column("time", "same loss in", right=True, most=9, least=7),
+        Column("interval", "sync every", right=True, most=9, least=5),
+        Column("network", "waits", right=True, most=6, least=5),
+        Column("loss", "loss cost", right=True, most=8, least=5, rank=1),
+        Column("step", "step", right=True, most=9, least=6, rank=2),
+        Column("bytes", "traffic/h", right=True, most=9, least=8, rank=3),
     )
     HELP = (
         "Every way to train on these machines, with its predicted cost from the measured links and speeds. "
         "'speed-up' compares with the fastest machine alone and includes the loss of quality; 'same loss in' is the "
         "time until that machine's final loss is reached; 'waits' is the share of a step spent waiting for the "
-        "network. One machine alone is listed too, and is recommended where it is faster. "
-        "H is the number of steps between two exchanges: [ and ] change it, and the figures follow."
+        "network; 'loss cost' is how much higher the loss may end than with an exchange in every step. One machine "
+        "alone is listed too, and is recommended where it is faster. "
+        "'sync every' is the number of steps between two exchanges: [ and ] change it, and the figures follow."
     )
     KEYS: ClassVar[tuple[Key, ...]] = (
         GO_ON,
         NEXT,
-        Key("left_square_bracket,left", "interval(-2)", "H", "Half as many steps between exchanges.", written="[ ]"),
-        Key("right_square_bracket,right", "interval(2)", "H up", "Twice as many: less traffic.", shown=False),
+        Key("left_square_bracket,left", "interval(-2)", "Sync", "Half as many steps between exchanges.", written="[ ]"),
+        Key("right_square_bracket,right", "interval(2)", "Sync less", "Twice as many: less traffic.", shown=False),
         Key("p", "preference", "Prefer", "What matters most: fastest, closest to exact, least traffic."),
         Key("r", "retry", "Measure", "Run the task briefly on every machine and predict again with the new figures."),
     )
 
+    def columns(self, state: WizardState) -> Sequence[Column]:
+        return [replace(one, least=one.most) if one.key == "speed" and self._is_wide else one for one in self.COLUMNS]
+
+    @property
+    def _is_wide(self) -> bool:
+        return self.app.size.width >= WIDE
+
     def rows(self, state: WizardState) -> Sequence[Row]:
         chosen = state.chosen
-        app, wide = self.steered, self.app.size.width >= WIDE
-        return [_row(app, way, chosen is not None and way.index == chosen.index, wide) for way in state.ways]
+        best = max((way.candidate.useful_speed_up for way in state.ways), default=0.0) if self._is_wide else 0.0
+        return [_row(self.steered, way, way is chosen, best) for way in state.ways]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
+        """What a way is, and why the recommended one is recommended."""
         lines = [line for way in state.ways if str(way.index) == key for line in _about(way)]
-        return lines if self.app.size.height >= _TALL else lines[:2]
+        dash = "- " if self.steered.ascii_only else "· "
+        why = [muted(dash + text) for text in state.strategy.found.reasons[1:]]
+        return [*lines, *([Content(""), literal("Why the recommended way"), *why] if why and lines else [])]
 
     def head(self, state: WizardState) -> Content:
         found = state.strategy
-        if found.cause:
-            return failure(found)
-        first, *others = found.found.reasons or ("",)
-        shown = others[: _REASONS - 1] if self.app.size.height < _TALL else others
-        dash = "- " if self.steered.ascii_only else "· "
-        lines = [literal(first, "$text-success"), *[muted(dash + text) for text in shown]] if first else []
-        return Content("\n").join(lines)
+        return failure(found) if found.cause else literal(next(iter(found.found.reasons), ""), "$text-success")
 
     def empty(self, state: WizardState) -> Content:
         return progress(state.strategy, "Nothing predicted yet.")
@@ -117,32 +118,37 @@ class StrategyScreen(StepScreen):
         return command_line("plan", self.state.answers.profile)
 
 
-def _row(app: MusterApp, way: Way, chosen: bool, wide: bool) -> Row:
+def _row(app: MusterApp, way: Way, chosen: bool, best: float) -> Row:
+    """Return a row; its speed-up is drawn against the ``best`` one, unless that is 0."""
     look, choice, key = Mark.CHOSEN if chosen else Mark.NOT_CHOSEN, way.choice, str(way.index)
-    best = " recommended" if way.recommended else ""
+    advice = " recommended" if way.recommended else ""
     who = f" {choice.over}" if choice.alone else f" x{len(choice.members)}"
     who += " nccl" if choice.engine == "nccl" and not way.recommended else ""
     symbol = Content.styled(app.symbol(look) + " ", look.style)
-    name = Content.assemble(symbol, literal(choice.name, "bold" if chosen else ""), muted(who), (best, "$text-success"))
+    name = Content.assemble(
+        symbol, literal(choice.name, "bold" if chosen else ""), muted(who), (advice, "$text-success")
+    )
     if way.problem:
         return Row(key, (name, literal("does not fit", "$text-error"), *[Content("")] * 6), selectable=False)
-    return Row(key, (name, *_figures(app, way, wide)))
+    return Row(key, (name, *_figures(app, way, best)))
 
 
-def _figures(app: MusterApp, way: Way, wide: bool) -> tuple[Content, ...]:
+def _figures(app: MusterApp, way: Way, best: float) -> tuple[Content, ...]:
     found = way.candidate
     if not found.predicted:
         return (muted("not predicted"), *[Content("-")] * 6)
-    drawn = " " + bar(found.waiting, 6, app.ascii_only) if wide else ""
+    if not found.step:
+        return (muted("not measured"), *[Content("-")] * 6)
+    drawn = " " + bar(found.useful_speed_up / best, 8, app.ascii_only) if best else ""
     fast = "$text-success" if found.useful_speed_up > 1.05 else "$text-warning" if found.useful_speed_up < 0.95 else ""
     return (
-        literal(f"{found.useful_speed_up:.2f}x", fast),
-        literal(_seconds(found.step)),
-        Content.assemble(f"{found.waiting:.0%}".rjust(4), muted(drawn)),
-        literal(bytes_text(found.bytes_per_hour) if found.bytes_per_hour else "-"),
-        literal(str(way.interval) if way.periodic else "-"),
+        Content.assemble((f"{found.useful_speed_up:.2f}x", fast), muted(drawn)),
         literal(duration_text(way.same_loss_seconds or None)),
+        literal("-" if way.choice.alone else str(way.interval)),
+        literal(f"{found.waiting:.0%}"),
         literal(f"+{found.loss_increase:.1%}" if found.loss_increase else "-"),
+        literal(_seconds(found.step)),
+        literal(bytes_text(found.bytes_per_hour) if found.bytes_per_hour else "-"),
     )
 
 
@@ -153,7 +159,7 @@ def _about(way: Way) -> list[Content]:
     lines = [literal(f"over {over}: {who}" if not choice.alone else who)]
     if len({member.share for member in found.members}) > 1:
         owned = ", ".join(f"{member.name} {member.share:.0%}" for member in found.members)
-        lines.append(muted(f"of every vector own: {owned}"))
+        lines.append(muted(f"shares of the averaging: {owned}"))
     if found.step:
         faster = f"{found.speed_up:.2f}x the samples/s, {found.useful_speed_up:.2f}x the progress"
         lines.append(muted(f"{faster}: the same loss in {duration_text(way.same_loss_seconds)}"))

@@ -23,8 +23,7 @@ from textual.widgets import Input
 from app.console import command_line, save_traceback, visible
 from app.shell.base_screen import BaseScreen
 from app.shell.dialogs import CommandLogDialog, CommandRecord, QuestionDialog
-from app.shell.frame import fit, too_small
-from app.shell.keys import BESIDES, EVERYWHERE, bindings
+from app.shell.keys import BESIDES, EVERYWHERE, bindings, fit, too_small
 from app.shell.look import FOR_ALL, THEMES, PureAscii, ThinBar, WithoutColour, theme_after
 from app.shell.text import Mark, spinner
 from profiles.errors import ExitCode
@@ -176,10 +175,25 @@ class MusterApp(App[None]):
         """Copy a text to the clipboard of the person, and say so."""
         if not text:
             return
-        on_this_mac = sys.platform == "darwin" and not os.environ.get("SSH_CONNECTION")
-        if on_this_mac and shutil.which("pbcopy"):  # the terminal's own escape code may not reach the clipboard
-            with suppress(OSError, subprocess.SubprocessError):
-                subprocess.run(["pbcopy"], input=text, text=True, timeout=2, check=True)
-        else:
+        copied = _copied(text)
+        if not copied:
             self.copy_to_clipboard(text)
-        self.notify(visible(text), title="Copied", timeout=2, markup=False)
+        title = "Copied" if copied else "Sent to the terminal's clipboard"  # which may not take it, and does not say so
+        self.notify(visible(text), title=title, timeout=2, markup=False)
+
+
+def _copied(text: str) -> bool:
+    """Copy with the desktop's own program, which over SSH is another desktop's; whether there was one, and it did."""
+    programs = {
+        ("pbcopy",): sys.platform == "darwin",
+        ("wl-copy",): "WAYLAND_DISPLAY" in os.environ,
+        ("xclip", "-selection", "clipboard"): "DISPLAY" in os.environ,
+    }
+    for command, there in programs.items():
+        if there and "SSH_CONNECTION" not in os.environ and shutil.which(command[0]):
+            with suppress(OSError, subprocess.SubprocessError):
+                # xclip stays, to answer who pastes: it must not hold our pipes.
+                quiet = subprocess.DEVNULL
+                subprocess.run(command, input=text, text=True, timeout=2, check=True, stdout=quiet, stderr=quiet)
+                return True
+    return False

@@ -12,8 +12,7 @@ from textual.screen import Screen
 from textual.widgets import Static
 
 from app.shell.dialogs import CommandDialog, HelpDialog
-from app.shell.frame import TooSmall, app_of, fit
-from app.shell.keys import BESIDES, EVERYWHERE, Key, KeyBar, bindings
+from app.shell.keys import BESIDES, EVERYWHERE, Key, KeyBar, TooSmall, app_of, bindings, fit
 from app.shell.row_table import RowTable
 
 

@@ -16,11 +16,9 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from app.console import visible
-from app.shell.frame import WIDE, TooSmall, app_of, fit
-from app.shell.keys import BESIDES, EVERYWHERE, Key, key_line
-from app.shell.row_layout import Column, Row
+from app.shell.keys import BESIDES, EVERYWHERE, WIDE, Key, TooSmall, app_of, fit, key_line
 from app.shell.row_table import RowTable
-from app.shell.text import literal
+from app.shell.text import Column, Row, literal
 from distributed.ssh.host_keys import COMPARED
 
 T = TypeVar("T")
@@ -140,13 +138,52 @@ class CommandDialog(Dialog):
         self.dismiss(True)
 
 
+class CommandsDialog(Box[None]):
+    """Commands to type: enter copies the one under the cursor."""
+
+    DEFAULT_CSS = """
+    CommandsDialog > #box { width: 96; }
+    CommandsDialog #commands { margin-top: 1; max-height: 12; background: $surface; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,n", "close", show=False),
+        Binding("y", "copy", show=False),
+    ]
+
+    def __init__(self, heading: str, commands: Sequence[str]) -> None:
+        super().__init__(heading)
+        self._commands = commands
+
+    def body(self) -> ComposeResult:
+        yield RowTable((Column("command", "command", most=200, folds=True),), headed=False, id="commands")
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        table = self.query_one(RowTable)
+        table.show([Row(command, (literal(command),)) for command in self._commands])
+        table.focus()
+
+    def keys(self) -> tuple[Key, ...]:
+        return (Key("enter", "copy", "Copy", main=True), self.CLOSE)
+
+    def on_row_table_chosen(self, event: RowTable.Chosen) -> None:
+        event.stop()
+        self.action_copy()
+
+    def action_copy(self) -> None:
+        app_of(self).copy(self.query_one(RowTable).cursor)
+
+    def action_close(self) -> None:
+        self.dismiss()
+
+
 class QuestionDialog(Dialog):
     """A question with two answers; the result is whether it was the first one."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter,y", "agree", show=False), Binding("n", "close", show=False)]
 
-    def __init__(self, question: str, yes: str, no: str, about: Sequence[Content] = ()) -> None:
-        super().__init__(question, *about)
+    def __init__(self, question: str, yes: str, no: str) -> None:
+        super().__init__(question)
         self._yes, self._no = yes, no
 
     def keys(self) -> tuple[Key, ...]:
@@ -168,16 +205,16 @@ class TrustDialog(Dialog):
         start, end = fingerprint[:-COMPARED], fingerprint[-COMPARED:]
         super().__init__(
             f"Is this {machine}?",
-            literal("It was never met before. This is the fingerprint of its host key:", "$text-muted"),
+            literal("This computer does not know it yet. The fingerprint of its host key is:", "$text-muted"),
             Content.assemble(literal(start), literal(end, "bold reverse")),
-            literal("The machine itself prints the same one. Type there:", "$text-muted"),
+            literal("The machine itself must print the same one. Type there:", "$text-muted"),
             literal(compare, "bold"),
             Content(""),
-            Content.assemble("Accept it only if that one also ends in ", literal(end, "bold"), "."),
+            Content.assemble("Accept it only if the two are equal up to the end, ", literal(end, "bold"), "."),
         )
 
     def keys(self) -> tuple[Key, ...]:
-        return (Key("a", "accept", "It is the same"), Key("escape", "close", "Not now", main=True))
+        return (Key("a", "accept", "They match"), Key("escape", "close", "Not now", main=True))
 
     def action_accept(self) -> None:
         self.dismiss(True)
@@ -190,8 +227,7 @@ class CommandRecord:
     machine: str
     command: str
     outcome: str = ""
-    """``ok``, ``exit 1``, or what went wrong; empty while it runs."""
-    seconds: float | None = None
+    """``ok``, or what went wrong; empty while it runs."""
     at: float | None = None
     """Unix time of its start."""
 
@@ -202,8 +238,10 @@ class CommandLogDialog(Dialog):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("g", "close", show=False)]
 
     def __init__(self, records: Sequence[CommandRecord]) -> None:
-        nothing = literal("Nothing yet. What is run on a machine, this one included, is listed here.", "$text-muted")
-        super().__init__("What was done on which machine", *(map(_record, records) if records else (nothing,)))
+        nothing = literal(
+            "Nothing yet. Every command run on a machine, this one included, is listed here.", "$text-muted"
+        )
+        super().__init__("Commands by machine", *(map(_record, records) if records else (nothing,)))
 
 
 def _record(record: CommandRecord) -> Content:
@@ -211,11 +249,8 @@ def _record(record: CommandRecord) -> Content:
         return literal(record.command)
     at = "" if record.at is None else time.strftime("%H:%M:%S  ", time.localtime(record.at))
     outcome = record.outcome or "runs"
-    seconds = "" if record.seconds is None else f" in {record.seconds:.1f} s"
     style = "$text-success" if outcome == "ok" else ("$text-muted" if outcome == "runs" else "$text-error")
-    head = Content.assemble(
-        (at, "$text-muted"), literal(record.machine, "bold"), "  ", literal(f"{outcome}{seconds}", style)
-    )
+    head = Content.assemble((at, "$text-muted"), literal(record.machine, "bold"), "  ", literal(outcome, style))
     return Content("\n").join([head, Content.assemble("  ", literal(record.command))])
 
 
@@ -250,7 +285,7 @@ class TextDialog(Box[str | None]):
         about: Sequence[Content] = (),
         *,
         value: str = "",
-        accept: str = "Take it",
+        accept: str = "Use it",
         secret: bool = False,
         choices: Sequence[tuple[str, str]] = (),
         needed: str = "",

@@ -1,14 +1,22 @@
-"""The keys of a screen, declared once: they become bindings, the key bar (its last line), the help and the palette."""
+"""The keys of a screen, declared once: they become bindings, the key bar (its last line), the help and the palette.
+And what every screen and every dialog does alike: it follows the size of the terminal, and says if it is too small."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 from textual.binding import Binding, BindingType
 from textual.content import Content
+from textual.geometry import Size
+from textual.message_pump import MessagePump
+from textual.screen import Screen
 from textual.style import Style
 from textual.widgets import Static
+
+if TYPE_CHECKING:
+    from app.shell.base_app import MusterApp
 
 _GAP = "   "
 NAMES = {
@@ -61,8 +69,8 @@ BESIDES = (
     Key("y", "copy", "Copy", "Copy what is selected: a command, a value, a row."),
     Key("e", "headless", "Command", "The command that does the same without this screen."),
     Key("g", "app.command_log", "Log", "All commands that were run, by machine."),
-    Key("t", "next_theme", "Theme", "Other colours."),
-    Key("q,ctrl+q", "leave", "Leave", "Leave; a run goes on without this screen."),
+    Key("t", "next_theme", "Theme", "Switch to other colours."),
+    Key("q,ctrl+q", "leave", "Leave", "Leave; a run goes on in the background."),
     Key("ctrl+c", "leave_at_once", "Leave at once", "Leave at once, even if something is running."),
 )
 
@@ -113,3 +121,45 @@ class KeyBar(Static):
 
     def render(self) -> Content:
         return key_line(self._keys, self.content_size.width, self._everywhere)
+
+
+LEAST = Size(72, 20)
+WIDE, WIDEST = 100, 140
+
+
+def app_of(node: MessagePump) -> MusterApp:
+    """Return the application that a screen or widget is in."""
+    return cast("MusterApp", node.app)
+
+
+def too_small(size: Size) -> bool:
+    """Whether a terminal of this size cannot hold a screen."""
+    return size.width < LEAST.width or size.height < LEAST.height
+
+
+class TooSmall(Static):
+    """Lies over a screen while the terminal is too small; what is under it keeps its focus and its selection."""
+
+    SCOPED_CSS = False
+    DEFAULT_CSS = """
+    TooSmall {
+        layer: above; display: none; width: 100%; height: 100%; dock: top; background: $background;
+        content-align: center middle; text-align: center; text-wrap: nowrap;
+    }
+    .-too-small TooSmall { display: block; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__(markup=False)
+
+    def render(self) -> Content:
+        width, height = self.app.size
+        least = f"needs {LEAST.width}x{LEAST.height}"
+        return Content(f"Too small: {width}x{height}, {least}. Or: {app_of(self).headless_command()}")
+
+
+def fit(screen: Screen[Any], size: Size) -> None:
+    """Give a screen the classes that belong to a size: ``-too-small``, ``-narrow``, ``-wide``, ``-widest``."""
+    wide, widest = size.width >= WIDE, size.width >= WIDEST
+    classes = {"-too-small": too_small(size), "-narrow": not wide, "-wide": wide, "-widest": widest}
+    screen.update_classes(classes, animate=False)

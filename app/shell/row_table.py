@@ -18,9 +18,8 @@ from textual.style import Style
 from textual.visual import Visual
 from textual.widgets import Input
 
-from app.shell.frame import app_of
-from app.shell.row_layout import MARGIN, Column, Line, Row, draw, header, widths
-from app.shell.text import literal
+from app.shell.keys import app_of
+from app.shell.text import MARGIN, Column, Line, Row, draw, header, literal, widths
 
 
 class RowTable(ScrollView, can_focus=True):
@@ -77,15 +76,9 @@ class RowTable(ScrollView, can_focus=True):
         """Other rows are wanted: ``table.filter_text`` has changed."""
 
     def __init__(
-        self,
-        columns: Sequence[Column],
-        *,
-        empty: Content | str = "",
-        headed: bool = True,
-        id: str | None = None,
-        classes: str | None = None,
+        self, columns: Sequence[Column], *, empty: Content | str = "", headed: bool = True, id: str | None = None
     ) -> None:
-        super().__init__(id=id, classes=classes)
+        super().__init__(id=id)
         self._columns = tuple(columns)
         self._headed = headed
         self._empty = Content(empty) if isinstance(empty, str) else empty
@@ -153,7 +146,6 @@ class RowTable(ScrollView, can_focus=True):
             self.post_message(self.Moved(self, self._cursor))
 
     def _lay_out(self) -> None:
-        """Make the lines for the width of the moment."""
         self._room = room = max(0, self.scrollable_content_region.width - MARGIN)
         if not room:
             return
@@ -180,7 +172,6 @@ class RowTable(ScrollView, can_focus=True):
 
     @property
     def _headers(self) -> int:
-        """Lines above the first row."""
         return len(self._header) if self._headed and self._rows else 0
 
     def on_resize(self) -> None:

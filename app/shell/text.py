@@ -1,8 +1,10 @@
 """Text on screens: what comes from outside is shown as it is, never obeyed; a state is a symbol, a word and a colour,
-each readable without the others."""
+each readable without the others. And where the cells of a table stand: pure functions of its columns and rows."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -85,3 +87,148 @@ def bar(share: float, cells: int, ascii_only: bool = False) -> str:
     full = round(min(1.0, max(0.0, share)) * cells)
     filled, empty = ("#", ".") if ascii_only else ("━", "─")
     return filled * full + empty * (cells - full)
+
+
+GAP = 2
+_HEADER_LINES = 2
+MARGIN = 2
+"""Cells at the left for the cursor."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column; what it shows is at the same place in every row."""
+
+    key: str
+    label: str
+    right: bool = False
+    most: int = 40
+    """Cells it takes at most."""
+    least: int = 6
+    """Cells below which it is rather left out."""
+    folds: bool = False
+    """Whether what does not fit goes on in the next line, instead of being cut."""
+    rank: int = 0
+    """The highest rank is left out first where there is no room; 0 always stays."""
+
+    @property
+    def floor(self) -> int:
+        """Cells below which it does not shrink: its label stands in two lines, no word of it broken."""
+        words = self.label.split()
+        cuts = [max(len(" ".join(words[:cut])), len(" ".join(words[cut:]))) for cut in range(1, len(words) + 1)]
+        return max(self.least, min(cuts, default=0))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row; ``key`` tells it from others while the rows change."""
+
+    key: str
+    cells: tuple[Content, ...]
+    detail: tuple[Content, ...] = ()
+    """Lines under it, folded to the width of the table."""
+    selectable: bool = True
+
+    @property
+    def plain(self) -> str:
+        """All its text, for filters."""
+        return " ".join(part.plain for part in (*self.cells, *self.detail))
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table as it is drawn."""
+
+    row: str
+    """Key of its row."""
+    content: Content
+    first: bool
+
+
+def widths(columns: Sequence[Column], rows: Sequence[Row], room: int) -> dict[str, int]:
+    """Return the cells of each column that is shown, for a table of ``room`` cells."""
+    wanted = {column.key: _natural(place, column, rows) for place, column in enumerate(columns)}
+    shown = list(columns)
+    while _total(shown, wanted) > room:
+        if _shrink(shown, wanted, room):
+            break
+        optional = [column for column in shown[1:] if column.rank > 0]
+        if not optional:
+            break
+        least = max(optional, key=lambda column: column.rank)
+        shown.remove(least)
+        wanted = {column.key: _natural(columns.index(column), column, rows) for column in shown}
+    return {column.key: wanted[column.key] for column in shown}
+
+
+def _natural(place: int, column: Column, rows: Sequence[Row]) -> int:
+    cells = (row.cells[place].cell_length for row in rows if place < len(row.cells))
+    return min(column.most, max([len(column.label), *cells]))
+
+
+def _total(columns: Sequence[Column], wanted: Mapping[str, int]) -> int:
+    return sum(wanted[column.key] for column in columns) + GAP * (len(columns) - 1)
+
+
+def _shrink(shown: Sequence[Column], wanted: dict[str, int], room: int) -> bool:
+    """Take cells from the widest columns, the first one excepted, until they fit; whether that was possible."""
+    excess = _total(shown, wanted) - room
+    spare = sum(max(0, wanted[column.key] - column.floor) for column in shown[1:])
+    if spare < excess and any(column.rank for column in shown[1:]):
+        return False
+    while excess > 0:
+        widest = max(
+            (column for column in shown[1:] if wanted[column.key] > column.floor),
+            key=lambda column: wanted[column.key],
+            default=None,
+        )
+        if widest is None:
+            wanted[shown[0].key] = max(shown[0].floor, wanted[shown[0].key] - excess)
+            break
+        wanted[widest.key] -= 1
+        excess -= 1
+    return True
+
+
+def header(columns: Sequence[Column], cells: Mapping[str, int]) -> list[Content]:
+    """Return the lines of labels: a label wider than its column takes two."""
+    shown = [column for column in columns if column.key in cells]
+    labels = [literal(column.label).wrap(cells[column.key])[:_HEADER_LINES] for column in shown]
+    height = max((len(label) for label in labels), default=0)
+    lines = []
+    for line in range(height):
+        parts = [label[line - height] if line >= height - len(label) else Content("") for label in labels]
+        fitted = [_fitted(part.rstrip(), column, cells[column.key]) for part, column in zip(parts, shown)]
+        lines.append(Content(" " * GAP).join(fitted))
+    return lines
+
+
+def draw(columns: Sequence[Column], row: Row, cells: Mapping[str, int], room: int) -> list[Line]:
+    """Return the lines of one row: its first cell is folded and never cut, others may end with an ellipsis."""
+    shown = [(place, column) for place, column in enumerate(columns) if column.key in cells and place < len(row.cells)]
+    parts = [_parts(row.cells[place], column, cells[column.key], place == 0) for place, column in shown]
+    lines = []
+    for number in range(max((len(part) for part in parts), default=1)):
+        pieces = [part[number] if number < len(part) else Content("") for part in parts]
+        fitted = [_fitted(piece, column, cells[column.key]) for piece, (_, column) in zip(pieces, shown)]
+        lines.append(Line(row.key, Content(" " * GAP).join(fitted).rstrip(), number == 0))
+    for detail in row.detail:
+        lines += [Line(row.key, Content("  ") + part, False) for part in _wrapped(detail, max(8, room - 2))]
+    return lines
+
+
+def _parts(cell: Content, column: Column, width: int, first: bool) -> list[Content]:
+    if first:
+        return cell.fold(width)
+    return [line.rstrip() for line in _wrapped(cell, width)] if column.folds else [cell]
+
+
+def _fitted(cell: Content, column: Column, width: int) -> Content:
+    if cell.cell_length > width:
+        return cell.truncate(width, ellipsis=True)
+    padding = width - cell.cell_length
+    return cell.pad_left(padding) if column.right else cell.pad_right(padding)
+
+
+def _wrapped(line: Content, width: int) -> list[Content]:
+    return list(line.wrap(width)) if line else [line]

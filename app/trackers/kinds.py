@@ -16,11 +16,11 @@ from typing import Any, Protocol, TextIO, get_args
 from app.console import visible
 from app.run_series import Figure
 from training.events import EvaluationEvent, Event, KnownEvent, MachineEvent, StepEvent, SyncEvent, UnknownEvent
-from training.run_metadata import RunMetadata
+from training.plan import RunMetadata
 
 PROJECT = "muster"
 _STEP = ("loss", "learning_rate", "epoch", "grad_norm", "compute", "wait", "transfer", "bytes_sent", "bytes_received")
-_SYNC = ("seconds", "wait", "bytes_sent", "bytes_received", "drift")
+_SYNC = ("seconds", "wait", "bytes_sent", "bytes_received", "drift", "correlation", "delta_norm", "compression")
 _MACHINE = ("cpu_percent", "memory_used", "device_memory_used", "celsius", "watts", "joules", "battery_percent")
 _FIRST = ("seq", "time", "member", "name")
 _EVALUATION = ("step", "split", "metric", "value", "samples", "seconds")

@@ -1,7 +1,7 @@
 """A run's events on their way to its trackers: all from the first one on, each once, however often it is started.
 
-Trackers run beside the run, in a process of their own (``python -m app.trackers.tracking RUN_FOLDER NAMES``), started
-by whoever starts the run; what they lack is said before the run.
+Trackers run beside the run, in a process of their own (``python -m app.trackers.tracking NAMES``), started by
+whoever starts the run; what they lack is said before the run.
 """
 
 from __future__ import annotations
@@ -9,10 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,12 +19,13 @@ from app.console import say, visible
 from app.follow import Follower
 from app.trackers.kinds import KINDS, TrackedRun, Tracker
 from profiles.declarations import OptionError
-from profiles.errors import BadInput, MusterError
+from profiles.errors import BadInput, MusterError, RunFailed
 from profiles.schema import tracker_names
 from training.events import Event, StepEvent
-from training.run_files import FolderLock, is_live, private_file, write_whole
+from training.plan import FINAL
+from training.processes import BackgroundProcess, told_run
+from training.run_files import FolderLock, is_live, write_whole
 from training.run_folder import RunFolder
-from training.run_metadata import FINAL
 
 FOLDER = "trackers"
 """Folder in the run folder; every tracker has its own in it."""
@@ -36,8 +34,6 @@ _POSITION = "position"
 _PATIENCE = 60.0
 """Seconds until the run must have begun."""
 _NICENESS = 10
-LOG = "trackers.log"
-_ROOT = Path(__file__).resolve().parents[2]
 _LIBRARIES = ("tensorboard", "wandb", "trackio")
 """Trackers that need one; each is installed and imported under the tracker's name."""
 Say = Callable[[str], None]
@@ -65,19 +61,9 @@ def start_trackers(run_dir: Path, names: Sequence[str]) -> None:
     if not names:
         return
     try:
-        with open(run_dir / "logs" / LOG, "ab", opener=private_file) as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "app.trackers.tracking", str(run_dir.resolve()), ",".join(names)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=_ROOT,
-                start_new_session=True,
-            )
-    except OSError as error:
-        say(f"warning: trackers: {error.strerror}; the run goes on without them")
-        return
-    threading.Thread(target=process.wait, daemon=True).start()  # no zombie, where this process goes on
+        BackgroundProcess("app.trackers.tracking", ",".join(names)).start(run_dir)
+    except (OSError, RunFailed) as error:
+        say(f"warning: trackers: {error}; the run goes on without them")
 
 
 @dataclass
@@ -110,8 +96,6 @@ class Tracking:
     """A run on its way to its trackers. A tracker that fails is let go of; the others go on.
 
     Args:
-        path: the run folder.
-        names: of trackers.
         say: takes lines for a person.
 
     Raises:
@@ -168,7 +152,7 @@ class Tracking:
             try:
                 act(sent)
             except Exception as error:  # noqa: BLE001 - whatever its library raises, the other trackers go on
-                self._say(f"{sent.name}: gave up: {_told(error)}")
+                self._say(f"{sent.name}: stopped sending after an error: {_told(error)}")
                 self._sent.remove(sent)
                 with contextlib.suppress(Exception):
                     sent.tracker.close("failed")
@@ -179,18 +163,18 @@ def _told(error: Exception) -> str:
     return visible(f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}")[:500]
 
 
-def main(arguments: list[str]) -> int:
-    """Track one run to its end."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+def main(names: str) -> int:
+    """Track the run that this process is told to its end."""
+    path = told_run("trackers.log")
+    if path is None:
+        return 0
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)  # the training comes first
-    path, names = Path(arguments[0]), arguments[1].split(",")
     try:
         deadline = time.monotonic() + _PATIENCE
         while not is_live(path) and RunFolder.open(path).metadata.status not in FINAL and time.monotonic() < deadline:
             time.sleep(0.05)  # until somebody holds the run, or it has ended
-        tracking = Tracking(path, names, lambda line: print(line, flush=True))
+        tracking = Tracking(path, names.split(","), lambda line: print(line, flush=True))
         tracking.follow()
     except MusterError as error:
         print(error, flush=True)
@@ -201,4 +185,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1]))

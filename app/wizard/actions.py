@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Concatenate, ParamSpec
 
-from app.wizard.dependencies import blockers
+from app.wizard.dependencies import action, blockers
 from app.wizard.records import GOOD, Check, Launch, MachineRow, Need, Status, Strategy
-from app.wizard.state import ORDER, Action, Answers, Kind, Part, Step, after, before
+from app.wizard.state import ORDER, Answers, Kind, Part, Step, after, before
 from app.wizard.state import WizardState as State
 from profiles.errors import BadInput
 
-P = ParamSpec("P")
-IN_CLEAR = "in clear"
+IN_CLEAR = "unencrypted"
 """What a person types to agree to training traffic that others can read."""
 PREFERENCES = ("fastest", "closest-to-exact", "least-traffic")
 UNDER_WAY = "that is in progress"
-INSTALLING = "installing a key"
 _STARTING = "the run is being started"
 _LONGEST_INTERVAL = 100_000
 _QUOTED = 60
 """Longest typed address that is quoted in a notice."""
-
-
-def action(rule: Callable[Concatenate[State, P], State]) -> Callable[P, Action]:
-    """Make a rule something that a person can do: called without the state, it is a value for ``Wizard.do``."""
-
-    def told(*words: P.args, **named: P.kwargs) -> Action:
-        return Action(rule, words, named)
-
-    return told
 
 
 # --------------------------------------------------------------------------------------------------------------- steps
@@ -104,7 +92,7 @@ def retry(state: State, key: str = "") -> State:
         case Step.HOME:
             return _again(state, Kind.HOME)
         case Step.MACHINES:
-            return state.noting("machines are searched for all the time")
+            return state.noting("the search for machines never stops")
         case Step.ACCESS:
             for row in state.access:
                 if row.key == key or (not key and row.status in (Status.FAILED, Status.WARNING)):
@@ -136,7 +124,6 @@ def _again(state: State, *kinds: Kind) -> State:
 
 
 def _anew(state: State, kind: Kind, key: str = "", found: object = None) -> State:
-    """Have a part worked out once more from nothing."""
     fresh = state.empty(kind)
     return state.putting(kind, key, replace(fresh, found=found or fresh.found, inputs=state.part(kind, key).inputs))
 
@@ -202,7 +189,7 @@ def trust_key(state: State, key: str, fingerprint: str) -> State:
     """A person has compared the fingerprint with the machine's own."""
     row = state.access_of(key)
     if row is None or row.need is not Need.TRUST or row.fingerprint != fingerprint:
-        return state.noting("that is not the key that it shows")
+        return state.noting("that is not the host key that the machine shows")
     pair = (key, fingerprint)
     return state.answering(trusted=(*(known for known in state.answers.trusted if known != pair), pair))
 
@@ -213,9 +200,9 @@ def install_key(state: State, key: str) -> State:
     row = state.access_of(key)
     if row is None or row.need is not Need.PASSWORD:
         return state.noting("this machine needs no password")
-    if row.words == INSTALLING:
+    if state.is_under_way(Kind.INSTALL_KEY, key):
         return state.noting(UNDER_WAY)
-    state = state.putting(Kind.ACCESS, key, status=Status.WORKING, words=INSTALLING)
+    state = state.putting(Kind.ACCESS, key, status=Status.WORKING, words=Kind.INSTALL_KEY.value)
     return state.ordering(Kind.INSTALL_KEY, key)
 
 
@@ -242,7 +229,7 @@ def fix_all(state: State) -> State:
 def _repair(state: State, check: str, rows: Iterable[Check]) -> State:
     keys = tuple(row.key for row in rows if row.fixable and row.status is not Status.SKIPPED)
     if not keys or state.under_repair.issuperset(keys):
-        return state.noting("nothing there can be fixed from here")
+        return state.noting("no problem there can be fixed from here")
     return state.ordering(Kind.REPAIR, check, keys)
 
 
@@ -275,7 +262,7 @@ def choose_strategy(state: State, index: int) -> State:
     """A way of the Strategy screen."""
     way = next((way for way in state.ways if way.index == index), None)
     if way is None:
-        return state.noting("no such way to train")
+        return state.noting("there is no such way to train")
     if way.problem:
         return state.noting(f"{way.choice.name}: {way.problem}")
     return state.answering(strategy="" if way.recommended else way.identity)
@@ -326,7 +313,6 @@ def confirm(state: State, said: str = "", another: bool = False) -> State:
     """Carry out the Plan: save the profile, start the run.
 
     Args:
-        state: at the Plan.
         said: :data:`IN_CLEAR`, where the Plan sends training traffic that others can read.
         another: where a run was started from this Plan already: whether another one is meant.
     """

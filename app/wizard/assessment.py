@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.wizard.records import FINE, Access, Assessment, Need, Status
 from distributed.discovery.network_interfaces import PathKind, interface_kind
-from profiles.counts import counted
+from profiles.errors import counted
 
 if TYPE_CHECKING:  # modules that load SSH, which the first screen does without
     from distributed.checks.findings import Finding
@@ -93,7 +93,7 @@ def of_pair(pair: PairFigures) -> Assessment:
     figures = pair.figures
     if figures is None:
         cause = pair.problem or "no connection between the two"
-        fix = "check firewalls between them; what they send each other goes through this computer until then"
+        fix = "check firewalls between them; until then, their traffic is relayed"
         return Assessment(status=Status.FAILED, words="no connection", cause=cause, fix=fix)
     warnings = warnings_of(pair)
     fix = "a cable would help most" if figures.wireless or figures.wireless_back else ""
@@ -128,7 +128,7 @@ def warnings_of(pair: PairFigures) -> list[str]:
     slow, fast = sorted((figures.mbit, figures.mbit_back))
     if fast > _ASYMMETRIC * slow:
         found.append(f"asymmetric: {fast:.0f} Mbit/s one way, {slow:.0f} the other")
-    if any(interface_kind(name, {}) is PathKind.VPN for name in (figures.interface, figures.interface_back)):
+    if any(interface_kind(name) is PathKind.VPN for name in (figures.interface, figures.interface_back)):
         found.append("goes through a VPN")
     if pair.busy:
         found.append(f"other traffic of {figures.other_mbit:.0f} Mbit/s at that time: measure again when it is idle")

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from app.wizard.records import GOOD, UNSETTLED, Access, Check, MachineRow, Need, Status, Way
 from app.wizard.state import Action, Change, Kind, Part, Step, Task, WizardState
 
+C = TypeVar("C", bound=Change)
+P = ParamSpec("P")
 _OF_THE_DATA = (
     "model", "dataset", "dataset_path", "task", "text_column", "long_audio", "max_broken_share", "block_size"
 )  # fmt: skip
@@ -114,6 +116,22 @@ def apply(state: WizardState, change: Change) -> WizardState:
 def begin() -> WizardState:
     """Return the state of a set-up that has just been opened."""
     return settle(WizardState())
+
+
+def told_as(kind: type[C]) -> Callable[[Callable[Concatenate[WizardState, P], WizardState]], Callable[P, C]]:
+    """Make a rule a value of a kind: it is called without the state, for ``Wizard.do`` or ``apply``."""
+
+    def wrap(rule: Callable[Concatenate[WizardState, P], WizardState]) -> Callable[P, C]:
+        def told(*words: P.args, **named: P.kwargs) -> C:
+            return kind(rule, words, named)
+
+        return told
+
+    return wrap
+
+
+action, observation = told_as(Action), told_as(Change)
+"""What a person can do, and what the machines' side can tell."""
 
 
 # -------------------------------------------------------------------------------------------------------------- wanted

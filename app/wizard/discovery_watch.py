@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from app.wizard.machines import Identities, Naming
+from app.wizard.machines import Naming
 from app.wizard.outside import OUTSIDE, Outside, Search
 from app.wizard.records import Machines, Presence
 from distributed.discovery.discovery import Sources, State, machines
@@ -54,7 +54,6 @@ class DiscoveryWatch:
             *([(Origin.HOSTS_FILE, HOSTS_FILE)] if own else []),
             *((Origin.PROFILE, path) for path, _ in self._saved.values()),
         )
-        self._identities = Identities()
         self._online: frozenset[tuple[str, tuple[str, ...]]] = frozenset()
         self._present: Mapping[str, tuple[Presence, ...]] = {}
         self._typed: dict[str, Search] = {}
@@ -64,22 +63,17 @@ class DiscoveryWatch:
         self._thread = threading.Thread(target=self._follow, name="discovery-watch", daemon=True)
         self._thread.start()
 
-    def add(self, text: str) -> None:
-        """Look for ``[user@]host[:port]`` too.
-
-        Raises:
-            BadInput: it is no address.
-        """
+    def look_for(self, typed: Sequence[str]) -> None:
+        """Look for each ``[user@]host[:port]`` too, and no more for what was typed before; what is no address is
+        passed over."""
         with self._lock:
-            if text not in self._typed and not self._closed.is_set():
-                sources = Sources((text,), ssh_config=_NOWHERE, known_hosts=())
-                self._typed[text] = self._outside.search(sources, browse=False)
-
-    def remove(self, text: str) -> None:
-        """Look for it no more; another way to find it still counts."""
-        with self._lock:
-            discovery = self._typed.pop(text, None)
-        if discovery is not None:
+            gone = [self._typed.pop(text) for text in self._typed.keys() - {*typed}]
+            for text in typed if not self._closed.is_set() else ():
+                if text not in self._typed:
+                    with contextlib.suppress(MusterError):  # its row is there; Access says what is wrong with it
+                        sources = Sources((text,), ssh_config=_NOWHERE, known_hosts=())
+                        self._typed[text] = self._outside.search(sources, browse=False)
+        for discovery in gone:
             discovery.close()
 
     def close(self) -> None:
@@ -102,7 +96,7 @@ class DiscoveryWatch:
     def _sight(self, typed: Mapping[str, Search]) -> Machines:
         state = _together([self._browsing.state, *(discovery.state for discovery in typed.values())])
         found = machines(state)
-        rows = Naming(typed, self._hosts, self._outside.this_computer).rows(found, self._identities.aliases(found))
+        rows = Naming(typed, self._hosts, self._outside.this_computer).rows(found)
         seconds = self._outside.now() - self._begin
         problems = tuple(f"{problem.message} ({problem.hint})" for problem in state.browsed.problems)
         alone = all(row.here for row in rows) and seconds > NOTHING_AFTER

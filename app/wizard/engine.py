@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import Counter
@@ -39,7 +38,6 @@ class Wizard:
     """One set-up. Its methods may be called from any thread, and none of them blocks.
 
     Args:
-        services: the machines, or their stand-ins.
         profile: begin at the Plan of this profile; empty: begin at Home.
     """
 
@@ -199,21 +197,11 @@ class Wizard:
         self._change(None)
 
     def _look_for_typed(self) -> None:
-        """Have discovery follow what was typed."""
         watch, typed = self._watch, self._state.answers.typed
         if watch is None or typed == self._looked_for:
             return
-        added, gone = set(typed) - set(self._looked_for), set(self._looked_for) - set(typed)
         self._looked_for = typed
-
-        def follow() -> None:
-            for text in gone:
-                watch.remove(text)
-            for text in added:
-                with contextlib.suppress(MusterError):  # its row is there; Access says what is wrong with it
-                    watch.add(text)
-
-        self._spawn(follow)
+        self._spawn(lambda: watch.look_for(self._state.answers.typed))
 
     # --------------------------------------------------------------------------------------------------------- retries
 
@@ -246,7 +234,6 @@ class Wizard:
 
 
 def _words(error: Exception) -> tuple[str, str]:
-    """Return what went wrong, and what to do."""
     if isinstance(error, MusterError):
         return error.message, error.hint
     return f"unexpected: {type(error).__name__}: {error}", "please report this"

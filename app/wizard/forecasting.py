@@ -20,10 +20,9 @@ from distributed.launcher import (
     plan_machines,
 )
 from distributed.measuring.measure import Measured, MeasureOptions
-from distributed.planning.document import Candidate, Choice, Planning
+from distributed.planning.document import Candidate, Choice, Planning, Preference
 from distributed.planning.feedback import corrections
 from distributed.planning.fitting import fit
-from distributed.planning.job import Preference
 from distributed.planning.prediction import Predictor, known_costs
 from distributed.planning.reasons import sentence, settings_of
 from distributed.preparation.preflight import NotReady, Ready, rooms_of

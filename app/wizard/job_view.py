@@ -13,18 +13,17 @@ from distributed.checks.job import memory_level
 from distributed.planning.fitting import Room, fitted
 from distributed.planning.memory_model import need_of
 from distributed.planning.model_size import ModelSize, size_for
-from profiles.counts import counted
-from profiles.errors import BadInput
+from profiles.errors import BadInput, counted
 from profiles.layers import DEFAULT
 from profiles.library import Library
-from profiles.options import canonical, check_value, less_memory, options
-from profiles.resolve import Resolved
+from profiles.options import OptionSpec, check_value, less_memory, meant, options
+from profiles.resolve import Resolved, load_profile
 from profiles.schema import Profile
 from training.resources import total_memory
 from training.tasks.published_models import usable_profile
 from training.tasks.speech_clips import HOW_TO_MEND, IN_TRAIN_TOO
 
-_OWN = ("hosts", "workers", "shares", "output_dir")
+_OWN = ("hosts", "workers", "simulate", "shares", "output_dir")
 """What the set-up decides itself, or what is no matter of the job."""
 WAYS = {"strategy": "auto", "engine": "auto", "codec": "auto"}
 """What is left to the planner where neither the person nor a saved profile has chosen."""
@@ -37,13 +36,12 @@ def resolved(answers: JobAnswers, config: Path | None = None, complete: bool = T
         BadInput: it cannot be used.
     """
     given = dict(answers.options)
-    found = usable_profile(answers.profile, given, config, complete=complete)
     library = Library.open(config)
     kept = library.find("profile", answers.profile)
     saved = kept is not None and kept.file.path != library.config.path
-    starter = found.origins["hosts"] == DEFAULT and not saved
-    open_ways = {name: value for name, value in WAYS.items() if starter and name not in given}
-    return usable_profile(answers.profile, {**given, **open_ways}, config, complete=complete) if open_ways else found
+    if not saved and load_profile(answers.profile, {}, config, complete=False).origins["hosts"] == DEFAULT:
+        given = {**WAYS, **given}
+    return usable_profile(answers.profile, given, config, complete=complete)
 
 
 # ------------------------------------------------------------------------------------------------------------- options
@@ -55,14 +53,14 @@ def job_of(answers: JobAnswers, config: Path | None = None) -> Job:
     Raises:
         BadInput: there is no such profile.
     """
-    answers = JobAnswers(answers.profile, tuple((canonical(name), text) for name, text in answers.options))
     library = Library.open(config)
     plain = resolved(JobAnswers(answers.profile), config, complete=False)
-    given = dict(answers.options)
+    strategy = dict(answers.options).get("strategy", plain.value("strategy"))
+    given = {name: text for written, text in answers.options for name in meant(written, strategy)}
     problems = {name: problem for name, text in given.items() if (problem := _problem(name, text))}
     current, whole = plain, ""
     try:
-        fitting = tuple(pair for pair in answers.options if pair[0] not in problems)
+        fitting = tuple(pair for pair in given.items() if pair[0] not in problems)
         current = resolved(JobAnswers(answers.profile, fitting), config, complete=False)
     except BadInput as error:
         guilty = error.option if error.option in given else ""
@@ -78,7 +76,7 @@ def job_of(answers: JobAnswers, config: Path | None = None) -> Job:
             spec.name in given,
         )
         for spec in options()
-        if spec.name not in _OWN and (spec.is_read_by(current.profile.model.task) or spec.name in given)
+        if spec.name not in _OWN and (_is_read(spec, current.profile) or spec.name in given)
     ]
     profile, said, fix = current.profile, "", ""
     if profile.name != answers.profile:  # another one stands in for it
@@ -97,6 +95,10 @@ def job_of(answers: JobAnswers, config: Path | None = None) -> Job:
             fix="choose another one" if problems.keys() & {"model", "dataset"} else fix,
         ),
     )
+
+
+def _is_read(spec: OptionSpec, profile: Profile) -> bool:
+    return spec.is_read_by(profile.model.task) and spec.is_read_with(profile.strategy.strategy)
 
 
 def _problem(name: str, text: str) -> str:
@@ -153,7 +155,7 @@ def _notes(history: Mapping[str, int], profile: Profile) -> Iterator[str]:
     if count := history.get("in_train_too"):
         yield f"{counted(count, 'held-out recording')} {IN_TRAIN_TOO}"
     if count := history.get("held_out"):
-        yield f"no validation.csv: {counted(count, 'recording')} of train held out"
+        yield f"no validation.csv: {counted(count, 'recording')} of the training data held out"
     words = {"corrected": "corrected", "deleted": "left out", "blacklisted": "blacklisted", "protected": "protected"}
     patches = [f"{history[name]} {word}" for name, word in words.items() if history.get(name)]
     if patches:
@@ -178,7 +180,6 @@ def fits_of(machines: Sequence[MachineRow], profile: Profile, memory: Mapping[st
 
 
 def _memory(row: MachineRow, memory: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-    """Return free bytes and all; 0 where they are not known."""
     if row.key in memory or not row.here:
         return memory.get(row.key, (0, 0))
     import psutil  # 20 ms, not needed where only other machines train
@@ -191,7 +192,7 @@ def _fit(row: MachineRow, profile: Profile, size: ModelSize | None, free: int, t
     fit = Fit(row.key, row.name, needed, free, status=Status.OK)
     if not needed or not free:
         missing = "the model's size" if not needed else "its free memory"
-        return replace(fit, words="not known yet", cause=f"{missing} is known once it was measured")
+        return replace(fit, words="not known yet", cause=f"{missing} is not known before it has been measured")
     try:
         found = fitted(profile, size, [Room(row.name, total)], alone=False)
     except BadInput as error:

@@ -140,7 +140,6 @@ def _reached(event: Event) -> int:
 
 
 def _row(name: str, done: int, now: Status, problem: tuple[str, str] | None, log: tuple[str, ...] = ()) -> LaunchRow:
-    """Return a machine's row after so many steps, with what is wrong there and what to do."""
     waiting = [Status.WAITING] * (len(STEPS) - done - 1)
     cells = (*[Status.OK] * done, *([now, *waiting] if done < len(STEPS) else []))
     cause, fix = problem or ("", "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import re
 import socket
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,8 +20,8 @@ from distributed.discovery.sightings import Status as Seen
 from distributed.hosts.file import Hosts, Machine, split_address, typed_machine
 from distributed.ssh.connection import SshTarget, Trust
 from distributed.ssh.host_keys import HostKeyInfo
+from distributed.system import output
 
-_PATIENCE = 2.0
 _LONGEST_FILE = 65_536
 LONGEST_NAME = 64
 HERE_KEY = "here"
@@ -33,7 +32,6 @@ _STATUSES = {
     Seen.OTHER_KEY: Status.FAILED,
     Seen.UNCHECKED: Status.OK,
 }
-_MOST_TRAITS = 10_000
 _NO_HOST = "not-a-host-name.invalid"
 """Of a machine whose name cannot be given to SSH: Access says then that nobody knows it."""
 
@@ -62,19 +60,10 @@ def this_computer() -> ThisComputer:
     return ThisComputer(name, chip, f"{psutil.virtual_memory().total / 2**30:.0f} GB", system)
 
 
-def said(*command: str) -> str:
-    """Return what a command prints; nothing where it cannot be run."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()
-
-
-def mac(ask: Callable[..., str] = said) -> tuple[str, str]:
+def mac(ask: Callable[..., str] = output) -> tuple[str, str]:
     """Return chip and system of a Mac; ``platform.processor()`` would say ``arm``."""
-    version = platform.mac_ver()[0] or ask("sw_vers", "-productVersion")
-    return ask("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine(), f"macOS {version}".strip()
+    version = platform.mac_ver()[0] or ask("sw_vers", "-productVersion").strip()
+    return ask("sysctl", "-n", "machdep.cpu.brand_string").strip() or platform.machine(), f"macOS {version}".strip()
 
 
 def linux(root: Path = Path("/")) -> tuple[str, str]:
@@ -109,34 +98,6 @@ def _announced(details: Mapping[str, str]) -> tuple[str, str, str]:
     return details.get("devices", "") or details.get("model", ""), size, details.get("system", "")
 
 
-class Identities:
-    """Remembers what machines were called before their host keys were seen, so that a choice made then still holds."""
-
-    def __init__(self) -> None:
-        self._ids: dict[object, str] = {}
-
-    def aliases(self, found: Sequence[FoundMachine]) -> dict[str, tuple[str, ...]]:
-        """Return earlier ids by present id. Memory is bounded as discovery's is."""
-        unknown = [machine for machine in found if not machine.fingerprint and not machine.here]
-        for machine in unknown:
-            for trait in _traits(machine):
-                self._ids.pop(trait, None)
-                self._ids[trait] = machine.id
-        while len(self._ids) > _MOST_TRAITS:
-            del self._ids[next(iter(self._ids))]
-        present = {machine.id for machine in found}
-        return {
-            machine.id: tuple(before)
-            for machine in found
-            if machine.fingerprint and (before := {self._ids.get(t, "") for t in _traits(machine)} - {"", *present})
-        }
-
-
-def _traits(machine: FoundMachine) -> list[object]:
-    """What stays the same when a machine's host key becomes known: its ways, or its names where it has none yet."""
-    return [path.endpoint for path in machine.paths] or [name.casefold() for name in machine.names]
-
-
 class Naming:
     """How machines that were found are reached: as typed, as their hosts file says, by alias, or by ``.local`` name."""
 
@@ -152,13 +113,9 @@ class Naming:
         for hosts in files:
             for machine in hosts.machines:
                 self._entries.setdefault(machine.name.casefold(), (machine, hosts.ssh_config))
-        self._before: Mapping[str, tuple[str, ...]] = {}
 
-    def rows(
-        self, found: Sequence[FoundMachine], aliases: Mapping[str, tuple[str, ...]] | None = None
-    ) -> tuple[MachineRow, ...]:
-        """Return one row a machine; ``aliases``: what a machine was called before, by its id."""
-        self._before = aliases or {}
+    def rows(self, found: Sequence[FoundMachine]) -> tuple[MachineRow, ...]:
+        """Return one row a machine."""
         local = ([name.casefold() for name in machine.names if name.casefold().endswith(".local")] for machine in found)
         hosts = [names[0] if names else "" for names in local]
         claimed = {host for host in hosts if host and hosts.count(host) > 1}
@@ -168,7 +125,8 @@ class Naming:
 
     def _row(self, machine: FoundMachine, host: str) -> MachineRow:
         """``host``: its name in the local network, unless two machines claim it."""
-        entry, ssh_config = self._entry(machine, host)
+        names = tuple(name.casefold() for name in machine.names)
+        entry, ssh_config = self._entry(machine, names, host)
         if machine.here:
             entry = _here(entry.name, entry.python)
         details = self._here() if machine.here else ThisComputer(machine.name, *_announced(machine.details))
@@ -188,17 +146,12 @@ class Naming:
             found_by=tuple(origin.value for origin in machine.found_by),
             paths=machine.paths,
             fingerprint=machine.fingerprint,
-            aliases=self._aliases(machine),
+            names=names,
+            aliases=tuple(f"typed:{text}" for host, text in self._typed.items() if host in names),
         )
 
-    def _aliases(self, machine: FoundMachine) -> tuple[str, ...]:
-        names = {name.casefold() for name in machine.names}
-        typed = (f"typed:{text}" for host, text in self._typed.items() if host in names)
-        return (*typed, *self._before.get(machine.id, ()))
-
-    def _entry(self, machine: FoundMachine, host: str) -> tuple[Machine, str]:
+    def _entry(self, machine: FoundMachine, names: Sequence[str], host: str) -> tuple[Machine, str]:
         """Return how to reach it, as a hosts file would say it, and the SSH configuration of that file."""
-        names = [name.casefold() for name in machine.names]
         typed = next((self._typed[name] for name in names if name in self._typed), "")
         if typed and Origin.TYPED in machine.found_by:
             as_typed = typed_machine(typed)

@@ -7,29 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
-from app.wizard.actions import INSTALLING
 from app.wizard.assessment import of_pairs, of_report
-from app.wizard.dependencies import inputs, is_current, needs_no_figures
+from app.wizard.dependencies import inputs, is_current, needs_no_figures, observation
 from app.wizard.records import FINE, Assessment, Launch, MachineRow, Machines, Status
-from app.wizard.state import Change, Kind, Part, Task
+from app.wizard.state import Kind, Part, Task
 from app.wizard.state import WizardState as State
 
-P = ParamSpec("P")
 _LONGEST_LOG = 400
 _PARTLESS = (Kind.SAVED_MACHINES, Kind.INSTALL_KEY, Kind.REPAIR)
 """Whose results change other parts."""
 _SHOWN_LINES = 12
-
-
-def observation(rule: Callable[Concatenate[State, P], State]) -> Callable[P, Change]:
-    """Make a rule something that the machines' side can tell: called without the state, it is a value for ``apply``."""
-
-    def told(*words: P.args, **named: P.kwargs) -> Change:
-        return Change(rule, words, named)
-
-    return told
 
 
 # --------------------------------------------------------------------------------------------------- begin, talk, fail
@@ -107,7 +96,7 @@ def done(state: State, task: Task, found: Any) -> State:
     match task.kind:
         case Kind.SAVED_MACHINES:
             return _with_machines_of(state, task.key, found)
-        case Kind.ACCESS if row is None or row.status is Status.OK or row.words == INSTALLING:
+        case Kind.ACCESS if row is None or row.status is Status.OK or state.is_under_way(Kind.INSTALL_KEY, task.key):
             return state  # a look that was under way while a key was being installed tells of the time before
         case Kind.INSTALL_KEY if row is not None:
             words = "accepts the login: a key is installed there" if found.ok else found.problem
@@ -125,13 +114,9 @@ def done(state: State, task: Task, found: Any) -> State:
 
 
 def _found(state: State, task: Task, found: Any) -> State:
-    """A part is worked out."""
     judged: Mapping[Kind, Callable[[Any], Assessment]] = {Kind.ACCESS: of_report, Kind.LINKS: of_pairs}
     said: Assessment = judged[task.kind](found) if task.kind in judged else getattr(found, "assessment", FINE)
-    part = Part(
-        found, progress=state.part(task.kind, task.key).progress, inputs=task.inputs,
-        status=said.status, words=said.words, cause=said.cause, fix=said.fix,
-    )  # fmt: skip
+    part = Part(found, progress=state.part(task.kind, task.key).progress, inputs=task.inputs, **vars(said))
     return state.putting(task.kind, task.key, part)
 
 
@@ -169,7 +154,7 @@ def watch_failed(state: State, cause: str, fix: str = "") -> State:
 def sighted(state: State, seen: Machines) -> State:
     """What discovery sees; this computer is picked by itself, once."""
     rows = _with_pinned(seen.rows, state.pinned)
-    state = _follow_keys(replace(state, machines=replace(seen, rows=rows)))
+    state = _follow_keys(replace(state, machines=replace(seen, rows=rows)), state.machines.rows)
     here = next((row.key for row in rows if row.here), None)
     if here is None or state.preselected:
         return state
@@ -192,10 +177,19 @@ def _same(row: MachineRow, other: MachineRow) -> bool:
     return not (here.here or there.here) and (here.host, here.port or 22) == (there.host, there.port or 22)
 
 
-def _follow_keys(state: State) -> State:
-    """A machine whose host key was seen since has another key: choices made before still mean it."""
+def _is_now(row: MachineRow, other: MachineRow) -> bool:
+    """Whether a machine without a host key is one that shows it: on the same way, else under its name."""
+    ways = {path.endpoint for path in row.paths}
+    met = not ways.isdisjoint(path.endpoint for path in other.paths) if ways else row.name.casefold() in other.names
+    return met and not row.fingerprint and not row.here
+
+
+def _follow_keys(state: State, before: Iterable[MachineRow]) -> State:
+    """A machine whose host key was seen since has another key: choices made ``before`` still mean it."""
     rows, answers = state.machines.rows, state.answers
+    here = {row.key for row in rows}
     now = {row.key: other.key for row in state.pinned for other in rows if _same(row, other)}
+    now |= {row.key: other.key for row in before if row.key not in here for other in rows if _is_now(row, other)}
     now |= {alias: row.key for row in rows for alias in row.aliases}
 
     def moved(keys: Iterable[str]) -> tuple[str, ...]:

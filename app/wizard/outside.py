@@ -92,16 +92,6 @@ class Outside:
 
         return repair(found, tell)
 
-    def ready(self, hosts: Hosts, task: str, trust: Trust) -> Sequence[Ready]:
-        """Return all machines, connected.
-
-        Raises:
-            NotReady: a machine cannot take part.
-        """
-        from distributed.preparation.preflight import check, ready
-
-        return ready(check(hosts, task, trust))
-
     def prepare(self, hosts: Hosts, task: str, options: PrepareOptions) -> Sequence[Ready]:
         """Make all machines ready, and return them connected.
 

@@ -1,24 +1,30 @@
-"""``wizard.py --plain``: the same set-up as questions and answers, a line at a time."""
+"""``wizard.py --plain``: the same set-up as questions and answers, a line at a time, so that screen
+readers and dumb terminals follow."""
 
 from __future__ import annotations
 
+import getpass
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from app.console import command_line, hearing_ctrl_c
+from app.console import can_only_print, command_line, hearing_ctrl_c, visible
 from app.wizard import actions as do
 from app.wizard import plain_words as words
 from app.wizard.assessment import of_finding
 from app.wizard.dependencies import blockers, measures
 from app.wizard.engine import Wizard
-from app.wizard.prompts import BareLines, prompter
 from app.wizard.records import UNSETTLED, Access, Launch, Need, Row, Status
 from app.wizard.services import Services
 from app.wizard.state import Action, Kind, Part, Step, WizardState, visited
 from distributed.ssh.host_keys import COMPARED
 from profiles.errors import ExitCode
+
+if TYPE_CHECKING:
+    from questionary import Question
 
 Watch = Callable[[Path], int]
 Answered = Callable[[str], Action | None]
@@ -39,7 +45,6 @@ def run_plain(services: Services, profile: str = "", ask: BareLines | None = Non
     """Ask from Home to Launch, and return the exit code.
 
     Args:
-        services: the machines.
         profile: begin at the Plan of this profile.
         ask: how to ask; left out: on this terminal.
         watch: shows the run that was started, and returns its exit code.
@@ -133,7 +138,7 @@ class Conversation:
         self._say(words.home_lines(self._state))
         if home.cause:
             self._ask.say(f"{home.cause}; {home.fix}")
-        answer = self._ask.line("A number, d: check this computer, q: leave", "1")
+        answer = self._ask.line("A number to open it, d: check this computer, q: leave", "1")
         if answer.casefold() in ("q", "quit"):
             raise Leave
         if answer == "d":
@@ -175,7 +180,6 @@ class Conversation:
             self._choose(question, {"": do.retry()}, partial(self._skipped, rows))
 
     def _settle(self, row: Access) -> None:
-        """Ask what only a person can answer."""
         if row.need is Need.TRUST:
             self._ask.say(f"{row.name} shows a new host key: {row.fingerprint}")
             end = row.fingerprint[-COMPARED:]
@@ -247,7 +251,7 @@ class Conversation:
     def _way(self, answer: str) -> Action | None:
         if answer[:2].casefold() == "h=" and answer[2:].strip().isdecimal():
             self._do(do.set_interval(int(answer[2:])))
-            self._until(lambda state: "predicting" not in state.busy, 10.0)
+            self._until(lambda state: not state.is_under_way(Kind.INTERVAL), 10.0)
             return None
         way = _numbered(self._state.ways, answer)
         if way is None:
@@ -311,8 +315,61 @@ def _launch_changed(before: Part[Launch], state: WizardState) -> bool:
 
 
 def _numbered(rows: Iterable[R], text: str, first: int = 1) -> R | None:
-    """Return the row with the number that was typed."""
     listed = list(rows)
     if not text.isdecimal() or not first <= int(text) < first + len(listed):
         return None
     return listed[int(text) - first]
+
+
+def prompter() -> BareLines:
+    """Return questionary's prompts, or bare lines where the terminal can do nothing else."""
+    return BareLines() if can_only_print() else Questions()
+
+
+class BareLines:
+    """Asks a person, on terminals that only print: no escape code is ever written.
+
+    Every method raises ``KeyboardInterrupt`` on ctrl+c, and ``EOFError`` when nobody is there.
+    """
+
+    def line(self, question: str, default: str = "") -> str:
+        """Return what was typed, without white space around it; nothing typed: ``default``."""
+        print(f"{visible(question)} {f'[{visible(default)}] ' if default else ''}", end="", flush=True)
+        return input().strip() or default
+
+    def secret(self, question: str) -> str:
+        """Return what was typed without showing it."""
+        return getpass.getpass(f"{visible(question)} ", stream=sys.stdout)
+
+    def say(self, text: str = "") -> None:
+        """Show one line; control characters in it are written out."""
+        print("\n".join(visible(line) for line in text.split("\n")), flush=True)
+
+
+class Questions(BareLines):
+    """questionary's prompts, which know history and editing keys; without colours where NO_COLOR is set."""
+
+    def line(self, question: str, default: str = "") -> str:
+        import questionary  # with prompt_toolkit 0.1 s, which --help does without
+
+        shown = f"{visible(question)}{f' [{visible(default)}]' if default else ''}"
+        return _asked(questionary.text(shown, **_look())).strip() or default
+
+    def secret(self, question: str) -> str:
+        import questionary
+
+        return _asked(questionary.password(visible(question), **_look()))
+
+
+def _asked(question: Question) -> str:
+    """Return the answer; ctrl+c is Python's own matter, for prompt_toolkit loses one that comes as it begins."""
+    return str(question.application.run(handle_sigint=False))
+
+
+def _look() -> dict[str, Any]:
+    from prompt_toolkit.output import ColorDepth
+    from prompt_toolkit.styles import Style
+
+    plain = bool(os.environ.get("NO_COLOR"))
+    style = Style([] if plain else [("question", "bold")])
+    return {"qmark": "", "style": style, "color_depth": ColorDepth.DEPTH_1_BIT if plain else None}

@@ -9,7 +9,7 @@ from app.wizard.assessment import of_finding, of_pair, path_of, started_text, wa
 from app.wizard.dependencies import MEASURES
 from app.wizard.records import Access, Assessment, Check, JobOption, Launch, MachineRow, Plan, Status, Way
 from app.wizard.state import Part, WizardState
-from profiles.counts import counted
+from profiles.errors import counted
 
 
 def home_lines(state: WizardState) -> Iterator[str]:
@@ -148,6 +148,8 @@ def plan_lines(part: Part[Plan]) -> Iterator[str]:
     yield f"  time: {f'{duration_text(seconds)} predicted' if seconds else 'not measured; m at Strategy measures it'}"
     yield from (f"  encrypted: {text}" for text in plan.encrypted)
     yield from (f"  NOT encrypted: {text}" for text in plan.in_clear)
+    if plan.staying:
+        yield f"  data: {plan.staying}"
     yield f"  saved as profile: {plan.profile}"
     yield f"  command: {plan.command}"
     if plan.hash:

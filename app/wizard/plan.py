@@ -28,12 +28,13 @@ from distributed.preparation.preflight import rooms_of
 from profiles.errors import BadInput, MusterError
 from profiles.layers import DEFAULT
 from profiles.library import Library, check_name, saved_folder
-from profiles.options import as_text, options_by_name
+from profiles.options import applies, as_text, options_by_name
 from profiles.resolve import load_profile, save_profile
 from profiles.schema import FITTED, Profile
+from profiles.split import DATA_STAY
 from training.strategies.registry import interval_options
 
-_NOT_KEPT = ("hosts", "workers", "shares")
+_NOT_KEPT = ("hosts", "workers", "simulate", "shares")
 _REFERENCES = ("model", "dataset")
 _FITTED = frozenset((*FITTED, "gradient_accumulation"))
 SSH = "commands, code, data and logs: SSH"
@@ -142,7 +143,8 @@ def _values(request: Request, planning: Planning | None, library: Library, confi
     if planning is not None and not recommended and planning.settings is not None:
         chosen = planning.settings.options
         values |= {name: as_text(chosen[name]) for name in (*WAYS, *interval_options()) if name in chosen}
-    return values
+    strategy = values.get("strategy", profile.strategy.strategy)
+    return {name: value for name, value in values.items() if applies(name, strategy)}
 
 
 def _free_name(request: Request, values: Mapping[str, str], hosts: Hosts, library: Library, folder: Path) -> str:
@@ -204,6 +206,8 @@ def choices(request: Request, config: Path | None = None) -> Choices:
         **dict(request.answers.job.options),
         **{name: kept.values[name] for name in names if name in kept.values},
     }
+    chosen = options.get("strategy", "auto")
+    options = {name: value for name, value in options.items() if applies(name, chosen)}
     profile = resolved(JobAnswers(request.answers.job.profile, tuple(options.items())), config).profile
     as_in_its_file = {f"{kind}_name": kept.values.get(kind, "") for kind in _REFERENCES}  # paths are options there
     profile = profile.model_copy(update={"name": kept.name, **as_in_its_file})
@@ -224,19 +228,23 @@ def plan_of(request: Request, config: Path | None = None, outside: Outside = OUT
     if run is not None and far:
         with suppress(MusterError, OSError):  # starting will say why
             size = outside.input_bytes(run)
-    changes = (*_changes(request, kept, size), *(Change("fit", "every machine", line, "~") for line in fitted))
+    changes = (
+        *_changes(request, kept, size, profile.data.local_data),
+        *(Change("fit", "every machine", line, "~") for line in fitted),
+    )
     engine = run.engine if run is not None else "mesh"
     together = run is not None and run.world_size > 1
     return Plan(
         changes=changes,
         bytes_to_copy=sum(change.bytes for change in changes),
-        ports=tuple(_ports(far, profile, engine if together else "", hub_place(request, kept))),
+        ports=tuple(_ports(far, profile, engine if together else "", coordinator_place(request, kept))),
         seconds=(request.chosen.seconds or None) if request.chosen is not None else None,
         way=way_in_words(request.chosen, request),
         encrypted=(*((SSH,) if far else ()), *((TLS,) if together and engine == "mesh" else ())),
         in_clear=(CLEAR,) if planned is not None and planned.in_clear else (),
+        staying=DATA_STAY if profile.data.local_data else "",
         profile=kept.name,
-        files=tuple(change.what for change in changes if change.key.startswith("file:")),
+        files=tuple(map(shown, kept.files)),
         command=kept.command,
         hash=run.hash() if run is not None else "",
     )
@@ -251,8 +259,12 @@ def way_in_words(chosen: Way | None, request: Request) -> str:
     return f"{len(choice.members)} machines with {choice.name} over {choice.over}{interval}"
 
 
-def _changes(request: Request, kept: Saving, size: int) -> Iterator[Change]:
-    """Yield what changes where; ``size``: bytes of code, data and model, of which a machine gets what is missing."""
+def _changes(request: Request, kept: Saving, size: int, stay: bool) -> Iterator[Change]:
+    """Yield what changes where; ``size``: bytes of code, data and model, of which a machine gets what is missing.
+
+    Args:
+        stay: data stay on their machines.
+    """
     for path in kept.files:
         yield Change(f"file:{path.name}", "this computer", shown(path), "~" if path.exists() else "+")
     yield Change("run", "this computer", "the run's folder under output/: events, logs, snapshots, the model")
@@ -263,24 +275,26 @@ def _changes(request: Request, kept: Saving, size: int) -> Iterator[Change]:
             yield Change(f"out:{row.key}", name, "nothing: it is not part of the chosen strategy", "~")
         elif not row.here:
             folder = machine.project_path or "~/.cache/muster"
-            yield Change(f"data:{row.key}", name, f"code, data and model in {folder}: what is missing there", "~", size)
+            sent = "code and model" if stay else "code, data and model"
+            yield Change(f"data:{row.key}", name, f"{sent} in {folder}: what is missing there", "~", size)
             yield Change(f"run:{row.key}", name, f"this run's folder in {folder}; clean removes it")
             yield Change(f"awake:{row.key}", name, "is kept awake while it trains", "~")
 
 
-def hub_place(request: Request, kept: Saving) -> str:
+def coordinator_place(request: Request, kept: Saving) -> str:
     """Return the coordinator's machine, as the plan names it; this computer where it names none of the others."""
     settings = kept.planning.settings if kept.planning is not None else None
     others = (machine.name for machine, row in zip(kept.hosts.machines, request.machines, strict=True) if not row.here)
-    return settings.hub if settings is not None and settings.hub in others else "this computer"
+    return settings.coordinator if settings is not None and settings.coordinator in others else "this computer"
 
 
-def _ports(far: bool, profile: Profile, engine: str, hub: str) -> Iterator[str]:
+def _ports(far: bool, profile: Profile, engine: str, place: str) -> Iterator[str]:
     if far:
         yield "SSH from this computer to each machine"
     if engine == "mesh":
-        yield f"TCP {profile.strategy.hub_port or 'one free port'} on {hub}, from each machine (the coordinator)"
-        yield "one free TCP port for each worker, from the others; a machine where that is closed dials them"
-        yield f"one free TCP port on {hub}, from machines of which neither can dial the other (the relay)"
+        port = profile.strategy.coordinator_port or "one free port"
+        yield f"TCP {port} on {place}, from each machine (the coordinator)"
+        yield "one free TCP port for each worker, from the others (one that is blocked connects to them itself)"
+        yield f"one free TCP port on {place}, from machines that cannot connect to each other (the relay)"
     elif engine:
         yield "free TCP ports between all machines (engine nccl)"

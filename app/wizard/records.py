@@ -119,8 +119,10 @@ class MachineRow(Row):
     found_by: tuple[str, ...] = ()
     paths: tuple[FoundPath, ...] = ()
     fingerprint: str = ""
+    names: tuple[str, ...] = ()
+    """All that it is called, in small letters."""
     aliases: tuple[str, ...] = ()
-    """Keys it had before its host key was seen; a choice made then still holds."""
+    """Keys of what was typed and is this machine; a choice made by them still holds."""
 
     @property
     def here(self) -> bool:
@@ -361,6 +363,8 @@ class Plan:
     hash: str = ""
     """Of the run's plan, as far as it is known before the machines are asked; empty: not known."""
     assessment: Assessment = FINE
+    staying: str = ""
+    """What is said of data that stay on their machines."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from distributed.hosts import file as hosts_file
     from distributed.measuring import measure
     from distributed.measuring.link_figures import PairFigures
-    from distributed.preparation import custom_code
+    from distributed.preparation import custom_code, prepare
     from distributed.ssh import access
     from distributed.ssh.access import AccessReport
     from profiles.schema import Profile
@@ -54,8 +54,8 @@ else:  # loaded when they are used: most load SSH, which the first screen does w
         for name in ("discovery_watch", "forecasting", "job_view", "launching", "machines", "plan")
     )
     hosts_file, measure = lazy("distributed.hosts.file"), lazy("distributed.measuring.measure")
-    custom_code, access = lazy("distributed.preparation.custom_code"), lazy("distributed.ssh.access")
-    run_list = lazy("training.runs")
+    custom_code, prepare = lazy("distributed.preparation.custom_code"), lazy("distributed.preparation.prepare")
+    access, run_list = lazy("distributed.ssh.access"), lazy("training.runs")
 
 RUNS = 20
 
@@ -131,7 +131,7 @@ class Services:
         return [tuple(one.findings) for one in found]
 
     def repair(self, rows: Sequence[MachineRow], job: JobAnswers, check: str, tell: Tell) -> None:
-        """Give machines without packages an environment of ours.
+        """Install the packages on machines that lack them, in an environment of Muster's.
 
         Raises:
             MachinesNotReady: where that did not go.
@@ -144,7 +144,8 @@ class Services:
     def measure_links(self, rows: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[PairFigures]:
         """Measure every pair, or return what is known and fresh."""
         profile = self._profile(job)
-        ready = self.outside.ready(machines.hosts_of(rows), profile.model.task, machines.trust_in(self._trusted))
+        options = prepare.PrepareOptions(tell, machines.trust_in(self._trusted), repair=False)
+        ready = self.outside.prepare(machines.hosts_of(rows), profile.model.task, options)
         try:
             return self.outside.measure(
                 ready, profile, measure.MeasureOptions(links=True, machines=False, tell=tell)
@@ -202,9 +203,10 @@ class Services:
     def _check_code(self, job: JobAnswers) -> None:
         """Let no code run that a file names and no person stands behind; what is typed here a person has named."""
         found = job_view.resolved(job, self._config)
-        source = found.origins["model_path"].file
-        hint = f"look at it, then: {command_line('plan', job.profile, '--trust-code')}"
-        custom_code.check_code(found.profile, source, hint, named=source is None)
+        hint = f"read it, then: {command_line('plan', job.profile, '--trust-code')}"
+        for option in found.profile.own_code:
+            source = found.origins[option].file
+            custom_code.check_code(found.profile, source, hint, named=source is None, option=option)
 
     def close(self) -> None:
         """Let go of everything that is still held: nothing is, between calls."""

@@ -244,6 +244,14 @@ class WizardState:
         return tuple(dict.fromkeys(words for _, words in self.under_way))
 
     @property
+    def tasks(self) -> tuple[Task, ...]:
+        """What was asked for and is not done."""
+        return (*self.orders, *(task for task, _ in self.under_way))
+
+    def is_under_way(self, kind: Kind, key: str = "") -> bool:
+        return any((task.kind, task.key) == (kind, key) for task in self.tasks)
+
+    @property
     def picked(self) -> tuple[MachineRow, ...]:
         """The machines that were chosen and are known, this computer first."""
         rows = {row.key: row for row in self.machines.rows}
@@ -278,8 +286,7 @@ class WizardState:
     @property
     def under_repair(self) -> frozenset[str]:
         """Machines that are being fixed, or are about to be."""
-        tasks = (*self.orders, *(task for task, _ in self.under_way))
-        wanted = [task.inputs for task in tasks if task.kind is Kind.REPAIR]
+        wanted = [task.inputs for task in self.tasks if task.kind is Kind.REPAIR]
         return frozenset(key for keys in wanted if isinstance(keys, tuple) for key in keys)
 
     @property
@@ -347,8 +354,7 @@ class WizardState:
     def ordering(self, kind: Kind, key: str = "", inputs: object = None) -> WizardState:
         """Return it with something to be asked for."""
         task = Task(kind, key, inputs)
-        known = (*self.orders, *(begun for begun, _ in self.under_way))
-        return self if task in known else replace(self, orders=(*self.orders, task))
+        return self if task in self.tasks else replace(self, orders=(*self.orders, task))
 
     def part(self, kind: Kind, key: str = "") -> Part[Any]:
         return self.parts.get((kind, key)) or self.empty(kind)

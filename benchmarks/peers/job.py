@@ -15,13 +15,13 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from profiles.resolve import load_profile
-from training.backward import build_optimizer, set_learning_rate
 from training.batches import BatchSource, Samples
 from training.data import Cursor, SampleSchedule
 from training.device import Precision
 from training.evaluation import Evaluator
 from training.events import EventSink, MemberEvent, StepEvent
 from training.exchange.base import SoloExchange
+from training.optimizers import build_optimizer, set_learning_rate
 from training.schedule import learning_rate_at, scaled_learning_rate
 from training.tasks.registry import task_from_profile
 

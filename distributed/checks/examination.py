@@ -26,6 +26,7 @@ from profiles.schema import Profile
 
 _TIMEOUT = 60.0
 _LISTEN_TIMEOUT = 30.0
+_PROGRAM = ("distributed.system", "distributed.checks.machine_health")
 
 
 @dataclass
@@ -57,7 +58,6 @@ def examine(
 
     Args:
         profile: also looks whether this job fits: memory, data, the coordinator's port.
-        dial: gives the links.
     """
     found = [Examined(readiness) for readiness in check(hosts, task, trust, dial=dial)]
     try:
@@ -75,7 +75,7 @@ def examine(
 
 
 def repair(found: Sequence[Examined], say: Tell, offline_wheels: bool = False) -> list[MusterError]:
-    """Do what is safe to do unasked: give machines without packages an environment. Return what did not go."""
+    """Fix what is safe to fix without asking: install packages where they are missing. Return what failed."""
     lacking = [one.readiness.link for one in found if one.readiness.provisionable]
     try:
         return list(provision_all(lacking, say, offline_wheels).values())
@@ -121,10 +121,11 @@ def _add_health(able: Sequence[Examined], healths: Sequence[Health | Finding]) -
 
 
 def _health(one: Readiness) -> Health | Finding:
-    if one.provisionable:
+    if one.provisionable or (one.facts is not None and one.facts.missing):
         return Finding("health", "ok", "not checked: its packages are missing")
     try:
-        done = one.link.connection().run([one.link.python, "-c", _program(), "facts"], timeout=_TIMEOUT)
+        words = [one.link.python, "-c", packed("training.sensors", *_PROGRAM), "facts"]
+        done = one.link.connection().run(words, timeout=_TIMEOUT)
         return Health.model_validate_json(done.stdout)
     except ValidationError:
         return Finding("health", "warning", f"its hardware could not be read: {done.problem[:200]}")
@@ -163,7 +164,7 @@ def _listeners(links: Sequence[Link]) -> Iterator[dict[str, tuple[int, Finding]]
 
         def start(link: Link) -> tuple[int, Finding]:
             try:
-                words = [link.python, "-c", _program(), "listen", str(_LISTEN_TIMEOUT)]
+                words = [link.python, "-c", packed(*_PROGRAM), "listen", str(_LISTEN_TIMEOUT)]
                 process = stack.enter_context(link.connection().stream(words))
                 port = int(process.read_line(_LISTEN_TIMEOUT))
             except (MusterError, TimeoutError, ValueError) as error:
@@ -183,12 +184,8 @@ def _reasons(link: Link, places: Mapping[str, tuple[str, int]]) -> dict[str, str
         return {}
     words = [str(part) for place in others.values() for part in place]
     try:
-        done = link.connection().run([link.python, "-c", _program(), "reach", *words], timeout=_TIMEOUT)
+        done = link.connection().run([link.python, "-c", packed(*_PROGRAM), "reach", *words], timeout=_TIMEOUT)
         said = dict(json.loads(done.stdout))
     except (MusterError, ValueError, TypeError):
         return dict.fromkeys(others, "it could not be checked")
     return {name: str(said.get(f"{host} {port}", "no answer"))[:200] for name, (host, port) in others.items()}
-
-
-def _program() -> str:
-    return packed("distributed.system", "distributed.checks.machine_health")

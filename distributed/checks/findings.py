@@ -1,4 +1,4 @@
-"""What was seen on a machine, what is needed, and the fix. Pure functions of what the machine said of itself."""
+"""What was found on a machine, what is needed, and the fix. Pure functions of the machine's report."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _Text = Annotated[str, Field(max_length=200)]
 LITTLE_MEMORY = 2 * 2**30
 HOT = 90.0
 _SANDBOXED = ("Desktop", "Documents", "Downloads", "Library/Mobile Documents")
-_FIREWALL = "let Python accept connections in the firewall of {0} (on a Mac: System Settings > Network > Firewall)"
-_NOT_NEEDED = "'engine = nccl' needs it; on the mesh the other one dials, or both meet at the coordinator's machine"
+_FIREWALL = "allow Python to accept connections in the firewall of {0} (on a Mac: System Settings > Network > Firewall)"
+_NOT_NEEDED = "only engine = nccl needs it; on the mesh the other machine connects, or the coordinator's machine relays"
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     check: str
     """Stable word for programs."""
@@ -84,7 +84,7 @@ class Health(_Said):
 
 
 def judge_facts(facts: Facts) -> list[Finding]:
-    """Return what the first look has found in order; what makes a machine unfit is said by its problem."""
+    """Return findings for what the first look found in order; what makes a machine unfit is in its problem."""
     version, oldest = ".".join(map(str, facts.python)), ".".join(map(str, OLDEST_PYTHON))
     ahead = facts.clock_ahead
     looked_at = [
@@ -155,7 +155,7 @@ def _devices(health: Health) -> Iterator[Finding]:
 
 def _power(health: Health) -> Iterator[Finding]:
     power = health.power
-    seen = {"": "no battery", "ac": "mains", "battery": "runs on its battery"}[power.source]
+    seen = {"": "no battery", "ac": "mains", "battery": "runs on battery"}[power.source]
     percent = "" if power.percent is None or not power.source else f", {power.percent} %"
     yield Finding.warn_if(power.source == "battery", "power", f"{seen}{percent}", "mains power", "plug it in")
     if power.saving:
@@ -163,7 +163,7 @@ def _power(health: Health) -> Iterator[Finding]:
         yield Finding("power saving", "warning", "Low Power Mode is on", "off: it halves the speed", fix)
     awake = health.inhibitor or ("no battery, so it rarely sleeps" if not power.source else "")
     seen = awake or "may fall asleep: no caffeinate, and systemd-inhibit is missing or refused"
-    fix = "switch sleep off there while you train (Linux: sudo systemctl mask --runtime sleep.target)"
+    fix = "turn sleep off there while you train (Linux: sudo systemctl mask --runtime sleep.target)"
     yield Finding.warn_if(not awake, "sleep", seen, "can be kept awake", fix)
 
 
@@ -191,7 +191,7 @@ def judge_mtu(mtus: Mapping[str, tuple[str, int]]) -> dict[str, Finding]:
 
 
 def judge_ways(reasons: Mapping[str, str], needed: Sequence[str]) -> list[Finding]:
-    """Return what a machine found when it connected to the others.
+    """Return findings from a machine's attempts to connect to the others.
 
     Args:
         reasons: by the other machine's name: empty, or why it did not go.

@@ -12,12 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from distributed.checks.findings import Finding, Health, Level, gigabytes
+from distributed.checks.own_data import own_data
 from distributed.machine.link import Link
 from distributed.measuring.machine_figures import SpeedFigures, placements_of
 from distributed.measuring.measure import known_speeds
 from distributed.planning.cluster import MeasurementCache
+from distributed.planning.document import job_of
 from distributed.planning.fitting import DOUBT, Room, fitted
-from distributed.planning.job import job_of
 from distributed.planning.memory_model import member_bytes, need_of
 from distributed.planning.model_size import ModelSize, size_for
 from distributed.preparation.code_sync import Inputs, collect
@@ -33,6 +34,9 @@ _ESTIMATED = "estimated"
 _NAMES = {
     "inputs/code": "code",
     "inputs/user": "your code",
+    "inputs/optimizer": "your optimizer",
+    "inputs/outer": "your outer optimizer",
+    "inputs/strategy": "your strategy",
     "inputs/model": "model",
     "inputs/teacher": "teacher",
     "inputs/encoder": "encoder",
@@ -42,7 +46,7 @@ _NAMES = {
 
 @dataclass
 class JobLook:
-    """What was seen of a job."""
+    """The findings about a job."""
 
     profile: Profile
     size: ModelSize | None = None
@@ -66,7 +70,7 @@ def look_at_job(profile: Profile, machines: Sequence[Ready], cache: MeasurementC
 
     What is wrong with the job itself is a finding of every machine.
     """
-    here, everywhere = judge_port(profile.strategy.hub_port), judge_origin(with_local_model(profile))
+    here, everywhere = judge_port(profile.strategy.coordinator_port), judge_origin(with_local_model(profile))
     found = JobLook(profile, size_for(profile), here=here, everywhere=everywhere)
     if not machines:
         return found
@@ -83,6 +87,8 @@ def look_at_job(profile: Profile, machines: Sequence[Ready], cache: MeasurementC
     with ThreadPoolExecutor(len(machines)) as pool:
         answers = pool.map(lambda one: _data(inputs, *one), machines)
         found.data = dict(zip((link.name for link, _ in machines), answers, strict=True))
+    for name, findings in own_data(profile, [link for link, _ in machines], plan.members).items():
+        found.data[name] += findings
     return found
 
 
@@ -103,12 +109,12 @@ def judge_memory(profile: Profile, size: ModelSize | None, measured: SpeedFigure
         need = member_bytes(job, measured.machine, chosen, job.batch)
         return _judged(profile, need, "as measured there", health)
     if size is None:
-        unknown = "the memory that the model needs is not known before it runs"
-        return Finding("model", "ok", unknown, fix="measure tells")
+        unknown = "how much memory the model needs is not known before it has run"
+        return Finding("model", "ok", unknown, fix="'measure' finds it out")
     try:
         found = fitted(profile, size, [Room("it", free_memory(health)[1])], alone=False)
     except BadInput as error:
-        return Finding("model", "problem", error.message, "fits into the memory", error.hint)
+        return Finding("model", "problem", error.message, "fits into memory", error.hint)
     judged = _judged(profile, found.needs or need_of(profile, size).total, _ESTIMATED, health)
     return judged._replace(seen=f"{judged.seen}; {found.line}") if found.changes else judged
 
@@ -119,7 +125,7 @@ def _judged(profile: Profile, need: int, how: str, health: Health) -> Finding:
     level = memory_level(need, free, total, estimated=how == _ESTIMATED)
     less = ", ".join(["lower batch_size (and raise gradient_accumulation)", *less_memory(profile.model.task)])
     fixes = {"ok": "", "warning": f"close programs there, or {less}", "problem": f"{less}, or take a smaller model"}
-    needed = "fits into what is free" if level == "warning" else "fits into the memory"
+    needed = "fits into the free memory" if level == "warning" else "fits into memory"
     return Finding("model", level, seen, needed, fixes[level])
 
 
@@ -143,7 +149,8 @@ def free_memory(health: Health) -> tuple[int, int]:
 
 
 def judge_data(trees: Mapping[str, Tree], lack: Lack, facts: Facts) -> list[Finding]:
-    """Say of code, model and data whether they are there, equal by hash; what is not there must fit on the disk."""
+    """Return findings on whether code, model and data are there, equal by hash; what is missing must fit on the
+    disk."""
     found = []
     for place, tree in trees.items():
         name = _NAMES.get(place, place)
@@ -153,7 +160,7 @@ def judge_data(trees: Mapping[str, Tree], lack: Lack, facts: Facts) -> list[Find
         sizes = {blob: path.stat().st_size for blob, path in tree.sources.items()}
         left = sum(sizes[blob] - lack.begun.get(blob, 0) for blob in lack.blobs if blob in sizes)
         total = sum(sizes.values())
-        state = "absent" if left == total else "partly there" if left else "there, not assembled"
+        state = "absent" if left == total else "partly there" if left else "sent, not assembled yet"
         seen = f"{name}: {state}, a run sends {_megabytes(left)} of {_megabytes(total)} MB"
         found.append(Finding("data", "ok", seen))
     room = lack.left(sources_of(trees.values()))
@@ -165,7 +172,7 @@ def judge_data(trees: Mapping[str, Tree], lack: Lack, facts: Facts) -> list[Find
 
 
 def judge_origin(profile: Profile) -> list[Finding]:
-    """Say what every machine gets from the hub of models and data sets by itself."""
+    """Return what every machine downloads from the hub of models and data sets by itself."""
     local = ("/", "./", "../", "~")
     model = profile.model
     named = {
@@ -186,7 +193,7 @@ def judge_port(port: int) -> list[Finding]:
         socket.create_server(("", port)).close()
     except OSError as error:
         seen = f"port {port} of the machine that starts the run cannot be used ({error.strerror or error})"
-        fix = "end the program that has it (lsof -i), or set hub_port = 0 for any free one"
+        fix = "end the program that has it (lsof -i), or set coordinator_port = 0 for any free one"
         return [Finding("coordinator port", "problem", seen, "free for the coordinator", fix)]
     return [Finding("coordinator port", "ok", f"port {port} of the machine that starts the run is free")]
 

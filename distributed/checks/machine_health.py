@@ -1,7 +1,7 @@
 """What a machine's hardware and system say before a run: power, heat, memory, devices, ways to other machines.
 
-Standard library only, Python >= 3.9, and torch for the devices where it is there: it goes to the machine with
-:mod:`distributed.system` and runs there::
+Python >= 3.9 with psutil for the facts, and torch for the devices where it is there: it goes to the machine with
+:mod:`distributed.system` and :mod:`training.sensors`, and runs there::
 
     python machine_health.py facts            > one JSON document
     python machine_health.py listen SECONDS   > "PORT\\n", then takes connections until its input ends or time is up
@@ -23,7 +23,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from distributed.system import output, read
@@ -35,21 +34,22 @@ CONNECT_SECONDS = 2.0
 
 
 def facts() -> dict[str, Any]:
-    """Everything at once; nothing here may fail because one thing cannot be read."""
+    """Return all facts; one that cannot be read does not affect the others."""
+    import psutil  # ways to other machines are looked at where packages are missing too
+
+    from training.sensors import processor_celsius
+
     mac = platform.system() == "Darwin"
-    if mac:
-        memory = mac_memory(output("sysctl", "-n", "hw.memsize"), output("vm_stat"))
-        power = mac_power(output("pmset", "-g", "batt"), output("pmset", "-g"))
-    else:
-        memory, power = linux_memory(read("/proc/meminfo")), linux_power(power_supplies())
+    power = mac_power(output("pmset", "-g", "batt"), output("pmset", "-g")) if mac else linux_power(power_supplies())
+    memory = psutil.virtual_memory()
     return {
         "machine": platform.machine(),
         "hardware": hardware(),
-        "memory": memory,
+        "memory": {"total": memory.total, "free": memory.available},
         "power": power,
         "inhibitor": inhibitor(),
-        "mtu": mac_mtu(output("ifconfig")) if mac else linux_mtu(),
-        "celsius": celsius(),
+        "mtu": {name: one.mtu for name, one in psutil.net_if_stats().items() if not name.startswith("lo")},
+        "celsius": processor_celsius(),
         "throttled": mac_throttled(output("pmset", "-g", "therm")) if mac else False,
         "nvidia": nvidia(output("nvidia-smi", f"--query-gpu={_NVIDIA}", "--format=csv,noheader,nounits")),
         "devices": devices(),
@@ -86,20 +86,6 @@ def hardware() -> str:
 # ------------------------------------------------------------------------------------------------------------- parsers
 
 
-def linux_memory(text: str) -> dict[str, int]:
-    """Parse /proc/meminfo: bytes of memory, and of what programs could have."""
-    kilobytes = {key: int(number) for key, number in re.findall(r"^(\w+):\s+([0-9]{1,15}) kB", text, re.M)}
-    return {"total": kilobytes.get("MemTotal", 0) * 1024, "free": kilobytes.get("MemAvailable", 0) * 1024}
-
-
-def mac_memory(size: str, text: str) -> dict[str, int]:
-    """Parse ``vm_stat``: what is free, inactive or can be thrown away counts as free."""
-    page = re.search(r"page size of ([0-9]{1,9}) bytes", text)
-    pages = re.findall(r"^Pages (?:free|inactive|speculative|purgeable):\s+([0-9]{1,15})", text, re.M)
-    total = int(size) if re.fullmatch(r"[0-9]{1,18}\s*", size) else 0
-    return {"total": total, "free": sum(map(int, pages)) * int(page[1] if page else 4096)}
-
-
 def power_supplies(top: str = "/sys/class/power_supply") -> list[dict[str, str]]:
     names = ("type", "online", "status", "capacity", "scope")
     return [{name: read(f"{folder}/{name}") for name in names} for folder in sorted(glob.glob(f"{top}/*"))]
@@ -129,32 +115,6 @@ def mac_power(batt: str, settings: str) -> dict[str, Any]:
         "percent": int(percent[1]) if percent else None,
         "saving": bool(re.search(r"^\s*(?:lowpowermode|powermode)\s+1\s*$", settings, re.M)),
     }
-
-
-def linux_mtu() -> dict[str, int]:
-    found = {Path(path).parent.name: read(path) for path in glob.glob("/sys/class/net/*/mtu")}
-    return {name: int(mtu) for name, mtu in sorted(found.items()) if mtu.isdecimal() and name != "lo"}
-
-
-def mac_mtu(text: str) -> dict[str, int]:
-    """Parse ``ifconfig``."""
-    found = re.findall(r"^([\w.-]+): flags=.*\bmtu ([0-9]{1,9})", text, re.M)
-    return {name: int(mtu) for name, mtu in found if not name.startswith("lo")}
-
-
-def celsius() -> float | None:
-    """Return the hottest sensor that makes sense, degrees; a Mac shows none without an administrator."""
-    texts = [
-        read(p)
-        for p in (*glob.glob("/sys/class/thermal/thermal_zone*/temp"), *glob.glob("/sys/class/hwmon/*/temp*_input"))
-    ]
-    return hottest(texts)
-
-
-def hottest(texts: list[str]) -> float | None:
-    """Return the highest of some readings in thousandths of a degree; sensors that are off show nonsense."""
-    degrees = [int(text) / 1000 for text in texts if re.fullmatch("-?[0-9]{1,9}", text)]
-    return max((value for value in degrees if 5 <= value <= 125), default=None)
 
 
 def mac_throttled(text: str) -> bool:
@@ -231,7 +191,7 @@ def speed(left: Any, right: Any) -> float:
 
 
 def listen(seconds: float) -> None:
-    """Say a free port, and greet whoever connects."""
+    """Print a free port, and greet every connection to it."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     with socket.create_server(("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6) as server:
         print(server.getsockname()[1], flush=True)
@@ -245,7 +205,7 @@ def listen(seconds: float) -> None:
 
 
 def reach(pairs: list[tuple[str, int]]) -> dict[str, str]:
-    """Try to connect to all at once; return the reason for each where it did not go."""
+    """Try to connect to all at once; return the reason of each failure."""
     found: dict[str, str] = {}
 
     def one(host: str, port: int) -> None:

@@ -1,1 +1,1 @@
-"""Everything of ours off a machine again, and the proof that it is gone."""
+"""Removes everything of Muster's from a machine again, and proves that it is gone."""

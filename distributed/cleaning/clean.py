@@ -1,4 +1,4 @@
-"""Takes everything of ours off a machine again: cache, environments, run folders, processes, and last our key.
+"""Removes everything of Muster's from a machine again: cache, environments, run folders, processes, and its key last.
 
 A survey lists what is there; a person sees it before anything happens; another survey over the same connection, after
 the removal, is the proof. A run that is alive keeps what it needs: its folder, the cache, and the key that its
@@ -30,7 +30,7 @@ PREPARED = "(being prepared)"
 
 @dataclass(frozen=True)
 class Part:
-    """A file or folder of ours."""
+    """A file or folder of Muster's."""
 
     path: str
     size: int
@@ -49,7 +49,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What of ours is on a machine."""
+    """What of Muster's is on a machine."""
 
     parts: tuple[Part, ...] = ()
     keys: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Inventory:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing of ours is there."""
+        """Whether nothing of Muster's is there."""
         return not (self.parts or self.keys or self.processes or self.alive or any(whole for _, whole in self.roots))
 
     @property
@@ -82,10 +82,9 @@ class Inventory:
 
 
 def survey(connection: Connection, blob: str, roots: Sequence[str] = (CACHE,)) -> Inventory:
-    """Ask a machine what of ours it has.
+    """Ask a machine what of Muster's it has.
 
     Args:
-        connection: to the machine.
         blob: base64 of our public key; empty where there is none.
         roots: our folders there.
 
@@ -159,7 +158,7 @@ def _run_of_agent(command: str, folders: Sequence[str]) -> str:
     coming = re.search(r"agent_files\.py (.+) sync$", command)
     if coming and coming[1] in folders:
         return PREPARED
-    match = re.search(r"agent\.py (.+) (?:start|attach) (\S+) \d+(?: |$)", command)
+    match = re.search(r"agent\.py (.+) (?:start|attach) (\S+) \S+(?: |$)", command)
     return match[2] if match and match[1] in folders else ""
 
 
@@ -182,7 +181,7 @@ def _inside(connection: Connection, pids: Sequence[int], roots: Sequence[str]) -
 
 
 def remove(connection: Connection, blob: str, shown: Inventory, roots: Sequence[str] = (CACHE,)) -> Inventory:
-    """Remove what was shown, and return what is left of ours: an empty inventory where all went well.
+    """Remove what was shown, and return what is left: an empty inventory where all went well.
 
     What came or became alive since it was shown is not touched. Our key goes last, and only when nothing else is left:
     until then a person can come back.
@@ -225,8 +224,6 @@ def leftovers(
     """Return, by machine, the processes of a run that still run there, or why it could not be asked.
 
     Args:
-        hosts: the machines.
-        run_id: the run.
         first: done before they are asked, while the connections are made already.
     """
     done = threading.Event()

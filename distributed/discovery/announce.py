@@ -12,6 +12,7 @@ import re
 import socket
 import sys
 from collections import Counter
+from collections.abc import Callable
 
 import psutil
 from zeroconf import Error, ServiceInfo, Zeroconf
@@ -111,7 +112,7 @@ def _label(name: str) -> str:
     return plain or "machine"
 
 
-def describe_this_machine() -> dict[str, str]:
+def describe_this_machine(output: Callable[..., str] = output) -> dict[str, str]:
     """Return what is announced: version, model, devices, and memory in bytes. Nothing heavy is loaded for it."""
     try:
         version = importlib.metadata.version("muster-train")
@@ -121,11 +122,11 @@ def describe_this_machine() -> dict[str, str]:
     model = f"{platform.system()} {platform.machine()}"
     if sys.platform == "darwin":
         model = output("sysctl", "-n", "machdep.cpu.brand_string").strip()
-    told = {"version": version, "devices": ", ".join(_devices()), "memory": memory, "model": model}
+    told = {"version": version, "devices": ", ".join(_devices(output)), "memory": memory, "model": model}
     return {key: value.encode()[:_LONGEST_VALUE].decode(errors="ignore") for key, value in told.items()}
 
 
-def _devices() -> list[str]:
+def _devices(output: Callable[..., str]) -> list[str]:
     gpus = [line.strip() for line in output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()]
     counted = Counter(f"cuda {name}" for name in gpus if name)
     found = [f"{count}x {name}" if count > 1 else name for name, count in counted.items()][:4]

@@ -17,7 +17,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import lru_cache
 from typing import Any
 
@@ -32,26 +32,15 @@ from distributed.discovery.known_machines import (
 )
 from distributed.discovery.machine_identity import machines
 from distributed.discovery.mdns_browser import Browser
-from distributed.discovery.network_interfaces import list_interfaces
+from distributed.discovery.network_interfaces import Interfaces, list_interfaces
 from distributed.discovery.reachability import PathWatch, aside
-from distributed.discovery.sightings import (
-    MOST_SIGHTINGS,
-    Observation,
-    Origin,
-    Sighting,
-    SightingKey,
-    State,
-    apply,
-)
+from distributed.discovery.sightings import MOST_SIGHTINGS, Observation, Origin, Sighting, SightingKey, State, apply
 from distributed.ssh.host_keys import KnownHosts
 
 __all__ = ["Discovery", "Sources", "State", "machines"]
 
 _TICK = 0.2
 _LOOK_UPS_AT_ONCE = 8
-_INTERFACES_EVERY = 3.0
-_FAILED_EVERY = 10.0
-"""Seconds after which what could not be looked up is tried again: it may have been mended."""
 
 
 class Discovery:
@@ -60,18 +49,32 @@ class Discovery:
     Args:
         sources: where to look besides the network.
         browse: whether to listen for announcements at all.
+        interfaces: tells which this computer has, every ``interfaces_every`` seconds.
+        look: resolves the names of one candidate.
+        failed_every: seconds after which what could not be looked up is tried again: it may have been mended.
 
     Raises:
         BadInput: a hosts file cannot be used.
     """
 
-    def __init__(self, sources: Sources | None = None, browse: bool = True) -> None:
+    def __init__(
+        self,
+        sources: Sources | None = None,
+        browse: bool = True,
+        *,
+        interfaces: Callable[[], Interfaces] = list_interfaces,
+        interfaces_every: float = 3.0,
+        look: Callable[[Candidate, Interfaces], Sighting | None] = look_up,
+        failed_every: float = 10.0,
+    ) -> None:
+        self._list_interfaces, self._interfaces_every = interfaces, interfaces_every
+        self._look, self._failed_every = look, failed_every
         self._sources = sources or Sources()
         self._known = read_known_keys(self._sources.known_hosts)
         self._candidates = candidates(self._sources, self._known)
         hosts = KnownHosts.read(self._sources.known_hosts)
         self._expected = lru_cache(MOST_SIGHTINGS)(hosts.expected)
-        self._interfaces, self._interfaces_due = list_interfaces(), 0.0
+        self._interfaces, self._interfaces_due = interfaces(), 0.0
         self._browser = Browser(self._observe) if browse else None
         self._state, self._version = State(), 0
         self._changed = threading.Condition()
@@ -170,14 +173,14 @@ class Discovery:
         async def one(candidate: Candidate) -> None:
             async with limit:
                 interfaces = self._interfaces
-                sighting = await aside(lambda: look_up(candidate, interfaces))
+                sighting = await aside(lambda: self._look(candidate, interfaces))
             (failed.add if sighting and sighting.problem else failed.discard)(candidate.key)
             if sighting is not None:
                 self._observe(sighting)
 
         while True:
             # Not wait_for: before Python 3.12 it may swallow that this task is cancelled, and closing would hang.
-            timer = self._loop.call_later(_FAILED_EVERY, self._look_ups_due.set)
+            timer = self._loop.call_later(self._failed_every, self._look_ups_due.set)
             await self._look_ups_due.wait()
             timer.cancel()
             every, self._all_due = self._all_due, False
@@ -188,8 +191,8 @@ class Discovery:
         now = time.monotonic()
         if now < self._interfaces_due:
             return
-        self._interfaces_due = now + _INTERFACES_EVERY
-        found = list_interfaces()
+        self._interfaces_due = now + self._interfaces_every
+        found = self._list_interfaces()
         if found != self._interfaces:
             self._interfaces = found
             self._listen()

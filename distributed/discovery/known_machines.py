@@ -14,7 +14,7 @@ from distributed.discovery.sightings import Origin, Problem, Sighting, SightingK
 from distributed.hosts.file import load_hosts, split_address
 from distributed.hosts.schema import HERE
 from distributed.ssh.config import USER_CONFIG, ResolvedHost, SshTarget, config_lines, resolve
-from distributed.ssh.host_keys import Expected, KnownHost, KnownHosts, fingerprint, known_name
+from distributed.ssh.host_keys import Expected, KnownHosts, fingerprint, known_name
 from distributed.ssh.wire import explain_name
 from profiles.errors import BadInput
 
@@ -112,23 +112,19 @@ def read_known_keys(paths: Iterable[Path]) -> KnownKeys:
     names: dict[str, dict[str, None]] = {}
     hashed, local = 0, {}
     for entry in KnownHosts.read(paths).entries:
-        if not entry.marker:
-            names.setdefault(fingerprint(entry.blob), {}).update(dict.fromkeys(_names_of(entry)))
-            hashed += entry.hosts.startswith("|")
-            local.update(dict.fromkeys(name for name in _names_of(entry) if _is_local(name)))
+        if entry.marker:
+            continue
+        hidden = entry.hosts.startswith("|")
+        plain = [] if hidden else [name for name in entry.hosts.split(",") if name and not set("*?!") & set(name)]
+        shown = [f"a hashed name ({entry.origin})"] if hidden else plain
+        names.setdefault(fingerprint(entry.blob), {}).update(dict.fromkeys(shown))
+        hashed += hidden
+        local.update(dict.fromkeys(filter(_is_local, plain)))
     return KnownKeys({key: tuple(found) for key, found in names.items()}, hashed, tuple(local)[:_MOST_CANDIDATES])
-
-
-def _names_of(entry: KnownHost) -> list[str]:
-    if entry.hosts.startswith("|"):
-        return [f"a hashed name ({entry.origin})"]
-    return [name for name in entry.hosts.split(",") if name and not set("*?!") & set(name)]
 
 
 def _is_local(name: str) -> bool:
     """Whether a name of known_hosts can be of a machine nearby; servers in the Internet are not asked."""
-    if "(" in name:
-        return False
     host = str(split_address(name)["name"])
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_private

@@ -14,9 +14,6 @@ from distributed.discovery.network_interfaces import Endpoint
 from distributed.discovery.sightings import Origin, Problem, Sighting, SightingKey, State, Status
 from distributed.ssh.host_keys import Expected
 
-_REFUTED = "other key:"
-"""Before the fingerprint of who answers under the name of a known machine without being it."""
-
 
 @dataclass(frozen=True)
 class FoundPath:
@@ -63,15 +60,16 @@ class _Bucket:
 def machines(state: State) -> tuple[FoundMachine, ...]:
     """Return the machines of a state: this computer, then what answers, then the rest, by name."""
     found = []
-    for machine in (_machine(identity, bucket, state) for identity, bucket in _buckets(state).items()):
+    for machine in (_machine(*who, bucket, state) for who, bucket in _buckets(state).items()):
         only_remembered = machine.found_by == (Origin.KNOWN_HOSTS,)
         if not only_remembered or machine.status in (Status.ONLINE, Status.OTHER_KEY):
             found.append(machine)
     return tuple(sorted(found, key=lambda m: (not m.here, m.status is Status.OFFLINE, m.name.casefold(), m.id)))
 
 
-def _buckets(state: State) -> dict[str, _Bucket]:
-    buckets: dict[str, _Bucket] = {}
+def _buckets(state: State) -> dict[tuple[str, bool], _Bucket]:
+    """Return what belongs together, by its identity, and whether that is another one than is known under its name."""
+    buckets: dict[tuple[str, bool], _Bucket] = {}
     for group in _groups(_with_announced_addresses(state)):
         keys = {state.paths[e].fingerprint for s in group for e in s.endpoints} - {""}
         nobody = _provisional(min(sighting.key for sighting in group))
@@ -85,7 +83,7 @@ def _buckets(state: State) -> dict[str, _Bucket]:
                 }  # fmt: skip
                 shown = [state.paths[endpoint].keys for endpoint in mine if state.paths[endpoint].fingerprint]
                 refuted = any(sighting.expected.refutes(keys) for keys in shown)  # not who is known under this name
-                bucket = buckets.setdefault(f"{_REFUTED}{identity}" if refuted else identity, _Bucket())
+                bucket = buckets.setdefault((identity, refuted), _Bucket())
                 bucket.sightings.append(sighting)
                 bucket.endpoints |= mine
     return buckets
@@ -137,7 +135,7 @@ def _groups(sightings: list[Sighting]) -> list[list[Sighting]]:
     return list(groups.values())
 
 
-def _machine(identity: str, bucket: _Bucket, state: State) -> FoundMachine:
+def _machine(identity: str, refuted: bool, bucket: _Bucket, state: State) -> FoundMachine:
     sightings = sorted(bucket.sightings, key=lambda s: (s.key.origin.rank, s.name.casefold(), s.key))
     paths = tuple(sorted(
         (FoundPath(e, state.paths[e].status, state.paths[e].problem) for e in bucket.endpoints),
@@ -146,8 +144,8 @@ def _machine(identity: str, bucket: _Bucket, state: State) -> FoundMachine:
     details = {key: value for s in reversed(sightings) for key, value in s.details if value}
     here = sightings[0].key.origin is Origin.HERE
     status = Status.ONLINE if here else _status(sightings, paths)
-    refuted = identity.startswith(_REFUTED) and status is Status.ONLINE
-    if refuted:
+    identity = f"other key:{identity}" if refuted else identity
+    if refuted and status is Status.ONLINE:
         status = Status.OTHER_KEY
     shown = next((state.paths[e].fingerprint for e in bucket.endpoints if state.paths[e].fingerprint), "")
     known = sorted({name for e in bucket.endpoints for name in state.paths[e].known_as})
@@ -162,7 +160,7 @@ def _machine(identity: str, bucket: _Bucket, state: State) -> FoundMachine:
         fingerprint=shown,
         known_as=tuple(known),
         details=details,
-        problem=_other_key(sightings, shown) if refuted else problem,
+        problem=_other_key(sightings, shown) if status is Status.OTHER_KEY else problem,
         through=next((s.through for s in sightings if s.through), "") if not paths else "",
         here=here,
     )

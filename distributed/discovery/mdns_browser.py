@@ -16,6 +16,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container
+from typing import Protocol
 
 from distributed.discovery.mdns_records import BROWSED, LONGEST_PACKET, RecordBook, query_packets
 from distributed.discovery.network_interfaces import Interface, Interfaces
@@ -136,15 +137,28 @@ def explain_browsing(interface: str, error: OSError, platform: str = sys.platfor
     return Problem("no_multicast", message, "name the machine itself: discover USER@HOST")
 
 
+class Clock(Protocol):
+    """What passes, in seconds; the module ``time`` is one."""
+
+    def monotonic(self) -> float:
+        """Return the time."""
+        ...
+
+    def thread_time(self) -> float:
+        """Return what this thread has worked."""
+        ...
+
+
 class Browser:
     """Listens and asks; tells what it hears.
 
     Args:
-        tell: takes every observation.
+        clock: by which questions are due, and work is counted.
     """
 
-    def __init__(self, tell: Callable[[Observation], None]) -> None:
+    def __init__(self, tell: Callable[[Observation], None], clock: Clock = time) -> None:
         self._tell = tell
+        self._clock = clock
         self._book = RecordBook()
         self._interfaces = Interfaces(())
         self._sockets: dict[tuple[str, int], MulticastSocket] = {}
@@ -177,7 +191,7 @@ class Browser:
             self._problems[interface.name] = explain_browsing(interface.name, error)
             return
         self._sockets[interface.name, version] = opened
-        asyncio.get_running_loop().add_reader(opened.fileno(), self._hear, opened)
+        asyncio.get_running_loop().add_reader(opened.fileno(), self.hear, opened)
 
     def _close(self, interfaces: Container[str]) -> None:
         for place in [place for place in self._sockets if place[0] in interfaces]:
@@ -191,7 +205,7 @@ class Browser:
 
     def ask_if_due(self) -> None:
         """Ask for the services if it is time to."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if now < self._next_question:
             return
         self._next_question = now + _PAUSES[min(self._round, len(_PAUSES) - 1)]
@@ -208,10 +222,11 @@ class Browser:
             self._problems.update({name: problem for name, problem in problems.items() if problem is not None})
             self._tell_where()
 
-    def _hear(self, opened: MulticastSocket) -> None:
+    def hear(self, opened: MulticastSocket) -> None:
+        """Read what waits in a socket."""
         heard_on: set[str] = set()
         unread: Counter[str] = Counter()
-        now = time.monotonic()
+        now = self._clock.monotonic()
         for _ in range(_PACKETS_AT_ONCE):
             packet = opened.receive(LONGEST_PACKET + 1)
             if packet is None:
@@ -223,10 +238,10 @@ class Browser:
             if self._is_too_much(source):
                 unread[source] += 1
                 continue
-            begin = time.thread_time()
+            begin = self._clock.thread_time()
             for observation in self._book.hear(data, self._interfaces, interface.name, source, now):
                 self._tell(observation)
-            self._work[source] += time.thread_time() - begin
+            self._work[source] += self._clock.thread_time() - begin
             heard_on.add(interface.name)
         for source, count in unread.items():
             self._tell(Ignored(source, count))
@@ -235,7 +250,7 @@ class Browser:
 
     def _is_too_much(self, source: str) -> bool:
         """Whether this sender, or all together, have kept us busy enough in this second."""
-        second = int(time.monotonic())
+        second = int(self._clock.monotonic())
         if second != self._second:
             self._second = second
             self._work.clear()

@@ -109,8 +109,6 @@ class RecordBook:
         """Take in one packet.
 
         Args:
-            data: as it came.
-            interfaces: of this machine now.
             interface: where it came in.
             source: IP address without scope.
             now: seconds of a monotonic clock.

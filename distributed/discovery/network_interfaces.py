@@ -5,14 +5,11 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-import sys
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
 from pathlib import Path
 
-from distributed.system import output
+from distributed.system import wireless
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Attached = ipaddress.IPv4Interface | ipaddress.IPv6Interface
@@ -160,13 +157,12 @@ def list_interfaces() -> Interfaces:
             continue
         if Path("/sys/class/net", name, "master").exists():
             continue  # a port of a bridge: the bridge is what has the network
-        flags = getattr(state, "flags", "").split(",")
-        multicast = "multicast" in flags or flags == [""]
+        multicast = "multicast" in state.flags.split(",") or not state.flags
         try:
             index = socket.if_nametoindex(name)
         except OSError:
             index = 0
-        found.append(Interface(name, index, attached, interface_kind(name, hardware_kinds()), multicast))
+        found.append(Interface(name, index, attached, interface_kind(name), multicast))
     return Interfaces(tuple(found))
 
 
@@ -181,31 +177,9 @@ def _attached(address: str, netmask: str | None) -> Attached | None:
         return None  # a hardware address, or something that is no IP address
 
 
-def interface_kind(name: str, hardware: Mapping[str, PathKind]) -> PathKind:
+def interface_kind(name: str) -> PathKind:
     """Say what an interface is, by its name and by what the system says of its hardware."""
     for kind, names in ((PathKind.DOCKER, _DOCKER), (PathKind.VIRTUAL, _VIRTUAL), (PathKind.VPN, _VPN)):
         if names.match(name):
             return kind
-    if name in hardware:
-        return hardware[name]
-    wireless = Path("/sys/class/net", name, "wireless").exists()
-    return PathKind.WIFI if wireless or _WIFI.match(name) else PathKind.WIRED
-
-
-@lru_cache(maxsize=1)
-def hardware_kinds() -> Mapping[str, PathKind]:
-    """Ask macOS which interface is which port; other systems tell by name and /sys."""
-    said = output("networksetup", "-listallhardwareports") if sys.platform == "darwin" else ""
-    return parse_hardware_ports(said.splitlines())
-
-
-def parse_hardware_ports(lines: Iterable[str]) -> dict[str, PathKind]:
-    """Parse what ``networksetup -listallhardwareports`` prints: blocks of ``Hardware Port:`` and ``Device:``."""
-    kinds, port = {}, ""
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() == "Hardware Port":
-            port = value.strip()
-        elif key.strip() == "Device" and value.strip():
-            kinds[value.strip()] = PathKind.WIFI if port in ("Wi-Fi", "AirPort") else PathKind.WIRED
-    return kinds
+    return PathKind.WIFI if wireless(name) or _WIFI.match(name) else PathKind.WIRED

@@ -52,15 +52,6 @@ _PER_ADDRESS = 2
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class Failure:
-    """How a connection failed."""
-
-    error: OSError
-    seconds: float
-    """How long it took."""
-
-
 def _connect(endpoint: Endpoint, timeout: float) -> socket.socket:
     """Connect through the endpoint's interface, where the system lets a socket be bound to one."""
     version6 = ":" in endpoint.address
@@ -87,19 +78,17 @@ def _bind_to(stream: socket.socket, interface: str, version6: bool) -> None:
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode() + b"\0")
 
 
-def knock(endpoint: Endpoint, timeout: float = CONNECT_TIMEOUT) -> Failure | None:
-    """Connect and leave; return how it failed, or ``None``."""
+def knock(endpoint: Endpoint, timeout: float = CONNECT_TIMEOUT) -> Problem | None:
+    """Connect and leave; return why it failed, or ``None``."""
     begin = time.monotonic()
     try:
         _connect(endpoint, timeout).close()
     except OSError as error:
-        return Failure(error, time.monotonic() - begin)
+        return explain(error, time.monotonic() - begin, endpoint)
     return None
 
 
-def read_host_key(
-    endpoint: Endpoint, timeout: float = KEY_EXCHANGE_TIMEOUT, kind: str = ""
-) -> HostKeyInfo | Problem | Failure:
+def read_host_key(endpoint: Endpoint, timeout: float = KEY_EXCHANGE_TIMEOUT, kind: str = "") -> HostKeyInfo | Problem:
     """Agree on keys with the SSH server there, and leave.
 
     Servers with several host keys are asked for the same kind every time (Ed25519, ECDSA, RSA), so that a machine has
@@ -109,7 +98,7 @@ def read_host_key(
         kind: ask for a key of this type first.
 
     Returns:
-        Its host key; what is wrong with the server; or how the connection failed.
+        Its host key; or why it was not shown.
     """
     begin, deadline = time.monotonic(), Deadline(timeout)
     place = ResolvedHost(endpoint.where, endpoint.address, endpoint.port, "")
@@ -121,21 +110,21 @@ def read_host_key(
     except SshError as error:
         return Problem(error.cause, error.beside(endpoint.where), error.hint)
     except OSError as error:
-        return Failure(error, time.monotonic() - begin)
+        return explain(error, time.monotonic() - begin, endpoint)
     raise AssertionError("a key was taken for a known one without any known_hosts file")
 
 
-def explain(failure: Failure, endpoint: Endpoint, platform: str = sys.platform) -> Problem:
-    """Say in one line why a connection failed, and what to do."""
-    number = failure.error.errno
-    if isinstance(failure.error, TimeoutError) or number == errno.ETIMEDOUT:
+def explain(error: OSError, seconds: float, endpoint: Endpoint, platform: str = sys.platform) -> Problem:
+    """Say in one line why a connection failed after so many seconds, and what to do."""
+    number = error.errno
+    if isinstance(error, TimeoutError) or number == errno.ETIMEDOUT:
         hint = "is it on, awake and in this network?"
         return Problem("timeout", f"no answer from {endpoint.where} ({_over(endpoint)})", hint)
     if number in (errno.ECONNREFUSED, errno.ECONNRESET):
         message = f"{endpoint.address} is there, but no SSH server listens on port {endpoint.port}"
         return Problem("port_closed", message, REMOTE_LOGIN)
     local = endpoint.kind not in (PathKind.ROUTED, PathKind.VPN)
-    if platform == "darwin" and number == errno.EHOSTUNREACH and local and failure.seconds < _AT_ONCE:
+    if platform == "darwin" and number == errno.EHOSTUNREACH and local and seconds < _AT_ONCE:
         message = f"macOS does not let this terminal reach {endpoint.where} (errno 65)"
         return Problem("local_network_permission", message, LOCAL_NETWORK_HINT)
     if number in (errno.EPERM, errno.EACCES):
@@ -144,7 +133,7 @@ def explain(failure: Failure, endpoint: Endpoint, platform: str = sys.platform) 
     if number in NO_ROUTE:
         message = f"no route to {endpoint.where} ({_over(endpoint)}): no machine there has this address"
         return Problem("no_route", message, "is it on, awake and in this network?")
-    return Problem("no_route", f"cannot connect to {endpoint.where}: {failure.error.strerror or failure.error}")
+    return Problem("no_route", f"cannot connect to {endpoint.where}: {error.strerror or error}")
 
 
 def _over(endpoint: Endpoint) -> str:
@@ -165,7 +154,7 @@ def sign_of_life(endpoint: Endpoint) -> str:
     """Return by what else the machine at an endpoint shows that it is there; empty if by nothing."""
     other = Endpoint(endpoint.address, endpoint.interface, _PROBED_PORT, endpoint.kind)
     failure = knock(other, timeout=1.0)
-    if failure is None or failure.error.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
+    if failure is None or failure.cause == "port_closed":
         return "answers on other ports"
     return "answers to ping" if _pings(endpoint) else ""
 
@@ -285,18 +274,13 @@ class PathWatch:
         else:
             await self._failed(endpoint, rounds, seen)
 
-    async def _failed(self, endpoint: Endpoint, rounds: _Rounds, seen: Failure | Problem) -> None:
+    async def _failed(self, endpoint: Endpoint, rounds: _Rounds, problem: Problem) -> None:
         rounds.failures += 1
         rounds.identified = False  # who answers there next may be another machine
-        if isinstance(seen, Problem):
-            self._observe(Failed(endpoint, seen))
-            return
-        problem = explain(seen, endpoint)
-        if problem.cause != "timeout":
+        silent = problem.cause == "timeout"
+        if not silent or rounds.failures == 1:  # the search for other signs takes its time
             self._observe(Failed(endpoint, problem))
-        elif rounds.failures % _DIAGNOSE_EVERY == 1:
-            if rounds.failures == 1:
-                self._observe(Failed(endpoint, problem))  # the search for other signs takes its time
+        if silent and rounds.failures % _DIAGNOSE_EVERY == 1:
             sign = await aside(lambda: sign_of_life(endpoint))
             self._observe(Failed(endpoint, explain_silence(endpoint, sign) if sign else problem))
 

@@ -131,7 +131,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Ignored:
-    """Announcements that were not taken in, for there are too many."""
+    """Announcements that were ignored because there are too many."""
 
     source: str
     count: int = 1

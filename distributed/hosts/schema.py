@@ -52,15 +52,18 @@ class Machine(BaseModel):
     """Interpreter there, or the folder of an environment; empty: ``python3``."""
     project_path: Line = ""
     """Folder there to work in; empty: Muster's own cache folder."""
+    data: Line = ""
+    """Its own data with ``local_data``, there: a folder or a file; relative is below the home folder. Empty: what the
+    profile says."""
     devices: tuple[_Device, ...] = ()
     """Devices that train, one worker each; empty: the machine's best one."""
     interface: _Interface = ""
     """Network interface for the training traffic there; empty: the one that has the address."""
     found_at: _Address = ""
     """Literal address where the machine with this host key was found; instead of what ``address`` leads to."""
-    carries_hub: bool = False
+    carries_coordinator: bool = False
     """Whether the coordinator of a run is here; where no machine says so, it is on the one that starts the run."""
-    hub_at: _Address = ""
+    coordinator_at: _Address = ""
     """Literal address of the coordinator as this machine should dial it; empty: that on the route between the two."""
 
     @property
@@ -92,12 +95,8 @@ class Hosts(BaseModel):
 
     @property
     def master(self) -> Machine:
-        """Rank 0; with engine nccl its store runs there."""
+        """Rank 0."""
         return self.machines[0]
-
-    @property
-    def workers(self) -> tuple[Machine, ...]:
-        return self.machines[1:]
 
     def machine(self, name: str) -> Machine:
         """Return the machine of this name.

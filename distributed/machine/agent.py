@@ -222,7 +222,7 @@ class Daemon:
         self._worker.wait()
 
     def _expire(self) -> None:
-        self._why = f"nobody has renewed the lease for {self._lease:g} s"
+        self._why = f"the machine that started the run has not been heard for {self._lease:g} s"
         self._tell_worker({"command": "stop", "reason": self._why})
         end = time.monotonic() + self._grace
         while self._worker.poll() is None and self._farewell is None and time.monotonic() < end:
@@ -371,7 +371,7 @@ def attach(folder: Path, after: int, patience: float) -> None:
 
 
 def carry_out(daemon: socket.socket) -> None:
-    """Write what the daemon says to stdout."""
+    """Write the daemon's records to stdout."""
     try:
         while data := daemon.recv(65536):
             while data:

@@ -37,7 +37,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def probe(root: Path, modules: list[str]) -> dict[str, Any]:
-    """Tell about this machine."""
+    """Print a report on this machine."""
     folder = next(parent for parent in (root, *root.parents) if parent.exists())
     address = (os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2] or "127.0.0.1"
     return {

@@ -1,4 +1,4 @@
-"""One machine of a run, as the supervisor holds it: its connection, made again when it is lost, and its agent.
+"""One machine of a run, as the supervisor holds it: its connection, re-established when lost, and its agent.
 
 This machine has the face of an SSH connection: hosts files may name it, and it needs no SSH server for that.
 """
@@ -20,14 +20,14 @@ import zlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from distributed.hosts.schema import Hosts, Machine
 from distributed.ssh.config import resolve
 from distributed.ssh.connection import SshConnection, SshTarget, Trust
 from distributed.ssh.errors import CommandTimeout, Dropped, RemoteFileError, SshError
 from distributed.ssh.forward import Forward
-from distributed.ssh.process import CHUNK, STDERR_KEPT, Completed, Process
+from distributed.ssh.process import CHUNK, STDERR_KEPT, Completed, Input, Process
 from training.run_files import write_whole
 
 HERE_NAME = "this machine"
@@ -46,9 +46,7 @@ class HereConnection:
     def __init__(self, machine: str) -> None:
         self.machine = machine
 
-    def run(
-        self, argv: Sequence[str], *, input: bytes | BinaryIO | None = None, timeout: float | None = 60.0
-    ) -> Completed:
+    def run(self, argv: Sequence[str], *, input: Input = None, timeout: float | None = 60.0) -> Completed:
         try:
             process = HereProcess(self.machine, argv)
         except Dropped as error:
@@ -104,13 +102,13 @@ class HereProcess(Process):
             self._stdin.write(data)
             self._stdin.flush()
         except (OSError, ValueError):
-            raise Dropped(self.machine, "a command ended while it was written to") from None
+            raise Dropped(self.machine, "a command ended before it had read its input") from None
 
     def end_input(self) -> None:
         try:
             self._stdin.close()
         except OSError:
-            raise Dropped(self.machine, "a command ended while it was written to") from None
+            raise Dropped(self.machine, "a command ended before it had read its input") from None
 
     def _more(self, timeout: float | None) -> bytes:
         try:
@@ -153,11 +151,9 @@ sys.exit(module.main())"""
 
 
 class Link:
-    """A machine and the way to it; may be used from several threads.
+    """A machine and the connection to it; may be used from several threads.
 
     Args:
-        machine: entry of the hosts file.
-        dial: makes a new connection.
         host: its address as SSH resolved it; empty where it cannot dial this machine directly (a jump host between).
     """
 
@@ -198,9 +194,7 @@ class Link:
     def stream(self, script: str, *arguments: str) -> Process:
         return self.connection().stream(self.words(script, *arguments))
 
-    def ask(
-        self, *arguments: str, input: bytes | BinaryIO | None = None, script: str = FILES, timeout: float | None = 60.0
-    ) -> Completed:
+    def ask(self, *arguments: str, input: Input = None, script: str = FILES, timeout: float | None = 60.0) -> Completed:
         """Run one of the agent's programs to its end.
 
         Raises:

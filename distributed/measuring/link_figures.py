@@ -1,8 +1,8 @@
 """What links and interfaces carry, measured.
 
 Every pair of machines is measured once, in rounds in which no machine takes part twice. A link between two machines is
-as fast as the slower of their interfaces, and a hub among slow members has more to give than any of its links shows: so
-interfaces are measured with several others at once.
+as fast as the slower of their interfaces, and a fast machine among slow ones has more to give than any of its links
+shows: so interfaces are measured with several others at once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from distributed.planning.cluster import Document, Link, Mbit, Name, Text
 from distributed.planning.cost_model import LINE_SHARE
 from distributed.ssh.errors import SshError
 from distributed.ssh.process import Process
-from profiles.counts import counted
-from profiles.errors import MusterError
+from profiles.errors import MusterError, counted
 
 PATIENCE = 25.0
 """Seconds for one pair; a link of 1 Mbit/s takes 4."""
@@ -40,7 +39,7 @@ Pair = tuple[str, str]
 
 
 class Figures(Document):
-    """What a probe says of one pair; it comes from another machine, so that every field has bounds."""
+    """A probe's report on one pair of machines; it comes from another machine, so every field has bounds."""
 
     mbit: Mbit
     mbit_back: Mbit
@@ -67,6 +66,8 @@ class PairFigures(Document):
     target: Name
     figures: Figures | None = None
     problem: Text = ""
+    only: bool = False
+    """Whether the target could not dial the source."""
 
     def interface_of(self, name: str) -> str:
         """Return the network interface of one of the two on their best way."""
@@ -80,7 +81,7 @@ class PairFigures(Document):
 
     @property
     def busy(self) -> bool:
-        """Whether others used the link so much that the figures are too low."""
+        """Whether other traffic used so much of the link that the figures are too low."""
         found = self.figures
         return found is not None and found.other_mbit > max(_BUSY_MBIT, _BUSY_SHARE * min(found.mbit, found.mbit_back))
 
@@ -136,7 +137,7 @@ class Probe:
         """Line rates of its interfaces in Mbit/s, where its system tells them."""
 
     @property
-    def may_carry_hub(self) -> bool:
+    def can_be_dialled(self) -> bool:
         """Whether others can dial it."""
         return self._link.machine.here or bool(self._link.host)
 
@@ -150,7 +151,7 @@ class Probe:
             self.cards = {str(name): float(rate) for name, rate in dict(own["cards"]).items()}
         except (KeyError, TypeError, ValueError):
             self.__exit__()
-            raise SshError(self.name, "its link probe sent something other than addresses") from None
+            raise SshError(self.name, "its link probe sent no list of addresses") from None
         except BaseException:
             self.__exit__()
             raise
@@ -165,7 +166,7 @@ class Probe:
             self._process.close()
 
     def ask(self, order: dict[str, Any], patience: float) -> dict[str, Any]:
-        """Give one order and return the answer.
+        """Send one command and return the answer.
 
         Raises:
             SshError: the probe ended, is silent, says something else, or could not carry the order out.
@@ -175,10 +176,10 @@ class Probe:
             self._process.write(json.dumps(order).encode() + b"\n")
             found = json.loads(self._process.read_line(patience))
         except TimeoutError:
-            raise SshError(self.name, f"its link probe has been silent for {patience:.0f} s") from None
+            raise SshError(self.name, f"its link probe has not answered for {patience:.0f} s") from None
         except ValueError:
             said = self._process.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            raise SshError(self.name, f"its link probe ended ({' '.join(said) or 'no word'})") from None
+            raise SshError(self.name, f"its link probe ended ({' '.join(said) or 'no message'})") from None
         if not isinstance(found, dict) or "error" in found:
             raise SshError(self.name, str(found.get("error")) if isinstance(found, dict) else "its link probe broke")
         return found
@@ -221,7 +222,7 @@ def _measure(source: Probe, target: Probe) -> PairFigures:
         return PairFigures(source=source.name, target=target.name, figures=_call(source, target))
     except MusterError as first:
         try:
-            return PairFigures(source=target.name, target=source.name, figures=_call(target, source))
+            return PairFigures(source=target.name, target=source.name, figures=_call(target, source), only=True)
         except MusterError:
             problem = "".join(c if c.isprintable() else " " for c in first.message)
             return PairFigures(source=source.name, target=target.name, problem=problem[:300])
@@ -247,7 +248,7 @@ def listening(probe: Probe) -> Iterator[tuple[int, str]]:
     try:
         yield int(probe.ask({"op": "listen", "token": token}, _SHORT_PATIENCE)["port"]), token
     except (KeyError, TypeError, ValueError):
-        raise SshError(probe.name, "its link probe sent something other than a port") from None
+        raise SshError(probe.name, "its link probe sent no port") from None
     finally:
         with contextlib.suppress(MusterError):
             probe.ask({"op": "unlisten"}, _SHORT_PATIENCE)
@@ -260,7 +261,7 @@ _MORE = 1.3
 
 
 class Together(Document):
-    """What a probe says of several peers at once; it comes from another machine, so that every field has bounds."""
+    """A probe's report on several peers at once; it comes from another machine, so every field has bounds."""
 
     mbit: Mbit
     """To all of them."""
@@ -289,12 +290,12 @@ class AllInterfaces(Document):
 def measure_interfaces(
     probes: Mapping[str, Probe], pairs: Sequence[PairFigures], tell: Callable[[str], None]
 ) -> AllInterfaces:
-    """Measure, one after the other, the machines that could carry a hub and may carry more than their links show: those
-    with the fastest links first, for they tell most of the others."""
+    """Measure, one after the other, those that can be dialled and may carry more than their links show: those with the
+    fastest links first, for they tell most of the others."""
     found: list[InterfaceFigures] = []
     for name in sorted(probes, key=lambda name: -max(map(_rate, _of(name, pairs)), default=0.0)):
         probe = probes[name]
-        peers = telling_peers(name, pairs, probe.cards) if probe.may_carry_hub else []
+        peers = telling_peers(name, pairs, probe.cards) if probe.can_be_dialled else []
         if not peers or known_slower(name, pairs, found):
             continue
         tell(f"{name}: measuring its network interface with {counted(len(peers), 'machine')} at once")

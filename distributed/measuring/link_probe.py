@@ -1,7 +1,7 @@
 """How fast two machines reach each other: raw TCP, one direction at a time. Runs on the machines themselves.
 
-Standard library only, Python >= 3.9; its source and that of what it imports are handed to Python there and leave no
-file. Commands are JSON lines on standard input, answers JSON lines on standard output; the end of the input ends it::
+Python >= 3.9 with psutil; its source and that of what it imports of ours are handed to Python there and leave no file.
+Commands are JSON lines on standard input, answers JSON lines on standard output; the end of the input ends it::
 
     {"op": "addresses"}                 > {"addresses": [[interface, address], ...], "cards": {interface: Mbit/s}}
     {"op": "listen", "token": T}                                 > {"port": N}
@@ -27,6 +27,8 @@ import threading
 import time
 from typing import Any
 
+import psutil
+
 from distributed.measuring.link_transfer import (
     GREETING,
     LONGEST_LINE,
@@ -36,7 +38,7 @@ from distributed.measuring.link_transfer import (
     receive_data,
     send_data,
 )
-from distributed.system import card_rates, counted, interface_of, own_addresses, wireless
+from distributed.system import interface_of, own_addresses, wireless
 
 TOKEN = 32
 """Characters of a token."""
@@ -336,6 +338,18 @@ def _all_at_once(ways: list[Way], forth: bool) -> float:
 
 
 # -------------------------------------------------------------------------------------------------------------- program
+
+
+def card_rates() -> dict[str, float]:
+    """Return the line rates of the interfaces in Mbit/s, as the system has agreed on them with the other end; only
+    those that it tells."""
+    return {name: float(one.speed) for name, one in psutil.net_if_stats().items() if one.isup and one.speed > 0}
+
+
+def counted(interface: str) -> int:
+    """Return the bytes that passed an interface in both directions; 0 where the system does not tell."""
+    found = psutil.net_io_counters(pernic=True, nowrap=False).get(interface)
+    return found.bytes_sent + found.bytes_recv if found is not None else 0
 
 
 def answer(order: dict[str, Any], listeners: list[Listener]) -> dict[str, Any]:

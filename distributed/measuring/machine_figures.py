@@ -1,4 +1,5 @@
-"""What each machine makes of the actual task: a short run there, alone, with the code and the data of the real run."""
+"""How fast each machine trains the actual task: a short run there, alone, with the code and the data of the real
+run."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 
 from distributed.machine.link import Link, Tell
 from distributed.planning.cluster import Document, Machine, Measurement
-from distributed.planning.job import Workload
+from distributed.planning.document import Workload
 from distributed.preparation.code_sync import Inputs
 from distributed.preparation.preflight import Facts, Ready
 from distributed.preparation.transfer import send_trees
@@ -61,7 +62,7 @@ class Placement:
 def bring(
     link: Link, inputs: Inputs, tell: Tell = lambda line: None, given_up: Callable[[], bool] = lambda: False
 ) -> None:
-    """Bring code and data to a machine; ``tell`` hears of it where that takes a while.
+    """Send code and data to a machine; ``tell`` is called where that takes a while.
 
     Args:
         given_up: asked now and then whether nobody waits for it any more.
@@ -75,7 +76,7 @@ def bring(
     def say(done: int, total: int) -> None:
         nonlocal told
         if given_up():
-            raise OSError(None, "it is not waited for any more")
+            raise OSError(None, "it took too long to receive them")
         if total - done > _WORTH_A_WORD and not told:
             told = True
             tell(f"{link.name}: receiving code, data and model, {(total - done) / 1e6:.0f} MB")
@@ -120,7 +121,7 @@ class Gate:
 
 
 def measure_member(placed: Placement, inputs: Inputs, gate: Gate, tell: Tell) -> SpeedFigures:
-    """Run the task for a moment on a machine that has code and data.
+    """Run the task briefly on a machine that has code and data.
 
     Args:
         gate: holds it back, or ends it early.
@@ -129,7 +130,8 @@ def measure_member(placed: Placement, inputs: Inputs, gate: Gate, tell: Tell) ->
     Raises:
         MusterError: it cannot be run there; the message names the machine.
     """
-    plan = inputs.plan.model_copy(update={"members": (placed.member.model_copy(update={"rank": 0}),)})
+    others = [member for member in inputs.plan.members if member.rank != placed.member.rank]
+    plan = inputs.plan.model_copy(update={"members": (placed.member.model_copy(update={"rank": 0}), *others)})
     assignment = assigned(plan, inputs.links, placed.member.rank, placed.member.threads, MODULE)
     with tempfile.TemporaryDirectory(prefix="muster-measure-") as folder, tempfile.TemporaryFile() as log:
         worker = RemoteWorker(placed.link, assignment, log, Path(folder), Path(folder))
@@ -146,13 +148,13 @@ def measure_member(placed: Placement, inputs: Inputs, gate: Gate, tell: Tell) ->
 class _Aloud:
     """Says what a short run is at: each new phase, and how far it is every few seconds."""
 
-    def __init__(self, placed: Placement, tell: Tell) -> None:
-        self._name, self._tell = placed.member.name, tell
+    def __init__(self, placed: Placement, tell: Tell, clock: Callable[[], float]) -> None:
+        self._name, self._tell, self._clock = placed.member.name, tell, clock
         self._phase = ""
         self._said = float("-inf")
 
     def __call__(self, said: dict[str, Any]) -> None:
-        phase, now = _text(said, "phase")[:80], time.monotonic()
+        phase, now = _text(said, "phase")[:80], self._clock()
         if now - self._said < (_SOON if phase != self._phase else _LATER):
             return
         self._phase, self._said = phase, now
@@ -162,15 +164,19 @@ class _Aloud:
 
 
 def figures_of(
-    placed: Placement, inputs: Inputs, lines: Iterator[bytes], tell: Tell = lambda line: None
+    placed: Placement,
+    inputs: Inputs,
+    lines: Iterator[bytes],
+    tell: Tell = lambda line: None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> SpeedFigures:
-    """Read what a short run says.
+    """Read the figures of a short run; ``clock`` gives the seconds between two words on what it is at.
 
     Raises:
         SshError: it failed, or said too little or something that cannot be.
     """
     name, found, measurements = placed.link.name, dict[str, dict[str, Any]](), list[dict[str, Any]]()
-    aloud = _Aloud(placed, tell)
+    aloud = _Aloud(placed, tell, clock)
     for number, line in enumerate(lines):
         said: dict[str, Any] = {}
         with contextlib.suppress(ValueError):

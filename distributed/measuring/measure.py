@@ -7,25 +7,31 @@ import hashlib
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from distributed.hosts.schema import Hosts
 from distributed.machine.link import HERE_NAME, Dial, HereConnection, Link, Tell, address_towards, link_to, this_machine
-from distributed.measuring.link_figures import AllInterfaces, PairFigures, measure_interfaces, measure_links, probing
+from distributed.measuring.link_figures import (
+    AllInterfaces,
+    PairFigures,
+    Probe,
+    measure_interfaces,
+    measure_links,
+    probing,
+)
 from distributed.measuring.machine_figures import Gate, Placement, SpeedFigures, bring, measure_member, placements_of
 from distributed.planning.cluster import Cluster, MeasurementCache
 from distributed.planning.cluster import Link as ClusterLink
 from distributed.planning.cluster import Machine as ClusterMachine
+from distributed.planning.document import Figures, Workload
 from distributed.planning.fitting import fit
-from distributed.planning.job import Figures, Workload
 from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.preflight import Ready, check, plan_run, ready, rooms_of
 from distributed.ssh.connection import Trust
-from profiles.counts import counted
-from profiles.errors import BadInput, MusterError
+from profiles.errors import BadInput, MusterError, counted
 from profiles.schema import Profile
 from training.plan import RunPlan
 from training.resources import free_cores
@@ -138,7 +144,9 @@ def measure(hosts: Hosts, profile: Profile, options: MeasureOptions, trust: Trus
             link.close()
 
 
-def measure_ready(machines: Sequence[Ready], profile: Profile, options: MeasureOptions) -> Measured:
+def measure_ready(
+    machines: Sequence[Ready], profile: Profile, options: MeasureOptions, stages: Stages | None = None
+) -> Measured:
     """Measure machines that are connected and ready, as :func:`measure` does; the links stay open.
 
     Where this machine does not train, the links to it are measured too: the coordinator of a run is here.
@@ -146,7 +154,8 @@ def measure_ready(machines: Sequence[Ready], profile: Profile, options: MeasureO
     Raises:
         MusterError: the data or the machines cannot be used.
     """
-    plan = plan_run(profile, machines)
+    stages = stages or Stages()
+    plan = stages.plan(profile, machines)
     placements = placements_of(machines, plan.members)
     place = own_place([link for link, _ in machines])
     ends = [
@@ -163,11 +172,11 @@ def measure_ready(machines: Sequence[Ready], profile: Profile, options: MeasureO
         found = Measured(names, here=here, model_path=profile.model.model_path)
         gate = Gate()
         with ThreadPoolExecutor(1) as pool:
-            speeds = pool.submit(current_speeds, placements, plan, options, gate)
+            speeds = pool.submit(stages.speeds, placements, plan, options, gate)
             speeds.add_done_callback(lambda _: gate.brought.set())
             try:
                 gate.brought.wait()
-                found.pairs, found.interfaces = current_links(ends, options)
+                found.pairs, found.interfaces = stages.links(ends, options)
                 gate.open()
                 found.speeds, found.problems = speeds.result()
             except BaseException:
@@ -176,11 +185,11 @@ def measure_ready(machines: Sequence[Ready], profile: Profile, options: MeasureO
     return found
 
 
-def own_place(links: Sequence[Link]) -> str:
+def own_place(links: Sequence[Link], towards: Callable[[str], str] = address_towards) -> str:
     """Return what this machine is in a link's key: like the others' with the address it has, because figures of a link
     hold the addresses that a run dials."""
     far = next((link.host for link in links if link.host and not link.machine.here), "")
-    return f"{HereConnection.fingerprint} at {address_towards(far) if far else ''}"
+    return f"{HereConnection.fingerprint} at {towards(far) if far else ''}"
 
 
 def here_link(taken: Sequence[str], dial: Dial = link_to) -> Link:
@@ -192,7 +201,20 @@ def here_link(taken: Sequence[str], dial: Dial = link_to) -> Link:
     return dial(hosts.machines[0], hosts, None)
 
 
-def current_links(ends: Sequence[tuple[Link, str]], options: MeasureOptions) -> tuple[list[PairFigures], AllInterfaces]:
+@dataclass(frozen=True)
+class LinkStages:
+    """How links are measured: programs on all machines, then each pair, then interfaces with several peers at once."""
+
+    probing: Callable[[Sequence[Link]], contextlib.AbstractContextManager[dict[str, Probe]]] = probing
+    pairs: Callable[
+        [Mapping[str, Probe], Callable[[PairFigures], None], Sequence[frozenset[str]]], list[PairFigures]
+    ] = measure_links
+    interfaces: Callable[[Mapping[str, Probe], Sequence[PairFigures], Tell], AllInterfaces] = measure_interfaces
+
+
+def current_links(
+    ends: Sequence[tuple[Link, str]], options: MeasureOptions, stages: LinkStages | None = None
+) -> tuple[list[PairFigures], AllInterfaces]:
     """Return the links and what interfaces carry with several at once, measured where earlier figures are too old.
 
     ``ends`` are machines with their identities and addresses.
@@ -218,13 +240,14 @@ def current_links(ends: Sequence[tuple[Link, str]], options: MeasureOptions) -> 
     interfaces = AllInterfaces() if len(identities) < 3 else cache.get(AllInterfaces, group, age)
     if not options.links or (len(known) == len(pairs) and interfaces is not None):
         return known, interfaces or AllInterfaces()
-    with probing([link for link, _ in ends]) as probes:
+    stages = stages or LinkStages()
+    with stages.probing([link for link, _ in ends]) as probes:
         if len(known) < len(pairs):
             tell(f"measuring {counted(len(pairs) - len(known), 'link')} between {len(identities)} machines")
         skipped = [frozenset((pair.source, pair.target)) for pair in known]
-        fresh = measure_links(probes, lambda pair: tell(f"{pair.source} - {pair.target}: measured"), skipped)
+        fresh = stages.pairs(probes, lambda pair: tell(f"{pair.source} - {pair.target}: measured"), skipped)
         found = [*known, *fresh]
-        interfaces = measure_interfaces(probes, found, tell)
+        interfaces = stages.interfaces(probes, found, tell)
     for pair in fresh:
         cache.put(key(pair.source, pair.target), pair)
     cache.put(group, interfaces)
@@ -272,6 +295,19 @@ def current_speeds(
             options.cache.put(_placement_key(placements[number], inputs), fresh)
     now = [one.of(placed.member.name) for one, placed in zip(known, placements, strict=True) if one is not None]
     return now, problems
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What :func:`measure_ready` does: machines receive their task beside the links, and run it after them."""
+
+    plan: Callable[[Profile, Sequence[Ready]], RunPlan] = plan_run
+    links: Callable[[Sequence[tuple[Link, str]], MeasureOptions], tuple[list[PairFigures], AllInterfaces]] = (
+        current_links
+    )
+    speeds: Callable[
+        [Sequence[Placement], RunPlan, MeasureOptions, Gate], tuple[list[SpeedFigures], list[MusterError]]
+    ] = current_speeds
 
 
 def known_speeds(

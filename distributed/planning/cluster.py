@@ -40,12 +40,15 @@ class Document(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     gone: ClassVar[tuple[str, ...]] = ()
     """Fields of earlier versions, which are read past."""
+    renamed: ClassVar[dict[str, str]] = {}
+    """What earlier versions called a field, with its name."""
 
     @model_validator(mode="before")
     @classmethod
-    def _without_gone(cls, values: Any) -> Any:
-        known = cls.gone and isinstance(values, dict)
-        return {name: values[name] for name in values if name not in cls.gone} if known else values
+    def _of_earlier_versions(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or not (cls.gone or cls.renamed):
+            return values
+        return {cls.renamed.get(name, name): values[name] for name in values if name not in cls.gone}
 
 
 class DocumentFile(Document):
@@ -327,6 +330,10 @@ class Cluster(Document):
         """
         over_it = [link for link in self.links if link.air == air]
         return max((max(link.mbit, link.mbit_back) * self.crossings(link) for link in over_it), default=0.0)
+
+    def narrows(self, link: Link) -> bool:
+        """Whether a link can be slower than the interfaces at its ends."""
+        return True
 
     def crossings(self, link: Link) -> int:
         """Return how often a byte on this link crosses its air: once for every end that is wireless."""

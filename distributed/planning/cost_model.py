@@ -19,10 +19,10 @@ from training.exchange.codecs import codec_by_name
 
 LINE_SHARE = 0.952
 """Payload over line rate of wired TCP: 1448 of 1538 bytes of a frame and some acknowledgements; measured 0.94-0.952."""
-MEMBER_MBIT = {"mesh": 11700.0, "nccl": 17000.0}
+MEMBER_MBIT = {"mesh": 13700.0, "nccl": 17000.0}
 """Payload, in and out together, that a member works through in a second of one core, sealing it where the engine does,
 beside the codec's work (benchmarks/exchange_work.py). NCCL was never measured: it has what gloo takes in clear."""
-OPERATION = {"mesh": 0.0017, "nccl": 0.0011}
+OPERATION = {"mesh": 0.0003, "nccl": 0.0011}
 """Seconds of an exchange of nothing, by engine, where every process has a core (benchmarks/exchange_work.py)."""
 
 
@@ -110,7 +110,8 @@ def parts_of(cluster: Cluster, flows: Flows) -> dict[tuple[str, ...], Bottleneck
         link = cluster.link(source, target)
         if link is None:
             raise ValueError(f"no link from {source} to {target}")
-        found["link", source, target] = Bottleneck("link", source, target, link.mbit, transfer(size, link.mbit))
+        if cluster.narrows(link):
+            found["link", source, target] = Bottleneck("link", source, target, link.mbit, transfer(size, link.mbit))
         for key in (("out", source), ("in", target)):
             through[key] = through.get(key, 0.0) + size
         if link.air:

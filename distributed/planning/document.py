@@ -1,4 +1,5 @@
-"""The result of planning as a document: all candidates in order, the one that was chosen, and why.
+"""What is to be trained as the planner sees it, and the result of planning, as documents: all candidates in order, the
+one that was chosen, and why.
 
 ``plan --out`` writes it and ``distributed-train --plan`` reads it: :attr:`Planning.settings` is what changes in the
 profile, :attr:`Planning.made_for` tells whether it is still the same job.
@@ -12,11 +13,146 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from distributed.planning.cluster import Document, DocumentFile, Name, Text
-from distributed.planning.job import Job, Preference
+from distributed.planning.cluster import Bytes, Cluster, Document, DocumentFile, Name, Text
+from profiles.declarations import Owning
 from profiles.errors import BadInput
-from profiles.options import canonical, options_by_name
-from profiles.schema import Profile
+from profiles.options import canonical, less_memory, options_by_name
+from profiles.schema import AskedEngine, Profile
+from training.optimizers import state_bytes
+from training.schedule import steps_in
+from training.strategies.costs import Start, start_of
+
+Preference = Literal["fastest", "closest-to-exact", "least-traffic"]
+Count = Bytes
+
+
+class ModelCounts(Document):
+    """How large the model is."""
+
+    trainable: Annotated[int, Field(ge=1, le=2**60)]
+    """Trainable parameters: what is exchanged."""
+    total: Annotated[int, Field(ge=1, le=2**60)]
+    """All parameters."""
+    layers: Annotated[int, Field(ge=1, le=10_000)] = 12
+    """Blocks that gradient checkpointing would recompute."""
+    lora_trainable: Count = 0
+    """Trainable parameters if the profile's adapters were used instead; 0: unknown."""
+
+
+class Workload(ModelCounts):
+    """What only the loaded model and data can tell."""
+
+    model_path: Text = ""
+    """The profile's model; empty: not checked against the profile."""
+    tuning: Literal["full", "lora"] = "full"
+    samples: Annotated[int, Field(ge=1, le=2**60)]
+    """Training samples of one epoch."""
+
+
+class Job(Owning, ModelCounts):
+    """What is to be trained, and what the person wants of it."""
+
+    weight_bytes: Annotated[int, Field(ge=1, le=16)] = 4
+    """Of one parameter in memory; gradients have the same type."""
+    optimizer_bytes: Annotated[int, Field(ge=0, le=64)] = 8
+    """Of one trainable parameter: AdamW keeps two fp32 moments, and Muon at most as much."""
+    samples: Annotated[int, Field(ge=1, le=2**60)]
+    """Of the whole run, all epochs."""
+    epochs: Annotated[float, Field(gt=0, le=1e9)] = 1.0
+    """Passes over the data in which these are seen."""
+    drop_last: bool = False
+    """Whether an epoch has no smaller step at its end."""
+    steps: Count = 0
+    """Optimizer steps; 0: as many as the samples need."""
+    """Steps for which more than these samples are seen, if that is what it takes."""
+    batch: Annotated[int, Field(ge=1, le=1_000_000)] = 8
+    """Samples of one forward pass of one device."""
+    accumulation: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    global_batch: Annotated[int, Field(ge=0, le=2**40)] = 0
+    """Samples of one optimizer step whatever the number of members; 0: ``batch * accumulation`` for each of them."""
+    start: Start = "pretrained"
+    texts: bool = False
+    """Whether it is a language model."""
+    lora: bool = False
+    gradient_checkpointing: bool = False
+    adaptable: bool = True
+    """Whether its task can recompute activations and train adapters."""
+    lr_scaling: Literal["off", "sqrt", "linear"] = "sqrt"
+    strategy: Text = "auto"
+    engine: AskedEngine = "auto"
+    codec: Text = "auto"
+    preference: Preference = "fastest"
+    max_loss_increase: Annotated[float, Field(ge=0, le=1)] = 0.02
+    """How much higher than with per-step averaging the loss may be expected to end, as a share."""
+
+    @property
+    def reference_batch(self) -> int:
+        """Samples of one optimizer step of one member alone."""
+        return self.batch * self.accumulation
+
+    def global_batch_of(self, members: int) -> int:
+        """Return the samples of one optimizer step of a group."""
+        return self.global_batch or members * self.reference_batch
+
+    def steps_of(self, members: int) -> int:
+        """Return the optimizer steps of the whole run."""
+        each = max(1, round(self.samples / self.epochs)) / self.global_batch_of(members)
+        return self.steps or steps_in(each, self.epochs, self.drop_last)
+
+
+class Figures(DocumentFile):
+    """One file of figures."""
+
+    when_missing: ClassVar[str] = "name a file of measured figures with --figures FILE"
+    when_broken: ClassVar[str] = "measure again, or fix the file"
+
+    version: Literal[1] = 1
+    cluster: Cluster
+    workload: Workload
+    measured_at: Annotated[float, Field(ge=0)] = 0.0
+    """Unix time."""
+
+
+def job_of(profile: Profile, workload: Workload, preference: Preference = "fastest", bound: float = 0.02) -> Job:
+    """Return the job of a profile.
+
+    Args:
+        bound: see :attr:`Job.max_loss_increase`.
+
+    Raises:
+        BadInput: the figures are of another model.
+    """
+    model, training, strategy = profile.model, profile.training, profile.strategy
+    other_model = workload.model_path and workload.model_path != model.model_path
+    if other_model or workload.tuning != model.tuning:
+        was = f"{workload.model_path or 'this model'} ({workload.tuning})"
+        raise BadInput(
+            f"the figures were measured for {was}, not for {model.model_path} ({model.tuning})", "measure this profile"
+        )
+    return Job(
+        **workload.model_dump(include=set(ModelCounts.model_fields)),
+        samples=max(1, round(workload.samples * training.epochs)),
+        epochs=training.epochs,
+        drop_last=training.drop_last,
+        steps=training.max_steps,
+        batch=training.batch_size,
+        accumulation=training.gradient_accumulation,
+        optimizer_bytes=state_bytes(training, 1),
+        start=start_of(profile),
+        texts=model.trait == "texts",
+        lora=model.tuning == "lora",
+        weight_bytes=1 if model.base_precision == "int8" else 4,
+        gradient_checkpointing=model.gradient_checkpointing,
+        adaptable=bool(less_memory(model.task)),
+        lr_scaling=training.lr_scaling,
+        owned=strategy.owned,
+        strategy=strategy.strategy,
+        engine=strategy.engine,
+        codec=strategy.codec,
+        preference=preference,
+        max_loss_increase=bound,
+    )
+
 
 Engine = Annotated[
     Literal["mesh", "nccl"],
@@ -149,11 +285,12 @@ class Candidate(Outcome):
 class MemberSetting(Document):
     """One member of the plan."""
 
+    renamed: ClassVar = {"hub_at": "coordinator_at"}
     name: Name
     batch_size: int
     interface: Text = ""
     """Network interface of its best paths; empty: the one that SSH uses."""
-    hub_at: Text = ""
+    coordinator_at: Text = ""
     """Address of the coordinator on its best path; empty: the one on the route to it."""
     share: Annotated[float, Field(ge=0)] = 1.0
     """How much of every vector it owns, relative to the others."""
@@ -164,6 +301,7 @@ class MemberSetting(Document):
 class Settings(Document):
     """What the chosen candidate changes in a profile and its run."""
 
+    renamed: ClassVar = {"hub": "coordinator"}
     options: dict[str, str | int | float | bool]
     """Options of the profile by name."""
 
@@ -175,7 +313,7 @@ class Settings(Document):
 
     members: tuple[MemberSetting, ...]
     engine: Engine
-    hub: Text = ""
+    coordinator: Text = ""
     """Machine of the coordinator; empty: this one."""
     left_out: tuple[Name, ...] = ()
 

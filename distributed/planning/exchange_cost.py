@@ -1,19 +1,94 @@
-"""What one exchange of a group costs on the links and machines that it has."""
+"""What one exchange of a group costs on the links and machines that it has, and with which shares of a vector it
+is quickest."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from distributed.planning import cost_model
 from distributed.planning.cluster import Cluster
 from distributed.planning.corrections import NO_CORRECTIONS, Corrections
 from distributed.planning.cost_model import Bottleneck
 from distributed.planning.document import Choice
-from distributed.planning.ownership import best_shares
+from profiles.declarations import Owning
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name
+from training.lazy import lazy
 from training.strategies.registry import cost_model as strategy_costs
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazy("numpy")
+
+WORTH = 1.05
+"""Equal shares are kept where others would make an exchange less than so many times as fast."""
+_SLACK = 1.01
+"""Of the best shares' time, within which the most even ones are taken."""
+_NOTHING = 0.05
+"""Of an equal share: below it a member owns nothing, for it costs the others a message each."""
+_LEAST, _TINY = 1e-6, 1e-9
+"""Of the longest part: no part takes less, so that no share is without bounds; and what counts as zero."""
+_MOST_PIVOTS = 10_000
+
+
+def best_shares(parts: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Return each member's share of a vector; they sum up to 1.
+
+    Args:
+        parts: seconds of each part of an exchange, by the member that owns everything.
+    """
+    members = len(parts[0])
+    equal = (1 / members,) * members
+    seconds = np.array(parts, dtype=float)
+    longest = seconds.mean(axis=1).max()
+    if longest <= 0 or members == 1:
+        return equal
+    seconds = np.maximum(seconds / longest, _LEAST)
+    best = 1 / _largest_sum(seconds, np.ones(len(seconds))).sum()
+    if best * WORTH > 1:
+        return equal
+    # Of all shares that are about as good, those whose largest is smallest.
+    bounds = np.concatenate([np.zeros(len(seconds)), np.ones(members)])
+    found = _largest_sum(np.vstack([seconds - _SLACK * best, np.eye(members)]), bounds)
+    found /= found.sum()
+    shares = np.where(found < _NOTHING / members, 0.0, found).round(4)
+    return tuple(float(share) for share in shares / shares.sum())
+
+
+def _largest_sum(rows: Any, bounds: Any) -> Any:
+    """Return the ``x >= 0`` of the largest sum with ``rows @ x <= bounds``, none of which is negative: the simplex
+    method from ``x = 0``, by Bland's rule (1977), which never goes round in circles."""
+    count = rows.shape[1]
+    table = np.vstack([np.column_stack([rows, bounds]), [*[-1.0] * count, 0.0]])
+    free, basic = list(range(count)), list(range(count, count + len(rows)))
+    for _ in range(_MOST_PIVOTS):  # x can be used after each
+        column = min((j for j in range(count) if table[-1, j] < -_TINY), key=free.__getitem__, default=None)
+        if column is None:
+            break
+        able = np.flatnonzero(table[:-1, column] > _TINY)
+        ratios = table[able, -1] / table[able, column]
+        row = min(able[ratios <= ratios.min() + _TINY], key=basic.__getitem__)
+        _pivot(table, row, column)
+        free[column], basic[row] = basic[row], free[column]
+    found = np.zeros(count)
+    for row, name in enumerate(basic):
+        if name < count:
+            found[name] = max(0.0, table[row, -1])
+    return found
+
+
+def _pivot(table: Any, row: int, column: int) -> None:
+    """Exchange a basic and a free variable of a condensed tableau."""
+    pivot = table[row, column]
+    by, out = table[row] / pivot, table[:, column].copy()
+    table -= np.outer(out, by)
+    table[row] = by
+    table[:, column] = -out / pivot
+    table[row, column] = 1 / pivot
+
 
 _PIECES = 16
 """That a share is cut into, where none gets larger than a chunk by it (:mod:`training.exchange.owners`)."""
@@ -43,16 +118,21 @@ class ExchangeCosts:
     """Predicts exchanges, each once.
 
     Args:
-        cluster: what was measured.
         trainable: how many parameters are trained.
         coordinator: machine that passes on what two members without a link send each other.
         corrections: how far off earlier predictions were.
+        settings: with the strategies' own options.
     """
 
     def __init__(
-        self, cluster: Cluster, trainable: int, coordinator: str = "", corrections: Corrections = NO_CORRECTIONS
+        self,
+        cluster: Cluster,
+        trainable: int,
+        coordinator: str = "",
+        corrections: Corrections = NO_CORRECTIONS,
+        settings: Owning | None = None,
     ) -> None:
-        self._corrections = corrections
+        self._corrections, self._settings = corrections, settings
         self._coordinator = coordinator
         self._cluster = cluster
         self._trainable = trainable
@@ -61,7 +141,7 @@ class ExchangeCosts:
         """The name that stands for the machine of an entry, by the entry's: entries may share one."""
 
     def linked(self, choice: Choice) -> bool:
-        """Whether everything that has to talk to each other can."""
+        """Whether all machines that have to reach each other can."""
         flows = (flow for star in self._group(choice).stars for flow in star)
         return all(self._cluster.link(one, other) is not None for one, other in flows)
 
@@ -75,24 +155,37 @@ class ExchangeCosts:
         return self._known[key]
 
     def _group(self, choice: Choice) -> _Group:
-        costs = strategy_costs(choice.strategy)
+        costs = strategy_costs(choice.strategy, self._settings)
         elements = max(1, costs.elements(self._trainable)) if costs is not None else self._trainable
-        return _Group(self._cluster, choice, elements, self.places, self._coordinator)
+        gathers, meeting = (costs.gathers, costs.group) if costs is not None else (False, 0)
+        return _Group(self._cluster, choice, elements, self.places, self._coordinator, gathers, meeting)
 
 
 class _Group:
-    """The members of a choice in an exchange of so many elements.
+    """The members of a choice in an exchange of so many elements, where ``meeting`` of them meet at once; 0: all.
 
     Everything is linear in the members' shares: it is worked out for every member as the only owner (a star), and the
     rest is the mean of these, weighted by the shares.
     """
 
     def __init__(
-        self, cluster: Cluster, choice: Choice, elements: int, places: Mapping[str, str], coordinator: str
+        self,
+        cluster: Cluster,
+        choice: Choice,
+        elements: int,
+        places: Mapping[str, str],
+        coordinator: str,
+        gathers: bool = False,
+        meeting: int = 0,
     ) -> None:
         self._cluster, self._choice, self._elements, self._places = cluster, choice, elements, places
-        self._up = cost_model.payload_bytes(elements, choice.codec)
-        self._down = codec_by_name(choice.codec).expected_reply_bytes(elements, len(choice.members))
+        self._meeting = min(meeting or len(choice.members), len(choice.members))
+        rarer = _peers_a_value(self._meeting) / _peers_a_value(len(choice.members))
+        self._up = rarer * cost_model.payload_bytes(elements, choice.codec)
+        self._down = rarer * codec_by_name(choice.codec).expected_reply_bytes(elements, self._meeting)
+        self._gathers = gathers
+        if gathers:  # with equal shares: everybody's to everybody
+            self._down = (len(choice.members) - 1) * self._up
         hosts = [places[name] for name in choice.members]
         relay = places.get(coordinator, "") if choice.engine == "mesh" else ""
         stars = (cost_model.star_flows(hosts, owner, self._up, self._down) for owner in hosts)
@@ -121,7 +214,7 @@ class _Group:
             for star, owner in zip(self.stars, choice.members, strict=True)
         ]
         parts = {key: one for star in stars for key, one in star.items()}
-        turns = cost_model.turns_factor(len(choice.members))
+        turns = cost_model.turns_factor(self._meeting)
         seconds = {
             key: [
                 (1.0 if one.kind == "member" else turns) * star.get(key, cost_model.NOTHING).seconds for star in stars
@@ -129,7 +222,7 @@ class _Group:
             for key, one in parts.items()
         }
         shares = (1 / len(stars),) * len(stars)
-        if choice.engine == "mesh":
+        if choice.engine == "mesh" and not self._gathers:
             shares = best_shares(list(seconds.values()))
         means = {key: _mean(each, shares) for key, each in seconds.items()}
         longest = []
@@ -197,6 +290,12 @@ class _Group:
 def _between(ends: tuple[float, ...], share: float) -> float:
     """Return the mean of nothing owned and everything owned."""
     return ends[0] + share * (ends[1] - ends[0])
+
+
+def _peers_a_value(members: int) -> float:
+    """Return to how many other ones a member's value goes and comes back from, where everybody owns as much: each link
+    carries that much less where only some meet at once, on average over who meets whom."""
+    return (members - 1) / members if members > 1 else 1.0
 
 
 def _mean(values: Sequence[float], shares: Sequence[float]) -> float:

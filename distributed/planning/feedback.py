@@ -1,4 +1,4 @@
-"""Predicted beside measured, and what the next prediction for these machines learns from it.
+"""Predictions compared with measurements, and what the next prediction for these machines learns from that.
 
 Whoever supervises a run::
 
@@ -8,7 +8,7 @@ Whoever supervises a run::
 
 and whoever plans the next one::
 
-    plan(cluster, job, hubs, corrections(cluster, job))
+    plan(cluster, job, carriers, corrections(cluster, job))
 
 :func:`compare` is pure. Ratios are measured over predicted, freed of the corrections that the prediction had in it.
 """
@@ -16,6 +16,7 @@ and whoever plans the next one::
 from __future__ import annotations
 
 import contextlib
+import itertools
 import statistics
 import time
 from collections import Counter
@@ -28,11 +29,11 @@ from pydantic import Field
 
 from distributed.planning.cluster import Cluster, Document, Machine, MeasurementCache, Name, Text
 from distributed.planning.corrections import Corrections, ExchangeCorrection, bounded, shrunk
-from distributed.planning.document import Candidate, Choice, MemberForecast, Planning
-from distributed.planning.job import Figures, Job
+from distributed.planning.document import Candidate, Choice, Figures, Job, MemberForecast, Planning
 from profiles.errors import MusterError
 from training.events import Event, MemberEvent, StepEvent
 from training.run_folder import RunFolder
+from training.strategies.registry import cost_model
 
 PLANNING = "planning.json"
 """What a run's plan was chosen from, where there was a choice."""
@@ -69,7 +70,8 @@ class Comparison(Document):
     """Steps that were counted, after the warm-up."""
     predicted_step: float
     measured_step: float
-    """Of the slowest member: the median of its steps; the mean over whole rounds where only some steps exchange."""
+    """Of the slowest member: the median of its steps, two by two; the mean over whole rounds where only some steps
+    exchange."""
     predicted_wait: float
     measured_wait: float
     """Of the member that waits least: what the exchange costs and not what the others take longer."""
@@ -109,7 +111,7 @@ class _Window:
 
 
 def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -> Comparison | None:
-    """Put a finished run beside its prediction.
+    """Compare a finished run with its prediction.
 
     Args:
         candidate: what was predicted for exactly this run.
@@ -119,8 +121,11 @@ def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -
 
     Returns:
         The comparison; ``None`` where fewer than 5 steps (or one whole interval) after the warm-up were taken by all
-        members of the choice.
+        members of the choice, or each goes at its own pace.
     """
+    costs = cost_model(candidate.choice.strategy)
+    if costs is not None and not costs.waits:
+        return None
     steps, names = _by_rank(events)
     choice = candidate.choice
     ranks = _ranks(choice.members, steps, names)
@@ -129,7 +134,7 @@ def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -
     window = _window({rank: steps[rank] for rank in ranks}, choice.interval)
     if window is None:
         return None
-    typical = statistics.fmean if choice.interval > 1 else statistics.median
+    typical = statistics.fmean if choice.interval > 1 else _usual
     walls = [typical(window.values(rank, lambda e: e.seconds)) for rank in ranks]
     waits = [typical(window.values(rank, lambda e: e.wait)) for rank in ranks]
     busy = [typical(window.values(rank, lambda e: e.compute)) for rank in ranks]
@@ -146,7 +151,7 @@ def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -
         predicted_share=predicted_wait / candidate.step,
         measured_share=wait / wall if wall else 0.0,
         predicted_bytes_per_hour=candidate.bytes_per_hour,
-        measured_bytes_per_hour=_bytes_per_hour(choice, window, ranks),
+        measured_bytes_per_hour=_bytes_per_hour(choice, window, ranks, wall),
         exchange_ratio=_exchange_ratio(candidate, predicted_wait - candidate.skew, wait - candidate.skew),
         members=tuple(
             MemberComparison(
@@ -198,11 +203,16 @@ def _window(of: Mapping[int, Mapping[int, StepEvent]], interval: int) -> _Window
     return _Window(counted, of) if len(counted) >= _FEWEST_STEPS else None
 
 
-def _bytes_per_hour(choice: Choice, window: _Window, ranks: Sequence[int]) -> float:
-    """Return what the busiest machine moves, all its members' exchanges together."""
+def _usual(values: Sequence[float]) -> float:
+    """Return the median of the means of two values that follow one another: members that wait for each other have long
+    and short steps by turns, of which a median alone takes one kind."""
+    return statistics.median((one + other) / 2 for one, other in itertools.pairwise(values))
+
+
+def _bytes_per_hour(choice: Choice, window: _Window, ranks: Sequence[int], seconds: float) -> float:
+    """Return what the busiest machine moves, all its members' exchanges together, at so many seconds a step."""
     if choice.alone:
         return 0.0
-    seconds = max(statistics.fmean(window.values(rank, lambda e: e.seconds)) for rank in ranks)
     moved = {
         name: statistics.fmean(window.values(rank, lambda e: float(e.bytes_sent + e.bytes_received)))
         for name, rank in zip(choice.members, ranks, strict=True)

@@ -1,4 +1,4 @@
-"""A profile that fits the memory of machines: what its person has left open follows them, in a fixed order.
+"""Makes a profile fit the memory of machines: options that nobody has set are changed, in a fixed order.
 
 1. A smaller micro-batch, and as many more of them: a step has the same samples, and its result is the same.
 2. Gradient checkpointing: the same result, for about a third more compute.
@@ -77,7 +77,7 @@ class Fitted:
 
     @property
     def line(self) -> str:
-        """What a person is told before the start; empty where nothing was changed and all fits."""
+        """The line shown before the start; empty where nothing was changed and everything fits."""
         if self.tightest is None:
             return ""
         room, has = self.tightest, f"{self.tightest.name} has {_gb(self.tightest.total)}"

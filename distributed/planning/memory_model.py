@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distributed.planning.cluster import Machine
-from distributed.planning.job import Job
+from distributed.planning.document import Job
 from distributed.planning.model_size import ModelSize
+from profiles.declarations import Owning
+from profiles.locations import own_code_in
 from profiles.schema import ModelSettings, Profile
+from training.exchange.reduction import AT_ONCE, KEPT_BYTES
+from training.optimizers import state_bytes
 from training.strategies.costs import CostModel
 from training.strategies.registry import cost_model, usual_strategy
 
@@ -39,7 +43,7 @@ class Need:
     runtime: int
     weights: int
     optimizer: int
-    """With what the strategy keeps."""
+    """With what the strategy and its exchange keep."""
     step: int
     """Activations and gradients at the worst moment of a step."""
     evaluation: int
@@ -56,30 +60,39 @@ class Need:
 
 
 def need_of(profile: Profile, size: ModelSize, alone: bool = False, batch: int = 0) -> Need:
-    """Return what a member needs before anything was measured: weights, optimizer state, what the strategy keeps,
-    the activations of one micro-batch and the gradients, or an evaluation, a teacher's weights, and the process.
+    """Return what a member needs before anything was measured: weights, optimizer state, what the strategy and its
+    exchange keep, the activations of one micro-batch and the gradients, or an evaluation, a teacher's weights, and the
+    process.
 
     A frozen encoder leaves nothing for backward. A text's end comes first in backward: while the activations of an
     encoder are there, the gradients of the decoder are too; with several micro-batches all gradients are.
 
     Args:
-        alone: whether the member trains by itself, so that the strategy keeps nothing.
+        alone: whether the member trains by itself, so that nothing is kept for exchanges.
         batch: samples of its micro-batch; 0: as the profile says.
     """
     model, count = profile.model, batch or profile.training.batch_size
     frozen = size.encoder if model.freeze_encoder else 0
     trained = max(1, size.parameters - frozen)
     trainable = max(1, trained // LORA_PART) if model.tuning == "lora" else trained
-    strategy = 0 if alone else strategy_bytes(profile.strategy.strategy, trainable)
+    chosen = profile.strategy
+    parts = strategy_bytes, exchange_bytes
+    kept = 0 if alone else sum(part(chosen.strategy, trainable, chosen) for part in parts)
     return Need(
         runtime=RUNTIME,
         weights=_weight_bytes(model, size, trainable),
-        optimizer=8 * trainable + strategy,
+        optimizer=state_bytes(profile.training, trainable, _hidden(model, size, trainable)) + kept,
         step=_step_bytes(profile, size, trainable, count),
         evaluation=_FP32 * size.listening * (profile.evaluation.eval_batch_size or count),
         teacher=_FP32 * size.teacher.parameters if size.teacher is not None else 0,
         once=profile.asks_teacher_once,
     )
+
+
+def _hidden(model: ModelSettings, size: ModelSize, trainable: int) -> int:
+    """Return the trained weights in hidden matrices: all adapters are. Of what a frozen encoder
+    leaves, as large a share as of the whole model."""
+    return trainable if model.tuning == "lora" else size.matrices * trainable // max(1, size.parameters)
 
 
 def _weight_bytes(model: ModelSettings, size: ModelSize, trainable: int) -> int:
@@ -132,21 +145,45 @@ def model_bytes(job: Job) -> int:
     return job.total * job.weight_bytes + job.trainable * (job.weight_bytes + job.optimizer_bytes)
 
 
-def strategy_bytes(strategy: str, trainable: int) -> int:
-    """What a strategy keeps beside the optimizer, nothing for a machine alone ("")."""
-    return _costs(strategy).vectors * _FP32 * trainable if strategy else 0
+def strategy_bytes(strategy: str, trainable: int, settings: Owning | None = None) -> int:
+    """What a strategy keeps beside the optimizer, nothing for a machine alone ("").
+
+    Args:
+        settings: with the strategy's own options, here and below; ``None``: their defaults.
+    """
+    return _costs(strategy, settings).vectors * _FP32 * trainable if strategy else 0
 
 
-def _costs(strategy: str) -> CostModel:
+def _costs(strategy: str, settings: Owning | None = None) -> CostModel:
     """Return what a strategy keeps; of one whose cost is not known, and of ``auto``, what the usual one does."""
-    found = cost_model(strategy) or cost_model(usual_strategy())
+    own = bool(own_code_in(strategy))  # which may not be approved yet, and is not run to know this
+    found = (None if own else cost_model(strategy, settings)) or cost_model(usual_strategy())
     return found or CostModel()
 
 
-def owner_bytes(trainable: int) -> int:
+def owner_bytes(strategy: str, trainable: int, settings: Owning | None = None) -> int:
     """What an owner keeps of the others' contributions until all are there, with equal shares at most: ``(n - 1) / n``
-    of a vector in fp32."""
-    return _FP32 * trainable
+    of the longest vector in fp32."""
+    return _FP32 * _costs(strategy, settings).longest(trainable)
+
+
+def mesh_bytes(strategy: str, trainable: int, owns: bool = True, settings: Owning | None = None) -> int:
+    """What the mesh keeps at most beside the mean, which the strategy counts, and what an owner keeps: outcomes as they
+    came, for those who miss one, and of a vector up to :data:`~training.exchange.reduction.AT_ONCE` the contribution,
+    whose place the mean of a longer one takes.
+
+    Args:
+        owns: the member has a share of the vector. Who has none hears too late that all have the last outcome, and may
+            keep it while the next one comes.
+    """
+    longest = _FP32 * _costs(strategy, settings).longest(trainable)
+    outcomes = min(_FP32 * trainable, max(longest, KEPT_BYTES))
+    return outcomes + (longest if longest <= AT_ONCE or not owns else 0)
+
+
+def exchange_bytes(strategy: str, trainable: int, settings: Owning | None = None) -> int:
+    """What the mesh keeps at most of an exchange with equal shares."""
+    return owner_bytes(strategy, trainable, settings) + mesh_bytes(strategy, trainable, settings=settings)
 
 
 def checkpointed(per_sample: float, layers: int) -> float:
@@ -167,7 +204,7 @@ def member_bytes(job: Job, machine: Machine, strategy: str, batch: int) -> int:
     theory = model_bytes(job)
     measured = machine.memory_fit
     fixed = max(float(theory), measured[0]) if measured else float(theory)
-    extra = strategy_bytes(strategy, job.trainable) if counts_here(machine, strategy) else 0
+    extra = strategy_bytes(strategy, job.trainable, job) if counts_here(machine, strategy) else 0
     return int(fixed + extra + batch * (machine.memory_per_sample(theory) or 0.0))
 
 

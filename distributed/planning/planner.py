@@ -18,6 +18,7 @@ from distributed.planning.document import (
     Candidate,
     Choice,
     Engine,
+    Job,
     MadeFor,
     Outcome,
     Planning,
@@ -25,34 +26,34 @@ from distributed.planning.document import (
     digest,
     profile_hash,
 )
-from distributed.planning.job import Job
 from distributed.planning.prediction import Predictor, known_costs, significant
 from distributed.planning.reasons import WORTH, about_equal, memory_reasons, settings_of, why
 from profiles.schema import Profile
+from training.strategies.costs import CostModel
 from training.strategies.registry import check_strategy, cost_model, strategies, usual_strategy
 
 MOST_SUSPECTS = 8
 
 
 def plan(
-    cluster: Cluster, job: Job, hubs: Collection[str] | None = None, corrections: Corrections = NO_CORRECTIONS
+    cluster: Cluster, job: Job, carriers: Collection[str] | None = None, corrections: Corrections = NO_CORRECTIONS
 ) -> Planning:
     """Rank all candidates and choose one.
 
     Args:
-        hubs: names of the machines that may carry the coordinator; ``None``: all.
+        carriers: names of the machines that may carry the coordinator; ``None``: all.
         corrections: how far off earlier predictions were (:func:`distributed.planning.feedback.corrections`).
 
     Raises:
         BadInput: the job names a strategy or codec that is not known.
     """
-    return _Planner(cluster, job, hubs, corrections).plan()
+    return _Planner(cluster, job, carriers, corrections).plan()
 
 
 def simplicity(candidate: Candidate) -> tuple[object, ...]:
     """Return a key that orders ways which are about equally fast, the surest first: one machine before a group; exact
     gradients before merged weights, whose loss is known from small models only; the mesh before nccl, which is not
-    encrypted and ends with its first lost member; fp32 before 16 bit; fewer machines before more."""
+    encrypted; fp32 before 16 bit; fewer machines before more."""
     choice = candidate.choice
     merged = not choice.alone and not known_costs(choice).exact
     return (not choice.alone, merged, choice.engine == "nccl", choice.codec != "fp32", len(choice.members))
@@ -79,10 +80,10 @@ class _Way:
 
 
 class _Planner:
-    def __init__(self, cluster: Cluster, job: Job, hubs: Collection[str] | None, corrections: Corrections) -> None:
+    def __init__(self, cluster: Cluster, job: Job, carriers: Collection[str] | None, corrections: Corrections) -> None:
         self._cluster = cluster
         self._job = job
-        self._predictor = Predictor(cluster, job, corrections, hubs)
+        self._predictor = Predictor(cluster, job, corrections, carriers)
         self._noted: dict[tuple[str, str, str], Reason] = {}
 
     def plan(self) -> Planning:
@@ -134,9 +135,9 @@ class _Planner:
         job = self._job
         wanted = strategies() if job.strategy == "auto" else (check_strategy(job.strategy),)
         for strategy in wanted:
-            costs = cost_model(strategy)
-            if costs is None:
-                self._note("no-cost-model", strategy)
+            costs = cost_model(strategy, job)
+            if costs is None or (job.strategy == "auto" and not costs.automatic):
+                self._note("no-cost-model", strategy, (costs or CostModel).aside)
                 continue
             for codec in costs.codecs if job.codec == "auto" else (job.codec,):
                 if job.engine != "nccl":

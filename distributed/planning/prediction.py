@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,9 @@ from functools import lru_cache
 from distributed.planning import cost_model, memory_model
 from distributed.planning.cluster import Cluster, Machine
 from distributed.planning.corrections import NO_CORRECTIONS, Corrections, evened
-from distributed.planning.document import Candidate, Choice, MemberForecast, Outcome, Reason
+from distributed.planning.document import Candidate, Choice, Job, MemberForecast, Outcome, Reason
 from distributed.planning.exchange_cost import Exchange, ExchangeCosts
-from distributed.planning.job import Job
+from profiles.declarations import Owning
 from profiles.errors import BadInput
 from training.strategies.costs import Compute, CostModel, Course, Rhythm, batch_efficiency
 from training.strategies.registry import cost_model as costs_of
@@ -40,8 +41,6 @@ class Predictor:
     """Predicts choices for one job on one cluster.
 
     Args:
-        cluster: what was measured.
-        job: what is to be trained.
         corrections: how far off earlier predictions were.
         able: names of the machines that may carry the coordinator; ``None``: all.
     """
@@ -58,7 +57,7 @@ class Predictor:
         self.job = job
         self._corrections = corrections
         self._splits: dict[tuple[object, ...], Split | None] = {}
-        self._exchanges = ExchangeCosts(self.cluster, job.trainable, self.coordinator, corrections)
+        self._exchanges = ExchangeCosts(self.cluster, job.trainable, self.coordinator, corrections, job)
         self.workable = tuple(sorted(m.name for m in cluster.machines if m.trains and m.speed > 0))
         splits = [split for name in self.workable if (split := self.split((name,), "")) is not None]
         fitting = [split for split in splits if split.fits] or splits
@@ -84,13 +83,13 @@ class Predictor:
         split = self.split(members, "" if choice.alone else choice.strategy)
         if split is None:
             raise BadInput(f"a step has fewer samples than there are members ({len(members)})", "raise the batch size")
-        return self._candidate(choice.model_copy(update={"members": members}), split)
+        return self.candidate(choice.model_copy(update={"members": members}), split)
 
     # ----------------------------------------------------------------------------------------------------------- parts
 
     def caps(self, members: Sequence[str], strategy: str) -> list[int]:
         """Return the largest micro-batch of each member, beside what it owns of the group's exchange."""
-        owned = memory_model.owner_bytes(self.job.trainable) if len(members) > 1 else 0
+        owned = memory_model.exchange_bytes(strategy, self.job.trainable, self.job) if len(members) > 1 else 0
 
         def cap(machine: Machine) -> int:
             return memory_model.largest_batch(self.job, machine, strategy, self._beside(machine, owned))
@@ -123,7 +122,7 @@ class Predictor:
 
     def rhythms(self, choice: Choice) -> Iterator[Rhythm]:
         """Yield the rhythms of a choice's strategy whose expected loss is within the job's bound."""
-        costs, course = known_costs(choice), self.course(choice)
+        costs, course = known_costs(choice, self.job), self.course(choice)
         for rhythm in costs.rhythms(course):
             if costs.learning(course, rhythm, 1.0).loss <= self.job.max_loss_increase:
                 yield rhythm
@@ -131,7 +130,7 @@ class Predictor:
     def course(self, choice: Choice) -> Course:
         """Return what a strategy's cost model knows of the run."""
         job = self.job
-        return Course(job.steps_of(len(choice.members)), job.start, job.lora, choice.codec)
+        return Course(job.steps_of(len(choice.members)), job.start, job.lora, choice.codec, job.texts)
 
     # ------------------------------------------------------------------------------------------------------- candidate
 
@@ -142,6 +141,8 @@ class Predictor:
         spreads = [self.cluster.machine(name).spread for name in choice.members]
         deviations = [spread * seconds for spread, seconds in zip(spreads, split.seconds, strict=True)]
         steps = [busy + waited / choice.interval for busy, waited in self._each(choice, split, exchange)]
+        if not known_costs(choice, self.job).waits:
+            return statistics.harmonic_mean(steps), 0.0
         last = cost_model.expected_last(steps, deviations, choice.interval)
         return last, last - max(steps)
 
@@ -150,7 +151,7 @@ class Predictor:
         the merge), and those of an exchange that its compute does not hide."""
         if choice.alone:
             return [(seconds, 0.0) for seconds in split.seconds]
-        costs, rhythm, size = known_costs(choice), rhythm_of(choice), self.job.trainable
+        costs, rhythm, size = known_costs(choice, self.job), rhythm_of(choice), self.job.trainable
         found = []
         taken = exchange.seconds
         for name, compute, work in zip(choice.members, split.seconds, exchange.work, strict=True):
@@ -168,7 +169,7 @@ class Predictor:
             return 1.0, 0.0, alone.learning(Course(course.steps), Rhythm(), 1.0).sources
         ratio = job.global_batch_of(len(choice.members)) / job.global_batch_of(1)
         worth = sum(split.batches) / max(split.batches)
-        learnt = known_costs(choice).learning(course, rhythm_of(choice), worth)
+        learnt = known_costs(choice, self.job).learning(course, rhythm_of(choice), worth)
         sources = (*learnt.sources, "batch") if ratio > 1 else learnt.sources
         return max(0.0, batch_efficiency(ratio, job.lr_scaling) * learnt.share), learnt.loss, sources
 
@@ -196,7 +197,9 @@ class Predictor:
     def _owners_fit(self, choice: Choice, split: Split, exchange: Exchange) -> bool:
         """Whether everybody has the memory for what it owns beside its part of the batch."""
         each = zip(choice.members, split.batches, exchange.kept, strict=True)
-        machines = ((self.cluster.machine(name), batch, kept) for name, batch, kept in each)
+        job, strategy = self.job, choice.strategy
+        mesh = {owns: memory_model.mesh_bytes(strategy, job.trainable, owns, job) for owns in (True, False)}
+        machines = ((self.cluster.machine(name), batch, kept + mesh[kept > 0]) for name, batch, kept in each)
         return choice.alone or all(
             memory_model.largest_batch(self.job, machine, choice.strategy, self._beside(machine, kept)) >= batch
             for machine, batch, kept in machines
@@ -207,7 +210,8 @@ class Predictor:
         """Return what of some bytes of main memory is in the memory that training uses."""
         return 0 if machine.device == "cuda" else size
 
-    def _candidate(self, choice: Choice, split: Split) -> Candidate:
+    def candidate(self, choice: Choice, split: Split) -> Candidate:
+        """Return what a choice should cost with these shares of the samples. Members sorted, split theirs."""
         job, members = self.job, len(choice.members)
         exchange = self._exchanges.of(choice)
         outcome = self.outcome(choice, split)
@@ -231,7 +235,7 @@ class Predictor:
             compute=split.compute,
             exchange=exchange.seconds,
             exchange_correction=exchange.correction,
-            exposed=outcome.step - split.compute,
+            exposed=max(0.0, outcome.step - split.compute),
             reasons=() if choice.alone else (slowest,),
         )
 
@@ -277,9 +281,9 @@ class Predictor:
         )
 
 
-def known_costs(choice: Choice) -> CostModel:
-    """Return what the strategy of a choice costs, which is known."""
-    found = costs_of(choice.strategy)
+def known_costs(choice: Choice, settings: Owning | None = None) -> CostModel:
+    """Return what the strategy of a choice costs, which is known; with its own options in ``settings``."""
+    found = costs_of(choice.strategy, settings)
     assert found is not None, choice.strategy
     return found
 

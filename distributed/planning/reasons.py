@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from distributed.planning import memory_model
 from distributed.planning.cluster import Cluster, Machine
-from distributed.planning.document import Candidate, MemberForecast, MemberSetting, Planning, Reason, Settings
-from distributed.planning.job import Job
+from distributed.planning.document import Candidate, Job, MemberForecast, MemberSetting, Planning, Reason, Settings
 from distributed.planning.prediction import Predictor, known_costs, rhythm_of, significant
 from profiles.errors import BadInput
+from profiles.split import DATA_STAY
 from training.schedule import scaled_learning_rate
 from training.sensors import BUSY
 from training.strategies.costs import Course
@@ -23,6 +23,8 @@ _MUCH_WAITING = 0.2
 _MORE = 4
 OWNERSHIP = ("owns-less", "owns-more", "relayed")
 """Codes that tell who owns what, and which way it goes."""
+WAYS = ("direct", "all-direct", "one-way", "relayed")
+"""Codes that tell which way each pair is expected to go."""
 
 
 def why(best: Candidate, ranking: Sequence[Candidate], predictor: Predictor) -> Iterator[Reason]:
@@ -191,8 +193,8 @@ def settings_of(best: Candidate, predictor: Predictor) -> Settings:
         "shares": "",
     }
     if best.predicted:
-        course = Course(best.steps, job.start, job.lora, choice.codec)
-        options |= known_costs(choice).settings(course, rhythm_of(choice))
+        course = Course(best.steps, job.start, job.lora, choice.codec, job.texts)
+        options |= known_costs(choice, predictor.job).settings(course, rhythm_of(choice))
     return Settings(
         options=options,
         members=tuple(
@@ -200,7 +202,7 @@ def settings_of(best: Candidate, predictor: Predictor) -> Settings:
             for member in best.members
         ),
         engine=choice.engine,
-        hub="" if choice.alone or choice.engine == "nccl" else predictor.coordinator,
+        coordinator="" if choice.alone or choice.engine == "nccl" else predictor.coordinator,
         left_out=tuple(sorted(m.name for m in cluster.machines if m.trains and m.name not in choice.members)),
     )
 
@@ -209,57 +211,66 @@ def settings_of(best: Candidate, predictor: Predictor) -> Settings:
 
 _GB = 1e9
 WORDS = {
-    "alone-wins": "{subject} alone is the fastest: {members:.0f} machines with {other} would be worth {useful:.2f} of "
-    "it (an exchange takes {exchange:.3g} s, a step's compute {compute:.3g} s, {exposed:.3g} s of waiting a step)",
+    "alone-wins": "{subject} alone is the fastest: {members:.0f} machines with {other} would train {useful:.2f} times "
+    "as fast (an exchange takes {exchange:.3g} s, computing a step {compute:.3g} s, waiting {exposed:.3g} s a step)",
     "alone-is-enough": "{subject} alone is about as fast as the best group: {members:.0f} machines with {other} would "
-    "be worth {useful:.2f} of it, and below 5 % no prediction tells which is faster",
+    "train {useful:.2f} times as fast, and predictions cannot tell differences below 5 %",
     "about-equal": "{members:.0f} machines with {subject} over {other} are about as fast ({rival:.2f} against "
-    "{useful:.2f}: below {percent:.0f} % no prediction tells which is faster): the simpler, more exact way is used",
-    "about-equal-alone": "{subject} alone is about as fast ({rival:.2f} against {useful:.2f}: below {percent:.0f} % no "
-    "prediction tells which is faster)",
-    "not-predicted": "{subject} with {members:.0f} machines is not predicted: its cost is not known. It is "
-    "used as the profile says",
+    "{useful:.2f}; predictions cannot tell differences below {percent:.0f} %), so the simpler, more exact way is used",
+    "about-equal-alone": "{subject} alone is about as fast ({rival:.2f} against {useful:.2f}; predictions cannot tell "
+    "differences below {percent:.0f} %)",
+    "not-predicted": "{subject} with {members:.0f} machines is used as the profile says, without a prediction: its "
+    "cost is not known",
     "no-group": "{subject} alone: these machines cannot train together (--explain says why)",
     "only-machine": "{subject} is the only machine that can train this",
     "group-wins": "{members:.0f} machines with {subject} reach the same loss {useful:.2f} times as fast as the best "
     "of them alone ({speed_up:.2f} times its samples/s)",
     "slowest-none": "nothing is sent over the network",
-    "slowest-link": "the link {subject} to {other} decides the exchange: {mbit:.4g} Mbit/s, {seconds:.3g} s",
-    "slowest-interface": "the network interface of {subject} decides the exchange: {mbit:.4g} Mbit/s for all peers "
+    "slowest-link": "the link from {subject} to {other} limits the exchange: {mbit:.4g} Mbit/s, {seconds:.3g} s",
+    "slowest-interface": "the network interface of {subject} limits the exchange: {mbit:.4g} Mbit/s for all peers "
     "together, {seconds:.3g} s",
-    "slowest-air": "the Wi-Fi channel {subject} decides the exchange: {mbit:.4g} Mbit/s for all stations together, "
+    "slowest-air": "the Wi-Fi channel {subject} limits the exchange: {mbit:.4g} Mbit/s for all stations together, "
     "and a byte between two of them crosses it twice; {seconds:.3g} s",
-    "slowest-member": "the worker on {subject} decides the exchange: it encodes and moves {mbit:.4g} Mbit/s, "
+    "slowest-member": "the processor of {subject} limits the exchange: it encodes and moves {mbit:.4g} Mbit/s, "
     "{seconds:.3g} s",
     "exchange-hidden": "an exchange of {exchange:.3g} s is hidden behind compute",
-    "exchange-exposed": "{exposed:.3g} s of a step of {step:.3g} s is waiting for the network ({share:.0f} %)",
+    "exchange-exposed": "{share:.0f} % of each step of {step:.3g} s is spent waiting for the network",
     "interval": "one exchange every {interval:.0f} steps, {rounds:.0f} in the run: the loss may end {loss:.2g} % above "
-    "that of per-step averaging (bound {bound:.2g} %)",
-    "learning-rate": "the learning rate is multiplied by {factor:.2f} (lr_scaling = {subject}: a batch of {batch:.0f} "
-    "where it was chosen for {reference:.0f})",
-    "unequal-shares": "shares follow the measured speed: from {least:.0f} samples ({subject}) to {most:.0f} ({other})",
-    "in-clear": "training traffic of engine nccl is not encrypted, and a lost member ends the run",
-    "on-one-machine": "training traffic of engine nccl is not encrypted, and does not leave the machine; a lost "
-    "member ends the run",
-    "faster-in-clear": "{subject} over engine nccl would be worth {open:.2f} instead of {useful:.2f}; anybody on "
-    "the network could read its training traffic, so it is only used if you ask for it: --set engine=nccl",
+    "that of per-step averaging (at most {bound:.2g} % is accepted)",
+    "learning-rate": "the learning rate is multiplied by {factor:.2f} (lr_scaling = {subject}): it was chosen for a "
+    "batch of {reference:.0f}, and a step here has {batch:.0f} samples",
+    "unequal-shares": "each machine's share of the batch follows its speed: from {least:.0f} samples ({subject}) to "
+    "{most:.0f} ({other})",
+    "in-clear": "training traffic of engine nccl is not encrypted",
+    "on-one-machine": "training traffic of engine nccl is not encrypted, and does not leave the machine",
+    "faster-in-clear": "{subject} over engine nccl would be {open:.2f} instead of {useful:.2f} times as fast; its "
+    "training traffic is not encrypted, so it is used only if you ask for it: --set engine=nccl",
     "coordinator-on-battery": "the coordinator is on {subject}, which runs on battery: plug it in",
-    "owns-less": "{subject} owns {percent:.0f} % of every vector ({even:.0f} % would be even): its {other} is slow",
-    "owns-more": "{subject} owns {percent:.0f} % of every vector ({even:.0f} % would be even): its {other} is fast",
-    "relayed": "{subject} and {other} have no link: the coordinator passes on what they send each other",
-    "costs-more": "{subject} is left out: with it the plan would be worth {joined:.2f}, without it {useful:.2f}",
+    "owns-less": "{subject} averages {percent:.0f} % of every exchange (an even share: {even:.0f} %): its {other} is "
+    "slow",
+    "owns-more": "{subject} averages {percent:.0f} % of every exchange (an even share: {even:.0f} %): its {other} is "
+    "fast",
+    "direct": "{subject} and {other} exchange directly",
+    "data-stay": DATA_STAY,
+    "all-direct": "{pairs:.0f} pairs of machines exchange directly",
+    "one-way": "only {subject} can connect to {other}, so it opens the connections of both directions",
+    "relayed": "{subject} and {other} cannot connect to each other: their traffic is relayed by the coordinator's "
+    "machine",
+    "costs-more": "{subject} is left out: with it training would be {joined:.2f} times as fast as on the fastest "
+    "machine alone, without it {useful:.2f} times",
     "no-room-beside": "{subject} is left out: it does not have the memory for its part",
-    "accumulation-for-memory": "a step is cut into {accumulation:.0f} micro-batches instead of {before:.0f} to fit "
-    "the memory; its result is the same",
-    "accumulation-would-help": "{subject} waits for the network {share:.0f} % of a step; with {times:.0f} times the "
-    "gradient_accumulation it would be {then:.0f} %, at {times:.0f} times the batch",
-    "does-not-fit": "{subject} is left out: one sample needs {needed_gb:.1f} GB and {free_gb:.1f} GB are free",
+    "accumulation-for-memory": "a step takes {accumulation:.0f} micro-batches instead of {before:.0f}, to fit into "
+    "memory; its result is the same",
+    "accumulation-would-help": "{subject} waits for the network {share:.0f} % of a step; {times:.0f} times the "
+    "gradient_accumulation, and so {times:.0f} times the batch, would make that {then:.0f} %",
+    "does-not-fit": "{subject} is left out: one sample needs {needed_gb:.1f} GB, and {free_gb:.1f} GB are free",
     "would-fit-with-checkpointing": "it would fit {subject} with gradient_checkpointing = true "
     "({needed_gb:.1f} of {free_gb:.1f} GB), for a third more compute",
     "would-fit-with-lora": "it would fit {subject} with tuning = lora ({needed_gb:.1f} of {free_gb:.1f} GB)",
-    "needs-sharding": "no setting would make it fit {subject}, and no strategy here cuts a model over machines: take a "
-    "smaller model",
-    "strategy-does-not-fit": "{subject} lacks the memory for {other}: {needed_gb:.1f} GB, {free_gb:.1f} GB are free",
+    "needs-sharding": "no setting would make it fit {subject}, and no strategy here splits a model across machines: "
+    "take a smaller model",
+    "strategy-does-not-fit": "{subject} does not have the memory for {other}: it needs {needed_gb:.1f} GB, and "
+    "{free_gb:.1f} GB are free",
     "no-speed": "{subject} is left out: its speed was not measured",
     "no-link": "{subject} has no measured link to {other}, where the coordinator would be",
     "no-cuda": "{subject} has no CUDA device, which engine nccl needs",
@@ -267,9 +278,10 @@ WORDS = {
     "measured-in-use": "other programs used {others:.0f} % of the processors of {subject} while it was measured: "
     "measure again when it is idle",
     "not-measured": "{subject} is in the hosts file and was not measured",
-    "fixed": "only {other} = {subject} was considered, as the profile says (--set {other}=auto compares all)",
-    "no-cost-model": "{subject} was not considered: its cost is not known",
-    "no-interval": "{subject} was not considered: no interval keeps the expected loss within {bound_percent:.2g} %",
+    "fixed": "only {other} = {subject} was considered, as the profile says; --set {other}=auto compares all",
+    "no-cost-model": "{subject} was not considered: {other}",
+    "no-interval": "{subject} was not considered: at no interval does the expected loss stay within "
+    "{bound_percent:.2g} %",
     "batch-too-small": "some groups were not considered: a step has fewer samples than members",
     "nothing-fits": "the job fits none of these machines",
 }

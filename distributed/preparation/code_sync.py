@@ -24,9 +24,11 @@ import platformdirs
 
 from distributed.preparation.transfer import Tree, sources_of
 from profiles.errors import BadInput
+from profiles.locations import with_files
 from profiles.schema import Profile
-from training.plan import RunPlan
+from training.plan import JOB_FACTORY, RunPlan
 from training.run_files import explain, write_whole
+from training.strategies.own_file import as_own_code
 from training.tasks.patches import FOLDER as PATCHES
 from training.tasks.speech_dataset import files_of_table
 
@@ -34,8 +36,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 IGNORED = frozenset(
     {".git", ".venv", "venv", "__pycache__", "output", "outputs", "node_modules", ".mypy_cache", ".ruff_cache"}
 )
-JOB_FACTORY = "training.tasks.object_files:build"
-"""``model_path`` of a job that was written to files; ``dataset_path`` is their folder then."""
 JOB_CODE = "code"
 """Folder beside it: the Python files that the job needs."""
 MOST_FILES, MOST_BYTES = 2000, 20_000_000
@@ -75,7 +75,7 @@ class Inputs:
 
 
 def collect(plan: RunPlan) -> Inputs:
-    """Find the code, the data and the model of a plan on this machine.
+    """Find the code, the data and the model of a plan on this machine; data that stay on machines are left alone.
 
     Raises:
         BadInput: a file cannot be read, or the module of a custom job cannot be found.
@@ -91,7 +91,7 @@ def collect(plan: RunPlan) -> Inputs:
     if model_path == JOB_FACTORY:
         trees["inputs/user"], _ = _location(str(Path(data_path).parent / JOB_CODE), "inputs/user")
     elif profile.model.trait == "own code":
-        trees["inputs/user"], model_path = _user_code(model_path)
+        trees["inputs/user"], model_path = _user_code(model_path, "inputs/user")
     elif _is_local(model_path):
         trees["inputs/model"], model_path = _location(model_path, "inputs/model")
     others = {}
@@ -102,12 +102,27 @@ def collect(plan: RunPlan) -> Inputs:
         elif _is_local(path):
             place = f"inputs/{name.removesuffix('_path')}"
             trees[place], others[name] = _location(path, place)
-    if _is_local(data_path):
+    stays = profile.data.local_data and model_path != JOB_FACTORY
+    if _is_local(data_path) and not stays:
         trees["inputs/dataset"], data_path = _location(data_path, "inputs/dataset", _beside(profile, Path(data_path)))
+    training = profile.training
+    if training.own_optimizer:
+        trees["inputs/optimizer"], there = _user_code(training.own_optimizer, "inputs/optimizer")
+        training = training.model_copy(update={"optimizer": there})
+    strategy = profile.strategy
+    for name, code in strategy.own_code.items():
+        owner, _, field = name.partition(".")
+        trees["inputs/outer"], there = _user_code(code, "inputs/outer")
+        strategy = strategy.with_own(owner, **{field: there})
+    strategy = as_own_code(strategy)
+    if strategy.own_strategy:
+        trees["inputs/strategy"] = _strategy_code(strategy.own_strategy.rpartition(":")[0])
+        named = with_files(strategy.strategy, lambda file: f"inputs/strategy/{Path(file).name}")
+        strategy = strategy.model_copy(update={"strategy": named})
     data = profile.data.model_copy(update={"dataset_path": data_path, "cache_dir": ""})
     model = profile.model.model_copy(update={"model_path": model_path, **others})
-    there = profile.model_copy(update={"data": data, "model": model})
-    return Inputs(trees, plan.model_copy(update={"profile": there}))
+    changed = {"data": data, "model": model, "training": training, "strategy": strategy}
+    return Inputs(trees, plan.model_copy(update={"profile": profile.model_copy(update=changed)}))
 
 
 def launched_files(folder: Path) -> list[Path]:
@@ -143,13 +158,25 @@ def _location(location: str, place: str, beside: Iterable[Path] = ()) -> tuple[T
     return _tree(_walk(path), path), place
 
 
-def _user_code(location: str) -> tuple[Tree, str]:
-    """Return the Python files that a custom job needs, and how the worker names its factory."""
+def _user_code(location: str, place: str) -> tuple[Tree, str]:
+    """Return the Python files that a function of the user's own needs, and how the worker names it."""
     module, _, factory = location.rpartition(":")
     files, top = user_sources(module)
     if module.endswith(".py"):
-        location = f"inputs/user/{Path(module).name}:{factory}"
+        location = f"{place}/{Path(module).name}:{factory}"
     return _tree(files, top), location
+
+
+def _strategy_code(module: str) -> Tree:
+    """Return the Python files of a strategy: of one of an installed package, the package's."""
+    files, top = user_sources(module)
+    spec = None if files else importlib.machinery.PathFinder.find_spec(module.partition(".")[0])
+    if spec is not None and spec.submodule_search_locations:
+        folder = Path(next(iter(spec.submodule_search_locations)))
+        files, top = _files_of_job(folder, (".py",)), folder.parent
+    elif spec is not None and spec.origin:
+        files, top = [Path(spec.origin)], Path(spec.origin).parent
+    return _tree(files, top)
 
 
 def user_sources(module: str, suffixes: tuple[str, ...] = (".py",)) -> tuple[list[Path], Path]:

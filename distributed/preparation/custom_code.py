@@ -1,4 +1,5 @@
-"""The Python code that a profile with ``task = custom`` runs, as something that a person looks at and agrees to.
+"""The Python code of the user's own that a profile runs (``task = custom``, an optimizer), as something that a person
+looks at and agrees to.
 
 Planning, measuring, a dry run and a training import and run it alike.
 """
@@ -12,10 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from distributed.preparation.code_sync import JOB_CODE, JOB_FACTORY, REPOSITORY, user_sources
+from distributed.preparation.code_sync import JOB_CODE, REPOSITORY, user_sources
 from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.approvals import approve, digest_of, has_changed, is_approved
+from training.plan import JOB_FACTORY
 
 _COMPILED = tuple(suffix for suffix in importlib.machinery.all_suffixes() if suffix != ".py")
 """Of modules that Python imports as readily as its texts, and before them."""
@@ -64,12 +66,19 @@ class CustomCode:
 
 
 def check_code(
-    profile: Profile, source: object, hint: str, *, named: bool, ask: Callable[[CustomCode, str], bool] | None = None
+    profile: Profile,
+    source: object,
+    hint: str,
+    *,
+    named: bool,
+    ask: Callable[[CustomCode, str], bool] | None = None,
+    option: str = "model_path",
 ) -> None:
     """Refuse a profile's code that no person stands behind; whom they stand behind is remembered.
 
     Args:
-        source: the file that names the code.
+        option: the one that names the code.
+        source: the file that does.
         hint: how to stand behind it.
         named: the person has named the code, or has said that it is to be trusted.
         ask: asks the person, of the code that ``source`` wants to run.
@@ -77,7 +86,7 @@ def check_code(
     Raises:
         BadInput: nobody does.
     """
-    code = code_of(profile)
+    code = code_of(profile, option)
     if code is None or code.approved:
         return
     who = f"{source}, profile '{profile.name}'"
@@ -90,10 +99,10 @@ def check_code(
     code.approve()
 
 
-def code_of(profile: Profile) -> CustomCode | None:
-    """Return the code that a profile runs; ``None`` where it runs none, or none that can be found."""
-    factory = profile.model.model_path
-    if profile.model.trait != "own code" or not factory:
+def code_of(profile: Profile, option: str = "model_path") -> CustomCode | None:
+    """Return the code that an option of a profile names; ``None`` where it names none, or none that can be found."""
+    factory = profile.own_code.get(option, "")
+    if not factory:
         return None
     if factory == JOB_FACTORY:
         objects = Path(profile.data.dataset_path)  # their index names what is imported

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -41,7 +40,6 @@ def collect_wheels(
         requirements: packages, as pip takes them.
         lock: constraints; the whole closure of the requirements.
         there: ``version``, ``system``, ``machine``, ``libc``, ``macos``, ``cuda`` of the Python there.
-        say: is told what happens.
 
     Raises:
         BadInput: a package is not to be had here.
@@ -59,7 +57,8 @@ def collect_wheels(
         torch = any(line.startswith("torch") for line in requirements)
         if torch and there["system"] == "Linux" and not there.get("cuda"):
             options += ["--extra-index-url", CPU_INDEX]  # the small build of torch
-        _download(files / "wheels", options, "the packages cannot be collected")
+        options += ["--only-binary=:all:", "--dest", str(files / "wheels")]
+        _pip("download", options, "the packages cannot be collected")
 
     return _kept(kind, fill) / "wheels"
 
@@ -78,15 +77,14 @@ def _kept(what: str, fill: Callable[[Path], None]) -> Path:
         return Path(_fetched[what].name)
 
 
-def _download(folder: Path, options: Sequence[str], problem: str) -> None:
+def _pip(command: str, options: Sequence[str], problem: str) -> None:
     """Fetch wheels with pip.
 
     Raises:
         BadInput: they are not to be had here.
     """
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    command += ["--only-binary=:all:", "--dest", str(folder), *options]
-    done = subprocess.run(command, capture_output=True, text=True)
+    words = [sys.executable, "-m", "pip", command, "--quiet", "--disable-pip-version-check", *options]
+    done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode != 0:
         told = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
         raise BadInput(f"{problem}: {told[-1]}", "are internet access and pip there?")
@@ -211,12 +209,11 @@ def uv_for(system: str, machine: str) -> Path:
         raise BadInput(f"there is no uv for {system} on {machine}", "install Python 3.10 or newer there")
 
     def fill(folder: Path) -> None:
-        options = ["--no-deps", "--require-hashes", "-r", str(PINNED_UV)]
+        options = ["--no-deps", "--require-hashes", "--only-binary=:all:", "-r", str(PINNED_UV)]
         options += [word for tag in tags for word in ("--platform", tag)]
-        _download(folder, options, "uv cannot be downloaded here")
-        unpack(next(folder.glob("uv-*.whl")), folder / "uv")
+        _pip("install", [*options, "--target", str(folder)], "uv cannot be downloaded here")
 
-    return _kept(f"uv for {system} {machine}", fill) / "uv"
+    return _kept(f"uv for {system} {machine}", fill) / "bin" / "uv"
 
 
 def own_uv() -> Path | None:
@@ -224,19 +221,3 @@ def own_uv() -> Path | None:
     beside = Path(sys.executable).with_name("uv")
     found = str(beside) if beside.is_file() else shutil.which("uv")
     return Path(found) if found else None
-
-
-def unpack(wheel: Path, target: Path) -> None:
-    """Take the program out of a wheel.
-
-    Raises:
-        BadInput: it is not in it.
-    """
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            name = next(name for name in archive.namelist() if name.endswith(".data/scripts/uv"))
-            with archive.open(name) as source, target.open("wb") as out:
-                shutil.copyfileobj(source, out, 1 << 20)
-    except (OSError, StopIteration, zipfile.BadZipFile) as error:
-        raise BadInput(f"{wheel.name}: no program uv in it ({error})", "try again") from None
-    target.chmod(0o755)

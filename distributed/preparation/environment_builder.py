@@ -9,7 +9,8 @@ have::
 An environment is ``ROOT/envs/KEY``; the key is a hash of the recipe, the Python and the platform. It is built under a
 hidden name and renamed when it is complete, so that a torn build is never used; only its ``bin/python`` is used
 afterwards, which stands the renaming (the start lines of the scripts beside it do not). Caches and temporary files lie
-beside it and go at the end. The lines are ``{"say": TEXT}``, and last ``{"python": PATH}`` or ``{"problem", "fix"}``.
+beside it and go at the end. The lines are ``{"say": TEXT}``, and last ``{"python": PATH}`` or
+``{"problem", "fix", "offline"}``.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _KEPT_LINES = 40
 
 
 class Unbuildable(Exception):
-    """``args`` are the problem and what to do about it."""
+    """``args`` are the problem, what to do about it, and whether packages from the machine that asks would help."""
 
 
 def key(recipe: str) -> str:
@@ -181,21 +182,21 @@ def _run(command: list[str], environment: dict[str, str]) -> None:
         raise Unbuildable(*explain(list(lines)))
 
 
-def explain(lines: list[str]) -> tuple[str, str]:
-    """Return the problem in the output of pip or uv, and its fix."""
+def explain(lines: list[str]) -> tuple[str, str, bool]:
+    """Return the problem in the output of pip or uv, its fix, and whether it is where the packages came from."""
     text = "\n".join(lines)
     told = [line for line in lines if re.match(r"(ERROR|error|Error|[×✗])", line)]
     last = (told or [line for line in lines if line] or ["it gave no reason"])[0][:300]
     if "No space left" in text or "Disk quota" in text:
-        return "the disk is full", "free some space there, or set 'project_path' to another disk"
+        return "the disk is full", "free some space there, or set 'project_path' to another disk", False
     if "DO NOT MATCH THE HASHES" in text or "Hash mismatch" in text:
         fix = "does a proxy change its downloads? --offline-wheels takes the packages from here"
-        return "a package differs from the one that was tested", fix
+        return "a package differs from the one that was tested", fix, True
     if _NO_WAY.search(text):
-        return f"the package index cannot be reached ({last})", OFFLINE_FIX
+        return f"the package index cannot be reached ({last})", OFFLINE_FIX, True
     if "No matching distribution" in text or "No solution found" in text:
-        return f"a package is not available for this Python ({last})", "set 'python' in the hosts file"
-    return f"the packages cannot be installed: {last}", "try the last command by hand there"
+        return f"a package is not available for this Python ({last})", "set 'python' in the hosts file", False
+    return f"the packages cannot be installed: {last}", "try the last command by hand there", False
 
 
 def say(text: str) -> None:
@@ -211,7 +212,8 @@ def main() -> int:
         else:
             print(json.dumps({"python": build(root, json.load(sys.stdin), sys.argv[3], sys.argv[4])}))
     except Unbuildable as error:
-        print(json.dumps({"problem": error.args[0], "fix": error.args[1]}))
+        problem, fix, offline = (*error.args, False)[:3]
+        print(json.dumps({"problem": problem, "fix": fix, "offline": offline}))
     except OSError as error:
         print(json.dumps({"problem": str(error), "fix": "are the folder and the disk there writable?"}))
     return 0

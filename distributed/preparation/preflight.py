@@ -1,4 +1,4 @@
-"""Are the machines ready, and who takes part in a run on them?
+"""Checks whether machines are ready, and gives each its ranks in a run.
 
 All are asked side by side; each problem is one line that names the machine and the fix. Those that are ready become
 members: ranks, devices, batch sizes, and the memory that they have.
@@ -23,9 +23,10 @@ from distributed.preparation.provision import find_environment
 from distributed.ssh.connection import Trust
 from distributed.ssh.errors import SshError
 from distributed.system import interface_of
+from profiles.declarations import Trait, trait_of
 from profiles.errors import ExitCode, MusterError
 from profiles.schema import Profile
-from training.local_plan import plan_local_run
+from training.local_plan import own_data, plan_local_run
 from training.plan import MemberPlan, RunPlan
 from training.resources import count_gpus, gpu_memory, total_memory
 
@@ -36,12 +37,15 @@ FREE_BYTES = 200_000_000
 PROVISION = "python3 cli_typer.py distributed-check --fix installs what is missing, into Muster's own folder there"
 _BY_HAND = "try on that machine: python3 -c 'import sys; print(sys.version)'"
 _NEEDED = ("torch", "numpy", "pydantic", "safetensors", "psutil", "cryptography")
-_OF_TASK = {"whisper": ("transformers", "soundfile"), "causal_lm": ("transformers",)}
+_OF_TRAIT: dict[Trait | None, tuple[str, ...]] = {
+    "speech": ("transformers", "soundfile"),
+    "texts": ("transformers",),
+}
 
 
 @checked_dataclass(frozen=True)
 class Facts:
-    """What a machine says of itself; it is checked, for it comes from there."""
+    """A machine's report on itself; it is validated, because it comes from another machine."""
 
     python: tuple[int, ...]
     torch: str
@@ -81,7 +85,7 @@ class Readiness:
     facts: Facts | None = None
     problem: MusterError | None = None
     provisionable: bool = False
-    """Whether the problem goes away with an environment of ours."""
+    """Whether the problem goes away with an environment that Muster makes."""
 
 
 class NotReady(MusterError):
@@ -106,17 +110,15 @@ def check(
     """Ask all machines, and compare them.
 
     Args:
-        hosts: the machines.
         task: kind of the job; decides which packages are needed.
         trust: asked for the key of a machine never met before.
         room: bytes that the run brings along.
         known: machines that were asked already; those without a problem are not asked again.
-        dial: gives the links.
 
     Returns:
         One entry a machine, in their order. The links stay connected where there is no problem.
     """
-    modules = [*_NEEDED, *_OF_TASK.get(task, ())]
+    modules = [*_NEEDED, *_OF_TRAIT.get(trait_of(task), ())]
     sound = {one.link.machine: one for one in known if one.problem is None}
 
     def ask(machine: Machine) -> Readiness:
@@ -273,6 +275,8 @@ def member_of(
         batch_size=batch_size or profile.training.batch_size,
         threads=profile.training.threads,
         interface=interface,
+        machine=machine.name if profile.data.local_data else "",
+        data=own_data(profile, rank, machine.data),
     )
 
 

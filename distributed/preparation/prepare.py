@@ -45,7 +45,7 @@ _SEARCH = 4.0
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """How machines are made ready: who is told, who is asked, and what is done unasked."""
+    """How machines are made ready: where progress goes, who is asked, and what is done without asking."""
 
     tell: Tell = lambda line: None
     trust: Trust | None = None
@@ -88,7 +88,7 @@ class _Preparation:
         self._found: list[Readiness] = []
 
     def found(self) -> list[Readiness]:
-        """Return what came of every machine."""
+        """Return the outcome for every machine."""
         self._ask_and_search()
         self._let_in()
         self._repair()
@@ -109,7 +109,7 @@ class _Preparation:
                 lost = [one.link.machine for one in self._found if _may_be_elsewhere(one)]
                 if not lost:
                     return
-                self._options.tell(f"looking for {_names(lost)} in the network")
+                self._options.tell(f"looking for {_names(lost)} on the network")
                 places = self._search(discovery, lost, begin + _SEARCH)
         for name, address in places.items():
             self._options.tell(f"{name}: found at {address} by its host key")

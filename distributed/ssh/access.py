@@ -1,4 +1,4 @@
-"""May we log in there; if not, how far did it come, why, and what is to be done? And how a password becomes a key.
+"""Whether a machine accepts the login; if not, how far it came, why, and what to do. And how a password becomes a key.
 
 The way to a machine has four stages (:class:`~distributed.ssh.errors.Stage`): *reach* (name, route, port, an SSH server
 that speaks), *host key* (is it who it was?), *login* (a key that it accepts), *shell* (commands run). A report says at
@@ -73,7 +73,7 @@ _one_at_a_time = threading.Lock()
 
 @dataclass(frozen=True)
 class AccessReport:
-    """What came of the way to one machine."""
+    """The outcome of one attempt to log in to a machine."""
 
     machine: str
     where: str = ""
@@ -110,7 +110,7 @@ class AccessReport:
 
 
 def check_access(target: SshTarget, *, trust: Trust | None = None, timeout: float = CONNECT_TIMEOUT) -> AccessReport:
-    """Go the whole way to a machine once, within ``timeout`` seconds for each machine on the way.
+    """Try every stage of a login to a machine once, within ``timeout`` seconds for each machine on the way.
 
     ``trust`` is asked for a machine never met before; ``None`` refuses it. A changed key is refused without asking.
     """
@@ -165,7 +165,7 @@ def _fix(error: MusterError, host: ResolvedHost | None, through: bool) -> str:
         return "set PubkeyAuthentication yes in its /etc/ssh/sshd_config, restart its SSH server, and try again"
     if isinstance(error, CommandTimeout) and host is not None:
         return f"do the user's start files there wait for something? Try: ssh {host.user}@{host.hostname} true"
-    if not isinstance(error, NoKeyAccepted) or host is None or through or error.hint.startswith("unlock"):
+    if not isinstance(error, NoKeyAccepted) or host is None or through or error.locked:
         return error.hint
     who = f"is '{host.user}' the right user there (it is your name here)? " if host.user_is_guess else ""
     if error.password_possible:

@@ -14,18 +14,10 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from paramiko.agent import AgentSSH
 
 from distributed.ssh.config import ResolvedHost
-from distributed.ssh.errors import (
-    Dropped,
-    NoKeyAccepted,
-    PasswordOnly,
-    PasswordRefused,
-    SshError,
-    Stage,
-    UserRefused,
-)
+from distributed.ssh.errors import Dropped, NoKeyAccepted, PasswordOnly, PasswordRefused, SshError, Stage, UserRefused
 from distributed.ssh.host_keys import fingerprint
 from distributed.ssh.wire import stalled
-from profiles.counts import counted
+from profiles.errors import counted
 
 _SHOWN = 6
 _AGENT_TIMEOUT = 30.0
@@ -84,7 +76,6 @@ class Login:
     """One log-in on an open transport.
 
     Args:
-        host: who and where.
         transport: a paramiko transport after the key exchange.
         disconnect: list to which the transport's owner adds the server's last words.
         timeout: seconds the server may take for each answer.
@@ -210,7 +201,7 @@ class Login:
         more = f" and {len(self._tried) - _SHOWN} more" if len(self._tried) > _SHOWN else ""
         tried = f"tried: {', '.join(self._tried[:_SHOWN])}{more}" if self._tried else "there was none to try"
         problem = f"no key was accepted for user '{host.user}' at {host.where} ({tried})"
-        return NoKeyAccepted(host.machine, problem, self._key_hint(), self._password_possible)
+        return NoKeyAccepted(host.machine, problem, self._key_hint(), self._password_possible, bool(self._locked))
 
     def _key_hint(self) -> str:
         host = self._host

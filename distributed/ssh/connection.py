@@ -19,8 +19,9 @@ import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import paramiko
 
@@ -37,7 +38,7 @@ from distributed.ssh.errors import (
 )
 from distributed.ssh.forward import LOOPBACK, FarPorts, Forward, Heartbeat
 from distributed.ssh.host_keys import fingerprint
-from distributed.ssh.process import OUTPUT_LIMIT, Completed, RemoteProcess, command_line
+from distributed.ssh.process import CHUNK, LOST_HINT, OUTPUT_LIMIT, Completed, Input, RemoteProcess, command_line
 from distributed.ssh.session import Trust, open_transport
 from distributed.ssh.wire import Deadline, Wire, dial
 from profiles.errors import BadInput
@@ -48,7 +49,6 @@ CONNECT_TIMEOUT = 10.0
 _MAX_JUMPS = 8
 _LOGIN_TIMEOUT = 2.0
 """Seconds for an answer during the log-in, at least: a person may have used up the time by comparing fingerprints."""
-_LOST_HINT = "is the machine still on and in this network?"
 
 PUT = """umask 077; trap '' PIPE HUP
 if [ -d "$1" ]; then echo "$1: is a folder" >&2; exit 1; fi
@@ -175,8 +175,7 @@ class SshConnection:
             result = self.run(["uname", "-sm"], timeout=timeout)
         except (Dropped, NoShell) as error:
             if isinstance(error, NoShell) and self._transport.is_active():
-                hint = error.hint.replace("USER", self.host.user).replace("HOST", self.host.hostname)
-                raise NoShell(self.machine, error.problem, hint) from None
+                raise
             problem = f"{self.host.where} closed the connection right after user '{self.host.user}' had logged in"
             hint = (
                 "may this user log in by SSH there? On a Mac: System Settings > General > Sharing > Remote Login > "
@@ -189,7 +188,7 @@ class SshConnection:
         self,
         argv: Sequence[str],
         *,
-        input: bytes | BinaryIO | None = None,
+        input: Input = None,
         timeout: float | None = 60.0,
         limit: int = OUTPUT_LIMIT,
     ) -> Completed:
@@ -227,7 +226,7 @@ class SshConnection:
                 problem = f"its SSH server did not start a command within {timeout:.0f} s"
                 raise CommandTimeout(self.machine, problem, "is the machine overloaded or hung?") from None
             raise self._lost() from None
-        return RemoteProcess(self.machine, channel, self._marker, _LOST_HINT)
+        return RemoteProcess(self.host, channel, self._marker)
 
     def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600) -> None:
         """Write a file there, whole or not at all; folders on the way are made.
@@ -245,7 +244,7 @@ class SshConnection:
         with open(source, "rb") if isinstance(source, Path) else io.BytesIO(source) as stream:
             size = os.fstat(stream.fileno()).st_size if isinstance(source, Path) else len(source)
             words = ["sh", "-c", PUT, "sh", path, f"{path}.part-{secrets.token_hex(4)}", str(size), f"{mode:o}"]
-            done = self.run(words, input=stream, timeout=None)
+            done = self.run(words, input=iter(partial(stream.read, CHUNK), b""), timeout=None)
         if not done.ok:
             full = next((line for line in done.errors if "No space" in line or "quota" in line), "")
             hint = "free some space there" if full else "check the path and its permissions there"
@@ -278,7 +277,7 @@ class SshConnection:
         return bool(self._transport.is_active()) and not self._heartbeat.silent
 
     def _lost(self) -> Dropped:
-        return Dropped(self.machine, f"the connection to {self.host.where} was lost", _LOST_HINT)
+        return Dropped(self.machine, f"the connection to {self.host.where} was lost", LOST_HINT)
 
     def close(self) -> None:
         """Close everything on the connection, and the connections it goes through. May be called twice."""

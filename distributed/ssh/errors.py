@@ -84,7 +84,7 @@ class UnknownHostKey(SshError, cause="unknown_host_key", stage=Stage.HOST_KEY):
 
 
 class HostKeyChanged(SshError, cause="host_key_changed", stage=Stage.HOST_KEY):
-    """The machine shows another key than the known one. No option of ours goes round this."""
+    """The machine shows another key than the known one. No option overrides this."""
 
 
 class UserRefused(SshError, cause="user_refused", stage=Stage.LOGIN):
@@ -92,11 +92,14 @@ class UserRefused(SshError, cause="user_refused", stage=Stage.LOGIN):
 
 
 class NoKeyAccepted(SshError, cause="no_key_accepted", stage=Stage.LOGIN):
-    """None of our keys fits; ``password_possible`` tells whether the server would take a password."""
+    """None of our keys fits; ``password_possible`` tells whether the server would take a password, ``locked`` whether
+    one of them waits for its passphrase."""
 
-    def __init__(self, machine: str, problem: str, hint: str = "", password_possible: bool = False) -> None:
+    def __init__(
+        self, machine: str, problem: str, hint: str = "", password_possible: bool = False, locked: bool = False
+    ) -> None:
         super().__init__(machine, problem, hint)
-        self.password_possible = password_possible
+        self.password_possible, self.locked = password_possible, locked
 
 
 class PasswordOnly(SshError, cause="password_only", stage=Stage.LOGIN):

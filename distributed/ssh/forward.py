@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import paramiko
-from paramiko.common import cMSG_GLOBAL_REQUEST
 
 from distributed.ssh.wire import Wire
 
@@ -69,25 +68,10 @@ class Heartbeat:
         while not self._stopped.wait(self._interval) and self._transport.is_active():
             if self._requests.acquire(timeout=self._interval):
                 try:
-                    self._ask()
+                    with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+                        self._transport.global_request("keepalive@openssh.com")  # until it answers, or is closed
                 finally:
                     self._requests.release()
-
-    def _ask(self) -> None:
-        """Send one request and wait for its answer, or until the silence is too long."""
-        answered = threading.Event()
-        self._transport.completion_event = answered
-        message = paramiko.Message()
-        message.add_byte(cMSG_GLOBAL_REQUEST)
-        message.add_string("keepalive@openssh.com")
-        message.add_boolean(True)
-        try:
-            self._transport._send_user_message(message)
-        except (paramiko.SSHException, EOFError, OSError):
-            return
-        while not answered.wait(min(self._interval, 0.2)):
-            if self._stopped.is_set() or self.silent or not self._transport.is_active():
-                return
 
 
 class Forward:
@@ -115,14 +99,10 @@ class Forward:
                 _close(near, far)
                 return
             self._open |= {near, far}
-        halves = [threading.Thread(target=_carry, args=pair, daemon=True) for pair in ((near, far), (far, near))]
-        for half in halves:
-            half.start()
-        threading.Thread(target=self._finish, args=(halves, near, far), daemon=True).start()
-
-    def _finish(self, halves: list[threading.Thread], near: Any, far: Any) -> None:
-        for half in halves:
-            half.join()
+        back = threading.Thread(target=_carry, args=(far, near), daemon=True)
+        back.start()
+        _carry(near, far)
+        back.join()
         _close(near, far)
         with self._lock:
             self._open -= {near, far}

@@ -9,35 +9,31 @@ far side decodes them.
 from __future__ import annotations
 
 import contextlib
-import io
 import re
 import shlex
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
+from distributed.ssh.config import ResolvedHost
 from distributed.ssh.errors import CommandTimeout, Dropped, NoShell
 from profiles.errors import BadInput
 
 CHUNK = 64 * 1024
+LOST_HINT = "is the machine still on and in this network?"
 OUTPUT_LIMIT = 64 * 1024 * 1024
 """Bytes of output that are taken of a command."""
-_BUFFERED = 4 * 1024 * 1024
-"""Bytes of output kept for a slow reader; beyond them the far side waits."""
 STDERR_KEPT = 64 * 1024
 _NOISE_LIMIT = 256 * 1024
 """Bytes the login shell's start files may print before a command."""
-_NO_SHELL_HINT = (
-    "do the user's start files there end the shell (try: ssh USER@HOST true)? "
-    "Else give it a login shell: sudo chsh -s /bin/sh USER"
-)
 MAX_LINE = 2 * 1024 * 1024
 LIMIT = 100_000
 """Bytes of an encoded command; Linux refuses one argument of 128 KiB. Longer input belongs on stdin."""
+Input = bytes | Iterable[bytes] | None
+"""What a command is given on stdin."""
 _P = TypeVar("_P", bound="Process")
 _PLAIN = re.compile(rb"[^A-Za-z0-9_@%+=:,./-]")
 
@@ -89,45 +85,6 @@ class Completed:
     def problem(self) -> str:
         """The last line of stderr, or the exit code."""
         return self.errors[-1] if self.errors else f"exit code {self.returncode}"
-
-
-class _Pipe:
-    """Bytes from one thread to another, bounded."""
-
-    def __init__(self, limit: int) -> None:
-        self._chunks: deque[bytes] = deque()
-        self._size = 0
-        self._limit = limit
-        self._ended = False
-        self._changed = threading.Condition()
-
-    def put(self, chunk: bytes) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._size < self._limit or self._ended)
-            self._chunks.append(chunk)
-            self._size += len(chunk)
-            self._changed.notify_all()
-
-    def end(self) -> None:
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-
-    def take(self, timeout: float | None) -> bytes:
-        """Return the next chunk, or nothing at the end.
-
-        Raises:
-            TimeoutError: nothing came in time.
-        """
-        with self._changed:
-            if not self._changed.wait_for(lambda: bool(self._chunks) or self._ended, timeout):
-                raise TimeoutError
-            if not self._chunks:
-                return b""
-            chunk = self._chunks.popleft()
-            self._size -= len(chunk)
-            self._changed.notify_all()
-            return chunk
 
 
 class Process(ABC):
@@ -196,9 +153,7 @@ class Process(ABC):
         line, self._rest = self._rest[:cut], self._rest[cut:]
         return line
 
-    def communicate(
-        self, input: bytes | BinaryIO | None, timeout: float | None, limit: int = OUTPUT_LIMIT
-    ) -> Completed:
+    def communicate(self, input: Input, timeout: float | None, limit: int = OUTPUT_LIMIT) -> Completed:
         """Feed stdin, collect stdout, and wait for the end.
 
         Raises:
@@ -219,11 +174,10 @@ class Process(ABC):
             raise CommandTimeout(self.machine, f"a command did not end within {timeout:.0f} s", "is it hung?") from None
         return Completed(returncode, b"".join(chunks), self.stderr)
 
-    def _feed(self, data: bytes | BinaryIO | None) -> None:
-        stream = data if data is not None and not isinstance(data, bytes) else io.BytesIO(data or b"")
+    def _feed(self, data: Input) -> None:
         with contextlib.suppress(Dropped, OSError, EOFError, ValueError):  # it ended before: its exit code tells
-            while chunk := stream.read(CHUNK):
-                self.write(chunk)
+            for piece in (data,) if isinstance(data, bytes) else data or ():
+                self.write(piece)
             self.end_input()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -242,22 +196,18 @@ class RemoteProcess(Process):
     One thread may read while another writes.
     """
 
-    def __init__(self, machine: str, channel: Any, marker: str, lost_hint: str) -> None:
-        self.machine = machine
+    def __init__(self, host: ResolvedHost, channel: Any, marker: str) -> None:
+        self.machine, self._host = host.machine, host
         self._channel = channel
         self._marker = marker.encode() + b"\n"
         self._started = False
         self._closed = False
-        self._lost_hint = lost_hint
         self._noise = b""
-        self._stdout = _Pipe(_BUFFERED)
         self._stderr = b""
-        self._threads = [
-            threading.Thread(target=self._pump, args=(channel.recv, self._stdout.put, self._stdout.end), daemon=True),
-            threading.Thread(target=self._pump, args=(channel.recv_stderr, self._keep_stderr, None), daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._readable = threading.Event()
+        channel.in_buffer.set_event(self._readable)
+        self._errors = threading.Thread(target=self._keep_stderr, daemon=True)
+        self._errors.start()
 
     @property
     def stderr(self) -> bytes:
@@ -279,7 +229,7 @@ class RemoteProcess(Process):
     def wait(self, timeout: float | None = None) -> int:
         if not self._channel.status_event.wait(timeout):
             raise CommandTimeout(self.machine, f"a command did not end within {timeout:.0f} s", "is the machine hung?")
-        self._threads[1].join(1.0)
+        self._errors.join(1.0)
         if self._channel.exit_status < 0:
             raise self._end_of_stream()
         return int(self._channel.exit_status)
@@ -288,21 +238,12 @@ class RemoteProcess(Process):
         self._closed = True
         with contextlib.suppress(EOFError):  # the connection was lost meanwhile
             self._channel.close()
-        self._stdout.end()
 
-    @staticmethod
-    def _pump(receive: Callable[[int], bytes], put: Callable[[bytes], None], end: Callable[[], None] | None) -> None:
-        try:
-            while data := receive(CHUNK):
-                put(data)
-        except OSError:
-            pass  # closed: the readers learn it from the channel's state
-        finally:
-            if end is not None:
-                end()
-
-    def _keep_stderr(self, data: bytes) -> None:
-        self._stderr = (self._stderr + data)[-STDERR_KEPT:]
+    def _keep_stderr(self) -> None:
+        """Take what it writes to stderr as it comes, or it would stand in the way of stdout."""
+        with contextlib.suppress(OSError):  # closed: the readers learn it from the channel's state
+            while data := self._channel.recv_stderr(CHUNK):
+                self._stderr = (self._stderr + data)[-STDERR_KEPT:]
 
     def _more(self, timeout: float | None) -> bytes:
         if self._started:
@@ -317,25 +258,33 @@ class RemoteProcess(Process):
         return self._noise[position + len(self._marker) :] or self._take(_left(end))
 
     def _take(self, timeout: float | None) -> bytes:
-        data = self._stdout.take(timeout)
+        if not self._readable.wait(timeout):
+            raise TimeoutError
+        try:
+            data = bytes(self._channel.recv(CHUNK))
+        except (OSError, EOFError):
+            raise self._end_of_stream() from None
         if not data and not self._channel.eof_received and not self._closed:
             raise self._end_of_stream()
         return data
 
     def _no_shell(self) -> NoShell:
-        self._threads[1].join(1.0)
+        self._errors.join(1.0)
         if len(self._noise) > _NOISE_LIMIT:
             hint = "let ~/.bashrc, ~/.zshenv or config.fish there print nothing when the shell is not interactive"
             return NoShell(self.machine, "logged in, but its shell start files never stop printing", hint)
         said = (self._noise + self._stderr).decode(errors="replace").strip()[:120]
         problem = f"logged in, but commands do not run there ({said or 'no answer'})"
-        return NoShell(self.machine, problem, _NO_SHELL_HINT)
+        who = f"{self._host.user}@{self._host.hostname}"
+        hint = f"do the user's start files there end the shell (try: ssh {who} true)? "
+        hint += f"Else give it a login shell: sudo chsh -s /bin/sh {self._host.user}"
+        return NoShell(self.machine, problem, hint)
 
     def _end_of_stream(self) -> Dropped:
         if self._channel.exit_status >= 0:
             problem = f"a command ended (exit code {self._channel.exit_status}) while it was written to"
             return Dropped(self.machine, problem, self.stderr.decode(errors="replace").strip()[-200:])
-        return Dropped(self.machine, "the connection was lost while a command ran", self._lost_hint)
+        return Dropped(self.machine, "the connection was lost while a command ran", LOST_HINT)
 
 
 def _left(end: float | None) -> float | None:

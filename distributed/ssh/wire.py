@@ -9,6 +9,7 @@ import concurrent.futures
 import errno
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +33,13 @@ _STRANGERS_LIMIT = 256 * 1024
 _GREETING_LIMIT = 8 * 1024
 """Bytes before and with the server's identification (RFC 4253, 4.2)."""
 NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL)
+
+_TCP_RXT_CONNDROPTIME = 0x80
+"""In Darwin's netinet/tcp.h: seconds of retransmission after which a connection is dropped."""
+_UNHEARD = 20.0
+"""Seconds after which a connection ends whose data the other side does not acknowledge. After an outage TCP waits up to
+twice as long as that took. Where a link fails again and again nothing that we say arrives, though the other side is
+heard: a run's agent would end for want of a beat."""
 
 _T = TypeVar("_T")
 
@@ -156,6 +164,10 @@ def _connect(family: socket.AddressFamily, address: Any, seconds: float) -> sock
         stream.settimeout(seconds)
         stream.connect(address)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sys.platform == "linux":
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * _UNHEARD))
+        elif sys.platform == "darwin":
+            stream.setsockopt(socket.IPPROTO_TCP, _TCP_RXT_CONNDROPTIME, int(_UNHEARD))
     except BaseException:
         stream.close()
         raise

@@ -1,4 +1,4 @@
-"""What is said to an agent and by it.
+"""The messages to an agent and from it.
 
 What it says is read line by line and with bounds, for a machine is checked for who it is and not believed.
 """
@@ -20,7 +20,7 @@ from training.processes import thread_limits
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds of everything that is waited for."""
+    """All timeouts, in seconds."""
 
     lease: float = 30.0
     """The machine stops its worker when it has heard nothing for so long."""
@@ -73,10 +73,12 @@ def assigned(
     return Assignment(plan.run_id, rank, plan.model_dump_json().encode(), links, environment, module)
 
 
-def assigned_hub(run_id: str, config: Mapping[str, Any], links: Mapping[str, str], certificates: Path) -> Assignment:
+def assigned_coordinator(
+    run_id: str, config: Mapping[str, Any], links: Mapping[str, str], certificates: Path
+) -> Assignment:
     """Return what the machine of the coordinator is to run; paths in its configuration become those there."""
-    there = {**config, "address": "0.0.0.0", "certificates": "secrets/hub"}
-    keys = {f"secrets/hub/{path.name}": path.read_bytes() for path in sorted(certificates.iterdir())}
+    there = {**config, "address": "0.0.0.0", "certificates": "secrets/coordinator"}
+    keys = {f"secrets/coordinator/{path.name}": path.read_bytes() for path in sorted(certificates.iterdir())}
     return Assignment(
         run_id=run_id,
         rank=-1,
@@ -84,9 +86,9 @@ def assigned_hub(run_id: str, config: Mapping[str, Any], links: Mapping[str, str
         links=links,
         environment=thread_limits(1),
         module="training.exchange.coordinator_main",
-        place="hub",
-        words=("--config", "secrets/hub.json"),
-        files={"secrets/hub.json": json.dumps(there).encode(), **keys},
+        place="coordinator",
+        words=("--config", "secrets/coordinator.json"),
+        files={"secrets/coordinator.json": json.dumps(there).encode(), **keys},
         brings="",
     )
 
@@ -106,7 +108,7 @@ class Greeting(BaseModel):
         try:
             return cls.model_validate_json(line)
         except ValidationError:
-            raise ValueError("something other than its agent answered") from None
+            raise ValueError("its agent did not answer, something else did") from None
 
 
 class Record(BaseModel):

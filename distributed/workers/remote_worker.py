@@ -36,6 +36,7 @@ LOST = 255
 LOG_BUDGET = 64 << 20
 """Bytes of a worker's log that are kept here."""
 _LOOK = 0.1
+_PYTHONPATH = ":".join(f"{{folder}}/inputs/{part}" for part in ("code", "user", "optimizer", "outer", "strategy"))
 """Seconds between two looks at whether a worker that is not started yet is still wanted."""
 
 
@@ -95,7 +96,8 @@ class RemoteWorker:
         self._post({"signal": int(number)})
 
     def told(self, event: Event) -> Event:
-        """Note how long steps and snapshots take. An error says where: paths and devices in it are its machine's."""
+        """Note how long steps and snapshots take; add the machine's name to errors, whose paths and devices are that
+        machine's."""
         self._progress(event)
         self.timeouts = replace(self.timeouts, grace=max(self.timeouts.grace, self._progress.time_to_end))
         if not isinstance(event, ErrorEvent) or event.machine:
@@ -178,7 +180,7 @@ class RemoteWorker:
         files = {"plan.json": self.assignment.plan, **self.assignment.files}
         return {
             "argv": ["{python}", "-m", self.assignment.module, *words],
-            "env": {"PYTHONPATH": "{folder}/inputs/code:{folder}/inputs/user", **self.assignment.environment},
+            "env": {"PYTHONPATH": _PYTHONPATH, **self.assignment.environment},
             "defaults": WAITING,
             "files": {name: _encoded(content) for name, content in files.items()},
             "links": {place: join(self.link.root, folder) for place, folder in self.assignment.links.items()},
@@ -203,27 +205,27 @@ class RemoteWorker:
                     heard, pause = time.monotonic(), 0.1
                     if complained:
                         complained = False
-                        yield self._note(f"{self.link.name}: connected again")
+                        yield self._note(f"{self.link.name}: reconnected")
                     line = self._take(record)
                     if line:
                         yield line
                     if self._code is not None:
                         return
             except ValidationError as error:
-                self._lose(f"it sent something other than its agent does ({first_problem(error)})")
+                self._lose(f"its agent sent an invalid message ({first_problem(error)})")
                 return
             except (MusterError, OSError, ValueError) as error:
-                problem = str(error) or f"{self.link.name} is silent"
+                problem = str(error) or f"{self.link.name} does not answer"
             if self._broken is not None:
                 raise self._broken
             # One that is not wanted any more is ended by its lease where we cannot do it.
             patience = self.timeouts.silence if self._unwanted else self.timeouts.give_up
             if time.monotonic() - heard > patience:
-                self._lose(f"not reached for {patience:.0f} s")
+                self._lose(f"could not be reached for {patience:.0f} s")
                 return
             if not complained:
                 complained = True
-                yield self._note(f"{problem}; its worker goes on, connecting again")
+                yield self._note(f"{problem}; its worker goes on; reconnecting")
             time.sleep(pause)
             pause = min(2 * pause, 2.0)
 
@@ -337,8 +339,8 @@ class RemoteWorker:
 
 
 @dataclass(eq=False)
-class RemoteHub(RemoteWorker):
-    """The coordinator of a run on another machine than this one: a :class:`training.local_engine.HubHandle`."""
+class RemoteCoordinator(RemoteWorker):
+    """The coordinator of a run on another machine than this one: a :class:`training.local_engine.CoordinatorHandle`."""
 
     note: Callable[[Event], object] = lambda event: None
     """Told of a connection that was lost, and of what else is not the coordinator's own word."""

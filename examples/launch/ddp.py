@@ -40,6 +40,7 @@ def main() -> None:
         print(f"{dist.get_backend()} with {dist.get_world_size()} ranks: loss {loss.item():.6f}")
         if arguments.out:
             torch.save(model.module.state_dict(), arguments.out)
+    del model  # it holds the group: gloo's may wait for ever if it ends with the model, which keeps Python's lock
     dist.destroy_process_group()
 
 

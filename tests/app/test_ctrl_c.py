@@ -5,11 +5,12 @@ from __future__ import annotations
 import signal
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from app.console import hearing_ctrl_c
+from app.console import agreed, hearing_ctrl_c
 from tests.waiting import PATIENCE
 from tests.wizard.own_terminal import OwnTerminal
 
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 READING = """import signal, sys, threading
 sys.path.insert(0, sys.argv[1])
 from app.console import agreed, hearing_ctrl_c
-from app.wizard.prompts import BareLines
+from app.wizard.plain import BareLines
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the thread has it: it does not interrupt what reads here
 try:
@@ -34,6 +35,34 @@ def test_one_that_does_not_interrupt_the_reading_is_heard(asks: str, tmp_path: P
         terminal.wait_for("Well?")
         terminal.interrupt()
         assert terminal.exit_code() == 130
+
+
+ASKED_BY_A_THREAD = """import sys
+from concurrent.futures import ThreadPoolExecutor
+sys.path.insert(0, sys.argv[1])
+import typer
+from app.cli.main import run_app
+from app.console import agreed
+
+def asked() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(agreed, ["Well?"]))
+
+def made() -> typer.Typer:
+    app = typer.Typer()
+    app.command()(asked)
+    return app
+
+sys.exit(run_app(made, [], "asking"))
+"""
+
+
+def test_a_question_of_another_thread_ends_with_it_at_once(tmp_path: Path) -> None:
+    with OwnTerminal(["-c", ASKED_BY_A_THREAD, str(ROOT)], tmp_path) as terminal:
+        terminal.wait_for("Well?")
+        terminal.interrupt()
+        assert terminal.exit_code() == 130
+    assert terminal.screen.rstrip().endswith("error: stopped") and "Traceback" not in terminal.screen
 
 
 class Thing:
@@ -62,3 +91,12 @@ def test_it_is_as_before_afterwards() -> None:
     with hearing_ctrl_c():
         assert [signal.getsignal(number) for number in numbers] != before
     assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_other_threads_may_ask_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As those that meet a machine for the first time do, while a run is prepared."""
+    typed = tmp_path / "typed"
+    typed.write_text("y\n")
+    with typed.open() as stdin, ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert pool.submit(agreed, "Do the two match?").result(PATIENCE)

@@ -46,6 +46,13 @@ def test_time_left_follows_the_slowest_member() -> None:
     assert reduce_events(events).seconds_left == pytest.approx(12.0)
 
 
+def test_time_left_of_members_with_a_pace_of_their_own_is_that_of_the_run() -> None:
+    events: list[Event] = [RunEvent(status="running", total_steps=10)]
+    events += [step(n // 2, time=n * 1.0) for n in range(9)]  # two of its steps are one of the run
+    events += [step(n * 2, member=1, compute=4.0, time=n * 4.0) for n in range(3)]
+    assert reduce_events(events).seconds_left == pytest.approx(12.0)
+
+
 def test_the_runs_step_is_what_every_member_at_work_has_done() -> None:
     events: list[Event] = [step(9), step(7, member=1), step(2, member=2), MemberEvent(member=2, status="lost")]
     assert reduce_events(events).step == 7

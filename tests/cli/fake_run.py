@@ -17,9 +17,8 @@ from training.events import (
     SyncEvent,
 )
 from training.outcome import RunOutcome, write_end
-from training.plan import RunPlan
+from training.plan import RunPlan, Status
 from training.run_folder import RunFolder
-from training.run_metadata import Status
 
 DEADLINE = 20.0
 SMALL = {"workers": "2", "dataset_path": "../speech"}

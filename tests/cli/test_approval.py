@@ -232,6 +232,32 @@ def test_the_person_is_asked_once_for_code_and_again_after_a_change_beside_it(
         plan_of(TrainRequest(profile))
 
 
+@pytest.mark.parametrize(("section", "option"), [("training", "optimizer"), ("strategy", "strategy")])
+def test_an_optimizer_or_a_strategy_of_others_needs_approval_too(
+    profile: str, tmp_path: Path, section: str, option: str
+) -> None:
+    (tmp_path / "rates.py").write_text(JOB)
+    options = f"task = custom\nmodel_path = examples.custom.spirals:build\n{option} = rates.py:build"
+    (tmp_path / "config.ini").write_text(f"[profile:theirs]\n{options}\n")
+    with pytest.raises(BadInput, match="is not approved here.*rates.py"):
+        plan_of(TrainRequest("theirs", no_input=True))
+    assert not ran(tmp_path)
+    for trusted in (TrainRequest("theirs", trust_code=True), TrainRequest("theirs", no_input=True)):
+        assert getattr(getattr(plan_of(trusted).profile, section), option) == f"{tmp_path}/rates.py:build"
+
+
+def test_an_outer_optimizer_of_others_needs_approval_too(profile: str, tmp_path: Path) -> None:
+    (tmp_path / "outer.py").write_text(JOB)
+    options = "task = custom\nmodel_path = examples.custom.spirals:build\ndiloco.outer_optimizer = outer.py:build"
+    (tmp_path / "config.ini").write_text(f"[profile:theirs]\n{options}\nstrategy = diloco\n")
+    with pytest.raises(BadInput, match="is not approved here.*outer.py"):
+        plan_of(TrainRequest("theirs", no_input=True))
+    assert not ran(tmp_path)
+    for trusted in (TrainRequest("theirs", trust_code=True), TrainRequest("theirs", no_input=True)):
+        own = plan_of(trusted).profile.strategy.own_code
+        assert own == {"diloco.outer_optimizer": f"{tmp_path}/outer.py:build"}
+
+
 @pytest.mark.parametrize("suffix", [".so", ".pyc", importlib.machinery.EXTENSION_SUFFIXES[0]])
 def test_a_module_that_is_no_text_counts_too(suffix: str, profile: str, tmp_path: Path) -> None:
     plan_of(TrainRequest(profile, trust_code=True))

@@ -57,8 +57,24 @@ def run(model: Path, speech: Path, capsys: Capture) -> str:
 @pytest.mark.slow
 def test_a_model_that_has_learnt_nothing_is_told_from_bad_data(run: str, speech: Path, capsys: Capture) -> None:
     assert main(["blacklist", run, "--folds", "0", "--margin", "0", "--listens", "1", "--yes"]) == 2
-    assert "that hints at a model that has not learnt enough" in capsys.readouterr().err
+    assert "this suggests a model that has not learnt enough" in capsys.readouterr().err
     assert not (speech / "patches").exists()
+
+
+@pytest.mark.slow
+def test_a_list_that_cannot_be_written_says_what_is_in_the_way(run: str, speech: Path, capsys: Capture) -> None:
+    (speech / "patches").mkdir()
+    (speech / "patches" / "delete").write_text("a file")
+    given = ["blacklist", run, "--folds", "0", "--margin", "0", "--listens", "1", "--most", "1", "--yes"]
+    assert main(given) == 2
+    error, hint = capsys.readouterr().err.splitlines()[-2:]
+    assert "patches/delete" in error and hint == "hint: move it"
+
+
+def test_a_run_with_damaged_metadata_is_told_as_such(run: str, capsys: Capture) -> None:
+    (Path("output") / run / "metadata.json").write_text("{}")
+    assert main(["blacklist", run, "--folds", "0"]) == 2
+    assert f"{run}: metadata.json is damaged" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -89,7 +105,7 @@ def test_trainings_are_told_with_their_cost_and_begun_only_by_consent(run: str, 
 def test_folds_are_trained_in_turns_and_not_again(
     run: str, speech: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from app.cli import blacklist
+    from app.cli import transcripts
 
     rows = [f"clip{number},audio/clip{number}.wav,one" for number in range(4)]
     (speech / "train.csv").write_text("\n".join(["id,audio_path,text", *rows]) + "\n")
@@ -100,7 +116,7 @@ def test_folds_are_trained_in_turns_and_not_again(
         fold.folder.mkdir(parents=True)
         return Path("output") / run / "model"
 
-    monkeypatch.setattr(blacklist, "trained", train)
+    monkeypatch.setattr(transcripts, "trained", train)
     given = ["blacklist", run, "--folds", "2", "--margin", "0", "--most", "1", "--json", "--yes"]
     for _ in range(2):
         assert main(given) == 0

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ from app.cli.main import COMMANDS, command_list, command_tree, main
 from app.cli.train import TrainRequest, distributed_train
 from benchmarks.whisper_memory_limit import UNFITTED
 from profiles.options import options
-from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "cli_typer.py"
@@ -31,9 +29,10 @@ def in_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def make_run(profile: str = "demo-scratch") -> str:
+    before = set(Path("output").glob("*"))
     distributed_train(TrainRequest(profile, SMALL), FakeRun(training()))
-    newest: str = max(path.name for path in Path("output").iterdir())[:20]
-    return newest
+    (made,) = set(Path("output").iterdir()) - before
+    return made.name[:20]
 
 
 @pytest.mark.slow
@@ -44,10 +43,11 @@ def test_the_benchmark_of_a_memory_limit_starts_the_command_as_it_is_today() -> 
 WHAT_HELP_IMPORTS = """
 import contextlib, io, sys
 from app.cli.main import main
-for command in ([], ["distributed-train"], ["runs", "list"], ["profiles"], ["transcribe"]):
+for command in ([], ["distributed-train"], ["runs", "list"], ["profiles"], ["transcribe"], ["evaluate"]):
     with contextlib.redirect_stdout(io.StringIO()):
         assert main([*command, "--help"]) == 0
-print([name for name in ("torch", "transformers", "cryptography", "numpy", "textual") if name in sys.modules])
+heavy = "torch transformers cryptography numpy textual paramiko zeroconf soundfile questionary psutil safetensors yaml"
+print([name for name in heavy.split() if name in sys.modules])
 """
 
 
@@ -63,20 +63,6 @@ def test_only_the_called_command_is_looked_at() -> None:
     assert set(names(command_list())) == set(names(command_tree())) == set(COMMANDS)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", [[], ["evaluate"], ["distributed-train"]], ids=" ".join)
-def test_help_answers_at_once(command: list[str]) -> None:
-    def processor_seconds() -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, str(SCRIPT), *command, "--help"], capture_output=True, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    # 0.40 and 0.25 on an idle machine; other programs on its processors make it more
-    bound = 0.8 if command == ["distributed-train"] else 0.5
-    until(lambda: processor_seconds() < bound)
-
-
 @pytest.mark.parametrize("command", HELPS, ids=" ".join)
 def test_every_level_has_help_without_escape_codes(command: list[str], capsys: Capture) -> None:
     assert main([*command, "--help"]) == 0
@@ -85,7 +71,10 @@ def test_every_level_has_help_without_escape_codes(command: list[str], capsys: C
     assert "\x1b" not in out
 
 
-def test_every_option_has_a_flag_and_advanced_ones_are_in_the_long_help(capsys: Capture) -> None:
+def test_every_option_has_a_flag_and_advanced_ones_are_in_the_long_help(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")  # in a narrow terminal the longest names take two lines
     main(["distributed-train", "--help"])
     short = capsys.readouterr().out
     main(["distributed-train", "--help-all"])
@@ -94,6 +83,12 @@ def test_every_option_has_a_flag_and_advanced_ones_are_in_the_long_help(capsys: 
         flag = re.compile(rf"--{spec.name.replace('_', '-')}\s")
         assert flag.search(long)
         assert bool(flag.search(short)) != spec.advanced
+
+
+def test_no_name_is_cut_in_a_narrow_terminal(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    main(["distributed-train", "--help-all"])
+    assert not re.findall(r"--\S*…", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +206,22 @@ def test_a_run_is_shown_to_a_person(capsys: Capture) -> None:
     assert "WER     test  98.0 % -> 3.0 %" in out
 
 
+def test_the_run_of_an_earlier_version_is_shown_with_the_present_names_of_its_options(capsys: Capture) -> None:
+    run_id = make_run()
+    file = next(Path("output").iterdir()) / "metadata.json"
+    document = json.loads(file.read_text())
+    assert document["config"]["strategy"].pop("coordinator_port") == 0
+    document["config"]["strategy"]["hub_port"] = 4711
+    file.write_text(json.dumps(document))
+    newer = make_run()
+    capsys.readouterr()
+    assert main(["runs", "show", run_id, "--json"]) == 0
+    out = capsys.readouterr().out
+    assert "hub" not in out and json.loads(out)["config"]["strategy"]["coordinator_port"] == 4711
+    assert main(["runs", "compare", run_id, newer, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["settings"] == {"coordinator_port": [4711, 0]}
+
+
 def test_runs_are_compared(capsys: Capture) -> None:
     ids = [make_run(), make_run()]
     capsys.readouterr()
@@ -278,6 +289,12 @@ def test_a_profile_shows_where_its_values_come_from(capsys: Capture) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert "seed = 7  # command line" in lines
     assert re.search(r"config\.ini \[profile:demo\] line \d+", "\n".join(lines))
+
+
+def test_a_profiles_document_has_the_present_name_of_the_coordinators_port(capsys: Capture) -> None:
+    assert main(["profiles", "show", "demo", "--json", "--set", "hub_port=4711"]) == 0
+    out = capsys.readouterr().out
+    assert "hub" not in out and json.loads(out)["strategy"]["coordinator_port"] == 4711
 
 
 def test_shipped_profiles_are_valid(capsys: Capture) -> None:

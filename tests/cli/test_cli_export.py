@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.cli.main import main
+from training.plan import RunMetadata
 
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
 
@@ -56,6 +57,26 @@ def test_a_folder_for_faster_whisper_hears_the_same(model: Path, recordings: lis
     pytest.importorskip("ctranslate2")
     folder, _ = exported("ctranslate2", model, recordings, capsys)
     assert (folder / "model.bin").stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_a_place_that_cannot_be_written_leaves_nothing_and_names_the_option(model: Path, capsys: Capture) -> None:
+    Path("file").write_text("mine")
+    assert main(["export", str(model), "--to", "hf", "--out", "file/new", "--no-check"]) == 2
+    assert capsys.readouterr().err.endswith("hint: move it, or choose another place with --out\n")
+    assert Path("file").read_text() == "mine" and sorted(path.name for path in Path().iterdir()) == ["file", "tiny"]
+
+
+@pytest.mark.slow
+def test_a_run_whose_settings_nobody_knows_is_exported(model: Path, capsys: Capture) -> None:
+    run = Path("output/20261122-000000-abcd-mine")
+    run.mkdir(parents=True)
+    model.rename(run / "model")
+    settings = {"model": {"speech_task": "sing"}, "data": 3}
+    metadata = RunMetadata(run_id=run.name[:20], start_time="", profile="mine", config=settings)
+    (run / "metadata.json").write_text(metadata.model_dump_json())
+    assert main(["export", "mine", "--to", "hf", "--no-check"]) == 0
+    assert (run / "exports" / "hf" / "model.safetensors").is_file()
 
 
 def test_a_model_that_is_not_there_is_told_before_anything_is_loaded(capsys: Capture) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -136,3 +138,26 @@ def test_a_lone_table_is_evaluated_whole(model: Path, speech: Path, capsys: Capt
     table = (speech / "test.csv").rename(speech / "any.csv")
     assert main(["evaluate", str(model), str(table)]) == 0
     assert "on 3 recordings of any.csv" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_what_the_run_itself_found_is_told_where_it_differs(model: Path, speech: Path, capsys: Capture) -> None:
+    """A run may round to 16 bits, and holds adapters beside the weights: its figure may be another one."""
+    from fake_run import SMALL, FakeRun, training
+
+    from app.cli.train import TrainRequest, distributed_train
+    from training.tasks.predictions import read_predictions, write_predictions
+
+    distributed_train(TrainRequest("demo-scratch", SMALL), FakeRun(training()))
+    (run,) = Path("output").iterdir()
+    shutil.rmtree(run / "model")
+    shutil.copytree(model, run / "model")
+    kept = run / "evaluation" / "predictions.csv"
+    assert main(["evaluate", "demo-scratch", str(speech), "--predictions", str(kept)]) == 0
+    said = capsys.readouterr().out
+    assert "computed in float32" in said and "the run itself" not in said
+    first, *rest = read_predictions(kept)
+    write_predictions(kept, [replace(first, edits=first.edits + first.words), *rest])
+    assert main(["evaluate", "demo-scratch", str(speech)]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("the run itself found")]
+    assert len(told) == 1 and told[0].endswith("on these (mixed_precision = auto; here float32)")

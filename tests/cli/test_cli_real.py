@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.preloaded.python import python_itself
 from tests.waiting import until
 from training.events import MemberEvent, StepEvent, WarningEvent
 from training.run_folder import RunFolder
@@ -25,13 +24,12 @@ SMALL = ["--local", "2", *LITTLE_DATA, "--snapshot-interval", "0"]
 ALONE = ["--local", "1", *SMALL[2:]]
 
 
-def command(*arguments: str, python: str = "") -> list[str]:
-    return [python or sys.executable, str(SCRIPT), *arguments]
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, str(SCRIPT), *arguments]
 
 
-def run(*arguments: str, python: str = "") -> subprocess.CompletedProcess[str]:
-    words = command(*arguments, python=python)
-    return subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=240, check=False)
 
 
 def only_run() -> RunFolder:
@@ -57,9 +55,8 @@ def stop_after_some_steps(process: subprocess.Popen[str], number: int) -> None:
 
 
 def test_a_run_completes_and_its_json_names_the_model() -> None:
-    """Started as a user starts it; the other tests have copies of a preloaded process."""
     own = ["--set", "eval_local=true"]
-    done = run("distributed-train", "nanogpt", *SMALL, "--max-steps", "4", *own, "--json", python=python_itself())
+    done = run("distributed-train", "nanogpt", *SMALL, "--max-steps", "4", *own, "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert (Path(document["model"]) / "config.json").is_file()

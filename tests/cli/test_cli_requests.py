@@ -43,7 +43,7 @@ def test_a_run_of_this_machine_obeys_another_terminal(tmp_path: Path, capsys: py
     assert main(["stop", "nanogpt", "--output", str(output)]) == 0
     kept, left = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"stopped; the snapshot of step \d+ is kept, 0 steps lost", kept)
-    assert left == "this machine: nothing is left"
+    assert left == "this machine: nothing left running"
     assert RunFolder.open(muster.folder_of(run_id)).metadata.status == "cancelled"
 
 

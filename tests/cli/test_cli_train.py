@@ -247,6 +247,13 @@ def test_a_dry_run_estimates_the_steps_of_all_epochs(capsys: Capture) -> None:
     assert json.loads(capsys.readouterr().out)["total_steps"] == 300
 
 
+def test_a_dry_run_counts_the_short_step_of_each_epoch(capsys: Capture) -> None:
+    """An epoch of six and a half steps has seven, so three have 21."""
+    said = [step(number, member, epoch=number / 6.5) for number in range(1, 7) for member in (0, 1)]
+    rehearsal(FakeRun(said), as_json=True, overrides={"max_steps": "0", "epochs": "3"})
+    assert json.loads(capsys.readouterr().out)["total_steps"] == 21
+
+
 def test_a_dry_run_for_a_person(capsys: Capture) -> None:
     rehearsal(FakeRun(training()))
     out = capsys.readouterr().out

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from run_folders import live, new_folder, started, steps
 
+from tests.lab.host import REPOSITORY
 from tests.screens.terminal import Terminal
 from training.run_files import is_live
 from training.run_folder import RunFolder
@@ -25,7 +26,7 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
 
 
 def attach(folder: RunFolder, *options: str) -> Terminal:
-    return Terminal(sys.executable, "cli_typer.py", "attach", str(folder.path), *options)
+    return Terminal(sys.executable, str(REPOSITORY / "cli_typer.py"), "attach", str(folder.path), *options)
 
 
 def test_a_screen_that_is_killed_or_loses_its_terminal_leaves_the_run_alone(folder: RunFolder) -> None:

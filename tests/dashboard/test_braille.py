@@ -34,6 +34,12 @@ def test_a_line_goes_through_its_points() -> None:
     assert (line[0].rstrip()[-1], line[-1][0]) == ("*", "*")
 
 
+def test_lines_among_others_differ_without_their_colours() -> None:
+    points = [Point(n, 1, 1, 1) for n in range(10)]
+    drawn_lines = {rows(Curve(points, pattern=pattern), Window(0, 9, 0, 2))[2] for pattern in range(3)}
+    assert drawn_lines == {"**********", "******    ", "**  **  **"}
+
+
 def test_a_gap_is_left_where_there_are_no_values() -> None:
     points = [Point(n, 1, 1, 1) for n in (0, 1, 8, 9)]
     joined, parted = (rows(Curve(points, gap=gap), Window(0, 9, 0, 2))[2] for gap in (100, 2))

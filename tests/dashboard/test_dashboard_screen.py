@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 from app.dashboard.app import DashboardApp
 from app.dashboard.machines import Machines
 from distributed.run.requests import take_requests
-from training.events import MemberEvent, RequestEvent, RunEvent
+from training.events import EvaluationEvent, MemberEvent, RequestEvent, RunEvent
 from training.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
@@ -227,7 +227,29 @@ def test_a_finished_run_opens_in_the_same_screens(folder: RunFolder) -> None:
             await pilot.press(key)
         assert "o Report" in lines(app)[-1] and "Pause" not in lines(app)[-1]
         await pilot.press("s")
-        await until(pilot, lambda: any("no process is running" in one.message for one in app._notifications))
+        await until(pilot, lambda: any("no process is working" in one.message for one in app._notifications))
+
+    show(folder.path, drive)
+
+
+def test_a_completed_run_shows_what_it_reached_and_lists_what_to_type(folder: RunFolder) -> None:
+    for step, wer in ((0, 0.9), (30, 0.125)):
+        folder.append(
+            EvaluationEvent(
+                step=step, split="validation", metrics={"wer": wer}, samples=8, seconds=1.0, time=BEGAN + 31
+            )
+        )
+    (folder.path / "model").mkdir(exist_ok=True)
+    (folder.path / "model" / "model.safetensors").touch()
+    folder.append(RunEvent(status="completed"))
+    folder.finish("completed", {"seconds": 3.0})
+    folder.close()
+
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await until_text(pilot, "WER     validation  90.0 % -> 12.5 %")
+        assert "model   " in text(app) and "n Next" in lines(app)[-1]
+        await pilot.press("n")
+        await until_text(pilot, f"runs show {folder.path.name[:20]}")
 
     show(folder.path, drive)
 
@@ -237,7 +259,7 @@ def test_charts_take_log_scale_smoothing_zoom_and_machines(folder: RunFolder) ->
         await pilot.press("3", "l", "w", "z")
         await until_text(pilot, "smoothed 0.98  log  zoom 2x")
         await pilot.press("m", "left_square_bracket")
-        await until_text(pilot, "studio  air  pc")
+        await until_text(pilot, "━ studio  ╍ air  ┅ pc")
         await pilot.press("slash", *"wait", "enter")
         await until_text(pilot, "wait share")
 

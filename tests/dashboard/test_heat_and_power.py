@@ -71,7 +71,7 @@ def test_heat_that_slows_and_a_battery_are_said() -> None:
     state = going(load(1, celsius=90.0, throttled=True, on_mains=False, battery_percent=43.0))
     assert "air is slowed down by heat" in verdict(state, BEGAN + 4).parts
     _, rows = table_of(Picture(Path(), state, now=BEGAN + 4))
-    assert [line.plain for line in rows[1].detail] == ["slowed down by heat", "runs on its battery, 43 %"]
+    assert [line.plain for line in rows[1].detail] == ["slowed down by heat", "runs on battery, 43 %"]
 
 
 def test_energy_goes_on_over_a_new_start_and_is_summed_over_machines() -> None:

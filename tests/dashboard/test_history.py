@@ -47,7 +47,7 @@ def lost_for_long() -> list[Event]:
         StepEvent(member=1, time=12.0, step=7, transfer=0.0, **step),  # of a machine that was cut off and went on
         ProgressEvent(member=1, time=13.0, phase="bytes to b", done=1, total=9),
         MemberEvent(member=1, time=14.0, status="lost", name="b", message="exit code 1"),
-        ErrorEvent(member=1, time=15.0, message="the hub dropped this member"),
+        ErrorEvent(member=1, time=15.0, message="the coordinator dropped this member"),
         MemberEvent(member=1, time=16.0, status="left", name="b", message="stopped"),
     ]
 

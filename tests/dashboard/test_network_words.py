@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 from run_folders import started, steps
 
-from app.dashboard.network import _sums, advice, mbit
+from app.dashboard.network import advice, mbit, sums
 from app.dashboard.reader import Picture
 from app.run_state import reduce_events
-from distributed.planning.document import Candidate, Choice, Planning, Reason
-from distributed.planning.job import Job
+from distributed.planning.document import Candidate, Choice, Job, Planning, Reason
 from tests.app.app_events import sync
 from training.events import SyncEvent
 
@@ -36,11 +35,11 @@ def test_a_faster_way_is_named_with_its_predicted_gain() -> None:
 
 
 def test_the_fastest_way_gets_no_advice() -> None:
-    assert "no other planned way" in said(picture(0))
+    assert "no other way to train" in said(picture(0))
 
 
 def test_without_a_prediction_there_is_no_advice() -> None:
-    assert "nothing was predicted" in said(Picture(Path("run")))
+    assert "no plan with predictions" in said(Picture(Path("run")))
 
 
 def test_the_machine_alone_is_the_fastest_one_that_was_predicted() -> None:
@@ -67,5 +66,5 @@ def test_who_owns_less_than_the_others_is_said() -> None:
     slow = Reason.of("owns-less", "b", "link", percent=6, even=50)
     reasons = (Reason.of("group-wins", "diloco", members=2, useful=2, speed_up=2), slow)
     planned = replace(shown, planning=shown.planning.model_copy(update={"reasons": reasons}))
-    lines = [line.plain for line in _sums(planned)]
-    assert lines[1:] == ["b owns 6 % of every vector (50 % would be even): its link is slow"]
+    lines = [line.plain for line in sums(planned)]
+    assert lines[1:] == ["b averages 6 % of every exchange (an even share: 50 %): its link is slow"]

@@ -10,7 +10,9 @@ from run_folders import BEGAN, new_folder, started, steps
 from app.dashboard.overview import loss_chart, progress_line
 from app.dashboard.reader import Picture
 from app.run_state import reduce_events
-from training.events import EvaluationEvent, MemberEvent
+from app.verdict import verdict
+from training.events import EvaluationEvent, MemberEvent, RunEvent
+from training.plan import Launch
 from training.run_folder import RunFolder
 
 
@@ -47,3 +49,12 @@ def test_machines_that_are_ready_and_do_not_train_say_why(tmp_path: Path) -> Non
     ready = MemberEvent(member=0, time=BEGAN, status="ready", name="studio")
     measuring = Picture(tmp_path, reduce_events([*started(), ready]), plan=plan)
     assert loss_chart(measuring).empty.startswith("the model is evaluated first")
+
+
+def test_a_launched_script_is_not_waited_for_as_if_it_told_its_loss(tmp_path: Path) -> None:
+    launch = Launch(script="/home/ada/train.py", machines=(0,), addresses=("127.0.0.1",))
+    plan = RunFolder.open(new_folder(tmp_path, 1)).plan().model_copy(update={"launch": launch})
+    joined = [RunEvent(time=BEGAN, status="running"), MemberEvent(member=0, time=BEGAN, status="joined", name="studio")]
+    picture = Picture(tmp_path, reduce_events(joined), plan=plan)
+    assert loss_chart(picture).empty == "a script reports no steps and no loss; tab 5 shows what it prints"
+    assert verdict(picture.state, BEGAN + 90, members=1, launched=picture.launched).word == "Healthy"

@@ -76,3 +76,18 @@ def test_smoothing_stays_between_the_least_and_the_greatest(values: list[float],
     points = smoothed([Point(n, v, v, v) for n, v in enumerate(values)], strength)
     slack = 1e-6 * max(1.0, *map(abs, values))
     assert all(min(values) - slack <= point.mean <= max(values) + slack for point in points)
+
+
+def test_smoothing_neither_delays_a_falling_curve_nor_hides_where_it_ends() -> None:
+    falling = [Point(n, v, v, v) for n, v in enumerate(20.0 - n for n in range(20))]
+    assert [point.mean for point in smoothed(falling, 0.9)] == pytest.approx([point.mean for point in falling])
+
+
+@given(st.lists(value, min_size=3, max_size=12), st.floats(0.1, 0.99))
+def test_smoothing_is_the_mean_of_as_many_neighbours_on_both_sides(values: list[float], strength: float) -> None:
+    found = smoothed([Point(n, v, v, v) for n, v in enumerate(values)], strength)
+    for place, point in enumerate(found):
+        reach = min(place, len(values) - 1 - place)
+        weights = {place + d: strength ** abs(d) for d in range(-reach, reach + 1)}
+        expected = sum(values[n] * weight for n, weight in weights.items()) / sum(weights.values())
+        assert point.mean == pytest.approx(expected, abs=1e-6 * max(1.0, *map(abs, values)))

@@ -23,14 +23,14 @@ def words(state: RunState, now: float = BEGAN + 20, **more: Any) -> str:
 
 def test_a_run_that_goes_well() -> None:
     alone = Alone("studio", 12.0)
-    assert words(going(), alone=alone) == "Healthy · 3/3 machines · 2.00x of studio alone · done in 1:20"
+    assert words(going(), alone=alone) == "Healthy · 3/3 machines · 2.00x as fast as studio alone · done in 1:20"
 
 
 @pytest.mark.parametrize(
     ("cells", "shown"),
     [
-        (61, "Healthy · 3/3 machines · 2.00x of studio alone · done in 1:20"),
-        (60, "Healthy · 3/3 machines · done in 1:20"),
+        (69, "Healthy · 3/3 machines · 2.00x as fast as studio alone · done in 1:20"),
+        (68, "Healthy · 3/3 machines · done in 1:20"),
         (30, "Healthy · 3/3 machines"),
         (5, "Healthy · 3/3 machines"),
     ],
@@ -66,7 +66,7 @@ def test_silence_is_noticed() -> None:
 
 def test_nobody_works_on_it() -> None:
     said = words(going(), live=False)
-    assert said == "Interrupted · its supervisor is gone · step 20/100 · no snapshot is kept, 20 steps lost"
+    assert said == "Interrupted · the process that ran it is gone · step 20/100 · no snapshot is kept, 20 steps lost"
 
 
 def test_a_stopped_run_says_what_is_kept_and_what_is_lost() -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from app.cli.main import main
 from app.demo import MOST
-from app.demo.player import LOG, Player, recorded
-from app.demo.run import start_demo_run
+from app.demo.run import LOG, Player, recorded, start_demo_run
 from app.demo.services import recommended, write_demo_run
 from app.run_state import reduce_events
 from distributed.launcher import Planned
@@ -43,7 +42,7 @@ def test_a_finished_run_is_whole_and_alike(tmp_path: Path) -> None:
     second = write_demo_run(tmp_path / "b")
     for name in ("events.jsonl", "plan.json", "metrics.json", *(f"logs/{log.name}" for log in first.glob("logs/*"))):
         assert (first / name).read_bytes() == (second / name).read_bytes(), name
-    assert {log.stem for log in first.glob("logs/*")} == {"hub", "demo-macbook", "demo-studio"}
+    assert {log.stem for log in first.glob("logs/*")} == {"coordinator", "demo-macbook", "demo-studio"}
     (summary,) = list_runs(tmp_path / "a")
     assert (summary.status, summary.live) == ("completed", False)
     assert (

@@ -87,7 +87,7 @@ _SETTLED = (*_GOOD, Status.FAILED)
 def test_every_number_of_machines_reaches_the_plan(tour: Callable[[int], Wizard], number: int) -> None:
     wizard = tour(number)
     state = to_the_plan(wizard, number)
-    assert state.plan.found.hash and state.plan.found.changes and "scripted" in state.plan.cause
+    assert state.plan.found.hash and state.plan.found.changes and "recorded" in state.plan.cause
     assert state.chosen is not None
     refused = {"demo-air", "demo-mini"} if number == MOST else set()  # they let nobody in
     assert len(state.chosen.choice.members) == number - len(refused) and refused.isdisjoint(state.chosen.choice.members)

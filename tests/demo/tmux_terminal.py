@@ -63,14 +63,6 @@ class Tmux:
             time.sleep(_LOOK)
         return screen
 
-    def press_until_gone(self, key: str, text: str, patience: float = PATIENCE) -> None:
-        """Press a key again and again until a text has left the screen: one that has just opened takes no key yet."""
-        end = time.monotonic() + patience
-        while text in (screen := self.screen):
-            assert time.monotonic() < end, f"still {text!r} on:\n{screen}"
-            self.press(key)
-            time.sleep(1.0)
-
     def until_gone(self, text: str, patience: float = PATIENCE) -> str:
         """Wait until a text is on the screen no more."""
         end = time.monotonic() + patience

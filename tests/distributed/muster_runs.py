@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.waiting import until
-from training.events import Event, StepEvent, UnknownEvent, from_line
+from training.events import Event, StepEvent, SyncEvent, UnknownEvent, from_line
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE = 180.0
@@ -128,9 +128,18 @@ class Muster:
         return [e for e in record.events() if not isinstance(e, UnknownEvent)]
 
     def until_step(self, run_id: str, step: int, members: int = 1) -> None:
-        """Wait until the first ``members`` members have taken this step."""
-        for rank in range(members):
-            until(lambda: any(s >= step for s, _ in self.losses(run_id, rank)), PATIENCE)  # noqa: B023 - called at once
+        """Wait until the first ``members`` members have taken this step.
+
+        Raises:
+            AssertionError: they have not, in time; holds what the run told last.
+        """
+        try:
+            for rank in range(members):
+                until(lambda: any(s >= step for s, _ in self.losses(run_id, rank)), PATIENCE)  # noqa: B023 - at once
+        except AssertionError as error:
+            told = [event for event in self.events(run_id) if not isinstance(event, StepEvent | SyncEvent)]
+            error.add_note("\n".join(map(repr, told[-30:])))
+            raise
 
     def losses(self, run_id: str, member: int = 0) -> list[tuple[int, float]]:
         events = self.events(run_id)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from distributed.planning.cluster import Cluster, Link, Machine, Measurement
 from distributed.planning.corrections import NO_CORRECTIONS, Corrections
-from distributed.planning.document import Candidate, Choice
-from distributed.planning.job import Job
+from distributed.planning.document import Candidate, Choice, Job
 from distributed.planning.prediction import Predictor
 
 TINY, LARGE = 39_000_000, 1_550_000_000

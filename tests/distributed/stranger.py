@@ -1,11 +1,11 @@
-"""Somebody in the network who has no business with the hub; runs on a host of its own, standard library only.
+"""Somebody in the network who has no business with the coordinator; runs on a host of its own, standard library only.
 
     python stranger.py ADDRESS PORT hold COUNT           opens connections, says how many, keeps them until killed
     python stranger.py ADDRESS PORT rubbish ROUNDS       speaks rubbish, in many tongues
     python stranger.py ADDRESS PORT replay FILE          sends recorded bytes again
     python stranger.py ADDRESS PORT present FOLDER       shows ca.pem, certificate.pem and key.pem, and says nonsense
 
-The last three print one JSON list: what the hub answered each connection, in hexadecimal, or the name of the error.
+The last three print one JSON list: what each connection was answered, in hexadecimal, or the name of the error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 NONSENSE = b"{}\n{}\n"
 RUBBISH = (
-    b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: coordinator\r\n\r\n",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00",
     NONSENSE,
     bytes(range(256)) * 256,
@@ -39,7 +39,7 @@ def dial(address: str, port: int) -> socket.socket:
 
 
 def answer(stream: socket.socket) -> str:
-    """Return all that the hub says until it hangs up, which it must."""
+    """Return all that the coordinator says until it hangs up, which it must."""
     said = b""
     try:
         while part := stream.recv(65536):
@@ -50,7 +50,7 @@ def answer(stream: socket.socket) -> str:
 
 
 def say(address: str, port: int, words: bytes) -> str:
-    """Send ``words`` and return the answer; the hub may hang up in their midst."""
+    """Send ``words`` and return the answer; the coordinator may hang up in their midst."""
     with dial(address, port) as stream:
         with contextlib.suppress(OSError):
             stream.sendall(words)
@@ -58,7 +58,7 @@ def say(address: str, port: int, words: bytes) -> str:
 
 
 def replay(address: str, port: int, recorded: bytes) -> str:
-    """Send the recorded greeting, hear the hub out, send the rest, and return all it said."""
+    """Send the recorded greeting, hear the coordinator out, send the rest, and return all it said."""
     greeting = 5 + int.from_bytes(recorded[3:5], "big")
     with dial(address, port) as stream:
         stream.sendall(recorded[:greeting])
@@ -73,7 +73,7 @@ def present(address: str, port: int, folder: Path) -> str:
     context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
     context.load_cert_chain(folder / "certificate.pem", folder / "key.pem")
     try:
-        with dial(address, port) as plain, context.wrap_socket(plain, server_hostname="muster-hub") as stream:
+        with dial(address, port) as plain, context.wrap_socket(plain, server_hostname="muster-coordinator") as stream:
             stream.sendall(NONSENSE)
             return stream.recv(9).decode()
     except OSError as error:
@@ -81,7 +81,7 @@ def present(address: str, port: int, folder: Path) -> str:
 
 
 def hold(address: str, port: int, count: int) -> None:
-    """Keep ``count`` connections open; those that the hub ends are opened again."""
+    """Keep ``count`` connections open; those that the coordinator ends are opened again."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     held = [dial(address, port) for _ in range(count)]
@@ -92,13 +92,13 @@ def hold(address: str, port: int, count: int) -> None:
                 stream.close()
                 try:
                     held[number] = dial(address, port)
-                except ConnectionError:  # the hub is gone
+                except ConnectionError:  # the coordinator is gone
                     return
         time.sleep(0.2)
 
 
 def ended(stream: socket.socket) -> bool:
-    """Whether the hub has hung up; what it said before is thrown away."""
+    """Whether the coordinator has hung up; what it said before is thrown away."""
     stream.setblocking(False)
     try:
         return not stream.recv(65536)

@@ -107,7 +107,7 @@ def test_one_password_on_a_terminal_then_none_then_nothing_is_left(lab: Lab, tmp
     (lab["box"].files / ".cache" / "muster" / "blobs" / "ab").mkdir(parents=True)
     assert headless(tmp_path, "clean", "box", *hosts)[0] == 2  # nobody is there to confirm
     terminal = Terminal(tmp_path, "clean", "box", *hosts)
-    terminal.wait_for("remove all this for good? [y/N]")
+    terminal.wait_for("remove all of this for good? [y/N]")
     assert "/root/.cache/muster" in terminal.screen and "/root/.ssh/authorized_keys:1" in terminal.screen
     terminal.type("y")
     assert terminal.exit_code() == 0 and "box: nothing of Muster is left" in terminal.screen
@@ -165,3 +165,19 @@ def test_a_changed_key_is_refused_by_every_command(lab: Lab, tmp_path: Path, hos
         machine = json.loads(out)["machines"][0]
         assert code == 3 and f"{known}:1" in machine["problem"] and "ssh-keygen -R" in machine["fix"]
     assert known.read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize("answers", [[], ["y", "y"]])
+def test_ctrl_c_in_a_question_before_a_run_stops_the_command(
+    answers: list[str], tmp_path: Path, hosts: list[str]
+) -> None:
+    """The keys are asked about by the threads that connect, the password by the command itself."""
+    terminal = Terminal(tmp_path, "distributed-train", "nanogpt", *hosts)
+    for answer in answers:
+        terminal.wait_for("Do the two match? [y/N]")
+        terminal.type(answer)
+    terminal.wait_for("Password of root at" if answers else "Do the two match? [y/N]")
+    terminal.interrupt()
+    assert terminal.exit_code() == 130
+    assert terminal.screen.endswith(" stopped\r\n") and "Traceback" not in terminal.screen
+    assert terminal.screen.count("first contact") == max(1, len(answers)) and not (tmp_path / "output").exists()

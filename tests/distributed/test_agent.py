@@ -155,7 +155,7 @@ def test_the_end_of_the_lease_stops_the_worker_and_the_agent(agents: Agents) -> 
     assert len(agents.pids()) >= 2
     until(lambda: agents.pids() == [])
     text = (agents.folder / "spool.jsonl").read_text()
-    assert "nobody has renewed the lease for 1 s" in text
+    assert "the machine that started the run has not been heard for 1 s" in text
 
 
 def test_a_worker_that_does_not_listen_is_killed_after_the_grace(agents: Agents) -> None:

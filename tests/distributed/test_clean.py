@@ -198,7 +198,7 @@ def live(home: Path) -> Iterator[Path]:
         "argv": ["{python}", "-c", SLEEPER, "training.worker", "{folder}/plan.json"],
         "env": {}, "files": {}, "links": {}, "lease": 60.0, "grace": 0.5,
     }  # fmt: skip
-    command = [sys.executable, agent.__file__, "~/.cache/muster", "start", "alive", "0"]
+    command = [sys.executable, agent.__file__, str(root), "start", "alive", "0"]
     subprocess.run(command, input=json.dumps(document), text=True, capture_output=True, check=True, timeout=60)
     yield root
     command[3:] = ["attach", "alive", "0", "0", "20"]
@@ -214,6 +214,33 @@ def test_a_live_run_keeps_what_it_needs(machine: HereConnection, home: Path, liv
     assert left.alive == ("alive",) and not left.empty
     assert {Path(part.path).name for part in left.parts} == {"blobs", "trees", "agent", "alive"}
     assert BLOB in file.read_text() and (live / "runs" / "alive" / "0" / "agent.sock").exists()
+
+
+@pytest.mark.parametrize("place", ["coordinator", "hub"])
+def test_a_run_is_alive_where_only_its_coordinator_is(
+    machine: HereConnection, home: Path, spawn: Callable[..., subprocess.Popen[bytes]], place: str
+) -> None:
+    folder = cache(home) / "runs" / "alive" / place
+    folder.mkdir(parents=True)
+    coordinator = spawn(folder, "training.exchange.coordinator_main")
+    (folder / "agent.json").write_text(json.dumps({"agent": 1, "worker": coordinator.pid}))
+    spawn(home, "agent.py", str(folder.parents[2]), "start", "alive", place)
+    left = remove(machine, BLOB, survey(machine, BLOB))
+    assert left.alive == ("alive",) and folder.is_dir() and coordinator.poll() is None
+
+
+def test_the_coordinators_folder_of_an_earlier_version_goes_with_what_still_runs_there(
+    machine: HereConnection, home: Path, spawn: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    folder = cache(home) / "runs" / "dead" / "hub"
+    (folder / "secrets").mkdir(parents=True)
+    (folder / "secrets" / "hub.json").write_text("{}")
+    hub = spawn(folder, "training.exchange.coordinator_main", "--config", "secrets/hub.json")
+    (folder / "agent.json").write_text(json.dumps({"agent": 1, "worker": hub.pid}))
+    found = survey(machine, BLOB)
+    assert [process.pid for process in found.processes] == [hub.pid]
+    assert remove(machine, BLOB, found).empty
+    assert hub.wait(60) != 0 and not folder.exists()
 
 
 def test_files_on_their_way_belong_to_a_live_run(

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from distributed.planning.cluster import Cluster, Link, Machine, Measurement
-from distributed.planning.job import Figures, Workload, job_of
+from distributed.planning.document import Figures, Workload, job_of
 from profiles.errors import BadInput
-from profiles.schema import ModelSettings, Profile, StrategySettings, TrainingSettings
+from profiles.optimisation import TrainingSettings
+from profiles.schema import ModelSettings, Profile, StrategySettings
 from training.strategies.allreduce import AllReduceOptions
 
 few = settings(max_examples=30)
@@ -173,6 +174,13 @@ def test_the_job_of_a_profile() -> None:
     assert job.steps_of(2) == 200
 
 
+def test_a_plan_counts_the_short_step_of_each_epoch_as_the_run_does() -> None:
+    few = profile().model_copy(update={"training": TrainingSettings(epochs=3, batch_size=8)})
+    assert job_of(few, WORKLOAD.model_copy(update={"samples": 40})).steps_of(2) == 9
+    whole = few.model_copy(update={"training": few.training.model_copy(update={"drop_last": True})})
+    assert job_of(whole, WORKLOAD.model_copy(update={"samples": 40})).steps_of(2) == 6
+
+
 @pytest.mark.parametrize(
     ("model", "planned_as", "start"),
     [
@@ -192,5 +200,5 @@ def test_a_custom_model_is_new_unless_the_profile_says_otherwise(
 
 @pytest.mark.parametrize("model", [{"model_path": "other"}, {"tuning": "lora", "model_path": "mine"}])
 def test_figures_of_another_model_are_refused(model: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match="the figures are of mine"):
+    with pytest.raises(BadInput, match="the figures were measured for mine"):
         job_of(profile(**model), WORKLOAD.model_copy(update={"model_path": "mine"}))

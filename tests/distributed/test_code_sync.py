@@ -44,6 +44,26 @@ def test_the_plan_names_what_is_there(inputs: Inputs) -> None:
     assert "training/worker.py" in inputs.trees["inputs/code"].files
 
 
+def test_an_optimizer_of_ones_own_travels_beside_the_job(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    for name in ("rates.py", "beside.py", "notes.txt"):
+        (tmp_path / "mine" / name).write_text(f"# {name}")
+    options = {"task": "causal_lm", "model_path": "owner/name", "optimizer": f"{tmp_path}/mine/rates.py:build"}
+    found = collect(plan_local_run(profile_from_options("text", options), 1))
+    assert found.plan.profile.training.optimizer == "inputs/optimizer/rates.py:build"
+    assert sorted(found.trees["inputs/optimizer"].files) == ["beside.py", "rates.py"]
+
+
+def test_an_outer_optimizer_of_ones_own_travels_with_the_strategy_that_uses_it(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "outer.py").write_text("# outer.py")
+    options = {"task": "causal_lm", "model_path": "owner/name", "strategy": "diloco"}
+    options["diloco.outer_optimizer"] = f"{tmp_path}/mine/outer.py:signs"
+    found = collect(plan_local_run(profile_from_options("text", options), 1))
+    assert found.plan.profile.strategy.owned["diloco"].outer_optimizer == "inputs/outer/outer.py:signs"
+    assert list(found.trees["inputs/outer"].files) == ["outer.py"]
+
+
 def test_a_data_set_travels_as_a_file_or_a_folder(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("to be")
     for path, there in ((tmp_path / "text.txt", "inputs/dataset/text.txt"), (tmp_path, "inputs/dataset")):

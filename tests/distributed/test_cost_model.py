@@ -25,6 +25,7 @@ from training.exchange.codecs import codec_by_name
 from training.strategies.allreduce import OVERLAP, overlap_credit
 from training.strategies.costs import Course, Rhythm, batch_efficiency, merge_efficiency
 from training.strategies.diloco import DiLoCo, DiLoCoOptions
+from training.strategies.registry import cost_model
 
 
 def ring(size: float, members: int, rate: float) -> float:
@@ -189,6 +190,17 @@ def test_gain_kept_is_the_measured_one(rounds: int, start: Any, gain: float) -> 
     assert learnt.share == pytest.approx(merge_efficiency(3.0, gain)) == pytest.approx((1 + 2 * gain) / 3)
 
 
+def test_a_trained_language_model_needs_more_rounds_than_speech() -> None:
+    def loss(rounds: int, texts: bool, name: str = "diloco") -> float:
+        costs = cost_model(name)
+        assert costs is not None
+        return costs.learning(Course(10 * rounds, texts=texts), Rhythm(10), 4.0).loss
+
+    assert loss(10, texts=False) == 0.0 < 0.02 < loss(30, texts=True) < loss(10, texts=True)
+    assert loss(200, texts=True) == 0.0
+    assert loss(10, texts=True, name="streaming_diloco") > loss(10, texts=True)
+
+
 @pytest.mark.parametrize(("interval", "loss"), [(25, 0.028), (100, 0.063), (500, 0.094)])
 def test_loss_from_scratch_by_interval_is_the_published_one(interval: int, loss: float) -> None:
     assert loss_increase(interval, 10_000, "scratch") == pytest.approx(loss)
@@ -212,5 +224,5 @@ def test_batch_efficiency_without_a_larger_batch_is_one() -> None:
 @pytest.mark.parametrize("steps", [100, 1499, 1500, 40_000])
 def test_a_plan_sets_the_outer_optimizer_of_the_strategy(steps: int) -> None:
     planned = DiLoCo.costs.settings(Course(steps), Rhythm(50))
-    own = DiLoCoOptions(sync_interval=50).outer_optimizer(steps, "pretrained")
+    own = DiLoCoOptions().outer_rates(steps // 50, "pretrained")
     assert (planned["diloco.outer_lr"], planned["diloco.outer_momentum"]) == own

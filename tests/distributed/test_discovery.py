@@ -19,8 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mdns_speaker import announcement, encoded, record, response
 
-from distributed.discovery import discovery as discovery_module
-from distributed.discovery import mdns_browser
 from distributed.discovery.discovery import Discovery, Sources
 from distributed.discovery.known_machines import (
     Candidate,
@@ -41,9 +39,8 @@ from distributed.discovery.network_interfaces import (
     PathKind,
     interface_kind,
     list_interfaces,
-    parse_hardware_ports,
 )
-from distributed.discovery.reachability import Failure, explain, explain_silence, read_host_key
+from distributed.discovery.reachability import explain, explain_silence, read_host_key
 from distributed.discovery.sightings import (
     LONGEST_NAME,
     MOST_ENDPOINTS,
@@ -64,6 +61,7 @@ from distributed.discovery.sightings import (
 )
 from distributed.ssh.config import SshTarget
 from distributed.ssh.host_keys import HostKeyInfo, fingerprint
+from distributed.system import parse_ports
 from profiles.errors import BadInput
 from tests.waiting import PATIENCE, until
 
@@ -178,16 +176,14 @@ class Clock:
         return self._worked
 
 
-def test_packets_that_cost_much_work_are_read_in_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr(mdns_browser, "time", clock)
-    told: list[Observation] = []
-    browser = Browser(told.append)
+def test_packets_that_cost_much_work_are_read_in_measure() -> None:
+    clock, told = Clock(), list[Observation]()
+    browser = Browser(told.append, clock)
     browser._interfaces = OURS
 
     def read(*senders: str) -> int:
         told.clear()
-        browser._hear(Ear(*((announcement(f"m{n}", sender), sender) for n, sender in enumerate(senders))))
+        browser.hear(Ear(*((announcement(f"m{n}", sender), sender) for n, sender in enumerate(senders))))
         unread = sum(one.count for one in told if isinstance(one, Ignored))
         return len(senders) - unread
 
@@ -206,7 +202,7 @@ def test_whoever_invents_names_is_not_asked_for_all_of_them() -> None:
     for number in range(100):
         invented = [record("_ssh._tcp.local", 12, encoded(f"n{number}x{n}._ssh._tcp.local")) for n in range(20)]
         gone = [record("_ssh._tcp.local", 12, encoded(f"n{number - 1}x{n}._ssh._tcp.local"), ttl=0) for n in range(20)]
-        browser._hear(Ear((response(invented + gone), "192.168.1.9")))
+        browser.hear(Ear((response(invented + gone), "192.168.1.9")))
     assert 0 < len(asked) < 100
     assert sum(map(len, browser._asked.values())) <= 512
 
@@ -388,12 +384,16 @@ def test_what_nobody_can_connect_to_is_no_path(text: str) -> None:
         ("docker0", PathKind.DOCKER), ("br-0a1b2c3d", PathKind.DOCKER), ("veth12", PathKind.DOCKER),
         ("bridge100", PathKind.VIRTUAL), ("bridge0", PathKind.WIRED), ("virbr0", PathKind.VIRTUAL),
         ("utun4", PathKind.VPN), ("tailscale0", PathKind.VPN), ("wg0", PathKind.VPN), ("tun0", PathKind.VPN),
-        ("wlp3s0", PathKind.WIFI), ("en1", PathKind.WIFI), ("en0", PathKind.WIRED), ("enp3s0", PathKind.WIRED),
+        ("wlp3s0", PathKind.WIFI), ("en0", PathKind.WIRED), ("enp3s0", PathKind.WIRED),
     ],
 )  # fmt: skip
 def test_interfaces_are_told_apart(name: str, kind: PathKind) -> None:
+    assert interface_kind(name) is kind
+
+
+def test_wireless_ports_of_a_mac() -> None:
     said = "\nHardware Port: Wi-Fi\nDevice: en1\nEthernet Address: 00:00\n\nHardware Port: Ethernet\nDevice: en0\n"
-    assert interface_kind(name, parse_hardware_ports(said.splitlines())) is kind
+    assert parse_ports(said) == {"en1"}
 
 
 def test_this_computers_interfaces_are_seen() -> None:
@@ -499,7 +499,7 @@ def test_many_claims_to_one_address_cost_no_time() -> None:
     ],
 )
 def test_causes_are_told_apart(number: int, seconds: float, platform: str, cause: str, fix: str) -> None:
-    problem = explain(Failure(OSError(number, "text"), seconds), endpoint(9), platform)
+    problem = explain(OSError(number, "text"), seconds, endpoint(9), platform)
     assert problem.cause == cause and fix in problem.hint
     assert "\n" not in problem.message + problem.hint
 
@@ -597,7 +597,7 @@ def test_closing_is_quick_and_may_be_done_twice(tmp_path: Path) -> None:
     discovery.close()
 
 
-def test_interfaces_that_come_and_go_do_not_pile_up_look_ups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interfaces_that_come_and_go_do_not_pile_up_look_ups(tmp_path: Path) -> None:
     changes, looks, answer = itertools.count(), itertools.count(), threading.Event()
     seen: dict[str, int] = {}
 
@@ -609,24 +609,20 @@ def test_interfaces_that_come_and_go_do_not_pile_up_look_ups(tmp_path: Path, mon
         seen["looks"] = next(looks) + 1
         answer.wait(PATIENCE)
 
-    monkeypatch.setattr(discovery_module, "list_interfaces", interfaces)
-    monkeypatch.setattr(discovery_module, "look_up", look_up)
-    monkeypatch.setattr(discovery_module, "_INTERFACES_EVERY", 0.0)
-    with Discovery(Sources(typed=("box",), ssh_config=tmp_path / "none", known_hosts=()), browse=False):
+    sources = Sources(typed=("box",), ssh_config=tmp_path / "none", known_hosts=())
+    with Discovery(sources, browse=False, interfaces=interfaces, interfaces_every=0.0, look=look_up):
         until(lambda: seen["changes"] > 4)
         assert seen["looks"] == 1
         answer.set()
         until(lambda: seen["looks"] > 1)
 
 
-def test_what_could_not_be_looked_up_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_looked_up_is_tried_again() -> None:
     answers = iter([Problem("bad_config", "not approved", "approve it"), None])
 
     def answer(candidate: Candidate, _: object) -> Sighting:
         return Sighting(candidate.key, candidate.target.name, problem=next(answers))
 
-    monkeypatch.setattr(discovery_module, "look_up", answer)
-    monkeypatch.setattr(discovery_module, "_FAILED_EVERY", 0.05)
     sources = Sources(typed=("box",), ssh_config=Path("/dev/null"), known_hosts=())
-    with Discovery(sources, browse=False) as looking:
+    with Discovery(sources, browse=False, look=answer, failed_every=0.05) as looking:
         until(lambda: [one.problem for one in looking.state.sightings.values() if one.name == "box"] == [None])

@@ -17,7 +17,6 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from app.cli import access, discover
-from distributed.discovery import announce
 from distributed.discovery.announce import Announcement, describe_this_machine
 from distributed.discovery.discovery import Discovery
 from distributed.discovery.machine_identity import FoundMachine, FoundPath
@@ -142,14 +141,13 @@ def test_what_is_announced_comes_back_from_its_record() -> None:
     assert int(described["memory"]) > 0
 
 
-def test_many_devices_with_long_names_fit_into_the_announcement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_devices_with_long_names_fit_into_the_announcement() -> None:
     gpus = [f"NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition, slot {n}" for n in range(4)]
-    monkeypatch.setattr(announce, "output", lambda program, *_: "\n".join(gpus) if program == "nvidia-smi" else "")
-    described = describe_this_machine()
+    described = describe_this_machine(lambda program, *_: "\n".join(gpus) if program == "nvidia-smi" else "")
     assert described["devices"].startswith("cuda NVIDIA RTX PRO 6000")
     assert max(len(f"{key}={value}".encode()) for key, value in described.items()) <= 255
-    monkeypatch.setattr(announce, "output", lambda program, *_: "NVIDIA H200\n" * 8 if program == "nvidia-smi" else "")
-    assert describe_this_machine()["devices"].startswith("8x cuda NVIDIA H200, ")
+    eight = describe_this_machine(lambda program, *_: "NVIDIA H200\n" * 8 if program == "nvidia-smi" else "")
+    assert eight["devices"].startswith("8x cuda NVIDIA H200, ")
 
 
 def test_a_strange_name_becomes_one_label() -> None:

@@ -56,6 +56,32 @@ def test_an_exchange_may_take_longer_than_its_bytes_with_many_flows() -> None:
     assert four.exchange == pytest.approx(8e-6 * 1.5 * 80e6 / 100 * turns_factor(4), rel=0.01)
 
 
+def test_what_goes_from_every_member_to_all_is_owned_by_nobody() -> None:
+    sparse = {"strategy": "sparseloco", "codec": "topk2bit:0.015625", "interval": 30}
+    machines = [machine(name, cores=4) for name in "abcd"]
+    found = predict(joined(machines, 100), job(200_000_000), FP32.model_copy(update=sparse))
+    assert found.exchange == pytest.approx(8e-6 * 3 * 200e6 / 64 * 14 / 8 / 100 * turns_factor(4), rel=0.05)
+    assert {member.share for member in found.members} == {0.25}
+
+
+@pytest.mark.parametrize("members", [2, 4, 8])
+def test_pairs_move_as_much_however_many_there_are(members: int) -> None:
+    names = "abcdefgh"[:members]
+    way = FP32.model_copy(update={"strategy": "noloco", "interval": 50, "members": tuple(names)})
+    found = predict(joined([machine(name) for name in names], 100), job(20_000_000), way)
+    assert found.exchange == pytest.approx(8e-6 * 2 * 80e6 / 100 * turns_factor(2), rel=0.02)
+
+
+def test_islands_move_what_groups_of_their_size_do() -> None:
+    def exchange(size: int, names: str) -> float:
+        own = {"fedavg": {"island_size": size}}
+        way = FP32.model_copy(update={"strategy": "fedavg", "interval": 50, "members": tuple(names)})
+        return predict(joined([machine(name) for name in names], 100), job(20_000_000, owned=own), way).exchange
+
+    assert exchange(3, "abcdef") == pytest.approx(exchange(0, "abc"), rel=0.02)
+    assert exchange(8, "abcdef") == exchange(0, "abcdef")
+
+
 @given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0, 3)), min_size=1, max_size=6), st.integers(1, 500))
 def test_the_last_of_a_group_is_never_earlier_than_its_slowest(each: list[tuple[float, float]], steps: int) -> None:
     means, deviations = zip(*each, strict=True)

@@ -51,17 +51,24 @@ def test_long_form_keeps_every_field_and_puts_the_master_first() -> None:
         "key": "k",
         "python": "/usr/bin/python3",
         "project_path": "p",
+        "data": "/Volumes/voices",
         "devices": ["cuda:0", "cpu"],
         "interface": "en0",
-        "carries_hub": True,
+        "carries_coordinator": True,
         "found_at": "10.0.0.9",
-        "hub_at": "10.0.0.1",
+        "coordinator_at": "10.0.0.1",
     }
     hosts = parse_hosts(json.dumps({"master": "b", "machines": ["a", b], "ssh_config": "~/c"}))
     assert hosts.master.model_dump(mode="json") == b
     assert hosts.machine("A").host == "a"
     assert hosts.ssh_config == "~/c"
     assert hosts.master.python_command == "/usr/bin/python3"
+
+
+def test_names_that_earlier_versions_gave_to_fields_are_read() -> None:
+    machine = {"name": "a", "carries_hub": True, "hub_at": "10.0.0.1"}
+    hosts = parse_hosts(json.dumps({"machines": [machine]}))
+    assert hosts.master == Machine(name="a", carries_coordinator=True, coordinator_at="10.0.0.1")
 
 
 def test_entries_of_both_kinds_share_the_defaults() -> None:

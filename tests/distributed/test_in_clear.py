@@ -93,5 +93,5 @@ def at_plan(*in_clear: str) -> WizardState:
 def test_the_set_up_goes_on_in_clear_only_after_the_words(said: str, action: Callable[[str], Action]) -> None:
     before = at_plan("whoever is on that network can read it")
     assert "not encrypted" in apply(before, action(said)).notice
-    assert "not encrypted" not in apply(before, action("In clear ")).notice
+    assert "not encrypted" not in apply(before, action("Unencrypted ")).notice
     assert "not encrypted" not in apply(at_plan(), action("")).notice

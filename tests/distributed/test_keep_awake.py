@@ -56,7 +56,10 @@ def kept(awake: Path) -> tuple[int, str]:
 
 
 def lives(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_a_machine_stays_awake_as_long_as_its_worker(agents: Agents, awake: Path) -> None:

@@ -16,10 +16,10 @@ from training.exchange.codecs import codec_by_name
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(240)]
 
 HOSTS = ("a", "b", "c")
-WIDTH = 1000
+WIDTH = 700
 MODEL = f"nn.Sequential(nn.Linear(2, {WIDTH}), nn.Linear({WIDTH}, {WIDTH}), nn.Linear({WIDTH}, 2))"
 ELEMENTS = 3 * WIDTH + (WIDTH + 1) * WIDTH + 2 * WIDTH + 2
-FIRST, LAST = 3, 13
+FIRST, LAST = 3, 9
 CONSTANT = 8_000
 """Bytes in either direction besides: events of a step over SSH, heartbeats, acknowledgements, or 3 % of it."""
 

@@ -11,12 +11,12 @@ from tests.lab.fixtures import MakeLab
 from tests.waiting import until
 from training.events import MemberEvent, StepEvent
 
-pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_a_machine_that_was_cut_off_trains_again_when_it_is_back(make_lab: MakeLab, tmp_path: Path) -> None:
     lab = make_lab("a", "b")
-    muster = Muster(tmp_path, lab.hosts_file, pause=0.05)
+    muster = Muster(tmp_path, lab.hosts_file, pause=0.1)
     try:
         run_id = muster.detach("--max-steps", "5000")
         muster.until_step(run_id, 5, members=2)

@@ -26,12 +26,20 @@ def start(tmp_path: Path) -> Iterator[Start]:
     made: list[Muster] = []
 
     def make(lab: Lab, pause: float = 0.0) -> Muster:
-        made.append(Muster(tmp_path, lab.hosts_file, pause))
+        made.append(Muster(tmp_path, lab.hosts_file, pause, gate=lab.folder / "gate"))
         return made[-1]
 
     yield make
     for muster in made:
         muster.leave_nothing()
+
+
+def stands_still(muster: Muster, *arguments: str, step: int = 5) -> str:
+    """Start a run that waits after a step: it cannot be over before it is disturbed, however busy this machine is."""
+    muster.let_pass(step)
+    run_id = muster.detach(*arguments)
+    muster.until_step(run_id, step)
+    return run_id
 
 
 def kill(pids: list[int]) -> None:
@@ -43,6 +51,7 @@ def kill(pids: list[int]) -> None:
 def test_three_hosts_train_to_a_model_and_nothing_is_left(make_lab: MakeLab, start: Start) -> None:
     lab = make_lab("a", "b", "c")
     muster = start(lab, 0.0)
+    muster.let_pass(12)
     done = muster.run(*muster.train("--max-steps", "12"))
     assert done.returncode == 0, done.stderr
     (folder,) = (muster.folder / "output").iterdir()
@@ -51,24 +60,13 @@ def test_three_hosts_train_to_a_model_and_nothing_is_left(make_lab: MakeLab, sta
     assert not list(folder.glob("secrets")) and not list(lab["a"].files.glob(".cache/muster/runs/*"))
 
 
-def test_both_engines_give_the_same_losses(make_lab: MakeLab, start: Start) -> None:
-    muster = start(make_lab("a", "b"), 0.0)
-    curves = []
-    for engine in ("mesh", "nccl"):
-        run_id = muster.detach("--max-steps", "8", "--engine", engine)
-        assert muster.wait_for_end(run_id).returncode == 0
-        curves.append([loss for _, loss in muster.losses(run_id)])
-    assert len(curves[0]) == 8
-    assert curves[1] == pytest.approx(curves[0], rel=1e-5)
-
-
-@pytest.mark.parametrize("victim", ["training.worker", "agent.py"])
-def test_the_others_go_on_without_a_killed_process(make_lab: MakeLab, start: Start, victim: str) -> None:
+@pytest.mark.parametrize(("victim", "engine"), [("training.worker", "mesh"), ("agent.py", "nccl")])
+def test_the_others_go_on_without_a_killed_process(make_lab: MakeLab, start: Start, victim: str, engine: str) -> None:
     lab = make_lab("a", "b")
     muster = start(lab, 0.05)
-    run_id = muster.detach("--max-steps", "80")
-    muster.until_step(run_id, 5)
+    run_id = stands_still(muster, "--max-steps", "20", "--engine", engine)
     kill(lab["a"].pids(victim))
+    muster.let_pass(20)
     ended = muster.wait_for_end(run_id)
     assert ended.returncode == 0, ended.stderr
     assert "a is lost" in ended.stderr
@@ -77,45 +75,32 @@ def test_the_others_go_on_without_a_killed_process(make_lab: MakeLab, start: Sta
     until(lambda: ours(lab["a"]) == [])
 
 
-def test_the_others_go_on_when_a_cable_is_pulled(make_lab: MakeLab, start: Start) -> None:
+@pytest.mark.parametrize("engine", ["mesh", "nccl"])
+def test_the_others_go_on_when_a_cable_is_pulled(make_lab: MakeLab, start: Start, engine: str) -> None:
     lab = make_lab("a", "b")
     muster = start(lab, 0.05)
-    run_id = muster.detach("--max-steps", "80", "--lease", "6")
-    muster.until_step(run_id, 5)
+    run_id = stands_still(muster, "--max-steps", "20", "--lease", "6", "--engine", engine)
     lab["b"].cut()
+    muster.let_pass(20)
     ended = muster.wait_for_end(run_id)
     assert ended.returncode == 0, ended.stderr
     assert "b is lost" in ended.stderr
     until(lambda: ours(lab["b"]) == [])
 
 
-@pytest.mark.parametrize("accident", ["worker", "agent", "cable"])
-def test_the_torch_engine_names_the_first_cause(make_lab: MakeLab, start: Start, accident: str) -> None:
-    lab = make_lab("a", "b")
-    muster = start(lab, 0.05)
-    run_id = muster.detach("--max-steps", "400", "--engine", "nccl", "--lease", "6")
-    muster.until_step(run_id, 5)
-    if accident == "cable":
-        lab["b"].cut()
-    else:
-        kill(lab["b"].pids("training.worker" if accident == "worker" else "agent.py"))
-    ended = muster.wait_for_end(run_id)
-    assert ended.returncode == 1
-    assert muster.metadata(run_id)["status"] == "failed"
-    assert "b" in muster.metadata(run_id)["error_message"]
-    until(lambda: ours(lab["a"]) + ours(lab["b"]) == [])
-
-
 def test_a_killed_supervisor_leaves_no_orphan_and_the_run_resumes(make_lab: MakeLab, start: Start) -> None:
     lab = make_lab("a", "b")
     muster = start(lab, 0.05)
-    options = ["--max-steps", "60", "--snapshot-interval", "10", "--lease", "5"]
-    undisturbed = muster.detach(*options)
-    assert muster.wait_for_end(undisturbed).returncode == 0
-    run_id = muster.detach(*options)
-    muster.until_step(run_id, 25)
+    options = ["--max-steps", "20", "--snapshot-interval", "5", "--lease", "5"]
+    muster.let_pass(20)
+    words = muster.train(*options)
+    words[2:4] = ["--local", "2"]  # as exact as on two hosts
+    assert muster.run(*words).returncode == 0
+    (undisturbed,) = (folder.name[:20] for folder in (muster.folder / "output").iterdir())
+    run_id = stands_still(muster, *options, step=12)
     kill([muster.supervisor(run_id)])
     until(lambda: ours(lab["a"]) + ours(lab["b"]) == [])
+    muster.let_pass(20)
     resumed = muster.run("distributed-train", "--resume", run_id)
     assert resumed.returncode == 0, resumed.stderr
     assert dict(muster.losses(run_id)) == pytest.approx(dict(muster.losses(undisturbed)), rel=1e-6)
@@ -124,14 +109,14 @@ def test_a_killed_supervisor_leaves_no_orphan_and_the_run_resumes(make_lab: Make
 def test_a_lost_connection_loses_and_doubles_no_event(make_lab: MakeLab, start: Start) -> None:
     lab = make_lab("a", "b")
     muster = start(lab, 0.05)
-    run_id = muster.detach("--max-steps", "100")
-    muster.until_step(run_id, 5)
+    run_id = stands_still(muster, "--max-steps", "30")
     kill(lab["a"].pids("sshd: root"))
+    muster.let_pass(30)
     ended = muster.wait_for_end(run_id)
     assert ended.returncode == 0, ended.stderr
-    assert "connected again" in ended.stderr
+    assert "reconnected" in ended.stderr
     steps = [e.step for e in muster.events(run_id) if isinstance(e, StepEvent) and e.member == 0]
-    assert steps == list(range(1, 101))
+    assert steps == list(range(1, 31))
     assert muster.metadata(run_id)["metrics"]["lost_members"] == []
 
 
@@ -140,6 +125,7 @@ def test_two_terminals_see_every_event_once_and_stop_proves_that_nothing_is_left
 ) -> None:
     lab = make_lab("a", "b")
     muster = start(lab, 0.05)
+    muster.let_pass(1000)
     run_id = muster.detach("--max-steps", "1000")
     terminals = [muster.popen("attach", run_id) for _ in range(2)]
     muster.until_step(run_id, 10)
@@ -147,8 +133,8 @@ def test_two_terminals_see_every_event_once_and_stop_proves_that_nothing_is_left
     assert stopped.returncode == 0, stopped.stderr
     kept, *left = stopped.stdout.splitlines()
     assert kept.startswith("stopped; the snapshot of step ") and kept.endswith(" is kept, 0 steps lost")
-    assert left == ["a: nothing is left", "b: nothing is left"]
+    assert left == ["a: nothing left running", "b: nothing left running"]
     assert [ours(host) for host in lab] == [[], []]
     said = [terminal.communicate(timeout=60)[1] for terminal in terminals]
     assert [terminal.returncode for terminal in terminals] == [130, 130]
-    assert all(text.count("run cancelled") == 1 and text.count("a started") == 1 for text in said)
+    assert all(text.count("the run was stopped") == 1 and text.count("a started") == 1 for text in said)

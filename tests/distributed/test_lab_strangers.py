@@ -1,4 +1,4 @@
-"""A stranger in the network who finds the hub's port neither joins a run nor stops it."""
+"""A stranger in the network who finds the coordinator's port neither joins a run nor stops it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from tests.distributed.muster_runs import Muster, ours
 from tests.lab.capture import Capture
 from tests.lab.fixtures import MakeLab
 from tests.lab.lab import Lab
+from tests.preloaded.python import python_itself
 from tests.waiting import until
 from training.events import MemberEvent
 from training.exchange.certificates import issue_run_certificates
@@ -42,7 +43,7 @@ REFUSAL = '{"failed"'
 
 
 def few_files() -> None:
-    """Allow fewer open files than the stranger opens connections: what a hub inherits on many systems."""
+    """Allow fewer open files than the stranger opens connections: what a coordinator inherits on many systems."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (FEW_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
@@ -52,14 +53,16 @@ class Visited:
     def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab = lab
         save_hosts(lab.hosts(*MEMBERS), folder / "members.json")
-        self.muster = Muster(folder, folder / "members.json", gate=lab.folder / "gate")
+        # Whose command line is the coordinator's must be who listens: not so where a copy stands behind it.
+        itself = python_itself()
+        self.muster = Muster(folder, folder / "members.json", gate=lab.folder / "gate", python=itself)
         self.muster.let_pass(VISITED_AT)
         self.run_id = self.muster.detach("--max-steps", str(STEPS), preexec_fn=few_files)
         until(lambda: self._find_port() > 0)
         self.port = self._find_port()
 
     def _find_port(self) -> int:
-        """Return the port on which the run's hub listens; 0 before it does."""
+        """Return the port on which the run's coordinator listens; 0 before it does."""
         for process in psutil.Process(self.muster.supervisor(self.run_id)).children():
             with contextlib.suppress(psutil.Error):  # it has just ended
                 if "training.exchange.coordinator_main" in process.cmdline():
@@ -73,7 +76,7 @@ class Visited:
         return [sys.executable, "-I", str(STRANGER), self.lab.address, str(self.port), what, str(how)]
 
     def visit(self, what: str, how: object) -> list[str]:
-        """Return what the hub answered the stranger's connections."""
+        """Return what the coordinator answered the stranger's connections."""
         done = self.lab["x"].run(self.command(what, how))
         assert done.returncode == 0, done.stderr
         return list(json.loads(done.stdout))
@@ -96,7 +99,7 @@ class Visited:
         """Return what member 0 of another run with the same name shows; the authority it trusts is this run's."""
         issue_run_certificates(self.parcel("other"), self.run_id, [0], [self.lab.address])
         folder = self.parcel("other") / "member-0"
-        shutil.copy(self.muster.folder_of(self.run_id) / "secrets" / "hub" / "ca.pem", folder)
+        shutil.copy(self.muster.folder_of(self.run_id) / "secrets" / "coordinator" / "ca.pem", folder)
         return folder
 
     def ends_well(self) -> None:
@@ -119,34 +122,47 @@ def lab(make_lab: MakeLab) -> Lab:
 
 
 @pytest.fixture
-def run(lab: Lab, tmp_path: Path) -> Iterator[Visited]:
+def wire(lab: Lab) -> Iterator[Capture]:
+    with Capture(lab.bridge) as wire:
+        yield wire
+
+
+@pytest.fixture
+def run(lab: Lab, wire: Capture, tmp_path: Path) -> Iterator[Visited]:
     visited = Visited(lab, tmp_path)
     yield visited
     visited.muster.leave_nothing()
 
 
-def test_rubbish_and_a_thousand_silent_connections(lab: Lab, run: Visited) -> None:
-    """They come while the members are still on their way."""
-    with lab["x"].popen(run.command("hold", 1000), stdout=subprocess.PIPE, text=True) as holding:
-        assert holding.stdout is not None and holding.stdout.readline() == "1000\n"
+@contextlib.contextmanager
+def silence(run: Visited) -> Iterator[None]:
+    """A thousand connections that say nothing."""
+    host = run.lab["x"]
+    with host.popen(run.command("hold", 1000), stdout=subprocess.PIPE, text=True) as holding:
+        try:
+            assert holding.stdout is not None and holding.stdout.readline() == "1000\n"
+            yield
+        finally:
+            for pid in host.pids("stranger.py"):
+                os.kill(pid, signal.SIGTERM)
+
+
+def test_strangers_neither_join_nor_stop_it(wire: Capture, run: Visited) -> None:
+    """Silence and rubbish come while the members are still on their way; there is silence again at the end."""
+    with silence(run):
         answers = run.visit("rubbish", 3)
-        run.ends_well()
-        for pid in lab["x"].pids("stranger.py"):
-            os.kill(pid, signal.SIGTERM)
+        run.muster.until_step(run.run_id, VISITED_AT, members=3)
     assert not [answer for answer in answers if not NOT_LET_IN.fullmatch(answer)]
+    recorded_bytes_and_stolen_certificates_are_refused(wire, run)
+    with silence(run):
+        run.ends_well()
 
 
-def test_recorded_bytes_and_a_certificate_of_another_run(lab: Lab, tmp_path: Path) -> None:
-    with Capture(lab.bridge) as wire:
-        run = Visited(lab, tmp_path)
-        run.muster.until_step(run.run_id, VISITED_AT)
-        recorded = wire.streams(lab["a"].address, run.port)
-    assert len(recorded) == 1
-    for number, stream in enumerate(recorded):
-        assert stream.startswith(CLIENT_HELLO) and len(stream) > 2000
-        run.parcel(f"stream{number}").write_bytes(stream)
-        (said,) = run.visit("replay", run.parcel(f"stream{number}"))
-        assert SERVER_HELLO_AND_THE_END.fullmatch(said), said
+def recorded_bytes_and_stolen_certificates_are_refused(wire: Capture, run: Visited) -> None:
+    (stream,) = wire.streams(run.lab["a"].address, run.port)
+    assert stream.startswith(CLIENT_HELLO) and len(stream) > 2000
+    run.parcel("stream").write_bytes(stream)
+    (said,) = run.visit("replay", run.parcel("stream"))
+    assert SERVER_HELLO_AND_THE_END.fullmatch(said), said
     assert run.present(run.own_certificates()).startswith(REFUSAL)
     assert run.present(run.foreign_certificates()) in ("SSLError", "ConnectionResetError", "")
-    run.ends_well()

@@ -34,7 +34,7 @@ def test_this_machine_trains_along(make_lab: MakeLab, tmp_path: Path, engine: st
     assert ours(lab["a"]) == []
 
 
-def test_a_machine_behind_a_jump_host_reaches_the_hub_through_ssh(make_lab: MakeLab, tmp_path: Path) -> None:
+def test_a_machine_behind_a_jump_host_reaches_the_coordinator_through_ssh(make_lab: MakeLab, tmp_path: Path) -> None:
     lab = make_lab("a", "b")
     machines = tuple(Machine(name=name, python=sys.executable) for name in ("a", "b"))
     hosts = Hosts(machines=machines, ssh_config=str(config_with_jump(lab, tmp_path)))

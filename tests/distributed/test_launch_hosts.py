@@ -39,12 +39,18 @@ os.makedirs("out", exist_ok=True)
 json.dump([found, total[0].item(), dist.get_backend(), sys.argv[1:]], open(f"out/{dist.get_rank()}.json", "w"))
 dist.barrier()
 """
+MESSAGE = """
+one = torch.ones(1)
+dist.send(one, 1) if dist.get_rank() == 0 else dist.recv(one.zero_(), 0)
+print("got", one.item(), flush=True)
+"""
 WAITS = """
-import os, sys, torch.distributed as dist
+import os, sys, time, torch.distributed as dist
 dist.init_process_group()
 print("waits", flush=True)
 while True:
     dist.barrier()
+    time.sleep(0.05)
     if sys.argv[1:] == ["fail"] and dist.get_rank() == 1:
         raise ValueError("a bad sample")
 """
@@ -118,7 +124,7 @@ def test_one_that_fails_is_told_with_its_traceback_and_its_machine(
     assert failed.returncode == 1
     lines = failed.stderr.splitlines()
     assert lines.index("Traceback (most recent call last):") < lines.index("error: b: ValueError: a bad sample")
-    assert {"a: nothing is left", "b: nothing is left"} <= set(lines)
+    assert {"a: nothing left running", "b: nothing left running"} <= set(lines)
 
 
 def test_ctrl_c_ends_all(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
@@ -131,7 +137,7 @@ def test_ctrl_c_ends_all(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, complained = process.communicate(timeout=120)
     assert process.returncode == 130, complained
-    assert {"a: nothing is left", "b: nothing is left"} <= set(complained.splitlines())
+    assert {"a: nothing left running", "b: nothing left running"} <= set(complained.splitlines())
     assert processes_of(only_run(tmp_path).metadata.run_id) == []
 
 
@@ -186,3 +192,26 @@ def test_a_host_whose_cable_is_pulled_is_named_and_the_other_ends(lab: Lab, tmp_
     said = only_run(tmp_path).metadata.error_message  # whoever notices first: its agent's lease, or the group
     assert said.startswith("b ended before its work was done") or "with rank 1 (b) is lost" in said, complained
     until(lambda: left(lab) == [], 120)
+
+
+@pytest.mark.lab
+def test_hosts_that_cannot_dial_one_another_meet_at_the_relay(lab: Lab, tmp_path: Path) -> None:
+    for one, other in (("a", "b"), ("b", "a")):
+        lab[one].run(["ip", "route", "add", "blackhole", f"{lab[other].address}/32"], check=True)
+    muster = Muster(tmp_path, lab.hosts_file)
+    done = muster.run("launch", "--hosts", str(lab.hosts_file), "--", job(tmp_path, SCRIPT + MESSAGE))
+    assert done.returncode == 0, done.stderr
+    assert "b: got 1.0" in done.stdout
+    found = json.loads((only_run(tmp_path).path / "files" / "out" / "0.json").read_text())
+    assert found[1:3] == [3, "muster"]
+    assert left(lab) == []
+
+
+def test_the_interface_of_the_hosts_file_is_where_ranks_listen(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
+    lab = make_light_lab("a", "b")
+    hosts = lab.hosts()
+    machines = [one.model_copy(update={"interface": name}) for one, name in zip(hosts.machines, ("lo", "nothere0"))]
+    save_hosts(hosts.model_copy(update={"machines": tuple(machines)}), lab.hosts_file)
+    failed = Muster(tmp_path, lab.hosts_file).run("launch", "--hosts", str(lab.hosts_file), "--", job(tmp_path, SCRIPT))
+    assert failed.returncode == 1
+    assert "b: no address on interface 'nothere0' of the hosts file; this machine has: " in failed.stderr

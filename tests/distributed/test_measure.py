@@ -27,9 +27,9 @@ from distributed.measuring.link_figures import (
     telling_peers,
 )
 from distributed.measuring.machine_figures import Gate, Placement, SpeedFigures, figures_of
-from distributed.measuring.measure import Measured, MeasureOptions
+from distributed.measuring.measure import LinkStages, Measured, MeasureOptions, Stages
 from distributed.planning.cluster import Machine, Measurement, MeasurementCache
-from distributed.planning.job import Workload
+from distributed.planning.document import Workload
 from distributed.preparation import transfer
 from distributed.preparation.code_sync import Inputs, folder_tree
 from distributed.ssh.errors import SshError
@@ -134,13 +134,12 @@ def test_rubbish_instead_of_a_short_run(said: list[bytes]) -> None:
         figures_of(placed(), inputs(), iter(said))
 
 
-def test_what_a_short_run_is_at_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_short_run_is_at_is_told_now_and_then() -> None:
     clock = iter(range(100))
-    monkeypatch.setattr(machine_figures, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     progress = [{"kind": "progress", "phase": "features", "done": done, "total": 9} for done in range(9)]
     steps = [{"kind": "progress", "phase": "steps\x1b of 4 samples", "done": True, "total": None}]
     told: list[str] = []
-    figures_of(placed(), inputs(), iter(lines(*progress, FACTS, *steps, STEP, TASK)), told.append)
+    figures_of(placed(), inputs(), iter(lines(*progress, FACTS, *steps, STEP, TASK)), told.append, clock.__next__)
     name = placed().member.name
     assert told == [f"{name}: features", f"{name}: features 5 of 9", f"{name}: steps  of 4 samples"]
 
@@ -174,7 +173,7 @@ def test_a_busy_link_is_marked() -> None:
 def test_a_machine_that_others_used_is_named() -> None:
     said = figures_of(placed(), inputs(), iter(lines(FACTS, {**STEP, "others": 0.63}, TASK)))
     (remark,) = [line for line in remark_lines(Measured(["a"], speeds=[said])) if "other programs" in line]
-    assert remark.startswith("a: other programs used 63% of its processors meanwhile")
+    assert remark.startswith("a: other programs used 63% of its processors during the measurement")
     assert remark_lines(Measured(["a"], speeds=[SPEED])) == []
 
 
@@ -210,10 +209,8 @@ def test_the_way_that_runs_take_is_named() -> None:
 
 
 @pytest.mark.parametrize("found", [pair(other=50), PairFigures(source="a", target="b", problem="refused")])
-def test_a_doubtful_link_is_tried_again_unless_a_run_starts_soon(
-    found: PairFigures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried = scripted(monkeypatch, found)
+def test_a_doubtful_link_is_tried_again_unless_a_run_starts_soon(found: PairFigures, tmp_path: Path) -> None:
+    tried, stages = scripted(found)
     wishes = (
         MeasureOptions(),
         MeasureOptions(),
@@ -222,7 +219,8 @@ def test_a_doubtful_link_is_tried_again_unless_a_run_starts_soon(
     )
     counts = []
     for measure_options in wishes:
-        pairs, _ = measure.current_links(ends("a", "b"), replace(measure_options, cache=MeasurementCache(tmp_path)))
+        wished = replace(measure_options, cache=MeasurementCache(tmp_path))
+        pairs, _ = measure.current_links(ends("a", "b"), wished, stages)
         assert pairs == [found]
         counts.append(len(tried))
     assert counts == [1, 2, 2, 3]
@@ -232,8 +230,8 @@ def ends(*names: str) -> list[tuple[Any, str]]:
     return [(cast(Any, SimpleNamespace(name=name)), f"SHA256:{name}") for name in names]
 
 
-def scripted(monkeypatch: pytest.MonkeyPatch, found: PairFigures) -> list[list[frozenset[str]]]:
-    """Every link is like ``found``; return, for each time that some were measured, the pairs that were."""
+def scripted(found: PairFigures) -> tuple[list[list[frozenset[str]]], LinkStages]:
+    """Every link is like ``found``; return the pairs of each time that some are measured, and what measures so."""
     tried: list[list[frozenset[str]]] = []
 
     def look(probes: Any, tell: Any, known: Any) -> list[PairFigures]:
@@ -241,10 +239,14 @@ def scripted(monkeypatch: pytest.MonkeyPatch, found: PairFigures) -> list[list[f
         tried.append([frozenset(pair) for pair in wanted])
         return [found.model_copy(update={"source": one, "target": other}) for one, other in wanted]
 
-    monkeypatch.setattr(measure, "probing", lambda links: contextlib.nullcontext({link.name: link for link in links}))
-    monkeypatch.setattr(measure, "measure_links", look)
-    monkeypatch.setattr(measure, "measure_interfaces", lambda probes, pairs, tell: AllInterfaces())
-    return tried
+    def probing(links: Any) -> Any:
+        return contextlib.nullcontext({link.name: link for link in links})
+
+    return tried, LinkStages(probing, look, lambda probes, pairs, tell: AllInterfaces())
+
+
+def unplanned(profile: object, machines: object) -> Any:
+    return SimpleNamespace(members=())
 
 
 class Held:
@@ -261,9 +263,7 @@ class Held:
 
 
 @pytest.mark.parametrize(("fails", "word"), [(False, {"go": True}), (True, signal.SIGKILL)])
-def test_short_runs_load_while_links_are_measured_and_compute_afterwards(
-    fails: bool, word: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_runs_load_while_links_are_measured_and_compute_afterwards(fails: bool, word: object) -> None:
     early, late, told = Held(), Held(), list[object]()
 
     def speeds(*arguments: Any) -> tuple[list[SpeedFigures], list[MusterError]]:
@@ -281,12 +281,10 @@ def test_short_runs_load_while_links_are_measured_and_compute_afterwards(
             raise SshError("a", "cannot run the probe")
         return [pair()], AllInterfaces()
 
-    for name, value in {"current_speeds": speeds, "current_links": links, "own_place": lambda links: "here"}.items():
-        monkeypatch.setattr(measure, name, value)
-    monkeypatch.setattr(measure, "plan_run", lambda profile, machines: SimpleNamespace(members=()))
     profile = load_profile("demo-scratch").profile
     with pytest.raises(SshError) if fails else contextlib.nullcontext():
-        assert measure.measure_ready([], profile, MeasureOptions()).speeds == [SPEED]
+        stages = Stages(unplanned, links, speeds)
+        assert measure.measure_ready([], profile, MeasureOptions(), stages).speeds == [SPEED]
     assert told == ["brought", "links"]
     assert early.told == late.told == [word]
 
@@ -308,7 +306,7 @@ def test_who_gives_up_does_not_wait_for_what_is_being_sent(tmp_path: Path, monke
                 wanted = json.loads(input)
                 answer = {"trees": wanted["trees"], "blobs": wanted["blobs"], "begun": {}}
                 return SimpleNamespace(stdout=json.dumps(answer))
-            while input.read(1000):
+            for _ in input:
                 began.set()
                 until(gate.given_up.is_set)
 
@@ -319,40 +317,36 @@ def test_who_gives_up_does_not_wait_for_what_is_being_sent(tmp_path: Path, monke
         )
         assert began.wait(60)
         gate.give_up()
-        with pytest.raises(BadInput, match="not waited for any more"):
+        with pytest.raises(BadInput, match="took too long to receive"):
             sent.result(60)
 
 
-def test_links_are_measured_where_nothing_is_brought_or_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "current_links", lambda *_: ([pair()], AllInterfaces()))
-    monkeypatch.setattr(measure, "current_speeds", lambda *_: ([], []))
-    monkeypatch.setattr(measure, "plan_run", lambda profile, machines: SimpleNamespace(members=()))
-    assert measure.measure_ready([], load_profile("demo-scratch").profile, MeasureOptions()).pairs == [pair()]
-    monkeypatch.setattr(measure, "current_speeds", lambda *_: 1 // 0)
+def test_links_are_measured_where_nothing_is_brought_or_that_fails() -> None:
+    stages = Stages(unplanned, lambda *_: ([pair()], AllInterfaces()), lambda *_: ([], []))
+    profile = load_profile("demo-scratch").profile
+    assert measure.measure_ready([], profile, MeasureOptions(), stages).pairs == [pair()]
     with pytest.raises(ZeroDivisionError):
-        measure.measure_ready([], load_profile("demo-scratch").profile, MeasureOptions())
+        measure.measure_ready([], profile, MeasureOptions(), replace(stages, speeds=lambda *_: 1 // 0))
 
 
-def test_another_machine_costs_its_own_links_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = scripted(monkeypatch, pair())
+def test_another_machine_costs_its_own_links_only(tmp_path: Path) -> None:
+    tried, stages = scripted(pair())
     for names in ("ab", "abc", "abc"):
-        measure.current_links(ends(*names), MeasureOptions(cache=MeasurementCache(tmp_path)))
+        measure.current_links(ends(*names), MeasureOptions(cache=MeasurementCache(tmp_path)), stages)
     assert tried == [[frozenset("ab")], [frozenset("ac"), frozenset("bc")]]
 
 
-def test_a_hub_carries_what_it_showed_with_several_at_once() -> None:
-    hub = AllInterfaces(figures=(InterfaceFigures(machine="a", mbit=290, mbit_back=285, peers=3),))
+def test_a_machine_carries_what_it_showed_with_several_at_once() -> None:
+    whole = AllInterfaces(figures=(InterfaceFigures(machine="a", mbit=290, mbit_back=285, peers=3),))
     second = SPEED.model_copy(update={"machine": Machine(name="b")})
-    cluster = Measured(["a", "b"], [pair()], [SPEED, second], interfaces=hub).figures.cluster
+    cluster = Measured(["a", "b"], [pair()], [SPEED, second], interfaces=whole).figures.cluster
     assert [cluster.interface(name) for name in "ab"] == [285, 100]
 
 
-def test_a_link_is_measured_anew_where_this_machine_has_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_is_measured_anew_where_this_machine_has_another_address() -> None:
     far = cast(Any, SimpleNamespace(name="far", host="10.0.0.2", machine=SimpleNamespace(here=False)))
-    monkeypatch.setattr(measure, "address_towards", {"10.0.0.2": "10.0.0.7"}.__getitem__)
-    before = measure.own_place([far])
-    monkeypatch.setattr(measure, "address_towards", {"10.0.0.2": "10.0.0.9"}.__getitem__)
-    assert measure.own_place([far]) != before
+    places = [measure.own_place([far], {"10.0.0.2": address}.__getitem__) for address in ("10.0.0.7", "10.0.0.9")]
+    assert places[0] != places[1]
     assert measure.own_place([]) == "this machine at "
 
 
@@ -386,7 +380,7 @@ def test_no_document_without_a_machine() -> None:
 
 
 RATES = {"a": 95.0, "b": 95.0, "c": 95.0, "d": 40.0}
-STAR = [pair(mbit).model_copy(update={"source": "hub", "target": name}) for name, mbit in RATES.items()]
+STAR = [pair(mbit).model_copy(update={"source": "fast", "target": name}) for name, mbit in RATES.items()]
 
 
 @pytest.mark.parametrize(
@@ -397,18 +391,18 @@ STAR = [pair(mbit).model_copy(update={"source": "hub", "target": name}) for name
         (STAR, {"eth0": 200.0}, "abc"),
         (STAR, {"eth0": 100.0}, ""),
         (STAR[:1], {}, ""),
-        ([pair(940).model_copy(update={"source": "hub", "target": name}) for name in "abc"], {"eth0": 1000.0}, ""),
-        ([pair(wireless=True).model_copy(update={"source": "hub", "target": name}) for name in "ab"], {}, ""),
+        ([pair(940).model_copy(update={"source": "fast", "target": name}) for name in "abc"], {"eth0": 1000.0}, ""),
+        ([pair(wireless=True).model_copy(update={"source": "fast", "target": name}) for name in "ab"], {}, ""),
     ],
 )
 def test_several_at_once_are_asked_where_a_link_alone_does_not_tell(
     pairs: list[PairFigures], cards: dict[str, float], peers: str
 ) -> None:
-    assert "".join(one.target for one in telling_peers("hub", pairs, cards)) == peers
+    assert "".join(one.target for one in telling_peers("fast", pairs, cards)) == peers
 
 
-def test_who_is_slow_towards_a_fast_hub_is_not_asked_itself() -> None:
-    hub = InterfaceFigures(machine="hub", mbit=290, mbit_back=280, peers=4)
-    assert known_slower("a", STAR, [hub])
-    assert not known_slower("a", STAR, [hub.model_copy(update={"mbit": 100})])
-    assert not known_slower("hub", STAR, [])
+def test_who_is_slow_towards_a_fast_machine_is_not_asked_itself() -> None:
+    fast = InterfaceFigures(machine="fast", mbit=290, mbit_back=280, peers=4)
+    assert known_slower("a", STAR, [fast])
+    assert not known_slower("a", STAR, [fast.model_copy(update={"mbit": 100})])
+    assert not known_slower("fast", STAR, [])

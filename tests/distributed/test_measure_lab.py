@@ -20,6 +20,8 @@ from tests.lab.fixtures import MakeLab, MakeLightLab
 from tests.lab.lab import Lab
 
 pytestmark = pytest.mark.timeout(240)
+STEADY = 0.05
+"""Seconds of a step, nearly all of them waited: its time is known soon, whoever else computes here."""
 TRIES = 3
 """A processor that others use makes a fast link look slow, never fast."""
 
@@ -68,7 +70,7 @@ def traffic(address: str, mbit: float) -> Iterator[None]:
 @pytest.mark.lab
 @pytest.mark.alone
 @pytest.mark.slow
-@pytest.mark.parametrize("mbit", [20, 100, 1000])
+@pytest.mark.parametrize("mbit", [20, 1000])
 def test_a_link_is_measured_as_it_is_shaped(make_lab: MakeLab, mbit: float) -> None:
     lab = make_lab("a", "b")
     lab["b"].set_rate(mbit)
@@ -85,7 +87,6 @@ def test_a_link_is_measured_as_it_is_shaped(make_lab: MakeLab, mbit: float) -> N
 
 
 @pytest.mark.lab
-@pytest.mark.alone
 @pytest.mark.slow
 def test_a_busy_link_is_noticed(make_lab: MakeLab) -> None:
     lab = make_lab("a", "b")
@@ -97,16 +98,16 @@ def test_a_busy_link_is_noticed(make_lab: MakeLab) -> None:
 @pytest.mark.lab
 @pytest.mark.alone
 @pytest.mark.slow
-def test_a_hub_has_more_than_any_of_its_links(make_lab: MakeLab) -> None:
-    lab = make_lab("hub", "b", "c", "d")
-    lab["hub"].set_rate(1000)
+def test_a_fast_machine_has_more_than_any_of_its_links(make_lab: MakeLab) -> None:
+    lab = make_lab("fast", "b", "c", "d")
+    lab["fast"].set_rate(1000)
     for name in "bcd":
         lab[name].set_rate(100)
     with probed(lab) as probes:
         pairs = measure_links(probes, lambda pair: None)
         found = {one.machine: one.each_way for one in measure_interfaces(probes, pairs, lambda line: None).figures}
     assert max(one.link.mbit for one in pairs) < 110
-    assert found["hub"] > 200
+    assert found["fast"] > 200
     assert max(found.get(name, 0.0) for name in "bcd") < 110
 
 
@@ -116,7 +117,7 @@ def test_from_two_hosts_to_a_plan(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     lab = make_light_lab("a", "b")
-    muster = Muster(tmp_path, lab.hosts_file, pause=0.01)
+    muster = Muster(tmp_path, lab.hosts_file, pause=STEADY)
     options = {"task": "custom", "model_path": f"{muster.job}:build", "batch_size": "8", "threads": "1"}
     task = ["nanogpt", *(word for key, value in options.items() for word in ("--set", f"{key}={value}"))]
     done = muster.run("measure", *task, "--hosts", str(lab.hosts_file), "--out", "figures.json")
@@ -136,14 +137,14 @@ def test_from_two_hosts_to_a_plan(
 def test_without_hosts_this_machine_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    muster = Muster(tmp_path, tmp_path / "none.json", pause=0.01)
+    muster = Muster(tmp_path, tmp_path / "none.json", pause=STEADY)
     options = {"task": "custom", "model_path": f"{muster.job}:build", "batch_size": "8", "threads": "1"}
     task = ["nanogpt", *(word for key, value in options.items() for word in ("--set", f"{key}={value}"))]
     plan = muster.run("plan", *task, "--json")
     assert plan.returncode == 0, plan.stderr
     document = json.loads(plan.stdout)
     assert [one["choice"]["members"] for one in document["ranking"]] == [["this machine"]]
-    assert document["ranking"][0]["step"] >= 0.01
+    assert document["ranking"][0]["step"] >= STEADY
     again = muster.run("measure", *task)
     assert "running" not in again.stderr
     assert again.stdout.splitlines()[1].startswith("this machine")

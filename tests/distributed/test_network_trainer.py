@@ -292,7 +292,8 @@ class TestOnMachines:
 
 
 def test_a_script_without_a_guard_is_refused(tmp_path: Path) -> None:
-    script = tmp_path / "unguarded.py"
+    script = tmp_path / "script" / "unguarded.py"
+    script.parent.mkdir()
     source = SCRIPT.format(hosts="hosts.json", output="output").replace('if __name__ == "__main__":', "if True:")
     script.write_text(source)
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}

@@ -12,8 +12,7 @@ from planner_figures import joined, machine
 
 from distributed.planning.cluster import Cluster, Link
 from distributed.planning.document import Choice
-from distributed.planning.exchange_cost import ExchangeCosts
-from distributed.planning.ownership import WORTH, best_shares
+from distributed.planning.exchange_cost import WORTH, ExchangeCosts, best_shares
 
 SMALL = 2_000_000
 

@@ -12,9 +12,8 @@ from distributed.hosts.schema import Hosts, Machine
 from distributed.launcher import DistributedLauncher
 from distributed.measuring.measure import MeasureOptions, measure
 from distributed.planning.cluster import MeasurementCache
-from distributed.planning.document import Choice
+from distributed.planning.document import Choice, job_of
 from distributed.planning.feedback import compare
-from distributed.planning.job import job_of
 from distributed.planning.prediction import Predictor
 from profiles.resolve import load_profile
 from profiles.schema import Profile
@@ -72,5 +71,5 @@ def test_a_run_takes_about_what_was_predicted(make_lab: MakeLab, profile: Profil
             break
     assert found is not None
     assert 0.5 < found.ratio < 2.0, found
-    assert found.measured_bytes_per_hour == pytest.approx(found.predicted_bytes_per_hour * found.ratio**-1, rel=0.1)
+    assert found.measured_bytes_per_hour == pytest.approx(found.predicted_bytes_per_hour * found.ratio**-1, rel=0.05)
     assert found.measured_share > 0.2

@@ -92,6 +92,14 @@ def test_a_run_that_is_too_short_tells_nothing(choice: Choice, steps: int) -> No
     assert compare(candidate, []) is None
 
 
+def test_members_with_a_pace_of_their_own_advance_by_its_mean_and_tell_nothing() -> None:
+    choice = Choice(strategy="async_diloco", codec="bf16", engine="mesh", members=("a", "b"), interval=10)
+    candidate = predict(cluster([8.0, 0.5], mbit=1e6), JOB, choice)
+    assert candidate.step == pytest.approx(2 / sum(1 / one.busy for one in candidate.members), rel=0.01)
+    assert candidate.exposed >= 0
+    assert compare(candidate, run(candidate, 30)) is None
+
+
 def test_a_run_with_other_members_tells_nothing() -> None:
     candidate = predict(MACHINES, JOB, EVERY_STEP)
     events = run(candidate, 20)
@@ -110,6 +118,18 @@ def test_bytes_are_those_of_the_member_that_moves_most() -> None:
     candidate = predict(MACHINES, JOB, EVERY_STEP)
     events: list[Event] = [step(rank, number, 1.0, 0.0, moved=500 * rank) for rank in (1, 2) for number in range(1, 20)]
     assert compared(candidate, events).measured_bytes_per_hour == pytest.approx(2000 * 3600)
+
+
+def test_members_whose_steps_are_long_and_short_by_turns_take_the_mean_of_both() -> None:
+    """A member that is first after one exchange is last after the next; measured so over 100 Mbit/s."""
+    candidate = predict(MACHINES, JOB, EVERY_STEP)
+    turns = {rank: [0.21 if (number + rank) % 2 else 0.26 for number in range(1, 11)] for rank in (1, 2)}
+    events: list[Event] = [
+        step(rank, number, seconds, 0.0, moved=500) for rank in turns for number, seconds in enumerate(turns[rank], 1)
+    ]
+    found = compared(candidate, events)
+    assert found.measured_step == pytest.approx(0.235)
+    assert found.measured_bytes_per_hour == pytest.approx(1000 * 3600 / 0.235)
 
 
 # ------------------------------------------------------------------------------------------------------------- remember

@@ -11,8 +11,7 @@ from planner_figures import cluster, joined, machine
 from app.cli.main import main
 from app.plan_table import explanation_lines, summary_lines, table_lines
 from distributed.planning.cluster import Cluster
-from distributed.planning.document import Planning
-from distributed.planning.job import Figures, Workload
+from distributed.planning.document import Figures, Planning, Workload
 from distributed.planning.planner import plan
 from profiles.resolve import load_profile
 
@@ -58,7 +57,7 @@ def test_the_explanation_is_80_columns_wide(figures: Path, capsys: Capture) -> N
     assert max(map(len, lines)) <= 80
     assert any(line.startswith(">  allreduce") for line in lines)
     assert any("alone" in line for line in lines)
-    assert any(line.startswith("- shares follow the measured speed") for line in lines)
+    assert any(line.startswith("- each machine's share of the batch follows its speed") for line in lines)
 
 
 def test_json_is_one_document(figures: Path, capsys: Capture) -> None:
@@ -96,7 +95,7 @@ def test_a_job_that_fits_nowhere_is_exit_code_3(tmp_path: Path, capsys: Capture)
 def test_figures_of_another_model(tmp_path: Path, capsys: Capture) -> None:
     path = written(tmp_path, cluster([8]), WORKLOAD.model_copy(update={"model_path": "other"}))
     assert run("demo-scratch", "--figures", path) == 2
-    assert "the figures are of other (full)" in capsys.readouterr().err
+    assert "the figures were measured for other (full)" in capsys.readouterr().err
 
 
 def test_a_plan_that_cannot_be_written(figures: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -43,7 +43,7 @@ def test_only_what_the_requirements_need_in_the_end_is_taken() -> None:
     lock = (REPOSITORY / "constraints.txt").read_text()
     names = {line.partition("==")[0].lower() for line in locked_for(lock, MAC, usual_recipe().requirements)}
     assert names >= {"torch", "numpy", "sympy", "cryptography", "pyarrow", "huggingface-hub", "python-dateutil"}
-    assert not names & {"pytest", "mypy", "textual", "plotly", "tensorboard", "wandb"}
+    assert not names & {"pytest", "mypy", "textual", "tensorboard", "wandb"}
 
 
 def test_what_is_installed_by_hash_is_what_is_needed_there_and_all_but_torch() -> None:

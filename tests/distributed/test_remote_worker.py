@@ -105,12 +105,12 @@ def go_on(worker: RemoteWorker, times: int) -> None:
 
 def test_events_come_once_and_in_order_over_broken_connections(machines: Machines) -> None:
     worker = machines.worker()
-    worker.send({"address": "hub:1"})
+    worker.send({"address": "coordinator:1"})
     steps, warnings = [], []
     for line in worker.lines():
         event = from_line(line)
         if isinstance(event, MemberEvent):
-            assert event.name == "near hub:1"
+            assert event.name == "near coordinator:1"
             go_on(worker, 1)
         elif isinstance(event, WarningEvent):
             warnings.append(event.message)
@@ -121,13 +121,13 @@ def test_events_come_once_and_in_order_over_broken_connections(machines: Machine
                 go_on(worker, 1)
     assert steps == list(range(1, 41))
     assert worker.exit_code() == 0
-    assert any("connected again" in warning for warning in warnings)
+    assert any("reconnected" in warning for warning in warnings)
     assert machines.log.getvalue() == b"all done\n"
 
 
 def test_the_model_is_fetched_and_the_machine_keeps_nothing(machines: Machines) -> None:
     worker = machines.worker()
-    worker.send({"address": "hub:1"})
+    worker.send({"address": "coordinator:1"})
     go_on(worker, 4)
     assert sum(1 for _ in worker.lines()) == 41
     assert (machines.root / "model" / "weights").stat().st_size == 100000
@@ -138,7 +138,7 @@ def test_the_model_is_fetched_and_the_machine_keeps_nothing(machines: Machines) 
 def test_what_is_there_stays_until_it_is_known_what_becomes_of_the_run(machines: Machines, needed: bool) -> None:
     worker = machines.worker()
     worker.keep = Future()
-    worker.send({"address": "hub:1"})
+    worker.send({"address": "coordinator:1"})
     go_on(worker, 4)
     assert sum(1 for _ in worker.lines()) == 41
     assert worker.exit_code() == 0 and worker.ended
@@ -153,7 +153,7 @@ def test_what_is_there_stays_until_it_is_known_what_becomes_of_the_run(machines:
 def test_a_model_that_is_not_the_runs_is_not_fetched(machines: Machines) -> None:
     worker = machines.worker()
     worker.delivers = lambda: False
-    worker.send({"address": "hub:1"})
+    worker.send({"address": "coordinator:1"})
     go_on(worker, 4)
     assert sum(1 for _ in worker.lines()) == 41
     assert worker.exit_code() == 0 and not (machines.root / "model").exists()
@@ -186,7 +186,7 @@ def test_the_lowest_rank_that_counts_delivers_the_model(
 
 def test_the_certificates_travel_with_the_address(machines: Machines) -> None:
     worker = machines.worker()
-    worker.send({"address": "hub:1"})
+    worker.send({"address": "coordinator:1"})
     lines = worker.lines()
     next(lines)
     key = machines.folder / "secrets" / "member-0" / "key.pem"
@@ -203,7 +203,7 @@ def test_a_machine_that_stays_away_is_lost(machines: Machines) -> None:
     said = [json.loads(line) for line in worker.lines()]
     assert [event["kind"] for event in said] == ["warning"]
     assert worker.exit_code() == LOST
-    assert worker.end_reason.startswith("not reached for")
+    assert worker.end_reason.startswith("could not be reached for")
 
 
 HELLO = '{"commands": 0}\n'

@@ -42,7 +42,7 @@ class Told:
         self.done.append(("drop", *ranks))
 
     def check_changeable(self) -> None:
-        raise BadInput("engine nccl cannot change its members", "start again")
+        raise BadInput("the machines of a launched script cannot change", "start again")
 
 
 class Desk:
@@ -149,7 +149,7 @@ def test_what_cannot_be_is_refused_with_its_reason(desk: Desk) -> None:
     reasons = [message for _, message in desk.outcomes]
     assert reasons[0] == "the run is not paused"
     assert reasons[1] == "no member 'worker-7' in this run (known: worker-0, worker-1)"
-    assert reasons[2].startswith("engine nccl cannot change")
+    assert reasons[2].startswith("the machines of a launched script cannot change")
 
 
 def test_after_a_fault_of_ours_a_stop_is_still_heard(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:

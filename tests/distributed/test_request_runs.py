@@ -51,7 +51,7 @@ class Asked:
 def test_machines_leave_and_come_back_while_the_run_goes_on(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
     lab = make_light_lab("a", "b", "c", "d")
     save_hosts(lab.hosts("a", "b", "c"), tmp_path / "hosts.json")
-    muster = Muster(tmp_path, tmp_path / "hosts.json", pause=0.05)
+    muster = Muster(tmp_path, tmp_path / "hosts.json", pause=0.1)
     run_id = muster.detach("--max-steps", "1000000", "--verify-interval", "10")
     run = Asked(muster, run_id)
     muster.until_step(run_id, 3, members=3)

@@ -16,6 +16,8 @@ from training.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
+STEADY = 0.05
+"""Seconds of a step, nearly all of them waited: its time is known soon, whoever else computes here."""
 AUTO = ("--strategy", "auto", "--max-steps", "10")
 
 
@@ -28,7 +30,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("own_cache")
 def test_measured_once_then_planned_and_the_plan_is_carried_out(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
     lab = make_light_lab("a", "b")
-    muster = Muster(tmp_path, lab.hosts_file)
+    muster = Muster(tmp_path, lab.hosts_file, pause=STEADY)
     first = muster.run(*muster.train(*AUTO))
     assert first.returncode == 0, first.stderr
     assert "measuring" in first.stderr and "step of" in first.stderr

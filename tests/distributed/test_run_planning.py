@@ -1,4 +1,4 @@
-"""What a plan becomes on machines that are ready: the best paths, the hub's place, who is left out."""
+"""What a plan becomes on machines that are ready: the best paths, the coordinator's place, who is left out."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def routes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "address_towards", OWN.__getitem__)
 
 
-def test_the_hub_here_is_dialled_over_the_cable_that_was_fastest() -> None:
+def test_the_coordinator_here_is_dialled_over_the_cable_that_was_fastest() -> None:
     assert best_paths(link("studio", "10.0.0.7"), PAIRS, None, "here") == ("bridge0", "169.254.7.1")
 
 
@@ -59,20 +59,23 @@ def test_what_ssh_uses_anyway_is_not_written_down() -> None:
     assert best_paths(link("tower", "10.0.0.9"), PAIRS, None, "here") == ("eth0", "")
 
 
-def test_a_hub_elsewhere_is_dialled_where_it_answered() -> None:
-    hub = link("studio", "10.0.0.7")
-    assert best_paths(link("mini", "10.0.0.8"), PAIRS, hub, "here") == ("bridge1", "169.254.8.1")
-    assert best_paths(link("tower", "10.0.0.9"), PAIRS, hub, "here") == ("eth0", "")  # it was called, it never called
-    assert best_paths(hub, PAIRS, hub, "here")[1] == ""
+def test_a_coordinator_elsewhere_is_dialled_where_it_answered() -> None:
+    center = link("studio", "10.0.0.7")
+    assert best_paths(link("mini", "10.0.0.8"), PAIRS, center, "here") == ("bridge1", "169.254.8.1")
+    assert best_paths(link("tower", "10.0.0.9"), PAIRS, center, "here") == (
+        "eth0",
+        "",
+    )  # it was called, it never called
+    assert best_paths(center, PAIRS, center, "here")[1] == ""
 
 
 def test_a_machine_behind_a_jump_host_is_given_no_address() -> None:
     assert best_paths(link("studio"), PAIRS, None, "here")[1] == ""
 
 
-def test_this_machine_dials_a_hub_elsewhere_over_its_best_cable() -> None:
-    here, hub = link("here", "127.0.0.1", "localhost"), link("studio", "10.0.0.7")
-    assert best_paths(here, PAIRS[:2], hub, "here") == ("bridge0", "169.254.7.2")
+def test_this_machine_dials_a_coordinator_elsewhere_over_its_best_cable() -> None:
+    here, center = link("here", "127.0.0.1", "localhost"), link("studio", "10.0.0.7")
+    assert best_paths(here, PAIRS[:2], center, "here") == ("bridge0", "169.254.7.2")
     assert best_paths(here, PAIRS[:2], None, "here") == ("bridge0", "")
 
 

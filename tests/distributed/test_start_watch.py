@@ -5,7 +5,7 @@ from training.events import MemberEvent, ProgressEvent, RunEvent
 
 
 def test_every_missing_machine_and_its_reason() -> None:
-    watch = StartWatch(["a", "b", "c", "d"], "mesh")
+    watch = StartWatch(["a", "b", "c", "d"])
     for rank in (0, 1, 2):
         watch(MemberEvent(member=rank, status="started"))
     watch(ProgressEvent(member=1, phase="features", done=3, total=10))
@@ -18,7 +18,7 @@ def test_every_missing_machine_and_its_reason() -> None:
 
 
 def test_nobody_is_missing_once_the_run_has_begun() -> None:
-    watch = StartWatch(["a"], "nccl")
+    watch = StartWatch(["a"])
     assert not watch.begun
     watch(RunEvent(status="running"))
     assert watch.begun

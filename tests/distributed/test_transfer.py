@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 from hypothesis import given, settings
@@ -25,7 +24,7 @@ from distributed.preparation import transfer
 from distributed.preparation.code_sync import folder_tree
 from distributed.preparation.transfer import Tree, packed, send_trees
 from distributed.ssh.errors import Dropped, SshError
-from distributed.ssh.process import Completed
+from distributed.ssh.process import Completed, Input
 from profiles.errors import BadInput
 from tests.lab.fixtures import MakeLightLab
 from tests.waiting import PATIENCE
@@ -41,18 +40,18 @@ class Breaking(HereConnection):
         self.cuts = cuts
         self.sent: list[int] = []
 
-    def run(
-        self, argv: Sequence[str], *, input: bytes | BinaryIO | None = None, timeout: float | None = 60.0
-    ) -> Completed:
+    def run(self, argv: Sequence[str], *, input: Input = None, timeout: float | None = 60.0) -> Completed:
         if input is None or isinstance(input, bytes):
             return super().run(argv, input=input, timeout=timeout)
         limit = self.cuts.pop(0) if self.cuts else None
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path.home()) as process:
             assert process.stdin is not None
             sent = 0
-            while (limit is None or sent < limit) and (data := input.read(1 << 15)):
+            for data in input:
                 process.stdin.write(data)
                 sent += len(data)
+                if limit is not None and sent >= limit:
+                    break
             process.stdin.close()
             process.stdin = None
             _, errors = process.communicate(timeout=PATIENCE)

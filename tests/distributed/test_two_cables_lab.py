@@ -18,10 +18,8 @@ from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import Measured
 from distributed.planning.cluster import Machine as MeasuredMachine
 from distributed.planning.cluster import Measurement
-from distributed.planning.document import Planning
-from distributed.planning.job import Workload
+from distributed.planning.document import Planning, Workload
 from distributed.preparation.prepare import PrepareOptions, prepare
-from distributed.system import parse_net_dev
 from profiles.resolve import load_profile
 from profiles.schema import Profile
 from tests.distributed.muster_runs import PATIENCE, Muster
@@ -31,7 +29,7 @@ from tests.lab.host import LabHost
 from tests.waiting import until
 from training.run_files import is_live
 
-pytestmark = [pytest.mark.lab, pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(240)]
 
 SLOW, FAST = 20.0, 200.0
 """Mbit/s of the cable that SSH uses, and of the other."""
@@ -53,11 +51,14 @@ class Cables:
 
     def moved(self) -> tuple[int, int]:
         """Return the bytes that passed the slow and the fast cable so far."""
-        text = Path(f"/proc/{self.far.pid}/net/dev").read_text()
-        return parse_net_dev(text, self.slow[1]), parse_net_dev(text, self.fast[1])
+        lines = Path(f"/proc/{self.far.pid}/net/dev").read_text().splitlines()[2:]
+        rows = {name.strip(): rest.split() for name, _, rest in (line.partition(":") for line in lines)}
+        slow, fast = (int(rows[one][0]) + int(rows[one][8]) for one in (self.slow[1], self.fast[1]))
+        return slow, fast
 
-    def with_hub_on(self, name: str) -> Hosts:
-        machines = tuple(one.model_copy(update={"carries_hub": one.name == name}) for one in self.hosts.machines)
+    def with_coordinator_on(self, name: str) -> Hosts:
+        carrying = ((one, {"carries_coordinator": one.name == name}) for one in self.hosts.machines)
+        machines = tuple(one.model_copy(update=change) for one, change in carrying)
         return self.hosts.model_copy(update={"machines": machines})
 
 
@@ -112,12 +113,12 @@ def planned(hosts: Hosts, pair: PairFigures, profile: Profile) -> Planning:
             link.close()
 
 
-def exchanged(cables: Cables, hub: str, pair: PairFigures, profile: Profile) -> tuple[int, int]:
+def exchanged(cables: Cables, carrier: str, pair: PairFigures, profile: Profile) -> tuple[int, int]:
     """Train as planned, and return the bytes that passed the slow and the fast cable meanwhile."""
-    hosts = cables.with_hub_on(hub)
+    hosts = cables.with_coordinator_on(carrier)
     planning = planned(hosts, pair, profile)
     assert planning.settings is not None
-    assert (planning.settings.hub, len(planning.settings.members)) == (hub, 2)
+    assert (planning.settings.coordinator, len(planning.settings.members)) == (carrier, 2)
     before = cables.moved()
     launcher = DistributedLauncher(hosts, profile, plan_options=PlanOptions(planning=planning))
     folder = launcher.start(launcher.plan(), sys.argv)

@@ -14,13 +14,17 @@ TYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "bfloat16", "float1
 SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (1,), (3, 5), (70_001,))
 
 
+@functools.cache
+def numbers(rank: int, salt: int, more: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return normal numbers; all types and reductions of one shape begin with the same ones."""
+    return torch.from_numpy(np.asarray(np.random.default_rng([rank, salt, more]).normal(0, 3, shape)))
+
+
 def drawn(rank: int, shape: tuple[int, ...], name: str, salt: int = 0) -> torch.Tensor:
     """Return what ``rank`` begins with; any member can draw it."""
-    values = np.random.default_rng([rank, salt, len(shape)]).normal(0, 3, shape)
-    other = np.random.default_rng([rank, salt, 99]).normal(0, 3, shape)
-    whole = torch.from_numpy(np.asarray(values))
+    whole = numbers(rank, salt, len(shape), shape).clone()
     if name == "complex64":
-        return torch.complex(whole, torch.from_numpy(np.asarray(other))).to(torch.complex64)
+        return torch.complex(whole, numbers(rank, salt, 99, shape)).to(torch.complex64)
     return (whole > 0) if name == "bool" else whole.to(getattr(torch, name))
 
 

@@ -6,8 +6,9 @@ import pytest
 from group_members import Members
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Members]:
+    """Four processes for all tests of groups; who ends one puts another in its place."""
     made = Members(tmp_path_factory.mktemp("group"))
     yield made
     made.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,15 +13,17 @@ from typing import Any
 
 import torch
 
-from tests.waiting import PATIENCE
-from training.events import MemberEvent, WarningEvent
+from tests.waiting import PATIENCE, until
+from training.events import MemberEvent, WarningEvent, WaysEvent
 from training.exchange.base import MeanResult
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.codecs import codec_by_name
 from training.exchange.control import Report
+from training.exchange.control_line import Joining
 from training.exchange.coordinator import Coordinator
 from training.exchange.group_member import CoordinatorConfig
 from training.exchange.mesh_member import MeshMember
+from training.exchange.torch_mean import TorchMember
 
 RUN = "test-run"
 
@@ -28,16 +31,20 @@ RUN = "test-run"
 class Lab:
     """A running coordinator; members are connected by rank and closed at the end."""
 
-    def __init__(self, folder: Path, size: int, tls: bool = False, elements: int = 1, **config: Any) -> None:
+    def __init__(
+        self, folder: Path, size: int, tls: bool = False, elements: int = 1, engine: str = "mesh", **config: Any
+    ) -> None:
         self.size = size
+        self.engine = engine
         self.elements = elements
-        self.events: list[MemberEvent | WarningEvent] = []
+        self.events: list[MemberEvent | WarningEvent | WaysEvent] = []
         self.members: dict[int, MeshMember] = {}
+        self._silent: dict[int, threading.Event] = {}
         self.certificates: Path | None = folder / "certificates" if tls else None
         if self.certificates is not None:
             issue_run_certificates(self.certificates, RUN, range(size + 2), ["127.0.0.1", "::1"])
         names = tuple(f"machine-{rank}" for rank in range(size))
-        own = self.certificates and self.certificates / "hub"
+        own = self.certificates and self.certificates / "coordinator"
         self.config = CoordinatorConfig(**{"run_id": RUN, "names": names, "certificates": own, **config})
         self.coordinator = Coordinator(self.config, self.events.append)
         host = self.config.address
@@ -46,9 +53,9 @@ class Lab:
 
     def connect(self, rank: int, timeout: float = PATIENCE, **named: Any) -> MeshMember:
         own = self.certificates and self.certificates / f"member-{rank}"
-        member = MeshMember.connect(
-            self.address, own, RUN, rank, self.size, f"machine-{rank}", timeout=timeout, **named
-        )
+        joining = Joining(self.address, own, RUN, rank, self.size, f"machine-{rank}", **named)
+        member = MeshMember(joining) if self.engine == "mesh" else TorchMember(joining, torch.device("cpu"))
+        member.join(timeout)
         if self.elements >= 0:
             member.expect_model(self.elements)
         self.members[rank] = member
@@ -65,13 +72,22 @@ class Lab:
     def warnings(self) -> list[str]:
         return [e.message for e in self.events if isinstance(e, WarningEvent)]
 
+    def silence(self, rank: int) -> None:
+        """Have a member say nothing more until it is closed, once all know what it has done: or they wait to leave."""
+        member, closes = self.members[rank], threading.Event()
+        until(lambda: member._status is not None and member._status.settled >= member._ledger.full)
+        report, self._silent[rank] = member._line._report, closes
+        member._line._report = lambda: (closes.wait(PATIENCE), report())[1]
+
     def hang_up(self, rank: int) -> None:
         """Break a member's connection with the coordinator."""
         group = self.coordinator.group
         self.coordinator._loop.call_soon_threadsafe(lambda: group._members[rank].close())
 
     def close(self) -> None:
-        for member in self.members.values():
+        for rank, member in self.members.items():
+            if rank in self._silent:
+                self._silent[rank].set()
             member.close()
         self.coordinator.stop()
 

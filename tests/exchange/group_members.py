@@ -13,7 +13,7 @@ import torch
 
 from training.exchange.certificates import issue_run_certificates
 
-multiprocessing.set_forkserver_preload(["torch", "parallel_cases"])
+multiprocessing.set_forkserver_preload(["torch"])
 
 
 def _serve(pipe: Connection) -> None:

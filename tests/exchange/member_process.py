@@ -1,8 +1,12 @@
-"""A member as a process: for every line of its input it averages its rank so often, and prints what came of it."""
+"""A member as a process: for every line of its input it averages its rank so often, and prints what came of it.
+
+python member_process.py ADDRESS RANK SIZE ENGINE [CERTIFICATES]
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -11,13 +15,19 @@ import torch
 
 from training.exchange.base import Anchor, ExchangeDropped
 from training.exchange.codecs import codec_by_name
+from training.exchange.control_line import Joining
 from training.exchange.mesh_member import MeshMember
+from training.exchange.torch_mean import TorchMember
+
+ELEMENTS = 8192
 
 
-def connect(address: str, rank: int, size: int, certificates: str) -> MeshMember:
+def connect(address: str, rank: int, size: int, engine: str, certificates: str) -> MeshMember:
     own = Path(certificates) / f"member-{rank}" if certificates else None
-    member = MeshMember.connect(address, own, "r", rank, size, f"m{rank}", timeout=60)
-    member.expect_model(4)
+    joining = Joining(address, own, "r", rank, size, f"m{rank}")
+    member = MeshMember(joining) if engine == "mesh" else TorchMember(joining, torch.device("cpu"))
+    member.join(60)
+    member.expect_model(ELEMENTS)
     if member.is_newcomer:
         member.fetch_anchor(60)
     print(json.dumps({"in": member.operations}), flush=True)
@@ -27,20 +37,21 @@ def connect(address: str, rank: int, size: int, certificates: str) -> MeshMember
 def exchange(member: MeshMember) -> None:
     if member.anchor_wanted:
         member.publish_anchor(Anchor({}, {}))
-    result = member.mean("x", torch.full((4,), float(member.rank)), 1.0, codec_by_name("fp32"))
-    said = {"n": member.operations, "mean": result.mean.tolist(), "members": result.members}
+    result = member.mean("x", torch.full((ELEMENTS,), float(member.rank)), 1.0, codec_by_name("fp32"))
+    said = {"n": member.operations, "mean": result.mean[:: ELEMENTS // 4].tolist(), "members": result.members}
     print(json.dumps({**said, "included": result.included, "at": time.time()}), flush=True)
 
 
-def main(address: str, rank: int, size: int, certificates: str = "") -> None:
-    member = connect(address, rank, size, certificates)
+def main(address: str, rank: int, size: int, engine: str, certificates: str = "") -> None:
+    print(json.dumps({"pid": os.getpid()}), flush=True)
+    member = connect(address, rank, size, engine, certificates)
     for line in sys.stdin:
         for _ in range(int(line)):
             try:
                 exchange(member)
             except ExchangeDropped:
                 member.close()
-                member = connect(address, rank, size, certificates)
+                member = connect(address, rank, size, engine, certificates)
                 break
     member.close()
 

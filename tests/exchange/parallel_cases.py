@@ -285,6 +285,11 @@ def lost(rank: int, world: int) -> Any:
     dist.all_reduce(torch.zeros(1_000_000))
 
 
+_kept: list[Any] = []
+"""Groups of gloo. A callback of a hook may hold the last reference to its group in a thread of that group, which would
+end the process as it cannot wait for itself."""
+
+
 def run(case: str, backend: str, rank: int, world: int, store: str, certificates: str) -> Any:
     """Carry a case out as one member; the members meet at the file ``store``.
 
@@ -300,6 +305,8 @@ def run(case: str, backend: str, rank: int, world: int, store: str, certificates
     function = getattr(importlib.import_module(module), name)
     meeting = dist.FileStore(store, world)
     dist.init_process_group(backend, store=meeting, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    if backend == "gloo":
+        _kept.append(dist.group.WORLD)
     try:
         return function(rank, world, *arguments)
     finally:

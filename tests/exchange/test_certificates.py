@@ -13,7 +13,7 @@ from coordinated_lab import RUN, Lab, lab
 
 from profiles.errors import BadInput
 from training.exchange.base import ExchangeError
-from training.exchange.certificates import HUB_NAME, issue_run_certificates, read_credentials
+from training.exchange.certificates import COORDINATOR_NAME, issue_run_certificates
 from training.exchange.codecs import codec_by_name
 from training.exchange.coordinator import Coordinator
 from training.exchange.group_member import CoordinatorConfig
@@ -35,7 +35,7 @@ def test_files_are_private(tmp_path: Path) -> None:
     issue_run_certificates(tmp_path / "c", RUN, [0, 3], ["10.0.0.1", "fe80::1"])
     folders = sorted(p.name for p in (tmp_path / "c").iterdir())
     files = [p for p in (tmp_path / "c").rglob("*") if p.is_file()]
-    assert folders == ["hub", "member-0", "member-3"] and len(files) == 12
+    assert folders == ["coordinator", "member-0", "member-3"] and len(files) == 12
     assert {stat.S_IMODE(p.stat().st_mode) for p in files} == {0o600}
     assert {stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "c").iterdir()} == {0o700}
 
@@ -49,19 +49,19 @@ def test_members_exchange_over_tls(secure: Lab) -> None:
 def shake_hands(running: Lab, own: Path | None) -> str | None:
     """TLS handshake and one read with the standard library; returns the version."""
     assert running.certificates is not None
-    context = ssl.create_default_context(cafile=str(running.certificates / "hub" / "ca.pem"))
+    context = ssl.create_default_context(cafile=str(running.certificates / "coordinator" / "ca.pem"))
     if own is not None:
         context.load_cert_chain(own / "certificate.pem", own / "key.pem")
     host, port = running.address.split(":")
     plain = socket.create_connection((host, int(port)), timeout=60)
-    with context.wrap_socket(plain, server_hostname=HUB_NAME) as secured:
+    with context.wrap_socket(plain, server_hostname=COORDINATOR_NAME) as secured:
         secured.sendall(b"rubbish\n" * 2)
         if not secured.recv(1):
             raise ConnectionResetError
         return secured.version()
 
 
-def test_the_hub_speaks_tls_1_3(secure: Lab) -> None:
+def test_the_coordinator_speaks_tls_1_3(secure: Lab) -> None:
     assert secure.certificates is not None
     assert shake_hands(secure, secure.certificates / "member-0") == "TLSv1.3"
 
@@ -80,7 +80,7 @@ def test_a_certificate_of_another_run_is_refused_in_the_handshake(secure: Lab, t
     mixed.mkdir()
     for name in ("certificate.pem", "key.pem"):
         (mixed / name).write_bytes((tmp_path / "member-0" / name).read_bytes())
-    (mixed / "ca.pem").write_bytes((secure.certificates / "hub" / "ca.pem").read_bytes())
+    (mixed / "ca.pem").write_bytes((secure.certificates / "coordinator" / "ca.pem").read_bytes())
     with pytest.raises((ssl.SSLError, ConnectionError)):
         shake_hands(secure, mixed)
     with pytest.raises(ExchangeError):
@@ -94,18 +94,16 @@ def test_a_member_cannot_take_anothers_rank(secure: Lab) -> None:
     assert "lost" not in secure.statuses(0)
 
 
-def test_a_members_certificate_cannot_play_the_hub(tmp_path: Path) -> None:
+def test_a_members_certificate_cannot_play_the_coordinator(tmp_path: Path) -> None:
     issue_run_certificates(tmp_path, RUN, [0, 1], ["127.0.0.1"])
-    false_hub = Coordinator(CoordinatorConfig(run_id=RUN, names=("a",), certificates=tmp_path / "member-1"))
-    port = false_hub.start()
+    false_coordinator = Coordinator(CoordinatorConfig(run_id=RUN, names=("a",), certificates=tmp_path / "member-1"))
+    port = false_coordinator.start()
     with pytest.raises(ExchangeError, match="certificate does not match"):
         MeshMember.connect(f"127.0.0.1:{port}", tmp_path / "member-0", RUN, 0, 1, "x", timeout=60)
-    false_hub.stop()
+    false_coordinator.stop()
 
 
 def test_unreadable_or_impossible_input_is_bad_input(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"ca\.pem"):
-        read_credentials(tmp_path)
     with pytest.raises(BadInput, match="not an IP address"):
         issue_run_certificates(tmp_path, RUN, [0], ["my-mac.local"])
     (tmp_path / "file").write_text("")

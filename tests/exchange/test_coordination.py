@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.events import MemberEvent, WarningEvent
+from training.events import MemberEvent, WarningEvent, Way, WaysEvent
 from training.exchange.control import LEASE, PROTOCOL_VERSION, Hello, ProtocolError, Report, Status
 from training.exchange.coordination import Coordination
 from training.exchange.group_member import CoordinatorConfig, Member
@@ -45,7 +45,7 @@ class World:
         self.config = CoordinatorConfig.model_validate(
             {"run_id": RUN, "names": [f"m{rank}" for rank in range(size)], "spare": 2, **config}
         )
-        self.events: list[MemberEvent | WarningEvent] = []
+        self.events: list[MemberEvent | WarningEvent | WaysEvent] = []
         self.incarnations = 0
         self.fakes: dict[int, Fake] = {}
         self.restart()
@@ -278,6 +278,7 @@ def test_whatever_happens_members_of_a_mesh_agree_and_go_on(moves: list[tuple[ob
     there = [f for f in world.fakes.values() if started and not f.dead and not f.ended]
     for fake in there:
         assert fake.report.up and fake.report.full > before[fake.rank], f"m{fake.rank} hangs"
+    assert not [fake.ended for fake in world.fakes.values() if "it says that" in fake.ended], "nobody lies here"
 
 
 def three() -> World:
@@ -356,7 +357,7 @@ def test_a_newcomer_alone_with_a_restarted_coordinator_hears_that_nobody_is_left
     for _ in range(100):
         world.group.tick(0.3)
         world.hear_all()
-    assert "no member is left" in fresh.ended
+    assert "no machine has the training state" in fresh.ended
 
 
 @pytest.mark.parametrize(
@@ -433,6 +434,20 @@ def test_who_does_not_give_a_mesh_up_is_left_behind_and_taken_back() -> None:
     assert world.fakes[2].report.members == (0, 2) and not world.fakes[2].ended
 
 
+def test_who_went_on_alone_for_two_operations_is_believed_by_who_is_back() -> None:
+    world = World(2)
+    operation(world, 0, 1)
+    silent(world, 1)
+    world.hear(0)
+    operation(world, 0)
+    operation(world, 0)
+    world.start(1)
+    world.hear_all()
+    world.go_on(3)
+    assert [world.fakes[rank].ended for rank in (0, 1)] == ["", ""]
+    assert world.fakes[1].report.full == world.fakes[0].report.full > 3
+
+
 def test_a_group_goes_on_with_who_gives_a_mesh_up_and_takes_the_others_back() -> None:
     world = three()
     world.fakes[0].note(up=False, lost=1)
@@ -444,3 +459,124 @@ def test_a_group_goes_on_with_who_gives_a_mesh_up_and_takes_the_others_back() ->
     assert [world.group._members[rank].role for rank in (1, 2)] == ["late", "late"]
     world.go_on(9)
     assert all(fake.report.up and fake.report.full > 1 for fake in world.fakes.values())
+
+
+def test_who_tells_other_ways_again_and_again_is_heard_once_a_mesh() -> None:
+    world = World(2)
+
+    def told() -> list[str]:
+        return [str(way) for event in world.events if isinstance(event, WaysEvent) for way in event.ways]
+
+    for number in range(5):
+        world.fakes[0].note(ways=(Way(peer=1, how="dialled", address=f"10.0.0.{number}"), Way(peer=9, how="came")))
+        world.fakes[0].note(mesh=world.fakes[0].report.epoch)
+        member = world.fakes[0].member
+        assert member is not None
+        world.group.heard(member, world.fakes[0].report)
+    assert told() == ["direct 10.0.0.0"]
+
+
+def test_a_member_that_comes_with_a_mesh_far_ahead_is_none_of_this_run() -> None:
+    world = World(2)
+    hello = Hello(version=PROTOCOL_VERSION, run_id=RUN, rank=0, world_size=2, name="x", incarnation="2", port=1)
+    liar = Member(hello, lambda status: None, lambda: None, report=Report(epoch=1 << 40, mesh=1 << 40, members=(0,)))
+    with pytest.raises(ProtocolError, match="there has not been"):
+        world.group.hello(liar)
+
+
+def test_a_long_reason_reaches_whoever_has_to_go() -> None:
+    world = World(3)
+    for _ in range(3):
+        world.fakes[0].note(up=False, lost=2, why="x" * 300)
+        world.say(0)
+        world.hear_all()
+    assert "xxx" in world.fakes[2].ended and world.fakes[1].ended == ""
+
+
+def breaks(world: World, *accusations: tuple[int, int, bool]) -> None:
+    """A mesh breaks: each of the first blames the second, who has hung up or sent what it must not."""
+    for rank, other, hung_up in accusations:
+        world.fakes[rank].note(
+            up=False, lost=other, hung_up=hung_up, why="it hung up" if hung_up else "it sent rubbish"
+        )
+    for rank, _, _ in accusations:
+        world.say(rank)
+    world.hear_all()
+
+
+def ended(world: World) -> set[int]:
+    return {rank for rank, fake in world.fakes.items() if fake.ended}
+
+
+@pytest.mark.parametrize("odd", range(3))
+def test_whom_most_name_with_a_reason_goes_and_nobody_who_hung_up_on_another(odd: int) -> None:
+    world = three()
+    one, two = (rank for rank in range(3) if rank != odd)
+    for turn in range(6):
+        first, second = (two, one) if turn == 3 else (one, two)
+        breaks(world, (first, odd, False), (second, first, True), (odd, first, False))
+    assert ended(world) == {odd} and "rubbish" in world.fakes[odd].ended
+    operation(world, one, two)
+    assert [world.fakes[rank].report.full for rank in (one, two)] == [2, 2]
+
+
+def test_connections_that_only_end_cost_nobody_its_place_while_somebody_is_lost() -> None:
+    world = three()
+    for _ in range(8):
+        breaks(world, (0, 2, True), (1, 0, True))
+    world.kill(2)
+    for _ in range(8):
+        breaks(world, (0, 1, True), (1, 0, True))
+    assert not ended(world)
+    operation(world, 0, 1)
+    for _ in range(9):
+        breaks(world, (0, 1, True), (1, 0, True))
+    assert ended(world) == {1}  # they would go on for ever
+
+
+def three_at_odds() -> World:
+    """Three members; the first and the last of them have begun different operations, and tried them in vain."""
+    world = three()
+    for rank, what in ((0, "this"), (2, "that")):
+        world.fakes[rank].note(started=2, begun=((2, (), what),))
+    for _ in range(20):
+        breaks(world, (0, 2, False), (2, 0, False))
+    assert not ended(world) and world.group._epoch < 5  # it is in vain until somebody tells who is right
+    return world
+
+
+@pytest.mark.parametrize("right", [0, 2])
+def test_members_at_odds_wait_for_who_tells_which_of_them_is_right(right: int) -> None:
+    world = three_at_odds()
+    world.fakes[1].note(started=2, begun=((2, (), "this" if right == 0 else "that"),))
+    world.say(1)
+    world.hear_all()
+    assert ended(world) == {2 - right} and world.fakes[right].report.members == tuple(sorted((1, right)))
+    assert "exchange 2 is " in world.fakes[2 - right].ended and "this for m" in world.fakes[2 - right].ended
+
+
+def test_members_at_odds_do_not_wait_for_ever() -> None:
+    world = three_at_odds()
+    for _ in range(30):
+        for rank in range(3):
+            world.say(rank)
+        world.group.tick(0.3)
+        world.hear_all()
+    assert ended(world) == {0, 2} and world.fakes[1].report.members == (1,)
+
+
+def test_a_mesh_knows_that_others_may_come_back_and_miss_results() -> None:
+    world = World(3, quorum=0.5, round_deadline=2.0)
+    operation(world, 0, 1, 2)
+    form = world.group._form
+    assert form is not None and not form.away
+    world.start(0)
+    world.start(1)
+    for _ in range(12):  # the third does not come, and is left behind
+        for rank in range(3):
+            world.say(rank)
+        world.group.tick(0.3)
+        world.hear(0)
+        world.hear(1)
+    form = world.group._form
+    assert form is not None and set(form.peers) == {0, 1} and form.away

@@ -22,7 +22,7 @@ from training.exchange.mesh_member import MeshMember
 
 @pytest.fixture
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab(tmp_path_factory.mktemp("hub"), 3, lease=100.0) as one:
+    with lab(tmp_path_factory.mktemp("coordinator"), 3, lease=100.0) as one:
         one.connect_all()
         one.members[2].close()
         until(lambda: "left" in one.statuses(2))

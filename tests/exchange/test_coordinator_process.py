@@ -1,4 +1,4 @@
-"""The hub as a process: its lines, its end, its errors, and what members see when it dies."""
+"""The coordinator as a process: its lines, its end, its errors, and what members see when it dies."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ CONFIG = {"run_id": "r", "names": ["a"]}
 
 
 def write_config(folder: Path, **changes: object) -> Path:
-    path = folder / "hub.json"
+    path = folder / "coordinator.json"
     path.write_text(json.dumps({**CONFIG, **changes}))
     return path
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def coordinator(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "training.exchange.coordinator_main", "--config", str(write_config(tmp_path))]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with process:
@@ -46,43 +46,43 @@ def connect(process: subprocess.Popen[str]) -> MeshMember:
 
 
 @pytest.mark.slow
-def test_it_says_its_port_then_events_and_ends_with_its_input(hub: subprocess.Popen[str]) -> None:
-    member = connect(hub)
+def test_it_says_its_port_then_events_and_ends_with_its_input(coordinator: subprocess.Popen[str]) -> None:
+    member = connect(coordinator)
     member.close()
-    output, _ = hub.communicate('{"command": "of an agent"}\n', timeout=60)
+    output, _ = coordinator.communicate('{"command": "of an agent"}\n', timeout=60)
     events = [from_line(line) for line in output.splitlines()]
     assert [e.status for e in events if isinstance(e, MemberEvent)] == ["joined", "left"]
-    assert hub.returncode == 0
+    assert coordinator.returncode == 0
 
 
 @pytest.mark.slow
-def test_it_bans_who_it_is_told_to(hub: subprocess.Popen[str]) -> None:
-    member = connect(hub)
-    assert hub.stdin is not None
-    hub.stdin.write('{"ban": 0}\n')
-    hub.stdin.flush()
-    with pytest.raises(ExchangeError, match="dropped from the run"):  # it exchanges until the hub has read that
+def test_it_bans_who_it_is_told_to(coordinator: subprocess.Popen[str]) -> None:
+    member = connect(coordinator)
+    assert coordinator.stdin is not None
+    coordinator.stdin.write('{"ban": 0}\n')
+    coordinator.stdin.flush()
+    with pytest.raises(ExchangeError, match="dropped from the run"):  # it exchanges until the coordinator has read that
         until(lambda: member.start_gather("again", b"").wait(60) is None)
     member.close()
 
 
 @pytest.mark.slow
-def test_it_ends_on_sigterm(hub: subprocess.Popen[str]) -> None:
-    assert hub.stdout is not None and hub.stdout.readline()
-    hub.terminate()
-    assert hub.wait(60) == 0
+def test_it_ends_on_sigterm(coordinator: subprocess.Popen[str]) -> None:
+    assert coordinator.stdout is not None and coordinator.stdout.readline()
+    coordinator.terminate()
+    assert coordinator.wait(60) == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_members_notice_a_dead_or_frozen_coordinator(
-    hub: subprocess.Popen[str], end: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    coordinator: subprocess.Popen[str], end: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For a while they go on without it."""
     monkeypatch.setattr(control_line, "REDIAL_FOR", 2.0)
     monkeypatch.setattr(control_line, "LEASE", 1.5)
-    member = connect(hub)
-    hub.send_signal(end)
+    member = connect(coordinator)
+    coordinator.send_signal(end)
     assert member.mean("x", torch.ones(1), 1.0, codec_by_name("fp32")).mean.item() == 1.0
     with pytest.raises(ExchangeError, match="lost the coordinator at"):
         until(lambda: member.start_gather("again", b"").wait(60) is None)

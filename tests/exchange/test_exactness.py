@@ -61,10 +61,11 @@ def gone_in_the_middle(running: Lab, chance: random.Random, codec_name: str, ope
     killer.join()
 
 
+@pytest.mark.parametrize("engine", ["mesh", "nccl"])
 @pytest.mark.parametrize("seed", range(4))
-def test_survivors_hold_the_same_bits(tmp_path: Path, seed: int) -> None:
+def test_survivors_hold_the_same_bits(tmp_path: Path, seed: int, engine: str) -> None:
     chance = random.Random(seed)
-    with lab(tmp_path, chance.choice([2, 3, 4]), lease=100.0) as running:
+    with lab(tmp_path, chance.choice([2, 3, 4]), lease=100.0, engine=engine) as running:
         gone_in_the_middle(running, chance, CODECS[seed % len(CODECS)])
 
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 def test_who_never_comes_is_named() -> None:
     listener = Listener("127.0.0.1", Identity("", 4, None))
-    with pytest.raises(ExchangeTimeout, match="rank 7 did not come within 0.1 s"):
+    with pytest.raises(ExchangeTimeout, match="rank 7 did not connect within 0.1 s"):
         GroupBase(HashStore(), 0, 2, timedelta(seconds=0.1), [4, 7], listener)
     listener.close()
 

@@ -12,8 +12,8 @@ from waiting import until
 from training.exchange import sealing
 from training.exchange.connection import Connection
 from training.exchange.link import MAX_EARLY, Incoming, Outgoing, PeerLost
-from training.exchange.mesh import Operation
 from training.exchange.sealing import HEADER, TAG, Opener, Sealer
+from training.exchange.transfer import Transfer
 
 SECRET = bytes(range(32))
 PATIENCE = 60.0
@@ -32,8 +32,8 @@ class Wire:
     def frame(self, data: bytes, operation: int = 7, left: int = 0) -> bytearray:
         return bytearray(self.sealer.seal(operation, memoryview(data), left))
 
-    def start(self, size: int, operation: int = 7) -> tuple[Operation, bytearray]:
-        room, work = bytearray(size), Operation(1)
+    def start(self, size: int, operation: int = 7) -> tuple[Transfer, bytearray]:
+        room, work = bytearray(size), Transfer(1)
         self.link.submit(lambda link: link.receive(operation, memoryview(room)), work.part_ended)
         return work, room
 
@@ -64,8 +64,8 @@ def test_a_changed_byte_ends_the_connection_before_its_word_is_believed(wire: Wi
         (lambda a, b, c: a + a, "frame 0 where 1 had to come"),
         (lambda a, b, c: a + c, "frame 2 where 1 had to come"),
         (lambda a, b, c: b, "frame 1 where 0 had to come"),
-        (lambda a, b, c: a + b[:-1], "it hung up"),
-        (lambda a, b, c: a + b[:5], "it hung up"),
+        (lambda a, b, c: a + b[:-1], "it closed the connection"),
+        (lambda a, b, c: a + b[:5], "it closed the connection"),
         (lambda a, b, c: a + a[:8] + b[8:], "frame 0 where 1 had to come"),
         (lambda a, b, c: a + b[:8] + c[8:], "frame 1 was changed"),
     ],
@@ -141,14 +141,14 @@ def test_a_loss_met_in_the_callers_thread_may_submit_more() -> None:
         link.submit(lambda link: None, lambda error: told.set())
 
     link = Outgoing(Connection(there, SECRET, "aes", True), 1, NAMES, lost)
-    with pytest.raises(PeerLost, match="tower is lost: it hung up"):
+    with pytest.raises(PeerLost, match="tower is lost: it closed the connection"):
         link.try_now(lambda link: link.send(1, memoryview(b"x")))
     assert told.wait(PATIENCE)
     link.close(PATIENCE)
 
 
 def test_a_job_meanwhile_waits_for_the_one_in_the_callers_thread(wire: Wire) -> None:
-    first, second = bytearray(1), Operation(1)
+    first, second = bytearray(1), Transfer(1)
     into = memoryview(first)
     thread = threading.Thread(target=lambda: wire.link.try_now(lambda link: link.receive(1, into)), daemon=True)
     thread.start()
@@ -174,3 +174,14 @@ def test_what_is_kept_for_later_is_bounded_by_what_was_proven_to_come(wire: Wire
     wire.here.sendall(wire.frame(bytes(10), 5, left=MAX_EARLY))
     with pytest.raises(PeerLost, match="another operation"):
         work.wait(PATIENCE)
+
+
+def test_a_farewell_ends_what_is_sent() -> None:
+    """Who waits for a long message is woken for many bytes only, or for the end."""
+    here, there = socket.socketpair()
+    here.settimeout(PATIENCE)
+    link = Outgoing(Connection(there, SECRET, "aes", True), 0, NAMES, lambda lost: None)
+    link.say_farewell(link.lost("its cable was pulled", 1))
+    with here:
+        assert len(b"".join(iter(lambda: here.recv(1 << 10), b""))) > HEADER.size + TAG
+    link.close(PATIENCE)

@@ -8,6 +8,7 @@ import functools
 import os
 import random
 import resource
+import select
 import signal
 import socket
 import ssl
@@ -22,17 +23,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_mesh import Group, at_once
+from test_mesh import Group, at_once, told
 from waiting import PATIENCE, until
 
 from tests.preloaded.python import python_itself
-from training.exchange import certificates as certificates_module
-from training.exchange import introduction, meeting
+from training.exchange import introduction, link
 from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.introduction import RECEIVES, SENDS
-from training.exchange.link import MAX_EARLY, PeerLost
-from training.exchange.listener import Identity, Listener
+from training.exchange.link import MAX_EARLY, Incoming, PeerLost
+from training.exchange.listener import Identity, Listener, Timeouts
+from training.exchange.meeting import MOST_WAITING
 from training.exchange.mesh import Mesh
 from training.exchange.strangers import MOST_OF_A_HOST, Strangers
 from training.exchange.ways import Address, Ways, first_to_answer
@@ -94,6 +95,11 @@ def is_hung_up(connection: socket.socket) -> bool:
     return True
 
 
+def give(group: Group, timeouts: Timeouts) -> None:
+    for listener in group.listeners:
+        listener.timeouts = timeouts
+
+
 def exchanged(meshes: list[Mesh], size: int = 1000) -> None:
     """Send random bytes between all, and look at what comes."""
     sent = {mesh.rank: os.urandom(size) for mesh in meshes}
@@ -132,7 +138,7 @@ def test_a_wrong_hello_is_hung_up_on(pair: Group, certificates: Path, said: byte
     stranger = dial(pair, certificates)
     stranger.sendall(said)
     assert hung_up(stranger)
-    assert not pair.listeners[0]._arrivals
+    assert not pair.listeners[0].arrivals
     exchanged(pair.form())
 
 
@@ -164,21 +170,21 @@ def test_any_bytes_are_hung_up_on_or_waited_for_by_nobody(clear: Group, said: by
         answer = b""
         stranger.settimeout(0.05)
         with contextlib.suppress(ConnectionError):
-            while not listener._arrivals:  # it may come while nothing is said
+            while not listener.arrivals:  # it may come while nothing is said
                 with contextlib.suppress(TimeoutError):
                     if not (piece := stranger.recv(100)):
                         break
                     answer += piece
     assert answer in (b"", b"+", b"++")
-    until(lambda: not listener._strangers._hosts)
-    for key in list(listener._arrivals._waiting):  # a hello that was whole: on loopback, in clear, it may be a member's
-        if (arrival := listener._arrivals.take(key)) is not None:
+    until(lambda: not listener.strangers)
+    for key in listener.arrivals.waiting:  # a hello that was whole: on loopback, in clear, it may be a member's
+        if (arrival := listener.arrivals.take(key)) is not None:
             arrival.socket.close()
 
 
-def test_who_drips_its_bytes_is_hung_up_on_in_time(pair: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(introduction, "HANDSHAKE_SECONDS", 1.0)
-    stranger = socket.create_connection(pair.listeners[0].address, PATIENCE)
+def test_who_drips_its_bytes_is_hung_up_on_in_time(certificates: Path) -> None:
+    slow = Group(1, certificates, timeouts=Timeouts(handshake=1.0))
+    stranger = socket.create_connection(slow.listeners[0].address, PATIENCE)
     words = b"\x16\x03\x01\x40\x00" + bytes(16_000)  # a handshake that is long in coming
     stranger.settimeout(0.2)
     with contextlib.suppress(ConnectionError):
@@ -190,7 +196,8 @@ def test_who_drips_its_bytes_is_hung_up_on_in_time(pair: Group, monkeypatch: pyt
         else:
             raise AssertionError("nobody hung up")
     stranger.close()
-    until(lambda: not pair.listeners[0]._strangers._hosts)
+    until(lambda: not slow.listeners[0].strangers)
+    slow.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere loopback has one address")
@@ -216,22 +223,24 @@ def test_hosts_are_counted_by_what_is_their_own() -> None:
 
 def test_a_member_keeps_no_more_open_than_it_can_need(pair: Group, certificates: Path) -> None:
     opened = []
-    for number in range(meeting._MOST_WAITING + 8):
+    for number in range(MOST_WAITING + 8):
         opened.append(dial(pair, certificates))
         opened[-1].sendall(hello(does=RECEIVES, channel=b"%d" % number))
     # Handshakes are heard side by side, so it need not be the first eight.
-    until(lambda: sum(map(is_hung_up, opened)) == 8 and len(pair.listeners[0]._arrivals) == meeting._MOST_WAITING)
+    until(lambda: sum(map(is_hung_up, opened)) == 8 and len(pair.listeners[0].arrivals) == MOST_WAITING)
     for one in opened:
         one.close()
     exchanged(pair.form())
-    assert len(pair.listeners[0]._arrivals) <= 2  # those that were hung up are swept out by who comes next
+    assert len(pair.listeners[0].arrivals) <= 2  # those that were hung up are swept out by who comes next
 
 
-def test_empty_messages_that_nobody_asks_for_are_bounded(pair: Group) -> None:
+def test_empty_messages_that_nobody_asks_for_are_bounded(pair: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = MAX_EARLY // 16
+    monkeypatch.setattr(link, "MAX_EARLY", most)
     a, b = pair.form()
     waiting = b.receive(0, 9, memoryview(bytearray(1)))
-    a._out[1].submit(lambda link: [link.send(5, memoryview(b"")) for _ in range(MAX_EARLY // 500)], lambda error: None)
-    with pytest.raises(PeerLost, match="rank 0 is lost: it is at another operation"):
+    a._out[1].submit(lambda link: [link.send(5, memoryview(b"")) for _ in range(most // 500)], lambda error: None)
+    with pytest.raises(PeerLost, match="rank 0 is lost: it is doing another operation"):
         waiting.wait(PATIENCE)
 
 
@@ -329,15 +338,15 @@ def _handshake_bytes(pair: Group) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-def test_both_dial_at_once_again_and_again(pair: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(200):
-        monkeypatch.setattr(meeting, "_REVERSE_AFTER", random.Random(number).choice([0.0, 0.002, 0.005, 0.01]))
+def test_both_dial_at_once_again_and_again(pair: Group) -> None:
+    for number in range(60):
+        give(pair, Timeouts(reverse_after=random.Random(number).choice([0.0, 0.002, 0.005, 0.01])))
         meshes = pair.form()
         exchanged(meshes, 100)
         for mesh in meshes:
             mesh.close()
-    until(lambda: not any(one._strangers._hosts for one in pair.listeners))
-    assert all(len(one._arrivals) <= 4 for one in pair.listeners)
+    until(lambda: not any(one.strangers for one in pair.listeners))
+    assert all(len(one.arrivals) <= 4 for one in pair.listeners)
 
 
 def test_groups_are_formed_at_once_over_the_same_listeners(certificates: Path) -> None:
@@ -427,13 +436,13 @@ sys.stdin.read()
 
 
 def test_another_address_is_tried_where_somebody_takes_connections_and_says_nothing(
-    pair: Group, monkeypatch: pytest.MonkeyPatch
+    pair: Group,
 ) -> None:
-    monkeypatch.setattr(meeting, "_IMPATIENT_SECONDS", 0.2)
+    give(pair, Timeouts(hurried=0.2))
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         silent = frozen.getsockname()
         exchanged(pair.form({rank: [silent, *addresses] for rank, addresses in pair.addresses.items()}))
-    assert pair.listeners[0]._ways.order(1, [silent, *pair.addresses[1]])[-1] == silent
+    assert pair.listeners[0].ways.order(1, [silent, *pair.addresses[1]])[-1] == silent
 
 
 @pytest.fixture
@@ -453,25 +462,20 @@ def hole() -> Iterator[Address]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a full queue answers")
-def test_a_dead_first_address_holds_nobody_up_and_comes_last_from_then_on(
-    pair: Group, hole: Address, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(meeting, "_CONNECT_SECONDS", 2 * PATIENCE)
+def test_a_dead_first_address_holds_nobody_up_and_comes_last_from_then_on(pair: Group, hole: Address) -> None:
+    give(pair, Timeouts(connect=2 * PATIENCE))
     meshes = pair.form({rank: [hole, *addresses] for rank, addresses in pair.addresses.items()})
     exchanged(meshes)
-    assert meshes[0].ways == {1: "direct 127.0.0.1"}
-    assert pair.listeners[0]._ways.order(1, [hole, *pair.addresses[1]]) == [*pair.addresses[1], hole]
+    assert told(meshes[0]) == {1: "direct 127.0.0.1"}
+    assert pair.listeners[0].ways.order(1, [hole, *pair.addresses[1]]) == [*pair.addresses[1], hole]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a full queue answers")
-def test_a_receiver_dials_where_the_senders_way_is_dead(
-    pair: Group, hole: Address, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(meeting, "_CONNECT_SECONDS", 2 * PATIENCE)
-    monkeypatch.setattr(meeting, "_REVERSE_AFTER", 0.1)
+def test_a_receiver_dials_where_the_senders_way_is_dead(pair: Group, hole: Address) -> None:
+    give(pair, Timeouts(connect=2 * PATIENCE, reverse_after=0.1))
     exchanged(pair.form({0: [hole], 1: pair.addresses[1]}))
-    assert pair.listeners[0]._ways.lately(1, RECEIVES) == "dialled"
-    monkeypatch.setattr(meeting, "_REVERSE_AFTER", 2 * PATIENCE)  # it knows better the next time
+    assert pair.listeners[0].ways.lately(1, RECEIVES) == "dialled"
+    give(pair, Timeouts(connect=2 * PATIENCE, reverse_after=2 * PATIENCE))  # it knows better the next time
     exchanged(pair.form({0: [hole], 1: pair.addresses[1]}))
 
 
@@ -492,10 +496,9 @@ def test_a_closed_listener_ends_what_waits(pair: Group) -> None:
 
 
 @pytest.mark.parametrize("days", [-800, 800])
-def test_a_clock_that_jumps_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int) -> None:
-    monkeypatch.setattr(certificates_module, "_BEFORE", datetime.timedelta(days=1 - days))
-    monkeypatch.setattr(certificates_module, "_AFTER", datetime.timedelta(days=365 + days))
-    issue_run_certificates(tmp_path, RUN, range(2), ["127.0.0.1"])
+def test_a_clock_that_jumps_keeps_nobody_out(tmp_path: Path, days: int) -> None:
+    then = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=days)
+    issue_run_certificates(tmp_path, RUN, range(2), ["127.0.0.1"], then)
     group = Group(2, tmp_path)
     exchanged(group.form())
     group.close()
@@ -543,7 +546,7 @@ def test_ipv4_and_ipv6_come_in_at_the_same_socket(certificates: Path) -> None:
         places: dict[int, list[Address]] = {0: [(host, port)], 1: []}
         meshes = at_once(*(functools.partial(Mesh.form, one, host, places) for one in (both, other)))
         exchanged(meshes)
-        assert [mesh.ways for mesh in meshes] == [{1: f"direct {host}"}, {0: f"direct {host}"}]
+        assert [told(mesh) for mesh in meshes] == [{1: f"direct {host}"}, {0: f"direct {host}"}]
         for mesh in meshes:
             mesh.close()
     for one in (both, four, six):
@@ -560,22 +563,53 @@ def test_a_useless_address_is_passed_over(pair: Group, nonsense: Address) -> Non
     answer.socket.close()
 
 
-def test_a_way_that_failed_is_tried_first_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_way_that_failed_is_tried_first_again_after_a_while() -> None:
     now = 1000.0
-    monkeypatch.setattr("training.exchange.ways.time.monotonic", lambda: now)
-    ways, fast, slow = Ways(), ("10.0.0.1", 1), ("10.0.1.1", 1)
+    ways, fast, slow = Ways(lambda: now), ("10.0.0.1", 1), ("10.0.1.1", 1)
     ways.failed(1, fast)
     assert ways.order(1, [fast, slow]) == [slow, fast] and ways.order(2, [fast, slow]) == [fast, slow]
     now += 61
     assert ways.order(1, [fast, slow]) == [fast, slow]
 
 
-def test_a_detour_is_forgotten_after_a_while_however_often_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_detour_is_forgotten_after_a_while_however_often_it_is_taken() -> None:
     now = 1000.0
-    monkeypatch.setattr("training.exchange.ways.time.monotonic", lambda: now)
-    ways = Ways()
+    ways = Ways(lambda: now)
     for _ in range(3):
         ways.met(1, SENDS, "relayed")
         assert ways.lately(1, SENDS) == "relayed"
         now += 120
     assert ways.lately(1, SENDS) is None
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_who_leaves_right_after_meeting_is_lost_at_once_and_not_waited_for(pair: Group, crashes: bool) -> None:
+    deadline = time.monotonic() + 10 * PATIENCE
+    one, other = pair.listeners
+    link = one.meet("c", 1, True, pair.addresses[1], deadline)  # the other has heard all it has to, and asks later
+    if crashes:
+        link.socket.shutdown(socket.SHUT_RDWR)
+    link.socket.close()
+    until(lambda: len(other.arrivals) == 1)
+    found = other.meet("c", 0, False, pair.addresses[0], deadline)
+    incoming = Incoming(found, 0, {0: "studio"}, lambda lost: None)
+    ended: list[PeerLost | None] = []
+    incoming.submit(lambda link: link.receive(1, memoryview(bytearray(1))), ended.append)
+    until(lambda: ended)
+    assert ended[0] is not None and (ended[0].rank, str(ended[0])) == (
+        0,
+        "the connection with studio is lost: it closed the connection",
+    )
+
+
+def test_who_gave_a_connection_up_before_its_last_word_is_waited_for(pair: Group, certificates: Path) -> None:
+    listener, key = pair.listeners[0], ("c", 1, RECEIVES)
+    gone = dial(pair, certificates)
+    gone.sendall(hello())
+    assert gone.recv(1) == b"+"
+    gone.sendall(b"!")
+    until(lambda: key in listener.arrivals)
+    until(lambda: socket.socket.recv(gone, 1, socket.MSG_PEEK))
+    gone.close()  # with the last word unread
+    select.select([listener.arrivals.waiting[key].socket], [], [], PATIENCE)
+    assert listener.arrivals.take(key) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -50,16 +51,16 @@ class Process:
 class Cluster:
     """A coordinator and three members, each a process."""
 
-    def __init__(self, folder: Path, certificates: Path | None = None, **config: object) -> None:
+    def __init__(self, folder: Path, certificates: Path | None = None, engine: str = "mesh", **config: object) -> None:
         self.folder = folder
         self.config = {"run_id": "r", "names": ["m0", "m1", "m2"], "lease": 2.5, **config}
         if certificates is not None:
-            self.config["certificates"] = str(certificates / "hub")
+            self.config["certificates"] = str(certificates / "coordinator")
         self.stack = ExitStack()
         self.coordinate()
         where = [str(certificates)] if certificates is not None else []
         self.members = [
-            self.start(str(Path(__file__).with_name("member_process.py")), self.address, str(rank), "3", *where)
+            self.start(str(Path(__file__).with_name("member_process.py")), self.address, str(rank), "3", engine, *where)
             for rank in range(3)
         ]
 
@@ -69,7 +70,7 @@ class Cluster:
         return process
 
     def coordinate(self) -> None:
-        path = self.folder / "hub.json"
+        path = self.folder / "coordinator.json"
         path.write_text(json.dumps(self.config))
         self.coordinator = self.start("-m", "training.exchange.coordinator_main", "--config", str(path))
         said = until(lambda: self.coordinator.lines)[0]
@@ -77,7 +78,7 @@ class Cluster:
         self.address = f"127.0.0.1:{said['port']}"
 
     def signal(self, rank: int, number: signal.Signals) -> None:
-        self.members[rank].process.send_signal(number)
+        os.kill(self.members[rank].lines[0]["pid"], number)
 
     def exchange(self, *ranks: int, together: bool = True) -> None:
         """Some members do an operation, and all of them are in its result."""
@@ -115,9 +116,9 @@ class Cluster:
             assert found[0]["mean"] == [pytest.approx(expected)] * 4
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    found = Cluster(tmp_path)
+@pytest.fixture(params=["mesh", "nccl"])
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    found = Cluster(tmp_path, engine=request.param)
     with found.stack:
         found.exchange(0, 1, 2)
         yield found
@@ -158,3 +159,18 @@ def test_members_go_on_where_they_were_when_the_coordinator_is_started_again(clu
     cluster.coordinator.process.send_signal(signal.SIGCONT)
     cluster.exchange(1, 2)
     cluster.agree()
+
+
+@pytest.mark.slow
+def test_the_coordinator_tells_each_way_once_and_no_more_while_it_stays(cluster: Cluster) -> None:
+    def told() -> list[dict[str, Any]]:
+        return [line for line in cluster.coordinator.lines if line.get("kind") == "ways"]
+
+    until(lambda: len(told()) == 3)
+    assert {one["member"]: [way["peer"] for way in one["ways"]] for one in told()} == {0: [1, 2], 1: [0, 2], 2: [0, 1]}
+    assert {(way["how"], way["address"], way["interface"]) for one in told() for way in one["ways"]} <= {
+        (how, "127.0.0.1", name) for how in ("dialled", "came") for name in ("lo", "lo0")
+    }
+    cluster.members[2].close()
+    cluster.exchange(0, 1)  # over a new mesh
+    assert len(told()) == 3

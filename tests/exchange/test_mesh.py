@@ -7,7 +7,6 @@ import os
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,9 +22,8 @@ from profiles.errors import BadInput
 from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.link import MAX_EARLY, PeerLost
-from training.exchange.listener import Identity, Listener, Transport
+from training.exchange.listener import Identity, Listener, Timeouts, Transport
 from training.exchange.mesh import Mesh
-from training.exchange.rotation import Rotation
 from training.exchange.sealing import MAX_FRAME
 from training.exchange.tensor_operations import Reducer, TensorReduction, view
 
@@ -39,6 +37,11 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("certificates")
     issue_run_certificates(folder, RUN, range(4), ["127.0.0.1"])
     return folder
+
+
+def told(mesh: Mesh) -> dict[int, str]:
+    """Return how what a member sends to each other one goes."""
+    return {peer: str(way) for peer, way in mesh.ways.items()}
 
 
 def at_once(*calls: Callable[[], T]) -> list[T]:
@@ -65,9 +68,13 @@ def at_once(*calls: Callable[[], T]) -> list[T]:
 class Group:
     """Members 0 to n - 1, each with its listener."""
 
-    def __init__(self, members: int, folder: Path | None, transport: Transport = "auto") -> None:
+    def __init__(
+        self, members: int, folder: Path | None, transport: Transport = "auto", timeouts: Timeouts | None = None
+    ) -> None:
         self.listeners = [
-            Listener("127.0.0.1", Identity(RUN, rank, folder and folder / f"member-{rank}", transport))
+            Listener(
+                "127.0.0.1", Identity(RUN, rank, folder and folder / f"member-{rank}", transport), timeouts=timeouts
+            )
             for rank in range(members)
         ]
         self.addresses = {rank: [one.address] for rank, one in enumerate(self.listeners)}
@@ -201,7 +208,7 @@ def test_what_nobody_asks_for_takes_no_more_than_its_bound(group: Group) -> None
     data = memoryview(bytes(MAX_EARLY // 3))
     for _ in range(4):
         a.send(1, 5, data)
-    with pytest.raises(PeerLost, match="rank 0 is lost: it is at another operation"):
+    with pytest.raises(PeerLost, match="rank 0 is lost: it is doing another operation"):
         waiting.wait(PATIENCE)
 
 
@@ -266,7 +273,7 @@ def test_a_certificate_of_another_rank_or_run_is_refused(certificates: Path, tmp
         with pytest.raises(ExchangeError, match="no connection with rank 0"):
             Mesh.form(false, "c", {0: [host.address], 1: []}, seconds=1.0)
         false.close()
-    assert not host._arrivals
+    assert not host.arrivals
     host.close()
 
 
@@ -292,7 +299,7 @@ def test_strangers_words_are_hung_up_on_and_others_still_come_in(certificates: P
             while stranger.recv(100):
                 pass
         stranger.close()
-    assert not group.listeners[0]._arrivals
+    assert not group.listeners[0].arrivals
     group.form()
     group.close()
 
@@ -305,28 +312,18 @@ def test_a_closed_listener_leaves_no_thread(certificates: Path) -> None:
     until(lambda: not [one for one in set(threading.enumerate()) - before if one.name != "hypothesis"])
 
 
-def test_turns_go_round_and_a_flow_that_hangs_is_overtaken() -> None:
-    rotation = Rotation([1, 2, 3])
-    served: list[int] = []
-    rotation.enter(1)
-
-    def flow(peer: int) -> None:
-        rotation.enter(peer)
-        served.append(peer)
-        rotation.leave(peer)
-
-    threads = [threading.Thread(target=flow, args=(peer,), daemon=True) for peer in (3, 2)]
-    for thread in threads:
-        thread.start()
-    until(lambda: len(served) == 2)  # 1 never leaves
-    rotation.leave(1)
-    begin = time.monotonic()
-    rotation.enter(2)
-    rotation.leave(2)
-    assert sorted(served) == [2, 3] and time.monotonic() - begin < PATIENCE
-
-
 def test_a_view_is_the_tensors_own_memory() -> None:
     tensor = torch.zeros(3, dtype=torch.bfloat16)
     view(tensor)[:2] = b"\x80\x3f"
     assert tensor[0] == 1.0
+
+
+def test_whoever_waits_for_a_connection_that_was_closed_hears_of_its_end(certificates: Path) -> None:
+    group = Group(2, certificates)
+    mesh, _ = group.form()
+    transfer = mesh.gather(memoryview(b"x"), {1: memoryview(bytearray(9))}, lambda peer, size: None, None, 1)
+    mesh.incoming(1).close(PATIENCE)
+    transfer.carry_out(PATIENCE)
+    with pytest.raises(PeerLost):
+        transfer.wait(PATIENCE)
+    group.close()

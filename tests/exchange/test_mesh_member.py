@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,9 +14,12 @@ from coordinated_lab import RUN, Lab, cut, lab, means
 from stream_reference import contribution, stream_means
 
 from tests.waiting import until
-from training.exchange import operations
+from training.exchange import mesh_operations
 from training.exchange.base import Anchor, ExchangeError, ExchangeTimeout, weighted_mean
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
+from training.exchange.control import Report
+from training.exchange.coordination import Member
+from training.exchange.error_feedback import Kept
 from training.exchange.mesh_member import MeshMember
 
 FP32 = codec_by_name("fp32")
@@ -104,7 +109,7 @@ def test_the_means_of_a_stream_owe_nothing_for_long_also_after_a_restart(tmp_pat
     """Each member keeps what encoding its own share lost; together that is what one would keep."""
     elements, codec = CHUNK_ELEMENTS + 40, codec_by_name(codec_name)
     expected = stream_means(codec_name, elements, 2, 4)
-    kept: list[torch.Tensor | None] = [None, None]
+    kept: list[Kept | None] = [None, None]
     for start in (0, 2):
         with lab(tmp_path, 2) as running:
             members = running.connect_all()
@@ -116,7 +121,37 @@ def test_the_means_of_a_stream_owe_nothing_for_long_also_after_a_restart(tmp_pat
                     m.start_mean("s", contribution(m.rank, number, elements), 1.0, codec, stream="s") for m in members
                 ]
                 assert all(torch.equal(p.wait(60).mean, expected[number]) for p in pending)
-            kept = [member.residual("s", elements) for member in members]
+            kept = [member.residual("s") for member in members]
+            assert sum(len(one.values) for one in kept if one is not None) == elements, "each keeps its own share only"
+
+
+def test_what_others_own_after_a_restart_is_lost_once_and_no_more(tmp_path: Path) -> None:
+    elements, codec = CHUNK_ELEMENTS, codec_by_name("mxfp4")
+
+    def rounds(running: Lab, shares: dict[int, float], kept: list[Kept | None], numbers: range) -> list[Kept | None]:
+        members = running.connect_all(shares=shares)
+        for member, one in zip(members, kept):
+            if one is not None:
+                member.restore_residual("s", one)
+        for number in numbers:
+            pending = [
+                m.start_mean("s", contribution(m.rank, number, elements), 1.0, codec, stream="s") for m in members
+            ]
+            means[number], _ = (p.wait(60).mean for p in pending)
+        return [member.residual("s") for member in members]
+
+    means: dict[int, torch.Tensor] = {}
+    with lab(tmp_path, 2) as running:
+        kept = rounds(running, {0: 1.0, 1: 1.0}, [None, None], range(2))
+    with lab(tmp_path, 2) as running:
+        after = rounds(running, {0: 1.0, 1: 3.0}, kept, range(2, 3))
+    same = stream_means("mxfp4", elements, 2, 3)[2]
+    quarter = elements // 4
+    assert torch.equal(means[2][:quarter], same[:quarter]) and torch.equal(means[2][2 * quarter :], same[2 * quarter :])
+    assert [one and one.bounds is not None and one.bounds.tolist() for one in after] == [
+        [[0, quarter]],
+        [[quarter, elements]],
+    ]
 
 
 def test_bytes_of_any_length_are_broadcast(tmp_path: Path) -> None:
@@ -131,19 +166,19 @@ def test_bytes_of_any_length_are_broadcast(tmp_path: Path) -> None:
 
 
 def test_a_wait_without_a_deadline_ends_when_nothing_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "STANDSTILL", 0.2)
-    monkeypatch.setattr(operations, "_SLICE", 0.05)
+    monkeypatch.setattr(mesh_operations, "STANDSTILL", 0.2)
+    monkeypatch.setattr(mesh_operations, "_SLICE", 0.05)
     with lab(tmp_path, 2) as running, pytest.raises(ExchangeTimeout, match="x:1 was not done"):
         running.connect_all()[0].gather("x", b"")
 
 
 def test_a_wait_goes_on_while_bytes_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "STANDSTILL", 0.2)
-    meter, answers = operations.Meter(), iter([False] * 3 + [True])
+    monkeypatch.setattr(mesh_operations, "STANDSTILL", 0.2)
+    meter, answers, moved = mesh_operations.Meter(), iter([False] * 3 + [True]), itertools.count(1)
 
     def settled(seconds: float) -> bool:
         time.sleep(0.1)
-        meter.received(1)
+        meter.stands_at(0, next(moved))
         return next(answers)
 
     assert meter.wait(settled)
@@ -198,11 +233,27 @@ def test_without_a_quorum_the_deadline_does_not_close(tmp_path: Path) -> None:
         assert pending.wait(60).mean.tolist() == [2.0]
 
 
+def test_who_goes_waits_until_the_others_have_its_last_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = threading.Event()
+    with lab(tmp_path, 2) as running:
+        one, other = running.connect_all()
+        pending = other.start_mean("x", torch.ones(100_000), 1.0, FP32)
+        complete = pending.complete
+        monkeypatch.setattr(pending, "complete", lambda: complete() if there.wait(60) else None)
+        one.mean("x", torch.ones(100_000), 1.0, FP32)
+        going = threading.Thread(target=one.close)
+        going.start()
+        until(lambda: running.coordinator.group._members[0].report.leaving)
+        there.set()
+        assert pending.wait(60).members == (0, 1)
+        going.join(60)
+
+
 def test_who_does_not_come_is_given_up(tmp_path: Path) -> None:
     with lab(tmp_path, 2, give_up=0.3) as running:
         members = running.connect_all()
         assert members[0].start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(60).members == (0,)
-        with pytest.raises(ExchangeError, match="did not come to exchange 1"):
+        with pytest.raises(ExchangeError, match="did not reach exchange 1"):
             members[1].start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(60)
 
 
@@ -233,12 +284,22 @@ def test_a_broken_line_to_the_coordinator_is_dialled_again(tmp_path: Path) -> No
         until(lambda: len(set(one_by_one(members, "later"))) == 1 and members[0].members == (0, 1, 2))
 
 
-def test_all_may_leave_at_once(tmp_path: Path) -> None:
-    with lab(tmp_path, 3) as running, ThreadPoolExecutor(3) as pool:
+@pytest.mark.parametrize("tls", [False, True])
+def test_all_may_leave_a_busy_coordinator_at_once(tmp_path: Path, tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with lab(tmp_path, 3, tls=tls) as running, ThreadPoolExecutor(3) as pool:
         members = running.connect_all()
         one_by_one(members, "x")
+        hears = running.coordinator.group.heard
+
+        def heard_late(member: Member, report: Report) -> None:
+            if report.leaves:
+                time.sleep(0.5)  # with the words of the others unread
+            hears(member, report)
+
+        monkeypatch.setattr(running.coordinator.group, "heard", heard_late)
         list(pool.map(MeshMember.close, members))
         until(lambda: all(running.statuses(rank)[-1] in ("left", "lost") for rank in range(3)))
+        assert [running.statuses(rank)[-1] for rank in range(3)] == ["left"] * 3
 
 
 def test_incomplete_group_names_who_is_missing(tmp_path: Path) -> None:
@@ -303,7 +364,7 @@ def test_a_newcomer_that_is_not_ready_hears_that_nobody_is_left(tmp_path: Path) 
         donor = running.connect_all()[0]
         fresh = newcomer(running, 1)
         donor.close()
-        with pytest.raises(ExchangeError, match="no member is left"):
+        with pytest.raises(ExchangeError, match="no machine has the training state"):
             fresh.fetch_anchor(60)
 
 
@@ -361,9 +422,14 @@ def test_the_next_member_is_asked_when_the_donor_dies(tmp_path: Path, published:
         if published:
             members[0].publish_anchor(Anchor({"w": torch.zeros(20_000_000)}, {}))
         cut(members[0])
-        until(lambda: members[1].anchor_wanted)
-        members[1].publish_anchor(Anchor({"w": torch.ones(3)}, {}))
-        assert coming.result(60).tensors["w"].tolist() == [1.0] * 3
+
+        def handed_over() -> bool:
+            if members[1].anchor_wanted:  # again, where the newcomer saw its donor go before the coordinator did
+                members[1].publish_anchor(Anchor({"w": torch.ones(3)}, {}))
+            return coming.done()
+
+        until(handed_over)
+        assert coming.result().tensors["w"].tolist() == [1.0] * 3
         assert one_by_one([members[1], fresh], "x") == [1.5, 1.5] and fresh.members == (1, 2)
 
 

@@ -62,8 +62,8 @@ def test_memory_with_gaps_is_reduced_and_what_lies_between_stays(members: Member
 
 
 def test_a_member_that_ends_is_named_to_the_others(members: Members) -> None:
-    """The last test here: a process is gone after it."""
     members.send("lost", "muster", 3)
     for rank in range(2):
         good, told = members.answer(rank, "lost")
         assert not good and "the connection with rank 2 is lost" in told
+    assert members.replace(2) == 1

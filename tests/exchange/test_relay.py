@@ -17,15 +17,15 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_mesh import at_once
+from test_mesh import at_once, told
 from waiting import PATIENCE, until
 
 from profiles.errors import BadInput
-from training.exchange import meeting, relay
+from training.exchange import relay
 from training.exchange.base import ExchangeTimeout
 from training.exchange.certificates import issue_run_certificates, relay_key
 from training.exchange.link import PeerLost
-from training.exchange.listener import Identity, Listener
+from training.exchange.listener import Identity, Listener, Timeouts
 from training.exchange.mesh import Mesh
 from training.exchange.relay import Relay, at_relay
 from training.exchange.strangers import MOST_OF_A_HOST
@@ -65,15 +65,18 @@ class Loop:
 
 @pytest.fixture
 def serving(certificates: Path) -> Iterator[Loop]:
-    made = Loop(relay_key(certificates / "hub"))
+    made = Loop(relay_key(certificates / "coordinator"))
     yield made
     made.close()
 
 
 @pytest.fixture
-def listeners(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Listener]]:
-    monkeypatch.setattr(meeting, "_RELAY_AFTER", 0.1)
-    made = [Listener("127.0.0.1", Identity("run", rank, certificates / f"member-{rank}")) for rank in range(2)]
+def listeners(certificates: Path) -> Iterator[list[Listener]]:
+    soon = Timeouts(relay_after=0.1)
+    made = [
+        Listener("127.0.0.1", Identity("run", rank, certificates / f"member-{rank}"), timeouts=soon)
+        for rank in range(2)
+    ]
     yield made
     while _formed:
         _formed.pop().give_up()
@@ -132,7 +135,7 @@ def hung_up(connection: socket.socket) -> bool:
 def test_who_cannot_be_dialled_is_met_at_the_relay(listeners: list[Listener], serving: Loop) -> None:
     meshes = form(listeners, serving.address)
     exchanged(meshes, 3_000_001)
-    assert [mesh.ways for mesh in meshes] == [{1: "relayed"}, {0: "relayed"}]
+    assert [told(mesh) for mesh in meshes] == [{1: "relayed"}, {0: "relayed"}]
     for mesh in meshes:
         mesh.close()
     until(lambda: not serving.relay._tasks)  # nothing is left of connections that have ended
@@ -141,7 +144,7 @@ def test_who_cannot_be_dialled_is_met_at_the_relay(listeners: list[Listener], se
 def test_who_can_be_dialled_does_not_go_through_the_relay(listeners: list[Listener], serving: Loop) -> None:
     addresses = {rank: [one.address] for rank, one in enumerate(listeners)}
     meshes = form(listeners, serving.address, places=addresses)
-    assert [mesh.ways for mesh in meshes] == [{1: "direct 127.0.0.1"}, {0: "direct 127.0.0.1"}]
+    assert [told(mesh) for mesh in meshes] == [{1: "direct 127.0.0.1"}, {0: "direct 127.0.0.1"}]
     for mesh in meshes:
         mesh.close()
 
@@ -213,7 +216,7 @@ def test_any_claim_without_the_key_is_hung_up_on(serving: Loop, side: int, token
 
 
 def test_ipv4_and_ipv6_meet_at_one_relay(certificates: Path) -> None:
-    key = relay_key(certificates / "hub")
+    key = relay_key(certificates / "coordinator")
     serving = Loop(key, "::")
     port = serving.address[1]
     one, other = at_once(lambda: claim(("127.0.0.1", port), key, True), lambda: claim(("::1", port), key, False))
@@ -234,7 +237,7 @@ def test_silent_strangers_of_one_host_take_no_more_than_their_part(serving: Loop
 
 
 def test_a_proof_that_was_overheard_is_of_no_use(serving: Loop, certificates: Path) -> None:
-    key = relay_key(certificates / "hub")
+    key = relay_key(certificates / "coordinator")
     overheard = socket.create_connection(serving.address, PATIENCE)
     said = relay._CLAIM.pack(0, token := secrets.token_bytes(32), relay._proof(key, overheard.recv(16), 0, token))
     overheard.sendall(said)
@@ -248,7 +251,7 @@ def test_a_proof_that_was_overheard_is_of_no_use(serving: Loop, certificates: Pa
 
 
 def test_what_was_sent_before_hanging_up_still_arrives(serving: Loop, certificates: Path) -> None:
-    key = relay_key(certificates / "hub")
+    key = relay_key(certificates / "coordinator")
     one, other = at_once(*(lambda sends=sends: claim(serving.address, key, sends) for sends in (True, False)))
     threading.Thread(target=lambda: (one.sendall(bytes(1_000_000)), one.close()), daemon=True).start()
     came = 0
@@ -260,7 +263,7 @@ def test_what_was_sent_before_hanging_up_still_arrives(serving: Loop, certificat
 
 
 def test_who_does_not_read_holds_up_the_sender_and_takes_no_memory(serving: Loop, certificates: Path) -> None:
-    key = relay_key(certificates / "hub")
+    key = relay_key(certificates / "coordinator")
     one, other = at_once(*(lambda sends=sends: claim(serving.address, key, sends) for sends in (True, False)))
     one.settimeout(0.5)
     sent = 0
@@ -273,7 +276,7 @@ def test_who_does_not_read_holds_up_the_sender_and_takes_no_memory(serving: Loop
 
 
 def test_who_comes_again_takes_the_place_of_its_older_connection(serving: Loop, certificates: Path) -> None:
-    key = relay_key(certificates / "hub")
+    key = relay_key(certificates / "coordinator")
     older: list[Exception] = []
 
     def first() -> None:

@@ -12,12 +12,13 @@ from typing import TypeVar
 
 import pytest
 import torch
-from test_mesh import at_once
+from test_mesh import at_once, told
 from test_relay import Loop, exchanged
 from waiting import PATIENCE
 
 from tests.lab.network import need_root_and_tools
 from tests.lab.spec import LabUnavailable
+from training.events import WaysEvent
 from training.exchange import ways
 from training.exchange.base import ExchangeTimeout
 from training.exchange.certificates import issue_run_certificates, relay_key
@@ -152,19 +153,19 @@ def router(nets: Nets) -> Nets:
 
 def test_neither_can_be_dialled_and_the_router_says_nothing(pair: Pair, router: Nets, certificates: Path) -> None:
     router.forwards("r", False)
-    serving = router.inside("r", lambda: Loop(relay_key(certificates / "hub"), "0.0.0.0"))
+    serving = router.inside("r", lambda: Loop(relay_key(certificates / "coordinator"), "0.0.0.0"))
     relays = {place: (f"10.77.{number}.1", serving.address[1]) for number, place in enumerate("ab", 1)}
     for _ in range(2):  # the second time they know
         meshes = pair.form(["10.77.1.2"], ["10.77.2.2"], relays)
         exchanged(meshes, 3_000_000)
-        assert [mesh.ways for mesh in meshes] == [{1: "relayed"}, {0: "relayed"}]
+        assert [told(mesh) for mesh in meshes] == [{1: "relayed"}, {0: "relayed"}]
         close(meshes)
     router.forwards("r", True)  # a way comes up: it is found once what is known is old
     for listener in pair.listeners.values():
-        listener._ways._found.clear()
+        listener.ways._found.clear()
     meshes = pair.form(["10.77.1.2"], ["10.77.2.2"], relays)
     exchanged(meshes, 10)
-    assert [mesh.ways for mesh in meshes] == [{1: "direct 10.77.2.2"}, {0: "direct 10.77.1.2"}]
+    assert [told(mesh) for mesh in meshes] == [{1: "direct 10.77.2.2"}, {0: "direct 10.77.1.2"}]
     close(meshes)
     serving.close()
 
@@ -176,7 +177,7 @@ def test_only_one_of_them_can_be_dialled(pair: Pair, router: Nets, answer: str) 
     for _ in range(2):
         meshes = pair.form(["10.88.0.1"], ["10.77.2.2"])
         exchanged(meshes, 3_000_000)
-        assert [mesh.ways for mesh in meshes] == [{1: "direct 10.77.2.2"}, {0: "direct 10.77.1.2"}]
+        assert [told(mesh) for mesh in meshes] == [{1: "direct 10.77.2.2"}, {0: "direct 10.77.1.2"}]
         close(meshes)
 
 
@@ -194,7 +195,7 @@ def test_a_pair_goes_over_to_its_other_cable_and_comes_back(
     nets.cable("a", "b", "slow", "10.2.0")
     hosts = ["10.1.0.1", "10.2.0.1"], ["10.1.0.2", "10.2.0.2"]
     meshes = pair.form(*hosts)
-    assert [mesh.ways for mesh in meshes] == [{1: "direct 10.1.0.2"}, {0: "direct 10.1.0.1"}]
+    assert [told(mesh) for mesh in meshes] == [{1: "direct 10.1.0.2"}, {0: "direct 10.1.0.1"}]
     nets.ip("b", "addr", "del", "10.1.0.2/24", "dev", "fast")  # nothing that is sent there is answered
     waiting = meshes[0].receive(1, 1, memoryview(bytearray(1)))
     for mesh in meshes:
@@ -203,28 +204,31 @@ def test_a_pair_goes_over_to_its_other_cable_and_comes_back(
         waiting.wait(PATIENCE)
     meshes = pair.form(*hosts)
     exchanged(meshes, 3_000_000)
-    assert [mesh.ways for mesh in meshes] == [{1: "direct 10.2.0.2"}, {0: "direct 10.2.0.1"}]
+    assert [told(mesh) for mesh in meshes] == [{1: "direct 10.2.0.2"}, {0: "direct 10.2.0.1"}]
     close(meshes)
     nets.ip("b", "addr", "add", "10.1.0.2/24", "dev", "fast")
     monkeypatch.setattr(ways, "_FORGIVEN_AFTER", 0.0)  # a minute later
     meshes = pair.form(*hosts)
-    assert [mesh.ways for mesh in meshes] == [{1: "direct 10.1.0.2"}, {0: "direct 10.1.0.1"}]
+    assert [told(mesh) for mesh in meshes] == [{1: "direct 10.1.0.2"}, {0: "direct 10.1.0.1"}]
     close(meshes)
 
 
 @pytest.fixture
-def coordinator(router: Nets, certificates: Path) -> Iterator[int]:
-    """On the router; gives its port."""
+def coordinator(router: Nets, certificates: Path) -> Iterator[tuple[int, list[WaysEvent]]]:
+    """On the router; gives its port, and what it tells of ways."""
     config = CoordinatorConfig(
-        run_id="run", names=("studio", "tower"), certificates=certificates / "hub", address="0.0.0.0"
+        run_id="run", names=("studio", "tower"), certificates=certificates / "coordinator", address="0.0.0.0"
     )
-    made = router.inside("r", lambda: Coordinator(config))
-    yield router.inside("r", made.start)
+    told: list[WaysEvent] = []
+    made = router.inside(
+        "r", lambda: Coordinator(config, lambda e: told.append(e) if isinstance(e, WaysEvent) else None)
+    )
+    yield router.inside("r", made.start), told
     made.stop()
 
 
 def test_a_run_goes_on_through_the_relay_when_the_way_between_two_dies(
-    coordinator: int, router: Nets, certificates: Path, monkeypatch: pytest.MonkeyPatch
+    coordinator: tuple[int, list[WaysEvent]], router: Nets, certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("SILENT", "ASK_EVERY", "ASK_TIMES"):
         monkeypatch.setattr(ways, name, 1)
@@ -232,7 +236,7 @@ def test_a_run_goes_on_through_the_relay_when_the_way_between_two_dies(
 
     def join(rank: int) -> MeshMember:
         keys, host = certificates / f"member-{rank}", f"10.77.{rank + 1}."
-        address, names = f"{host}1:{coordinator}", ("studio", "tower")
+        address, names = f"{host}1:{coordinator[0]}", ("studio", "tower")
         return router.inside(
             "ab"[rank],
             lambda: MeshMember.connect(address, keys, "run", rank, 2, names[rank], "0.0.0.0", [f"{host}2"]),
@@ -245,7 +249,13 @@ def test_a_run_goes_on_through_the_relay_when_the_way_between_two_dies(
     for number, way in enumerate(["direct", "relayed", "relayed"]):
         pending = [m.start_mean(f"m{number}", torch.full((9,), 2.0 * m.rank), 1.0, codec) for m in members]
         assert [one.wait(PATIENCE).mean.tolist() for one in pending] == [[1.0] * 9] * 2
-        assert all(mesh.ways[1 - mesh.rank].startswith(way) for m in members if (mesh := m._mesh))
+        assert all(str(mesh.ways[1 - mesh.rank]).startswith(way) for m in members if (mesh := m._mesh))
         router.forwards("r", False)
+    found = {rank: [way for event in coordinator[1] if event.member == rank for way in event.ways] for rank in range(2)}
+    assert {rank: [str(way) for way in ways] for rank, ways in found.items()} == {
+        0: ["direct 10.77.2.2", "relayed"],
+        1: ["direct 10.77.1.2", "relayed"],
+    }
+    assert [(way.interface, way.peer) for way in found[0]] == [("toa", 1)] * 2
     for member in members:
         member.close()

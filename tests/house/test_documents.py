@@ -151,9 +151,11 @@ def test_commands_in_hints_are_there() -> None:
 @pytest.mark.slow
 def test_the_readmes_training_from_python_runs_as_it_stands(tmp_path: Path) -> None:
     snippets = [body for language, body in FENCE.findall((ROOT / "README.md").read_text()) if "LocalTrainer" in body]
-    (tmp_path / "snippet.py").write_text(snippets[0])
+    script = tmp_path / "script" / "snippet.py"
+    script.parent.mkdir()
+    script.write_text(snippets[0])
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "snippet.py"]
+    command = [sys.executable, str(script)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert "'validation': {'loss': " in done.stdout, done.stderr
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from app.cli.train_command import with_option_flags
 from app.plan_table import explanation_lines, table_lines
 from distributed.planning.cluster import Cluster, Link, Machine, Measurement
-from distributed.planning.job import Job
+from distributed.planning.document import Job
 from distributed.planning.planner import plan
 from profiles.errors import BadInput
 from profiles.options import options_by_name
@@ -130,7 +130,7 @@ def test_a_strategy_is_planned_and_explained() -> None:
 @needs("strategy")
 @pytest.mark.usefixtures("example")
 def test_options_of_a_strategy_are_shown_checked_and_kept() -> None:
-    assert "--part.share" in help_text() and "allreduce, diloco, part" in help_text()
+    assert "--part.share" in help_text() and ", part, " in help_text()
     page = markdown()
     assert "### part" in page and "| `part.share` | number | `0.1` |" in page
     assert options_by_name()["part.share"].limits == "> 0, <= 1"
@@ -138,7 +138,7 @@ def test_options_of_a_strategy_are_shown_checked_and_kept() -> None:
         profile_from_options("p", {"part.share": "3"})
     profile = profile_from_options("p", {"strategy": "part", "part.share": "0.25"})
     assert Profile.model_validate_json(profile.model_dump_json()) == profile
-    assert profile.strategy.model_dump()["owned"] == {"part": {"share": 0.25}}
+    assert profile.strategy.model_dump()["owned"]["part"] == {"share": 0.25}
 
 
 def test_a_run_that_began_before_a_strategy_was_added_goes_on() -> None:
@@ -188,7 +188,7 @@ def test_a_task_trains_and_is_shown(tmp_path: Path) -> None:
 
 
 def test_nobody_but_its_file_knows_a_strategy_by_name() -> None:
-    root, names = PAGE.parents[1], set(strategy_registry.strategies())
+    root, names = PAGE.parents[1], set(strategy_registry.strategies()) - {"demo"}  # which is a profile as well
     knowing = [
         f"{path.relative_to(root)}:{node.lineno}"
         for room in ("profiles", "training", "distributed", "app")

@@ -27,7 +27,7 @@ TARGETS = {
     "help",
 }
 
-LAB = ["-m pytest -n auto --dist worksteal -m lab and not alone", "-m pytest -m alone"]
+ALONE = "-m pytest -m alone"
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 
@@ -119,9 +119,9 @@ def test_a_failed_set_up_is_tried_again(clone: Path) -> None:
     [
         ("demo", ["cli_typer.py distributed-train demo --local 2 --strategy diloco"]),
         ("wizard", ["wizard.py"]),
-        ("test", ["-m pytest -n auto -m not lab", *LAB]),
+        ("test", ["-m pytest -n auto --dist worksteal -m not alone", ALONE]),
         ("test-fast", ["-m pytest -n auto -m not slow and not lab"]),
-        ("lab-test", LAB),
+        ("lab-test", ["-m pytest -n auto --dist worksteal -m lab and not alone", ALONE]),
     ],
 )
 def test_a_target_sets_up_and_then_runs(target: str, commands: list[str], clone: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -38,6 +39,7 @@ unset SSH_ORIGINAL_COMMAND
 exec "$SHELL" -c "$command"
 """
 """sshd starts every command in the account's real home folder; the host's own is elsewhere."""
+_PORTS = range(10_000, 32_000)
 
 
 class LightHost:
@@ -182,9 +184,12 @@ class LightLab:
         return self._hosts[name]
 
     def hosts(self, *names: str, **fields: Any) -> Hosts:
-        """Return the hosts-file entries of these hosts, or of all, with this Python and more ``fields`` for each."""
+        """Return the hosts-file entries of these hosts, or of all, with this Python and more ``fields`` for each.
+
+        Their runs meet on loopback: other addresses of this machine may be those of a lab that ends meanwhile.
+        """
         chosen = [self._hosts[name] for name in names] if names else list(self)
-        given = {"python": sys.executable, **fields}
+        given = {"python": sys.executable, "coordinator_at": LightHost.address, **fields}
         return Hosts(machines=tuple(Machine(name=h.name, **given) for h in chosen), ssh_config=str(self.ssh_config))
 
     def target(self, name: str, **fields: Any) -> SshTarget:
@@ -209,9 +214,12 @@ class LightLab:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below those that systems give to connections: none takes it before sshd does, nor while sshd is stopped."""
+    while True:
+        port = _PORTS[secrets.randbelow(len(_PORTS))]
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((LightHost.address, port))
+            return port
 
 
 def _listens(address: str, port: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
@@ -43,6 +44,10 @@ def _call(command: list[str], check: bool) -> None:
 
 
 def make_bridge(name: str, address: str) -> None:
+    with contextlib.suppress(OSError):  # namespaces may take what is allowed here
+        allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+        if "cubic" not in (names := allowed.read_text().split()):
+            allowed.write_text(" ".join([*names, "cubic"]))
     ip("link", "add", name, "type", "bridge", "forward_delay", "0")
     ip("addr", "add", f"{address}/24", "dev", name)
     ip("link", "set", name, "up")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,17 +39,26 @@ def claim_slot() -> tuple[int, Path]:
     Raises:
         LabUnavailable: all are taken.
     """
-    BASE.mkdir(mode=0o755, parents=True, exist_ok=True)
-    for slot in range(_SLOTS):
-        folder = BASE / str(slot)
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            continue
-        owner = {"pid": os.getpid(), "birth": processes.birth(os.getpid())}
-        (folder / "owner.json").write_text(json.dumps(owner))
-        return slot, folder
+    with _alone():
+        for slot in range(_SLOTS):
+            folder = BASE / str(slot)
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                continue
+            owner = {"pid": os.getpid(), "birth": processes.birth(os.getpid())}
+            (folder / "owner.json").write_text(json.dumps(owner))
+            return slot, folder
     raise LabUnavailable(f"all {_SLOTS} labs are in use; see: .venv/bin/python -m tests.lab list")
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Hold what gives numbers out and takes them back: a number freed by one is not reaped again by another."""
+    BASE.mkdir(mode=0o755, parents=True, exist_ok=True)
+    with (BASE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def labs() -> dict[int, Owner | None]:
@@ -67,9 +79,10 @@ def reap() -> list[int]:
 
     Its hosts died with the owner; one that is still on its way out is waited for.
     """
-    gone = [slot for slot, owner in labs().items() if _abandoned(slot, owner)]
-    for slot in gone:
-        remove(slot)
+    with _alone():
+        gone = [slot for slot, owner in labs().items() if _abandoned(slot, owner)]
+        for slot in gone:
+            remove(slot)
     return gone
 
 

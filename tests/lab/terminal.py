@@ -55,6 +55,10 @@ class Terminal:
     def type(self, line: str) -> None:
         os.write(self._ours, f"{line}\n".encode())
 
+    def interrupt(self) -> None:
+        """Press Ctrl-C."""
+        os.write(self._ours, b"\x03")
+
     def exit_code(self) -> int:
         end = time.monotonic() + 120.0
         while self._read(end):

@@ -89,7 +89,7 @@ def test_what_is_to_be_hidden_is(lab: Lab) -> None:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("way", ["up", "down"])
-@pytest.mark.parametrize("mbit", [20, 100, 1000])
+@pytest.mark.parametrize("mbit", [20, 1000])
 def test_a_shaped_link_carries_what_it_says(lab: Lab, mbit: float, way: str) -> None:
     """A busy machine can only make a transfer slower: the best of some counts, ever longer ones, and none is above."""
     best, seconds = 0.0, 0.4
@@ -146,7 +146,6 @@ def _transfer(lab: Lab, way: str, size: int) -> float:
             return time.monotonic() - begin
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("way", ["inside", "ssh"])
 def test_a_quota_slows_the_cpu(lab: Lab, way: str) -> None:
     spin = "import time\nb=time.monotonic()\nwhile time.process_time()<0.3: pass\nprint(time.monotonic()-b)"

@@ -1,9 +1,10 @@
 """A Python for the processes that tests start, which has loaded already what takes seconds.
 
-It stands as ``sys.executable`` in all tests and has the face of this Python. Muster's own modules and commands, the
-children of ``multiprocessing`` and pytest's workers are done by copies of a preloaded process
-(:mod:`tests.preloaded.server`); everything else, help and the hub, which loads little, by Python itself. A test of a
-whole start asks :func:`python_itself`.
+It stands as ``sys.executable`` in all tests and has the face of this Python. Muster's own modules and commands,
+scripts of tests and of ``launch``, the children of ``multiprocessing`` and pytest's workers are done by copies of
+a preloaded process (:mod:`tests.preloaded.server`); help, and coordinators that are not of a run on this machine, which
+tests stop, by Python itself, as everything else. A test of a whole start asks :func:`python_itself`, or sets
+``MUSTER_TESTS_COLD``.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ from pathlib import Path
 _PRELOADED, _ITSELF = "MUSTER_TESTS_PRELOADED_PYTHON", "MUSTER_TESTS_PYTHON"
 _HERE = Path(__file__).parent
 _PROGRAM = """#!/bin/bash
-case "$*" in
-*--help*|"-m training.exchange.coordinator_main"*) ;;
+case "$MUSTER_TESTS_COLD$*" in
+*--help*) ;;
+"-m training.exchange.coordinator_main --config /"*/secrets/coordinator.json)
+    exec {python} -IS {client} {socket} "$@" ;;
+"-m training.exchange.coordinator_main"*) ;;
 "-m training."*|"-m distributed."*|"-m app."*|*"-c from multiprocessing."*|*"-c import sys;exec(eval("*|\\
-{project}/cli_typer.py*|{project}/examples/*.py*)
+{project}/cli_typer.py*|{project}/wizard.py*|{project}/examples/*.py*|{project}/docs/*.py*|{project}/tests/*_process.py*|\\
+/*/training/script_start.py*|/*/pytest-of-*/script/*.py*|/*/pytest-of-*/wizard.py*)
     exec {python} -IS {client} {socket} "$@" ;;
 esac
 exec -a {program} {python} "$@"

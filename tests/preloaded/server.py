@@ -4,7 +4,8 @@ of a socket that listens.
 A copy does the work of one :mod:`tests.preloaded.client`: it has the client's arguments, folder, variables, files,
 limits, CPU quota and namespaces, but a process number and a session of its own. It is killed when its client ends.
 Linux only. Nothing is loaded before the first client comes, unless ``now`` is the last argument: then what pytest's
-workers need too. The server ends with its standard input, and removes the folder of its socket.
+workers need too, and Muster itself, which a copy keeps where its client would find the same files. The server ends with
+its standard input, and removes the folder of its socket.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import importlib.machinery
 import json
 import os
 import resource
@@ -23,6 +25,7 @@ import signal
 import socket
 import struct
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +40,30 @@ _PRELOADED = (
     "transformers.models.whisper.modeling_whisper",
     "typer",
 )
-_OF_TESTS = ("aiohttp", "cryptography.x509", "datasets", "peft", "textual.app", "textual.widgets", "zeroconf")
+_OF_TESTS = (
+    "aiohttp",
+    "cryptography.x509",
+    "datasets",
+    "hypothesis.strategies",
+    "peft",
+    "pytest",
+    "textual.app",
+    "textual.widgets",
+    "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "xdist.remote",
+    "zeroconf",
+)
 """What besides them pytest's workers load, who are copies too."""
+_PROJECT = Path(__file__).resolve().parents[2]
+_OURS = ("profiles", "training", "distributed", "app")
+_ONCE = ("training.exchange.process_group", "training.exchange.group_base")
+"""What leaves something in torch, or for the end of the process, as soon as it is loaded."""
+_OPTIONAL = ("training.export.coreml_model", "training.export.ctranslate2_model")
 _NAMESPACES = ("net", "mnt", "uts", "ipc", "pid")
 _HIGH = 500
 """Above the numbers of a client's files."""
@@ -75,6 +100,34 @@ def load(names: tuple[str, ...]) -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+def load_project() -> None:
+    """Load Muster's modules, but those that are programs."""
+    sys.path.insert(0, str(_PROJECT))
+    found = [path for package in _OURS for path in sorted((_PROJECT / package).rglob("*.py"))]
+    names = (
+        ".".join(path.relative_to(_PROJECT).with_suffix("").parts).removesuffix(".__init__")
+        for path in found
+        if "__main__" not in path.read_text(encoding="utf-8")
+    )
+    load(tuple(name for name in names if name not in _ONCE + _OPTIONAL))
+    sys.path.remove(str(_PROJECT))
+
+
+_forgotten: dict[str, Any] = {}
+"""Nothing is gained by taking apart what is not used."""
+
+
+def forget_other_code(script: str) -> None:
+    """Let modules of Muster be found anew, unless this process would find those that are loaded."""
+    finder = importlib.machinery.PathFinder
+    if not script.endswith("script_start.py"):  # in it the names are a person's
+        specs = {name: finder.find_spec(name) for name in _OURS if name in sys.modules}
+        if all(spec is not None and spec.origin == sys.modules[name].__file__ for name, spec in specs.items()):
+            return
+    for name in [name for name in sys.modules if name.partition(".")[0] in _OURS]:
+        _forgotten[name] = sys.modules.pop(name)
 
 
 def die_with_parent() -> None:
@@ -179,14 +232,18 @@ def carry_out(argv: list[str]) -> None:
     if argv[0] == "-m":
         sys.argv = argv[1:]
         sys.path[:0] = [os.getcwd()] if own_folder else []
+        forget_other_code("")
+        warnings.filterwarnings("ignore", ".* found in sys.modules", RuntimeWarning)
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
     elif argv[0] == "-c":
         sys.argv = ["-c", *argv[2:]]
         sys.path[:0] = [""] if own_folder else []
+        forget_other_code("")
         exec(compile(argv[1], "<string>", "exec"), vars(sys.modules["__main__"]))
     else:
         sys.argv = argv
         sys.path[:0] = [os.path.dirname(os.path.abspath(argv[0]))] if own_folder else []
+        forget_other_code(argv[0])
         runpy.run_path(argv[0], run_name="__main__")
 
 
@@ -207,6 +264,7 @@ def main() -> None:
     at_once = sys.argv[2:] == ["now"]
     if at_once:
         load(_PRELOADED + _OF_TESTS)
+        load_project()
     wanted = serve(socket.socket(fileno=int(sys.argv[1])), at_once)
     atexit.register(leave, code)
     become(wanted)

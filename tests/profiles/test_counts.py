@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiles.counts import counted
+from profiles.errors import counted
 
 
 def test_one_is_singular_and_all_else_plural() -> None:

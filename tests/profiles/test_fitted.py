@@ -8,8 +8,9 @@ import pytest
 
 from profiles.errors import BadInput
 from profiles.layers import open_settings
+from profiles.optimisation import TrainingSettings
 from profiles.resolve import load_profile, profile_from_options, save_profile
-from profiles.schema import Profile, TrainingSettings
+from profiles.schema import Profile
 
 ALL = {"batch_size", "eval_batch_size", "gradient_checkpointing", "tuning", "base_precision", "learning_rate"}
 START = "[group:shared]\nbatch_size = 4\n[profile:p]\ngroup = shared\nmodel = a/b\ndataset = /d\n"

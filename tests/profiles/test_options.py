@@ -9,8 +9,7 @@ from profiles.declarations import Section, declare, option, withdraw
 from profiles.errors import BadInput
 from profiles.options import OptionSpec, canonical, check_value, nearest, options, options_by_name
 from profiles.resolve import profile_from_options
-from profiles.schema import Profile
-from tests.waiting import until
+from profiles.schema import Profile, StrategySettings
 
 
 def test_names_are_unique_over_all_sections() -> None:
@@ -68,23 +67,26 @@ def test_a_profile_survives_json() -> None:
     assert profile.run.shares == "2,1"
 
 
+def test_the_coordinators_port_is_read_by_its_former_name_and_written_by_its_own() -> None:
+    profile = profile_from_options("p", {"hub_port": "4711"})
+    assert profile == profile_from_options("p", {"coordinator_port": "4711"})
+    document = profile.model_dump(mode="json")
+    assert document["strategy"]["coordinator_port"] == 4711 and "hub_port" not in document["strategy"]
+    earlier = {**document, "strategy": StrategySettings.with_former_names(document["strategy"])}
+    assert earlier["strategy"]["hub_port"] == 4711 and Profile.model_validate(earlier) == profile
+    document["strategy"] = {"hub_port": 4711, "coordinator_port": 4712}  # as a plan that changes an earlier one's
+    assert Profile.model_validate(document).strategy.coordinator_port == 4712
+
+
 @pytest.mark.parametrize(("word", "found"), [("Batch_Sise", "batch_size"), ("xyzzy", None), ("", None)])
 def test_nearest(word: str, found: str | None) -> None:
     assert nearest(word, options_by_name()) == found
 
 
 @pytest.mark.slow
-def test_loading_profiles_is_quick_and_light() -> None:
-    """Less than 0.25 s of this process's own time, and nothing heavy with it."""
+def test_loading_profiles_loads_nothing_heavy() -> None:
     code = (
-        "import sys, time; start = time.process_time(); import profiles.resolve;"
-        "profiles.resolve.list_profiles(); print(time.process_time() - start);"
-        "print(sorted({'torch', 'numpy', 'transformers', 'textual'} & set(sys.modules)))"
+        "import sys, profiles.resolve; profiles.resolve.list_profiles();"
+        "print({'torch', 'numpy', 'transformers', 'textual', 'paramiko', 'typer'} & set(sys.modules))"
     )
-
-    def quick() -> bool:
-        seconds, heavy = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout.split()
-        assert heavy == b"[]"
-        return float(seconds) < 0.25
-
-    until(quick)  # other programs on the same processors make it slower
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout == b"set()\n"

@@ -13,7 +13,7 @@ from training.exchange.certificates import issue_run_certificates
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tls") / "certificates"
     issue_run_certificates(folder, "tests", [], ["127.0.0.1"])
-    return folder / "hub"
+    return folder / "coordinator"
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def test_divided_and_whole_it_costs_the_same(heard: list[int], said: list[int]) 
 
 
 def cost(heard: np.ndarray, said: np.ndarray, found: np.ndarray) -> int:
-    costs = alignment._Pair(heard, said, None, None, 0.0)
+    costs = alignment._Pair(heard, said, None, None)
     pairs = [(row, place) for row, place in enumerate(found) if place >= 0]
     gaps = len(heard) + len(said) - 2 * len(pairs)
     return gaps * alignment._GAP + sum(int(costs.costs(row, place, place + 1)[0]) for row, place in pairs)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.recordings.dividing import Shares, divide
+from training.recordings.dividing import Division, Shares, divide
 from training.recordings.recording import NoSource, Recording
 
 
@@ -43,10 +43,63 @@ def test_without_speakers_clips_are_divided_and_it_is_said() -> None:
     assert "names no speakers" in division.notes[0]
 
 
-def test_two_speakers_are_too_few_and_it_is_said() -> None:
-    division = divide([clip(number, "ab"[number % 2]) for number in range(20)], Shares())
+def speakers_of(division: Division) -> dict[str, set[str]]:
+    """Return in which splits each speaker is."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for one in division.recordings:
+        found[one.speaker].add(one.split)
+    return found
+
+
+@pytest.mark.parametrize("names", ["abc", "xyz", "mno", "pqr", "uvw", "ijk"])
+def test_who_speaks_most_of_few_is_trained_on(names: str) -> None:
+    many, *few = names
+    clips = [clip(number, many) for number in range(30)] + [clip(30 + number, one) for number, one in enumerate(few)]
+    division = divide(clips, Shares())
+    assert sizes(division.recordings) == {"train": 30, "validation": 1, "test": 1}
+    assert division.notes == ["divided by speaker (3): no speaker is in two splits"]
+
+
+def test_three_speakers_who_speak_as_much_leave_little_to_train_on_and_it_is_said() -> None:
+    division = divide([clip(number, "abc"[number % 3]) for number in range(30)], Shares())
+    assert sizes(division.recordings) == {"train": 10, "validation": 10, "test": 10}
+    assert division.notes[1] == (
+        "only 10 of 30 clips are left to train on, since whole speakers are held out; --test 0 or more speakers help"
+    )
+
+
+def test_two_speakers_are_enough_for_two_splits() -> None:
+    clips = [clip(number, "a" if number < 15 else "b") for number in range(20)]
+    division = divide(clips, Shares(validation=0.1, test=0.0))
+    assert speakers_of(division) == {"a": {"train"}, "b": {"validation"}}
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("a", "divided by clip: 1 speaker is too few, so the same voice is in all splits"),
+        ("ab", "divided by clip: 2 speakers are too few, so the same voices are in all splits"),
+    ],
+)
+def test_fewer_speakers_than_splits_are_in_all_of_them(names: str, said: str) -> None:
+    division = divide([clip(number, names[number % len(names)]) for number in range(20)], Shares())
     assert sizes(division.recordings) == {"train": 16, "validation": 2, "test": 2}
-    assert "2 speakers are too few" in division.notes[0]
+    assert division.notes == [said]
+
+
+def test_one_speaker_is_divided_by_file_where_there_are_enough() -> None:
+    division = divide([clip(number, "a", file=f"{number // 10}.wav") for number in range(60)], Shares())
+    of_file = {
+        number: {one.split for one in division.recordings[10 * number : 10 * number + 10]} for number in range(6)
+    }
+    assert all(len(splits) == 1 for splits in of_file.values()) and all(sizes(division.recordings).values())
+    assert division.notes == ["divided by file: 1 speaker is too few, so the same voice is in all splits"]
+
+
+@pytest.mark.parametrize("speaker", ["", "a"])
+def test_two_clips_are_too_few_to_hold_one_out(speaker: str) -> None:
+    division = divide([clip(number, speaker) for number in range(2)], Shares())
+    assert division.notes == ["2 clips are too few to hold any out: all are for training"]
 
 
 def test_clips_of_one_file_stay_together() -> None:

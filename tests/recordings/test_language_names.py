@@ -57,7 +57,7 @@ def test_what_sounds_like_another_language_is_left_out(tmp_path: Path) -> None:
 def test_a_multilingual_whisper_tells_languages_and_another_is_refused(tmp_path: Path) -> None:
     from tiny_speech import tiny_whisper
 
-    from training.tasks.whisper.spoken_languages import ModelEar
+    from training.tasks.whisper.samples import ModelEar
 
     ear = ModelEar(str(tiny_whisper(tmp_path / "two", ("en", "de"))), tmp_path, "cpu")
     files = [write_tone(tmp_path / f"{i}.wav", i) for i in range(3)]

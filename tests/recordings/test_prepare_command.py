@@ -48,7 +48,7 @@ def test_json_is_one_document(capsys: Capture) -> None:
     [
         (["nothing.csv"], "source nothing.csv: not there"),
         (["."], "nothing there has a known form"),
-        ([".", "--kind", "tape"], "no kind 'tape' of source"),
+        ([".", "--kind", "tape"], "unknown kind of source: 'tape'"),
         (["bigquery:nothing"], "not the name of a table"),
     ],
 )

@@ -55,6 +55,25 @@ def test_a_prepared_folder_is_a_data_set(tmp_path: Path) -> None:
     assert left_out(tmp_path / "out") == {}
 
 
+def test_who_is_left_is_divided_anew_where_a_split_would_be_empty(tmp_path: Path) -> None:
+    source = table_of(tmp_path / "source", 24)
+    first = run(source, tmp_path / "out")
+    trained = {row["speaker"] for row in read_rows(tmp_path / "out/train.csv")}
+    for row in read_rows(source):
+        if row["speaker"] in trained:
+            (tmp_path / "source" / row["audio_path"]).unlink()
+    result = run(source, tmp_path / "other")
+    assert set(result.splits) == set(first.splits)
+    assert result.notes[0] == "divided by clip: 2 speakers are too few, so the same voices are in all splits"
+
+
+def test_a_column_of_speakers_is_found_in_any_case(tmp_path: Path) -> None:
+    """A spreadsheet's 'Speaker', else nobody would see that the same voices are in all splits."""
+    source = table_of(tmp_path / "source", 12)
+    source.write_text(source.read_text().replace("speaker", "Speaker", 1))
+    assert run(source, tmp_path / "out").notes[0] == "divided by speaker (4): no speaker is in two splits"
+
+
 @pytest.mark.parametrize(("form", "container", "coding"), [("flac", "FLAC", "PCM_16"), ("opus", "OGG", "OPUS")])
 def test_sound_becomes_16_khz_mono(form: str, container: str, coding: str, tmp_path: Path) -> None:
     write_tone(tmp_path / "a.wav", rate=44_100, seconds=2.0)

@@ -17,10 +17,10 @@ from long_talk import RATE, Listening, Talk, make_talk
 from app.cli.main import main
 from profiles.errors import BadInput
 from training.recordings.segments import dataset
-from training.recordings.segments.cutting import SECONDS, Activity, SegmentOptions, Stretch, cut
+from training.recordings.segments.cutting import SegmentOptions, Stretch, cut
 from training.recordings.segments.dataset import Outcome, segment_all, sources_of
 from training.recordings.segments.recording import pieces
-from training.tasks.audio import AudioError, decode, stream
+from training.tasks.audio import SECONDS, Activity, AudioError, decode, stream
 from training.tasks.base import Progress
 from training.tasks.speech_dataset import read_speech
 

@@ -9,8 +9,8 @@ from typing import Any
 from profiles.resolve import profile_from_options
 from training.events import Event, RunEvent
 from training.local_plan import plan_local_run
+from training.plan import Status
 from training.run_folder import RunFolder
-from training.run_metadata import Status
 
 
 def write_run(

@@ -33,7 +33,7 @@ def events(name: str = "worker") -> list[Event]:
     start: list[Event] = [RunEvent(status="running", total_steps=40, time=0)]
     start += [MemberEvent(member=rank, status="joined", name=f"{name}-{rank}", device="cpu", time=0) for rank in (0, 1)]
     steps = [step(n, member=rank, loss=2 / n + rank, bytes_sent=7) for n in range(1, 41) for rank in (0, 1)]
-    syncs = [sync(n, member=rank) for n in range(1, 5) for rank in (0, 1)]
+    syncs = [sync(n, member=rank, correlation=1 - 0.5 * rank) for n in range(1, 5) for rank in (0, 1)]
     return [*start, evaluation(0, 0.9), *steps, *syncs, evaluation(40, 0.2)]
 
 
@@ -55,8 +55,10 @@ def test_a_report_says_what_is_there_and_what_is_not(tmp_path: Path) -> None:
     for words in ("twice as fast", "worker-1", "90.0 % → 20.0 %", "distributed-train p", "no finished model", "torch"):
         assert words in page
     assert "no prediction was kept with this run" in page
-    charts = {chart.id for chart in charts_of(read_evidence(run))}
-    assert charts == {"loss", "rates", "learning-rate", "throughput", "time", "bytes", "syncs"}
+    charts = {chart.id: chart for chart in charts_of(read_evidence(run))}
+    usual = {"loss", "rates", "learning-rate", "throughput", "time", "bytes", "syncs"}
+    assert charts.keys() == {*usual, "sync-bytes", "correlation"}
+    assert charts["correlation"].figure["data"][0]["y"][-1] == 0.75 and "1: the same. Last: 0.75." in page
 
 
 def test_a_run_without_a_step_still_has_a_report(tmp_path: Path) -> None:
@@ -83,9 +85,8 @@ def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
 def test_the_plan_and_its_ranking_are_shown_where_they_were_kept(tmp_path: Path) -> None:
     run = write_demo_run(tmp_path, 3)
     page = shown(run)
-    assert (
-        "<td>chosen</td>" in page and "Candidates that are in planning.json" in page and "measured / predicted" in page
-    )
+    assert "x as fast as demo-pc alone (predicted " in page and "; demo-studio back at step " in page
+    assert "<td>chosen</td>" in page and "more are in planning.json" in page and "measured / predicted" in page
     assert "demo-studio lost" in json.dumps(charts_of(read_evidence(run))[0].figure)
     (run / "planning.json").write_text("{}")
     assert "No plan was kept with this run" in shown(run)
@@ -106,6 +107,7 @@ def test_a_report_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytes
     first = write_report(run)
     assert first == run / "report.html"
     assert stat.S_IMODE(first.stat().st_mode) == 0o600
+    assert first.stat().st_size < 2e6
     before = first.read_bytes()
     monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(BadInput):

@@ -15,7 +15,7 @@ from cli_typer import main
 from tests.app.app_events import MEMBER_EVENTS, RUN_EVENTS, evaluation, step, sync
 from tests.report.report_runs import write_run
 from training.events import Event
-from training.run_metadata import finite
+from training.plan import finite
 
 OLD_KEYS = {"status", "step", "total_steps", "members", "evaluations", "warnings", "errors", "snapshot_step"}
 

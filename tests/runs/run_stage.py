@@ -16,7 +16,7 @@ from training.run_folder import RunFolder
 
 
 class Script:
-    """A worker or a hub that says what it is told to say."""
+    """A worker or a coordinator that says what it is told to say."""
 
     pid = 0
     end_reason = ""
@@ -57,22 +57,28 @@ class Script:
 class Stage:
     """A run of scripted workers; what they say is merged by :meth:`take`."""
 
-    def __init__(self, folder: Path, workers: int = 3) -> None:
-        options = {"task": "custom", "model_path": "nowhere:build", "strategy": "allreduce", "engine": "mesh"}
+    def __init__(self, folder: Path, workers: int = 3, strategy: str = "allreduce") -> None:
+        options = {"task": "custom", "model_path": "nowhere:build", "strategy": strategy, "engine": "mesh"}
         plan = plan_local_run(profile_from_options("scripted", options), workers)
         self.workers = [Script() for _ in range(workers)]
-        self.hub = Script()
-        self.hub._lines.put(json.dumps({"port": 1}).encode())
+        self.coordinator = Script()
+        self.coordinator._lines.put(json.dumps({"port": 1}).encode())
         self.events: list[Event] = []
         self.folder = RunFolder.create(folder, plan, ["test"])
-        self.run = LocalRun(plan, self.folder, self.events.append, self._worker, start_hub=lambda config, log: self.hub)
+        self.run = LocalRun(
+            plan,
+            self.folder,
+            self.events.append,
+            self._worker,
+            start_coordinator=lambda config, log: self.coordinator,
+        )
         self.run.start()
 
     def _worker(self, rank: int, log: BinaryIO) -> Script:
         return self.workers[rank]
 
     def take(self, source: int, event: Event) -> None:
-        """Merge one event of a worker, or of the hub: -1."""
+        """Merge one event of a worker, or of the coordinator: -1."""
         self.run._take(source, to_line(event).encode())
 
     def ends(self, rank: int, code: int, reason: str = "") -> None:

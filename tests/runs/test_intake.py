@@ -1,4 +1,4 @@
-"""What members and hub say on its way into a run: nobody speaks for another, and nobody is drowned out."""
+"""What members and coordinator say on its way into a run: nobody speaks for another, and nobody is drowned out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,17 @@ from hypothesis import strategies as st
 from profiles.errors import ExitCode
 from tests.runs.run_stage import Stage
 from training import intake
-from training.events import ErrorEvent, Event, MemberEvent, RunEvent, StepEvent, WarningEvent
+from training.events import (
+    ErrorEvent,
+    Event,
+    MemberEvent,
+    RunEvent,
+    SnapshotEvent,
+    StepEvent,
+    WarningEvent,
+    Way,
+    WaysEvent,
+)
 from training.intake import STRIKES, Inbox
 
 
@@ -74,6 +84,17 @@ def test_a_step_that_jumps_is_refused_and_a_step_that_follows_is_taken(stage: St
     assert stage.run.members.workers[1].step == 7
 
 
+def test_members_with_a_pace_of_their_own_leave_steps_out_and_never_go_back(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, strategy="async_diloco")
+    with stage.folder:
+        for number in (5, 5, 9, 7, 2000):
+            stage.take(1, step(number))
+        stage.take(1, SnapshotEvent(step=12, path="x", bytes=1, seconds=1.0))
+        stage.run.kill()
+    assert [event.step for event in stage.events if isinstance(event, StepEvent)] == [5, 5, 9]
+    assert any(isinstance(event, SnapshotEvent) for event in stage.events)
+
+
 def test_who_joins_again_goes_on_where_the_others_are_and_never_back(stage: Stage) -> None:
     stage.take(0, step(200))
     for said in (step(5), MemberEvent(status="joined"), step(200), step(201), MemberEvent(status="joined"), step(7)):
@@ -82,10 +103,10 @@ def test_who_joins_again_goes_on_where_the_others_are_and_never_back(stage: Stag
     assert told == [5, 200, 201]
 
 
-def test_the_hub_speaks_of_members_only(stage: Stage) -> None:
+def test_the_coordinator_speaks_of_members_only(stage: Stage) -> None:
     before = len(stage.events)
     for claim in (step(1), RunEvent(status="failed"), MemberEvent(member=700, status="lost")):
-        stage.take(intake.HUB, claim)
+        stage.take(intake.COORDINATOR, claim)
     assert all(isinstance(event, WarningEvent) for event in stage.events[before:])
 
 
@@ -93,7 +114,7 @@ def test_who_goes_on_like_this_is_lost_and_the_others_go_on(stage: Stage) -> Non
     line = b'{"kind":"warning","message":"\\ud800\x1b[2J"}'
     for _ in range(STRIKES):
         stage.run._take(1, line)
-    assert stage.run.members.lost == [1] and stage.hub.sent == [{"ban": 1}]
+    assert stage.run.members.lost == [1] and stage.coordinator.sent == [{"ban": 1}]
     assert len(warnings(stage)) == 2  # the first line, and the loss
     assert "\x1b" not in warnings(stage)[0] and len(warnings(stage)[0]) < 600
     stage.take(1, step(1))
@@ -101,7 +122,7 @@ def test_who_goes_on_like_this_is_lost_and_the_others_go_on(stage: Stage) -> Non
 
 
 def test_an_error_of_one_member_loses_that_member_and_not_the_run(stage: Stage) -> None:
-    stage.take(intake.HUB, MemberEvent(member=1, status="left"))  # its good-bye, before it says why
+    stage.take(intake.COORDINATOR, MemberEvent(member=1, status="left"))  # its good-bye, before it says why
     stage.take(1, ErrorEvent(message="its memory is full", exit_code=2))
     stage.ends(1, ExitCode.BAD_INPUT)
     assert stage.told(1) == [("left", ""), ("lost", "its memory is full")]
@@ -192,5 +213,16 @@ def test_after_the_close_ends_are_still_told() -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(line=st.binary(max_size=80) | st.text(max_size=40).map(lambda text: json.dumps({"kind": text}).encode()))
 def test_no_line_of_a_member_raises(stage: Stage, line: bytes) -> None:
-    for source in (0, intake.HUB):
+    for source in (0, intake.COORDINATOR):
         stage.run._take(source, line)
+
+
+def test_ways_are_the_coordinators_to_tell_and_the_run_knows_the_names(stage: Stage) -> None:
+    ways = (Way(peer=0, how="relayed", name="another"), Way(peer=7, how="dialled", name="nobody"))
+    stage.take(intake.COORDINATOR, WaysEvent(member=1, ways=ways))
+    told = stage.events[-1]
+    assert isinstance(told, WaysEvent) and [(way.peer, way.name) for way in told.ways] == [(0, "worker-0")]
+    stage.take(1, WaysEvent(ways=ways))
+    assert "may not come from a member" in warnings(stage)[-1]
+    stage.take(intake.COORDINATOR, WaysEvent(member=9, ways=ways))
+    assert "an unknown member" in warnings(stage)[-1]

@@ -26,14 +26,14 @@ def lost(message: str) -> MemberEvent:
     return MemberEvent(member=1, status="lost", name="worker-1", message=message)
 
 
-@pytest.mark.parametrize("hub_first", [True, False])
-def test_a_loss_is_told_once_with_its_first_cause(stage: Stage, hub_first: bool) -> None:
-    if hub_first:
+@pytest.mark.parametrize("coordinator_first", [True, False])
+def test_a_loss_is_told_once_with_its_first_cause(stage: Stage, coordinator_first: bool) -> None:
+    if coordinator_first:
         stage.take(-1, lost("silent for 5 s"))
-    stage.ends(1, 255, "not reached for 40 s")
-    if not hub_first:
+    stage.ends(1, 255, "could not be reached for 40 s")
+    if not coordinator_first:
         stage.take(-1, lost("silent for 5 s"))
-    assert stage.told(1) == [("lost", "silent for 5 s" if hub_first else "not reached for 40 s")]
+    assert stage.told(1) == [("lost", "silent for 5 s" if coordinator_first else "could not be reached for 40 s")]
     assert sum(isinstance(event, WarningEvent) for event in stage.events) == 1
     assert stage.run.members.lost == [1]
 
@@ -55,7 +55,7 @@ def test_after_a_stop_every_member_has_stopped(stage: Stage) -> None:
     stage.ends(0, ExitCode.STOPPED)
     stage.take(-1, lost("its stream broke"))  # it was too slow, and is killed
     stage.ends(1, -signal.SIGKILL)
-    stage.ends(2, 255, "not reached for 8 s")
+    stage.ends(2, 255, "could not be reached for 8 s")
     assert stage.told(0) == [("left", "stopped by the user")]
     assert stage.told(1) == [("left", "stopped by the user (killed by signal 9)")]
     assert stage.told(2) == [("lost", "silent for 5 s")]  # it was away before

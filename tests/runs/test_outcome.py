@@ -205,7 +205,7 @@ def test_metrics_of_a_resumed_run_count_both_attempts(tmp_path: Path) -> None:
     assert written["attempts"] == 2
 
 
-@pytest.mark.parametrize(("kept", "told"), [(5, ["15 steps are taken again"]), (20, [])])
+@pytest.mark.parametrize(("kept", "told"), [(5, ["15 steps are repeated"]), (20, [])])
 def test_a_resume_tells_how_many_steps_it_makes_again(tmp_path: Path, kept: int, told: list[str]) -> None:
     path, _ = interrupted(tmp_path, "failed")
     again = RunFolder.resume(path, RunFolder.open(path).plan(), ["again"])

@@ -167,7 +167,7 @@ def test_a_resumed_run_goes_on_in_the_same_folder(tmp_path: Path) -> None:
 
 def test_keys_do_not_outlive_the_run(tmp_path: Path) -> None:
     with make(tmp_path) as folder:
-        (folder.secrets / "hub.key").write_text("secret")
+        (folder.secrets / "coordinator.key").write_text("secret")
     assert not (folder.path / "secrets").exists()
 
 

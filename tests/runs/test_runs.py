@@ -9,8 +9,8 @@ import pytest
 from test_run_folder import make_plan
 
 from profiles.errors import BadInput
+from training.plan import Status
 from training.run_folder import RunFolder
-from training.run_metadata import Status
 from training.runs import (
     RunSummary,
     compare,

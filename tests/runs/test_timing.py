@@ -9,14 +9,14 @@ import time
 import pytest
 
 from training.events import TimingEvent
-from training.processes import Laps, process_age
+from training.processes import PhaseTimer, process_age
 
 
 def test_parts_follow_each_other_without_a_gap() -> None:
     parts: list[TimingEvent] = []
-    laps = Laps(parts.append, whole_process=False)
-    laps.end("one")
-    laps.end("two")
+    phases = PhaseTimer(parts.append, whole_process=False)
+    phases.end("one")
+    phases.end("two")
     first, second = parts
     assert [first.part, second.part] == ["one", "two"]
     assert second.time - second.seconds == pytest.approx(first.time, abs=1e-6)
@@ -24,12 +24,12 @@ def test_parts_follow_each_other_without_a_gap() -> None:
 
 def test_the_cpu_seconds_of_a_part_are_its_own() -> None:
     parts: list[TimingEvent] = []
-    laps = Laps(parts.append, whole_process=False)
+    phases = PhaseTimer(parts.append, whole_process=False)
     end = time.thread_time() + 0.05
     while time.thread_time() < end:
         continue
-    laps.end("work")
-    laps.end("nothing")
+    phases.end("work")
+    phases.end("nothing")
     assert parts[0].cpu is not None and parts[0].cpu >= 0.05
     assert parts[1].cpu is not None and parts[1].cpu < 0.05
 

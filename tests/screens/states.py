@@ -36,7 +36,7 @@ from distributed.ssh.access import AccessReport
 from distributed.ssh.errors import Stage
 from profiles.options import options_by_name
 from tests.wizard.fake_services import known, locked, pair, refused, stranger, way
-from training.run_metadata import RunMetadata
+from training.plan import RunMetadata
 from training.runs import RunSummary
 
 OK, BAD, WARN, WAIT = Status.OK, Status.FAILED, Status.WARNING, Status.WAITING
@@ -160,7 +160,7 @@ STRATEGY = Strategy(
         way("alone", "desk", index=2, same_loss=211, step=0.66, steps=320, global_batch=8),
     ),
     ("2 machines with diloco reach the same loss 1.59 times as fast as the best of them alone",
-     "0.0167 s of a step of 0.354 s is waiting for the network (5 %)"),
+     "5 % of each step of 0.354 s is spent waiting for the network"),
 )  # fmt: skip
 PLAN = Plan(
     (

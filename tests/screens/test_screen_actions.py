@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ from textual.screen import Screen
 
 from app.screens.app import WizardApp, run_wizard
 from app.wizard import actions as do
-from app.wizard.records import Launch, Status
-from app.wizard.state import Action, Part, Step
+from app.wizard.records import Launch, Plan, Status
+from app.wizard.state import Action, Kind, Part, Step
 from profiles.resolve import profile_from_options
-from tests.screens.pilot import fixed_clock, run, text
+from tests.screens.pilot import fixed_clock, run, text, until_text
 from tests.screens.states import DESK, FINGERPRINT, at
 from tests.wizard.fake_services import FakeServices
 from training.local_plan import plan_local_run
@@ -71,6 +72,24 @@ def test_keys_send_actions(step: Step) -> None:
     for _, keys, wanted in [sent for sent in SENT if sent[0] is step]:
         steering = at(step)
         run(WizardApp(steering, clock=fixed_clock), lambda pilot, s=steering, k=keys, w=wanted: drive(pilot, s, k, w))
+
+
+def test_start_is_offered_when_the_plan_is_made_and_not_before() -> None:
+    steering = at(Step.PLAN)
+    made, forecast = steering.state.part(Kind.PLAN), replace(steering.state.strategy, progress=("as recorded",))
+    steering.state = steering.state.putting(Kind.FORECAST, part=forecast).putting(
+        Kind.PLAN, part=Part(Plan(), status=Status.WORKING, inputs=made.inputs)
+    )
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        shown = text(pilot.app)
+        assert "as recorded" in shown and "e Command" in shown
+        assert not any(word in shown for word in ("enter Start", "Enter starts", "w Only save"))
+        steering.state = steering.state.putting(Kind.PLAN, part=made)
+        pilot.app.changed()
+        await until_text(pilot, "enter Start")
+
+    run(WizardApp(steering, clock=fixed_clock), drive)
 
 
 def test_a_plan_that_was_started_starts_another_run_by_its_own_key_only() -> None:

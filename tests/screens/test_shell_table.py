@@ -18,8 +18,8 @@ from app.shell.base_screen import BaseScreen
 from app.shell.dialogs import HelpDialog
 from app.shell.keys import EVERYWHERE, Key, KeyBar, key_line
 from app.shell.look import ascii_text, thumb
-from app.shell.row_layout import GAP, Column, Row, draw, header, widths
 from app.shell.row_table import RowTable
+from app.shell.text import GAP, Column, Row, draw, header, widths
 from tests.screens.pilot import run, text
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("C", "M", "Z")), min_size=1, max_size=60)

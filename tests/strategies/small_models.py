@@ -41,9 +41,11 @@ def step(strategy: Strategy, loss: torch.Tensor | None, number: int = 0, scale: 
     strategy.gradients()
 
 
-def in_a_group(size: int, body: Callable[[RoomExchange], Any], late: Late = lambda name: ()) -> list[Any]:
+def in_a_group(
+    size: int, body: Callable[[RoomExchange], Any], late: Late = lambda name: (), newcomers: int = 0
+) -> list[Any]:
     """Let ``size`` members do ``body`` together; return their results by rank, or raise what one of them raised."""
-    found, _ = together(size, body, late)
+    found, _ = together(size, body, late, newcomers)
     for result in found.values():
         if isinstance(result, BaseException):
             raise result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ from small_models import Vectors, attached, in_a_group
 
 from profiles.errors import RunFailed
 from tests.training.memory_exchange import RoomExchange
-from training.exchange.base import ExchangeError
 from training.strategies.base import Strategy
 from training.strategies.diloco import DiLoCo
 
@@ -43,9 +43,11 @@ def test_anchors_that_differ_are_found_by_the_next_round_and_mended(verify_inter
         strategy = attached(DiLoCo, member, model, warnings, **PLAIN, verify_interval=verify_interval)
         reports = [local_step(strategy, model, 1.0, 0)]
         if member.rank == 1:
-            strategy._anchor[5] += 0.5
+            strategy.tensors()["anchor"][5] += 0.5
             model.first.data[5] += 0.5
         reports += [local_step(strategy, model, 1.0, number) for number in (1, 2)]
+        assert reports[0].delta_norm == pytest.approx(math.sqrt(model.first.numel()))  # one in each weight
+        assert reports[0].correlation == (1.0 if verify_interval else None)
         return [report.drift for report in reports], [report.weight_hash for report in reports], warnings
 
     (drift, hashes, warnings), (_, theirs, _) = in_a_group(2, body)
@@ -114,10 +116,6 @@ def test_a_snapshot_during_an_exchange_goes_on_as_if_there_had_been_none() -> No
 
 
 def test_a_snapshot_without_a_group_is_of_the_state_before_the_exchange() -> None:
-    class Gone:
-        def wait(self) -> None:
-            raise ExchangeError("lost the hub")
-
     settings = PLAIN | {"codec": "int8", "sync_interval": 4, "sync_delay": 2, "error_feedback": True}
 
     def body(member: RoomExchange) -> Any:
@@ -125,8 +123,9 @@ def test_a_snapshot_without_a_group_is_of_the_state_before_the_exchange() -> Non
         strategy = attached(DiLoCo, member, model, [], **settings)
         for number in range(5):
             local_step(strategy, model, 1.0, number)
-        strategy._pending = Gone()
+        member.gone = True
         tensors, state = strategy.tensors(), strategy.state()
+        member.gone = False
         strategy = attached(DiLoCo, member, model, [], **settings)
         strategy.load(tensors, state)
         reports = [local_step(strategy, model, 0.0, number) for number in range(5, 8)]

@@ -183,7 +183,7 @@ def test_else_it_answers_in_every_step_and_says_so(
 ) -> None:
     with caplog.at_level(logging.INFO, "muster.data"):
         task = prepared(**options)
-    assert "answers in every step" in caplog.text
+    assert "the teacher runs in every step" in caplog.text
     loss = task.loss(task.build_model(), training_batch(task, 0, 1))
     loss.backward()
     assert all(parameter.grad is None for parameter in task._live.parameters())

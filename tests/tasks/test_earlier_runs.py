@@ -68,7 +68,7 @@ def test_it_goes_on_with_the_same_recordings(task: WhisperTask, held: Held) -> N
 @pytest.mark.parametrize("held", [whole_window, cut_window])
 def test_it_does_not_with_others(task: WhisperTask, held: Held, change: dict[str, object]) -> None:
     then = as_then(task, held, **change)
-    with pytest.raises(BadInput, match="sample 0 of train is another one.*where an earlier version .* began the run"):
+    with pytest.raises(BadInput, match="sample 0 of train is different.*where an earlier version .* began the run"):
         check_unchanged(then, described(task), "the run began with")
 
 

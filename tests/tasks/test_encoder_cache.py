@@ -143,7 +143,7 @@ def test_a_cache_that_cannot_be_made_costs_no_run(
     (tmp_path / "cache" / "encoded").write_text("in the way")
     count = Encodings(monkeypatch, task)
     assert all(np.isfinite(trained(task)[0])) and count.clips == 16
-    assert caplog.text.count("is not cached") == 1
+    assert caplog.text.count("are not cached") == 1
 
 
 def cut(path: Path) -> None:

@@ -15,18 +15,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_speech import WORDS, ProfileMaker, silent, tiny_tokenizer, tiny_whisper
+from tiny_speech import WORDS, ProfileMaker, silent, tiny_tokenizer
 from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
 from profiles.errors import BadInput, RunFailed
 from training.export import exporters
 from training.export.export import ExportRequest, export
 from training.export.exporters import Exporter, Heard, compare
-from training.export.formats import FORMATS, find_format
+from training.export.formats import FORMATS, ModelSource, find_format, find_source
 from training.export.ggml_model import q5_0, q8_0
-from training.export.source import ModelSource, find_source
+from training.plan import RunMetadata
 from training.run_files import sha256
-from training.run_metadata import RunMetadata
 from training.tasks.whisper.model import WhisperModelWrapper
 from training.tasks.whisper.task import WhisperTask
 
@@ -110,7 +109,6 @@ def test_adapters_are_merged_or_stay_apart(trained_whisper: Path, make_profile: 
     task.prepare(silent)
     task.save(task.build_model(), tmp_path / "adapter")
     source = ModelSource(tmp_path / "adapter", None)
-    assert source.kind == "whisper"
     merged = export(request_of(trained_whisper, tmp_path / "merged", source=source), told)
     assert merged.result is not None
     assert merged.result.same == 3
@@ -184,10 +182,13 @@ def test_whisper_cpp_gets_no_model_that_it_would_misread(trained_whisper: Path, 
     assert list(tmp_path.iterdir()) == []
 
 
+WORD = "ab"
+
+
 def openai_like(folder: Path) -> Path:
-    """A random Whisper with the vocabulary and window of OpenAI's English-only ones, and little else."""
+    """A Whisper with the vocabulary and window of OpenAI's English-only ones, and little else; it hears ``WORD``."""
     tokenizer = tiny_tokenizer()
-    symbols = [token for token in tokenizer.get_vocab() if not token.startswith("<|")]
+    symbols = sorted(token for token in tokenizer.get_vocab() if not token.startswith("<|"))
     pairs = [one + other for one in symbols for other in symbols][: 50256 - len(symbols)]
     text = {token: index for index, token in enumerate([*symbols, *pairs])}
     special = ["<|endoftext|>", "<|startoftranscript|>", *(f"<|x{index}|>" for index in range(104)), "<|notimestamps|>"]
@@ -201,6 +202,12 @@ def openai_like(folder: Path) -> Path:
     config = WhisperConfig(vocab_size=51864, begin_suppress_tokens=None, **ids, **size, **heads)
     torch.manual_seed(0)
     model = WhisperForConditionalGeneration(config)
+    decoder = model.model.decoder
+    with torch.no_grad():
+        decoder.layer_norm.bias[0] = 10.0
+        decoder.embed_tokens.weight[:, 0] = 0.0
+        decoder.embed_tokens.weight[text[WORD], 0] = 4.0
+        decoder.embed_tokens.weight[ids["eos_token_id"], 0] = 8.0  # the end is likelier, and comes not first
     model.generation_config = GenerationConfig(**ids)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -257,7 +264,7 @@ def test_whisper_cpp_reads_what_was_written(tmp_path: Path, quantize: str) -> No
     wrapper = WhisperModelWrapper(settings_of(folder))
     clip = SimpleNamespace(samples=np.zeros(16000, np.float32), language="en")
     texts = ggml_model.EXPORTER.listen(tmp_path / "out", exporters.Plain(folder, wrapper, None), [clip])
-    assert len(texts) == 1
+    assert texts == [WORD]
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(RunFailed, match="whisper.cpp cannot run the exported model"):
         ggml_model.EXPORTER.listen(tmp_path / "out", exporters.Plain(folder, wrapper, None), [clip])
@@ -346,7 +353,7 @@ def test_the_run_of_a_model_is_found(trained_whisper: Path, tmp_path: Path) -> N
     source = find_source(tmp_path, "mine")
     assert source.name == "mine"
     assert source.run is not None
-    assert (source.base, source.dataset, source.kind) == ("", "", "whisper")
+    assert (source.base, source.dataset) == ("", "")
 
 
 def test_a_model_of_two_languages_is_checked_in_the_language_it_hears(
@@ -358,10 +365,9 @@ def test_a_model_of_two_languages_is_checked_in_the_language_it_hears(
     assert outcome.result.same == 3
 
 
-def test_what_is_no_model_of_transformers(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="no config.json"):
-        _ = ModelSource(tmp_path, None).kind
-    tiny_whisper(tmp_path / "model")
-    (tmp_path / "model" / "config.json").write_text("{")
-    with pytest.raises(BadInput, match="cannot be read as JSON"):
-        _ = ModelSource(tmp_path / "model", None).kind
+def test_only_a_whisper_is_exported(trained_whisper: Path, tmp_path: Path) -> None:
+    (tmp_path / "gpt").mkdir()
+    (tmp_path / "gpt" / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(BadInput, match="'gpt2', not whisper") as caught:
+        export(request_of(trained_whisper, tmp_path / "out", source=ModelSource(tmp_path / "gpt", None)), told)
+    assert "only a Whisper is exported" in caught.value.hint and not (tmp_path / "out").exists()

@@ -18,7 +18,7 @@ from training.orders import Control
 from training.plan import RunPlan
 from training.tasks.error_analysis import by_language
 from training.tasks.predictions import read_predictions
-from training.tasks.whisper import spoken_languages
+from training.tasks.whisper import samples
 from training.tasks.whisper.model import WhisperModelWrapper
 from training.tasks.whisper.task import SpeechData, WhisperTask
 from training.tasks.word_errors import count_errors, normalizer_for
@@ -50,6 +50,9 @@ def test_clips_of_some_languages_are_taken(make_profile: ProfileMaker, multiling
     assert [clip.id for clip in data.clips] == ["clip2", "clip3", "clip5"]
     with pytest.raises(BadInput, match="line 4: clip2 has no language"):
         prepared(make_profile, multilingual_whisper, mixed, languages="en")
+    none = r"train: no clip is in one of the languages es: they are in en \(3\), de \(2\), fr \(1\)"
+    with pytest.raises(BadInput, match=none):
+        prepared(make_profile, multilingual_whisper, mixed, language="en", languages="es")
 
 
 def test_what_no_table_says_the_model_hears_once(
@@ -72,7 +75,7 @@ def test_what_no_table_says_the_model_hears_once(
     def refuse(*_: object) -> list[str]:
         raise AssertionError("it listens again")
 
-    monkeypatch.setattr(spoken_languages.WhisperModelWrapper, "detect_languages", refuse)
+    monkeypatch.setattr(samples.WhisperModelWrapper, "detect_languages", refuse)
     assert prepared(make_profile, multilingual_whisper, mixed, language="auto")[1].languages == data.languages
 
 
@@ -147,3 +150,8 @@ def train(plan: RunPlan, folder: Path) -> list[Trainer]:
                       lambda _: Control())  # fmt: skip
     assert [member.error for member in found.values()] == [None, None]
     return [found[rank].trainer for rank in range(2)]
+
+
+@pytest.mark.parametrize(("text", "words"), [("Open it...", "open it"), ("... !?", ""), ("It is 3.5 .", "it is 3.5")])
+def test_dots_at_the_end_of_an_english_text_are_no_word(text: str, words: str) -> None:
+    assert normalizer_for("en")(text) == words

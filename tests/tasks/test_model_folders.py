@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -38,10 +37,8 @@ def test_unknown_name_without_a_network_is_told_at_once(
     make_profile: ProfileMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "reachable", lambda: False)
-    start = time.perf_counter()
     with pytest.raises(BadInput, match="model nobody/nothing: no such folder, and the hub cannot be reached"):
         wrapper_of(make_profile, "nobody/nothing")
-    assert time.perf_counter() - start < 100  # the library by itself tries again and again
     with pytest.raises(BadInput, match=r"profile whisper-scratch .* 30 s\)"):
         wrapper_of(make_profile, "openai/whisper-tiny")
 

@@ -77,7 +77,7 @@ def test_a_file_that_was_changed_is_refused(written: Path, name: str) -> None:
         read_job(written)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 9}', '{"version": 1, "files": 3}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 9}', '{"version": 2, "files": 3}'])
 def test_an_index_that_is_none_is_refused(written: Path, text: str) -> None:
     (written / "job.json").write_text(text)
     with pytest.raises(BadInput, match="not the files of a job|version 9"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import tempfile
 import unicodedata
 from pathlib import Path
@@ -80,6 +81,58 @@ def test_a_second_call_goes_on_and_judges_anew(trained_whisper: Path, sounds: Pa
     heard = {row.heard_by for row in label(Labelling(trained_whisper / "model", None), files, table, silent)}
     assert len(heard) == 1
     assert "corrected by hand" not in table.read_text()
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_read_costs_no_line(trained_whisper: Path, sounds: Path, tmp_path: Path) -> None:
+    table, files = sounds / "pseudo.csv", recordings(sounds, sounds)
+    label(Labelling(trained_whisper / "model", trained_whisper / "model"), files, table, silent)
+    before = table.read_bytes()
+    broken = Path(shutil.copytree(trained_whisper / "model", tmp_path / "broken"))
+    (broken / "model.safetensors").write_bytes(b"torn")
+    for models in ((broken, None), (trained_whisper / "model", broken)):
+        with pytest.raises(BadInput, match="broken cannot be read"):
+            label(Labelling(*models), files, table, silent)
+    assert table.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_recordings_of_another_folder_are_added(
+    trained_whisper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data, more, same = Path("data"), Path("more"), Path("same")
+    write_clips(data, 2)
+    for folder, name in ((more, "other.wav"), (same, "other.wav")):
+        (folder / "audio").mkdir(parents=True)
+        shutil.copy(data / "audio" / "clip1.wav", folder / "audio" / name)
+    job = Labelling(trained_whisper / "model", trained_whisper / "model")
+    label(job, recordings(data, data), data / "pseudo.csv", silent)
+    assert ",audio/clip0.wav," in (data / "pseudo.csv").read_text()  # a data set can be moved
+    label(job, recordings(more, data), data / "pseudo.csv", silent)
+    assert {row.id: row.path.name for row in read_rows(data / "pseudo.csv")} == {
+        "audio/clip0.wav": "clip0.wav", "audio/clip1.wav": "clip1.wav", "audio/other.wav": "other.wav",
+    }  # fmt: skip
+    with pytest.raises(BadInput, match=r"audio/other\.wav is another recording there"):
+        label(job, recordings(same, data), data / "pseudo.csv", silent)
+    shutil.rmtree(more)
+    label(job, recordings(same, data), data / "pseudo.csv", silent)
+    assert [row.path.is_file() for row in read_rows(data / "pseudo.csv")] == [True] * 3
+
+
+@pytest.mark.slow
+def test_another_language_is_listened_for_again(trained_whisper: Path, sounds: Path) -> None:
+    table, files = sounds / "pseudo.csv", recordings(sounds, sounds)
+    job = Labelling(trained_whisper / "model", trained_whisper / "model")
+    (heard,) = {row.heard_by for row in label(job, files, table, silent)}
+    (again,) = {row.heard_by for row in label(dataclasses.replace(job, language="english"), files, table, silent)}
+    assert heard != again
+
+
+def test_a_folder_in_place_of_the_table_is_said(tmp_path: Path) -> None:
+    (tmp_path / "pseudo.csv").mkdir()
+    with pytest.raises(BadInput, match=r"pseudo\.csv: Is a directory"):
+        list(read_rows(tmp_path / "pseudo.csv"))
 
 
 @pytest.mark.parametrize(

@@ -64,3 +64,11 @@ def test_only_what_both_have_heard_counts() -> None:
         difference(first, [])
     with pytest.raises(BadInput, match="with words"):
         difference(evaluation([1], words=0), evaluation([0], words=0))
+
+
+@pytest.mark.parametrize(("recordings", "p", "shown"), [(2, 0.5, False), (4, 0.125, False), (6, 1 / 32, True)])
+def test_few_recordings_claim_no_more_than_chance_lets_them(recordings: int, p: float, shown: bool) -> None:
+    """All of them are better, and as many coins fall to one side with that probability; those without errors on either
+    side tell nothing."""
+    found = difference(evaluation([3] * recordings + [0] * 9), evaluation([1] * recordings + [0] * 9))
+    assert (found.p, found.shown) == (p, shown)

@@ -97,6 +97,13 @@ def test_faults_name_file_line_and_column(tmp_path: Path, line: str, said: str) 
         read_speech(str(tmp_path))
 
 
+def test_a_recording_that_is_named_twice_is_no_id_that_is_there_twice(tmp_path: Path) -> None:
+    row = write_clips(tmp_path, 1)[0][1:]
+    write_csv(tmp_path / "train.csv", [row, row], "audio_path,text")
+    with pytest.raises(BadInput, match="line 3, column audio_path: 'audio.clip0.wav' is there already in line 2"):
+        read_speech(str(tmp_path))
+
+
 def test_missing_column(tmp_path: Path) -> None:
     write_csv(tmp_path / "train.csv", write_clips(tmp_path, 1), "id,audio_path,txt")
     with pytest.raises(BadInput, match="no column 'text' or .* it has: id, audio_path, txt .*did you mean 'txt'"):

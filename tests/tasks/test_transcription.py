@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,6 +75,16 @@ def test_evaluation_on_the_clips_that_training_holds_out(trained_whisper: Path, 
         trained_whisper / "model", str(data), "validation", device="cpu", cache_dir=str(tmp_path / "cache")
     ).metrics
     assert found["samples"] == len(held) > 0
+
+
+@pytest.mark.parametrize(("asked", "computed"), [({}, "float32"), ({"mixed_precision": "bf16"}, "bfloat16")])
+def test_an_evaluation_says_what_it_computed_in(
+    trained_whisper: Path, tmp_path: Path, asked: dict[str, Any], computed: str
+) -> None:
+    model, data = trained_whisper / "model", str(trained_whisper)
+    found = evaluate_model(model, data, "validation", device="cpu", cache_dir=str(tmp_path), **asked)
+    assert (found.precision, found.metrics["samples"]) == (computed, 4)
+    assert [one.id for one in found.predictions] == [clip.id for clip in read_speech(data)["validation"]]
 
 
 def test_split_that_is_not_there(trained_whisper: Path) -> None:

@@ -48,6 +48,17 @@ def test_the_table_of_a_split_is_the_patched_one(
     assert tables() == before
 
 
+def test_clips_are_told_apart_by_language_and_by_who_speaks(
+    make_profile: ProfileMaker, multilingual_whisper: Path, speech_folder: Path
+) -> None:
+    header, *lines = (speech_folder / "train.csv").read_text().splitlines()
+    rows = [f"{line},{'en' if i % 2 else 'de'},{'' if i == 3 else f's{i % 3}'}" for i, line in enumerate(lines)]
+    (speech_folder / "train.csv").write_text("\n".join([f"{header},language,speaker", *rows]) + "\n")
+    task = prepared(make_profile, multilingual_whisper, speech_folder, language="en")
+    assert list(task.labels("label")) == ["de", "en"] * (len(lines) // 2)
+    assert list(task.labels("speaker"))[:5] == ["s0", "s1", "s2", "", "s1"]
+
+
 @pytest.fixture
 def one_broken(speech_folder: Path) -> Path:
     (speech_folder / "audio/clip3.wav").write_text("no sound")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -255,6 +256,29 @@ def test_merged_weights_take_no_memory_that_cannot_be_taken_away(
     assert weight.untyped_storage().filename is not None
     assert [path for path in tmp_path.iterdir() if path.is_file()] == []
     torch.testing.assert_close(weight, layer.base_layer.weight + layer.get_delta_weight("default"))
+
+
+def test_adapters_over_8_bits_are_merged_into_the_weights_as_they_are_read_again(
+    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, tmp_path: Path
+) -> None:
+    """Rounded ones, as the live model holds, must not be saved. What rounds here is not bitsandbytes, which a test of
+    its own needs."""
+    read: Any = WhisperForConditionalGeneration.from_pretrained
+    model = prepared(make_profile, english_whisper, speech_folder, tuning="lora", lora_rank=2).build_model()
+    base, layer = unwrap(model), unwrap(model).model.decoder.layers[0].fc1
+    with torch.no_grad():
+        layer.lora_B["default"].weight.fill_(0.5)
+        for name, parameter in base.named_parameters():
+            if name.endswith("base_layer.weight"):
+                parameter.copy_(parameter.round(decimals=1))
+    base.is_loaded_in_8bit = True
+    whole = merged_copy(model, lambda: read(english_whisper, dtype=torch.float16), tmp_path)
+    before = read(english_whisper, dtype=torch.float16).float().get_submodule("model.decoder.layers.0")
+    after = whole.get_submodule("model.decoder.layers.0")
+    torch.testing.assert_close(after.fc1.weight, before.fc1.weight + layer.get_delta_weight("default"))
+    assert torch.equal(after.encoder_attn.q_proj.bias, before.encoder_attn.q_proj.bias)
+    assert {parameter.dtype for parameter in whole.parameters()} == {torch.float32}
+    assert whole.config.dtype == torch.float32 and [path for path in tmp_path.iterdir() if path.is_file()] == []
 
 
 def kept_memory() -> float:

@@ -139,9 +139,9 @@ def test_trackios_data_base_holds_the_figures(tmp_path: Path, monkeypatch: pytes
     folder = tmp_path / "trackio"
     run = write_run(tmp_path, some_events())
     environment = {**os.environ, "TRACKIO_DIR": str(folder), "HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "app.trackers.tracking", str(run), "trackio"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    command = [sys.executable, "-m", "app.trackers.tracking", "trackio"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, input=os.fsencode(run), timeout=100, check=False)
+    assert done.returncode == 0, (run / "logs" / "trackers.log").read_text()
     with sqlite3.connect(folder / "muster.db") as base:
         found = [json.loads(row[0]) for row in base.execute("select metrics from metrics order by step, id")]
     base.close()
@@ -170,7 +170,7 @@ def test_a_tracker_that_fails_is_let_go_of_and_the_others_go_on(
     monkeypatch.setitem(KINDS, "wandb", broken)
     run = write_run(tmp_path, some_events())
     said = track(run, "wandb", "csv")
-    assert said == ["wandb: gave up: RuntimeError: \\x1b[31mno room"]
+    assert said == ["wandb: stopped sending after an error: RuntimeError: \\x1b[31mno room"]
     assert len(rows(run, "step")) == 10
 
 

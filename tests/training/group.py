@@ -1,4 +1,4 @@
-"""Several trainers over one real hub in this process, a thread each."""
+"""Several trainers over one real coordinator in this process, a thread each."""
 
 from __future__ import annotations
 
@@ -12,10 +12,17 @@ from torch import nn
 
 from training.events import Event
 from training.exchange.base import Exchange
+from training.exchange.mesh_member import MeshMember
 from training.orders import Control
+from training.own_pace import trainer_class
 from training.plan import RunPlan
 from training.tasks.base import Progress, Task
 from training.trainer import Ending, Trainer
+
+Connect = Callable[[int], MeshMember]
+"""Connects a rank."""
+Serve = Callable[[RunPlan], Connect]
+"""Starts a coordinator for a plan."""
 
 
 @dataclass
@@ -33,7 +40,7 @@ def run_member(
 ) -> Member:
     """Train one member to its end; its exception is in ``error``."""
     task.prepare(lambda *_: None)
-    member = Member(Trainer(plan, rank, task, exchange, events.append, control, run_dir), events)
+    member = Member(trainer_class(plan)(plan, rank, task, exchange, events.append, control, run_dir), events)
     try:
         member.ending = member.trainer.run()
     except BaseException as error:  # noqa: BLE001 - handed to the test

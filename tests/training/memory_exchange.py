@@ -3,45 +3,106 @@
 from __future__ import annotations
 
 import functools
+import json
 import threading
 from collections.abc import Callable, Collection
-from typing import Any
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
 
 import torch
 
-from training.exchange.base import Anchor, Exchange, Finished, MeanResult, Pending, Traffic, joined, weighted_mean
-from training.exchange.codecs import Codec, chunk_bounds, roundtrip
-from training.exchange.error_feedback import MeanResiduals
-from training.exchange.owners import Contribution
+from training.exchange.base import (
+    Anchor,
+    Contribution,
+    Exchange,
+    ExchangeError,
+    Group,
+    MeanResult,
+    Pending,
+    Traffic,
+    joined,
+)
+from training.exchange.error_feedback import Kept, MeanResiduals
+from training.simulated.exchange import average
 
+T = TypeVar("T")
 Late = Callable[[str], Collection[int]]
 """``late(name)``: the ranks whose contribution to the mean of that name comes after its deadline."""
 
 
 class Room:
-    """Where the contributions of a group meet."""
+    """Where the contributions of a group meet. Members leave, and others come, between two of their own operations.
 
-    def __init__(self, members: int, late: Late, timeout: float = 30.0) -> None:
-        self.members = members
+    Args:
+        newcomers: ranks that come when one of the others publishes an anchor.
+    """
+
+    def __init__(self, members: int, late: Late, timeout: float = 30.0, newcomers: Collection[int] = ()) -> None:
         self.names: list[str] = []
+        self.newcomers = set(newcomers)
+        self.waiting: set[int] = set()
+        """Those of them that want an anchor."""
+        self._anchor: Anchor | None = None
         self.residuals = MeanResiduals()
         self._late = late
         self._timeout = timeout
+        self._since = dict.fromkeys(range(members), 0)
+        """The live members, with the number of operations that began before they came."""
         self._said: dict[str, dict[int, Any]] = {}
+        self._closed: dict[str, dict[int, Any]] = {}
         self._replies: dict[str, tuple[torch.Tensor, list[int]]] = {}
         self._changed = threading.Condition()
 
-    def meet(self, name: str, rank: int, value: Any) -> dict[int, Any]:
-        """Return what all have said under ``name``, by rank."""
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The live ones."""
+        with self._changed:
+            return tuple(sorted(self._since))
+
+    def leave(self, rank: int) -> None:
+        """Let a member go; what it has given stays."""
+        with self._changed:
+            del self._since[rank]
+            self._changed.notify_all()
+
+    def admit(self, anchor: Anchor) -> None:
+        """Let the newcomers in: they take part in what begins after the anchor."""
+        with self._changed:
+            self._anchor = anchor
+            self._since |= dict.fromkeys(self.newcomers, anchor.operations)
+            self.newcomers, self.waiting = set(), set()
+            self._changed.notify_all()
+
+    def anchor(self, rank: int) -> Anchor:
+        """Return what a newcomer is given when it is let in."""
+        with self._changed:
+            self.waiting.add(rank)
+            assert self._changed.wait_for(lambda: rank not in self.newcomers, self._timeout), f"{rank} is not let in"
+            assert self._anchor is not None
+            return self._anchor
+
+    def give(self, name: str, rank: int, value: Any) -> None:
+        """Say something under ``name``."""
         with self._changed:
             if not self._said.setdefault(name, {}):
                 self.names.append(_plain(name))
             assert rank not in self._said[name], f"{name} is used twice"
             self._said[name][rank] = value
             self._changed.notify_all()
-            there = self._changed.wait_for(lambda: len(self._said[name]) == self.members, self._timeout)
+
+    def meet(self, name: str, rank: int, group: Group = ()) -> dict[int, Any]:
+        """Return what all, or a group, have said under ``name``, by rank."""
+        with self._changed:
+            there = self._changed.wait_for(lambda: self._complete(name, group), self._timeout)
             assert there, f"member {rank} hangs in {name}"
-            return dict(sorted(self._said[name].items()))
+            return self._closed[name]
+
+    def _complete(self, name: str, group: Group) -> bool:
+        said, number = self._said[name], int(name.rpartition(":")[2])
+        wanted = {one for one, since in self._since.items() if since < number and (not group or one in group)}
+        if name not in self._closed and wanted <= said.keys():
+            self._closed[name] = dict(sorted(said.items()))
+        return name in self._closed
 
     def mean(self, name: str, said: dict[int, Contribution]) -> tuple[torch.Tensor, list[int]]:
         """Return the mean and who is in it; the first who asks averages."""
@@ -54,50 +115,45 @@ class Room:
             return self._replies[name]
 
     def _average(self, said: dict[int, Contribution]) -> tuple[torch.Tensor, list[int]]:
-        first = next(iter(said.values()))
-        mean, codec, reply = torch.zeros_like(first.values), first.codec, first.codec.reply
-        for start, stop in chunk_bounds(mean.numel()):
-            if stop > start:
-                terms = [(one.weight, roundtrip(codec, one.values[start:stop])) for one in said.values()]
-                back = functools.partial(reply.decode, elements=stop - start)
-                average = weighted_mean(terms)
-                mean[start:stop] = back(
-                    self.residuals.encode(first.stream, start, average, reply, reply.encode_view, back)
-                )
-        return mean, sorted(said)
+        return average(said.values(), self.residuals), sorted(said)
 
 
 class RoomExchange(Exchange):
-    """One member's end."""
+    """One member's end. Its traffic has the bytes that it gives, once, to however many others they go."""
 
     engine = "room"
 
     def __init__(self, room: Room, rank: int) -> None:
         self.rank = rank
         self.traffic = Traffic()
-        self._room = room
+        self.room = room
+        self._members = room.members
+        self.gone = False
+        """Whether the group is lost for this member: no mean comes to its end."""
 
     @property
     def members(self) -> tuple[int, ...]:
-        return tuple(range(self._room.members))
+        return self._members
 
     @property
     def is_newcomer(self) -> bool:
-        return False
+        return self.rank in self.room.newcomers
 
     @property
     def anchor_wanted(self) -> bool:
-        return False
+        return bool(self.room.waiting) and self.rank == min(self.room.members)
 
-    def _start_mean(
-        self, name: str, values: torch.Tensor, weight: float, codec: Codec, flags: bytes, stream: str
-    ) -> Pending[MeanResult]:
-        own = Contribution.of(name, values.detach().clone(), weight, codec, flags, stream)
-        return Later(lambda: self._mean(name, own))
+    def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:
+        own = replace(given, values=given.values.detach().clone()).checked()
+        self.traffic.bytes_sent += own.codec.encode(own.values).numel() + len(own.flags)
+        self.room.give(own.name, self.rank, own)
+        return Later(lambda: self._mean(own))
 
-    def _mean(self, name: str, own: Contribution) -> MeanResult:
-        said = self._room.meet(name, self.rank, own)
-        mean, among = self._room.mean(name, said)
+    def _mean(self, own: Contribution) -> MeanResult:
+        if self.gone:
+            raise ExchangeError("lost the coordinator")
+        said = self._meet(own.name, own.group)
+        mean, among = self.room.mean(own.name, said)
         return MeanResult(
             mean.clone(),
             sum(said[rank].weight for rank in among),
@@ -108,32 +164,45 @@ class RoomExchange(Exchange):
             own.fit,
         )
 
-    def _start_gather(self, name: str, payload: bytes) -> Pending[dict[int, bytes]]:
-        return Finished(self._room.meet(name, self.rank, payload))
+    def _start_gather(
+        self, name: str, payload: bytes, group: Group = (), waits: bool = False
+    ) -> Pending[dict[int, bytes]]:
+        self.traffic.bytes_sent += len(payload)
+        self.room.give(name, self.rank, payload)
+        return Later(lambda: self._meet(name, group))
 
-    def residual(self, stream: str, elements: int) -> torch.Tensor | None:
-        return self._room.residuals.part(stream, 0, elements) if self.rank == 0 else None
+    def _meet(self, name: str, group: Group) -> dict[int, Any]:
+        said = self.room.meet(name, self.rank, group)
+        if not group:
+            self._members = tuple(said)
+        return said
 
-    def restore_residual(self, stream: str, values: torch.Tensor) -> None:
-        self._room.residuals.restore(stream, 0, values)
+    def residual(self, stream: str) -> Kept | None:
+        return self.room.residuals.all(stream) if self.rank == 0 else None
+
+    def restore_residual(self, stream: str, kept: Kept) -> None:
+        self.room.residuals.restore(stream, kept)
 
     def publish_anchor(self, anchor: Anchor) -> None:
-        raise NotImplementedError
+        copies = {name: tensor.detach().clone() for name, tensor in anchor.tensors.items()}
+        self.room.admit(Anchor(copies, json.loads(json.dumps(anchor.state)), self.operations))
 
     def fetch_anchor(self, timeout: float = 0.0) -> Anchor:
-        raise NotImplementedError
+        anchor = self.room.anchor(self.rank)
+        self.operations, self._members = anchor.operations, self.room.members
+        return anchor
 
     def close(self) -> None:
         pass
 
 
-class Later:
-    """A mean that is formed when it is waited for: all start theirs in one order."""
+class Later(Generic[T]):
+    """A result that is formed when it is first waited for."""
 
-    def __init__(self, form: Callable[[], MeanResult]) -> None:
-        self._form = form
+    def __init__(self, form: Callable[[], T]) -> None:
+        self._form = functools.cache(form)
 
-    def wait(self, timeout: float | None = None) -> MeanResult:
+    def wait(self, timeout: float | None = None) -> T:
         return self._form()
 
     def done(self) -> bool:
@@ -141,15 +210,17 @@ class Later:
 
 
 def together(
-    members: int, body: Callable[[RoomExchange], Any], late: Late = lambda name: ()
+    members: int, body: Callable[[RoomExchange], Any], late: Late = lambda name: (), newcomers: int = 0
 ) -> tuple[dict[int, Any], Room]:
     """Let every member of a group do ``body``, a thread each; return their results by rank.
 
-    What a member raises is its result.
+    What a member raises is its result. The last ``newcomers`` of them are none before they have fetched an anchor.
     """
-    room, found = Room(members, late), dict[int, Any]()
+    first = members - newcomers
+    room, found = Room(first, late, newcomers=range(first, members)), dict[int, Any]()
 
     def do(rank: int) -> None:
+        torch.get_num_threads()  # sets them for this thread, whose first convolution would take another number else
         try:
             found[rank] = body(RoomExchange(room, rank))
         except BaseException as error:  # noqa: BLE001 - handed to the test

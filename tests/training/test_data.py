@@ -40,7 +40,7 @@ def test_an_epoch_holds_each_sample_once_whatever_the_shares(n: int, accumulatio
         steps += 1
     assert sorted(seen) == list(range(n))
     assert cursor == Cursor(1, 0)
-    assert steps == schedule.steps_per_epoch(group)
+    assert steps == schedule.total_steps(group, 1)
 
 
 @given(samples, accumulations, groups, st.integers(0, 5))
@@ -100,11 +100,11 @@ def test_the_order_is_the_same_on_every_machine() -> None:
 
 def test_a_newcomer_draws_its_own_stream_and_keeps_step() -> None:
     schedule = SampleSchedule(50, seed=0, accumulation=2)
-    drawn, cursor = schedule.step(Cursor(0, 10), {0: 4, 1: 4}, rank=2, own_batch_size=3)
-    assert [len(batch) for batch in drawn] == [3, 3]
+    drawn, cursor = schedule.step(Cursor(0, 10), {0: 4, 1: 4}, rank=2)
+    assert [len(batch) for batch in drawn] == [4, 4]
     assert cursor == schedule.step(Cursor(0, 10), {0: 4, 1: 4}, rank=0)[1]
-    assert drawn != schedule.step(cursor, {0: 4, 1: 4}, rank=2, own_batch_size=3)[0]
-    assert drawn == schedule.step(Cursor(0, 10), {0: 4, 1: 4}, rank=2, own_batch_size=3)[0]
+    assert drawn != schedule.step(cursor, {0: 4, 1: 4}, rank=2)[0]
+    assert drawn == schedule.step(Cursor(0, 10), {0: 4, 1: 4}, rank=2)[0]
 
 
 def test_total_steps_count_the_short_steps_of_whole_epochs() -> None:
@@ -115,7 +115,7 @@ def test_total_steps_count_the_short_steps_of_whole_epochs() -> None:
 
 
 def test_epoch_fraction() -> None:
-    assert SampleSchedule(10, seed=0, accumulation=1).epoch_fraction(Cursor(2, 5)) == 2.5
+    assert SampleSchedule(10, seed=0, accumulation=1).epoch_fraction(Cursor(2, 5), {0: 1}) == 2.5
 
 
 def test_no_samples_are_refused() -> None:
@@ -195,7 +195,7 @@ def test_grouping_by_length_keeps_each_sample_once_and_the_joint_batch(
     cursor, seen = Cursor(), []
     while cursor.epoch == 0:
         whole, _ = alone.step(cursor, joint, 0)
-        assert alone.longest(cursor, joint, []) == schedule.longest(cursor, group, [])
+        assert alone.longest(cursor, joint, 0, []) == schedule.longest(cursor, group, min(group), [])
         batches, cursor = group_step(schedule, cursor, group)
         taken = [index for rank in sorted(group) for index in flat(batches[rank])]
         assert taken == flat(whole)

@@ -50,7 +50,7 @@ class Whatever:
         self._body = body
 
     def __call__(self, member: RoomExchange) -> Any:
-        member._numbered = lambda name: f"x:{self._count(member)}"
+        member._numbered = lambda name, group: f"x:{self._count(member)}"
         return self._body(member)
 
     def _count(self, member: RoomExchange) -> int:
@@ -77,7 +77,7 @@ def test_impossible_figures_are_left_out_and_told(lie: bytes) -> None:
     found, warnings = evaluated(lie)
     for event in found:
         assert event is not None and event.samples == 7 and event.loss is not None and event.loss > 0
-    assert warnings == ["member 1 reported no possible figures in time; the evaluation leaves its part out"]
+    assert warnings == ["member 1 reported no valid figures in time; the evaluation goes on without that part"]
 
 
 def test_a_loss_that_is_no_number_is_told_as_it_is() -> None:
@@ -106,7 +106,7 @@ def test_who_is_not_heard_of_in_time_is_named() -> None:
     warnings: list[str] = []
     alone = together(1, lambda member: evaluator(member, warnings).evaluate("validation", 7, {0: 4, 1: 4}))[0]
     assert alone[0].samples == 5
-    assert warnings == ["member 1 reported no possible figures in time; the evaluation leaves its part out"]
+    assert warnings == ["member 1 reported no valid figures in time; the evaluation goes on without that part"]
 
 
 def test_who_says_again_and_again_that_it_stops_is_not_heeded() -> None:

@@ -5,58 +5,31 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from group import Member, run_group, run_member
+from group import Member, Serve, run_group, run_member
+from memory_exchange import Room, RoomExchange
 from toy_task import ToyTask, toy_plan
 
 from training.events import EvaluationEvent, StepEvent, SyncEvent, WarningEvent
 from training.exchange.base import SoloExchange
-from training.exchange.certificates import issue_run_certificates
-from training.exchange.coordinator import Coordinator
-from training.exchange.group_member import CoordinatorConfig
 from training.exchange.mesh_member import MeshMember
 from training.orders import Command, Control
 from training.plan import RunPlan
+from training.strategies.weights import weight_hash
 from training.trainer import Ending
 
 pytestmark = pytest.mark.slow
 
-Connect = Callable[[int], MeshMember]
-Serve = Callable[[RunPlan], Connect]
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Start a coordinator for a plan; return how a rank connects."""
-    coordinators: list[Coordinator] = []
-
-    def start(plan: RunPlan) -> Connect:
-        folder = tmp_path / f"secrets-{len(coordinators)}"
-        folder.mkdir()
-        issue_run_certificates(folder, plan.run_id, range(plan.world_size), ["127.0.0.1"])
-        names = tuple(member.name for member in plan.members)
-        config = CoordinatorConfig(run_id=plan.run_id, names=names, certificates=folder / "hub")
-        coordinator = Coordinator(config)
-        coordinators.append(coordinator)
-        port = coordinator.start()
-        return lambda rank: MeshMember.connect(
-            f"127.0.0.1:{port}",
-            folder / f"member-{rank}",
-            plan.run_id,
-            rank,
-            plan.world_size,
-            f"worker-{rank}",
-            timeout=30.0,
-        )
-
-    yield start
-    for coordinator in coordinators:
-        coordinator.stop()
+STREAMING = {
+    "strategy": "streaming_diloco",
+    "owned": {"streaming_diloco": {"sync_interval": 4, "fragments": 2, "sync_delay": 3, "merge": "rda"}},
+}
+"""Two fragments are under way most of the time."""
+OWN_PACE = {"strategy": "async_diloco", "owned": {"async_diloco": {"sync_interval": 5, "meet_every": 1}}}
 
 
 def alone(plan: RunPlan, run_dir: Path) -> Member:
@@ -83,6 +56,39 @@ def test_allreduce_equals_one_worker_with_the_joint_batch(tmp_path: Path, serve:
     joint = alone(toy_plan(1, training={"batch_size": 8}), tmp_path / "alone")
     assert torch.equal(weights(members[0]), weights(members[1]))
     torch.testing.assert_close(weights(members[0]), weights(joint), rtol=0, atol=1e-5)
+
+
+def test_zero1_equals_it_too_with_a_part_of_the_state_on_each(tmp_path: Path, serve: Serve) -> None:
+    training = {"max_grad_norm": 0.05, "weight_decay": 0.1}
+    plan = toy_plan(3, training=training, strategy={"strategy": "zero1", "verify_interval": 4})
+    members = run_group(plan, serve(plan), lambda _: ToyTask(), tmp_path)
+    check_no_errors(members)
+    joint = alone(toy_plan(1, training=training | {"batch_size": 12}), tmp_path / "alone")
+    for member in members.values():
+        torch.testing.assert_close(weights(member), weights(joint), rtol=1e-6, atol=1e-6)
+        syncs = [e for e in member.events if isinstance(e, SyncEvent)]
+        assert [(e.drift, e.correlation) for e in syncs] == [(0.0, 1.0)] * 4
+        assert all(e.compression is None or 0.3 < e.compression <= 1.0 for e in syncs) and syncs[0].compression
+        told, expected = ([e.grad_norm for e in m.events if isinstance(e, StepEvent)] for m in (member, joint))
+        assert told == pytest.approx(expected, rel=1e-4) and min(filter(None, told)) > 0.05
+    kept = [
+        sum(v.numel() for s in m.trainer.optimizer.state.values() for v in s.values() if v.dim())
+        for m in members.values()
+    ]
+    assert sum(kept) == 2 * weights(joint).numel() and max(kept) == 2 * 96  # of 129
+
+
+def test_islands_meet_and_end_with_one_model(tmp_path: Path, serve: Serve) -> None:
+    own = {"fedavg": {"sync_interval": 3, "island_size": 2, "fraction": 0.5}}
+    plan = toy_plan(4, strategy={"strategy": "fedavg", "owned": own}, evaluation={"eval_interval": 6})
+    members = run_group(plan, serve(plan), lambda _: ToyTask(), tmp_path)
+    check_no_errors(members)
+    assert len({tuple(weights(member).tolist()) for member in members.values()}) == 2
+    saved = torch.load(tmp_path / "model" / "weights.pt")
+    mean = torch.stack([weights(member) for member in members.values()]).mean(0)
+    torch.testing.assert_close(torch.cat([value.reshape(-1) for value in saved.values()]), mean)
+    evaluated = [e.step for member in members.values() for e in member.events if isinstance(e, EvaluationEvent)]
+    assert sorted(evaluated) == [6, 12]
 
 
 def test_allreduce_over_an_uneven_epoch_sees_every_sample_once(tmp_path: Path, serve: Serve) -> None:
@@ -179,8 +185,20 @@ def test_an_overlapped_exchange_keeps_the_steps_made_meanwhile(tmp_path: Path, s
         {"strategy": "allreduce", "codec": "int8", "error_feedback": True},
         {"strategy": "diloco", "sync_interval": 4, "error_feedback": True},
         {"strategy": "diloco", "sync_interval": 4, "sync_delay": 3},
+        {"strategy": "sparta", "owned": {"sparta": {"share": 0.2, "delay": 2, "selection": "shuffled"}}},
+        STREAMING,
+        {"strategy": "demo", "owned": {"demo": {"chunk": 4, "topk": 2}}},
+        {"strategy": "noloco", "owned": {"noloco": {"sync_interval": 4}}},
     ],
-    ids=["allreduce int8 with feedback", "diloco with feedback", "diloco overlapped"],
+    ids=[
+        "allreduce int8 with feedback",
+        "diloco with feedback",
+        "diloco overlapped",
+        "sparta overlapped",
+        "streaming",
+        "demo",
+        "noloco",
+    ],
 )
 def test_a_resumed_group_gives_the_losses_of_an_uninterrupted_one(
     tmp_path: Path, serve: Serve, strategy: dict[str, Any]
@@ -204,9 +222,10 @@ def test_a_resumed_group_gives_the_losses_of_an_uninterrupted_one(
         assert losses(first[rank]) + losses(rest[rank]) == pytest.approx(losses(whole[rank]), abs=1e-6)
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", "diloco"])
+@pytest.mark.parametrize("strategy", ["allreduce", "diloco", "local_sgd", "zero1"])
 def test_a_member_without_the_others_snapshot_takes_it_over(tmp_path: Path, serve: Serve, strategy: str) -> None:
-    options = {"strategy": strategy, "sync_interval": 4, "codec": "fp32"}
+    own = {"local_sgd": {"sync_interval": 4}}
+    options = {"strategy": strategy, "sync_interval": 4, "codec": "fp32", "owned": own}
     first = toy_plan(3, snapshot={"snapshot_interval": 4}, strategy=options)
 
     def leaving(rank: int) -> Control:
@@ -224,7 +243,7 @@ def test_a_member_without_the_others_snapshot_takes_it_over(tmp_path: Path, serv
     )
     assert sorted(members[0].trainer.position.batch_sizes) == [0, 1, 2]
     said = [e.message for m in members.values() for e in m.events if isinstance(e, WarningEvent)]
-    assert said == ["member 1 has no snapshot of step 8 and takes it over from member 0"]
+    assert said == ["worker-1 has no snapshot of step 8 and gets it from worker-0"]
 
 
 def test_members_take_the_newest_snapshot_that_all_have(tmp_path: Path, serve: Serve) -> None:
@@ -238,8 +257,11 @@ def test_members_take_the_newest_snapshot_that_all_have(tmp_path: Path, serve: S
     assert [next(e.step for e in m.events if isinstance(e, StepEvent)) for m in members.values()] == [5, 5]
 
 
-def test_a_member_that_fails_does_not_stop_the_others(tmp_path: Path, serve: Serve) -> None:
-    plan = toy_plan(3, training={"max_steps": 30})
+@pytest.mark.parametrize(
+    "strategy", [{}, STREAMING, OWN_PACE], ids=["allreduce", "two fragments under way", "own pace"]
+)
+def test_a_member_that_fails_does_not_stop_the_others(tmp_path: Path, serve: Serve, strategy: dict[str, Any]) -> None:
+    plan = toy_plan(3, training={"max_steps": 30}, strategy=strategy)
 
     class Failing(ToyTask):
         def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
@@ -278,21 +300,34 @@ def test_who_stops_during_an_evaluation_leaves_no_half_of_it(
     assert [e.step for e in told] == evaluated and {e.samples for e in told} == {10}
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", "diloco"])
-def test_a_newcomer_takes_the_anchor_and_trains_on_with_the_others(tmp_path: Path, serve: Serve, strategy: str) -> None:
-    plan = toy_plan(2, training={"max_steps": 300}, strategy={"strategy": strategy, "sync_interval": 5})
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"strategy": "allreduce"},
+        {"strategy": "diloco", "sync_interval": 5},
+        STREAMING,
+        {"strategy": "zero1"},
+        {"strategy": "fedavg"},
+        OWN_PACE,
+    ],
+    ids=["allreduce", "diloco", "two fragments under way", "zero1", "fedavg", "own pace"],
+)
+def test_a_newcomer_takes_the_anchor_and_trains_on_with_the_others(
+    tmp_path: Path, serve: Serve, strategy: dict[str, Any]
+) -> None:
+    plan = toy_plan(2, training={"max_steps": 120}, strategy=strategy)
     connect = serve(plan)
     left, leaving, back = threading.Event(), Control(), {}
     leaving.post(Command(command="stop", at_step=20))
 
     class Patient(ToyTask):
-        """Lets rank 0 make its last 200 steps only when the newcomer is in."""
+        """Lets rank 0 make its last 70 steps only when the newcomer is in."""
 
         steps = 0
 
         def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
             self.steps += 1
-            if self.steps == 100:
+            if self.steps == 50:
                 left.set()
                 deadline = time.monotonic() + 60
                 while not exchange.anchor_wanted and time.monotonic() < deadline:
@@ -322,12 +357,12 @@ def test_a_newcomer_takes_the_anchor_and_trains_on_with_the_others(tmp_path: Pat
     check_no_errors({0: members[0]} | back)
     assert members[1].ending is Ending.STOPPED
     assert back[1].ending is Ending.FINISHED
-    assert 20 < next(e.step for e in back[1].events if isinstance(e, StepEvent)) < 300
+    assert 20 < next(e.step for e in back[1].events if isinstance(e, StepEvent)) < 120
     assert sorted(members[0].trainer.position.batch_sizes) == [0, 1]
     assert torch.equal(weights(members[0]), weights(back[1]))
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", "diloco"])
+@pytest.mark.parametrize("strategy", ["allreduce", "diloco", "local_sgd", "zero1"])
 def test_a_member_without_a_sample_takes_part_under_loss_scaling(tmp_path: Path, serve: Serve, strategy: str) -> None:
     plan = toy_plan(
         2,
@@ -351,3 +386,46 @@ def test_early_stopping_ends_a_group(tmp_path: Path, serve: Serve) -> None:
     check_no_errors(members)
     assert members[0].trainer.position.step == members[1].trainer.position.step < 200
     assert torch.equal(weights(members[0]), weights(members[1]))
+
+
+def test_members_with_a_pace_of_their_own_go_on_from_where_all_met(tmp_path: Path, serve: Serve) -> None:
+    def stopping(rank: int) -> Control:
+        control = Control()
+        control.post(Command(command="stop", at_step=6))
+        return control
+
+    first = toy_plan(2, strategy=OWN_PACE)
+    stopped = run_group(first, serve(first), lambda _: ToyTask(), tmp_path, stopping)
+    assert {member.ending for member in stopped.values()} == {Ending.STOPPED}
+    again = toy_plan(2, strategy=OWN_PACE, resume=True)
+    members = run_group(again, serve(again), lambda _: ToyTask(), tmp_path)
+    check_no_errors(members)
+    assert [member.trainer.position.step for member in (*stopped.values(), *members.values())] == [10, 10, 12, 12]
+    assert sum(len(losses(member)) for member in (*stopped.values(), *members.values())) == 24
+    assert torch.equal(weights(members[0]), weights(members[1]))
+
+
+@pytest.mark.parametrize("other", [{"data": {"split": "label"}}, {"evaluation": {"eval_local": True}}])
+def test_what_makes_no_sense_at_ones_own_pace_is_refused(tmp_path: Path, other: dict[str, Any]) -> None:
+    plan = toy_plan(2, strategy=OWN_PACE)
+    sections = {name: getattr(plan.profile, name).model_copy(update=more) for name, more in other.items()}
+    plan = plan.model_copy(update={"profile": plan.profile.model_copy(update=sections)})
+    task = ToyTask()
+    task.labels = lambda kind: [str(index % 2) for index in range(48)]  # type: ignore[method-assign,attr-defined]
+    members = run_group(plan, lambda _: SoloExchange(), lambda _: task, tmp_path)
+    assert "with async_diloco" in str(members[0].error)
+
+
+def test_sparse_changes_over_a_mesh_give_the_bits_of_a_simulation(tmp_path: Path, serve: Serve) -> None:
+    sparse = {
+        "strategy": "sparseloco",
+        "codec": "topk2bit:0.1",
+        "owned": {"sparseloco": {"sync_interval": 1, "force": True}},
+    }
+    plan = toy_plan(2, training={"max_steps": 20}, strategy=sparse)
+    meshed = run_group(plan, serve(plan), lambda _: ToyTask(), tmp_path / "mesh")
+    room = Room(2, lambda name: ())
+    simulated = run_group(plan, lambda rank: RoomExchange(room, rank), lambda _: ToyTask(), tmp_path / "room")
+    check_no_errors(meshed)
+    check_no_errors(simulated)
+    assert len({weight_hash(weights(member)) for member in (*meshed.values(), *simulated.values())}) == 1

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from toy_task import ToyTask, toy_plan
 
+from tests.waiting import PATIENCE
 from training import machine_load, sensors
 from training.events import MachineEvent, MemberEvent, from_line, to_line
 from training.machine_load import MachineLoad, machine_events
@@ -52,13 +52,9 @@ class FakeNvml:
         return ask
 
 
-@pytest.fixture(autouse=True)
-def _nothing_to_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A machine of this test alone: what the real one tells must not matter."""
-    monkeypatch.setattr(sensors, "RAPL", tmp_path / "none")
-    monkeypatch.setattr(machine_load, "PATIENCE", 60.0)  # on a busy machine too its thread has ended after that
-    monkeypatch.setattr(psutil, "sensors_temperatures", dict, raising=False)
-    monkeypatch.setattr(psutil, "sensors_battery", lambda: None, raising=False)
+def load_of(private: Path, device: torch.device = CPU, rapl: Path | None = None, **told: Any) -> MachineLoad:
+    """A machine of this test alone, with a sensor for each of ``told``: what the real one tells must not matter."""
+    return MachineLoad(device, private, Packages(rapl or private / "none"), machine=SimpleNamespace(**told))
 
 
 @pytest.fixture
@@ -86,7 +82,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch, library: Any) -> None:
 
 
 def test_a_machine_that_tells_nothing_has_no_such_figures(tmp_path: Path) -> None:
-    event = MachineLoad(CPU, tmp_path).event(1.0)
+    event = load_of(tmp_path).event(1.0)
     told = json.loads(to_line(event))
     assert set(told) == {"v", "time", "kind", "cpu_percent", "memory_used", "memory_total"}
     assert not any(tmp_path.glob("meter-*"))
@@ -99,7 +95,7 @@ def test_events_of_earlier_runs_are_read_and_mean_unknown() -> None:
 
 
 def test_packages_are_counted_over_their_wrap_and_their_parts_are_not(rapl: Path, tmp_path: Path) -> None:
-    load = MachineLoad(CPU, tmp_path, Packages(rapl))
+    load = load_of(tmp_path, rapl=rapl)
     assert load.event(0.0).watts is None
     for zone in rapl.iterdir():  # 0.329 J to the end of the range, and on
         count(zone, 499.671150)
@@ -111,13 +107,13 @@ def test_packages_are_counted_over_their_wrap_and_their_parts_are_not(rapl: Path
 
 def test_counters_for_root_only_are_unknown_and_not_nothing(rapl: Path, tmp_path: Path) -> None:
     (rapl / "intel-rapl:1" / "energy_uj").unlink()  # root in the tests could read whatever its mode is
-    load = MachineLoad(CPU, tmp_path, Packages(rapl))
+    load = load_of(tmp_path, rapl=rapl)
     events = [load.event(float(at)) for at in range(3)]
     assert {(event.watts, event.joules, event.meters) for event in events} == {(None, None, None)}
 
 
 def test_one_member_of_a_machine_counts_its_processor_and_another_takes_over(rapl: Path, tmp_path: Path) -> None:
-    first, second = (MachineLoad(CPU, tmp_path, Packages(rapl)) for _ in range(2))
+    first, second = (load_of(tmp_path, rapl=rapl) for _ in range(2))
     assert [load.event(0.0).joules for load in (first, second)] == [0.0, None]
     first.close()
     for zone in rapl.iterdir():
@@ -139,7 +135,7 @@ def test_a_claim_where_nobody_else_can_be_is_granted_and_one_that_cannot_be_made
 def test_a_gpu_that_counts_energy(monkeypatch: pytest.MonkeyPatch, rapl: Path, tmp_path: Path) -> None:
     library = FakeNvml({"Temperature": 71, "TotalEnergyConsumption": 9_000_000, "CurrentClocksThrottleReasons": 0x44})
     cuda(monkeypatch, library)
-    load = MachineLoad(CUDA, tmp_path, Packages(rapl))
+    load = load_of(tmp_path, CUDA, rapl)
     load.event(0.0)
     library.answers["nvmlDeviceGetTotalEnergyConsumption"] += 1_500_000
     for zone in rapl.iterdir():
@@ -164,7 +160,7 @@ def test_a_gpu_that_nobody_knows_tells_nothing() -> None:
 
 def test_a_gpu_shared_by_two_members_is_counted_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cuda(monkeypatch, FakeNvml({"TotalEnergyConsumption": 5, "Temperature": 60}))
-    events = [load.event(0.0) for load in [MachineLoad(CUDA, tmp_path) for _ in range(2)]]
+    events = [load.event(0.0) for load in [load_of(tmp_path, CUDA) for _ in range(2)]]
     assert [event.meters for event in events] == [("gpu",), None]
     assert [event.celsius for event in events] == [60, 60]
 
@@ -175,7 +171,7 @@ def test_cuda_is_not_started_for_a_figure(monkeypatch: pytest.MonkeyPatch, tmp_p
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(torch.cuda, "get_device_properties", started)
-    assert MachineLoad(CUDA, tmp_path).event(0.0).celsius is None
+    assert load_of(tmp_path, CUDA).event(0.0).celsius is None
 
 
 def test_bindings_that_are_missing_or_find_no_driver_are_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,29 +184,25 @@ def test_bindings_that_are_missing_or_find_no_driver_are_no_library(monkeypatch:
     assert sensors.nvidia_library() is loaded
 
 
-def test_the_hottest_sensor_of_the_processor_counts_and_nonsense_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hottest_sensor_of_the_processor_counts_and_nonsense_does_not() -> None:
     chips = {
         "coretemp": [Chip("a", 55.0, None, None), Chip("b", 61.0, None, None), Chip("off", 255.5, None, None)],
         "nvme": [Chip("disk", 80.0, None, None)],
     }
-    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: chips, raising=False)
-    assert sensors.processor_celsius() == 61.0
+    assert sensors.processor_celsius(SimpleNamespace(sensors_temperatures=lambda: chips)) == 61.0
 
 
-def test_sensors_that_fail_are_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_sensors_that_fail_are_unknown(tmp_path: Path) -> None:
     def broken() -> Any:
         raise ValueError("invalid literal for int()")
 
-    monkeypatch.setattr(psutil, "sensors_temperatures", broken, raising=False)
-    monkeypatch.setattr(psutil, "sensors_battery", broken, raising=False)
-    event = MachineLoad(CPU, tmp_path).event(0.0)
+    event = load_of(tmp_path, sensors_temperatures=broken, sensors_battery=broken).event(0.0)
     assert (event.celsius, event.battery_percent, event.on_mains) == (None, None, None)
 
 
-def test_a_battery_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_battery_is_told(tmp_path: Path) -> None:
     state = SimpleNamespace(percent=43, secsleft=-1, power_plugged=False)
-    monkeypatch.setattr(psutil, "sensors_battery", lambda: state, raising=False)
-    event = MachineLoad(CPU, tmp_path).event(0.0)
+    event = load_of(tmp_path, sensors_battery=lambda: state).event(0.0)
     assert (event.battery_percent, event.on_mains) == (43.0, False)
 
 
@@ -220,25 +212,28 @@ def test_a_reader_that_is_gone_ends_the_sampler_and_not_the_training(
     def gone(event: MachineEvent) -> None:
         raise BrokenPipeError("nobody reads")
 
-    with machine_events(gone, CPU, tmp_path):
+    with machine_events(gone, CPU, tmp_path, patience=PATIENCE):
         pass
     assert "nobody reads" in capsys.readouterr().err
     assert not any(thread.name == "machine-load" for thread in threading.enumerate())
 
 
-def test_a_sensor_that_hangs_does_not_keep_the_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_sensor_that_hangs_does_not_keep_the_worker(tmp_path: Path) -> None:
     release = threading.Event()
-    monkeypatch.setattr(machine_load, "PATIENCE", 0.05)
-    monkeypatch.setattr(psutil, "sensors_battery", release.wait, raising=False)
-    with machine_events(lambda event: None, CPU, tmp_path):
+    hangs = SimpleNamespace(sensors_battery=release.wait)
+    with machine_events(lambda event: None, CPU, tmp_path, machine=hangs, patience=0.05):
         pass
+    assert any(thread.name == "machine-load" for thread in threading.enumerate())
     release.set()
     for thread in threading.enumerate():
         if thread.name == "machine-load":
             thread.join(60)
 
 
-def test_a_worker_tells_its_load_before_its_end_and_leaves_no_thread(tmp_path: Path) -> None:
+def test_a_worker_tells_its_load_before_its_end_and_leaves_no_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine_load, "PATIENCE", PATIENCE)  # on a busy machine too its thread has ended after that
     events: list[Any] = []
     plan = toy_plan(training={"max_steps": 2})
     code = run_worker(plan, 0, ToyTask(), lambda: "", tmp_path, tmp_path / "secrets", events.append, Control())
@@ -252,10 +247,10 @@ def test_a_worker_tells_its_load_before_its_end_and_leaves_no_thread(tmp_path: P
 REAL = """
 import sys, torch
 from pathlib import Path
-from training import machine_load
 from training.events import EventSink
-machine_load.PATIENCE = 60.0  # a busy machine takes its time, and who does not wait for the thread breaks it off
-with machine_load.machine_events(EventSink(sys.stdout, 3), torch.device("cpu"), Path(sys.argv[1])):
+from training.machine_load import machine_events
+# A busy machine takes its time, and who does not wait for the thread breaks it off.
+with machine_events(EventSink(sys.stdout, 3), torch.device("cpu"), Path(sys.argv[1]), patience=60.0):
     pass
 """
 
@@ -263,8 +258,11 @@ with machine_load.machine_events(EventSink(sys.stdout, 3), torch.device("cpu"), 
 @pytest.mark.slow
 def test_the_sensors_of_this_very_machine_do_no_harm(tmp_path: Path) -> None:
     repository = Path(__file__).resolve().parents[2]
+    script = tmp_path / "script" / "sensors.py"
+    script.parent.mkdir()
+    script.write_text(REAL)
     run = subprocess.run(
-        [sys.executable, "-c", REAL, str(tmp_path)], capture_output=True, text=True, timeout=100, cwd=repository,
+        [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=100, cwd=repository,
         env={**os.environ, "PYTHONPATH": str(repository)},
     )  # fmt: skip
     assert (run.returncode, run.stderr) == (0, "")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from profiles.schema import TrainingSettings
-from training.backward import build_optimizer
+from profiles.optimisation import TrainingSettings
 from training.checkpoint import load_optimizer, optimizer_tensors
+from training.optimizers import build_optimizer
 
 
 def weights(steps: int, fused: bool, reload_after: int = -1) -> list[torch.Tensor]:

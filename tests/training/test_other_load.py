@@ -38,6 +38,14 @@ def test_what_the_run_uses_is_not_the_load_of_others(clock: Times, monkeypatch: 
     assert load.share() is None  # no time has passed
 
 
+def elsewhere(run_id: str) -> OtherLoad:
+    """Look as a process that has nothing to do with those of this test."""
+    load = OtherLoad(run_id)
+    load._parent, load._above = -1, set()
+    load._known.clear()
+    return load
+
+
 def test_processes_of_the_run_are_known_by_its_id_or_its_parent() -> None:
     sleep = "import time; print(flush=True); time.sleep(60)"
     named = [sys.executable, "-c", sleep, "--plan", "output/20261121-013005-ab12-demo/plan.json"]
@@ -45,11 +53,23 @@ def test_processes_of_the_run_are_known_by_its_id_or_its_parent() -> None:
         assert child.stdout is not None
         child.stdout.readline()
         try:
-            assert child.pid in OtherLoad("20261121-013005-ab12")._own_seconds()
-            assert child.pid not in OtherLoad("20261121-013005-ffff")._own_seconds()
+            assert child.pid in elsewhere("20261121-013005-ab12")._own_seconds()
+            assert child.pid not in elsewhere("20261121-013005-ffff")._own_seconds()
             assert os.getpid() in OtherLoad("20261121-013005-ffff")._own_seconds()
         finally:
             child.kill()
+
+
+def test_what_the_runs_own_processes_start_is_its_own() -> None:
+    """Such as readers of data that are spawned, whose command line names no run."""
+    start = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(flush=True); input()'])"
+    named = [sys.executable, "-c", start, "20261121-013005-ab12"]
+    with subprocess.Popen(named, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None and child.stdout is not None
+        child.stdout.readline()
+        (inner,) = psutil.Process(child.pid).children()
+        assert {child.pid, inner.pid} <= elsewhere("20261121-013005-ab12")._own_seconds().keys()
+        child.stdin.close()
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,13 @@
-"""Processes of a run wait for each other asleep, unless a person has said otherwise."""
+"""Processes of a run wait for each other asleep, unless a person has said otherwise; what they say is read whole."""
 
 from __future__ import annotations
 
-import os
-from multiprocessing.connection import Connection
-from typing import Any
+import platform
+from pathlib import Path
 
 import pytest
 
-from training.processes import WAITING, SpawnedWorker, environment
+from training.processes import WAITING, SubprocessWorker, environment
 
 
 @pytest.fixture(autouse=True)
@@ -27,13 +26,9 @@ def test_a_persons_own_setting_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment(0)["GOMP_SPINCOUNT"] == "0"
 
 
-def _tell(connection: Connection[Any, Any]) -> None:
-    connection.send_bytes(" ".join(os.environ.get(name, "") for name in WAITING).encode())
-
-
-def test_a_spawned_worker_has_them_and_this_process_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    worker = SpawnedWorker(_tell, ())
-    assert next(worker.lines()) == b"ACTIVE 0"
+def test_what_a_process_said_can_be_read_after_somebody_waited_for_its_end(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        worker = SubprocessWorker("platform", ["terse"], 1, log)
+    lines = worker.lines()
     assert worker.exit_code() == 0
-    assert "GOMP_SPINCOUNT" not in os.environ
+    assert [line.decode().strip() for line in lines] == [platform.platform(terse=True)]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from profiles.schema import StrategySettings
 from tests.training.memory_exchange import RoomExchange, together
 from tests.training.toy_task import toy_plan
 from training.checkpoint import Snapshot, SnapshotStore
@@ -33,7 +34,13 @@ def test_who_says_nonsense_has_no_snapshot(lie: bytes, tmp_path: Path) -> None:
     assert (agreed.step, agreed.holders, agreed.members) == (4, (0,), (0, 1))
 
 
-SINCE = {"model": ("base_precision",), "data": ("window", "pseudo_share"), "evaluation": ("eval_local",)}
+SINCE = {
+    "model": ("base_precision",),
+    "data": ("window", "pseudo_share", "split", "local_data"),
+    "training": ("optimizer", "momentum", "lr_decay_share"),
+    "evaluation": ("eval_local",),
+    "strategy": ("owned", "strategy_options"),
+}
 """Options that came with windows that follow the clips, and later ones."""
 MORE = {
     **SINCE,
@@ -45,12 +52,12 @@ MORE = {
         "student_layers",
         "encoder_path",
     ),
-    "data": ("window", "pseudo_share", "languages"),
+    "data": (*SINCE["data"], "languages"),
 }
 
 
-PLACE = ("local", "share", "addresses")
-"""What a member's place in the exchange is, the last two of it later than the mesh."""
+PLACE = ("local", "share", "addresses", "machine", "data")
+"""What a member's place in the exchange is, all but the first of it later than the mesh."""
 
 
 def hash_of(document: dict[str, Any]) -> str:
@@ -68,7 +75,8 @@ def before_the_mesh(
     for one in document["members"]:
         del one["share"], one["addresses"]
     document["engine"] = engine
-    document["profile"]["strategy"]["engine"] = asked
+    former = StrategySettings.with_former_names(document["profile"]["strategy"])
+    document["profile"]["strategy"] = {**former, "engine": asked}
     for section, options in later.items():
         for option in options:
             del document["profile"][section][option]
@@ -88,11 +96,14 @@ def test_a_run_of_an_earlier_engine_goes_on(
     tmp_path: Path, engine: str, asked: str, device: str, now: tuple[str, str]
 ) -> None:
     document = before_the_mesh(toy_plan(2), MORE, engine, asked)
+    document["hub_address"] = ""
+    document["profile"]["strategy"]["hub_port"] = 4711
     for one in document["members"]:
         one["device"] = device
     (tmp_path / "plan.json").write_text(json.dumps(document))
     plan = read_plan(tmp_path / "plan.json")
     assert (plan.engine, plan.profile.strategy.engine) == now
+    assert plan.profile.strategy.coordinator_port == 4711
     assert hash_of(document) in (plan.hashes() if asked == "torch" else [plan.hash()])
 
 

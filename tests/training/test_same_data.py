@@ -47,7 +47,7 @@ def test_another_length_is_named_with_the_machine_on_all_members(tmp_path: Path)
     found = say([ToyTask(64), ToyTask(64), ToyTask(48)], tmp_path)
     assert {type(error) for error in found.values()} == {BadInput}
     assert {error.message for error in found.values()} == {
-        "worker-2 does not have what worker-0 has: train has 48 samples instead of 64"
+        "worker-2 has other data or another model than worker-0: train has 48 samples instead of 64"
     }
 
 
@@ -58,7 +58,7 @@ def test_another_order_is_found(tmp_path: Path) -> None:
             self.train.reverse()
 
     found = say([Reversed(), ToyTask()], tmp_path)
-    assert all("sample" in str(error) and "of train is another one" in str(error) for error in found.values())
+    assert all("sample" in str(error) and "of train is different" in str(error) for error in found.values())
 
 
 def test_random_augmentation_makes_no_difference(tmp_path: Path) -> None:
@@ -105,19 +105,23 @@ def test_rounding_of_another_system_is_forgiven(kind: str) -> None:
 @pytest.mark.parametrize("change", [{"text": "another"}, {"image": torch.zeros(300, dtype=torch.uint8)}, {"label": 3}])
 def test_other_content_is_found(change: dict[str, Any]) -> None:
     other = [{**sample, **change} for sample in SAMPLES]
-    assert "of train is another one" in difference(described(SAMPLES), described(other))
+    assert "of train is different" in difference(described(SAMPLES), described(other))
 
 
 def test_a_run_is_not_resumed_on_other_data(tmp_path: Path) -> None:
     control = Control()
     control.post(Command(command="stop", at_step=4))
     train(toy_plan(), tmp_path, ToyTask(48), control)
-    with pytest.raises(BadInput, match="does not have what the run began with: train has 40 samples instead of 48"):
+    with pytest.raises(
+        BadInput, match="has other data or another model than the run began with: train has 40 samples instead of 48"
+    ):
         train(toy_plan(resume=True), tmp_path, ToyTask(40))
 
 
 def test_a_newcomer_with_other_data_is_refused() -> None:
-    with pytest.raises(BadInput, match="does not have what the others have: train has 11 samples instead of 12"):
+    with pytest.raises(
+        BadInput, match="has other data or another model than the others have: train has 11 samples instead of 12"
+    ):
         check_unchanged(described(SAMPLES).model_dump(), described(SAMPLES[:11]), "the others have")
 
 
@@ -134,7 +138,7 @@ class Frozen(ToyTask):
 
 def test_other_frozen_weights_are_found(tmp_path: Path) -> None:
     found = say([Frozen(1.0), Frozen(1.001)], tmp_path)
-    assert all("the model has other frozen weights" in str(error) for error in found.values())
+    assert all("the model's frozen weights are different" in str(error) for error in found.values())
 
 
 @pytest.mark.parametrize("said", [b"", b"[]", b"{}", b'{"splits": {"train": 3}}', b"\xff", b"[" * 100_000])
@@ -146,7 +150,9 @@ def test_what_nobody_understands_is_named_and_breaks_nobody(said: bytes) -> None
             check_same(described(SAMPLES), exchange, lambda rank: f"machine-{rank}")
 
     found = together(3, start)[0]
-    assert [str(found[rank]).partition(":")[0] for rank in (0, 2)] == ["machine-1 does not have what machine-0 has"] * 2
+    assert [str(found[rank]).partition(":")[0] for rank in (0, 2)] == [
+        "machine-1 has other data or another model than machine-0"
+    ] * 2
 
 
 def test_ordinary_data_are_told_nothing_about(tmp_path: Path) -> None:
@@ -184,11 +190,11 @@ def test_a_resume_in_another_precision_is_told(tmp_path: Path) -> None:
         patch.setattr(precision_module, "cpu_multiplies_bf16", lambda: True)
         _, other = train(toy_plan(**changes, resume=True), tmp_path, task)
     (message,) = warned(other)
-    assert "computed in float32 before and does in bfloat16 now" in message
+    assert "computed in float32 before and computes in bfloat16 now" in message
 
 
 def test_a_resume_in_bf16_of_a_run_that_did_not_say_is_told() -> None:
     mine = described(SAMPLES).model_copy(update={"precision": "bfloat16"})
     then = {key: value for key, value in mine.model_dump().items() if key != "precision"}
-    assert "the run does not say in what it began" in other_precision(then, mine)
+    assert "the run's record does not say which precision it began with" in other_precision(then, mine)
     assert other_precision(then, mine.model_copy(update={"precision": "float32"})) == ""

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.schema import Profile, TrainingSettings
-from training.schedule import ScalingRule, Schedule, ends_in_warm_up, learning_rate_at, scaled_learning_rate
+from profiles.optimisation import TrainingSettings
+from profiles.schema import Profile
+from training.schedule import (
+    ScalingRule,
+    Schedule,
+    ends_in_warm_up,
+    learning_rate_at,
+    scaled_learning_rate,
+    steps_in,
+    warm_up_of,
+)
 
-SCHEDULES: list[Schedule] = ["constant", "linear", "cosine"]
+SCHEDULES: list[Schedule] = ["constant", "linear", "cosine", "wsd"]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -39,7 +47,19 @@ def test_cosine_is_above_linear_in_the_first_half() -> None:
     assert learning_rate_at(25, 100, 0, "cosine", 1.0) == pytest.approx(0.5 * (1 + math.cos(math.pi / 4)))
 
 
-@given(st.integers(0, 400), st.integers(1, 300), st.integers(0, 350), st.sampled_from(SCHEDULES))
+def test_inverse_square_root_goes_on_from_the_warm_up() -> None:
+    rates = [learning_rate_at(step, 100, 4, "inverse_sqrt", 8.0) for step in (0, 3, 15, 63, 399)]
+    assert rates == [2.0, 8.0, 4.0, 2.0, 0.8]
+    assert learning_rate_at(3, 100, 0, "inverse_sqrt", 8.0) == 4.0
+
+
+def test_wsd_stays_and_falls_at_the_end() -> None:
+    rates = [learning_rate_at(step, 100, 4, "wsd", 8.0, 0.16) for step in (4, 84, 85, 88, 100, 300)]
+    assert rates == [8.0, 8.0, 6.0, 4.0, 0.0, 0.0]
+    assert learning_rate_at(9, 10, 9, "wsd", 8.0, 1.0) == 8.0  # no fall before the warm-up has ended
+
+
+@given(st.integers(0, 400), st.integers(1, 300), st.integers(0, 350), st.sampled_from([*SCHEDULES, "inverse_sqrt"]))
 def test_rate_stays_between_zero_and_the_peak(step: int, total: int, warmup: int, schedule: Schedule) -> None:
     assert 0.0 <= learning_rate_at(step, total, warmup, schedule, 0.5) <= 0.5
 
@@ -68,14 +88,13 @@ def test_a_run_that_ends_in_its_warm_up_is_told(steps: int, told: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "advice"),
-    [
-        ({}, "once wrong transcripts are corrected, raise epochs"),
-        ({"from_scratch": True}, "raise epochs, or lower warmup_steps"),
-        ({"teacher_path": "large"}, "raise epochs, or lower warmup_steps"),
-    ],
+    ("each", "epochs", "drop_last", "steps"),
+    [(2.5, 3, False, 9), (2.5, 3, True, 6), (2.5, 1.5, False, 3 + 2), (3 * (1 / 3), 4, False, 4), (0.4, 0.1, True, 1)],
 )
-def test_more_epochs_are_advised_and_what_comes_before_them(change: dict[str, Any], advice: str) -> None:
-    """A published model learns the wrong transcripts of few recordings by heart (docs/whisper.md)."""
-    model = TUNED.model.model_copy(update=change)
-    assert advice in ends_in_warm_up(9, TUNED.model_copy(update={"model": model}))
+def test_every_epoch_ends_with_a_step_of_its_own(each: float, epochs: float, drop_last: bool, steps: int) -> None:
+    assert steps_in(each, epochs, drop_last) == steps
+
+
+@pytest.mark.parametrize(("warmup_steps", "steps", "warm_up"), [(50, 20, 50), (0.1, 20, 2), (0.1, 4, 0), (1.0, 20, 1)])
+def test_warm_up_as_a_share_of_the_run(warmup_steps: float, steps: int, warm_up: int) -> None:
+    assert warm_up_of(TrainingSettings(warmup_steps=warmup_steps), steps) == warm_up

@@ -54,7 +54,7 @@ def test_a_run_records_what_its_tables_are(tmp_path: Path) -> None:
 
     _, events = train(toy_plan(training={"max_steps": 1}), tmp_path, Tabled())
     (began,) = [event for event in events if isinstance(event, RunEvent)]
-    assert began.details == {"step": 0, "tables": {"train": "0123"}}
+    assert began.details["tables"] == {"train": "0123"}
 
 
 def test_epochs_cover_every_sample_exactly_once_each(tmp_path: Path) -> None:
@@ -75,6 +75,13 @@ def test_warm_up_raises_the_rate_step_by_step(tmp_path: Path) -> None:
     _, events = train(toy_plan(training={"warmup_steps": 4, "lr_schedule": "constant"}), tmp_path)
     rates = [event.learning_rate for event in steps(events)][:5]
     assert rates == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01])
+
+
+def test_warm_up_as_a_share_of_the_run_counts_its_real_steps(tmp_path: Path) -> None:
+    changes = {"max_steps": 0, "epochs": 3, "warmup_steps": 0.5, "lr_schedule": "constant"}
+    _, events = train(toy_plan(training=changes), tmp_path, ToyTask(samples=10))  # 3 steps an epoch
+    rates = [event.learning_rate for event in steps(events)]
+    assert len(rates) == 9 and rates[2:5] == pytest.approx([0.0075, 0.01, 0.01])
 
 
 CHANGES: list[tuple[str, dict[str, Any]]] = [
@@ -200,14 +207,14 @@ def test_a_damaged_snapshot_is_passed_over_for_the_one_before(tmp_path: Path) ->
     newest.write_bytes(data)
     _, events = train(toy_plan(snapshot={"snapshot_interval": 4}, resume=True), tmp_path)
     assert steps(events)[0].step == 5
-    assert any("passed over" in event.message for event in events if isinstance(event, WarningEvent))
+    assert any("skipped" in event.message for event in events if isinstance(event, WarningEvent))
     assert trainer.position.step == 12
     assert trainer.store.verified_steps()[0] == [8, 4]  # and written anew when its step came again
 
 
 @pytest.mark.parametrize(
     ("damaged", "message"),
-    [(True, "all 2 snapshots .* are damaged: .*state.safetensors"), (False, "no member has a snapshot")],
+    [(True, "all 2 snapshots .* are damaged: .*state.safetensors"), (False, "no machine has a snapshot")],
 )
 def test_a_resume_without_a_sound_snapshot_is_refused(tmp_path: Path, damaged: bool, message: str) -> None:
     train(toy_plan(snapshot={"snapshot_interval": 4 if damaged else 0}), tmp_path)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.web.gate import Gate, Names
+from app.web.server import Gate, Names
 
 
 def test_a_ticket_works_once_and_its_session_from_then_on() -> None:

@@ -115,11 +115,8 @@ class FakeWatch:
         self._world = world
         self.closed = False
 
-    def add(self, text: str) -> None:
-        self._world.added.append(text)
-
-    def remove(self, text: str) -> None:
-        self._world.added.remove(text)
+    def look_for(self, typed: Sequence[str]) -> None:
+        self._world.added[:] = typed
 
     def close(self) -> None:
         self.closed = True

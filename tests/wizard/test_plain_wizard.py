@@ -13,8 +13,7 @@ from app.wizard import actions as do
 from app.wizard import plain
 from app.wizard.dependencies import blockers
 from app.wizard.engine import Wizard
-from app.wizard.plain import run_plain
-from app.wizard.prompts import BareLines, Questions, prompter
+from app.wizard.plain import BareLines, Questions, prompter, run_plain
 from app.wizard.records import Tell
 from app.wizard.state import JobAnswers, MachineRow, Status
 from distributed.measuring.link_figures import PairFigures

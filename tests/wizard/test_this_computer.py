@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.wizard.machines import linux, mac, row_of, said, this_computer
+from app.wizard.machines import linux, mac, row_of, this_computer
 from distributed.hosts.file import Machine
 
 CPU = "processor\t: 0\nmodel name\t: AMD Ryzen 7 7700X\nmodel\t\t: 97\n"
@@ -39,7 +39,6 @@ def test_a_mac_says_its_chip() -> None:
     answers = {"sysctl": "Apple M2 Max", "sw_vers": "15.4"}
     assert mac(lambda program, *_: answers[program])[0] == "Apple M2 Max"
     assert all(mac(lambda *_: ""))
-    assert said("no-such-program-anywhere") == ""
 
 
 def test_a_saved_profile_s_row_of_this_computer_says_the_same() -> None:

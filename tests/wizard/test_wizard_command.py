@@ -118,7 +118,7 @@ def test_ctrl_c_leaves_everything_as_it_was(tmp_path: Path, at: str) -> None:
         (["--demo", "0"], "error: --demo 0: the tour has 1 to 8 machines"),
         (["--demo", "-1"], "error: --demo -1: the tour has 1 to 8 machines"),
         (["--demo", "9" * 30, "--plain"], f"error: --demo {'9' * 30}: the tour has 1 to 8 machines"),
-        (["--demo", "2", "--profile", "mine"], "error: --profile mine: the scripted machines have one profile"),
+        (["--demo", "2", "--profile", "mine"], "error: --profile mine: the recorded machines have only one profile"),
         (["--profile", "nobody"], "error: there is no profile 'nobody'"),
         (["--profile", "", "--plain"], "error: there is no profile ''"),
         (["--profile", "dem", "--plain"], "hint: did you mean 'demo'?"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -270,11 +271,14 @@ def test_new_figures_are_measured_on_demand_only(make: Make) -> None:
     assert [request.measure for request in services.forecasts] == [False, True]
 
 
-def test_a_result_that_cannot_be_taken_in_has_failed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_cannot_be_taken_in_has_failed(make: Make) -> None:
     """Else its thread would end unheard, and the step would be worked on for ever."""
-    services = FakeServices()
-    monkeypatch.setattr(services, "measure_links", lambda *given: (None,))
-    wizard = with_machines(make, services, ANNA.key)
+
+    class Nonsense(FakeServices):
+        def measure_links(self, *given: Any) -> Any:
+            return (None,)
+
+    wizard = with_machines(make, Nonsense(), ANNA.key)
     on(wizard, Step.LINKS)
     state = until_state(wizard, lambda state: state.links.status is Status.FAILED)
     assert "unexpected" in state.links.cause and not state.busy

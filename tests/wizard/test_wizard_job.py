@@ -87,7 +87,7 @@ def test_what_commands_did_to_the_data_is_said_with_what_shows_it(tmp_path: Path
         path.write_text(lines)
     row = data_of(Profile(name="x", data=DataSettings(dataset_path=str(tmp_path))))
     prepared, divided, corrected, pseudo = row.notes
-    assert divided == "no validation.csv: 1 recording of train held out"
+    assert divided == "no validation.csv: 1 recording of the training data held out"
     assert prepared == "prepared; 1 not taken: see left_out.csv"
     assert corrected.startswith("patches: 1 corrected, 1 left out, 1 blacklisted; ") and "patches" in corrected
     assert pseudo == "pseudo.csv: 1 text by a model; none taken; set pseudo_share"

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from app.wizard.launching import STEPS, Grid, refused, tail
-from app.wizard.plan import SSH, hub_place, plan_of, saving
+from app.wizard.plan import SSH, coordinator_place, plan_of, saving
 from app.wizard.records import Status
 from app.wizard.state import Answers, Request
 from distributed.planning.document import Planning, Settings
@@ -20,7 +20,7 @@ from tests.wizard.fake_services import ANNA, HERE
 from training.events import ErrorEvent, Event, MemberEvent, ProgressEvent, StepEvent
 from training.plan import MemberPlan, RunPlan
 
-CONFIG = "[profile:mine]\ntask = custom\nmodel_path = ./job.py:build\nhub_port = 4711\n"
+CONFIG = "[profile:mine]\ntask = custom\nmodel_path = ./job.py:build\ncoordinator_port = 4711\n"
 STEP = StepEvent(step=1, epoch=0.1, loss=1, learning_rate=1, samples=1, weight=1, compute=1, wait=0, transfer=0)
 
 
@@ -87,11 +87,11 @@ def test_a_plan_says_what_changes_where(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [config]
 
 
-@pytest.mark.parametrize(("hub", "place"), [("anna", "anna"), ("desk", "this computer"), ("", "this computer")])
-def test_the_port_of_the_hub_is_opened_where_the_plan_puts_it(hub: str, place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("chosen", "place"), [("anna", "anna"), ("desk", "this computer"), ("", "this computer")])
+def test_the_coordinators_port_is_opened_where_the_plan_puts_it(chosen: str, place: str, tmp_path: Path) -> None:
     config = tmp_path / "config.ini"
     config.write_text(CONFIG)
     request = Request((HERE, ANNA), Answers(profile="mine"))
-    settings = Settings(options={}, members=(), engine="mesh", hub=hub)
+    settings = Settings(options={}, members=(), engine="mesh", coordinator=chosen)
     planning = cast(Planning, SimpleNamespace(settings=settings))
-    assert hub_place(request, replace(saving(request, config), planning=planning)) == place
+    assert coordinator_place(request, replace(saving(request, config), planning=planning)) == place

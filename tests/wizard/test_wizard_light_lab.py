@@ -42,7 +42,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a ``config.ini`` that the set-up and the command line take for the project's."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "job.py").write_text(JOB.format(model="nn.Linear(2, 2)", pause=0.01, gate=""))
+    (tmp_path / "job.py").write_text(JOB.format(model="nn.Linear(2, 2)", pause=0.05, gate=""))
     (tmp_path / "config.ini").write_text(PROFILE.format(job=tmp_path / "job.py"))
     monkeypatch.setattr(library, "CONFIG", tmp_path / "config.ini")
     return tmp_path

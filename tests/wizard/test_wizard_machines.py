@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.wizard import actions as do
-from app.wizard.dependencies import begin
+from app.wizard.dependencies import apply, begin
 from app.wizard.engine import Wizard
-from app.wizard.machines import HERE_KEY, Identities, Naming, ThisComputer, hosts_of, row_of
+from app.wizard.machines import HERE_KEY, Naming, ThisComputer, hosts_of, row_of
+from app.wizard.observations import sighted
 from app.wizard.records import KnownProfile, Machines, Status
 from app.wizard.services import Services
 from distributed.discovery.machine_identity import FoundMachine, FoundPath
@@ -66,13 +67,12 @@ def test_what_was_typed_and_what_a_file_says_come_first() -> None:
     assert hosts.machines == (entry,) and hosts.ssh_config == "/etc/mine"
 
 
-def test_a_choice_made_before_the_host_key_was_seen_still_holds() -> None:
-    identities = Identities()
-    before = replace(STUDIO, id="unidentified:Studio", fingerprint="", status=Seen.CHECKING)
-    assert identities.aliases([before]) == {}
-    assert identities.aliases([STUDIO]) == {"SHA256:x": ("unidentified:Studio",)}
-    (row,) = Naming((), ()).rows([STUDIO], identities.aliases([STUDIO]))
-    assert row.aliases == ("unidentified:Studio",)
+@pytest.mark.parametrize("paths", [(PATH,), ()])
+def test_a_choice_made_before_the_host_key_was_seen_still_holds(paths: tuple[FoundPath, ...]) -> None:
+    before = replace(STUDIO, id="unidentified:Studio", fingerprint="", status=Seen.CHECKING, paths=paths)
+    state = apply(begin(), sighted(Machines(Naming((), ()).rows([before]))))
+    state = apply(apply(state, do.pick("unidentified:Studio")), sighted(Machines(Naming((), ()).rows([STUDIO]))))
+    assert state.answers.picked == ("SHA256:x",)
 
 
 def test_this_computer_trains_with_this_python() -> None:

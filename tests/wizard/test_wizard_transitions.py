@@ -44,7 +44,7 @@ from tests.wizard.fake_services import (
     refused,
     stranger,
 )
-from training.run_metadata import RunMetadata
+from training.plan import RunMetadata
 from training.runs import RunSummary
 
 KEYS = st.sampled_from(["here", ANNA.key, BERT.key, "typed:ada@c", "nobody", ""])

@@ -18,9 +18,9 @@ import functools
 import operator
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from training.lazy import lazy
 
@@ -28,9 +28,12 @@ if TYPE_CHECKING:
     import torch
 
     from training.exchange.codecs import Codec
+    from training.exchange.error_feedback import Kept
 else:
     torch = lazy("torch")
 
+Group = tuple[int, ...]
+"""Ranks of those who take part in an operation, ascending; empty: all."""
 T = TypeVar("T", covariant=True)
 V = TypeVar("V")
 
@@ -50,6 +53,8 @@ MAX_FLAGS = 2048
 """Bytes of flags beside a mean."""
 _FIXED = "this engine accepts no new members while it trains; use engine = mesh for that"
 _PIECE = 4 << 20
+_TILE = 65_536
+"""Elements that a processor keeps at hand while it goes over them several times."""
 
 
 class ExchangeError(Exception):
@@ -83,6 +88,31 @@ class Pending(Protocol, Generic[T]):
     def done(self) -> bool:
         """Whether :meth:`wait` would return at once."""
         ...
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one member gives to a mean."""
+
+    name: str
+    """Of the operation, equal on all members; a member that is elsewhere is found out."""
+    values: torch.Tensor
+    """Flat fp32."""
+    weight: float
+    codec: Codec
+    flags: bytes = b""
+    """Beside the values; as many bytes on all members."""
+    stream: str = ""
+    """Which residuals go with the mean."""
+    group: Group = ()
+    fit: bool = True
+    """Whether the values are numbers that the codec can carry; if not, they, the weight and the flags are zero."""
+
+    def checked(self, fit: bool | None = None) -> Contribution:
+        """Return it as it goes to the others; ``fit``, where that is known."""
+        if self.codec.carries(self.values) if fit is None else fit:
+            return self
+        return replace(self, values=torch.zeros_like(self.values), weight=0.0, flags=bytes(len(self.flags)), fit=False)
 
 
 @dataclass(frozen=True)
@@ -145,6 +175,8 @@ class Exchange(ABC):
     """One member's end of the group."""
 
     engine: str
+    shares_process: ClassVar[bool] = False
+    """Whether other members take turns with this one in its process, so that nothing may go on beside its turn."""
     rank: int
     traffic: Traffic
     operations: int = 0
@@ -166,10 +198,18 @@ class Exchange(ABC):
         return False
 
     def expect_model(self, elements: int) -> None:
-        """Say how long the longest vector will be, before the first operation: who differs from most is dropped."""
+        """Announce the length of the longest vector, before the first operation; a member whose length differs from
+        most others' is dropped."""
 
     def start_mean(
-        self, name: str, values: torch.Tensor, weight: float, codec: Codec, flags: bytes = b"", stream: str = ""
+        self,
+        name: str,
+        values: torch.Tensor,
+        weight: float,
+        codec: Codec,
+        flags: bytes = b"",
+        stream: str = "",
+        members: Collection[int] | None = None,
     ) -> Pending[MeanResult]:
         """Start the weighted mean of flat fp32 ``values`` over the live members.
 
@@ -181,34 +221,49 @@ class Exchange(ABC):
                 :data:`MAX_FLAGS`.
             stream: means of one stream follow one another: what encoding one lost is added to the next. Empty: it is
                 lost.
+            members: ranks, this one among them: the mean is theirs. All members start the operation, each with the
+                group that it is in, alone in it perhaps; groups are disjoint, and go on side by side. They follow from
+                what all know (:attr:`members` after an operation of all, a seed); who is gone is left out by itself.
+
+        Raises:
+            ValueError: this member is none of ``members``.
         """
-        return self._start_mean(self._numbered(name), values, weight, codec, flags, stream)
+        group = self._group(members)
+        name = self._numbered(name, group)
+        return self._start_mean(Contribution(name, values, weight, codec, flags, stream, group))
 
-    def start_gather(self, name: str, payload: bytes) -> Pending[dict[int, bytes]]:
-        """Start collecting one small payload (at most 4 MiB) of every live member, keyed by rank."""
-        return self._start_gather(self._numbered(name), payload)
+    def start_gather(
+        self, name: str, payload: bytes, members: Collection[int] | None = None
+    ) -> Pending[dict[int, bytes]]:
+        """Start collecting one small payload (at most 4 MiB) of every live member, or of ``members``, keyed by rank."""
+        group = self._group(members)
+        return self._start_gather(self._numbered(name, group), payload, group)
 
     @abstractmethod
-    def _start_mean(
-        self, name: str, values: torch.Tensor, weight: float, codec: Codec, flags: bytes, stream: str
-    ) -> Pending[MeanResult]: ...
+    def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:
+        """Start a mean of what was ``given``, which is not checked; ``waits``: whoever calls waits for it at once."""
 
     @abstractmethod
-    def _start_gather(self, name: str, payload: bytes) -> Pending[dict[int, bytes]]: ...
+    def _start_gather(
+        self, name: str, payload: bytes, group: Group = (), waits: bool = False
+    ) -> Pending[dict[int, bytes]]: ...
 
-    def residual(self, stream: str, elements: int) -> torch.Tensor | None:
-        """Return what encoding the means of ``stream`` (vectors of ``elements``) has lost, for this member's snapshot.
+    def residual(self, stream: str) -> Kept | None:
+        """Return what encoding the means of ``stream`` has lost, as far as this member keeps it, for its snapshot.
 
-        Flat fp32 on the CPU; ``None`` where another member keeps it, nothing is lost, or the group is gone. Not an
-        operation: one member may ask alone. Ask while no mean of the stream is under way.
+        ``None`` where others keep it, nothing is lost, or the group is gone. Not an operation: one member may ask
+        alone. Ask while no mean of the stream is under way.
         """
         return None
 
-    def restore_residual(self, stream: str, values: torch.Tensor) -> None:
-        """Give back what :meth:`residual` returned, before the first mean of the stream."""
+    def restore_residual(self, stream: str, kept: Kept) -> None:
+        """Give back what :meth:`residual` returned, before the first mean of the stream.
+
+        The member adds what lies in its share. What lies where another member owns now is lost, once.
+        """
 
     def publish_anchor(self, anchor: Anchor) -> None:
-        """Hand the state after the last synchronisation to the waiting newcomers, who then are members."""
+        """Hand the state after the last synchronisation to the waiting newcomers, which then are members."""
         raise ExchangeError(_FIXED)
 
     def fetch_anchor(self, timeout: float = ANCHOR_DEADLINE) -> Anchor:
@@ -224,14 +279,24 @@ class Exchange(ABC):
         """Leave the group with a good-bye. Idempotent."""
 
     def mean(
-        self, name: str, values: torch.Tensor, weight: float, codec: Codec, flags: bytes = b"", stream: str = ""
+        self,
+        name: str,
+        values: torch.Tensor,
+        weight: float,
+        codec: Codec,
+        flags: bytes = b"",
+        stream: str = "",
+        members: Collection[int] | None = None,
     ) -> MeanResult:
         """Blocking form of :meth:`start_mean`."""
-        return self.start_mean(name, values, weight, codec, flags, stream).wait()
+        group = self._group(members)
+        name = self._numbered(name, group)
+        return self._start_mean(Contribution(name, values, weight, codec, flags, stream, group), True).wait()
 
-    def gather(self, name: str, payload: bytes) -> dict[int, bytes]:
+    def gather(self, name: str, payload: bytes, members: Collection[int] | None = None) -> dict[int, bytes]:
         """Blocking form of :meth:`start_gather`."""
-        return self.start_gather(name, payload).wait()
+        group = self._group(members)
+        return self._start_gather(self._numbered(name, group), payload, group, True).wait()
 
     def broadcast(self, name: str, data: bytes, source: int, most: int = MAX_BROADCAST) -> bytes:
         """Return the ``data`` of member ``source``, byte for byte; the others' is not looked at.
@@ -259,9 +324,15 @@ class Exchange(ABC):
             raise ExchangeError(f"member {source} did not hand over all of '{name}'")
         return bytes(whole)
 
-    def _numbered(self, name: str) -> str:
+    def _group(self, members: Collection[int] | None) -> Group:
+        if members is not None and self.rank not in members:
+            raise ValueError(f"rank {self.rank} starts an operation of {sorted(members)}, which it is none of")
+        return tuple(sorted(set(members or ())))
+
+    def _numbered(self, name: str, group: Group) -> str:
         self.operations += 1
-        return f"{name}:{self.operations}"
+        among = f" among {', '.join(map(str, group))}" if group else ""
+        return f"{name}{among}:{self.operations}"
 
 
 @dataclass(frozen=True)
@@ -290,31 +361,36 @@ class SoloExchange(Exchange):
     def members(self) -> tuple[int, ...]:
         return (0,)
 
-    def _start_mean(
-        self, name: str, values: torch.Tensor, weight: float, codec: Codec, flags: bytes, stream: str
-    ) -> Pending[MeanResult]:
-        return Finished(MeanResult(values.clone(), weight, (0,), flags=flags))
+    def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:
+        return Finished(MeanResult(given.values.clone(), given.weight, (0,), flags=given.flags))
 
-    def _start_gather(self, name: str, payload: bytes) -> Pending[dict[int, bytes]]:
+    def _start_gather(
+        self, name: str, payload: bytes, group: Group = (), waits: bool = False
+    ) -> Pending[dict[int, bytes]]:
         return Finished({0: payload})
 
 
-def weighted_mean(contributions: Sequence[tuple[float, torch.Tensor]]) -> torch.Tensor:
+def weighted_mean(contributions: Sequence[tuple[float, torch.Tensor]], out: torch.Tensor | None = None) -> torch.Tensor:
     """Return ``sum(w_i x_i) / sum(w_i)`` of flat fp32 tensors, in the order given.
 
     Multiplication and addition stay separate operations: each is correctly rounded by IEEE 754, so every operating
     system and processor gives the same bits. All weights 0 give zeros.
+
+    Args:
+        out: where the mean goes, none of the tensors.
     """
     total = sum(weight for weight, _ in contributions)
+    mean = torch.empty_like(contributions[0][1]) if out is None else out
     if total <= 0.0:
-        return torch.zeros_like(contributions[0][1])
-    mean: torch.Tensor | None = None
-    for weight, values in contributions:
-        if weight == 0.0:
-            continue
-        scaled = values * (weight / total)
-        mean = scaled if mean is None else mean.add_(scaled)
-    assert mean is not None
+        return mean.zero_()
+    (share, first), *others = [(weight / total, values) for weight, values in contributions if weight != 0.0]
+    size = mean.numel()
+    step = min(size, _TILE) if mean.device.type == "cpu" else size
+    scaled = torch.empty(step if others else 0, device=mean.device)
+    for start in range(0, size, max(step, 1)):
+        part = torch.mul(first[start : start + step], share, out=mean[start : start + step])
+        for factor, values in others:
+            part.add_(torch.mul(values[start : start + step], factor, out=scaled[: part.numel()]))
     return mean
 
 

@@ -10,7 +10,6 @@ import datetime
 import ipaddress
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
@@ -21,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from profiles.errors import BadInput
 from training.run_files import private_folder, write_whole
 
-HUB_NAME = "muster-hub"
+COORDINATOR_NAME = "muster-coordinator"
 """Name in the coordinator's certificate: members check for it whatever address they dial."""
 _BEFORE = datetime.timedelta(days=1)
 _AFTER = datetime.timedelta(days=365)
@@ -31,22 +30,19 @@ _FILES = ("ca.pem", "certificate.pem", "key.pem")
 _RELAY_FILE, _RELAY_BYTES = "relay.key", 32
 
 
-@dataclass(frozen=True)
-class Credentials:
-    """PEM files of one end."""
-
-    authority: bytes
-    certificate: bytes
-    key: bytes
-
-
 def member_uri(run_id: str, rank: int) -> str:
     """Return the identity in a member's certificate."""
     return f"muster://{run_id}/member/{rank}"
 
 
-def issue_run_certificates(directory: Path, run_id: str, members: Sequence[int], addresses: Sequence[str]) -> None:
-    """Write ``hub/`` and ``member-<rank>/`` in ``directory``, each with ``ca.pem, certificate.pem, key.pem``.
+def issue_run_certificates(
+    directory: Path,
+    run_id: str,
+    members: Sequence[int],
+    addresses: Sequence[str],
+    at: datetime.datetime | None = None,
+) -> None:
+    """Write ``coordinator/`` and ``member-<rank>/`` in ``directory``, each with ``ca.pem, certificate.pem, key.pem``.
 
     Beside them ``relay.key`` has the same 32 random bytes for all (:mod:`~training.exchange.relay`). P-256 with
     SHA-256. Valid from a day before, so that a slow clock does no harm, for a year. Files are 0600 from their first
@@ -54,38 +50,25 @@ def issue_run_certificates(directory: Path, run_id: str, members: Sequence[int],
 
     Args:
         addresses: literal IP addresses of the coordinator.
+        at: when; default: now.
 
     Raises:
         BadInput: an address is not a literal IP address, or the folder cannot be written.
     """
-    authority = _Authority(run_id)
+    authority = _Authority(run_id, at or datetime.datetime.now(datetime.timezone.utc))
     relay_key = secrets.token_bytes(_RELAY_BYTES)
-    names: list[x509.GeneralName] = [x509.DNSName(HUB_NAME), *(x509.IPAddress(_literal(a)) for a in addresses)]
+    names: list[x509.GeneralName] = [x509.DNSName(COORDINATOR_NAME), *(x509.IPAddress(_literal(a)) for a in addresses)]
     try:
         private_folder(directory)
-        authority.issue(directory / "hub", HUB_NAME, names, [ExtendedKeyUsageOID.SERVER_AUTH])
+        authority.issue(directory / "coordinator", COORDINATOR_NAME, names, [ExtendedKeyUsageOID.SERVER_AUTH])
         for rank in members:
             uri: list[x509.GeneralName] = [x509.UniformResourceIdentifier(member_uri(run_id, rank))]
             folder = directory / f"member-{rank}"
             authority.issue(folder, f"muster-member-{rank}", uri, _BOTH)
-        for folder in (directory / "hub", *(directory / f"member-{rank}" for rank in members)):
+        for folder in (directory / "coordinator", *(directory / f"member-{rank}" for rank in members)):
             write_whole(folder / _RELAY_FILE, relay_key)
     except OSError as error:
         raise BadInput(f"{directory}: {error.strerror}", "certificates need a writable folder") from error
-
-
-def read_credentials(directory: Path) -> Credentials:
-    """Read what :func:`issue_run_certificates` wrote for one end.
-
-    Raises:
-        BadInput: a file is missing or unreadable.
-    """
-    try:
-        return Credentials(*((directory / name).read_bytes() for name in _FILES))
-    except OSError as error:
-        raise BadInput(
-            f"{error.filename}: {error.strerror}", "name the folder with the certificates of this end"
-        ) from error
 
 
 def relay_key(directory: Path) -> bytes:
@@ -104,10 +87,10 @@ def relay_key(directory: Path) -> bytes:
 
 
 class _Authority:
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, at: datetime.datetime) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _common_name(f"muster {run_id}"[:64])
-        self._now = datetime.datetime.now(datetime.timezone.utc)
+        self._now = at
         constraints = x509.BasicConstraints(ca=True, path_length=0)
         self._own = self._sign(self._builder(self._name, self._key).add_extension(constraints, critical=True))
 

@@ -8,6 +8,7 @@ import weakref
 from dataclasses import dataclass
 
 from training.exchange.sealing import Cipher
+from training.exchange.ways import How
 
 _open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -31,10 +32,10 @@ class Connection:
 
     Args:
         socket: connected, blocking.
-        secret: of the direction.
         sealed: whether frames are encrypted; not where the socket itself is, or in clear on loopback.
         round_trip: seconds to the peer and back; 0 if that is not known.
         way: that it goes, for people: ``direct 192.168.1.7``, ``relayed``.
+        how: the two have met, as seen from this end.
     """
 
     socket: socket.socket
@@ -43,6 +44,7 @@ class Connection:
     sealed: bool
     round_trip: float = 0.0
     way: str = ""
+    how: How = "dialled"
 
     def __post_init__(self) -> None:
         let_go_in_child(self.socket)

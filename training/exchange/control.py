@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from training.bounded import first_problem
+from training.events import MOST_WAYS, Way
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 5
 MAX_LINE = 64 << 10
 MAX_RANKS = 4096
+MOST_BEGUN = 8
+"""Operations of which a report tells what they are."""
+MOST_WORDS = 200
+"""Letters that say what an operation is."""
 MAX_STATUS = 4 << 20
 BEAT = 1.0
 """Seconds after which either side says again what is."""
@@ -25,10 +30,14 @@ Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 LAST_EPOCH = 1 << 40
 Text = Annotated[str, Field(max_length=300)]
+Begun = tuple[Count, tuple[Rank, ...], Annotated[str, Field(max_length=MOST_WORDS)]]
+"""Number and group of an operation, empty: of all, and what it is in words that are the same on all members."""
+Reason = Annotated[str, BeforeValidator(lambda text: text[:300] if isinstance(text, str) else text)]
+"""What it quotes may be as long as a text already."""
 
 
 class ProtocolError(Exception):
-    """What came is not what may come here; the message says why, in one line."""
+    """A message that is not allowed here; the text says why, in one line."""
 
 
 class _Message(BaseModel):
@@ -68,20 +77,30 @@ class Report(_Message):
     lost: Rank | None = None
     """Whose connection failed."""
     why: Text = ""
+    hung_up: bool = False
+    """The connection ended, and nothing says whose fault that is."""
     started: Count = 0
     """Operations that were started."""
     full: Count = 0
     """Of which as many, counted from the first, have their result."""
     kept: Count = 0
     """Results after this one are kept for those who do not have them yet."""
+    aside: Count = 0
+    """Of the full ones the last so many were those of a group of members, which others may not have begun."""
+    begun: tuple[Begun, ...] = Field((), max_length=MOST_BEGUN)
+    """The first operations that were started and that somebody has no result of."""
     moved: Count = 0
     """Bytes to and from other members so far."""
+    ways: tuple[Way, ...] = Field((), max_length=MOST_WAYS)
+    """How what it sends to the other members of that mesh goes, as soon as they have met."""
     elements: int = Field(-1, ge=-1, lt=1 << 53)
     """Of the longest vector of its model; -1 while that is being built."""
     ready: bool = False
     """A newcomer: the anchor may come."""
     anchored: Count = 0
     """A newcomer: it has the anchor with this number."""
+    leaving: bool = False
+    """It has done its work, and goes as soon as everybody has the results that it has."""
     leaves: bool = False
     """A good-bye."""
 
@@ -104,10 +123,21 @@ class Form(_Message):
     """Who hands results over."""
     behind: dict[Rank, Count] = {}
     """Members that miss results, with the last that they have."""
+    away: bool = False
+    """There are others with the state that may be let in again, and then miss results."""
+
+
+class Held(_Message):
+    """Which results a member holds, told to the others when a mesh is formed."""
+
+    full: Count
+    kept: Count
+    results: tuple[tuple[Count, tuple[Rank, ...], tuple[Rank, ...]], ...]
+    """Number, group and members of the results that it holds."""
 
 
 class AnchorOrder(_Message):
-    """Who hands the state to whom."""
+    """Which member hands the training state to which newcomers."""
 
     number: Count
     donor: Rank
@@ -129,17 +159,19 @@ class Status(_Message):
     """Before the start: who has not come yet, in words."""
     settled: Count = 0
     """Everybody has the results up to this one."""
+    closed: Count = 0
+    """So far nobody lacks the result of an operation that it has started."""
     anchor: AnchorOrder | None = None
     relay: int = Field(0, ge=0, lt=65536)
     """Port of the relay on the coordinator's machine; 0: there is none."""
-    failed: Text = ""
+    failed: Reason = ""
     """The member is no part of the group any more, and why."""
     again: bool = False
     """It may come back as a newcomer."""
 
 
-def line(message: Hello | Report | Status) -> bytes:
-    """Return a message as it travels."""
+def line(message: Hello | Report | Status | Held) -> bytes:
+    """Return a message as one line of JSON."""
     return message.model_dump_json(exclude_defaults=True).encode() + b"\n"
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from training.exchange.certificates import HUB_NAME
+from training.exchange.base import ExchangeTimeout
+from training.exchange.certificates import COORDINATOR_NAME
 from training.exchange.control import (
     BEAT,
     LEASE,
@@ -35,12 +36,13 @@ REDIAL_FOR = 60.0
 _RETRY = 0.2
 _LEAST_PAUSE = 0.02
 """Seconds between two reports."""
-_GOODBYE_WITHIN = 2.0
+_GOODBYE_WITHIN = 5.0
+"""Seconds in which the coordinator takes leave of a member."""
 
 
 @dataclass(frozen=True)
 class Joining:
-    """Which group a member joins, and as whom.
+    """Which group a member joins, and under which rank and name.
 
     Args:
         address: ``host:port`` of the coordinator, a literal address.
@@ -69,7 +71,7 @@ class Joining:
     interface: str = ""
 
     def hello(self, listening: tuple[str, int]) -> Hello:
-        """Return what the member says first, when it listens on an address."""
+        """Return the member's first message, which names the address that it listens on."""
         return Hello(
             version=PROTOCOL_VERSION,
             run_id=self.run_id,
@@ -86,7 +88,6 @@ class ControlLine:
     """Says what this member is at, and hears of the group.
 
     Args:
-        joining: who this member is, and where the coordinator is.
         listening: address at which this member is dialled by the others.
         report: returns what it is at; called in this connection's thread.
         heard: told of every status; must not block.
@@ -115,12 +116,12 @@ class ControlLine:
         self._thread = threading.Thread(target=self._work, name="control", daemon=True)
 
     def start(self, seconds: float) -> None:
-        """Dial, again and again for so many seconds at first."""
+        """Dial; keep trying for so many seconds until the first connection."""
         self._deadline = time.monotonic() + seconds
         self._thread.start()
 
     def tell(self) -> None:
-        """There is something new to report."""
+        """Send a report soon: the member's state has changed."""
         if self._told:  # and it has not been looked at yet: a wake-up would cost more than the operation
             return
         self._told = True
@@ -156,7 +157,7 @@ class ControlLine:
                         host,
                         port,
                         ssl=self._context,
-                        server_hostname=HUB_NAME if self._context is not None else None,
+                        server_hostname=COORDINATOR_NAME if self._context is not None else None,
                         limit=MAX_STATUS,
                     ),
                     max(_RETRY, min(LEASE, self._deadline - time.monotonic())),
@@ -179,6 +180,13 @@ class ControlLine:
             if self._closing or time.monotonic() + _RETRY >= self._deadline:
                 return f"{lost} the coordinator at {host}:{port}: {problem}"
             await asyncio.sleep(_RETRY)
+
+    def overdue(self, status: Status | None) -> ExchangeTimeout:
+        """Return the error that names the members that did not connect in time; ``status`` is the last one received."""
+        if status is None:
+            return ExchangeTimeout("cannot reach the coordinator at {}:{}".format(*self.address))
+        missing = ", ".join(status.missing) or "somebody"
+        return ExchangeTimeout(f"the group is not complete: {missing} did not connect")
 
     async def _both_ways(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, bool]:
         """Talk until the connection ends; return why, and whether for good."""
@@ -210,12 +218,11 @@ class ControlLine:
         while True:
             self._news.clear()
             self._told = False
-            report = self._report()
-            writer.write(line(report.model_copy(update={"leaves": True}) if self._closing else report))
+            leaves = self._closing
+            writer.write(line(self._report().model_copy(update={"leaves": leaves})))
             with contextlib.suppress(OSError):
                 await writer.drain()
-            if self._closing:
-                writer.write_eof() if writer.can_write_eof() else writer.close()
+            if leaves:  # the coordinator hangs up: whoever closes before all is read takes its own words back
                 return
             await asyncio.sleep(_LEAST_PAUSE)
             beat = self._loop.call_later(BEAT, self._news.set)

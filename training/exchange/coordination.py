@@ -13,26 +13,19 @@ import threading
 from collections.abc import Callable
 from typing import Literal
 
-from training.events import MemberEvent, WarningEvent
+from training.events import MemberEvent, WarningEvent, WaysEvent
 from training.exchange import verdicts
-from training.exchange.control import (
-    BEAT,
-    LAST_EPOCH,
-    LEASE,
-    AnchorOrder,
-    Form,
-    ProtocolError,
-    Report,
-    Status,
-)
-from training.exchange.group_member import CoordinatorConfig, Member, Role, seen_by
+from training.exchange.control import BEAT, LAST_EPOCH, LEASE, AnchorOrder, Form, ProtocolError, Report, Status
+from training.exchange.group_member import CoordinatorConfig, Member, Role, ToldWays, seen_by
 from training.exchange.verdicts import Verdict
 
-Log = Callable[[MemberEvent | WarningEvent], None]
+Log = Callable[[MemberEvent | WarningEvent | WaysEvent], None]
 _BANNED = "it was dropped from the run"
 _MODEL_SHARE = 0.8
 """Of the time after which an operation is given up: how long a member may build its model while the others wait."""
 _ANCHOR_PATIENCE = 4  # times the same time, for a newcomer that takes the state
+_MOST_AHEAD = 1000
+"""Meshes that a member may have heard of and a coordinator that was started again has not."""
 _PATIENCE = 2 * LEASE
 """Seconds in which members come back to a coordinator that was started again, or give up a mesh."""
 
@@ -41,7 +34,7 @@ class Coordination:
     """All members of a run and the mesh they are in. Every method may be called from any thread.
 
     Args:
-        log: hears of members that come and go.
+        log: hears of members that come and go, and of the ways between them.
     """
 
     def __init__(self, config: CoordinatorConfig, log: Log) -> None:
@@ -53,15 +46,14 @@ class Coordination:
         self._left: set[int] = set()
         self.relay = 0
         """Port on which pairs meet that cannot dial one another."""
-        self._started = False
-        self._epoch = 0
+        self._started, self._epoch = False, 0
         self._form: Form | None = None
         self._anchor: AnchorOrder | None = None
-        self._anchors = 0
+        self._anchors, self._building = 0, 0.0
         self._quarrels = verdicts.Quarrels()
-        self._size = verdicts.ModelSize()
-        self._stand: int | None = 0
-        """What stood when the last mesh was formed; ``None``: another coordinator formed it."""
+        self._size, self._odds = verdicts.ModelSize(), verdicts.Odds(config.give_up)
+        self._last: Form | None = None
+        """The last mesh that was formed; ``None``: there was none, or another coordinator formed it."""
         self._bounds: dict[int, int] = {}
         """What stood when the first mesh without a member was formed, by its rank."""
         self._now = 0.0
@@ -71,7 +63,7 @@ class Coordination:
         self._standstill = verdicts.Standstill(config.standstill)
         self._since_status = 0.0
         self._resuming_until: float | None = None
-        self._building = 0.0
+        self._ways = ToldWays()
 
     # -- who comes and goes ------------------------------------------------------------------------------------------
 
@@ -83,7 +75,8 @@ class Coordination:
         """
         with self._lock:
             verdicts.check_hello(came.hello, self._config, self._started)
-            verdicts.check_report(came.rank, came.report, LAST_EPOCH)
+            running = self._started and self._resuming_until is None
+            verdicts.check_report(came.rank, came.report, self._epoch + _MOST_AHEAD if running else LAST_EPOCH)
             if came.rank in self._banned:
                 raise ProtocolError(_BANNED)
             known, news = self._members.get(came.rank), True
@@ -97,7 +90,7 @@ class Coordination:
                 self._take_back(came)
             elif self._started:
                 if not self._of("live", "late"):
-                    raise ProtocolError("no member is left that has the state; resume the run from its newest snapshot")
+                    raise ProtocolError("no machine has the training state; resume the run from its newest snapshot")
                 came.role = "newcomer"
             self._left.discard(came.rank)
             self._members[came.rank] = came
@@ -107,7 +100,7 @@ class Coordination:
             self._settle()
 
     def heard(self, member: Member, report: Report) -> None:
-        """Take what a member says of itself.
+        """Take in a member's report.
 
         Raises:
             ProtocolError: it cannot be.
@@ -117,13 +110,15 @@ class Coordination:
                 return
             verdicts.check_report(member.rank, report, self._epoch)
             member.silent, member.report = 0.0, report
+            if (news := self._ways.news(member)) is not None:
+                self._log(news)
             if member.frozen:
                 member.frozen = False
                 self._tell_event(member, "joined", "answers again")
             if report.leaves:
                 self._drop(member, "left", "")
                 self._left.add(member.rank)
-            if report.leaves or self._advance():
+            if report.leaves or self._advance() or any(one.report.leaving for one in self._members.values()):
                 self._settle()
 
     def lose(self, member: Member, reason: str) -> None:
@@ -147,7 +142,7 @@ class Coordination:
             self._banned.discard(rank)
 
     def tick(self, elapsed: float) -> None:
-        """Look after leases and deadlines; call it a few times a second.
+        """Enforce leases and deadlines; call it a few times a second.
 
         Args:
             elapsed: seconds since the last call, at most a few ticks, so that a coordinator that slept drops nobody.
@@ -174,14 +169,14 @@ class Coordination:
                 member.close()
 
     def missing(self) -> list[str]:
-        """Return who has not come yet, before the start."""
+        """Return, in words, which members have not connected yet, before the start."""
         names = enumerate(() if self._started else self._config.names)
         return [f"rank {rank} ({name})" for rank, name in names if rank not in self._members]
 
     def _take_back(self, came: Member) -> None:
         """Go on with a member that has state: its connection was lost, or this coordinator was started again."""
         if not self._started:
-            self._started, self._resuming_until, self._stand = True, self._now + _PATIENCE, None
+            self._started, self._resuming_until, self._last = True, self._now + _PATIENCE, None
             for member in self._of("waiting"):  # it has come to a group that was there before
                 member.role = "newcomer"
         came.role = "late" if self._resuming_until is None else "live"
@@ -288,9 +283,9 @@ class Coordination:
         waited = self._now - self._awaited[1]
         if not absent:
             late = guests if waited >= _ANCHOR_PATIENCE * config.give_up else ()
-            return self._drop_all([(m.rank, f"took no state in {waited:.0f} s") for m in late])
+            return self._drop_all([(m.rank, f"did not take the training state within {waited:.0f} s") for m in late])
         if waited >= config.give_up:
-            return self._drop_all([(m.rank, f"did not come to exchange {number} in {waited:.0f} s") for m in absent])
+            return self._drop_all([(m.rank, f"did not reach exchange {number} within {waited:.0f} s") for m in absent])
         enough = len(there) - len(absent) >= max(1, math.ceil(config.quorum * len(there)))
         if not enough or waited < config.round_deadline:
             return False
@@ -306,27 +301,29 @@ class Coordination:
         if slow and self._now - self._given_up_since > _PATIENCE:
             for member in slow:  # its threads hang: it comes back when it has
                 member.role = "late"
-                self._log(WarningEvent(message=f"{member.hello.name} does not give up a mesh that has ended"))
+                self._log(WarningEvent(message=f"{member.hello.name} does not let go of a group that has ended"))
             return True
         if slow or not live:
             return False
-        if (quarrel := self._quarrels.noted(live)) is not None:
+        if self._odds.doubt and len({member.report.full for member in live}) == 1:
+            return False  # once more is in vain, and nobody lacks what comes before
+        if not self._odds.doubt and (quarrel := self._quarrels.noted(live)) is not None:
             return self._drop_all([quarrel])
         entering = [member for member in self._entering() if member not in live]
         group = live + entering
         holders = [member for member in group if member.role != "newcomer"]
         if self._drop_all(verdicts.strayed(holders, self._bounds), again=True):
             return True
-        if (liar := verdicts.unbelievable(holders, self._stand)) is not None:
+        if (liar := verdicts.unbelievable(holders, self._last)) is not None:
             return self._drop_all([liar])
         stand = max(member.report.full for member in group)
-        kept = min(member.report.kept for member in group if member.report.full == stand)
+        kept = min(min(m.report.kept, verdicts.joint(m.report)) for m in group if m.report.full == stand)
         beyond = [(m.rank, "it is too far behind the others") for m in group if m.report.full < kept]
         if self._drop_all(beyond, again=True):
             return True
         for member in entering:
             if member.role == "newcomer":
-                self._tell_event(member, "ready", "has the anchor")
+                self._tell_event(member, "ready", "has the training state")
                 self._anchor = None
         self._new_epoch(group)
         return True
@@ -336,11 +333,12 @@ class Coordination:
         return member.frozen or member.report.up or member.report.epoch != self._epoch
 
     def _unfit(self) -> list[Verdict]:
-        """Return who has another model than most, or waits for a state that nobody has any more."""
+        """Return who has another model or does other things than most, or waits for a state that is gone."""
         there = self._of("live", "late")
         if not there:
-            return [(member.rank, "no member is left that has the state") for member in self._of("newcomer")]
-        return self._size.wrong(there, any(member.report.elements < 0 for member in self._of("live")))
+            return [(member.rank, "no machine has the training state") for member in self._of("newcomer")]
+        building = any(member.report.elements < 0 for member in self._of("live"))
+        return self._odds.judged(there, self._now) or self._size.wrong(there, building)
 
     def _drop_all(self, verdicts: list[Verdict], again: bool = False) -> bool:
         for rank, why in verdicts:
@@ -351,14 +349,14 @@ class Coordination:
         stand = max(member.report.full for member in members)
         have = [member for member in members if member.report.full == stand]
         self._epoch += 1
-        self._stand = stand
         gone = set(range(len(self._config.names) + self._config.spare)) - {member.rank for member in members}
         self._bounds = {rank: min(stand, self._bounds.get(rank, stand)) for rank in gone}
-        self._form = Form(
+        self._form = self._last = Form(
             peers={member.rank: member.peer(member) for member in members},
             stand=stand,
             donor=min(have, key=lambda member: (member.report.kept, member.rank)).rank,
             behind={member.rank: member.report.full for member in members if member.report.full < stand},
+            away=any(one not in members for one in self._of("live", "late")),
         )
         self._awaited = 0, 0.0
         for member in members:
@@ -383,7 +381,8 @@ class Coordination:
         """Send everyone the state of the group as it is to see it."""
         self._since_status = 0.0
         live, missing = tuple(member.rank for member in self._of("live")), tuple(self.missing())
-        settled = min((m.report.full for m in self._of("live", "late")), default=0)
+        reports = [member.report for member in self._of("live", "late")]
+        last = max((one.full for one in reports), default=0)
         for member in list(self._members.values()):
             member.send(
                 Status(
@@ -393,7 +392,8 @@ class Coordination:
                     newcomer=member.role == "newcomer",
                     members=live,
                     missing=missing,
-                    settled=settled,
+                    settled=min((one.full for one in reports), default=0),
+                    closed=min((one.full for one in reports if one.started > one.full), default=last),
                     anchor=seen_by(member, self._anchor, self._members),
                     relay=self.relay,
                 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import socket
 import ssl
 import threading
 import time
@@ -37,7 +38,6 @@ class Coordinator:
     """A running coordinator.
 
     Args:
-        config: of the group.
         log: receives member and warning events, from the coordinator's thread.
     """
 
@@ -47,7 +47,9 @@ class Coordinator:
         self.group = Coordination(config, self._log)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="coordinator", daemon=True)
-        self._server: asyncio.Server | None = None
+        self._listening: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._coming: set[asyncio.Task[None]] = set()
         self._ticking: asyncio.Task[None] | None = None
         self._connections: set[asyncio.StreamWriter] = set()
         self._strangers = Strangers()
@@ -76,7 +78,9 @@ class Coordinator:
         except OSError:
             self.stop()
             where = f"{config.address}:{config.port}"
-            raise BadInput(f"cannot listen on {where}", "choose another hub_port, or 0 for any free one") from None
+            raise BadInput(
+                f"cannot listen on {where}", "choose another coordinator_port, or 0 for any free one"
+            ) from None
 
     def ban(self, rank: int) -> None:
         """Drop a member and let it in no more."""
@@ -102,25 +106,23 @@ class Coordinator:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
 
     async def _listen(self, context: ssl.SSLContext | None) -> int:
-        handshake = None if context is None else HANDSHAKE_SECONDS
-        self._server = await asyncio.start_server(
-            self._serve,
-            sock=listen_on(self._config.address, self._config.port),
-            ssl=context,
-            ssl_handshake_timeout=handshake,
-            limit=MAX_LINE,
-        )
+        self._listening = listening = listen_on(self._config.address, self._config.port)
+        listening.setblocking(False)
+        self._accepting = asyncio.create_task(self._accept(listening, context))
         if self._relay is not None:
             _, self.group.relay = await self._relay.start(self._config.address, self._config.relay_port)
         self._ticking = asyncio.create_task(self._tick())
-        port: int = self._server.sockets[0].getsockname()[1]
+        port: int = listening.getsockname()[1]
         return port
 
     async def _end(self, reason: str) -> None:
         if self._ticking is not None:
             self._ticking.cancel()
-        if self._server is not None:
-            self._server.close()
+        if self._accepting is not None and self._listening is not None:
+            self._accepting.cancel()
+            self._listening.close()
+        for one in self._coming:
+            one.cancel()
         self.group.close(reason)
         if self._relay is not None:
             await self._relay.close()
@@ -144,11 +146,35 @@ class Coordinator:
 
     # -- one connection ------------------------------------------------------------------------------------------------
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host = str((writer.get_extra_info("peername") or ("::",))[0])
-        if not self._strangers.enter(host):
-            writer.close()
-            return
+    async def _accept(self, listening: socket.socket, context: ssl.SSLContext | None) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, (host, *_) = await loop.sock_accept(listening)
+            except OSError:  # out of descriptors: strangers go again
+                await asyncio.sleep(_TICK)
+                continue
+            if not self._strangers.enter(host):
+                connection.close()
+                continue
+            coming = asyncio.create_task(self._secure(connection, host, context))
+            self._coming.add(coming)
+            coming.add_done_callback(self._coming.discard)
+
+    async def _secure(self, connection: socket.socket, host: str, context: ssl.SSLContext | None) -> None:
+        """Hear one who has dialled; it counts as a stranger from its first byte, the handshake included."""
+        loop, seconds = asyncio.get_running_loop(), HANDSHAKE_SECONDS if context is not None else None
+
+        def protocol() -> asyncio.StreamReaderProtocol:
+            reader = asyncio.StreamReader(MAX_LINE, loop)
+            return asyncio.StreamReaderProtocol(reader, lambda *ends: self._serve(ends[0], ends[1], host), loop)
+
+        try:
+            await loop.connect_accepted_socket(protocol, connection, ssl=context, ssl_handshake_timeout=seconds)
+        except (OSError, asyncio.TimeoutError, asyncio.CancelledError):
+            self._strangers.leave(host)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
         self._connections.add(writer)
         member: Member | None = None
         reason = "its connection broke"
@@ -185,6 +211,8 @@ class Coordinator:
             raise ProtocolError("a line without end") from None
         hello = parse(Hello, said[0])
         self._check_peer(writer, hello.rank)
+        if hello.rank < len(self._config.names):  # what it calls itself would be said of others
+            hello = hello.model_copy(update={"name": self._config.names[hello.rank]})
         if not self._hellos[hello.rank].take():
             raise ProtocolError("it reconnects too often")
         transport = writer.transport

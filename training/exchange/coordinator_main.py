@@ -1,6 +1,6 @@
 """Process entry of the coordinator::
 
-    python -m training.exchange.coordinator_main --config hub.json
+    python -m training.exchange.coordinator_main --config coordinator.json
 
 It prints ``{"port": N, "relay": M}`` when it listens and then one event a line; stdin that closes, or SIGTERM, ends it.
 A line ``{"ban": RANK}`` on stdin drops a member for good, ``{"admit": RANK}`` lets it in again.
@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.bounded import first_problem
-from training.events import EventSink, MemberEvent, WarningEvent
+from training.events import EventSink, MemberEvent, WarningEvent, WaysEvent
 from training.exchange.coordinator import Coordinator
 from training.exchange.group_member import CoordinatorConfig
 
@@ -49,7 +49,7 @@ def _serve(path: Path) -> None:
     end = threading.Event()
     write = EventSink(sys.stdout)
 
-    def log(event: MemberEvent | WarningEvent) -> None:
+    def log(event: MemberEvent | WarningEvent | WaysEvent) -> None:
         try:
             write(event)
         except BrokenPipeError:  # nobody reads any more: whoever started it is gone

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from training.exchange.base import MeanResult
@@ -28,7 +29,6 @@ class ErrorFeedback:
     """A member's side, for the contributions of one stream.
 
     Args:
-        codec: of the contributions.
         keeps_loss: whether what the codec drops is kept; what came too late always is.
     """
 
@@ -39,15 +39,14 @@ class ErrorFeedback:
         """Flat fp32 on the device of the values; ``None`` for zero. Part of a snapshot."""
 
     def compensate(self, values: torch.Tensor) -> torch.Tensor:
-        """Add the residual to ``values``, where they are, and return them: what is to be sent."""
+        """Add the residual to ``values`` in place and return them: the vector to send."""
         return values if self.residual is None else values.add_(self.residual.to(values.device))
 
     def settle(self, sent: torch.Tensor, weight: float, result: MeanResult) -> None:
-        """Keep what of ``sent`` is not in the mean; only its outcome tells.
+        """Keep the part of ``sent`` that is not in the mean, as the mean's outcome tells.
 
         Args:
             sent: what :meth:`compensate` gave.
-            weight: of the contribution.
         """
         if not result.fit:
             return  # what was kept before stays
@@ -61,6 +60,38 @@ class ErrorFeedback:
             assert lost is not None
             lost[start:stop] = sent[start:stop]
         self.residual = lost
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Parts of a vector."""
+
+    values: torch.Tensor
+    """Flat fp32 on the CPU: the parts, one behind another."""
+    bounds: torch.Tensor | None = None
+    """int64 of [parts, 2]: start and stop of each in the vector; ``None``: it is the whole vector."""
+
+    def parts(self) -> dict[int, torch.Tensor]:
+        """Return the parts by their start in the vector.
+
+        Raises:
+            ValueError: the bounds are not those of the values.
+        """
+        if self.bounds is None:
+            return {0: self.values}
+        starts, sizes = self.bounds[:, 0].tolist(), (self.bounds[:, 1] - self.bounds[:, 0]).tolist()
+        if min([*starts, *sizes], default=0) < 0 or sum(sizes) != self.values.numel():
+            raise ValueError("what was kept of a mean does not fit its bounds")
+        return dict(zip(starts, torch.split(self.values, sizes)))
+
+    def tensors(self, name: str) -> dict[str, torch.Tensor]:
+        """Return it as named tensors of a snapshot."""
+        return {name: self.values} | ({f"{name}/bounds": self.bounds} if self.bounds is not None else {})
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, torch.Tensor], name: str) -> Kept | None:
+        """Find it among the tensors of a snapshot."""
+        return cls(tensors[name], tensors.get(f"{name}/bounds")) if name in tensors else None
 
 
 class MeanResiduals:
@@ -93,7 +124,6 @@ class MeanResiduals:
             stream: empty: nothing is added, and nothing kept.
             start: of the piece in the vector.
             mean: flat fp32.
-            codec: of the reply.
             encode: as ``codec`` does; ``decode`` is its inverse.
             owed: where to put what is to be kept; it counts when it is given to :meth:`settle`.
 
@@ -123,6 +153,7 @@ class MeanResiduals:
         been given what was kept of its place.
         """
         with self._lock:
+            self._restored = {at: part for at, part in self._restored.items() if at[0] != stream}
             for key in [key for key in self._kept if key[0] == stream and key not in owed]:
                 self._elements -= self._kept.pop(key).numel()
         self.keep(owed)
@@ -141,13 +172,35 @@ class MeanResiduals:
             whole[first - start : last - start] = piece[first - at : last - at].to("cpu")
         return whole
 
-    def restore(self, stream: str, start: int, values: torch.Tensor) -> None:
-        """Take a part back, before the first mean of its stream; later, or beyond the limit, it is not looked at."""
+    def all(self, stream: str) -> Kept | None:
+        """Return all that is kept of a stream's vector, on the CPU; ``None`` if that is nothing."""
+        with self._lock:
+            kept, restored = (
+                {at: part for (name, at), part in store.items() if name == stream}
+                for store in (self._kept, self._restored)
+            )
+        known = kept or restored  # what is kept is newer, and of all that this owner has
+        bounds: list[list[int]] = []
+        for start in sorted(known):
+            if not bounds or bounds[-1][1] != start:
+                bounds.append([start, start])
+            bounds[-1][1] = start + known[start].numel()
+        if not known:
+            return None
+        return Kept(torch.cat([known[start].to("cpu") for start in sorted(known)]), torch.tensor(bounds))
+
+    def restore(self, stream: str, kept: Kept) -> None:
+        """Take parts back, before the first mean of their stream; later, or beyond the limit, they are not looked at.
+
+        Raises:
+            ValueError: they have no place in a vector.
+        """
+        parts = kept.parts()
         with self._lock:
             known = any(name == stream for name, _ in self._kept)
-            size = values.numel() + sum(part.numel() for part in self._restored.values())
-            if not known and size <= self.limit and all_finite(values):
-                self._restored[stream, start] = values
+            size = kept.values.numel() + sum(part.numel() for part in self._restored.values())
+            if not known and size <= self.limit and all_finite(kept.values):
+                self._restored.update({(stream, start): part for start, part in parts.items()})
 
     def _take(self, key: tuple[str, int], like: torch.Tensor, moves: bool) -> torch.Tensor:
         """Return what is kept of a piece; ``moves``: pieces of one vector may have other bounds than before."""

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from training.exchange.base import ExchangeError, ExchangeTimeout
+from training.exchange.control_line import parsed
 from training.exchange.link import MARKS, OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.listener import Address, Listener
 from training.exchange.mesh import Mesh
@@ -57,8 +58,9 @@ class GroupBase(dist.ProcessGroup):
         self._peers = [number for number in range(size) if number != rank]
         if size > 1:
             channel, addresses = self._meet(store)
-            self._mesh = Mesh.form(listener, channel, addresses, _named(addresses), self._seconds)
-            self._pairs = Pairs(self._mesh, listener, channel, addresses, self._seconds)
+            relay = parsed(where) if (where := os.environ.get("MUSTER_RELAY")) else None
+            self._mesh = Mesh.form(listener, channel, addresses, _named(addresses), self._seconds, relay)
+            self._pairs = Pairs(self._mesh, listener, channel, addresses, self._seconds, relay)
             _alive.add(self)
 
     def _meet(self, store: Store) -> tuple[str, dict[int, list[Address]]]:
@@ -73,7 +75,7 @@ class GroupBase(dist.ProcessGroup):
             store.wait(keys, timedelta(seconds=self._seconds))
         except RuntimeError as error:
             missing = ", ".join(f"rank {world}" for key, world in zip(keys, self._world) if not store.check([key]))
-            raise ExchangeTimeout(f"{missing or 'nobody'} did not come within {self._seconds:g} s") from error
+            raise ExchangeTimeout(f"{missing or 'nobody'} did not connect within {self._seconds:g} s") from error
         addresses = {}
         for key, world in zip(keys, self._world):
             host, port = json.loads(store.get(key))

@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from training.events import Way, WaysEvent
 from training.exchange.control import LEASE, MAX_RANKS, AnchorOrder, Form, Hello, Peer, Report, Status
 
 
@@ -30,7 +31,7 @@ class CoordinatorConfig(BaseModel):
     relay_port: int = Field(0, ge=0, le=65535)
     """Port of the relay; 0: any free one."""
     certificates: Path | None = None
-    """Folder ``hub/`` of the run's certificates; without one all goes in clear, on loopback only."""
+    """Folder ``coordinator/`` of the run's certificates; without one all goes in clear, on loopback only."""
     quorum: float = Field(1.0, ge=0, le=1)
     round_deadline: float = Field(60.0, gt=0)
     give_up: float = Field(900.0, gt=0)
@@ -39,6 +40,25 @@ class CoordinatorConfig(BaseModel):
     """Seconds without a byte, while all wait, after which the mesh is formed anew; twice as long after each time."""
     lease: float = Field(LEASE, gt=0)
     """Seconds of silence after which a member is lost."""
+
+
+class ToldWays:
+    """The network paths that members have reported: once for each mesh, so that no member fills the log."""
+
+    def __init__(self) -> None:
+        self._meshes: dict[int, int] = {}
+        self._known: dict[tuple[int, int], Way] = {}
+
+    def news(self, member: Member) -> WaysEvent | None:
+        """Return what is new in the report of a member; nothing where all is as it was."""
+        rank, report = member.rank, member.report
+        if not report.ways or report.mesh <= self._meshes.get(rank, 0):
+            return None
+        self._meshes[rank] = report.mesh
+        others = {way.peer: way for way in report.ways if way.peer in report.members and way.peer != rank}
+        fresh = tuple(way for peer, way in others.items() if self._known.get((rank, peer)) != way)
+        self._known.update({(rank, way.peer): way for way in fresh})
+        return WaysEvent(member=rank, ways=fresh) if fresh else None
 
 
 Order = TypeVar("Order", Form, AnchorOrder)

@@ -1,21 +1,24 @@
-"""What members hand one another beside their operations: results that one missed, and the state for newcomers."""
+"""What members hand one another beside their operations: results that one missed, and the state
+with which a newcomer joins at the next synchronisation point."""
 
 from __future__ import annotations
 
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
-from training.exchange.base import MAX_BROADCAST, Anchor, ExchangeError
-from training.exchange.control import AnchorOrder, Form, Status
+from training.exchange.base import MAX_GATHER_BYTES, Anchor, ExchangeDropped, ExchangeError, ExchangeTimeout, Group
+from training.exchange.control import AnchorOrder, Form, Held, Status, line, parse
 from training.exchange.ledger import Ledger
 from training.exchange.link import OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.listener import Listener
-from training.exchange.mesh import Mesh, Operation
-from training.exchange.owners import Outcome
+from training.exchange.mesh import Mesh
+from training.exchange.outcomes import Outcome, gather_room
 from training.exchange.payloads import anchor_from_bytes, anchor_to_bytes
+from training.exchange.transfer import Transfer
 from training.exchange.ways import Address
 
 _SIZE = struct.Struct("<Q")
@@ -23,39 +26,102 @@ _MEET_SECONDS = 60.0
 """Within which a donor and a newcomer find each other."""
 _PATIENCE = 3600.0
 """Within which a state has gone over; the coordinator gives up earlier on who takes none."""
-_TAG = OPERATIONS - 1
+TAG = OPERATIONS - 1
 """Of what is handed over on a mesh, before its first operation."""
 
 
-def even_out(mesh: Mesh, form: Form, ledger: Ledger, lock: AbstractContextManager[object]) -> None:
-    """Hand results over a new mesh to those who miss them.
+def most_of(elements: int, members: int) -> int:
+    """Return the bytes that a result or a state that is handed over may have, by the elements of the model's longest
+    vector: sixteen of them in fp32, what each member gave to a gather, and 256 MiB."""
+    return 64 * max(elements, 0) + MAX_GATHER_BYTES * members + (256 << 20)
+
+
+def even_out(mesh: Mesh, form: Form, ledger: Ledger, lock: AbstractContextManager[object], most: int) -> None:
+    """Send results over a new mesh to the members that miss them; those of an operation of a group stay among its
+    members.
+
+    Args:
+        most: bytes that one may have.
 
     Raises:
         PeerLost: a member is gone, or sends something else.
-        ExchangeError: a result is not kept any more.
+        ExchangeDropped: this member misses a result that is no longer kept, or has one that its group has made
+            again without it.
     """
-    if form.donor == mesh.rank:
-        for rank, full in form.behind.items():
+    with lock:
+        mine = ledger.held(min(form.behind.values(), default=form.stand))
+    told = _told(mesh, mine)
+    astray = strays(told)
+    if mesh.rank in astray:
+        raise ExchangeDropped("the others recomputed a result without it that it already had")
+    told = {rank: held for rank, held in told.items() if rank not in astray}
+    for number, donor, taker in transfers(told):
+        if donor == mesh.rank:
             with lock:
-                missing = ledger.results(full, form.stand)
-            for outcome in missing:
-                data = outcome.to_bytes()
-                mesh.send(rank, _TAG, memoryview(_SIZE.pack(len(data)))).wait()
-                mesh.send(rank, _TAG, memoryview(data)).wait()
-    for number in range(form.behind.get(mesh.rank, form.stand) + 1, form.stand + 1):
-        head = bytearray(_SIZE.size)
-        mesh.receive(form.donor, _TAG, memoryview(head)).wait()
-        room = bytearray(_checked(_SIZE.unpack(head)[0]))
-        mesh.receive(form.donor, _TAG, memoryview(room)).wait()
-        try:
-            with lock:
-                ledger.adopt(number, Outcome.from_bytes(room))
-        except ExchangeError as error:
-            raise PeerLost(form.donor, mesh.names[form.donor], str(error)) from error
+                data = ledger.result(number).to_bytes()
+            mesh.send(taker, TAG, memoryview(_SIZE.pack(len(data)))).wait()
+            mesh.send(taker, TAG, memoryview(data)).wait()
+        elif taker == mesh.rank:
+            _take(mesh, donor, number, ledger, lock, most)
+    with lock:
+        gone = any(held.kept > ledger.full for rank, held in told.items() if rank != mesh.rank)
+    if gone and ledger.full < form.stand:
+        raise ExchangeDropped(f"the result of exchange {ledger.full + 1} is no longer kept")
+
+
+def _told(mesh: Mesh, mine: Held) -> dict[int, Held]:
+    """Tell the others which results this member holds, and hear the same of them."""
+    rooms = {peer: gather_room(MAX_GATHER_BYTES) for peer in mesh.peers}
+    told = {mesh.rank: mine}
+
+    def took(peer: int, size: int) -> None:
+        told[peer] = parse(Held, bytes(rooms[peer][:size]))
+
+    mesh.gather(memoryview(line(mine)), rooms, took, None, 0).submit().wait()
+    return told
+
+
+def transfers(told: Mapping[int, Held]) -> list[tuple[int, int, int]]:
+    """Return the transfers of results in their order: number, donor and taker of each."""
+    found = []
+    holders: dict[int, dict[int, Group]] = {}
+    for rank, held in sorted(told.items()):
+        for number, group, _ in held.results:
+            holders.setdefault(number, {})[rank] = group
+    for number, have in sorted(holders.items()):
+        for taker in sorted(rank for rank, held in told.items() if held.full < number and rank not in have):
+            donors = [rank for rank, group in have.items() if not group or taker in group]
+            found += [(number, min(donors), taker)] if donors else []
+    return found
+
+
+def strays(told: Mapping[int, Held]) -> set[int]:
+    """Return the ranks with a result that others of their group have recomputed without them."""
+    results = [(rank, *result) for rank, held in told.items() for result in held.results]
+    return {
+        rank
+        for rank, number, group, members in results
+        for _, other, theirs, without in results
+        if number == other and group == theirs and rank in members and rank not in without
+    }
+
+
+def _take(mesh: Mesh, donor: int, number: int, ledger: Ledger, lock: AbstractContextManager[object], most: int) -> None:
+    head = bytearray(_SIZE.size)
+    mesh.receive(donor, TAG, memoryview(head)).wait()
+    try:
+        room = bytearray(_checked(_SIZE.unpack(head)[0], most))
+        mesh.receive(donor, TAG, memoryview(room)).wait()
+        with lock:
+            ledger.adopt(number, Outcome.from_bytes(room))
+    except PeerLost:
+        raise
+    except ExchangeError as error:
+        raise PeerLost(donor, mesh.names[donor], str(error)) from error
 
 
 class AnchorDesk:
-    """Where the state of a member goes to newcomers, over connections of their own.
+    """Hands a member's state to newcomers, over connections of their own.
 
     The donor begins no operation after the anchor until the newcomers are in: so they take part from there on.
     """
@@ -76,7 +142,7 @@ class AnchorDesk:
         return self._after is not None and number > self._after
 
     def release(self, status: Status) -> bool:
-        """Hold nothing any more where the newcomers are in, or gone; return whether that is so now."""
+        """Stop holding operations back once the newcomers are in, or gone; return whether they are."""
         if self._after is None or (status.anchor is not None and status.anchor.number == self._order):
             return False
         self._after = None
@@ -95,7 +161,7 @@ class AnchorDesk:
         peer = order.peers[rank]
         try:
             by = time.monotonic() + _MEET_SECONDS
-            connection = self._listener.meet(_channel(order), rank, True, peer.addresses, by, relay)
+            connection = self._listener.meet(channel_of(order), rank, True, peer.addresses, by, relay)
         except ExchangeError:
             return
         link = Outgoing(connection, rank, {rank: peer.name}, lambda lost: None)
@@ -103,8 +169,10 @@ class AnchorDesk:
             link.submit(_sender(memoryview(part)), lambda error: None)
         link.close(_PATIENCE)
 
-    def fetch(self, order: AnchorOrder, deadline: float, relay: Address | None, wanted: Callable[[], bool]) -> Anchor:
-        """Receive the anchor of an order.
+    def fetch(
+        self, order: AnchorOrder, deadline: float, relay: Address | None, wanted: Callable[[], bool], most: int
+    ) -> Anchor:
+        """Receive the anchor of an order, which has at most so many bytes.
 
         Raises:
             ExchangeTimeout: the donor did not come, or the order is off.
@@ -112,12 +180,12 @@ class AnchorDesk:
             ExchangeError: what came cannot be read.
         """
         peer = order.peers[order.donor]
-        connection = self._listener.meet(_channel(order), order.donor, False, peer.addresses, deadline, relay, wanted)
+        connection = self._listener.meet(channel_of(order), order.donor, False, peer.addresses, deadline, relay, wanted)
         link = Incoming(connection, order.donor, {order.donor: peer.name}, lambda lost: None)
         try:
             head = bytearray(_SIZE.size)
             _received(link, memoryview(head))
-            data = bytearray(_checked(_SIZE.unpack(head)[0]))
+            data = bytearray(_checked(_SIZE.unpack(head)[0], most))
             _received(link, memoryview(data))
         finally:
             link.cut()
@@ -125,26 +193,120 @@ class AnchorDesk:
         return anchor_from_bytes(bytes(data))
 
 
-def _channel(order: AnchorOrder) -> str:
+def channel_of(order: AnchorOrder) -> str:
+    """Return the name under which donor and newcomer meet."""
     return f"anchor {order.number}"
 
 
 def _sender(data: memoryview) -> Callable[[Outgoing], None]:
-    return lambda link: link.send(_TAG, data)
+    return lambda link: link.send(TAG, data)
 
 
 def _received(link: Incoming, into: memoryview) -> None:
-    operation = Operation(1)
+    operation = Transfer(1)
 
     def receive(one: Incoming) -> None:
-        if one.receive(_TAG, into) != len(into):
-            raise one.lost("it sent less than it said")
+        if one.receive(TAG, into) != len(into):
+            raise one.lost("it sent less than it announced")
 
     link.submit(receive, operation.part_ended)
     operation.wait()
 
 
-def _checked(size: int) -> int:
-    if size > MAX_BROADCAST:
-        raise ExchangeError(f"a member says that it hands over {size} bytes")
+def _checked(size: int, most: int) -> int:
+    if size > most:
+        raise ExchangeError(f"a member says that it hands over {size} bytes, where {most} may come")
     return size
+
+
+T = TypeVar("T")
+
+
+class Newcomer:
+    """A member that waits to be let in.
+
+    Args:
+        changed: told of whatever changes in the group.
+        status: returns the group as the coordinator sees it.
+        ended: returns why the group is lost for this member, if it is.
+        note: tells the coordinator something of this member.
+        deadline: of :func:`time.monotonic`.
+        most: bytes that a state may have.
+    """
+
+    def __init__(
+        self,
+        desk: AnchorDesk,
+        changed: threading.Condition,
+        status: Callable[[], Status | None],
+        ended: Callable[[], ExchangeError | None],
+        note: Callable[..., None],
+        deadline: float,
+        most: int,
+    ) -> None:
+        self._desk, self._changed, self._status, self._ended, self._note = desk, changed, status, ended, note
+        self._deadline, self._most = deadline, most
+        self._number = 0
+
+    def come_in(
+        self, relay: Callable[[], Address | None], take: Callable[[Anchor], None], is_in: Callable[[], bool]
+    ) -> Anchor:
+        """Return the state with which this member was let in.
+
+        Args:
+            take: is given a state that has come, which may turn out not to be the last one.
+            is_in: whether this member has a mesh.
+
+        Raises:
+            ExchangeTimeout: not by the deadline.
+            ExchangeError: the group is lost.
+        """
+        while True:
+            self._note(ready=True)
+            order = self._wait(self._new_order)
+            self._number = order.number
+            try:
+                anchor = self._desk.fetch(order, self._deadline, relay(), self._is_ordered, self._most)
+            except (PeerLost, ExchangeTimeout):
+                if self._is_ordered():  # the donor hands each order over once: there has to be another
+                    self._note(ready=False)
+                    self._wait(lambda: not self._is_ordered())
+                continue
+            take(anchor)
+            self._note(anchored=order.number)
+            self._wait(lambda: is_in() or self._is_off())
+            if is_in():
+                return anchor
+
+    def _wait(self, what: Callable[[], T | None]) -> T:
+        found: list[Any] = []
+
+        def there() -> bool:
+            found[:] = [what()]
+            return bool(self._ended() or found[0])
+
+        with self._changed:
+            self._changed.wait_for(there, self._deadline - time.monotonic())
+            ended = self._ended()
+        if ended is not None:
+            raise ended
+        if not found[0]:
+            raise ExchangeTimeout("the training state did not arrive in time")
+        result: T = found[0]
+        return result
+
+    def _new_order(self) -> AnchorOrder | None:
+        status = self._status()
+        order = status.anchor if status is not None else None
+        return order if order is not None and order.number != self._number else None
+
+    def _is_ordered(self) -> bool:
+        """Whether the order of the moment is still on."""
+        status = self._status()
+        order = status.anchor if status is not None else None
+        return self._ended() is None and order is not None and order.number == self._number
+
+    def _is_off(self) -> bool:
+        """Whether this member waits still, and with another state than it has."""
+        status = self._status()
+        return status is not None and status.newcomer and not self._is_ordered()

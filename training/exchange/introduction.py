@@ -42,6 +42,23 @@ _NO_CHECK_TIME = 0x200000
 
 
 @dataclass(frozen=True)
+class Timeouts:
+    """Seconds that the ways to a peer are given."""
+
+    handshake: float = HANDSHAKE_SECONDS
+    """For each word of the other end."""
+    connect: float = 3.0
+    hurried: float = 3.0
+    """For the handshake while there are other addresses to try."""
+    reverse_after: float = 1.0
+    """After which a receiver that was not dialled dials itself."""
+    relay_after: float = 4.0
+    """After which both ends go to the relay."""
+    relay_again_after: float = 0.5
+    """The same where nothing else has worked in the last minutes."""
+
+
+@dataclass(frozen=True)
 class Identity:
     """Who this member is.
 
@@ -63,21 +80,26 @@ Key = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Arrival:
-    """A connection on which somebody has said what it is for."""
+    """An incoming connection whose handshake is done: who dialled, and what it is for."""
 
     socket: socket.socket
     secret: bytes
     cipher: Cipher
     way: str
 
-    def hung_up(self) -> bool:
-        """Whether the other end has gone again."""
+    def is_off(self, does: int) -> bool:
+        """Whether the other end has given this connection up.
+
+        A sender that has heard the last word and hung up afterwards has not: it was there, and has left since. Whoever
+        waits for it would wait in vain. One that gave up before it has heard that word answers it with a reset.
+        """
         ready = select.poll()
         ready.register(self.socket, select.POLLIN)
         try:
-            return bool(ready.poll(0)) and not socket.socket.recv(self.socket, 1, socket.MSG_PEEK)
+            gone = bool(ready.poll(0)) and not socket.socket.recv(self.socket, 1, socket.MSG_PEEK)
         except OSError:
             return True
+        return gone and does == SENDS
 
 
 class _Unwanted(EOFError):
@@ -85,7 +107,7 @@ class _Unwanted(EOFError):
 
 
 @dataclass(frozen=True)
-class Patience:
+class HandshakeTimeout:
     """How long this end waits for the other.
 
     Args:
@@ -99,7 +121,7 @@ class Patience:
     another: Callable[[], bool]
 
     def wait(self, connection: socket.socket, step: Callable[[], None], whatever_comes: bool = False) -> None:
-        """Carry out a step that waits for the other end, and look again and again whether it is still of use.
+        """Carry out a step that waits for the other end, and check repeatedly whether its result is still wanted.
 
         Raises:
             TimeoutError: the other end is silent.
@@ -117,35 +139,38 @@ class Patience:
 
 
 class Introductions:
-    """What one member says and demands.
+    """Both sides of the handshake, for one member.
 
     Raises:
         BadInput: the certificates cannot be read.
     """
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, timeouts: Timeouts) -> None:
         self.identity = identity
+        self._word_seconds = timeouts.handshake
         self._server, self._client = tls_contexts(identity.certificates)
         self._cipher = faster_cipher()
 
     def hear(self, connection: socket.socket, way: str) -> tuple[Key, Arrival]:
-        """Learn who has dialled and what for; hang up on whoever is not of the run.
+        """Answer a dialled connection: learn who it is and what it is for; close it if it is not of the run.
 
         Raises:
             OSError, EOFError, ExchangeError, ValueError: that was done.
         """
         with contextlib.ExitStack() as hanging_up:
             hanging_up.callback(lambda: connection.close())
-            connection.settimeout(HANDSHAKE_SECONDS)
+            connection.settimeout(self._word_seconds)
             if self._server is not None:
                 connection = self._server.wrap_socket(connection, server_side=True)
-            magic, rank, to, does, cipher, secret, length = _HELLO.unpack(_exactly(connection, _HELLO.size))
+            magic, rank, to, does, cipher, secret, length = _HELLO.unpack(
+                _exactly(connection, _HELLO.size, self._word_seconds)
+            )
             if magic != _MAGIC or to != self.identity.rank or does > 1 or cipher >= len(_CIPHERS):
-                raise ExchangeError("not a hello")
+                raise ExchangeError("not a valid handshake")
             self._check(connection, rank)
             if length > MAX_CHANNEL:
                 raise ExchangeError("not a channel's name")
-            channel = _exactly(connection, length).decode()
+            channel = _exactly(connection, length, self._word_seconds).decode()
             if does == SENDS:
                 connection.sendall(_WELCOME)
                 _word(connection, _TAKEN)
@@ -156,35 +181,37 @@ class Introductions:
             )
 
     def say(
-        self, connection: socket.socket, key: Key, way: str, round_trip: float, patience: Patience
+        self, connection: socket.socket, key: Key, way: str, round_trip: float, timeout: HandshakeTimeout
     ) -> Connection | None:
-        """Say what a connection is for; ``None`` where it is not wanted any more.
+        """Open the handshake on a connection that was dialled; ``None`` where it is no longer wanted.
 
         Raises:
             OSError, EOFError, ExchangeError: the other end does not answer, or is somebody else.
         """
         with contextlib.suppress(_Unwanted):
-            return self._say(connection, key, way, round_trip, patience)
+            return self._say(connection, key, way, round_trip, timeout)
         return None
 
-    def _say(self, connection: socket.socket, key: Key, way: str, round_trip: float, patience: Patience) -> Connection:
+    def _say(
+        self, connection: socket.socket, key: Key, way: str, round_trip: float, timeout: HandshakeTimeout
+    ) -> Connection:
         channel, peer, does = key
         with contextlib.ExitStack() as hanging_up:
             hanging_up.callback(lambda: connection.close())
             if self._client is not None:
                 connection = secured = self._client.wrap_socket(connection, do_handshake_on_connect=False)
-                patience.wait(connection, secured.do_handshake)
+                timeout.wait(connection, secured.do_handshake)
                 self._check(connection, peer)
             secret, name = os.urandom(SECRET), channel.encode()
             cipher = _CIPHERS.index(self._cipher)
             hello = _HELLO.pack(_MAGIC, self.identity.rank, peer, does, cipher, secret, len(name))
             connection.sendall(hello + name)
             if does == SENDS:
-                patience.wait(connection, lambda: _word(connection, _WELCOME))
-                _tell(connection, patience)
+                timeout.wait(connection, lambda: _word(connection, _WELCOME))
+                _tell(connection, timeout)
             else:
                 try:
-                    patience.wait(connection, lambda: _word(connection, _TAKEN))
+                    timeout.wait(connection, lambda: _word(connection, _TAKEN))
                 except TimeoutError:  # the sender is elsewhere yet; that says nothing about the way
                     raise _Unwanted from None
                 connection.sendall(_WELCOME)
@@ -192,14 +219,14 @@ class Introductions:
             hanging_up.pop_all()
             return found
 
-    def take(self, arrival: Arrival, does: int, patience: Patience) -> Connection:
+    def take(self, arrival: Arrival, does: int, timeout: HandshakeTimeout) -> Connection:
         """Make a connection that has come this member's own; a sender tells the other end.
 
         Raises:
             OSError, EOFError, ExchangeError: the other end is gone.
         """
         if does == SENDS:
-            _tell(arrival.socket, patience)
+            _tell(arrival.socket, timeout)
         return self._ready(arrival, 0.0)
 
     def _check(self, connection: socket.socket, rank: int) -> None:
@@ -222,7 +249,7 @@ class Introductions:
 
 
 def tls_contexts(folder: Path | None) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
-    """Return what this end says and demands when it is dialled, and when it dials."""
+    """Return the TLS contexts for connections that arrive, and for those that this end dials."""
     if folder is None:
         return None, None
     server, client = (ssl.SSLContext(kind) for kind in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT))
@@ -241,25 +268,25 @@ def tls_contexts(folder: Path | None) -> tuple[ssl.SSLContext | None, ssl.SSLCon
     return server, client
 
 
-def _tell(connection: socket.socket, patience: Patience) -> None:
+def _tell(connection: socket.socket, timeout: HandshakeTimeout) -> None:
     """Take a connection, as its sender, and wait until the receiver knows: it listens to this one from then on."""
     connection.sendall(_TAKEN)
-    patience.wait(connection, lambda: _word(connection, _WELCOME), whatever_comes=True)
+    timeout.wait(connection, lambda: _word(connection, _WELCOME), whatever_comes=True)
 
 
 def _word(connection: socket.socket, word: bytes) -> None:
     """Wait for a word of one byte."""
     if _exactly(connection, 1) != word:
-        raise ExchangeError("it answered something else")
+        raise ExchangeError("it gave an unexpected answer")
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    data, end = b"", time.monotonic() + HANDSHAKE_SECONDS
+def _exactly(connection: socket.socket, size: int, seconds: float = HANDSHAKE_SECONDS) -> bytes:
+    data, end = b"", time.monotonic() + seconds
     while len(data) < size:
         piece = connection.recv(size - len(data))
         if not piece:
-            raise EOFError("it hung up during the hello")
+            raise EOFError("it closed the connection during the handshake")
         if time.monotonic() > end:
-            raise EOFError("its hello took too long")
+            raise EOFError("its handshake took too long")
         data += piece
     return data

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import islice
 from typing import Any
 
-from training.exchange.base import ExchangeError
+from training.exchange.control import MOST_BEGUN, Begun, Held
 from training.exchange.mesh_operations import MeshOperation
-from training.exchange.owners import Outcome
+from training.exchange.outcomes import Outcome
+from training.exchange.reduction import KEPT_BYTES
 
-_KEPT_BYTES = 64 << 20
-"""Of results that are kept for others at least; one may be larger than that."""
+_MOST_BEGUN, _MOST_TOLD = 4096, 2048
+"""Operations of which it is known here what they are, and ranks that a report names."""
 
 
 class Ledger:
-    """Operations by number, from 1 on without gaps. Not thread-safe: its member has a lock.
-
-    Args:
-        rank: of the member.
-    """
+    """Operations by number, from 1 on without gaps. Not thread-safe: its member has a lock."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -26,6 +24,8 @@ class Ledger:
         self._results: OrderedDict[int, Outcome] = OrderedDict()
         self._held = 0
         """Bytes of the results."""
+        self._begun: OrderedDict[int, Begun] = OrderedDict()
+        """What the operations are that somebody may have no result of, by number."""
         self.members: tuple[int, ...] = (rank,)
         """Of the mesh that brought the last result."""
         self.started = 0
@@ -34,16 +34,20 @@ class Ledger:
         """So many operations from the first on have their result."""
         self.kept = 0
         """Results after this one are kept."""
+        self.aside = 0
+        """The last so many of the full ones were those of a group of members."""
 
     def begin_after(self, number: int) -> None:
         """Go on as a newcomer: with the operation after ``number``."""
         self.started = self.full = self.kept = number
 
     def start(self, operation: MeshOperation[Any]) -> bool:
-        """Enter an operation; return whether it has to be carried out, or the others have had it long ago."""
+        """Enter an operation; return whether it has to be carried out: not if the others already have its result."""
         self._pending[operation.number] = operation
         self.started = operation.number
-        if operation.number > self.full:
+        if len(self._begun) < _MOST_BEGUN:
+            self._begun[operation.number] = operation.number, operation.group, operation.what
+        if operation.number not in self._results:
             return True
         self._finish(operation, self._results[operation.number])
         return False
@@ -57,16 +61,14 @@ class Ledger:
         return self._pending.get(number)
 
     def settle(self, number: int, outcome: Outcome) -> None:
-        """An operation has the result of the mesh."""
+        """Note that an operation has its result."""
         operation = self._pending.pop(number)
         self._keep(number, outcome)
-        self.members = outcome.members
-        while self.full + 1 in self._results and self.full + 1 not in self._pending:
-            self.full += 1
+        self._note(outcome)
         operation.finish()
 
     def adopt(self, number: int, outcome: Outcome) -> None:
-        """Take the next result, which others had; the operation may not have been started yet.
+        """Take a result from another member; the operation may not have been started here yet.
 
         Raises:
             ExchangeError: it is none of that operation.
@@ -74,29 +76,48 @@ class Ledger:
         if number in self._pending:
             self._finish(self._pending[number], outcome)
         self._keep(number, outcome)
-        self.full = number
+        self._note(outcome)
 
-    def results(self, after: int, last: int) -> list[Outcome]:
-        """Return what another member misses.
+    def position(self) -> dict[str, Any]:
+        """Return what a member reports of its operations."""
+        begun: list[Begun] = []
+        for one in islice(self._begun.values(), MOST_BEGUN):
+            if begun and sum(len(ranks) for _, ranks, _ in begun) + len(one[1]) > _MOST_TOLD:
+                break
+            begun.append(one)
+        counts = {"started": self.started, "full": self.full, "kept": self.kept, "aside": self.aside}
+        return {**counts, "begun": tuple(begun)}
 
-        Raises:
-            ExchangeError: it is not kept any more.
-        """
-        if after < self.kept:
-            raise ExchangeError(f"the result of exchange {after + 1} is not kept any more")
-        return [self._results[number] for number in range(after + 1, last + 1)]
+    def held(self, after: int) -> Held:
+        """Return which results are held after an operation."""
+        results = [(n, one.group, one.members) for n, one in self._results.items() if n > after]
+        return Held(full=self.full, kept=self.kept, results=tuple(results))
+
+    def result(self, number: int) -> Outcome:
+        """Return a result that is held."""
+        return self._results[number]
 
     def forget(self, settled: int) -> None:
         """Drop results that everybody has, and the oldest of those that take more room than they may."""
+        while self._begun and next(iter(self._begun)) <= settled:
+            self._begun.popitem(last=False)
         while self._results:
             number, oldest = next(iter(self._results.items()))
             newest = next(reversed(self._results.values()))
             needed_here = number > self.full or number > self.started or number in self._pending
-            if needed_here or (number > settled and self._held <= max(_KEPT_BYTES, newest.size)):
+            if needed_here or (number > settled and self._held <= max(KEPT_BYTES, newest.size)):
                 return
             self._held -= oldest.size
             del self._results[number]
             self.kept = number
+
+    def _note(self, outcome: Outcome) -> None:
+        """A result has come: see how far there are results without gaps."""
+        if not outcome.group:
+            self.members = outcome.members
+        while self.full + 1 in self._results and self.full + 1 not in self._pending:
+            self.full += 1
+            self.aside = self.aside + 1 if self._results[self.full].group else 0
 
     def _keep(self, number: int, outcome: Outcome) -> None:
         self._results[number] = outcome
@@ -111,5 +132,4 @@ class Ledger:
     def _finish(self, operation: MeshOperation[Any], outcome: Outcome) -> None:
         operation.adopt(self._rank, outcome)
         del self._pending[operation.number]
-        self.members = outcome.members
         operation.finish()

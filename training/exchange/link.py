@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import select
 import socket
 import ssl
 import struct
+import sys
 import threading
 import time
 from collections import deque
@@ -19,34 +21,36 @@ from typing import Any
 
 from training.exchange.base import ExchangeError
 from training.exchange.connection import Connection
-from training.exchange.rotation import SLOT, Rotation
+from training.exchange.flow_control import FlowControl
 from training.exchange.sealing import HEADER, MAX_FRAME, TAG, FrameError, Opener, Sealer, parse_header
 
 MAX_EARLY = 64 << 20
 """Bytes of messages that came before anybody asked for them."""
+_WAKE = 32 << 10
+"""Bytes of a long message that have to be there before its thread is woken: not for every packet."""
 _EARLY_OVERHEAD = 512
 """What keeping a message takes besides its bytes: empty ones are not free."""
-_FEWEST, _FIRST, _ALIGNMENT = 16 << 10, 64 << 10, 4 << 10
-_LEAST_BUFFER, _MOST_BUFFER = 128 << 10, 4 << 20
-_LOCAL = 1 << 31
-"""Bytes a second above which nothing is limited by the link."""
-
-
 MARKS, OPERATIONS = (1 << 12) - 1, 1 << 20
 """An operation's number is ``MARKS`` times the one that counts it, plus a mark of what it is: equal at both ends."""
 FAREWELL = 0xFFFFFFFF
 """The operation of a link's last message: whom its sender has lost, and why."""
+_CUT_SECONDS = 1.0
 _LAST_WORD = struct.Struct("<I")
 _MAX_WHY = 200
 
 
 class PeerLost(ExchangeError):
-    """The connection to a member ended, or carried something that it must not."""
+    """The connection to a member ended, or carried something that it must not.
 
-    def __init__(self, rank: int, who: str, why: str) -> None:
+    Args:
+        hung_up: it ended, and nothing that came says whose fault that is.
+    """
+
+    def __init__(self, rank: int, who: str, why: str, hung_up: bool = False) -> None:
         super().__init__(f"the connection with {who} is lost: {why}")
         self.rank = rank
         self.why = why
+        self.hung_up = hung_up
 
 
 Job = Callable[[Any], None]
@@ -96,10 +100,14 @@ class _Link:
                 self._pending += 1
                 self._jobs.put((job, done))
         if closed:
-            done(self.lost("it was ended"))
+            done(self.lost("it was closed"))
 
     def try_now(self, job: Job) -> bool:
-        """Carry a small job out in the calling thread if nothing is under way; return whether that was so."""
+        """Carry a small job out in the calling thread if nothing is under way; return whether that was so.
+
+        Raises:
+            PeerLost: the job failed.
+        """
         with self._lock:
             if self._pending or self._closed:
                 return False
@@ -126,10 +134,10 @@ class _Link:
     def socket(self) -> socket.socket | None:
         return self._socket
 
-    def lost(self, why: str, rank: int | None = None) -> PeerLost:
-        """Return the error that says that the other end, or ``rank``, is lost."""
+    def lost(self, why: str, rank: int | None = None, hung_up: bool = False) -> PeerLost:
+        """Return the error for the loss of the other end, or of ``rank``."""
         rank = self.peer if rank is None else rank
-        return PeerLost(rank, self._names.get(rank, f"rank {rank}"), why)
+        return PeerLost(rank, self._names.get(rank, f"rank {rank}"), why, hung_up)
 
     def cut(self) -> None:
         """End the connection; what is under way fails."""
@@ -143,27 +151,32 @@ class _Link:
         with self._lock:
             self._closed = True
             self._jobs.put(None)
-        if threading.current_thread() is not self._thread:
+        here = threading.current_thread() is self._thread
+        if not here:
             self._thread.join(seconds)
         self.cut()
+        free = here or self._turn.acquire(timeout=_CUT_SECONDS)  # whoever works on it in a thread of its own has heard
         if self._socket is not None:
             self._socket.close()
+        if free and not here:
+            self._turn.release()
 
     def _work(self) -> None:
         while (item := self._jobs.get()) is not None:
             job, done = item
             with self._turn:
                 error = self._carry_out(job)
+            del item, job  # it holds memory of its operation, which whoever hears of the end may use again
             with self._lock:
                 self._pending -= 1
             done(error)
-            del item, job, done  # they hold the tensors of their operation, and the next may be long in coming
+            del done  # the next may be long in coming
 
     def _carry_out(self, job: Job) -> PeerLost | None:
         self.bytes_before = self.bytes
         try:
             if self._cut:
-                raise EOFError("it was ended")
+                raise EOFError("it was closed")
             if self._socket is None:
                 assert not isinstance(self._connection, Connection)
                 self._begin(self._connection())
@@ -171,9 +184,9 @@ class _Link:
         except PeerLost as error:
             lost = error
         except ConnectionError:
-            lost = self.lost("it hung up")
+            lost = self.lost("it closed the connection", hung_up=True)
         except Exception as error:  # noqa: BLE001 - a link whose thread ends without a word hangs the run
-            lost = self.lost(str(error) or type(error).__name__)
+            lost = self.lost(str(error) or type(error).__name__, hung_up=isinstance(error, (EOFError, OSError)))
         else:
             return None
         self._on_error(lost)
@@ -187,11 +200,7 @@ class _Link:
 
 
 class Outgoing(_Link):
-    """To a peer.
-
-    Args:
-        rotation: turns of all flows out of this member.
-    """
+    """To a peer."""
 
     _socket: socket.socket
 
@@ -201,36 +210,33 @@ class Outgoing(_Link):
         peer: int,
         names: Mapping[int, str],
         on_error: Callable[[PeerLost], None],
-        rotation: Rotation | None = None,
     ) -> None:
-        self._rotation = rotation
-        self._sent_lately = self._seconds_lately = 0.0
-        self._frame = _FIRST
-        self._buffer = 0
         self._counter = 0
         self._last_word: PeerLost | None = None
         super().__init__(connection, peer, names, on_error)
 
     def say_farewell(self, lost: PeerLost) -> None:
-        """Tell the peer who is lost as soon as the message under way allows it, and send nothing more."""
+        """Tell the peer which member is lost, after the message under way, and send nothing more."""
         self._last_word = lost
         self.submit(lambda link: link.send(FAREWELL, memoryview(b"")), lambda error: None)
 
     def _begin(self, connection: Connection) -> None:
         super()._begin(connection)
         self._sealer = Sealer(connection.secret, connection.cipher) if connection.sealed else None
-        self._round_trip = connection.round_trip
-        self._hold(_LEAST_BUFFER)
+        self._flow = FlowControl(connection.socket, connection.round_trip)
 
-    def send(self, operation: int, data: memoryview) -> None:
-        """Send one message."""
-        size, start = len(data), 0
-        while True:
-            part = data[start : start + self._frame]
-            start += len(part)
-            self._send_frame(operation, part, size - start)
-            if start >= size:
-                return
+    def send(self, operation: int, *parts: memoryview) -> None:
+        """Send one message, whose parts follow one another."""
+        left = sum(map(len, parts))
+        if not left:
+            self._send_frame(operation, memoryview(b""), 0)
+        for part in parts:
+            start = 0
+            while start < len(part):
+                frame = part[start : start + self._flow.frame]
+                start += len(frame)
+                left -= len(frame)
+                self._send_frame(operation, frame, left)
 
     def _send_frame(self, operation: int, part: memoryview, left: int) -> None:
         if (lost := self._last_word) is not None:
@@ -241,45 +247,23 @@ class Outgoing(_Link):
         else:
             pieces = [memoryview(HEADER.pack(self._counter, operation, len(part), left)), part]
             self._counter += 1
-        rotation = self._rotation if len(part) >= _FEWEST else None
-        if rotation is not None:
-            rotation.enter(self.peer)
-        try:
-            begin = time.perf_counter()
-            for piece in pieces:
-                self._socket.sendall(piece)
-            self._note(len(part), time.perf_counter() - begin)
-        finally:
-            if rotation is not None:
-                rotation.leave(self.peer)
+        begin = time.perf_counter()
+        for piece in pieces:
+            self._socket.sendall(piece)
+        self._flow.note(len(part), time.perf_counter() - begin)
         self.bytes += sum(map(len, pieces))
         if lost is not None:
             self._cut = True  # for the jobs behind; the peer still reads what was sent
+            self._socket.shutdown(socket.SHUT_WR)  # and is woken, however much it waits for
             raise lost
-
-    def _note(self, size: int, seconds: float) -> None:
-        """Follow the link's rate with the size of frames and of the kernel's buffer.
-
-        A buffer of some 10 ms keeps the link busy and no more: what waits in it is late for the rotation. It never
-        gets below twice what is under way on the link, or it would hold the rate down.
-        """
-        if size < _FEWEST:
-            return
-        self._sent_lately = 0.8 * self._sent_lately + size
-        self._seconds_lately = 0.8 * self._seconds_lately + seconds
-        rate = min(self._sent_lately / max(self._seconds_lately, 1e-9), float(_LOCAL))
-        self._frame = int(min(MAX_FRAME, max(_FEWEST, rate * SLOT // _ALIGNMENT * _ALIGNMENT)))
-        wanted = int(min(_MOST_BUFFER, max(_LEAST_BUFFER, rate * (2 * SLOT + 2 * self._round_trip))))
-        if not 0.5 < self._buffer / wanted < 2.0:
-            self._hold(wanted)
-
-    def _hold(self, size: int) -> None:
-        self._buffer = size
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
 
 
 class Incoming(_Link):
-    """From a peer."""
+    """From a peer.
+
+    Args:
+        believes: the peer when it says who is lost. Where a coordinator judges that, nobody says it to another.
+    """
 
     _socket: socket.socket
 
@@ -289,11 +273,16 @@ class Incoming(_Link):
         peer: int,
         names: Mapping[int, str],
         on_error: Callable[[PeerLost], None],
+        believes: bool = True,
     ) -> None:
+        self._believes = believes
         self._header = memoryview(bytearray(HEADER.size))
         self._early: dict[int, deque[bytearray]] = {}
         self._early_bytes = 0
         self._counter = 0
+        self._coming, self._wakes_at = 0, 1
+        """Bytes of the message under way that are still to come at least, and that have to be there to be woken."""
+        self._poll: select.poll | None = None
         super().__init__(connection, peer, names, on_error)
 
     def _begin(self, connection: Connection) -> None:
@@ -301,6 +290,21 @@ class Incoming(_Link):
         self._opener = Opener(connection.secret, connection.cipher) if connection.sealed else None
         self._sealed = memoryview(bytearray(MAX_FRAME + TAG if connection.sealed else 0))
         self._flags = 0 if isinstance(connection.socket, ssl.SSLSocket) else socket.MSG_WAITALL
+
+    def comes(self, seconds: float) -> bool:
+        """Wait up to so many seconds; return whether there is something to receive, or the connection has ended."""
+        if self._early or self._socket is None:
+            return True
+        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            return True
+        if self._poll is None:
+            poll = select.poll()
+            try:
+                poll.register(self._socket, select.POLLIN)
+            except ValueError:  # closed by another thread: the group has ended
+                return True
+            self._poll = poll
+        return bool(self._poll.poll(1000.0 * seconds))
 
     def receive(self, operation: int, into: memoryview) -> int:
         """Wait for the next message of ``operation``; return how many bytes of ``into`` it has.
@@ -333,7 +337,7 @@ class Incoming(_Link):
         self._take(length, first)
         self._early_bytes += _EARLY_OVERHEAD + length + left
         if self._early_bytes > MAX_EARLY or operation // MARKS == wanted // MARKS:
-            raise self.lost("it is at another operation than this machine")
+            raise self.lost("it is doing another operation than this machine")
         message = bytearray(length + left)
         message[:length] = first
         self._read(operation, length, left, memoryview(message))
@@ -345,7 +349,7 @@ class Incoming(_Link):
         while left:
             expected, (coming, length, left) = left, self._read_header()
             if coming != operation or length + left != expected or not length:
-                raise FrameError("the rest of a message is another one's")
+                raise FrameError("a message was continued by another one")
             self._take(length, into[start : start + length])
             start += length
         return start
@@ -367,6 +371,9 @@ class Incoming(_Link):
                 raise FrameError(f"frame {counter} where {self._counter} had to come")
             self._counter += 1
         operation, length, left = parse_header(self._header)
+        self._coming = length + left
+        if operation == FAREWELL and not self._believes:
+            raise FrameError("it left in the middle of an operation")
         if operation == FAREWELL and _LAST_WORD.size <= length <= _LAST_WORD.size + _MAX_WHY and not left:
             word = bytearray(length)
             self._take(length, memoryview(word))
@@ -376,10 +383,16 @@ class Incoming(_Link):
 
     def _fill(self, into: memoryview) -> None:
         while len(into):
-            size = self._socket.recv_into(into, len(into), self._flags)
+            wakes_at = _WAKE if self._flags and self._coming >= 2 * _WAKE and sys.platform == "linux" else 1
+            if wakes_at != self._wakes_at:
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wakes_at)
+                self._wakes_at = wakes_at
+            part = into if wakes_at == 1 else into[:_WAKE]  # of which some may be there: as much again is still to come
+            size = self._socket.recv_into(part, len(part), self._flags)
             if not size:
-                raise EOFError("it hung up")
+                raise EOFError("it closed the connection")
             self.bytes += size
+            self._coming -= size
             into = into[size:]
 
     def _too_long(self, operation: int, size: int, room: int) -> PeerLost:

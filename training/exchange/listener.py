@@ -17,12 +17,22 @@ from collections.abc import Callable, Mapping, Sequence
 from profiles.errors import BadInput
 from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.connection import Connection, let_go_in_child
-from training.exchange.introduction import LOOK, MAX_CHANNEL, RECEIVES, SENDS, Identity, Introductions, Key, Transport
+from training.exchange.introduction import (
+    LOOK,
+    MAX_CHANNEL,
+    RECEIVES,
+    SENDS,
+    Identity,
+    Introductions,
+    Key,
+    Timeouts,
+    Transport,
+)
 from training.exchange.meeting import Arrivals, Meeting
 from training.exchange.strangers import Strangers
 from training.exchange.ways import Address, Ways, listen_on
 
-__all__ = ["Address", "Identity", "Listener", "Transport"]
+__all__ = ["Address", "Identity", "Listener", "Timeouts", "Transport"]
 
 
 class Listener:
@@ -30,15 +40,22 @@ class Listener:
 
     Args:
         host: literal address to listen on; ``::`` is all there are, of IPv4 too.
+        timeouts: for those who dial; they may be changed for meetings that are to come.
+
+    Attributes:
+        ways: what is remembered of the ways to peers.
+        arrivals: connections that nobody has asked for yet.
+        strangers: connections that are being heard.
 
     Raises:
         BadInput: the certificates cannot be read, or there are none and ``host`` is not loopback.
         ExchangeError: the address is not this machine's.
     """
 
-    def __init__(self, host: str, identity: Identity, port: int = 0) -> None:
+    def __init__(self, host: str, identity: Identity, port: int = 0, timeouts: Timeouts | None = None) -> None:
         self.identity = identity
-        self._introductions = Introductions(identity)
+        self.timeouts = timeouts or Timeouts()
+        self._introductions = Introductions(identity, self.timeouts)
         if identity.certificates is None and not ipaddress.ip_address(host).is_loopback:
             raise BadInput(f"{host}: without certificates only a loopback address is allowed", "issue certificates")
         try:
@@ -49,9 +66,9 @@ class Listener:
             ) from error
         let_go_in_child(self._socket)
         self.address: Address = self._socket.getsockname()[:2]
-        self._ways = Ways()
-        self._arrivals = Arrivals()
-        self._strangers = Strangers()
+        self.ways = Ways()
+        self.arrivals = Arrivals()
+        self.strangers = Strangers()
         threading.Thread(target=self._accept, name="listener", daemon=True).start()
 
     def connect(
@@ -98,7 +115,7 @@ class Listener:
                 one.socket.close()
             missing = sorted({peer for peer, _ in found.keys() - met.keys()})
             problems = {peer: meetings[peer, SENDS].problem or meetings[peer, RECEIVES].problem for peer in missing}
-            told = "; ".join(f"{names[peer]}: {problems[peer] or 'it did not come'}" for peer in missing)
+            told = "; ".join(f"{names[peer]}: {problems[peer] or 'it did not connect'}" for peer in missing)
             raise ExchangeTimeout(f"no connection with {told}")
         return {peer: met[peer, SENDS] for peer in peers}, {peer: met[peer, RECEIVES] for peer in peers}
 
@@ -116,16 +133,16 @@ class Listener:
         meeting = self._meeting((channel, peer, SENDS if sends else RECEIVES), addresses, relay, deadline, wanted)
         found = meeting.meet()
         if found is None:
-            raise ExchangeTimeout(f"no connection with rank {peer}: {meeting.problem or 'it did not come'}")
+            raise ExchangeTimeout(f"no connection with rank {peer}: {meeting.problem or 'it did not connect'}")
         return found
 
     def wake(self) -> None:
-        """Have everybody who waits look again whether it is wanted."""
-        self._arrivals.wake()
+        """Wake all waiting threads, so that they check whether their connection is still wanted."""
+        self.arrivals.wake()
 
     def close(self) -> None:
         """Stop listening, and hang up what nobody has taken. Idempotent."""
-        self._arrivals.close()
+        self.arrivals.close()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # or accept() would go on waiting
         self._socket.close()
@@ -138,37 +155,39 @@ class Listener:
         deadline: float,
         wanted: Callable[[], bool],
     ) -> Meeting:
-        return Meeting(self._introductions, self._ways, self._arrivals, key, addresses, relay, deadline, wanted)
+        return Meeting(
+            self._introductions, self.ways, self.arrivals, key, addresses, relay, deadline, wanted, self.timeouts
+        )
 
     # ------------------------------------------------------------------------------------------------ being dialled
 
     def _accept(self) -> None:
-        while not self._arrivals.closed:
+        while not self.arrivals.closed:
             try:
                 connection, (host, *_) = self._socket.accept()
             except OSError:
-                if self._arrivals.closed:
+                if self.arrivals.closed:
                     return
                 time.sleep(LOOK)  # out of descriptors: strangers go again
                 continue
-            if not self._strangers.enter(host):
+            if not self.strangers.enter(host):
                 connection.close()
                 continue
             try:
                 threading.Thread(target=self._greet, args=(connection, host), name="handshake", daemon=True).start()
             except RuntimeError:  # out of threads
-                self._strangers.leave(host)
+                self.strangers.leave(host)
                 connection.close()
 
     def _greet(self, connection: socket.socket, host: str) -> None:
         """Learn who has dialled; whoever is not of the run is hung up on."""
         try:
             way = f"direct {host.removeprefix('::ffff:')}"
-            self._arrivals.keep(*self._introductions.hear(connection, way))
+            self.arrivals.keep(*self._introductions.hear(connection, way))
         except (OSError, EOFError, ExchangeError, ValueError):
             pass
         finally:
-            self._strangers.leave(host)
+            self.strangers.leave(host)
 
 
 def _meet_all(meetings: Mapping[tuple[int, int], Meeting]) -> dict[tuple[int, int], Connection | None]:

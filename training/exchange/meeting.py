@@ -8,29 +8,20 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from profiles.errors import MusterError
 from training.exchange.base import ExchangeError
 from training.exchange.certificates import relay_key
 from training.exchange.connection import Connection
-from training.exchange.introduction import LOOK, SENDS, Arrival, Introductions, Key, Patience
+from training.exchange.introduction import LOOK, SENDS, Arrival, HandshakeTimeout, Introductions, Key, Timeouts
 from training.exchange.relay import at_relay
-from training.exchange.strangers import HANDSHAKE_SECONDS
 from training.exchange.ways import Address, How, Ways, first_to_answer
 
 RELAYED = "relayed"
 """The way of a connection through the relay."""
-_MOST_WAITING = 32
+MOST_WAITING = 32
 """Connections of one peer that nobody here has taken yet."""
-_CONNECT_SECONDS = 3.0
-_IMPATIENT_SECONDS = 3.0
-"""For the handshake while there are other addresses to try."""
-_REVERSE_AFTER = 1.0
-"""Seconds after which a receiver that was not dialled dials itself."""
-_RELAY_AFTER = 4.0
-"""Seconds after which both ends go to the relay."""
-_AGAIN_AFTER = 0.5
-"""The same where nothing else has worked in the last minutes."""
 
 
 class Arrivals:
@@ -44,15 +35,21 @@ class Arrivals:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def waiting(self) -> dict[Key, Arrival]:
+        """What has come, and for what."""
+        with self._changed:
+            return dict(self._waiting)
+
     def __contains__(self, key: Key) -> bool:
         return key in self._waiting
 
     def keep(self, key: Key, arrival: Arrival) -> None:
-        """Keep what has come, and no more of one peer than it can need."""
+        """Keep an incoming connection, and no more of one peer than it can need."""
         with self._changed:
-            gone = [one for one, before in self._waiting.items() if one == key or before.hung_up()]
+            gone = [one for one, before in self._waiting.items() if one == key or before.is_off(one[2])]
             still = [one for one in self._waiting if one[1] == key[1] and one not in gone]
-            for one in (*gone, *still[: max(0, len(still) + 1 - _MOST_WAITING)]):
+            for one in (*gone, *still[: max(0, len(still) + 1 - MOST_WAITING)]):
                 self._waiting.pop(one).socket.close()
             if self.closed:
                 arrival.socket.close()
@@ -63,7 +60,7 @@ class Arrivals:
     def take(self, key: Key) -> Arrival | None:
         with self._changed:
             arrival = self._waiting.pop(key, None)
-        if arrival is not None and arrival.hung_up():
+        if arrival is not None and arrival.is_off(key[2]):
             arrival.socket.close()
             return None
         return arrival
@@ -79,7 +76,7 @@ class Arrivals:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Hang up all there are, and all that come."""
+        """Close all connections, and all that arrive from now on."""
         with self._changed:
             self.closed = True
             waiting, self._waiting = list(self._waiting.values()), {}
@@ -101,8 +98,9 @@ class Meeting:
         relay: Address | None,
         deadline: float,
         wanted: Callable[[], bool],
+        timeouts: Timeouts,
     ) -> None:
-        self._wanted = wanted
+        self._wanted, self._timeouts = wanted, timeouts
         self._introductions, self._ways, self._arrivals = introductions, ways, arrivals
         self._key, self._relay, self._deadline = key, relay, deadline
         self._addresses = [(host, port) for host, port in addresses]
@@ -118,9 +116,9 @@ class Meeting:
         """Return the connection; ``None`` where there is none by the deadline, or when the listener is closed."""
         begin = time.monotonic()
         lately = self._ways.lately(self._peer, self._does)
-        self._dials_from = begin + (0.0 if self._does == SENDS or lately == "dialled" else _REVERSE_AFTER)
-        patience = _AGAIN_AFTER if lately == "relayed" else _RELAY_AFTER
-        self._relays_from = begin + patience if self._relay is not None else math.inf
+        self._dials_from = begin + (0.0 if self._does == SENDS or lately == "dialled" else self._timeouts.reverse_after)
+        after = self._timeouts.relay_again_after if lately == "relayed" else self._timeouts.relay_after
+        self._relays_from = begin + after if self._relay is not None else math.inf
         attempts: dict[How, Callable[[], Connection | None]] = {
             "came": self._come,
             "dialled": self._dial,
@@ -129,8 +127,9 @@ class Meeting:
         while not self._over():
             for how, attempt in attempts.items():
                 if (found := attempt()) is not None:
-                    self._ways.met(self._peer, self._does, "relayed" if found.way == RELAYED else how)
-                    return found
+                    how = "relayed" if found.way == RELAYED else how
+                    self._ways.met(self._peer, self._does, how)
+                    return replace(found, how=how)
             self._arrivals.wait(self._stop, self._pause())
         return None
 
@@ -154,7 +153,7 @@ class Meeting:
         if (arrival := self._arrivals.take(self._key)) is None:
             return None
         try:
-            return self._introductions.take(arrival, self._does, self._patience(_IMPATIENT_SECONDS))
+            return self._introductions.take(arrival, self._does, self._timeout(self._timeouts.hurried))
         except (OSError, EOFError, ExchangeError) as error:
             arrival.socket.close()
             self._problems[arrival.way] = _words(error)
@@ -163,13 +162,14 @@ class Meeting:
     def _dial(self) -> Connection | None:
         left = self._ways.order(self._peer, self._addresses)
         while left and not self._stop() and (now := time.monotonic()) >= self._dials_from:
-            seconds = max(_AGAIN_AFTER, min(_CONNECT_SECONDS, self._relays_from - now))
+            times = self._timeouts
+            seconds = max(times.relay_again_after, min(times.connect, self._relays_from - now))
             if (answer := first_to_answer(left, seconds, self._failed, self._stop)) is None:
                 return None
             left.remove(answer.address)
             try:
                 way = f"direct {answer.address[0]}"
-                seconds = _IMPATIENT_SECONDS if left else HANDSHAKE_SECONDS
+                seconds = times.hurried if left else times.handshake
                 found = self._say(answer.socket, way, answer.round_trip, seconds)
             except (OSError, EOFError, ExchangeError) as error:
                 self._failed(answer.address, _words(error))
@@ -194,18 +194,18 @@ class Meeting:
             if connection is None:
                 return None
             if self._does == SENDS:
-                return self._say(connection, RELAYED, 0.0, HANDSHAKE_SECONDS)
+                return self._say(connection, RELAYED, 0.0, self._timeouts.handshake)
             self._arrivals.keep(*self._introductions.hear(connection, RELAYED))
         except (OSError, EOFError, ExchangeError, MusterError, ValueError) as error:
             self._problems[f"relay {self._relay[0]}:{self._relay[1]}"] = _words(error)
         return None
 
     def _say(self, connection: socket.socket, way: str, round_trip: float, seconds: float) -> Connection | None:
-        return self._introductions.say(connection, self._key, way, round_trip, self._patience(seconds))
+        return self._introductions.say(connection, self._key, way, round_trip, self._timeout(seconds))
 
-    def _patience(self, seconds: float) -> Patience:
+    def _timeout(self, seconds: float) -> HandshakeTimeout:
         seconds = min(seconds, self._deadline - time.monotonic())
-        return Patience(seconds, self._unwanted, lambda: self._key in self._arrivals)
+        return HandshakeTimeout(seconds, self._unwanted, lambda: self._key in self._arrivals)
 
 
 def _words(error: Exception) -> str:

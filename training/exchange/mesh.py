@@ -13,11 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from training.exchange.base import ExchangeTimeout
+from training.events import Way
+from training.exchange.connection import Connection
 from training.exchange.link import MARKS, OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.listener import Address, Listener
 from training.exchange.reduction import Reduction, Rooms, Share
-from training.exchange.rotation import Rotation
+from training.exchange.transfer import Done, Transfer
+from training.exchange.ways import interface_at
 
 SMALL = 32 << 10
 """Bytes up to which everybody sends all to all: there a second round costs more than the bytes."""
@@ -25,62 +27,6 @@ _CLOSE_SECONDS = 5.0
 _FORM_SECONDS = 60.0
 _FAREWELL_SECONDS = 0.2
 """After a loss: until then all have noticed, and what still waits for a byte has to end."""
-
-Done = Callable[[Exception | None], None]
-
-
-class Operation:
-    """Something under way on several links at once; complete when its last part is.
-
-    Args:
-        parts: that have to end.
-        then: called once, by whoever ends the last part, with what went wrong.
-        blame: the cause of errors, where there is one for all.
-    """
-
-    def __init__(
-        self, parts: int, then: Done | None = None, blame: Callable[[], Exception | None] = lambda: None
-    ) -> None:
-        self.error: Exception | None = None
-        self._blame = blame
-        self._left = parts
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._then = then
-        if not parts:
-            self._finish()
-
-    def part_ended(self, error: Exception | None) -> None:
-        with self._lock:
-            if error is not None:
-                self.error = self._blame() or self.error or error
-            self._left -= 1
-            last = self._left == 0
-        if last:
-            self._finish()
-
-    def done(self) -> bool:
-        return self._ended.is_set()
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Block until it is complete.
-
-        Raises:
-            ExchangeTimeout: not within ``timeout`` seconds.
-            PeerLost: a member is gone.
-        """
-        if not self._ended.wait(timeout):
-            raise ExchangeTimeout(f"no result after {timeout:g} s")
-        if self.error is not None:
-            raise self.error
-
-    def _finish(self) -> None:
-        if self._then is not None:
-            try:
-                self._then(self.error)
-            except Exception as error:  # noqa: BLE001 - whoever waits for the operation must get it
-                self.error = self.error or error
-        self._ended.set()
 
 
 class Mesh:
@@ -96,13 +42,18 @@ class Mesh:
         self.names = names
         self.rooms = Rooms()
         self.lost: PeerLost | None = None
-        self.ways: dict[int, str] = {}
-        """How what is sent to each peer goes, for people: ``direct 192.168.1.7``, ``relayed``."""
+        self.ways: dict[int, Way] = {}
+        """How what is sent to each peer goes."""
+        self.full = 0
+        """Operations of which this member has the results."""
+        self.on_settled: Callable[[int], None] = lambda number: None
+        """Told that all members have the results up to a number, sooner than the coordinator says it."""
         self._out: dict[int, Outgoing] = {}
         self._in: dict[int, Incoming] = {}
         self._started = 0
         self._lock = threading.Lock()
-        self._shares: set[Share] = set()
+        self._shares: dict[int, Share] = {}
+        """Of the reductions under way, by their number on the wire."""
         self._closed = False
         self._on_lost: Callable[[PeerLost], None] | None = None
 
@@ -118,7 +69,7 @@ class Mesh:
         on_lost: Callable[[PeerLost], None] | None = None,
         wanted: Callable[[], bool] = lambda: True,
     ) -> Mesh:
-        """Connect with everybody.
+        """Connect with every other member.
 
         Args:
             on_lost: told, once, of the first member that is lost; it has to see to it that the others hear of it.
@@ -136,13 +87,14 @@ class Mesh:
         mesh._on_lost = on_lost
         peers = {peer: addresses[peer] for peer in mesh.peers}
         out, into = listener.connect(channel, peers, time.monotonic() + seconds, told, relay, wanted)
-        after = [peer for peer in mesh.peers if peer > rank] + [peer for peer in mesh.peers if peer < rank]
-        rotation = Rotation(after) if len(after) > 1 else None
         for peer in mesh.peers:
-            mesh._out[peer] = Outgoing(out[peer], peer, told, mesh.break_off, rotation)
-            mesh.ways[peer] = out[peer].way
-            mesh._in[peer] = Incoming(into[peer], peer, told, mesh.break_off)
+            mesh.ways[peer] = _way(out[peer], peer)
+            mesh._out[peer] = Outgoing(out[peer], peer, told, mesh.break_off)
+            mesh._in[peer] = Incoming(into[peer], peer, told, mesh.break_off, believes=on_lost is None)
         return mesh
+
+    def prepare(self, member: object) -> None:
+        """Be made ready for the first operation of ``member``; an ``ExchangeError`` says why that cannot be."""
 
     @property
     def bytes_sent(self) -> int:
@@ -161,7 +113,7 @@ class Mesh:
         receives: Mapping[int, Sequence[memoryview]],
         then: Done | None = None,
         mark: int = 0,
-    ) -> Operation:
+    ) -> Transfer:
         """Send buffers to some members and receive others' into buffers of their size.
 
         The buffers belong to the operation until it is complete. All members take part, also with nothing.
@@ -172,11 +124,11 @@ class Mesh:
         """
         return self._exchange(self._next(mark), sends, receives, then)
 
-    def send(self, peer: int, tag: int, data: memoryview, then: Done | None = None) -> Operation:
+    def send(self, peer: int, tag: int, data: memoryview, then: Done | None = None) -> Transfer:
         """Send one message to a member, who asks for ``tag``; not mixed with other operations of this mesh."""
         return self._exchange(tag * MARKS, {peer: [data]}, {}, then)
 
-    def receive(self, peer: int, tag: int, into: memoryview, then: Done | None = None) -> Operation:
+    def receive(self, peer: int, tag: int, into: memoryview, then: Done | None = None) -> Transfer:
         """Receive what a member sends with ``tag``."""
         return self._exchange(tag * MARKS, {}, {peer: [into]}, then)
 
@@ -195,32 +147,38 @@ class Mesh:
         for peer in self.peers:
             receive = _receiver(number, [rooms[peer]])
             if not self._in[peer].try_now(receive):
-                operation = Operation(1)
+                operation = Transfer(1)
                 self._in[peer].submit(receive, operation.part_ended)
                 operation.wait()
         return True
 
-    def reduce(self, reduction: Reduction, then: Done | None = None, mark: int = 0) -> Operation:
-        """Start a reduction; its outcome is with ``reduction`` when the operation is complete."""
-        number = self._next(mark)
-        share = Share(reduction, self.rank, len(self.members))
+    def reduce(
+        self, reduction: Reduction, then: Done | None = None, mark: int = 0, number: int | None = None
+    ) -> Transfer:
+        """Start a reduction; its outcome is with ``reduction`` when the operation is complete.
+
+        Args:
+            number: of the operation, if not all members take part in all of them.
+        """
+        number, then = self._next(mark, number), self._in_turn(then)
+        share = Share(reduction, self.rank)
+        peers = [peer for peer in self.peers if peer in reduction.pieces]
         own = range(reduction.pieces[self.rank])
         with self._lock:
-            self._shares.add(share)
+            self._shares[number] = share
         if self.lost is not None:
             share.fail()
 
         def over(error: Exception | None) -> None:
             with self._lock:
-                self._shares.discard(share)
-            reduction.end()
+                self._shares.pop(number, None)
             if then is not None:
                 then(error)
 
         def sender(peer: int) -> Callable[[Outgoing], None]:
             def send(link: Outgoing) -> None:
                 for piece in range(reduction.pieces[peer]):
-                    link.send(number, reduction.contribution(peer, piece))
+                    link.send(number, *reduction.contribution(peer, piece))
                 for piece in own:
                     link.send(number, share.outcome(piece))
 
@@ -235,16 +193,16 @@ class Mesh:
 
             return receive
 
-        for piece in own if not self.peers else ():
+        for piece in own if not peers else ():
             reduction.add_up(piece, {})
-        operation = Operation(2 * len(self.peers), over, lambda: self.lost)
-        for peer in self.peers:
-            self._out[peer].submit(sender(peer), operation.part_ended)
-            self._in[peer].submit(receiver(peer), operation.part_ended)
-        return operation
+        operation = Transfer(2 * len(peers), over, lambda: self.lost)
+        for peer in peers:
+            operation.add(self._out[peer], sender(peer))
+            operation.add(self._in[peer], receiver(peer))
+        return operation.submit()
 
     def break_off(self, lost: PeerLost) -> None:
-        """A member is lost: everything under way ends, and the others hear of whom it was.
+        """End everything under way because a member is lost, and tell the others which one.
 
         Who hears it from several sides, or only sees this end hang up, would not know who was the first to go.
         """
@@ -252,7 +210,7 @@ class Mesh:
             if self.lost is not None or self._closed:
                 return
             self.lost = lost
-            shares = list(self._shares)
+            shares = list(self._shares.values())
         for peer in self.peers if self._on_lost is None else ():
             self._out[peer].say_farewell(lost)
         for share in shares:
@@ -265,7 +223,8 @@ class Mesh:
         timer.start()
 
     def give_up(self) -> None:
-        """End everything under way; when this returns, nothing more comes of it. Not from a thread of its links."""
+        """End everything under way; after the return no operation completes any more. Do not call it from a thread of
+        its links."""
         self.end()
         self.close()
 
@@ -275,7 +234,7 @@ class Mesh:
             self._on_lost = self._on_lost or (lambda lost: None)
             if self.lost is None:
                 self.lost = PeerLost(self.rank, self.names[self.rank], "the group is formed anew")
-            shares = list(self._shares)
+            shares = list(self._shares.values())
         for share in shares:
             share.fail()
         self._cut()
@@ -297,28 +256,41 @@ class Mesh:
     def links(self) -> list[Outgoing | Incoming]:
         return [*self._out.values(), *self._in.values()]
 
-    def _next(self, mark: int) -> int:
+    def _in_turn(self, then: Done | None) -> Done | None:
+        """Return what is called at the end of an operation, where others may come first."""
+        return then
+
+    def _next(self, mark: int, number: int | None = None) -> int:
         with self._lock:
-            self._started += 1
-            return self._started % OPERATIONS * MARKS + mark
+            self._started = self._started + 1 if number is None else number
+            return self._started % (OPERATIONS - 1) * MARKS + mark
 
     def gather(
-        self, data: memoryview, rooms: Mapping[int, memoryview], took: Callable[[int, int], None], then: Done
-    ) -> Operation:
-        """Send ``data`` to all, and receive what each has for this, at most what its room holds.
+        self,
+        data: memoryview,
+        rooms: Mapping[int, memoryview],
+        took: Callable[[int, int], None],
+        then: Done | None,
+        number: int,
+        mark: int = 0,
+    ) -> Transfer:
+        """Prepare to send ``data`` to those members that have a room, and to receive what each has for this, at most
+        what its room holds. The operation begins when it is submitted or carried out.
 
         Args:
-            took: told rank and size of each that has come.
+            took: told rank and size of each that has come; what it raises ends the connection.
         """
-        number = self._next(0)
-        operation = Operation(2 * len(self.peers), then, lambda: self.lost)
+        number = self._next(mark, number)
+        operation = Transfer(2 * len(rooms), self._in_turn(then), lambda: self.lost)
 
         def receiver(peer: int) -> Callable[[Incoming], None]:
             return lambda link: took(peer, link.receive(number, rooms[peer]))
 
-        for peer in self.peers:
-            self._out[peer].submit(_sender(number, [data]), operation.part_ended)
-            self._in[peer].submit(receiver(peer), operation.part_ended)
+        for peer in rooms:
+            # Two that both send before they receive would wait for one another, were it more than is on its way.
+            operation.add(self._out[peer], _sender(number, [data]), len(data) <= SMALL)
+        for peer in rooms:
+            operation.add(self._in[peer], receiver(peer), True)
         return operation
 
     def _exchange(
@@ -327,8 +299,8 @@ class Mesh:
         sends: Mapping[int, Sequence[memoryview]],
         receives: Mapping[int, Sequence[memoryview]],
         then: Done | None,
-    ) -> Operation:
-        operation = Operation(len(sends) + len(receives), then, lambda: self.lost)
+    ) -> Transfer:
+        operation = Transfer(len(sends) + len(receives), then, lambda: self.lost)
         for peer, buffers in sends.items():
             self._out[peer].submit(_sender(number, buffers), operation.part_ended)
         for peer, buffers in receives.items():
@@ -352,3 +324,9 @@ def _receiver(number: int, buffers: Sequence[memoryview]) -> Callable[[Incoming]
                 raise link.lost(f"it sent {size} bytes where {len(buffer)} belong")
 
     return receive
+
+
+def _way(connection: Connection, peer: int) -> Way:
+    own = str(connection.socket.getsockname()[0])
+    address = connection.way.removeprefix("direct ") if connection.how != "relayed" else ""
+    return Way(peer=peer, how=connection.how, address=address, interface=interface_at(own))

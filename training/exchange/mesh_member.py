@@ -8,42 +8,44 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-import torch
-
+from training.events import MOST_WAYS
 from training.exchange.base import (
     ANCHOR_DEADLINE,
-    MAX_GATHER_BYTES,
     Anchor,
+    Contribution,
     Exchange,
     ExchangeDropped,
     ExchangeError,
-    ExchangeTimeout,
+    Group,
     MeanResult,
     Pending,
     Traffic,
 )
-from training.exchange.codecs import Codec
 from training.exchange.control import Form, Report, Status
 from training.exchange.control_line import ControlLine, Joining, parsed
-from training.exchange.error_feedback import MeanResiduals
-from training.exchange.handover import AnchorDesk, even_out
+from training.exchange.error_feedback import Kept, MeanResiduals
+from training.exchange.handover import AnchorDesk, Newcomer, even_out, most_of
 from training.exchange.ledger import Ledger
 from training.exchange.link import PeerLost
 from training.exchange.listener import Address, Identity, Listener
 from training.exchange.mesh import Mesh
-from training.exchange.mesh_operations import MeshGather, MeshMean, MeshOperation
-from training.exchange.newcomer import Newcomer
-from training.exchange.operations import Meter
+from training.exchange.mesh_operations import MeshGather, MeshMean, MeshOperation, Meter
+from training.exchange.reduction import Rooms
+from training.exchange.transfer import Transfer
 
-_FORM_SECONDS = 20.0
+_FORM_SECONDS, _LEAVE_SECONDS = 20.0, 15.0
+"""To meet, and until the others have what a member has that leaves."""
+R = TypeVar("R")
+_HERE = 0.02
+"""Seconds in which whoever waits for an operation anyway carries it out."""
 
 
 class MeshMember(Exchange):
     """One member: a line to the coordinator, and a mesh with the other members that changes under its operations."""
 
-    engine = "mesh"
+    engine, mesh_kind = "mesh", Mesh
 
     def __init__(self, joining: Joining) -> None:
         self.rank = rank = joining.rank
@@ -53,6 +55,7 @@ class MeshMember(Exchange):
         self._shares = dict(joining.shares or {})
         self._listener = Listener(joining.listen, Identity(joining.run_id, rank, joining.certificates))
         self._residuals = MeanResiduals()
+        self._rooms = Rooms()
         self._changed = threading.Condition()
         self._status: Status | None = None
         self._ended: ExchangeError | None = None
@@ -62,7 +65,6 @@ class MeshMember(Exchange):
         self._begun = 0
         """The last operation that was begun on the mesh of the moment."""
         self._newcomer = self._away = self._closed = False
-        self._moved = 0, 0
         self._completing = 0
         """Operations whose end on the mesh of the moment is being worked on."""
         self._forming: Mesh | None = None
@@ -84,16 +86,19 @@ class MeshMember(Exchange):
             ExchangeError: the coordinator refused this member.
             BadInput: unreadable certificates.
         """
+        return cls(Joining(*arguments, **named)).join(timeout)
+
+    def join(self, timeout: float) -> MeshMember:
+        """Carry out :meth:`connect`."""
         deadline = time.monotonic() + timeout
-        member = cls(Joining(*arguments, **named))
         try:
-            member._line.start(timeout)
-            member._keeper.start()
-            member._wait_for_group(deadline)
+            self._line.start(timeout)
+            self._keeper.start()
+            self._wait_for_group(deadline)
         except BaseException:
-            member.close()
+            self.close()
             raise
-        return member
+        return self
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -110,15 +115,17 @@ class MeshMember(Exchange):
     def expect_model(self, elements: int) -> None:
         self._note(elements=elements)
 
-    def residual(self, stream: str, elements: int) -> torch.Tensor | None:
-        return self._residuals.part(stream, 0, elements)
+    def residual(self, stream: str) -> Kept | None:
+        return self._residuals.all(stream)
 
-    def restore_residual(self, stream: str, values: torch.Tensor) -> None:
-        self._residuals.restore(stream, 0, values)
+    def restore_residual(self, stream: str, kept: Kept) -> None:
+        self._residuals.restore(stream, kept)
 
     def close(self) -> None:
         atexit.unregister(self.close)
+        self._note(leaving=True)
         with self._changed:
+            self._changed.wait_for(self._may_go, 0.0 if self._closed else _LEAVE_SECONDS)
             if self._closed:
                 return
             self._closed = True
@@ -133,44 +140,51 @@ class MeshMember(Exchange):
         if self._mesh is not None:
             self._mesh.give_up()
 
+    def _may_go(self) -> bool:
+        """Whether nobody would make a result again, without the contribution of this member."""
+        return self._ended is not None or self._status is None or self._status.closed >= self._ledger.full
+
     # -- operations --------------------------------------------------------------------------------------------------
 
-    def _start_mean(
-        self, name: str, values: torch.Tensor, weight: float, codec: Codec, flags: bytes, stream: str
-    ) -> Pending[MeanResult]:
-        if values.dim() != 1 or values.dtype != torch.float32:
-            raise ValueError(f"{name}: a flat fp32 vector belongs here, not {values.dtype} of {list(values.shape)}")
+    def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:
         self._check()
-        ours = (self._meter, self._residuals, self._shares)
-        return self._start(MeshMean(self.operations, name, values, weight, codec, flags, stream, *ours))
+        ours = (self._meter, self._residuals, self._shares, self._rooms)
+        return self._start(MeshMean(self.operations, given, *ours), waits)
 
-    def _start_gather(self, name: str, payload: bytes) -> Pending[dict[int, bytes]]:
-        if len(payload) > MAX_GATHER_BYTES:
-            raise ValueError(f"{name}: a payload of {len(payload)} bytes is above 4 MiB")
+    def _start_gather(
+        self, name: str, payload: bytes, group: Group = (), waits: bool = False
+    ) -> Pending[dict[int, bytes]]:
         self._check()
-        return self._start(MeshGather(self.operations, name, payload, self._meter))
+        return self._start(MeshGather(self.operations, name, payload, self._meter, group), waits)
 
     def _check(self) -> None:
         if self._ended is not None:
             raise self._ended
 
-    def _start(self, operation: MeshOperation[Any]) -> MeshOperation[Any]:
+    def _start(self, operation: MeshOperation[R], waits: bool) -> MeshOperation[R]:
+        begun: list[Transfer] = []
         with self._changed:
             ended = self._ended
             if ended is None and self._ledger.start(operation):
-                self._begin()
+                begun = self._begin()
         if ended is not None:
             operation.finish(ended)
+        for transfer in begun:
+            transfer.carry_out(_HERE) if waits else transfer.submit()
         self._line.tell()
         return operation
 
-    def _begin(self) -> None:
-        """Begin, in their order, what can be begun on the mesh of the moment; the lock is held."""
+    def _begin(self) -> list[Transfer]:
+        """Prepare, in their order, what can be begun on the mesh of the moment; the lock is held."""
+        begun = []
         for operation in self._ledger.pending(self._begun):
+            if self._mesh is not None:
+                self._mesh.full = self._ledger.full
             if self._mesh is None or self._desk.holds(operation.number):
-                return
+                break
             self._begun = operation.number
-            operation.begin(self._mesh, functools.partial(self._over, self._mesh, operation))
+            begun.append(operation.begin(self._mesh, functools.partial(self._over, self._mesh, operation)))
+        return begun
 
     def _over(self, mesh: Mesh, operation: MeshOperation[Any], error: Exception | None) -> None:
         """An operation has ended on a mesh; if badly, or too late, the next mesh does it again."""
@@ -189,7 +203,8 @@ class MeshMember(Exchange):
             if outcome is not None and self._ledger.waits_for(operation.number) is not None:
                 self._ledger.settle(operation.number, outcome)
             self._ledger.forget(0 if self._status is None else self._status.settled)
-            self._changed.notify_all()
+            if self._mesh is not mesh:  # the keeper waits for this
+                self._changed.notify_all()
         self._line.tell()
 
     # -- the coordinator ---------------------------------------------------------------------------------------------
@@ -202,16 +217,15 @@ class MeshMember(Exchange):
     def _tell(self) -> Report:
         with self._changed:
             self._count_traffic()
-            ledger = self._ledger
             moved = self.traffic.bytes_sent + self.traffic.bytes_received
-            position = {"started": ledger.started, "full": ledger.full, "kept": ledger.kept, "moved": moved}
+            position = {**self._ledger.position(), "moved": moved}
             return self._report.model_copy(update=position)
 
     def _hear(self, status: Status) -> None:
         with self._changed:
             self._status = status
-            if self._desk.release(status):
-                self._begin()
+            for transfer in self._begin() if self._desk.release(status) else ():
+                transfer.submit()
             self._ledger.forget(status.settled)
             if self._forming is not None and not self._is_wanted(self._report.epoch):
                 self._forming.end()  # its keeper waits for what may never come
@@ -233,16 +247,14 @@ class MeshMember(Exchange):
 
     def _wait_for_group(self, deadline: float) -> None:
         def settled() -> bool:
-            newcomer = self._status is not None and self._status.newcomer
-            return self._ended is not None or self._mesh is not None or newcomer
+            return self._ended is not None or self._mesh is not None or bool(self._status and self._status.newcomer)
 
         with self._changed:
             there = self._changed.wait_for(settled, deadline - time.monotonic())
         if self._ended is not None:
             raise self._ended
         if not there:
-            missing = ", ".join(self._status.missing) if self._status is not None else ""
-            raise ExchangeTimeout(f"the group is not complete: {missing or 'somebody'} did not come")
+            raise self._line.overdue(self._status)
         self._newcomer = self._mesh is None
 
     # -- from mesh to mesh -------------------------------------------------------------------------------------------
@@ -266,7 +278,7 @@ class MeshMember(Exchange):
             if mesh is not None:
                 with self._changed:  # from here on no operation ends well on it
                     self._count_traffic()
-                    self._mesh, self._moved = None, (0, 0)
+                    self._mesh = None
                 mesh.give_up()
                 with self._changed:
                     self._changed.wait_for(lambda: not self._completing)
@@ -290,13 +302,13 @@ class MeshMember(Exchange):
         return status.epoch > report.epoch
 
     def _form(self, epoch: int, form: Form) -> None:
-        mine = {"epoch": epoch, "mesh": epoch, "members": tuple(form.peers)}
-        self._note(up=True, lost=None, why="", anchored=0, ready=False, **mine)
+        mine = {"epoch": epoch, "mesh": epoch, "members": tuple(form.peers), "ways": ()}
+        self._note(up=True, lost=None, why="", hung_up=False, anchored=0, ready=False, **mine)
         names = {rank: peer.name for rank, peer in form.peers.items()}
         addresses: dict[int, Sequence[Address]] = {rank: peer.addresses for rank, peer in form.peers.items()}
         mesh: Mesh | None = None
         try:
-            mesh = Mesh.form(
+            mesh = self.mesh_kind.form(
                 self._listener,
                 f"epoch {epoch}",
                 addresses,
@@ -308,19 +320,28 @@ class MeshMember(Exchange):
             )
             with self._changed:
                 self._forming = mesh
-            even_out(mesh, form, self._ledger, self._changed)
+            mesh.prepare(self)
+            even_out(mesh, form, self._ledger, self._changed, most_of(self._report.elements, len(form.peers)))
         except (ExchangeError, OSError) as error:
             if mesh is not None:
                 mesh.give_up()
+            if isinstance(error, ExchangeDropped):
+                return self._end(str(error), True)
             self._broken(epoch, error)
             return
+        mesh.rooms = self._rooms
+        if not form.away:
+            mesh.on_settled = functools.partial(self._all_have, mesh)
         with self._changed:
-            self._mesh, self._moved, self._forming = mesh, (0, 0), None
-            self._begun = form.stand
+            self._mesh, self._forming = mesh, None
+            self._meter.begin_mesh()
+            self._begun = 0  # what has no result yet begins anew
             self._ledger.members = tuple(mesh.members)
             self._newcomer = False
             self._changed.notify_all()
-            self._begin()
+            for transfer in self._begin():
+                transfer.submit()
+        self._note(ways=tuple(mesh.ways.values())[:MOST_WAYS])
         if self._away:
             self._away = False
             self._joining.came_back()
@@ -332,7 +353,14 @@ class MeshMember(Exchange):
             self._forming = None
             if self._report.epoch != epoch or not self._report.up:
                 return
-        self._note(up=False, lost=rank, why=str(error)[:300])
+        hung_up = isinstance(error, PeerLost) and error.hung_up
+        self._note(up=False, lost=rank, why=str(error)[:300], hung_up=hung_up)
+
+    def _all_have(self, mesh: Mesh, number: int) -> None:
+        """All members that there are have the results up to a number."""
+        with self._changed:
+            if self._mesh is mesh:
+                self._ledger.forget(number)
 
     def _relay(self) -> Address | None:
         if self._joining.relay:
@@ -346,12 +374,8 @@ class MeshMember(Exchange):
 
     def _count_traffic(self) -> None:
         """Add what the mesh of the moment has moved since it was asked last; the lock is held."""
-        if self._mesh is None:
-            return
-        sent, received = self._mesh.bytes_sent, self._mesh.bytes_received
-        before, self._moved = self._moved, (sent, received)
-        self._meter.sent(sent - before[0])
-        self._meter.received(received - before[1])
+        if self._mesh is not None:
+            self._meter.stands_at(self._mesh.bytes_sent, self._mesh.bytes_received)
 
     # -- newcomers ---------------------------------------------------------------------------------------------------
 
@@ -363,8 +387,8 @@ class MeshMember(Exchange):
 
     def fetch_anchor(self, timeout: float = ANCHOR_DEADLINE) -> Anchor:
         deadline = time.monotonic() + timeout
-        state = (lambda: self._status), (lambda: self._ended)
-        newcomer = Newcomer(self._desk, self._changed, *state, self._note, deadline)
+        state = (lambda: self._status), (lambda: self._ended), self._note
+        newcomer = Newcomer(self._desk, self._changed, *state, deadline, most_of(self._report.elements, 0))
         return newcomer.come_in(self._relay, self._begin_after, lambda: self._mesh is not None)
 
     def _begin_after(self, anchor: Anchor) -> None:

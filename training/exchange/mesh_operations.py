@@ -2,39 +2,173 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import struct
+import threading
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
-from training.exchange.base import MAX_GATHER_BYTES, ExchangeError, MeanResult
-from training.exchange.codecs import Codec
+from training.exchange.base import (
+    MAX_GATHER_BYTES,
+    STANDSTILL,
+    Contribution,
+    ExchangeError,
+    ExchangeTimeout,
+    Group,
+    MeanResult,
+    Traffic,
+)
+from training.exchange.beside import this_thread
 from training.exchange.error_feedback import MeanResiduals
+from training.exchange.link import PeerLost
 from training.exchange.mesh import Mesh
-from training.exchange.operations import Meter, Operation
-from training.exchange.owners import Contribution, MeanReduction, Outcome, completed
-from training.exchange.staging import to_host
+from training.exchange.outcomes import Outcome, completed, copied, gather_room, seal_of, what_it_is
+from training.exchange.owners import MeanReduction, SharedMean, takes_one_round
+from training.exchange.reduction import Rooms
+from training.exchange.transfer import Transfer
 
 R = TypeVar("R")
+_SLICE = 30.0
+
+
+class Meter:
+    """Keeps one :class:`Traffic`; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._since = 0.0
+        self._moved = 0.0
+        self._stood = 0, 0
+
+    def begin_mesh(self) -> None:
+        """Note that a new mesh counts its bytes from 0."""
+        with self._lock:
+            self._stood = 0, 0
+
+    def stands_at(self, sent: int, received: int) -> None:
+        """Note how many bytes the current mesh has moved in all."""
+        with self._lock:
+            before, self._stood = self._stood, (sent, received)
+            if before != self._stood:
+                self.traffic.bytes_sent += sent - before[0]
+                self.traffic.bytes_received += received - before[1]
+                self._moved = time.perf_counter()
+
+    @property
+    def busy(self) -> bool:
+        """Whether an operation is under way."""
+        return self._under_way > 0
+
+    def wait(self, settled: Callable[[float], bool]) -> bool:
+        """Wait until ``settled(seconds)`` is true, or nothing has moved for :data:`STANDSTILL` seconds."""
+        began = time.perf_counter()
+        while not settled(_SLICE):
+            if time.perf_counter() - max(began, self._moved) > STANDSTILL:
+                return False
+        return True
+
+    def waited(self, seconds: float) -> None:
+        with self._lock:
+            self.traffic.wait_seconds += seconds
+            self._settle()
+
+    def begin(self) -> None:
+        """An operation starts."""
+        with self._lock:
+            self._settle()
+            self._under_way += 1
+            self._moved = self._since
+
+    def end(self) -> None:
+        """An operation has its result, or failed."""
+        with self._lock:
+            self._settle()
+            self._under_way -= 1
+            self._moved = self._since
+
+    def _settle(self) -> None:
+        now = time.perf_counter()
+        if self._under_way:
+            self.traffic.transfer_seconds += now - self._since
+        self._since = now
+
+
+class Operation(ABC, Generic[R]):
+    """A started operation: waiting, failing and finishing."""
+
+    def __init__(self, name: str, meter: Meter) -> None:
+        self.name = name
+        self._meter = meter
+        self._settled = threading.Event()
+        self._lock = threading.Lock()
+        self._error: ExchangeError | None = None
+        self._counts = this_thread.counts
+        if self._counts:
+            meter.begin()
+
+    def wait(self, timeout: float | None = None) -> R:
+        """Block until the result is there; see :class:`training.exchange.base.Pending`."""
+        if not self._settled.is_set():
+            start = time.perf_counter()
+            there = self._meter.wait(self._settled.wait) if timeout is None else self._settled.wait(timeout)
+            if self._counts:
+                self._meter.waited(time.perf_counter() - start)
+            if not there:
+                raise ExchangeTimeout(f"exchange {self.name} was not done within {timeout or STANDSTILL:g} s")
+        if self._error is not None:
+            raise type(self._error)(str(self._error))
+        return self._result()
+
+    def done(self) -> bool:
+        return self._settled.is_set()
+
+    def finish(self, error: ExchangeError | str = "") -> None:
+        """Let :meth:`wait` return the result, or raise ``error``; the first end counts."""
+        with self._lock:
+            if self._settled.is_set():
+                return
+            self._error = ExchangeError(error) if error and isinstance(error, str) else error or None
+            self._settled.set()
+        if self._counts:
+            self._meter.end()
+
+    @abstractmethod
+    def _result(self) -> R: ...
+
+
+_ONE_ROUND = 1
+"""Marks a mean that goes in one round."""
+_SEAL = struct.Struct("<I")
+"""Before what a member gives to a gather: which gather it is."""
 Ended = Callable[[Exception | None], None]
 
 
 class MeshOperation(Operation[R]):
-    """An operation with a number, the same on all members.
+    """An operation with a number, the same on all members, and ``what`` it is in words.
 
     Exactly one of two ends brings the result: :meth:`complete` after :meth:`begin` has ended well, or :meth:`adopt`.
     """
 
-    def __init__(self, number: int, name: str, meter: Meter) -> None:
+    def __init__(self, number: int, name: str, what: str, meter: Meter, group: Group = ()) -> None:
         super().__init__(name, meter)
         self.number = number
+        self.what = what
+        self.group = group
         self._value: R | None = None
 
+    def members(self, mesh: Mesh) -> list[int]:
+        """Return who takes part on a mesh."""
+        return [rank for rank in mesh.members if not self.group or rank in self.group]
+
     @abstractmethod
-    def begin(self, mesh: Mesh, then: Ended) -> None:
-        """Start it on a mesh; ``then`` hears of its end there."""
+    def begin(self, mesh: Mesh, then: Ended) -> Transfer:
+        """Prepare it on a mesh; ``then`` is called at its end there."""
 
     @abstractmethod
     def complete(self) -> Outcome:
@@ -63,43 +197,50 @@ class MeshMean(MeshOperation[MeanResult]):
     def __init__(
         self,
         number: int,
-        name: str,
-        values: torch.Tensor,
-        weight: float,
-        codec: Codec,
-        flags: bytes,
-        stream: str,
+        given: Contribution,
         meter: Meter,
         residuals: MeanResiduals,
         shares: Mapping[int, float],
+        rooms: Rooms | None = None,
     ) -> None:
-        own = to_host([values], torch.float32).wait()
-        self._own = Contribution.of(name, own, weight, codec, flags, stream)
+        name, values = given.name, given.values
+        if values.dim() != 1 or values.dtype != torch.float32:
+            raise ValueError(f"{name}: a flat fp32 vector belongs here, not {values.dtype} of {list(values.shape)}")
+        self._own = copied(given, rooms or Rooms())
         self._device = values.device
         self._residuals = residuals
         self._shares = shares
-        self._reduction: MeanReduction | None = None
-        super().__init__(number, name, meter)
+        self._reduction: MeanReduction | SharedMean | None = None
+        super().__init__(number, name, what_it_is("mean", name, given), meter, given.group)
 
-    def begin(self, mesh: Mesh, then: Ended) -> None:
-        shares = {rank: self._shares.get(rank, 1.0) for rank in mesh.members}
+    def begin(self, mesh: Mesh, then: Ended) -> Transfer:
+        members = self.members(mesh)
+        if takes_one_round(self._own, len(members)):
+            self._reduction = shared = SharedMean(mesh, self._own, self._residuals, members)
+            return mesh.gather(shared.message, shared.rooms, shared.took, then, self.number, _ONE_ROUND)
+        shares = {rank: self._shares.get(rank, 1.0) for rank in members}
         if not any(shares.values()):
             shares = dict.fromkeys(shares, 1.0)
-        self._reduction = MeanReduction(mesh, self._own, self._residuals, shares)
-        mesh.reduce(self._reduction, then)
+        self._reduction = reduction = MeanReduction(mesh, self._own, self._residuals, shares)
+        return mesh.reduce(reduction, then, number=self.number)
 
     def complete(self) -> Outcome:
         assert self._reduction is not None
-        self._value, outcome = self._reduction.complete(), self._reduction.outcome()
-        self._reduction = None
+        outcome = replace(self._reduction.outcome(), group=self.group)
+        self._end(self._reduction.complete(outcome))
         return outcome
 
     def adopt(self, rank: int, outcome: Outcome) -> None:
         fresh = replace(self._own, values=torch.empty_like(self._own.values))  # what cannot be read spoils nothing
-        self._value = completed(fresh, rank, outcome)
+        value = completed(fresh, rank, outcome)
         if self._reduction is not None and rank in outcome.members:
             self._reduction.settle()
-        self._reduction = None
+        self._end(value)
+
+    def _end(self, value: MeanResult) -> None:
+        """Take the result; what was kept to do it again is free from now on, however long this operation is held."""
+        self._value, self._reduction = value, None
+        self._own = replace(self._own, values=torch.empty(0))
 
     def _result(self) -> MeanResult:
         result = super()._result()
@@ -111,25 +252,32 @@ class MeshMean(MeshOperation[MeanResult]):
 class MeshGather(MeshOperation[dict[int, bytes]]):
     """A small payload of every member."""
 
-    def __init__(self, number: int, name: str, payload: bytes, meter: Meter) -> None:
+    def __init__(self, number: int, name: str, payload: bytes, meter: Meter, group: Group = ()) -> None:
+        if len(payload) > MAX_GATHER_BYTES:
+            raise ValueError(f"{name}: a payload of {len(payload)} bytes is above 4 MiB")
         self._payload = payload
         self._rooms: dict[int, memoryview] = {}
         self._mesh: Mesh | None = None
-        super().__init__(number, name, meter)
+        super().__init__(number, name, what_it_is("gather", name), meter, group)
 
-    def begin(self, mesh: Mesh, then: Ended) -> None:
+    def begin(self, mesh: Mesh, then: Ended) -> Transfer:
         self._mesh = mesh
-        rooms = {peer: memoryview(bytearray(MAX_GATHER_BYTES)) for peer in mesh.peers}
+        size = _SEAL.size + MAX_GATHER_BYTES
+        rooms = {peer: gather_room(size) for peer in self.members(mesh) if peer != mesh.rank}
         self._rooms = {mesh.rank: memoryview(bytearray(self._payload))}
+        seal = _SEAL.pack(seal_of(self.what))
 
         def took(peer: int, size: int) -> None:
-            self._rooms[peer] = memoryview(bytearray(rooms[peer][:size]))
+            if rooms[peer][: min(size, _SEAL.size)] != seal:
+                raise PeerLost(peer, mesh.names[peer], f"it is at another exchange than {self.what} of this machine")
+            self._rooms[peer] = memoryview(bytearray(rooms[peer][_SEAL.size : size]))
 
-        mesh.gather(memoryview(self._payload), rooms, took, then)
+        return mesh.gather(memoryview(seal + self._payload), rooms, took, then, self.number)
 
     def complete(self) -> Outcome:
         assert self._mesh is not None
-        outcome = Outcome(tuple(self._mesh.members), tuple((r, r, self._rooms[r]) for r in sorted(self._rooms)))
+        ranks = sorted(self._rooms)
+        outcome = Outcome(tuple(ranks), tuple((rank, rank, self._rooms[rank]) for rank in ranks), self.group)
         self.adopt(self._mesh.rank, outcome)
         return outcome
 

@@ -6,36 +6,46 @@ pieces begin on a multiple of the codec's block, so a share's bounds change no b
 choice of shares, one owner with everything (a star) included. What the owner's encoding loses stays with the owner
 (:class:`~training.exchange.error_feedback.MeanResiduals`).
 
-Weight, flags and whether the values are numbers at all travel behind each piece. An owner that finds values that are no
-numbers leaves them out and names their sender to all.
+Weight, flags and whether the values are numbers at all travel behind the first piece. An owner that finds values that
+are no numbers leaves them out and names their sender to all.
+
+A small vector goes in one round instead (:class:`SharedMean`): the same arithmetic, the same bits.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
-import json
 import math
 import struct
 import threading
-import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from training.exchange.base import LARGEST_WEIGHT, ExchangeError, MeanResult, joined, weighted_mean
-from training.exchange.codecs import CHUNK_ELEMENTS, Codec
+from training.exchange.base import LARGEST_WEIGHT, Contribution, MeanResult, joined, weighted_mean
+from training.exchange.codecs import CHUNK_ELEMENTS, CastCodec
 from training.exchange.error_feedback import MeanResiduals
-from training.exchange.mesh import Mesh
-from training.exchange.reduction import Reduction
+from training.exchange.link import PeerLost
+from training.exchange.mesh import SMALL, Mesh
+from training.exchange.outcomes import (
+    OUTCOME,
+    Outcome,
+    as_tensor,
+    completed,
+    decode_outcome,
+    floats,
+    seal_of,
+    what_it_is,
+)
+from training.exchange.reduction import AT_ONCE, Reduction
 
 _LEAST_PIECE = 65_536
 """Elements of a piece at least: each costs a message."""
-_TAIL = struct.Struct("<dI?")
-"""Weight, the operation's name as CRC-32, and whether the sender's values are not numbers."""
-_OUTCOME = struct.Struct("<d")
-"""Sum of the weights in a piece; ranks follow as bits: those in it, those refused; then the flags."""
+_PAIR, _MORE = 256 << 10, 48 << 10
+"""Bytes up to which a pair of members sends all at once, and that one round may send more than two."""
+_TAIL = struct.Struct("<dIQ?")
+"""Weight, which operation it is, of how many the sender has the results, and whether its values are not numbers."""
 
 
 def share_bounds(elements: int, shares: Mapping[int, float], block: int) -> dict[int, tuple[int, int]]:
@@ -58,123 +68,121 @@ def share_bounds(elements: int, shares: Mapping[int, float], block: int) -> dict
 
 
 @dataclass(frozen=True)
-class Contribution:
-    """What one member has for a mean.
+class _Said:
+    """What a contribution says beside its values."""
 
-    Args:
-        name: equal on all members; a member that is elsewhere is found out.
-        values: flat fp32 of the CPU, of this operation alone; :meth:`MeanReduction.complete` makes it the mean.
-        flags: beside the values; as many bytes on all members.
-        stream: which residuals go with the mean.
-        fit: whether the values are numbers that the codec can carry; if not, they, the weight and the flags are zero.
-    """
-
-    name: str
-    values: torch.Tensor
     weight: float
-    codec: Codec
-    flags: bytes = b""
-    stream: str = ""
-    fit: bool = True
-
-    @classmethod
-    def of(
-        cls, name: str, values: torch.Tensor, weight: float, codec: Codec, flags: bytes = b"", stream: str = ""
-    ) -> Contribution:
-        """Look at the values, which are the operation's own from now on."""
-        if codec.carries(values):
-            return cls(name, values, weight, codec, flags, stream)
-        return cls(name, values.zero_(), 0.0, codec, bytes(len(flags)), stream, fit=False)
+    full: int
+    unfit: bool
+    flags: bytes
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The result of an operation as it came: the same bytes on all members, so any of them can hand it to another."""
+class _Average:
+    """Contributions to a mean of some members of a mesh, and its outcome.
 
-    members: tuple[int, ...]
-    parts: tuple[tuple[int, int, memoryview], ...]
-    """Of a mean: start, stop and message of every piece. Of a gather: rank twice, and what it gave."""
-
-    @functools.cached_property
-    def size(self) -> int:
-        """Bytes of its parts."""
-        return sum(len(data) for *_, data in self.parts)
-
-    def to_bytes(self) -> bytes:
-        """Return it as it is handed over."""
-        head = {"members": self.members, "parts": [[start, stop, len(data)] for start, stop, data in self.parts]}
-        return b"".join((json.dumps(head).encode(), b"\n", *(data for *_, data in self.parts)))
-
-    @classmethod
-    def from_bytes(cls, data: bytearray) -> Outcome:
-        """Read what :meth:`to_bytes` wrote.
-
-        Raises:
-            ExchangeError: it is something else.
-        """
-        try:
-            end = data.index(b"\n")
-            head = json.loads(data[:end])
-            members = tuple(int(rank) for rank in head["members"])
-            bounds = [(int(start), int(stop), int(size)) for start, stop, size in head["parts"]]
-        except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
-            raise ExchangeError(f"a result that was handed over cannot be read: {error}") from error
-        if not members or list(members) != sorted(set(members)) or members[0] < 0:
-            raise ExchangeError("a result that was handed over cannot be read: its members are none")
-        sizes = [size for *_, size in bounds]
-        if min(sizes, default=0) < 0 or end + 1 + sum(sizes) != len(data):
-            raise ExchangeError("a result that was handed over cannot be read: its parts do not fit its size")
-        starts = itertools.accumulate(sizes, initial=end + 1)
-        whole = memoryview(data)
-        parts = tuple((a, b, whole[at : at + size]) for (a, b, size), at in zip(bounds, starts))
-        return cls(members, parts)
-
-
-def completed(own: Contribution, rank: int, outcome: Outcome) -> MeanResult:
-    """Put the outcome of a mean into the place of the contribution, and return what it says to member ``rank``.
-
-    Raises:
-        ExchangeError: the outcome is not that of such a contribution.
+    Until the mean stands the contribution stays as it is, so that it can be tried again on another mesh; so does what
+    is kept of encoding.
     """
-    weight, flags, refused, left_out, at = 0.0, b"", set[int](), list[tuple[int, int]](), 0
-    for number, (start, stop, message) in enumerate(outcome.parts):
-        mask = -(-len(outcome.members) // 8)
-        split = len(message) - _OUTCOME.size - 2 * mask - len(own.flags)
-        if split < 0 or start != at or not start <= stop <= own.values.numel():
-            raise ExchangeError(f"the outcome of '{own.name}' is not one of {own.values.numel()} values")
-        if stop > start:
-            try:
-                own.values[start:stop] = own.codec.reply.decode(_tensor(message[:split]), stop - start)
-            except (ValueError, RuntimeError, IndexError) as error:
-                raise ExchangeError(f"the outcome of '{own.name}' cannot be decoded: {error}") from error
-        masks = bytes(message[split + _OUTCOME.size :])
-        refused |= _ranks(outcome.members, masks[mask : 2 * mask])
-        if rank not in _ranks(outcome.members, masks[:mask]) and stop > start:
-            left_out.append((start, stop))
-        if not number:
-            weight, flags = _OUTCOME.unpack_from(message, split)[0], masks[2 * mask :]
-            if not 0.0 <= weight < math.inf:
-                raise ExchangeError(f"the outcome of '{own.name}' has the weight {weight:g}")
-        at = stop
-    if at != own.values.numel() or not outcome.parts:
-        raise ExchangeError(f"the outcome of '{own.name}' has {at} of {own.values.numel()} values")
-    return MeanResult(own.values, weight, outcome.members, tuple(left_out), tuple(sorted(refused)), flags, own.fit)
+
+    def __init__(self, mesh: Mesh, own: Contribution, residuals: MeanResiduals, members: Sequence[int]) -> None:
+        self._mesh, self._own, self._codec, self._residuals = mesh, own, own.codec, residuals
+        self.members = tuple(members)
+        self.peers = [rank for rank in self.members if rank != mesh.rank]
+        self._owed: dict[tuple[str, int], torch.Tensor] = {}
+        self._what = what_it_is("mean", own.name, own)
+        self._seal = seal_of(self._what)
+        self._tail = memoryview(_TAIL.pack(own.weight, self._seal, mesh.full, not own.fit) + own.flags)
+        self._said = {mesh.rank: _Said(own.weight, mesh.full, not own.fit, own.flags)}
+        self._bits = -(-len(self.members) // 8)
+        self._tail_of_outcome = OUTCOME.size + 2 * self._bits + len(own.flags)
+
+    def settle(self) -> None:
+        """Keep what encoding this member's share of the mean lost, now that the mean is final."""
+        self._residuals.settle(self._own.stream, self._owed)
+
+    def _open(self, rank: int, message: memoryview) -> memoryview:
+        """Note what a contribution says beside its values, and return those as they came."""
+        split = len(message) - len(self._tail)
+        if split < 0:
+            raise self._lost(rank, f"it sent {len(message)} bytes in '{self._own.name}', which are too few")
+        weight, seal, full, unfit = _TAIL.unpack_from(message, split)
+        if seal != self._seal:
+            raise self._lost(rank, f"it is at another exchange than {self._what} of this machine")
+        if not 0.0 <= weight <= LARGEST_WEIGHT:
+            raise self._lost(rank, f"it gave its values in '{self._own.name}' the weight {weight:g}")
+        self._said[rank] = _Said(weight, full, unfit, bytes(message[split + _TAIL.size :]))
+        return message[:split]
+
+    def _outcome_size(self, elements: int) -> int:
+        """Bytes that the outcome of a piece takes at most."""
+        return (self._codec.reply.max_encoded_bytes(elements) if elements else 0) + self._tail_of_outcome
+
+    def _outcome(self, start: int, stop: int, decoded: Mapping[int, torch.Tensor], room: memoryview) -> memoryview:
+        """Average all contributions to a piece; return the part of ``room`` that holds what goes to all."""
+        reply, stream = self._codec.reply, self._own.stream
+        into = as_tensor(room)
+        direct = reply.exact and not stream and stop > start
+        mean, among, refused = self._mean(decoded, into[: 4 * (stop - start)].view(torch.float32) if direct else None)
+        size = 4 * (stop - start)
+        if stop > start and not direct:
+            if stream:
+                back = functools.partial(reply.decode, elements=stop - start)
+                data = self._residuals.encode(stream, start, mean, reply, reply.encode_view, back, self._owed)
+                into[: (size := data.numel())] = data
+            else:
+                size = reply.encode_into(mean, into)
+        total = sum(self._said[rank].weight for rank in among)
+        flags = joined([self._said[rank].flags for rank in among], len(self._own.flags))
+        tail = OUTCOME.pack(total) + self._mask(among) + self._mask(refused) + flags
+        room[size : size + len(tail)] = tail
+        return room[: size + len(tail)]
+
+    def _mean(
+        self, decoded: Mapping[int, torch.Tensor], out: torch.Tensor | None
+    ) -> tuple[torch.Tensor, list[int], list[int]]:
+        """Return the mean of a piece, who is in it, and who is not because its values are no numbers."""
+        own, among = self._mesh.rank, [rank for rank in self.members if not self._said[rank].unfit]
+        while True:
+            terms = [(self._said[rank].weight, decoded[rank]) for rank in among]
+            mean = weighted_mean(terms, out) if terms else torch.zeros_like(decoded[own])
+            # What is no number shows in the mean, unless it weighs nothing.
+            doubtful = [r for r in among if self._said[r].weight == 0.0] if self._codec.carries(mean) else among
+            wrong = [rank for rank in doubtful if rank != own and not self._codec.carries(decoded[rank])]
+            if not wrong:
+                break
+            among = [rank for rank in among if rank not in wrong]
+        if not terms and out is not None:
+            mean = out.zero_()
+        return mean, among, [rank for rank in self.members if rank not in among]
+
+    def _mask(self, ranks: Sequence[int]) -> bytes:
+        bits = sum(1 << self.members.index(rank) for rank in ranks)
+        return bits.to_bytes(self._bits, "little")
+
+    def _decode(self, rank: int, data: memoryview, elements: int) -> torch.Tensor:
+        """Return the values of a contribution, which may share its memory."""
+        try:
+            return self._codec.decode(as_tensor(data), elements) if elements else torch.empty(0)
+        except (ValueError, RuntimeError, IndexError) as error:
+            raise self._lost(rank, f"its values in '{self._own.name}' cannot be read: {error}") from error
+
+    def _lost(self, rank: int, why: str) -> PeerLost:
+        """Return the error that names who is to blame: the link whose thread finds it may be another's."""
+        return PeerLost(rank, self._mesh.names[rank], why)
 
 
-class MeanReduction(Reduction):
-    """One weighted mean on one mesh. Until :meth:`complete` the contribution stays as it is, so that it can be tried
-    again on another mesh; so does what is kept of encoding.
+class MeanReduction(_Average, Reduction):
+    """One weighted mean by owners.
 
     Args:
         own: this member's contribution.
-        shares: see :func:`share_bounds`.
+        shares: see :func:`share_bounds`; its keys are who takes part.
     """
 
     def __init__(self, mesh: Mesh, own: Contribution, residuals: MeanResiduals, shares: Mapping[int, float]) -> None:
-        self._mesh, self._own, self._codec, self._residuals = mesh, own, own.codec, residuals
-        self._owed: dict[tuple[str, int], torch.Tensor] = {}
-        self._tail = _TAIL.pack(own.weight, zlib.crc32(own.name.encode()), not own.fit) + own.flags
-        self._bounds = share_bounds(own.values.numel(), shares, self._codec.block)
+        super().__init__(mesh, own, residuals, sorted(shares))
+        elements = own.values.numel()
+        self._bounds = share_bounds(elements, shares, self._codec.block)
         widest = max(stop - start for start, stop in self._bounds.values())
         step = min(CHUNK_ELEMENTS, max(_LEAST_PIECE, widest // 16))
         self._step = max(self._codec.block, step // self._codec.block * self._codec.block)
@@ -183,25 +191,27 @@ class MeanReduction(Reduction):
         if not any(self.pieces.values()):
             self.pieces[max(self.pieces)] = 1
         start, stop = self._bounds[mesh.rank]
-        self._room = max(self._codec.max_encoded_bytes(min(self._step, max(stop - start, 1))) + len(self._tail), 1)
-        self._rooms = {peer: mesh.rooms.take(self._room * self.pieces[mesh.rank]) for peer in mesh.peers}
-        self._replies: dict[tuple[int, int], memoryview] = {}
-        self._bits = -(-len(mesh.members) // 8)
+        self._room = self._codec.max_encoded_bytes(min(self._step, max(stop - start, 1))) + len(self._tail)
+        self._rooms: dict[tuple[int, int], memoryview] = {}
+        """Of contributions that are on their way or wait for others', by rank and piece."""
+        self._outcomes: dict[tuple[int, int], memoryview] = {}
+        """By owner and piece: where it goes, and then what came."""
+        self._result: torch.Tensor | None = None
+        """The mean as far as it is there, from its first piece on: other operations may be before this one. Where
+        memory is dear it takes the contribution's place in the end."""
+        self._small = 4 * elements <= AT_ONCE
         self._lock = threading.Lock()
 
     def outcome(self) -> Outcome:
         """Return what all owners have sent; when the operation is complete."""
-        pieces = ((*self._piece(*key), self._replies[key]) for key in sorted(self._replies))
-        return Outcome(tuple(self._mesh.members), tuple(pieces))
+        pieces = ((*self._piece(*key), self._outcomes[key]) for key in sorted(self._outcomes))
+        return Outcome(self.members, tuple(pieces))
 
-    def settle(self) -> None:
-        """The mean stands: keep what encoding this member's share of it lost."""
-        self._residuals.settle(self._own.stream, self._owed)
-
-    def complete(self) -> MeanResult:
-        """Put the mean into the place of the contribution; when the operation is complete."""
+    def complete(self, outcome: Outcome) -> MeanResult:
+        """Return the mean; when the operation is complete."""
         self.settle()
-        return completed(self._own, self._mesh.rank, self.outcome())
+        own = self._own if self._result is None else replace(self._own, values=self._result)
+        return completed(own, self._mesh.rank, outcome, decode=self._result is None)
 
     # --------------------------------------------------------------------------------------------------- contributions
 
@@ -211,92 +221,87 @@ class MeanReduction(Reduction):
 
     def _encoded(self, owner: int, piece: int) -> torch.Tensor:
         start, stop = self._piece(owner, piece)
-        return (
-            self._codec.encode_view(self._own.values[start:stop]) if stop > start else torch.empty(0, dtype=torch.uint8)
-        )
+        return self._codec.encode_view(self._own.values[start:stop]) if stop > start else as_tensor(memoryview(b""))
 
-    def contribution(self, owner: int, piece: int) -> memoryview:
-        return memoryview(b"".join((self._encoded(owner, piece).numpy().data, self._tail)))
+    def contribution(self, owner: int, piece: int) -> Sequence[memoryview]:
+        data = self._encoded(owner, piece).numpy().data
+        return (data,) if piece else (data, self._tail)
 
     def room(self, rank: int, piece: int) -> memoryview:
-        return memoryview(self._rooms[rank])[piece * self._room : (piece + 1) * self._room]
+        room = self._rooms[rank, piece] = self._mesh.rooms.take(self._room)
+        return room
 
     def add_up(self, piece: int, sizes: Mapping[int, int]) -> memoryview:
         start, stop = self._piece(self._mesh.rank, piece)
-        terms: list[tuple[float, torch.Tensor]] = []
-        flags: list[bytes] = []
-        contributors, refused = [], []
-        for rank in self._mesh.members:
+        decoded = {}
+        for rank in self.members:
             if rank == self._mesh.rank:
-                data, weight, unfit, said = (
-                    self._encoded(rank, piece),
-                    self._own.weight,
-                    not self._own.fit,
-                    self._own.flags,
-                )
+                data = self._encoded(rank, piece).numpy().data
             else:
-                data, weight, unfit, said = self._open(rank, self.room(rank, piece)[: sizes[rank]])
-            decoded = self._codec.decode(data, stop - start) if stop > start else torch.empty(0)
-            if unfit or (rank != self._mesh.rank and not self._codec.carries(decoded)):
-                refused.append(rank)
-                continue
-            terms.append((weight, decoded))
-            contributors.append(rank)
-            flags.append(said)
-        mean = weighted_mean(terms) if terms else torch.zeros(stop - start)
-        reply = self._codec.reply
-        payload = torch.empty(0, dtype=torch.uint8)
-        if stop > start:
-            back = functools.partial(reply.decode, elements=stop - start)
-            payload = self._residuals.encode(self._own.stream, start, mean, reply, reply.encode_view, back, self._owed)
-        head = _OUTCOME.pack(sum(weight for weight, _ in terms)) + self._mask(contributors) + self._mask(refused)
-        outcome = memoryview(bytearray(b"".join((payload.numpy().data, head, joined(flags, len(self._own.flags))))))
-        with self._lock:
-            self._replies[self._mesh.rank, piece] = outcome
+                message = self._rooms.pop((rank, piece))[: sizes[rank]]
+                data = message if piece else self._open(rank, message)
+            decoded[rank] = self._decode(rank, data, stop - start)
+        if not piece and not self._small and len(self.members) == len(self._mesh.members):
+            self._mesh.on_settled(min(said.full for said in self._said.values()))
+        outcome = self._outcome(start, stop, decoded, self.outcome_room(self._mesh.rank, piece))
+        self.take(self._mesh.rank, piece, len(outcome))
         return outcome
-
-    def _open(self, rank: int, message: memoryview) -> tuple[torch.Tensor, float, bool, bytes]:
-        """Split a contribution into its bytes, weight, whether it is unfit, and flags."""
-        split = len(message) - len(self._tail)
-        if split < 0:
-            raise ExchangeError(f"{self._who(rank)} sent {len(message)} bytes in '{self._own.name}', which are too few")
-        weight, tag, unfit = _TAIL.unpack_from(message, split)
-        if tag != zlib.crc32(self._own.name.encode()):
-            raise ExchangeError(f"{self._who(rank)} is at another exchange than '{self._own.name}' of this machine")
-        if not 0.0 <= weight <= LARGEST_WEIGHT:
-            raise ExchangeError(f"{self._who(rank)} gave its values in '{self._own.name}' the weight {weight:g}")
-        flags = bytes(message[split + _TAIL.size :])
-        return _tensor(message[:split]), weight, unfit, flags
 
     # -------------------------------------------------------------------------------------------------------- outcomes
 
     def outcome_room(self, owner: int, piece: int) -> memoryview:
         start, stop = self._piece(owner, piece)
-        size = self._codec.reply.max_encoded_bytes(stop - start) if stop > start else 0
-        room = memoryview(bytearray(size + _OUTCOME.size + 2 * self._bits + len(self._own.flags)))
-        with self._lock:
-            self._replies[owner, piece] = room
+        room = self._outcomes[owner, piece] = self._mesh.rooms.take(self._outcome_size(stop - start))
         return room
 
     def take(self, owner: int, piece: int, size: int) -> None:
-        with self._lock:
-            self._replies[owner, piece] = self._replies[owner, piece][:size]
-
-    def end(self) -> None:
-        self._mesh.rooms.give_back(list(self._rooms.values()), 4 * len(self._mesh.members))
-
-    def _mask(self, ranks: Sequence[int]) -> bytes:
-        bits = sum(1 << self._mesh.members.index(rank) for rank in ranks)
-        return bits.to_bytes(self._bits, "little")
-
-    def _who(self, rank: int) -> str:
-        return self._mesh.names[rank]
+        message = self._outcomes[owner, piece] = self._outcomes[owner, piece][:size]
+        start, stop = self._piece(owner, piece)
+        if self._small and stop > start:  # while it is at hand
+            with self._lock:
+                if self._result is None:
+                    self._result = floats(self._mesh.rooms, self._own.values.numel())
+            decode_outcome(self._own, message[: max(size - self._tail_of_outcome, 0)], self._result[start:stop])
 
 
-def _ranks(members: Sequence[int], mask: bytes) -> set[int]:
-    bits = int.from_bytes(mask, "little")
-    return set(itertools.compress(members, (bits >> place & 1 for place in range(len(members)))))
+class SharedMean(_Average):
+    """One weighted mean in one round: every member sends its contribution to all, and all average them.
+
+    Every member comes to the same outcome, byte for byte, so a lost member ends it as it ends one by owners. What
+    encoding the mean loses is nobody's: means of a stream go by owners.
+    """
+
+    def __init__(self, mesh: Mesh, own: Contribution, residuals: MeanResiduals, members: Sequence[int]) -> None:
+        super().__init__(mesh, own, residuals, members)
+        self._elements = own.values.numel()
+        size = self._codec.max_encoded_bytes(self._elements) if self._elements else 0
+        self.message = mesh.rooms.take(size + len(self._tail))
+        encoded = self._codec.encode_into(own.values, as_tensor(self.message)) if self._elements else 0
+        self.message[encoded : encoded + len(self._tail)] = self._tail
+        self.message = self.message[: encoded + len(self._tail)]
+        self.rooms = {peer: mesh.rooms.take(size + len(self._tail)) for peer in self.peers}
+        self._decoded = {mesh.rank: self._decode(mesh.rank, self.message[:encoded], self._elements)}
+
+    def took(self, rank: int, size: int) -> None:
+        """Note that a contribution has arrived, with ``size`` bytes."""
+        self._decoded[rank] = self._decode(rank, self._open(rank, self.rooms[rank][:size]), self._elements)
+
+    def outcome(self) -> Outcome:
+        """Return the mean as it can be handed on; when all contributions are there."""
+        room = memoryview(bytearray(self._outcome_size(self._elements)))
+        return Outcome(self.members, ((0, self._elements, self._outcome(0, self._elements, self._decoded, room)),))
+
+    def complete(self, outcome: Outcome) -> MeanResult:
+        """Return the mean."""
+        own = replace(self._own, values=torch.empty_like(self._own.values))
+        return completed(own, self._mesh.rank, outcome)
 
 
-def _tensor(data: memoryview) -> torch.Tensor:
-    return torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
+def takes_one_round(own: Contribution, members: int) -> bool:
+    """Return whether a mean goes in one round: what that sends more than two must cost less than a round trip, and so
+    must what all then do that else each does a share of. A member's share of the residuals is nobody else's."""
+    elements = own.values.numel()
+    size = own.codec.max_encoded_bytes(elements) if elements else 0
+    more = (members - 1) * (members - 2) * size / max(members, 1)
+    short = elements <= CHUNK_ELEMENTS and size <= (_PAIR if isinstance(own.codec, CastCodec) else SMALL)
+    return not own.stream and short and more <= _MORE

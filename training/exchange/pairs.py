@@ -29,10 +29,16 @@ class Pairs:
     """
 
     def __init__(
-        self, mesh: Mesh, listener: Listener, channel: str, addresses: Mapping[int, Sequence[Address]], seconds: float
+        self,
+        mesh: Mesh,
+        listener: Listener,
+        channel: str,
+        addresses: Mapping[int, Sequence[Address]],
+        seconds: float,
+        relay: Address | None = None,
     ) -> None:
         self._mesh, self._listener, self._channel = mesh, listener, f"{channel}/pairs"
-        self._addresses, self.seconds = addresses, seconds
+        self._addresses, self._relay, self.seconds = addresses, relay, seconds
         self._made: dict[tuple[int, type], Incoming | Outgoing] = {}
         self._lock = threading.Lock()
         self._begun: dict[object, tuple[Incoming | Outgoing, Ended]] = {}
@@ -66,7 +72,7 @@ class Pairs:
         link.submit(job, over)
 
     def break_off(self, lost: PeerLost) -> None:
-        """A member is lost: nothing of this group goes on."""
+        """End everything of this group because a member is lost."""
         self._mesh.break_off(lost)
         with self._lock:
             links = [] if self._broken else list(self._made.values())
@@ -99,12 +105,13 @@ class Pairs:
 
     def _connect(self, peer: int, kind: type) -> Connection:
         deadline = time.monotonic() + self.seconds
-        return self._listener.meet(self._channel, peer, kind is Outgoing, self._addresses[peer], deadline)
+        places = self._addresses[peer]
+        return self._listener.meet(self._channel, peer, kind is Outgoing, places, deadline, self._relay)
 
     # -------------------------------------------------------------------------------------------------------- the watch
 
     def waits_for(self) -> str:
-        """Say whose bytes are being waited for; empty: nobody's."""
+        """Return, in words, which members' bytes are being waited for; empty: none."""
         waiting = {link.peer for link in self._links() if isinstance(link, Incoming) and not link.idle}
         return ", ".join(self._mesh.names[peer] for peer in sorted(waiting))
 
@@ -126,7 +133,7 @@ class Pairs:
             unmet = {link.peer for link in self._made.values() if not link.idle and link.socket is None}
         gone = {peer for peer in self._unmet & unmet if _hung_up(self._mesh.incoming(peer))}
         self._unmet = unmet
-        return self._mesh.incoming(min(gone)).lost("it hung up") if gone else None
+        return self._mesh.incoming(min(gone)).lost("it closed the connection") if gone else None
 
 
 def _hung_up(link: Incoming) -> bool:
@@ -141,7 +148,7 @@ def _hung_up(link: Incoming) -> bool:
 
 
 class Watch:
-    """Finds the member that holds the others up: on whose link nothing has moved for ``seconds`` though it should.
+    """Finds the member that holds the others up: nothing has moved on its link for ``seconds`` though it should.
 
     Others may stand still because of it; so whoever has sent nothing at all is named before who has begun, and
     who is to send before who is to take.
@@ -151,7 +158,7 @@ class Watch:
         self._seen: dict[Incoming | Outgoing, tuple[int, float]] = {}
 
     def look(self, links: Sequence[Incoming | Outgoing], now: float, seconds: float) -> PeerLost | None:
-        """Look at the links; return who is lost."""
+        """Check the links; return the rank that is lost."""
         still: list[tuple[tuple[bool, bool, float], Incoming | Outgoing]] = []
         for link in links:
             moved, since = self._seen.get(link, (-1, now))

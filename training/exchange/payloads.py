@@ -64,7 +64,7 @@ def anchor_from_bytes(data: bytes) -> Anchor:
         metadata = json.loads(data[8 : 8 + length])["__metadata__"]
         state, operations = json.loads(metadata[_STATE]), int(metadata[_OPERATIONS])
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise ExchangeError(f"the anchor cannot be read: {error}") from error
+        raise ExchangeError(f"the training state that arrived cannot be read: {error}") from error
     if not isinstance(state, dict):
-        raise ExchangeError("the anchor cannot be read: its state is not a JSON object")
+        raise ExchangeError("the training state that arrived cannot be read: it is not a JSON object")
     return Anchor(tensors, state, operations)

@@ -14,6 +14,7 @@ connections between any machines, Linux and macOS in one group. The environment 
 MUSTER_CERTIFICATES      folder with this member's certificates; without it: in clear, loopback only
 MUSTER_RUN_ID            run that the certificates are of
 MUSTER_LISTEN            literal address to listen on, and the others' way here (``127.0.0.1``)
+MUSTER_RELAY             ``host:port`` where two meet of whom neither can dial the other; without it: nowhere
 MUSTER_NAMES             the members' machines by rank, with commas between them, for messages
 =======================  ==========================================================================
 

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from training.exchange.base import ExchangeError
+from training.lazy import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Bytes = npt.NDArray[np.uint8]
+else:
+    np = lazy("numpy")
+
+AT_ONCE = 64 << 20
+"""Bytes of a vector up to which its mean has memory of its own, and is decoded as it comes; of a longer one it takes
+the contribution's place."""
+KEPT_BYTES = 64 << 20
+"""Of results that are kept for others at least; one may be larger than that."""
 
 
 class Reduction(ABC):
     """What one reduction does with bytes; the mesh moves them. Members are named by rank."""
 
     pieces: Mapping[int, int]
-    """In how many pieces each owner's share travels."""
+    """In how many pieces each owner's share travels; its keys are who takes part."""
 
     @abstractmethod
-    def contribution(self, owner: int, piece: int) -> memoryview:
-        """Return this member's contribution to a piece of another's share."""
+    def contribution(self, owner: int, piece: int) -> Sequence[memoryview]:
+        """Return this member's contribution to a piece of another's share: parts of one message."""
 
     @abstractmethod
     def room(self, rank: int, piece: int) -> memoryview:
@@ -34,42 +51,56 @@ class Reduction(ABC):
     def take(self, owner: int, piece: int, size: int) -> None:
         """The outcome of a piece of another's share is there, with ``size`` bytes."""
 
-    def end(self) -> None:
-        """Nothing more comes, in good or bad."""
-
 
 class Rooms:
-    """Memory for what comes in, used again: fresh memory costs more than the bytes that are put there. Thread-safe.
+    """Memory for what is exchanged, used again: fresh memory costs more than the bytes that are put there. Thread-safe.
 
-    An operation takes its rooms and gives them back; several are under way at once.
+    A room comes back by itself when nothing looks at it any more: no memoryview, and no tensor.
+
+    Args:
+        most: bytes that are kept while nobody uses them.
     """
 
-    def __init__(self) -> None:
-        self._free: list[bytearray] = []
+    def __init__(self, most: int = 128 << 20) -> None:
+        self._most = most
+        self._free: list[Bytes] = []
         self._lock = threading.Lock()
 
-    def take(self, size: int) -> bytearray:
-        """Return at least ``size`` bytes with any contents."""
+    def take(self, size: int) -> memoryview:
+        """Return so many bytes with any contents; of rooms of one size, the one that came back last."""
         with self._lock:
-            fitting = [room for room in self._free if size <= len(room) <= 2 * size + 4096]
-            if fitting:
-                self._free.remove(best := min(fitting, key=len))
-                return best
-        return bytearray(size)
+            places = range(len(self._free) - 1, -1, -1)
+            place = next((place for place in places if len(self._free[place]) == size), None)
+            if place is None:
+                fitting = [place for place in places if size < len(self._free[place]) <= 2 * size]
+                place = min(fitting, key=lambda place: len(self._free[place]), default=None)
+            base = self._free.pop(place) if place is not None else None
+        if base is None:
+            base = np.empty(size, dtype=np.uint8)  # in large pages where that is possible
+        room = base[:size]
+        weakref.finalize(room, self._back, base).atexit = False
+        data: Any = room  # numpy's stubs for 3.10 know no Buffer
+        return memoryview(data)
 
-    def give_back(self, rooms: Sequence[bytearray], most: int) -> None:
-        """Take rooms back, and keep ``most`` of those that were used last."""
-        with self._lock:
-            self._free = [*self._free, *rooms][-most:]
+    def _back(self, base: Bytes) -> None:
+        if not self._lock.acquire(blocking=False):  # never wait: this may be called in the middle of anything
+            return
+        try:
+            self._free.append(base)
+            held = sum(map(len, self._free))
+            while held > self._most:
+                held -= len(self._free.pop(0))
+        finally:
+            self._lock.release()
 
 
 class Share:
     """The own share of a reduction under way: which pieces are added up already."""
 
-    def __init__(self, reduction: Reduction, rank: int, members: int) -> None:
+    def __init__(self, reduction: Reduction, rank: int) -> None:
         self._reduction = reduction
         self._count = reduction.pieces[rank]
-        self._missing = [members - 1] * self._count
+        self._missing = [len(reduction.pieces) - 1] * self._count
         self._sizes: list[dict[int, int]] = [{} for _ in range(self._count)]
         self._outcomes: dict[int, memoryview] = {}
         self._changed = threading.Condition()

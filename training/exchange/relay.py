@@ -164,7 +164,7 @@ def at_relay(
         sides: channel, sender and receiver.
 
     Raises:
-        OSError, EOFError: the relay cannot be reached, or does not want this end, or the other side did not come.
+        OSError, EOFError: the relay cannot be reached, or does not want this end, or the other side did not connect.
     """
     why = ["it does not answer"]
     answer = first_to_answer([relay], HANDSHAKE_SECONDS, lambda _, problem: why.append(problem), stop)
@@ -182,7 +182,7 @@ def at_relay(
         while not stop():
             with contextlib.suppress(TimeoutError):
                 if connection.recv(1) != _PAIRED:
-                    raise EOFError("the other side did not come")
+                    raise EOFError("the other side did not connect")
                 hanging_up.pop_all()
                 return connection
     return None

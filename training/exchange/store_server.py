@@ -123,12 +123,12 @@ class StoreServer(socketserver.ThreadingTCPServer):
             return True
 
     def let_out(self) -> None:
-        """One client less."""
+        """Count one client less."""
         with self._doors:
             self._clients -= 1
 
     def answer(self, request: Mapping[str, Any]) -> Reply:
-        """Carry one request out.
+        """Answer one request.
 
         Raises:
             KeyError, TypeError, ValueError: not a request, or one for more than there may be.

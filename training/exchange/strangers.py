@@ -20,6 +20,9 @@ class Strangers:
         self._lock = threading.Lock()
         self._hosts: Counter[str] = Counter()
 
+    def __len__(self) -> int:
+        return self._hosts.total()
+
     def enter(self, host: str) -> bool:
         """Count one more of ``host``, a literal address; return whether there is room for it."""
         with self._lock:

@@ -17,8 +17,8 @@ from training.exchange.work import BACKEND
 
 Pieces = list[torch.Tensor]
 
-_PIECE = 64 << 10
-"""Bytes of a piece where the vector is short; in a long one frames are longer, of which each costs processor time."""
+_PIECE = 256 << 10
+"""Bytes of a piece at least: each costs processor time."""
 
 
 def view(tensor: torch.Tensor) -> memoryview:
@@ -114,11 +114,10 @@ class TensorReduction(Reduction):
         self._values = values
         self._members = members
         self._rank = rank
-        self._pool = mesh.rooms
         self._reducer = reducer
         share = -(-values.numel() // len(members))
         share = -(-share // 64) * 64
-        piece = min(MAX_FRAME, max(_PIECE, share * values.element_size() // 16))
+        piece = min(MAX_FRAME, max(_PIECE, share * values.element_size() // 4))
         self._step = piece // values.element_size()
         self._bounds = {
             member: (min(number * share, values.numel()), min((number + 1) * share, values.numel()))
@@ -126,21 +125,20 @@ class TensorReduction(Reduction):
         }
         self.pieces = {member: -(-(stop - start) // self._step) for member, (start, stop) in self._bounds.items()}
         start, stop = self._bounds[rank]
-        self._rooms = {peer: self._pool.take((stop - start) * values.element_size()) for peer in mesh.peers}
+        self._rooms = {peer: mesh.rooms.take((stop - start) * values.element_size()) for peer in mesh.peers}
 
     def _piece(self, owner: int, piece: int) -> tuple[int, int]:
         start, stop = self._bounds[owner]
         return start + piece * self._step, min(start + (piece + 1) * self._step, stop)
 
-    def contribution(self, owner: int, piece: int) -> memoryview:
-        start, stop = self._piece(owner, piece)
-        return view(self._values[start:stop])
+    def contribution(self, owner: int, piece: int) -> Sequence[memoryview]:
+        return (self.outcome_room(owner, piece),)
 
     def room(self, rank: int, piece: int) -> memoryview:
         start, stop = self._piece(self._rank, piece)
         width = self._values.element_size()
         begin = piece * self._step * width
-        return memoryview(self._rooms[rank])[begin : begin + (stop - start) * width]
+        return self._rooms[rank][begin : begin + (stop - start) * width]
 
     def add_up(self, piece: int, sizes: Mapping[int, int]) -> memoryview:
         start, stop = self._piece(self._rank, piece)
@@ -154,7 +152,6 @@ class TensorReduction(Reduction):
         self._reducer.reduce(terms, self._members.index(self._rank), own)
         return view(own)
 
-    outcome_room = contribution
-
-    def end(self) -> None:
-        self._pool.give_back(list(self._rooms.values()), 4 * len(self._members))
+    def outcome_room(self, owner: int, piece: int) -> memoryview:
+        start, stop = self._piece(owner, piece)
+        return view(self._values[start:stop])

@@ -1,209 +1,378 @@
-"""The torch engine: stock ``torch.distributed``, NCCL where all members are CUDA, else gloo on the CPU.
+"""A process group of stock torch beside a mesh: NCCL where every member has a CUDA device of its own, else gloo.
 
-Everything a group does runs on one communication thread in the order it was started, so an exchange overlaps with the
-training and members cannot get out of step. A group is fixed: nobody joins later, and the loss of a member ends it.
+It lives and ends with its mesh. Its members meet on the links of the mesh: what torch asks of a store goes over them,
+encrypted, so there is no second place to meet and no second way to find out who is lost. When a link ends, or the
+coordinator gives the mesh up, the group is broken off, and the next mesh has another one.
+
+Operations end in the order in which they were begun, those on the links as well: what has a result on some members is
+known by the number of the last one (:class:`~training.exchange.ledger.Ledger`).
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import json
+import os
+import platform
 import queue
+import socket
 import threading
-from collections.abc import Callable, Collection
-from dataclasses import replace
-from typing import TypeVar
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllToAllOptions, Store
 
-from training.exchange.base import Exchange, ExchangeError, MeanResult, Pending
-from training.exchange.codecs import Codec
-from training.exchange.error_feedback import MeanResiduals
-from training.exchange.operations import Meter, Operation
-from training.exchange.store_client import StoreClient
-from training.exchange.torch_liveness import Liveness
-from training.exchange.torch_mean import WeightedMean, Wire, gather
-from training.exchange.torch_rendezvous import choose_backend, first_line, form_group, introduce
+from training.exchange.base import STANDSTILL, ExchangeError
+from training.exchange.link import PeerLost
+from training.exchange.mesh import Mesh
+from training.exchange.transfer import Done
 
-MAX_GATHER = 4 << 20
-_VERDICT_SECONDS = 5.0
-"""How long a failed exchange waits to learn who is to blame."""
-_CLOSE_SECONDS = 10.0
-
-V = TypeVar("V")
-
-
-class _Started(Operation[V]):
-    """An exchange that the communication thread carries out."""
-
-    def __init__(self, name: str, meter: Meter, deliver: Callable[[V], V]) -> None:
-        super().__init__(name, meter)
-        self._deliver = deliver
-        self.outcome: V | None = None
-
-    def _result(self) -> V:
-        assert self.outcome is not None
-        return self._deliver(self.outcome)
+_FORM_SECONDS = 20.0
+_LOOK = 0.02
+"""Seconds after which who waits for a group looks whether its mesh still stands."""
+_VERDICT_SECONDS = 2.0
+"""How long a failed exchange waits for the links to tell whose fault it is."""
+_CLOSE_SECONDS = 5.0
+_NOBODYS = 1 << 20
+"""Tag of a message that nobody sends."""
 
 
-class TorchGroup(Exchange):
-    """One member of a process group: meets the others at the store and forms the group with them.
+class MeshStore(Store):
+    """What torch's members tell one another when they meet, handed on over a mesh in rounds.
 
-    Args:
-        store_address: ``host:port`` of the :class:`~training.exchange.store_server.StoreServer`; on this machine.
-        token: of that store, see :func:`~training.exchange.store_server.read_token`.
-        rank: of this member.
-        world_size: members of the group, at least 2.
-        device: where the contributions are.
-        interface: network interface that reaches the others; empty for loopback.
-        timeout: seconds to wait for the others, and that one exchange may take. Lost members are found out much
-            sooner by their missing signs of life.
-        run_id: keeps groups on one store apart; a second attempt needs another id or another store.
-        beside: ranks on this member's machine, whose signs of life may be late.
+    Who misses a key takes part in a round, and so does who misses nothing more, until that is so for all.
 
     Raises:
-        ExchangeError: the store, the interface or a member is missing, or the members do not fit together.
+        PeerLost: by each method: a member is gone.
     """
 
-    engine = "torch"
+    def __init__(self, mesh: Mesh) -> None:
+        super().__init__()
+        self._mesh = mesh
+        self._values: dict[str, bytes] = {}
+        self._news: dict[str, str] = {}
+        self._met = False
+        self._rounds = 0
 
-    def __init__(
-        self,
-        store_address: str,
-        token: str,
-        rank: int,
-        world_size: int,
-        device: torch.device,
-        interface: str,
-        timeout: float,
-        run_id: str,
-        beside: Collection[int] = (),
-    ) -> None:
-        self.rank = rank
-        self._device = device
-        self._store = StoreClient(store_address, token, timeout, prefix=f"{run_id}/")
-        introduced = introduce(self._store, rank, world_size, device, timeout)
-        self.backend = choose_backend(introduced)
-        self._links = form_group(self.backend, self._store, rank, world_size, device, interface, timeout)
-        self._meter = Meter()
-        self.traffic = self._meter.traffic
-        self._wire = Wire(rank, world_size, device if self.backend == "nccl" else torch.device("cpu"), self._meter)
-        self._members = tuple(range(world_size))
-        self._names = [str(member) for member in introduced]
-        self._residuals = MeanResiduals()
-        self._failure = ""
-        self._closed = False
-        self._lock = threading.Lock()
-        self._liveness = Liveness(self._store.clone(), self._names, rank, self._fail, beside)
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="exchange", daemon=True)
+    def set(self, key: str, value: str | bytes) -> None:
+        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
+        self._news[key] = base64.b64encode(self._values[key]).decode()
+
+    def get(self, key: str) -> bytes:
+        while key not in self._values:
+            if self._round(False) and key not in self._values:
+                raise ExchangeError(f"no member has set torch's key '{key}'")
+        return self._values[key]
+
+    def add(self, key: str, value: int) -> int:
+        """Count for this member alone: torch counts nothing across members when it meets."""
+        total = int(self._values.get(key, b"0")) + value
+        self._values[key] = str(total).encode()
+        return total
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(key in self._values for key in keys)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        for key in keys:
+            self.get(key)
+
+    def has_extended_api(self) -> bool:
+        return False
+
+    def clone(self) -> MeshStore:
+        return self
+
+    def settle(self) -> None:
+        """Take part in the rounds until no member misses a key."""
+        while not self._round(True):
+            pass
+        self._met = True
+
+    def _round(self, done: bool) -> bool:
+        """Tell and hear what is new; return whether no other member misses anything."""
+        if self._met:
+            raise ExchangeError("torch asks for a key after the group was formed")
+        mesh, said, self._news = self._mesh, {"done": done, "keys": self._news}, {}
+        complete = True
+        rooms = {peer: memoryview(bytearray(4096 + 1024 * len(mesh.members))) for peer in mesh.peers}
+        heard: dict[int, int] = {}
+        self._rounds += 1
+        told = memoryview(json.dumps(said).encode())
+        mesh.gather(told, rooms, heard.__setitem__, None, self._rounds).submit().wait(_FORM_SECONDS)
+        for peer, size in heard.items():
+            try:
+                news = json.loads(bytes(rooms[peer][:size]))
+                for key, value in news["keys"].items():
+                    self._values.setdefault(key, base64.b64decode(value, validate=True))
+                complete &= news["done"] is True
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                raise PeerLost(peer, mesh.names[peer], "it sent an invalid message about its process group") from error
+        return complete
+
+
+class Unusable(ExchangeError):
+    """This member can be in no group."""
+
+
+def choose_backend(mesh: Mesh, said: Mapping[int, Mapping[str, str]]) -> str:
+    """Return ``nccl`` where every member has a CUDA device of its own, else ``gloo``.
+
+    Args:
+        said: by each rank: its ``system``, and the unique id of its ``gpu``, empty without one or without NCCL.
+
+    Raises:
+        PeerLost: a member has another operating system than the first.
+        Unusable: this member has.
+    """
+    first = said[mesh.members[0]].get("system")
+    for rank in mesh.members:
+        if (system := said[rank].get("system")) != first:  # gloo's transports of Linux and macOS do not meet
+            why = f"stock torch cannot join {first} and {system} in one group; use engine = mesh"
+            raise Unusable(why) if rank == mesh.rank else PeerLost(rank, mesh.names[rank], why)
+    gpus = {one.get("gpu", "") for one in said.values()}
+    return "nccl" if "" not in gpus and len(gpus) == len(said) else "gloo"
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Frames under way."""
+
+    work: Any
+    received: torch.Tensor
+    sizes: list[int]
+
+    def wait(self) -> list[torch.Tensor]:
+        """Return one frame of every peer, in rank order.
+
+        Raises:
+            RuntimeError: a peer is gone, or the group was broken off.
+        """
+        if self.work is not None:
+            self.work.wait()
+        return list(torch.split(self.received, self.sizes)) if self.sizes else []
+
+
+class TorchGroup:
+    """The group of one mesh, and the thread that alone uses it.
+
+    All transfers are ``all_to_all`` with unequal splits: the one collective that gloo and NCCL both carry out without
+    copies of their own, whose size on the wire is exactly what is given to it.
+
+    Args:
+        mesh: nothing else may be under way on it until :meth:`wait_formed` returns.
+        interface: network interface that reaches the others; empty for the one that the mesh uses.
+    """
+
+    def __init__(self, mesh: Mesh, device: torch.device, interface: str) -> None:
+        self.mesh = mesh
+        self.place = mesh.members.index(mesh.rank)
+        self.device = torch.device("cpu")
+        """Where frames have to be."""
+        self.backend = ""
+        self.bytes_sent = self.bytes_received = 0
+        self._own, self._interface = device, interface
+        self._group: Any = None
+        self._problem: Exception | None = None
+        self._formed, self._ended = threading.Event(), threading.Event()
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="torch group", daemon=True)
         self._thread.start()
-        self._liveness.start()
 
-    @property
-    def members(self) -> tuple[int, ...]:
-        return self._members
+    def wait_formed(self) -> None:
+        """Return when the group stands.
 
-    def _start_mean(
-        self, name: str, values: torch.Tensor, weight: float, codec: Codec, flags: bytes, stream: str
-    ) -> Pending[MeanResult]:
-        copy = values.detach().to(self._wire.device, torch.float32, copy=True)
-        ready = torch.cuda.current_stream(copy.device).record_event() if copy.is_cuda else None
+        Raises:
+            ExchangeError: it does not come up, or its mesh has ended.
+        """
+        while not self._formed.wait(_LOOK):
+            if self.mesh.lost is not None:  # torch may go on trying for a while
+                raise self.mesh.lost
+        if self._problem is not None:
+            raise self.mesh.lost or self._problem
 
-        def operation() -> MeanResult:
-            if ready is not None:
-                torch.cuda.current_stream(copy.device).wait_event(ready)
-            task = WeightedMean(self._wire, name, copy, weight, codec, flags, stream, self._residuals)
-            task.run()
-            if ready is not None:
-                torch.cuda.current_stream(copy.device).synchronize()
-            fit = self.rank not in task.refused
-            left_out = () if fit else ((0, copy.numel()),)
-            return MeanResult(copy, task.total_weight, self._members, left_out, task.refused, task.flags, fit)
-
-        return self._start(name, operation, self._to_device)
-
-    def _start_gather(self, name: str, payload: bytes) -> Pending[dict[int, bytes]]:
-        if len(payload) > MAX_GATHER:
-            raise ExchangeError(f"'{name}' has {len(payload)} bytes, more than the {MAX_GATHER} that may be gathered")
-        return self._start(name, lambda: gather(self._wire, name, payload), lambda result: result)
-
-    def residual(self, stream: str, elements: int) -> torch.Tensor | None:
-        return self._residuals.part(stream, 0, elements)
-
-    def restore_residual(self, stream: str, values: torch.Tensor) -> None:
-        self._residuals.restore(stream, 0, values)
-
-    def close(self) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        self._liveness.leave()
-        if self._meter.busy:
-            self._break_off()
-        self._queue.put(None)
-        self._thread.join(_CLOSE_SECONDS)
-        if dist.is_initialized() and not self._thread.is_alive():
-            # Otherwise torch ends the process with "terminate called" when it exits.
-            dist.destroy_process_group()
-        self._store.close()
-
-    # ------------------------------------------------------------------------------------------- communication thread
-
-    def _start(self, name: str, operation: Callable[[], V], deliver: Callable[[V], V]) -> Pending[V]:
-        if self._failure or self._closed:
-            raise ExchangeError(self._failure or "the group is closed")
-        started = _Started(name, self._meter, deliver)
+    def carry_out(self, task: Callable[[], None], then: Done) -> None:
+        """Run ``task`` in the group's thread after everything begun before; ``then`` is called there at its end."""
 
         def run() -> None:
+            problem: Exception | None = None
             try:
-                if self._failure:
-                    raise ExchangeError(self._failure)
-                started.outcome = operation()
-                started.finish()
-            except Exception as error:  # noqa: BLE001 - whoever waits for the outcome must get it, whatever it is
-                started.finish(self._explain(error))
+                task()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the mesh must end and the others hear of it
+                problem = error
+                self._blame(error)
+            then(problem)
 
-        self._queue.put(run)
-        return started
+        self._tasks.put(run)
+
+    def in_turn(self, then: Done) -> Done:
+        """Return a callback for the end of an operation; ``then`` is called once all operations before it have
+        ended."""
+        ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        self._tasks.put(lambda: then(ended.get()))
+        return ended.put
+
+    def exchange(self, frames: Sequence[torch.Tensor], receive: Sequence[int]) -> Transfer:
+        """Start to send one frame to every peer and to receive one of ``receive`` bytes of each, in rank order."""
+        if not frames:
+            return Transfer(None, torch.empty(0, dtype=torch.uint8), [])
+        data = torch.cat(list(frames)) if len(frames) != 1 else frames[0]
+        received = torch.empty(sum(receive), dtype=torch.uint8, device=self.device)
+        send = [frame.numel() for frame in frames]
+        options = AllToAllOptions()
+        options.timeout = timedelta(seconds=STANDSTILL)
+        work = self._group.alltoall_base(received, data, self._splits(receive), self._splits(send), options)
+        self.bytes_sent += sum(send)
+        self.bytes_received += sum(receive)
+        return Transfer(work, received, list(receive))
+
+    def abandon(self) -> None:
+        """End everything under way; returns at once, from any thread. Idempotent."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        self._tasks.put(None)
+        threading.Thread(target=self._abort, name="torch abort", daemon=True).start()
+
+    def close(self, seconds: float = _CLOSE_SECONDS) -> None:
+        """Let what was begun end within ``seconds``."""
+        self._tasks.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(seconds)
+        if self._thread.is_alive():
+            self.abandon()
+
+    def _splits(self, sizes: Sequence[int]) -> list[int]:
+        return [*sizes[: self.place], 0, *sizes[self.place :]]
 
     def _work(self) -> None:
-        if self._wire.device.type == "cuda":
-            # A stream of its own, or the exchange would queue behind the training's kernels.
-            torch.cuda.set_device(self._wire.device)
-            torch.cuda.set_stream(torch.cuda.Stream(self._wire.device))  # type: ignore[no-untyped-call]
-        while (run := self._queue.get()) is not None:
-            run()
+        try:
+            if self.mesh.peers:
+                self._form()
+            if self.device.type == "cuda":
+                # A stream of its own, or the exchange would queue behind the training's kernels.
+                torch.cuda.set_device(self.device)
+                torch.cuda.set_stream(torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
+        except ExchangeError as error:
+            self._problem = error
+        except Exception as error:  # noqa: BLE001 - told to who waits for the group
+            self._problem = ExchangeError(f"the {self.backend} group did not come up: {first_line(error)}")
+        self._formed.set()
+        while (task := self._tasks.get()) is not None:
+            task()
+            del task  # it holds the tensors of its operation, and the next may be long in coming
+        self._group = None
 
-    def _to_device(self, result: MeanResult) -> MeanResult:
-        """Hand a result to the waiting thread's device and stream."""
-        if result.mean.is_cuda:
-            result.mean.record_stream(torch.cuda.current_stream(result.mean.device))
-        if result.mean.device.type == self._device.type:
-            return result
-        return replace(result, mean=result.mean.to(self._device))
-
-    # ------------------------------------------------------------------------------------------------------- failures
-
-    def _explain(self, error: Exception) -> str:
-        """Turn what went wrong in an exchange into the group's one failure and return it."""
-        if self._closed:
-            return "the group was closed before the exchange was complete"
-        if not self._failure:
-            # torch raises RuntimeError when a connection breaks, which is mostly somebody else's fault.
-            blame = self._liveness.verdict(_VERDICT_SECONDS) if isinstance(error, RuntimeError) else ""
-            self._fail(self._liveness.report(blame or f"{self._names[self.rank]}: {first_line(error)}"))
-        return self._failure
-
-    def _fail(self, text: str) -> None:
-        """The group cannot go on: remember why and let every exchange under way end."""
-        with self._lock:
-            if self._failure or self._closed:
-                return
-            self._failure = text
-        self._break_off()
-
-    def _break_off(self) -> None:
+    def _form(self) -> None:
+        store = self._store = MeshStore(self.mesh)  # torch holds only the C++ half of it
+        gpu = ""
+        if self._own.type == "cuda" and dist.is_nccl_available():
+            gpu = str(torch.cuda.get_device_properties(self._own).uuid)
+        store.set(f"member/{self.mesh.rank}", json.dumps({"system": platform.system(), "gpu": gpu}))
+        size = len(self.mesh.members)
+        said = {rank: json.loads(store.get(f"member/{rank}")) for rank in self.mesh.members}
+        self.backend = choose_backend(self.mesh, said)
+        _set_environment(self.backend, self._interface or _way(self.mesh))
         if self.backend == "nccl":
-            dist.distributed_c10d._abort_process_group()
-        self._links.cut()
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timedelta(seconds=STANDSTILL)
+            self.device = self._own
+            torch.cuda.set_device(self.device)
+            self._group = dist.ProcessGroupNCCL(store, self.place, size, options)
+            # It meets with its first operation, while the store is there.
+            self.exchange([torch.zeros(1, dtype=torch.uint8, device=self.device)] * (size - 1), [1] * (size - 1)).wait()
+        else:
+            self._group = dist.ProcessGroupGloo(store, self.place, size, timedelta(seconds=_FORM_SECONDS))
+        store.settle()
+
+    def _blame(self, error: Exception) -> None:
+        """Something has failed here: end the mesh. torch does not say whose fault it is, and the links do."""
+        if isinstance(error, RuntimeError):
+            self._ended.wait(_VERDICT_SECONDS)
+        own = PeerLost(self.mesh.rank, self.mesh.names[self.mesh.rank], first_line(error))
+        self.mesh.break_off(error if isinstance(error, PeerLost) else own)
+
+    def _abort(self) -> None:
+        group = self._group
+        if group is not None and self.backend == "nccl":
+            group.abort()
+        elif group is not None:
+            # gloo aborts nothing, but closes all its connections when one message does not come in time.
+            with contextlib.suppress(RuntimeError):
+                late = group.recv([torch.empty(1)], 0 if self.place else 1, _NOBODYS)
+                late.wait(timedelta(milliseconds=1))
+
+
+class TorchMesh(Mesh):
+    """A mesh with a process group beside it."""
+
+    group: TorchGroup | None = None
+
+    def open(self, device: torch.device, interface: str) -> TorchGroup:
+        """Form the group; see :class:`TorchGroup`."""
+        group = TorchGroup(self, device, interface)
+        try:
+            group.wait_formed()
+        except ExchangeError:
+            group.abandon()
+            raise
+        self.group = group
+        if self.lost is not None:  # it was lost before it could tell the group
+            group.abandon()
+        return group
+
+    @property
+    def bytes_sent(self) -> int:
+        return super().bytes_sent + (self.group.bytes_sent if self.group is not None else 0)
+
+    @property
+    def bytes_received(self) -> int:
+        return super().bytes_received + (self.group.bytes_received if self.group is not None else 0)
+
+    def close(self, seconds: float = _CLOSE_SECONDS) -> None:
+        if self.group is not None:
+            self.group.close(seconds)
+        super().close(seconds)
+
+    def _in_turn(self, then: Done | None) -> Done | None:
+        return then if self.group is None or then is None else self.group.in_turn(then)
+
+    def _cut(self) -> None:
+        super()._cut()
+        if self.group is not None:
+            self.group.abandon()
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text: torch appends whole stack traces."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _way(mesh: Mesh) -> str:
+    """Return the interface over which the mesh reaches most others."""
+    own = Counter(link.socket.getsockname()[0] for link in mesh.links() if link.socket is not None)
+    near = next((host for host, _ in own.most_common() if not host.startswith("127.")), "127.0.0.1")
+    there = psutil.net_if_addrs().items()
+    return next((name for name, addresses in there if near in {one.address for one in addresses}), "")
+
+
+def _set_environment(backend: str, interface: str) -> None:
+    """Name the interface: left to itself gloo looks the host's own name up, and NCCL takes the first it finds."""
+    names = [name for _, name in socket.if_nameindex()]
+    if interface not in names:
+        where = f"{socket.gethostname()}: {', '.join(names)}"
+        raise Unusable(f"there is no network interface '{interface}' on {where}")
+    if backend == "gloo":
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+        return
+    os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"
+    # A failure is to become an exception in wait(), not the end of the process.
+    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"

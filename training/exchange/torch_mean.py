@@ -1,322 +1,308 @@
-"""The collective operations of the torch engine: weighted mean and gather, over frames whose bytes are counted.
+"""A member of engine ``nccl``, and its weighted mean: by owners as on the mesh, over a process group of stock torch.
 
-The mean of ``n`` members is a reduce-scatter and an all-gather (Thakur et al. 2005, "Optimization of Collective
-Communication Operations in MPICH", section 4.5): each member averages its slice of the vector and sends the outcome to
-the others, ``2 (n - 1) / n`` of the payload in each direction. A stock all-reduce adds in ring order and only whole
-numbers of a dtype; here the owner of a slice adds decoded contributions in rank order, as on the mesh: the bits are the
-same. A vector travels in pieces whose arithmetic overlaps the transfer of the next ones.
+A stock all-reduce adds in ring order and only whole numbers of a dtype; here the owner of a share adds decoded
+contributions in rank order and sends the outcome to all (:mod:`training.exchange.owners`): the bits are the mesh's, and
+so is the outcome that members hand to one another after a loss. Shares travel in pieces whose arithmetic overlaps the
+transfer of the next ones.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
+import functools
 import struct
-import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
-import torch.distributed as dist
 
-from training.exchange.base import LARGEST_WEIGHT, MAX_GATHER_BYTES, ExchangeError, joined, weighted_mean
-from training.exchange.codecs import CHUNK_ELEMENTS, CastCodec, Codec
+from training.exchange.base import LARGEST_WEIGHT, Contribution, MeanResult, Pending, joined, weighted_mean
+from training.exchange.codecs import CHUNK_ELEMENTS, CastCodec, Codec, SparseCodec
+from training.exchange.control_line import Joining
 from training.exchange.error_feedback import MeanResiduals
-from training.exchange.operations import Meter
+from training.exchange.link import PeerLost
+from training.exchange.mesh import Mesh
+from training.exchange.mesh_member import MeshMember
+from training.exchange.mesh_operations import Ended, MeshOperation, Meter
+from training.exchange.outcomes import OUTCOME, Outcome, completed, seal_of, what_it_is
+from training.exchange.owners import share_bounds
+from training.exchange.reduction import AT_ONCE
+from training.exchange.torch_group import TorchMesh, Unusable
+from training.exchange.transfer import Transfer
 
-
-@dataclass(frozen=True)
-class Transfer:
-    """Frames under way."""
-
-    work: dist.Work
-    received: torch.Tensor
-    sizes: list[int]
-
-    def wait(self) -> list[torch.Tensor]:
-        """Return one frame of every peer, in rank order.
-
-        Raises:
-            RuntimeError: a peer is gone, or the group's time-out passed.
-        """
-        self.work.wait()
-        return list(torch.split(self.received, self.sizes))
-
-
-class Wire:
-    """The process group as a way for bytes.
-
-    All transfers are ``all_to_all_single`` with unequal splits: the one collective that gloo and NCCL both carry out
-    without copies of their own, whose size on the wire is exactly what is given to it.
-
-    Args:
-        device: CPU for gloo, this member's GPU for NCCL.
-    """
-
-    def __init__(self, rank: int, world_size: int, device: torch.device, meter: Meter) -> None:
-        self.rank = rank
-        self.world_size = world_size
-        self.device = device
-        self.peers = [peer for peer in range(world_size) if peer != rank]
-        self.meter = meter
-
-    def piece_elements(self, codec: Codec) -> int:
-        """Elements of one frame: small enough to overlap its arithmetic with the next transfer on a CPU.
-
-        A collective ends with its slowest flow. Between more than two members smaller frames leave links idle for a
-        shorter time then; two have one flow each way, and each frame costs processor time (docs/performance.md).
-        """
-        usual = CHUNK_ELEMENTS if self.world_size < 3 else CHUNK_ELEMENTS // 2
-        return max(usual, codec.block) if self.device.type == "cpu" else 256 * CHUNK_ELEMENTS
-
-    def exchange(self, frames: Sequence[torch.Tensor], receive: Sequence[int]) -> Transfer:
-        """Start to send one frame to every peer and to receive one of ``receive`` bytes of each, in rank order."""
-        data = torch.cat(list(frames)) if len(frames) != 1 else frames[0]
-        received = torch.empty(sum(receive), dtype=torch.uint8, device=self.device)
-        send = [frame.numel() for frame in frames]
-        work = dist.all_to_all_single(received, data, self._splits(receive), self._splits(send), async_op=True)
-        assert work is not None
-        self.meter.sent(sum(send))
-        self.meter.received(sum(receive))
-        return Transfer(work, received, list(receive))
-
-    def encode(self, codec: Codec, values: torch.Tensor) -> torch.Tensor:
-        """Return ``values`` of this wire's device as bytes on it; fp32 shares memory with ``values``."""
-        if values.numel() == 0:
-            return torch.empty(0, dtype=torch.uint8, device=self.device)
-        if isinstance(codec, CastCodec):
-            return values.to(codec.dtype).view(torch.uint8)
-        return codec.encode(values).to(self.device)
-
-    def decode(self, codec: Codec, data: torch.Tensor, elements: int) -> torch.Tensor:
-        """Return the fp32 values of :meth:`encode`; may share memory with ``data``."""
-        if elements == 0:
-            return torch.empty(0, device=self.device)
-        if isinstance(codec, CastCodec) and data.is_cuda:
-            return data.clone().view(codec.dtype).to(torch.float32)
-        return codec.decode(data.to("cpu"), elements).to(self.device)
-
-    def size(self, codec: Codec, elements: int) -> int:
-        """Return the bytes of :meth:`encode`."""
-        return codec.max_encoded_bytes(elements) if elements else 0
-
-    def _splits(self, sizes: Sequence[int]) -> list[int]:
-        return [*sizes[: self.rank], 0, *sizes[self.rank :]]
-
-
-SMALL = 16_384
-"""Payloads up to this many bytes take one round instead of two: there a round trip costs more than the bytes."""
 _DEPTH = 3
 """Pieces under way at the same time."""
-_HEAD = struct.Struct("<dQ?")
-_LENGTH = struct.Struct("<IQ")
-_INLINE = 500
-"""Bytes of a gathered payload that travel with its length."""
-
-Stages = Iterator[None]
-"""One piece: yields after the start of each transfer, and waits for it when it is continued."""
-
-
-def slice_bounds(elements: int, parts: int, block: int) -> list[int]:
-    """Return ``parts + 1`` bounds that cut a vector into nearly equal slices of whole blocks."""
-    size = math.ceil(math.ceil(elements / parts) / block) * block
-    return [min(part * size, elements) for part in range(parts + 1)]
+_DEVICE_PIECE = 64 * CHUNK_ELEMENTS
+"""Elements of a piece on a GPU."""
+_HEAD = struct.Struct("<dIQ?H")
+"""Weight, what is averaged as CRC-32, of how many operations the sender has the results, whether its values are not
+numbers, bytes of flags."""
+Frame = tuple[int, int, torch.Tensor]
+"""Start, stop and data of a piece of an outcome."""
 
 
-def run_stages(pieces: Iterable[Stages]) -> None:
-    """Carry pieces out, :data:`_DEPTH` at a time, starting transfers in the same order on every member."""
-    under_way: deque[Stages] = deque()
-    for piece in pieces:
-        _continue(piece, under_way)
-        if len(under_way) >= _DEPTH:
-            _continue(under_way.popleft(), under_way)
-    while under_way:
-        _continue(under_way.popleft(), under_way)
-
-
-def _continue(piece: Stages, under_way: deque[Stages]) -> None:
-    try:
-        next(piece)
-    except StopIteration:
-        return
-    under_way.append(piece)
-
-
-class WeightedMean:
-    """One weighted mean.
+class Attempt:
+    """One mean on one mesh; the contribution stays as it is.
 
     Args:
-        wire: way to the other members.
-        name: equal on all members; a member that is elsewhere is found out.
-        values: flat fp32 on the wire's device; replaced by the mean.
-        weight: of this member's contribution.
-        codec: of the contributions.
-        flags: beside the values.
-        stream: which residuals go with the mean.
-        residuals: what encoding the slices that this member averages has lost.
+        look: returns the contribution on a device; called in the group's thread.
     """
 
     def __init__(
         self,
-        wire: Wire,
-        name: str,
-        values: torch.Tensor,
-        weight: float,
-        codec: Codec,
-        flags: bytes,
-        stream: str,
+        mesh: TorchMesh,
+        look: Callable[[torch.device], Contribution],
         residuals: MeanResiduals,
+        shares: Mapping[int, float],
     ) -> None:
-        self._wire = wire
-        self._name = name
-        self._values = values
-        self._codec = codec
-        self._stream = stream
-        self._residuals = residuals
-        fit = codec.carries(values)
-        if not fit:
-            values.zero_()
-            weight, flags = 0.0, bytes(len(flags))
-        self._head = _HEAD.pack(weight, zlib.crc32(name.encode()), not fit) + flags
-        self._weights = {wire.rank: weight}
-        self._refused = set() if fit else {wire.rank}
-        self._flags = [flags]
-
-    @property
-    def total_weight(self) -> float:
-        return sum(self._weights[rank] for rank in sorted(self._weights))
-
-    @property
-    def refused(self) -> tuple[int, ...]:
-        """Ranks whose values are not finite."""
-        return tuple(sorted(self._refused))
-
-    @property
-    def flags(self) -> bytes:
-        return joined(self._flags, len(self._flags[0]))
+        assert mesh.group is not None
+        self._mesh, self._group, self._look, self._residuals, self._shares = mesh, mesh.group, look, residuals, shares
+        self._full = mesh.full
+        self.owed: dict[tuple[str, int], torch.Tensor] = {}
+        self._frames: list[Frame] = []
+        self._weights: dict[int, float] = {}
+        self._flags: list[bytes] = []
+        self._refused: list[int] = []
 
     def run(self) -> None:
-        """Exchange, and put the mean into ``values``."""
-        run_stages(self._pieces())
+        """Exchange.
 
-    def _pieces(self) -> Iterator[Stages]:
-        n, elements = self._wire.world_size, self._values.numel()
-        step = self._wire.piece_elements(self._codec) * (1 if self._takes_one_round() else n)
-        stages = self._one_round if self._takes_one_round() else self._two_rounds
-        for start in range(0, max(elements, 1), step):
-            yield stages(start, min(start + step, elements))
+        Raises:
+            RuntimeError: the group is broken.
+            PeerLost: a member says what cannot be.
+        """
+        own = self._own = self._look(self._group.device)
+        shares = {rank: self._shares.get(rank, 1.0) for rank in self._mesh.members}
+        shares = shares if any(shares.values()) else dict.fromkeys(shares, 1.0)
+        bounds = self._bounds = share_bounds(own.values.numel(), shares, own.codec.block)
+        self._introduce()
+        usual = CHUNK_ELEMENTS if len(bounds) < 3 else CHUNK_ELEMENTS // 2
+        step = max(usual, own.codec.block) if self._group.device.type == "cpu" else _DEVICE_PIECE
+        under_way: deque[Iterator[None]] = deque()
+        for start in range(0, max(stop - start for start, stop in bounds.values()), step):
+            piece = self._piece(start, step)
+            next(piece)
+            under_way.append(piece)
+            if len(under_way) >= _DEPTH:
+                self._go_on(under_way)
+        while under_way:
+            self._go_on(under_way)
 
-    def _takes_one_round(self) -> bool:
-        """Whether everybody sends all to all. Two members send the same bytes either way, and two rounds only pay off
-        if they share out the work of a block codec. A sparse reply is the union of all contributions, as large as
-        they are together: there is nothing to gain from a second round."""
-        if self._codec.reply is not self._codec or self._wire.size(self._codec, self._values.numel()) <= SMALL:
-            return True
-        return self._wire.world_size == 2 and isinstance(self._codec, CastCodec)
+    def result(self) -> tuple[MeanResult, Outcome]:
+        """Put the mean into the place of the contribution and keep what encoding it lost; return it, and what can be
+        handed to others."""
+        own, members, flags = self._own, tuple(self._mesh.members), joined(self._flags, len(self._own.flags))
+        weight = sum(self._weights[rank] for rank in members)
+        self._residuals.settle(own.stream, self.owed)
+        for start, stop, data in self._frames:
+            own.values[start:stop] = decoded(own.codec, data, stop - start)
+        if own.values.is_cuda:
+            torch.cuda.current_stream(own.values.device).synchronize()
+        left_out = () if own.fit else ((0, own.values.numel()),)
+        result = MeanResult(own.values, weight, members, left_out, tuple(self._refused), flags, own.fit)
+        refused = sum(1 << members.index(rank) for rank in self._refused)
+        masks = ((1 << len(members)) - 1 - refused, refused)
+        tail = OUTCOME.pack(weight) + b"".join(mask.to_bytes(-(-len(members) // 8), "little") for mask in masks) + flags
+        return result, FrameOutcome(members, sorted(self._frames, key=lambda frame: frame[0]), tail)
 
-    def _one_round(self, start: int, stop: int) -> Stages:
-        """Everybody averages for itself."""
-        wire, reply = self._wire, self._codec.reply
-        own = wire.encode(self._codec, self._values[start:stop])
-        contributions = self._exchange([own] * len(wire.peers), own.numel(), first=start == 0)
+    def _introduce(self) -> None:
+        """Exchange weights and flags, and see that all are at the same mean: torch does not look."""
+        own, mesh, group = self._own, self._mesh, self._group
+        what = what_it_is("mean", own.name, own)
+        tag = seal_of(f"{what} {sorted(self._bounds.items())}")
+        padding = bytes(-len(own.flags) % 64)
+        head = _HEAD.pack(own.weight, tag, self._full, not own.fit, len(own.flags)) + own.flags + padding
+        data = torch.frombuffer(bytearray(head), dtype=torch.uint8).to(group.device)
+        heads = group.exchange([data] * len(mesh.peers), [len(head)] * len(mesh.peers)).wait()
+        heads.insert(group.place, data)
+        settled = self._full
+        for rank, said in zip(mesh.members, heads):
+            raw = said.cpu().numpy().tobytes()
+            weight, theirs, full, unfit, flags = _HEAD.unpack_from(raw)
+            if theirs != tag or flags != len(own.flags):
+                raise PeerLost(rank, mesh.names[rank], f"it is at another exchange than {what} of this machine")
+            if not 0.0 <= weight <= LARGEST_WEIGHT:
+                raise PeerLost(rank, mesh.names[rank], f"it gave its values in '{own.name}' the weight {weight:g}")
+            settled = min(settled, full)
+            self._weights[rank] = 0.0 if unfit else weight
+            self._flags.append(bytes(flags) if unfit else raw[_HEAD.size : _HEAD.size + flags])
+            self._refused += [rank] if unfit else []
+        if 4 * own.values.numel() > AT_ONCE:
+            mesh.on_settled(settled)
+
+    def _go_on(self, under_way: deque[Iterator[None]]) -> None:
+        """Continue the oldest piece: transfers start in the same order on every member."""
+        piece = under_way.popleft()
+        for _ in piece:
+            return under_way.append(piece)
+
+    def _piece(self, start: int, step: int) -> Iterator[None]:
+        """Owners average a piece of their shares and send the outcome to all; yields while a transfer is under way."""
+        group, codec, values = self._group, self._own.codec, self._own.values
+        slices = [(min(a + start, b), min(a + start + step, b)) for a, b in self._bounds.values()]
+        frames = [encoded(codec, values[a:b]) for a, b in slices]
+        own = frames.pop(group.place)
+        contributions = group.exchange(frames, [own.numel()] * len(frames))
         yield
-        mean = self._average(own, contributions(), stop - start)
-        self._values[start:stop] = wire.decode(reply, self._encode(mean, start), stop - start)
-
-    def _two_rounds(self, start: int, stop: int) -> Stages:
-        """The owner of a slice averages it and sends the outcome to everybody."""
-        wire, codec = self._wire, self._codec
-        offsets = slice_bounds(stop - start, wire.world_size, codec.block)
-        slices = [(start + a, start + b) for a, b in itertools.pairwise(offsets)]
-        frames = [wire.encode(codec, self._values[a:b]) for a, b in slices]
-        own, elements = frames.pop(wire.rank), slices[wire.rank][1] - slices[wire.rank][0]
-        contributions = self._exchange(frames, own.numel(), first=start == 0)
+        there = contributions.wait()
+        there.insert(group.place, own)
+        outcome = self._averaged(there, *slices[group.place])
+        sizes = [codec.max_encoded_bytes(b - a) if b > a else 0 for a, b in slices]
+        replies = group.exchange([outcome] * len(frames), [*sizes[: group.place], *sizes[group.place + 1 :]])
         yield
-        outcome = self._encode(self._average(own, contributions(), elements), slices[wire.rank][0])
-        sizes = [wire.size(codec, b - a) for a, b in slices]
-        transfer = wire.exchange([outcome] * len(wire.peers), [sizes[peer] for peer in wire.peers])
-        yield
-        received = transfer.wait()
-        received.insert(wire.rank, outcome)
-        for (a, b), data in zip(slices, received):
-            self._values[a:b] = wire.decode(codec, data, b - a)
+        received = replies.wait()
+        received.insert(group.place, outcome)
+        self._frames += [(a, b, data) for (a, b), data in zip(slices, received) if b > a]
 
-    def _exchange(self, frames: list[torch.Tensor], receive: int, first: bool) -> Callable[[], list[torch.Tensor]]:
-        """Start to exchange contributions of ``receive`` bytes; the first ones go with weight and name behind them,
-        where they move no number off its alignment."""
-        wire = self._wire
-        if not first:
-            return wire.exchange(frames, [receive] * len(frames)).wait
-        head = _bytes(self._head, wire)
-        transfer = wire.exchange([torch.cat([frame, head]) for frame in frames], [receive + len(head)] * len(frames))
-        return lambda: [self._open(peer, frame) for peer, frame in zip(wire.peers, transfer.wait())]
-
-    def _open(self, peer: int, frame: torch.Tensor) -> torch.Tensor:
-        """Note the sender's weight and return the contribution."""
-        payload, head = frame[: -len(self._head)], _raw(frame[-len(self._head) :])
-        weight, tag, not_finite = _HEAD.unpack_from(head)
-        if not 0.0 <= weight <= LARGEST_WEIGHT:
-            raise ExchangeError(f"rank {peer} gave its values in '{self._name}' the impossible weight {weight:g}")
-        self._weights[peer] = weight
-        if not_finite:
-            self._refused.add(peer)
-        self._flags.append(head[_HEAD.size :])
-        if tag != zlib.crc32(self._name.encode()):
-            raise ExchangeError(f"rank {peer} is at another exchange than '{self._name}' of rank {self._wire.rank}")
-        return payload
-
-    def _average(self, own: torch.Tensor, others: Sequence[torch.Tensor], elements: int) -> torch.Tensor:
-        frames = list(others)
-        frames.insert(self._wire.rank, own)
-        decoded = [self._wire.decode(self._codec, frame, elements) for frame in frames]
-        for rank, values in enumerate(decoded):
-            if not self._codec.carries(values):  # a sound member sees to it itself, and none can be done without here
-                raise ExchangeError(f"rank {rank} sent values that are not finite in '{self._name}'")
-        return weighted_mean([(self._weights[rank], values) for rank, values in enumerate(decoded)])
-
-    def _encode(self, mean: torch.Tensor, start: int) -> torch.Tensor:
-        """Return a piece of the mean that begins at ``start`` of the vector as it goes to the members."""
-        wire, codec, elements = self._wire, self._codec.reply, mean.numel()
-        return self._residuals.encode(
-            self._stream,
-            start,
-            mean,
-            codec,
-            lambda values: wire.encode(codec, values),
-            lambda data: wire.decode(codec, data, elements),
-        )
+    def _averaged(self, frames: Sequence[torch.Tensor], start: int, stop: int) -> torch.Tensor:
+        """Return the mean of a part of this member's share as it goes to the members."""
+        if start == stop:
+            return frames[0]
+        own, terms = self._own, []
+        for rank, frame in zip(self._mesh.members, frames):
+            values = decoded(own.codec, frame, stop - start)
+            if not own.codec.carries(values):  # a sound member sees to it itself
+                raise PeerLost(rank, self._mesh.names[rank], f"it sent no numbers in '{own.name}'")
+            terms.append((self._weights[rank], values))
+        there = functools.partial(encoded, own.codec)
+        back = functools.partial(decoded, own.codec, elements=stop - start)
+        return self._residuals.encode(own.stream, start, weighted_mean(terms), own.codec, there, back, self.owed)
 
 
-def gather(wire: Wire, name: str, payload: bytes) -> dict[int, bytes]:
-    """Return the payload of every member by rank; a second round only where one is long."""
-    tag = zlib.crc32(name.encode())
-    head = _LENGTH.pack(len(payload), tag) + payload[:_INLINE].ljust(_INLINE, b"\0")
-    peers = len(wire.peers)
-    heads = wire.exchange([_bytes(head, wire)] * peers, [len(head)] * peers).wait()
-    lengths: dict[int, int] = {wire.rank: len(payload)}
-    gathered = {wire.rank: payload}
-    for peer, data in zip(wire.peers, heads):
-        raw = _raw(data)
-        lengths[peer], other = _LENGTH.unpack_from(raw)
-        if other != tag:
-            raise ExchangeError(f"rank {peer} is at another exchange than '{name}' of rank {wire.rank}")
-        if lengths[peer] > MAX_GATHER_BYTES:
-            raise ExchangeError(f"rank {peer} has {lengths[peer]} bytes in '{name}', more than may be gathered")
-        gathered[peer] = raw[_LENGTH.size : _LENGTH.size + lengths[peer]]
-    rest = {rank: max(0, length - _INLINE) for rank, length in lengths.items()}
-    if any(rest.values()):
-        tails = wire.exchange([_bytes(payload[_INLINE:], wire)] * peers, [rest[peer] for peer in wire.peers]).wait()
-        for peer, data in zip(wire.peers, tails):
-            gathered[peer] += _raw(data)
-    return dict(sorted(gathered.items()))
+class FrameOutcome(Outcome):
+    """An outcome that stays on its device unless it is handed on.
+
+    Args:
+        frames: ascending.
+        tail: of every message.
+    """
+
+    _frames: Sequence[Frame]
+    _tail: bytes
+
+    def __init__(self, members: tuple[int, ...], frames: Sequence[Frame], tail: bytes) -> None:
+        self.__dict__.update(members=members, _frames=frames, _tail=tail)
+
+    @functools.cached_property
+    def size(self) -> int:
+        return sum(data.numel() for *_, data in self._frames)
+
+    @property
+    def parts(self) -> tuple[tuple[int, int, memoryview], ...]:
+        return tuple((a, b, memoryview(data.cpu().numpy().tobytes() + self._tail)) for a, b, data in self._frames)
 
 
-def _bytes(data: bytes, wire: Wire) -> torch.Tensor:
-    if not data:
-        return torch.empty(0, dtype=torch.uint8, device=wire.device)
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(wire.device)
+class TorchMean(MeshOperation[MeanResult]):
+    """A weighted mean with a dense codec. The values are copied before this returns.
+
+    Args:
+        shares: how much of the vector each member owns, by rank; 1 where nothing is said.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        given: Contribution,
+        meter: Meter,
+        residuals: MeanResiduals,
+        shares: Mapping[int, float],
+    ) -> None:
+        copy = given.values.detach().clone()
+        self._given = replace(given, values=copy)
+        self._ready = torch.cuda.current_stream(copy.device).record_event() if copy.is_cuda else None
+        self._residuals, self._shares = residuals, shares
+        self._attempt: Attempt | None = None
+        super().__init__(number, given.name, what_it_is("mean", given.name, given), meter)
+
+    def begin(self, mesh: Mesh, then: Ended) -> Transfer:
+        assert isinstance(mesh, TorchMesh) and mesh.group is not None
+        self._attempt = Attempt(mesh, self._look, self._residuals, self._shares)
+        mesh.group.carry_out(self._attempt.run, then)  # at once, in the order of the operations
+        return Transfer(0)
+
+    def complete(self) -> Outcome:
+        assert self._attempt is not None
+        self._value, outcome = self._attempt.result()
+        self._attempt = None
+        return outcome
+
+    def adopt(self, rank: int, outcome: Outcome) -> None:
+        own = self._look(torch.device("cpu"))
+        self._value = completed(replace(own, values=torch.empty_like(own.values)), rank, outcome)
+        if self._attempt is not None and rank in outcome.members:
+            self._residuals.settle(own.stream, self._attempt.owed)
+        self._attempt = None
+
+    def _look(self, device: torch.device) -> Contribution:
+        """Return the contribution on a device. What was given stays as it is: several attempts may look at it."""
+        given = self._given
+        if self._ready is not None:
+            torch.cuda.current_stream(given.values.device).wait_event(self._ready)
+        return replace(given, values=given.values.to(device)).checked()
+
+    def _result(self) -> MeanResult:
+        result, device = super()._result(), self._given.values.device
+        if result.mean.is_cuda:
+            result.mean.record_stream(torch.cuda.current_stream(result.mean.device))
+        return result if result.mean.device == device else replace(result, mean=result.mean.to(device))
 
 
-def _raw(data: torch.Tensor) -> bytes:
-    return data.cpu().numpy().tobytes()
+def encoded(codec: Codec, values: torch.Tensor) -> torch.Tensor:
+    """Return ``values`` as bytes on their device; fp32 shares memory with ``values``."""
+    if values.numel() == 0:
+        return torch.empty(0, dtype=torch.uint8, device=values.device)
+    if isinstance(codec, CastCodec):
+        return values.to(codec.dtype).view(torch.uint8)
+    return codec.encode_view(values).to(values.device)
+
+
+def decoded(codec: Codec, data: torch.Tensor, elements: int) -> torch.Tensor:
+    """Return the fp32 values of :func:`encoded`; may share memory with ``data``."""
+    if isinstance(codec, CastCodec) and data.is_cuda:
+        return data.clone().view(codec.dtype).to(torch.float32)
+    return codec.decode(data.to("cpu"), elements).to(data.device)
+
+
+SMALL = 16_384
+"""Bytes of a payload up to which it goes over the links of the mesh."""
+
+
+class PreparedMesh(TorchMesh):
+    """A mesh that forms its group before its first operation."""
+
+    def prepare(self, member: object) -> None:
+        assert isinstance(member, TorchMember)
+        try:
+            self.open(member.device, member.interface)
+        except Unusable as error:  # and in no other one
+            member.leave(str(error))
+            raise
+
+
+class TorchMember(MeshMember):
+    """One member.
+
+    Args:
+        joining: as on the mesh; its ``interface`` is the one that torch uses, or loopback.
+        device: where the contributions are.
+    """
+
+    engine = "nccl"
+    mesh_kind = PreparedMesh
+
+    def __init__(self, joining: Joining, device: torch.device) -> None:
+        self.device, self.interface = device, joining.interface
+        super().__init__(joining)
+
+    def leave(self, why: str) -> None:
+        """Leave the group: this member has lost it."""
+        self._end(why, False)
+
+    def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:
+        values, codec = given.values, given.codec
+        sparse = codec.reply is not codec or isinstance(codec, SparseCodec)  # its size on the way back is not known
+        flat = values.dim() == 1 and values.dtype == torch.float32
+        if given.group or not flat or sparse or codec.max_encoded_bytes(values.numel()) <= SMALL:
+            return super()._start_mean(given, waits)
+        self._check()
+        return self._start(TorchMean(self.operations, given, self._meter, self._residuals, self._shares), waits)

@@ -1,4 +1,5 @@
-"""Which member has to go for the others to go on, and why: judged by what all of them report. No network in here."""
+"""Which members must be dropped so that the others can go on, and why: judged by what all of them report. No network
+in here."""
 
 from __future__ import annotations
 
@@ -6,17 +7,21 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from training.exchange.control import PROTOCOL_VERSION, Hello, ProtocolError, Report
+from training.exchange.base import Group
+from training.exchange.control import PROTOCOL_VERSION, Form, Hello, ProtocolError, Report
 from training.exchange.group_member import CoordinatorConfig, Member
 
-_MOST_STRIKES = 3
+_MOST_STRIKES, _MOST_ENDS = 3, 9
+_BREAKS = "its connections keep breaking"
 _MOST_MISSED = 2
+_MOST_NAMED, _MOST_NAME = 12, 40
+"""Ranks of a group, and letters of a name, in a verdict: it is a line."""
 Verdict = tuple[int, str]
 """A rank, and why it has to go."""
 
 
 def check_hello(hello: Hello, config: CoordinatorConfig, started: bool) -> None:
-    """Look at who has come, before or after the group has started.
+    """Check a member's hello, before or after the group has started.
 
     Raises:
         ProtocolError: it is none of this group.
@@ -29,16 +34,16 @@ def check_hello(hello: Hello, config: CoordinatorConfig, started: bool) -> None:
     if hello.world_size != planned or hello.rank >= planned + config.spare:
         raise ProtocolError(f"rank {hello.rank} of {hello.world_size} in a run of {planned}")
     if hello.rank >= planned and not started:
-        raise ProtocolError(f"rank {hello.rank} comes later, and the run has not begun")
+        raise ProtocolError(f"rank {hello.rank} joins later, and the run has not begun yet")
 
 
 def check_report(rank: int, report: Report, epoch: float = math.inf) -> None:
-    """Look at what one member says of itself, when the newest mesh is that of ``epoch``.
+    """Check one member's report, when the newest mesh is that of ``epoch``.
 
     Raises:
         ProtocolError: it cannot be.
     """
-    if report.kept > report.full or report.lost == rank or report.mesh > report.epoch:
+    if report.kept > report.full or report.aside > report.full or report.lost == rank or report.mesh > report.epoch:
         raise ProtocolError("it contradicts itself")
     if report.epoch > epoch:
         raise ProtocolError(f"it speaks of mesh {report.epoch}, which there has not been")
@@ -52,7 +57,7 @@ class ModelSize:
         self._right: int | None = None
 
     def wrong(self, members: Iterable[Member], building: bool) -> list[Verdict]:
-        """Return who has another model.
+        """Return the members with another model than the rest.
 
         Args:
             building: somebody has not said yet what it has.
@@ -67,17 +72,105 @@ class ModelSize:
         return [(rank, why.format(said)) for rank, said in told.items() if said != self._right]
 
 
-def unbelievable(group: Sequence[Member], stand: int | None) -> Verdict | None:
-    """Return who says that it has the result of an operation which most others of its mesh have not even begun.
+class Odds:
+    """Members that take one operation for different ones. They are judged when all have said what they take it for, so
+    that it is the odd one that goes.
 
     Args:
-        group: members with the state, who have given up the mesh and reported.
-        stand: the operations that stood when that mesh was formed; ``None``: nobody knows.
+        seconds: after which those who have said nothing are not waited for any longer.
     """
-    first = max(group, key=lambda member: member.report.full)
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._since: float | None = None
+
+    @property
+    def doubt(self) -> bool:
+        """Whether members contradicted one another when they were judged last, and others were still to speak."""
+        return self._since is not None
+
+    def judged(self, there: Sequence[Member], now: float) -> list[Verdict]:
+        """Return who has to go.
+
+        A group that all its members name is right, and whoever contradicts most of the others is wrong. Where neither
+        tells who is, all who are contradicted go.
+        """
+        for number, said in _statements(there):
+            against = _contradictions(said) if len(set(said.values())) > 1 else {}
+            if not any(against.values()):
+                continue
+            self._since = now if self._since is None else self._since
+            if any(member.report.started < number for member in there) and now - self._since < self._seconds:
+                return []
+            self._since = None
+            agreed = {rank for rank, (group, _) in said.items() if group and _is_agreed(said, rank)}
+            disputed = {rank: others for rank, others in against.items() if others and rank not in agreed}
+            wrong = [rank for rank, others in disputed.items() if 2 * len(others) > len(said) - 1] or list(disputed)
+            names = {member.rank: member.hello.name[:_MOST_NAME] for member in there}
+            why = _difference(number, said, sorted((wrong[0], min(disputed[wrong[0]]))), names)
+            return [(one, why) for one in wrong]
+        self._since = None
+        return []
+
+
+Statement = tuple[Group, str]
+"""Whose operation it is, and what it is, according to one member."""
+
+
+def _statements(there: Iterable[Member]) -> list[tuple[int, dict[int, Statement]]]:
+    """Return what members say of each operation, by number and rank."""
+    said: dict[int, dict[int, Statement]] = {}
+    for member in there:
+        for number, group, what in member.report.begun:
+            said.setdefault(number, {})[member.rank] = group, what
+    return sorted(said.items())
+
+
+def _is_agreed(said: Mapping[int, Statement], rank: int) -> bool:
+    """Whether all members of a rank's group say the same."""
+    return all(said.get(one) == said[rank] for one in said[rank][0])
+
+
+def _difference(number: int, said: Mapping[int, Statement], pair: Sequence[int], names: Mapping[int, str]) -> str:
+    """Return in words what two members take an operation for."""
+    if said[pair[0]][0] != said[pair[1]][0]:
+        told = ", but ".join(f"{_words(said[one][0])} for {names[one]}" for one in pair)
+        return f"exchange {number} is of {told}: give the same members everywhere"
+    told = ", but ".join(f"{said[one][1]} for {names[one]}" for one in pair)
+    return f"exchange {number} is {told}: all members have to do the same"
+
+
+def _contradictions(said: Mapping[int, Statement]) -> dict[int, set[int]]:
+    """Return with whom each rank is at odds: one of the two counts the other in, and they say different things."""
+    against: dict[int, set[int]] = {rank: set() for rank in said}
+    for rank, own in said.items():
+        for other in own[0] or said:
+            if said.get(other, own) != own:
+                against[rank].add(other)
+                against[other].add(rank)
+    return against
+
+
+def _words(group: Group) -> str:
+    if not group:
+        return "all members"
+    return f"ranks {', '.join(map(str, group[:_MOST_NAMED]))}{' ...' if len(group) > _MOST_NAMED else ''}"
+
+
+def unbelievable(holders: Sequence[Member], mesh: Form | None) -> Verdict | None:
+    """Return the member that claims the result of an operation which most others of its mesh have not even begun.
+
+    Args:
+        holders: members with the state, who have given up what mesh they were in and reported.
+        mesh: the last one; who was not in it knows nothing of what was done there. ``None``: nobody knows.
+    """
+    group = [member for member in holders if mesh is not None and member.rank in mesh.peers]
+    if mesh is None or len(group) < 2:
+        return None
+    first = max(group, key=lambda member: joint(member.report))
     others = [member.report for member in group if member is not first]
-    full = first.report.full
-    if stand is None or full <= stand or not others or any(report.full >= full for report in others):
+    full = joint(first.report)
+    if full <= mesh.stand or any(report.full >= full for report in others):
         return None
     doubters = [report for report in others if report.started < full]
     if 2 * len(doubters) < len(others) or not doubters:
@@ -85,8 +178,13 @@ def unbelievable(group: Sequence[Member], stand: int | None) -> Verdict | None:
     return first.rank, f"it says that it has the result of exchange {full}, which others have not begun"
 
 
+def joint(report: Report) -> int:
+    """Return the last operation of all members that has a result, according to one member's report."""
+    return report.full - report.aside
+
+
 def strayed(group: Sequence[Member], bounds: Mapping[int, int]) -> list[Verdict]:
-    """Return who has results that the others have made again without it.
+    """Return the members with results that the others have recomputed without them.
 
     Args:
         group: members with the state.
@@ -94,14 +192,14 @@ def strayed(group: Sequence[Member], bounds: Mapping[int, int]) -> list[Verdict]
     """
     right = max(group, key=lambda member: bounds.get(member.rank, math.inf))
     gone = [one for one in group if one is not right and one.report.full > bounds.get(one.rank, math.inf)]
-    return [(one.rank, "the others have made a result again without it that it has") for one in gone]
+    return [(one.rank, "the others recomputed a result without it that it already had") for one in gone]
 
 
 def left_behind(live: Sequence[Member]) -> list[Verdict]:
     """Return who of those that come back to a coordinator was no member of the newest mesh: how far the others were
     without it when that began, nobody knows."""
     newest = max(live, key=lambda member: member.report.mesh).report.members if live else ()
-    return [(member.rank, "the others have gone on without it") for member in live if member.rank not in newest]
+    return [(member.rank, "the others went on without it") for member in live if member.rank not in newest]
 
 
 def outrun(live: Sequence[Member], late: Sequence[Member]) -> list[Verdict]:
@@ -124,7 +222,7 @@ class Standstill:
         self._moved, self._since = 0, 0.0
 
     def noted(self, there: Sequence[Member], now: float) -> bool:
-        """Look at the members of a mesh; return whether it has to be given up."""
+        """Check the members of a mesh; return whether it has to be given up."""
         moved = sum(member.report.moved for member in there)
         if moved != self._moved or not all(member.waits for member in there):
             self._moved, self._since = moved, now
@@ -135,31 +233,82 @@ class Standstill:
 
 
 class Quarrels:
-    """Pairs of members whose connection breaks again and again, and who breaks off without a reason."""
+    """Members whose connections break again and again, and who breaks off without a reason.
+
+    What members say of one another counts from mesh to mesh, until an operation is done. Whoever only sees a connection
+    end may see that a third member has hung up because of a fourth: that weighs less, and nothing once somebody is
+    lost.
+    """
 
     def __init__(self) -> None:
-        self._strikes: Counter[frozenset[int]] = Counter()
+        self._mute: Counter[int] = Counter()
+        self._stated, self._ended = _Accusations(), _Accusations()
+        """With what came over the connection, and without."""
+        self._ranks: set[int] = set()
         self._stood = 0
 
     def broken_by(self, member: Member, mesh: Iterable[int]) -> None:
-        """A mesh ends because of what a member reports."""
+        """Note that a mesh ends because of a member's report."""
         if member.report.lost not in set(mesh) - {member.rank}:
-            self._strikes[frozenset((member.rank,))] += 1
+            self._mute[member.rank] += 1
 
     def noted(self, live: Sequence[Member]) -> Verdict | None:
         """A mesh is given up: return who has to go, and why, where it failed :data:`_MOST_STRIKES` times by the same
-        two without an operation in between. It is whom most accuse; where both do, the higher rank."""
+        two without an operation in between, or :data:`_MOST_ENDS` times if nobody says more than that a connection
+        ended."""
         stood, self._stood = self._stood, max(member.report.full for member in live)
+        before, self._ranks = self._ranks, {member.rank for member in live}
         if self._stood > stood:
-            self._strikes.clear()
-        ranks = {member.rank for member in live}
-        accusing = [m for m in live if m.report.lost is not None and m.report.lost in ranks - {m.rank}]
-        accused = Counter(member.report.lost for member in accusing)
-        self._strikes.update({frozenset((m.rank, m.report.lost or 0)) for m in accusing})
-        worst = next((who for who, strikes in self._strikes.items() if strikes >= _MOST_STRIKES and who <= ranks), None)
-        if worst is None:
-            return None
-        self._strikes.clear()
-        rank = max(worst, key=lambda one: (accused[one], one))
-        told = (m.report.why for m in live if m.report.why and (m.report.lost == rank or worst == {m.rank}))
-        return rank, next(told, "its connections break")
+            self._clear()
+        if self._ranks != before:
+            self._ended = _Accusations()
+        accusing = [m for m in live if m.report.lost is not None and m.report.lost in self._ranks - {m.rank}]
+        self._stated.add([m for m in accusing if not m.report.hung_up])
+        self._ended.add([m for m in accusing if m.report.hung_up])
+        for member in live:
+            if self._mute[member.rank] >= _MOST_STRIKES:
+                self._clear()
+                return member.rank, member.report.why or _BREAKS
+        found = self._stated.worst(self._ranks, _MOST_STRIKES) or self._ended.worst(self._ranks, _MOST_ENDS)
+        if found is not None:
+            self._clear()
+        return found
+
+    def _clear(self) -> None:
+        self._mute.clear()
+        self._stated, self._ended = _Accusations(), _Accusations()
+
+
+class _Accusations:
+    """Of members by others, in all meshes since an operation was done last."""
+
+    def __init__(self) -> None:
+        self._strikes: Counter[frozenset[int]] = Counter()
+        """Meshes that a pair has broken."""
+        self._accusers: dict[int, Counter[int]] = {}
+        self._why: dict[int, str] = {}
+
+    def add(self, accusing: Sequence[Member]) -> None:
+        """Take in what members say about the end of one mesh."""
+        pairs = [(member.rank, member.report.lost or 0, member.report.why) for member in accusing]
+        self._strikes.update({frozenset((rank, lost)) for rank, lost, _ in pairs})
+        for rank, lost, why in pairs:
+            self._accusers.setdefault(lost, Counter())[rank] += 1
+            self._why[lost] = why
+
+    def worst(self, ranks: set[int], most: int) -> Verdict | None:
+        """Return who of a pair with so many strikes has to go: whom most accuse, or more often; where that is not to be
+        told, after twice as many strikes, the higher rank."""
+        for pair, strikes in self._strikes.items():
+            if strikes < most or not pair <= ranks:
+                continue
+            guilt = {one: self._guilt(one, ranks) for one in pair}
+            if len(set(guilt.values())) > 1 or len(ranks) < 3 or strikes >= 2 * most:
+                rank = max(pair, key=lambda one: (guilt[one], one))
+                return rank, self._why.get(rank) or _BREAKS
+        return None
+
+    def _guilt(self, rank: int, ranks: set[int]) -> tuple[int, int]:
+        """Return how many accuse a member, and how often."""
+        accusers = [times for one, times in self._accusers.get(rank, {}).items() if one in ranks]
+        return len(accusers), sum(accusers)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import psutil
+
 Address = tuple[str, int]
 How = Literal["dialled", "came", "relayed"]
 
@@ -36,9 +38,14 @@ class Answer:
 
 
 class Ways:
-    """What this end remembers of the ways to its peers, from one group to the next. Thread-safe."""
+    """What this end remembers of the ways to its peers, from one group to the next. Thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        clock: gives the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._failed: dict[tuple[int, Address], float] = {}
         self._found: dict[tuple[int, int], tuple[How, float]] = {}
@@ -49,12 +56,12 @@ class Ways:
             return sorted(dict.fromkeys(addresses), key=lambda one: (peer, one) in self._lately())
 
     def failed(self, peer: int, address: Address) -> None:
-        """An address did not answer, was slower than a later one, or somebody else answered there."""
+        """Note that an address did not answer, was slower than a later one, or belongs to another machine."""
         with self._lock:
-            self._failed = {**self._lately(), (peer, address): time.monotonic()}
+            self._failed = {**self._lately(), (peer, address): self._clock()}
 
     def worked(self, peer: int, address: Address) -> None:
-        """An address is as good as any other again."""
+        """Note that an address works again."""
         with self._lock:
             self._failed.pop((peer, address), None)
 
@@ -62,17 +69,17 @@ class Ways:
         """Remember how a direction came to be; after some minutes all ways are tried as if nothing were known."""
         with self._lock:
             before, since = self._found.get((peer, direction), (how, 0.0))
-            if before != how or since + _KNOWN_FOR < time.monotonic():
-                self._found[peer, direction] = how, time.monotonic()
+            if before != how or since + _KNOWN_FOR < self._clock():
+                self._found[peer, direction] = how, self._clock()
 
     def lately(self, peer: int, direction: int) -> How | None:
         """Return how a direction came to be in the last minutes."""
         with self._lock:
             how, since = self._found.get((peer, direction), (None, 0.0))
-            return how if since + _KNOWN_FOR >= time.monotonic() else None
+            return how if since + _KNOWN_FOR >= self._clock() else None
 
     def _lately(self) -> dict[tuple[int, Address], float]:
-        oldest = time.monotonic() - _FORGIVEN_AFTER
+        oldest = self._clock() - _FORGIVEN_AFTER
         return {key: since for key, since in self._failed.items() if since > oldest}
 
 
@@ -161,3 +168,10 @@ def _start(address: Address, failed: Callable[[Address, str], None]) -> socket.s
     connection.close()
     failed(address, os.strerror(error_number))
     return None
+
+
+def interface_at(address: str) -> str:
+    """Return the network interface of this machine that has a literal address; empty: none has."""
+    plain = address.partition("%")[0].removeprefix("::ffff:")
+    places = ((name, one.address.partition("%")[0]) for name, all_of in psutil.net_if_addrs().items() for one in all_of)
+    return next((name for name, own in places if own == plain), "")

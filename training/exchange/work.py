@@ -62,7 +62,7 @@ class MusterWork(dist.Work):
         self._future: Future[Any] = _Future()
 
     def then(self, delivery: Callable[[], object]) -> MusterWork:
-        """Have ``delivery`` done when all parts are complete."""
+        """Call ``delivery`` when all parts are complete."""
         self._deliveries.append(delivery)
         return self
 
@@ -73,7 +73,7 @@ class MusterWork(dist.Work):
         return self
 
     def part_ended(self, error: Exception | None) -> None:
-        """One part is complete."""
+        """Note that one part is complete."""
         with self._lock:
             self._error = self._error or error
             self._left -= 1
@@ -101,16 +101,17 @@ class MusterWork(dist.Work):
             )
         if self._error is not None:
             raise RuntimeError(self._told(str(self._error))) from self._error
+        self._future.wait()  # the thread of a link is about to set it: its value may be asked for now
         return True
 
     def _told(self, what: str) -> str:
         return f"{BACKEND}: {self._name}: {what}" if self._name else f"{BACKEND}: {what}"
 
     def is_completed(self) -> bool:
-        return self._ended.is_set()
+        return self._future.done()
 
     def is_success(self) -> bool:
-        return self._ended.is_set() and self._error is None
+        return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:
         return self._error

@@ -1,13 +1,20 @@
-"""The formats a model is exported to: for whom, with which packages, in which precisions. Loads nothing heavy."""
+"""The formats a model is exported to: for whom, with which packages, in which precisions; and what is
+exported: a model's folder and the run it came from. Loads nothing heavy."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 from profiles.errors import BadInput
-from training.run_metadata import versions_of
+from training.plan import RunMetadata, read_metadata, versions_of
+from training.run_files import sha256
+from training.runs import find_model
 
 
 @dataclass(frozen=True)
@@ -27,8 +34,6 @@ class Format:
     """Modules that the check listens with."""
     extra: str = ""
     """Name of the extra in ``pyproject.toml`` that brings both."""
-    speech_only: bool = True
-    """Whether only a Whisper can be exported to it."""
 
     @property
     def lacking(self) -> tuple[str, ...]:
@@ -54,7 +59,7 @@ class Format:
 FORMATS = {
     found.name: found
     for found in (
-        Format("hf", "transformers, and all that open a model of the hub", ("float16", "bfloat16"), speech_only=False),
+        Format("hf", "transformers, and all that open a model of the hub", ("float16", "bfloat16")),
         Format(
             "ctranslate2",
             "faster-whisper, whisper-ctranslate2",
@@ -116,3 +121,72 @@ def versions(found: Format) -> dict[str, str]:
 
 def _lacking(modules: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(module for module in modules if importlib.util.find_spec(module) is None)
+
+
+_WEIGHTS = (".safetensors", ".bin")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model as it was saved."""
+
+    folder: Path
+    run: RunMetadata | None
+    """The run that made it; ``None`` for a folder of its own."""
+
+    @property
+    def name(self) -> str:
+        """What it is called: the profile of its run, or its folder."""
+        return self.run.profile if self.run else self.folder.resolve().name
+
+    @cached_property
+    def adapter(self) -> bool:
+        """Whether the folder holds adapters alone."""
+        return not (self.folder / "config.json").is_file() and (self.folder / "adapter_config.json").is_file()
+
+    @property
+    def base(self) -> str:
+        """The model it was made from: a hub name or a folder; empty if nobody knows.
+
+        Raises:
+            BadInput: of adapters, whose folder does not say it.
+        """
+        if self.adapter:
+            from training.tasks.whisper.checkpoint import base_of  # takes seconds
+
+            return base_of(self.folder)
+        model = self._section("model")
+        return "" if model.get("from_scratch") else str(model.get("model_path") or "")
+
+    def setting(self, section: str, name: str) -> Any:
+        """Return what its run was told; ``None`` without one."""
+        return self._section(section).get(name)
+
+    @property
+    def dataset(self) -> str:
+        """The data set of its run; empty without one."""
+        return str(self._section("data").get("dataset_path") or "")
+
+    @property
+    def text_column(self) -> str:
+        return str(self._section("data").get("text_column") or "")
+
+    def _section(self, name: str) -> Mapping[str, Any]:
+        found = self.run.config.get(name) if self.run else None
+        return found if isinstance(found, dict) else {}
+
+    def weights(self) -> dict[str, str]:
+        """Return SHA-256 of the files with its weights, by name."""
+        files = sorted(path for path in self.folder.iterdir() if path.suffix in _WEIGHTS and path.is_file())
+        return {path.name: sha256(path) for path in files}
+
+
+def find_source(output: Path, reference: str) -> ModelSource:
+    """Return the model that ``reference`` means, as ``find_model`` takes it.
+
+    Raises:
+        BadInput: nothing fits, or the run has no model.
+    """
+    folder = find_model(output, reference)
+    has_run = folder.name == "model" and (folder.parent / "metadata.json").is_file()
+    return ModelSource(folder, read_metadata(folder.parent) if has_run else None)

@@ -132,7 +132,7 @@ def _judge_group(recordings: Sequence[Recording], indices: Sequence[int], faults
     for position, index in enumerate(indices):
         if not one_text:
             other = recordings[first if position != first else (first + 1) % len(indices)]
-            faults[index] = Fault(Reason.CONTRADICTION, f"the same sound as {other.id}, another text somewhere")
+            faults[index] = Fault(Reason.CONTRADICTION, f"the same sound as {other.id}, with another text")
         elif position != first:
             faults[index] = Fault(Reason.DUPLICATE, f"the same sound and text as {recordings[first].id}")
 

@@ -21,8 +21,8 @@ from training.recordings.recording import (
     names_in,
     one_line,
     recording_of,
-    split_named,
 )
+from training.tasks.speech_clips import split_named
 from training.tasks.tables import JSON_LINES, Row, read_table
 
 _PEEK = 2**16  # characters of the first line that are looked at

@@ -21,8 +21,7 @@ from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 import certifi
 
-from profiles.counts import counted
-from profiles.errors import BadInput
+from profiles.errors import BadInput, counted
 from training.recordings.recording import Reason, Unusable
 
 _BLOCK = 2**16
@@ -157,7 +156,7 @@ class Fetcher:
                 if count > limit:
                     raise _too_large(limit)
                 if time.monotonic() > deadline:
-                    raise Unusable(Reason.DOWNLOAD, f"not there after {self._limits.file_seconds:.0f} s", may_pass=True)
+                    raise Unusable(Reason.DOWNLOAD, f"not done after {self._limits.file_seconds:.0f} s", may_pass=True)
                 try:
                     file.write(block)
                 except OSError as error:

@@ -27,9 +27,8 @@ from training.recordings.recording import (
     names_in,
     one_line,
     recording_of,
-    split_named,
 )
-from training.tasks.speech_clips import FileSource, find_text_column
+from training.tasks.speech_clips import FileSource, find_text_column, split_named
 from training.tasks.speech_dataset import looks_like_path
 from training.tasks.tables import JSON_LINES, Row, Table, check_size, read_table
 
@@ -256,7 +255,7 @@ def kind_of(source: str, named: str = "") -> str:
     if not source:
         raise BadInput("no source was given", _GIVE)
     if named and named not in READERS:
-        raise BadInput(f"no kind {named!r} of source", f"known: {', '.join(READERS)}")
+        raise BadInput(f"unknown kind of source: {named!r}", f"known: {', '.join(READERS)}")
     path = Path(source).expanduser()
     is_elsewhere = named in ("hub", "bigquery") if named else source.startswith(BIGQUERY)
     must_be_here = named or looks_like_path(source) or path.suffix.lower() in ENDINGS

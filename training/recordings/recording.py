@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 import stat
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiles.errors import BadInput
-from training.tasks.speech_clips import SPLITS, TEXT_COLUMNS, FileSource
+from training.tasks.speech_clips import SPLITS, TEXT_COLUMNS, FileSource, split_named
 from training.tasks.tables import Row, Table, as_stored
 
 if TYPE_CHECKING:
@@ -167,15 +167,20 @@ def names_in(table: Table, request: Request) -> Names:
         BadInput: no column with recordings or none with transcripts, or one that was named is not there.
     """
     columns = request.columns
-    there = set(table.columns)
     speaker = table.column((columns.speaker,), "speakers", "--speaker-column") if columns.speaker else ""
     return Names(
         table.column((columns.audio,) if columns.audio else AUDIO, "recordings", "--audio-column"),
         table.column((columns.text,) if columns.text else TEXT, "transcripts", "--text-column"),
-        speaker or next((name for name in SPEAKER if name in there), ""),
-        next((name for name in LANGUAGE if name in there), ""),
-        next((name for name in OFFSET if name in there), ""),
+        speaker or _first(SPEAKER, table.columns),
+        _first(LANGUAGE, table.columns),
+        next((name for name in OFFSET if name in table.columns), ""),
     )
+
+
+def _first(names: Sequence[str], columns: Iterable[str]) -> str:
+    """Return the column with the first of ``names``, in capitals or not; empty if there is none."""
+    there = {**{column.lower(): column for column in columns}, **{column: column for column in columns}}
+    return next((there[name] for name in names if name in there), "")
 
 
 def recording_of(
@@ -213,12 +218,6 @@ def recording_of(
         duration=duration,
         fault=fault,
     )
-
-
-def split_named(name: str) -> str:
-    """Return the split that ``name`` stands for; empty if it stands for none."""
-    lowered = name.lower()
-    return next((split for split, names in SPLITS.items() if lowered in names), "")
 
 
 def shown(cell: str) -> str:

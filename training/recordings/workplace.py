@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from profiles.counts import counted
-from profiles.errors import BadInput
+from profiles.errors import BadInput, counted
 from training.recordings.checks import Measures
 from training.recordings.recording import Fault, Reason, Recording
 from training.run_files import explain, write_whole
@@ -79,20 +78,17 @@ def open_workplace(folder: Path, origin: Origin) -> Iterator[Workplace]:
             raise BadInput(f"{folder}: holds something that 'prepare' has not made", _ELSEWHERE)
         for path in (place.own, place.audio):
             path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(place.own / "lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout as error:
-            hint = "wait until it has ended, or stop it with Ctrl-C"
-            raise BadInput(f"{folder}: another process is preparing recordings there", hint) from error
-        try:
+        with FileLock(place.own / "lock", timeout=0):
             _keep_to_origin(place, origin)
             shutil.rmtree(place.partial, ignore_errors=True)  # left by a process that was killed: the lock is ours
             place.partial.mkdir()
-            yield place
-        finally:
-            shutil.rmtree(place.partial, ignore_errors=True)
-            lock.release()
+            try:
+                yield place
+            finally:
+                shutil.rmtree(place.partial, ignore_errors=True)
+    except Timeout as error:
+        hint = "wait until it has ended, or stop it with Ctrl-C"
+        raise BadInput(f"{folder}: another process is preparing recordings there", hint) from error
     except OSError as error:
         message, _ = explain(error, folder)
         raise BadInput(message, _ELSEWHERE) from error

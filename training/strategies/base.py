@@ -15,9 +15,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from profiles.declarations import Section
+from profiles.errors import BadInput
 from profiles.schema import StrategySettings
 from training.events import SyncEvent
 from training.exchange.base import Exchange, Traffic
@@ -27,14 +28,24 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from training.strategies.arrivals import Place
+
 
 def sync_event(
-    traffic: Traffic, round_: int, members: Sequence[int], weight_hash: str, drift: float | None
+    traffic: Traffic,
+    round_: int,
+    members: Sequence[int],
+    weight_hash: str,
+    drift: float | None,
+    delta_norm: float | None = None,
+    correlation: float | None = None,
 ) -> SyncEvent:
-    """Return what a synchronisation that took this traffic tells; the trainer adds the step.
+    """Return what a synchronisation that took this traffic tells; the trainer adds step and compression.
 
     Args:
         drift: see :class:`~training.events.SyncEvent`.
+        delta_norm: likewise.
+        correlation: likewise; of weights that do not differ it is 1.
     """
     return SyncEvent(
         step=0,
@@ -46,7 +57,12 @@ def sync_event(
         members=list(members),
         weight_hash=weight_hash,
         drift=drift,
+        delta_norm=delta_norm,
+        correlation=1.0 if drift == 0.0 else correlation,
     )
+
+
+FOR_DIFFERENCES = "is made for differences; what is sent here are weights, which it would spoil"
 
 
 @dataclass(frozen=True)
@@ -60,6 +76,8 @@ class StrategyContext:
     """Takes one line for the person who watches."""
     start: Start = "scratch"
     """What the model is when training begins."""
+    max_grad_norm: float = 0.0
+    """What gradients are clipped to; 0: they are not. For strategies that do it themselves (:attr:`Strategy.clips`)."""
 
 
 class Strategy(ABC):
@@ -76,14 +94,35 @@ class Strategy(ABC):
     """Options of its own, called ``name.option`` in settings; ``context.settings.of(options)`` gives their values."""
     costs: ClassVar[CostModel | None] = None
     """What it costs; ``None``: not known, so that it is only taken where a person asks for it."""
+    merges: ClassVar[Literal["gradients", "weights"]] = "weights"
+    """What members exchange: gradients, which are final after :meth:`gradients`, or weights between two steps."""
+    equal: ClassVar[Literal["always", "synchronised", "never"]] = "synchronised"
+    """When all members hold the same weights, bit for bit: after every step, where :attr:`synchronised` is true, or
+    nowhere but in :meth:`consensus`."""
+    updates: ClassVar[bool] = False
+    """Whether it is the optimizer as well: :meth:`gradients` leaves the step itself, which is made by the learning
+    rate, with decoupled weight decay. What it finds in ``p.grad`` is clipped already."""
     is_usual: ClassVar[bool] = False
     """Whether it is the one for workers between whom links cost nothing, and for one machine alone."""
 
     @classmethod
+    def only_own_codecs(cls, settings: StrategySettings) -> str:
+        """Return why no codec but those of its costs goes with these settings, as words after ``codec = NAME``; empty:
+        others do too."""
+        return ""
+
+    @classmethod
     def codec(cls, settings: StrategySettings) -> str:
-        """Return the name of the codec: the one that is set, or its own."""
-        own = cls.costs.codecs[0] if cls.costs is not None else "fp32"
-        return own if settings.codec == "auto" else settings.codec
+        """Return the name of the codec: the one that is set, or its own.
+
+        Raises:
+            BadInput: see :meth:`only_own_codecs`.
+        """
+        own = cls.costs.with_options(settings).codecs if cls.costs is not None else ("fp32",)
+        name = own[0] if settings.codec == "auto" else settings.codec
+        if name not in own and (why := cls.only_own_codecs(settings)):
+            raise BadInput(f"codec = {name} {why}", f"one of {', '.join(own)}, or auto")
+        return name
 
     @classmethod
     def rhythm(cls, settings: StrategySettings) -> Rhythm:
@@ -95,13 +134,38 @@ class Strategy(ABC):
         """Return settings with which synchronisations are at most ``interval`` steps apart, to try them out."""
         return settings
 
+    @classmethod
+    def stretch(cls, settings: StrategySettings) -> int:
+        """Return how many steps of the run members make at their own pace until they meet, at most; 0: all make the
+        same steps, one after another."""
+        return 0
+
     def __init__(self, context: StrategyContext) -> None:
         self.context = context
+
+    def use(self, optimizer: torch.optim.Optimizer) -> None:
+        """Get to know the optimizer that makes the steps, before :meth:`attach`: a strategy may take away the state of
+        weights that this member does not step, and bring it from where it is."""
 
     @abstractmethod
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
         """Take hold of the trainable parameters. They are equal on all members where a run begins; a partial strategy
         may be attached to others after a resume, or as a newcomer."""
+
+    def begin_stretch(self, begin: int, end: int, owners: Sequence[int]) -> None:
+        """Members begin to train at their own pace, all together, with a :meth:`stretch`: each makes the steps that
+        :attr:`places` names, and where it names none all have met, and :attr:`synchronised` is true.
+
+        Args:
+            begin: steps of the run before it.
+            end: steps of the run after it.
+            owners: ranks among whom the samples of a step are divided.
+        """
+
+    @property
+    def places(self) -> Sequence[Place]:
+        """What this member trains on in the next steps of a stretch, as far as it is known."""
+        return ()
 
     def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
         """A step begins.
@@ -121,7 +185,21 @@ class Strategy(ABC):
         """
 
     def gradients(self) -> None:
-        """Make ``p.grad`` final before clipping and the optimizer."""
+        """Make ``p.grad`` final: before clipping, but for :attr:`updates`, and before the optimizer."""
+
+    @property
+    def clips(self) -> bool:
+        """Whether :meth:`gradients` clips, each member's own gradient; the caller does not, then."""
+        return False
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """The norm of this step's whole gradient, after :meth:`gradients`, without the loss scale.
+
+        ``None``: this member holds all of it, and everybody can see. Where the strategy clips it is that of this
+        member's own gradient before that, ``None`` if nothing is clipped.
+        """
+        return None
 
     @property
     def steps_to_average(self) -> int | None:
@@ -144,6 +222,10 @@ class Strategy(ABC):
     def synchronised(self) -> bool:
         """Whether members stand at a synchronisation point: all after the same step, with no exchange under way and no
         step of their own since the last one. The answer is the same on all; the weights need not be."""
+
+    def meets(self, report: SyncEvent | None) -> bool:
+        """Whether members meet after the step that ended with this report: they evaluate, and newcomers begin."""
+        return self.synchronised or report is not None
 
     @property
     @abstractmethod

@@ -16,6 +16,10 @@ from training.strategies.costs import Compute, CostModel, Course, Learning, Rhyt
 T = TypeVar("T")
 
 MOST_RHYTHMS = 1000
+_STATED = (
+    "codecs", "automatic", "aside", "exact", "vectors", "on_device", "gathers", "waits", "group",
+    "interval_option", "merge_ns", "sources",
+)  # fmt: skip
 
 
 class CheckedCosts(CostModel):
@@ -32,17 +36,17 @@ class CheckedCosts(CostModel):
 
     def __init__(self, stated: CostModel, name: str) -> None:
         self._stated, self._name = stated, name
-        for part in ("codecs", "exact", "vectors", "on_device", "interval_option", "merge_ns", "sources"):
+        for part in _STATED:
             setattr(self, part, getattr(stated, part))
         for codec in self.codecs:
             self._asked("codecs", partial(codec_by_name, codec), lambda _: True, "")
         self._asked("codecs", lambda: self.codecs, bool, "none")
-        for part in ("vectors", "merge_ns"):
+        for part in ("vectors", "merge_ns", "group"):
             self._asked(part, partial(getattr, self, part), _is_amount, "no finite number of at least 0")
 
     def _asked(self, part: str, ask: Callable[[], T], is_right: Callable[[T], bool], wrong: str) -> T:
         where = f"strategy '{self._name}': its costs cannot be used: {part}"
-        hint = f"correct its cost model, or set costs = None: then '{self._name}' is taken where a person asks for it"
+        hint = f"correct its cost model, or set costs = None: then '{self._name}' is used only when it is asked for"
         try:
             found = ask()
             right = is_right(found)
@@ -53,8 +57,15 @@ class CheckedCosts(CostModel):
             raise BadInput(f"{where} gives {found}: {wrong}", hint)
         return found
 
+    def with_options(self, settings: Owning) -> CostModel:
+        stated = self._asked("with_options", lambda: self._stated.with_options(settings), lambda _: True, "")
+        return self if stated is self._stated else CheckedCosts(stated, self._name)
+
     def elements(self, trainable: int) -> int:
         return self._asked("elements", lambda: self._stated.elements(trainable), _is_amount, "no number of parameters")
+
+    def longest(self, trainable: int) -> int:
+        return self._asked("longest", lambda: self._stated.longest(trainable), _is_amount, "no number of parameters")
 
     def rhythms(self, course: Course) -> Iterator[Rhythm]:
         def some() -> list[Rhythm]:

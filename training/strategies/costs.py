@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from profiles.declarations import Owning
+from training.exchange.codecs import codec_by_name
 
 if TYPE_CHECKING:
     from profiles.schema import Profile
@@ -55,6 +56,8 @@ class Course:
     """What the model is when training begins."""
     lora: bool = False
     codec: str = "fp32"
+    texts: bool = False
+    """Whether it is a language model."""
 
     def rounds(self, rhythm: Rhythm) -> int:
         """Return how many exchanges there will be, one at least."""
@@ -87,24 +90,42 @@ class Learning:
 class CostModel:
     """What a strategy costs. As it stands: all trainable parameters in every step, exact, and nothing hides it."""
 
-    codecs: ClassVar[tuple[str, ...]] = ("fp32", "bf16")
+    codecs: tuple[str, ...] = ("fp32", "bf16")
     """What it may send; its own first."""
+    automatic: ClassVar[bool] = True
+    """Whether ``strategy = auto`` may choose it: its loss was measured. Others are predicted where a person asks."""
+    aside: ClassVar[str] = "what it costs in loss is not known"
+    """Why ``strategy = auto`` may not, where that is so."""
     exact: ClassVar[bool] = True
     """Whether it equals one machine with the joint batch, but for what the codec loses."""
-    vectors: ClassVar[int] = 1
+    vectors: int = 1
     """Vectors of all trainable parameters in fp32 that it keeps beside the optimizer."""
     on_device: ClassVar[bool] = True
     """Whether they are in the memory of the device that trains, or in the processor's."""
-    interval_option: ClassVar[str] = ""
+    gathers: ClassVar[bool] = False
+    """Whether every member sends what it has to every other one, and not to those who average it."""
+    waits: ClassVar[bool] = True
+    """Whether a member waits for slower ones; if not, a step of the group takes the mean of their paces."""
+    group: int = 0
+    """How many members exchange with each other at once, each time others; 0: all do."""
+    interval_option: str = ""
     """The option that holds the steps between exchanges, where a person may choose them."""
     merge_ns: ClassVar[float] = 0.0
     """Nanoseconds of one core for a trainable parameter at an exchange, that nothing hides."""
     sources: ClassVar[Mapping[str, str]] = {}
     """Where the figures of :meth:`learning` are from, in a line each."""
 
+    def with_options(self, settings: Owning) -> CostModel:
+        """Return the costs with these options of the strategy; as they stand, whatever the options are."""
+        return self
+
     def elements(self, trainable: int) -> int:
         """Return how many parameters one exchange carries."""
         return trainable
+
+    def longest(self, trainable: int) -> int:
+        """Return the elements of the longest vector that is exchanged at once."""
+        return self.elements(trainable)
 
     def rhythms(self, course: Course) -> Iterator[Rhythm]:
         """Yield the rhythms to choose from; none where the strategy makes no sense in this run."""
@@ -129,6 +150,22 @@ class CostModel:
     def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
         """Return the options that a plan with this rhythm sets, by name."""
         return {}
+
+
+INTERVALS = (5, 10, 20, 30, 50, 100, 200, 500)
+"""Steps between two exchanges of weights that a plan chooses from."""
+FEWEST_ROUNDS = 3
+"""With fewer nothing was measured."""
+LORA_INTERVAL = 20
+"""The mean of two adapters is not the adapter of the mean, and the difference grows with the interval."""
+
+
+def intervals(course: Course) -> Iterator[int]:
+    """Yield the :data:`INTERVALS` with which a run that merges weights has rounds enough."""
+    fewest = max(FEWEST_ROUNDS, codec_by_name(course.codec).fewest_rounds)
+    for interval in INTERVALS:
+        if course.steps // interval >= fewest and not (course.lora and interval > LORA_INTERVAL):
+            yield interval
 
 
 def interpolate(table: Mapping[int, float], x: float) -> float:

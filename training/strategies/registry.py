@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TypeVar
 
-from profiles.declarations import declare, import_all, withdraw
-from profiles.errors import BadInput
+from profiles.declarations import Owning, declare, declare_form, forms, import_all, withdraw
+from profiles.errors import BadInput, where_it_failed
 from profiles.options import hint_for
+from profiles.schema import StrategySettings
 from training.exchange.codecs import one_of_each
 from training.strategies.base import Strategy
 from training.strategies.checked_costs import CheckedCosts
@@ -16,9 +20,31 @@ from training.strategies.costs import BATCH_SOURCE, CostModel
 
 S = TypeVar("S", bound=Strategy)
 
-_PARTS = ("base", "checked_costs", "costs", "registry", "weights")
+_PARTS = (
+    "arrival_rounds",
+    "arrivals",
+    "averaging",
+    "base",
+    "checked_costs",
+    "compressors",
+    "costs",
+    "fragments",
+    "gradients",
+    "islands",
+    "merged_part",
+    "outer",
+    "outer_costs",
+    "outer_strategy",
+    "permutation",
+    "rda",
+    "registry",
+    "weights",
+)
 """Files of this folder that hold no strategy."""
+ENTRY_POINTS = "muster.strategies"
+"""The group in which an installed package names its strategies."""
 _known: dict[str, type[Strategy]] = {}
+_installed: dict[str, str] = {}
 
 
 def register(strategy: type[S]) -> type[S]:
@@ -35,17 +61,79 @@ def register(strategy: type[S]) -> type[S]:
 def forget(name: str) -> None:
     """Take a strategy out again."""
     del _known[name]
+    _installed.pop(name, None)
     withdraw("strategy", name)
+
+
+@dataclass(frozen=True)
+class Form:
+    """Texts that mean a strategy without being the name of one."""
+
+    written: str
+    """How they look, in lists."""
+    matches: Callable[[str], bool]
+    check: Callable[[str], str]
+    """Returns the text as it is kept; raises BadInput for one that cannot be used. Runs nobody's code."""
+    make: Callable[[str], type[Strategy]]
+    """Returns the class, or raises BadInput."""
+
+
+_forms: list[Form] = []
+
+
+def register_form(form: Form) -> None:
+    """Make a form known: a strategy is then what its text says."""
+
+    def accepts(text: str) -> bool:
+        if form.matches(text):
+            form.check(text)
+            return True
+        return False
+
+    declare_form("strategy", form.written, accepts)
+    _forms.append(form)
+
+
+def _form_of(text: str) -> Form | None:
+    load()
+    return next((form for form in _forms if form.matches(text)), None)
 
 
 @functools.cache
 def load() -> None:
-    """Import every strategy of this folder.
+    """Import every strategy of this folder, and those of installed packages (entry points ``muster.strategies``).
 
     Raises:
         BadInput: one of them cannot be imported.
     """
     import_all(Path(__file__).parent, __package__, besides=_PARTS)
+    for point in entry_points(group=ENTRY_POINTS):
+        register_installed(point)
+
+
+def register_installed(point: EntryPoint) -> None:
+    """Make the strategy of an installed package known.
+
+    Raises:
+        BadInput: it cannot be imported, or is no strategy of a new name.
+    """
+    package = point.dist.name if point.dist is not None else point.module
+    where, hint = f"package {package}: its strategy '{point.name}' cannot be used", "repair the package, or remove it"
+    try:
+        found = point.load()
+        if not (isinstance(found, type) and issubclass(found, Strategy)):
+            raise TypeError(f"{point.value} is no Strategy")
+        if _known.get(found.name) is not found:
+            register(found)
+    except Exception as error:  # code of somebody's own may raise anything
+        raise BadInput(f"{where}: {where_it_failed(error)}", hint) from error
+    _installed[found.name] = point.value
+
+
+def installed() -> dict[str, str]:
+    """Return the strategies of installed packages by name, as ``module:Class``: other machines may lack them."""
+    load()
+    return dict(_installed)
 
 
 def strategies() -> dict[str, type[Strategy]]:
@@ -55,14 +143,16 @@ def strategies() -> dict[str, type[Strategy]]:
 
 
 def check_strategy(name: str) -> str:
-    """Return ``name`` if it is a known strategy.
+    """Return ``name``, as it is kept, if it means a strategy.
 
     Raises:
         BadInput: unknown; names the nearest known one.
     """
+    if (form := _form_of(name)) is not None:
+        return form.check(name)
     if name not in strategies():
-        hint = hint_for(name, strategies(), f"known strategies: {', '.join(strategies())}")
-        raise BadInput(f"unknown strategy '{name}'", hint)
+        known = forms("strategy")
+        raise BadInput(f"unknown strategy '{name}'", hint_for(name, known, f"known strategies: {', '.join(known)}"))
     return name
 
 
@@ -72,17 +162,28 @@ def strategy_class(name: str) -> type[Strategy]:
     Raises:
         BadInput: see :func:`check_strategy`.
     """
-    return strategies()[check_strategy(name)]
+    form = _form_of(name)
+    return form.make(name) if form is not None else strategies()[check_strategy(name)]
 
 
-def cost_model(name: str) -> CostModel | None:
+def stretch_of(settings: StrategySettings) -> int:
+    """Return :meth:`Strategy.stretch`; 0 where it is a person's own strategy, whose code not everybody runs."""
+    return 0 if settings.own_strategy else strategy_class(settings.strategy).stretch(settings)
+
+
+def cost_model(name: str, settings: Owning | None = None) -> CostModel | None:
     """Return what a strategy costs; ``None`` where that is not known, or the strategy is not.
+
+    Args:
+        settings: with the strategy's own options; ``None``: their defaults.
 
     Raises:
         BadInput: what it states cannot be.
     """
-    found = strategies().get(name)
-    return _checked(found) if found is not None else None
+    if name not in strategies() and _form_of(name) is None:
+        return None
+    found = _checked(strategy_class(name))
+    return found if found is None or settings is None else found.with_options(settings)
 
 
 @functools.cache

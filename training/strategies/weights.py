@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from profiles.errors import RunFailed
-from training.exchange.base import Exchange, ExchangeError
-from training.exchange.codecs import Codec, all_finite
+from training.exchange.base import Exchange, ExchangeError, MeanResult
+from training.exchange.codecs import Codec, all_finite, codec_by_name
 from training.exchange.staging import to_host
 from training.lazy import lazy
 
@@ -41,6 +44,56 @@ def unflatten_into(parameters: Sequence[torch.Tensor], values: torch.Tensor) -> 
             part = values[offset : offset + parameter.numel()]
             parameter.copy_(part.view_as(parameter))
             offset += parameter.numel()
+
+
+class Differences(NamedTuple):
+    """How a member's flat vector differs from a mean; the names are those of :class:`~training.events.SyncEvent`."""
+
+    drift: float
+    delta_norm: float
+    correlation: float | None
+    """``None``: one of the two is constant."""
+
+
+NOT_COMPARED = (None, None, None)
+
+
+def differences(own: torch.Tensor, mean: torch.Tensor, out: torch.Tensor | None = None) -> Differences:
+    """Compare flat vectors; ``out`` takes their difference and may be ``own``.
+
+    From ``2 cov(a, b) = var(a) + var(b) - var(a - b)``, which is exact where the two are nearly equal.
+    """
+    if not own.numel():
+        return Differences(0.0, 0.0, None)
+
+    def spread(vector: torch.Tensor) -> tuple[float, float]:
+        norm, total = float(torch.linalg.vector_norm(vector)), float(vector.sum(dtype=torch.float64))
+        return norm, norm * norm - total * total / vector.numel()
+
+    (_, one), (_, other) = spread(own), spread(mean)
+    apart = torch.sub(own, mean, out=out)
+    norm, rest = spread(apart)
+    scale = math.sqrt(max(0.0, one) * max(0.0, other))
+    correlation = min(1.0, max(-1.0, (one + other - rest) / (2 * scale))) if scale else None
+    return Differences(float(torch.linalg.vector_norm(apart, math.inf)), norm, correlation)
+
+
+def mean_of_all(own: torch.Tensor, exchange: Exchange, name: str) -> MeanResult:
+    """Return the plain mean of all members' flat vectors; this member's ``own`` where nobody has one to give."""
+    result = exchange.mean(name, own, 1.0, codec_by_name("fp32"))
+    return result if result.weight else replace(result, mean=own)
+
+
+@contextmanager
+def mean_held(parameters: Sequence[torch.Tensor], exchange: Exchange, name: str) -> Iterator[None]:
+    """Hold the plain mean of all members' parameters in them, and this member's own again after it; all do this
+    together."""
+    own = flatten(parameters, torch.device("cpu"))
+    unflatten_into(parameters, mean_of_all(own, exchange, name).mean)
+    try:
+        yield
+    finally:
+        unflatten_into(parameters, own)
 
 
 def weight_hash(values: torch.Tensor) -> str:
@@ -88,7 +141,7 @@ class Refusals:
             self._warn(f"{what} is not finite on this machine; the others continue without this contribution")
 
 
-def unfit_parameter(names: Sequence[str], parameters: Sequence[nn.Parameter], flat: torch.Tensor, codec: Codec) -> str:
+def unfit_parameter(names: Sequence[str], parameters: Sequence[torch.Tensor], flat: torch.Tensor, codec: Codec) -> str:
     """Return the name of the first of the ``parameters`` that make up ``flat`` whose part ``codec`` cannot carry."""
     offset = 0
     for name, parameter in zip(names, parameters, strict=True):
@@ -116,7 +169,7 @@ def taken_from(source: int, flat: torch.Tensor, exchange: Exchange, name: str) -
     mine = own.numpy().tobytes()
     said = exchange.broadcast(name, mine, source, len(mine))
     if len(said) != len(mine):
-        raise ExchangeError(f"member {source} sent a different '{name}' than the others hold")
+        raise ExchangeError(f"member {source} sent another '{name}' than the others hold")
     theirs = torch.frombuffer(bytearray(said), dtype=torch.float32) if said else torch.empty(0)
     if not all_finite(theirs):
         raise ExchangeError(f"member {source} handed over '{name}' with values that are not finite")

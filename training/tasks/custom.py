@@ -6,7 +6,8 @@ give a loss. With one it is called with the inputs, and ``loss(output, target)``
 tuple, or ``target``, ``targets``, ``label`` or ``labels`` of a mapping, a named tuple or an object.
 
 ``model_path`` names a function that takes the profile, or nothing, and returns a :class:`CustomJob`, a mapping with its
-fields, or a tuple of them in their order.
+fields, or a tuple of them in their order. With ``local_data = true`` it may take ``rank`` and ``world_size`` too, and
+return the data of one member.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import safetensors.torch
@@ -27,8 +28,9 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, default_collat
 from profiles.errors import BadInput, MusterError, RunFailed, where_it_failed
 from profiles.schema import Profile
 from training.randomness import seed_everything
-from training.tasks.base import Batch, Progress, SizedDataset, Task
-from training.tasks.user_code import call_factory, find_factory
+from training.tasks.base import Batch, Place, Progress, SizedDataset, Task
+from training.tasks.speech_clips import SPEAKER_COLUMNS
+from training.tasks.user_code import call_factory, find_factory, takes_place
 
 TARGETS = ("target", "targets", "label", "labels")
 
@@ -64,6 +66,7 @@ class CustomTask(Task):
         self.profile = profile
         self.path = profile.model.model_path
         self._factory = factory or find_factory(self.path)
+        self.by_rank = takes_place(self._factory)
         self._built = False
 
     def prepare(self, progress: Progress) -> None:
@@ -77,7 +80,26 @@ class CustomTask(Task):
 
     def _make(self) -> CustomJob:
         seed_everything(self.profile.training.seed)  # the factory makes the weights: the same on every member
-        return run_factory(self._factory, self.path, self.profile)
+        if self.by_rank and not self.profile.data.local_data and self.place.world_size > 1:
+            message = f"{self.path} takes rank or world_size: its data would differ by worker"
+            raise BadInput(message, "set local_data = true, or leave them out")
+        return run_factory(self._factory, self.path, self.profile, self.place)
+
+    def labels(self, of: Literal["label", "speaker"]) -> Sequence[str]:
+        """Read them from the samples, or for a target from ``targets`` of the data set, as torchvision's have it."""
+        known = getattr(self.train, "targets", None) if of == "label" else None
+        if known is not None and len(known) == len(self.train):
+            return [_label(one, index) for index, one in enumerate(known)]
+        look = _target_in if of == "label" else _speaker_in
+        found = []
+        for index in range(len(self.train)):
+            try:
+                sample = self.train[index]
+            except Exception:  # noqa: BLE001 - the user's own code may raise anything; whoever trains on it tells
+                found.append("")
+            else:
+                found.append(_label(look(sample), index))
+        return found
 
     def build_model(self) -> nn.Module:
         if self._built:
@@ -145,14 +167,44 @@ def _first(data: SizedDataset, count: int) -> SizedDataset:
     return cast(SizedDataset, Subset(cast(Any, data), range(count))) if 0 < count < len(data) else data
 
 
-def run_factory(factory: Callable[..., Any], path: str, profile: Profile) -> CustomJob:
-    """Call a factory and check what it returns.
+def _target_in(sample: Any) -> Any:
+    try:
+        return split_target(sample)[1]
+    except RunFailed as error:
+        raise BadInput(str(error), "return (input, target) samples, or set split = global") from error
+
+
+def _speaker_in(sample: Any) -> Any:
+    for name in SPEAKER_COLUMNS:
+        if isinstance(sample, Mapping) and name in sample:
+            return sample[name]
+        if hasattr(sample, name):
+            return getattr(sample, name)
+    hint = f"name it {' or '.join(SPEAKER_COLUMNS)} in a mapping or an object, or set split = label"
+    raise BadInput("samples do not say who speaks", hint)
+
+
+def _label(value: Any, index: int) -> str:
+    """A class as text: one whole number or a text."""
+    try:
+        value = np.asarray(value).item()
+        number = int(value) if not isinstance(value, str) else None
+    except (TypeError, ValueError):
+        number = value = None
+    if value is None or (number is not None and number != value):
+        message = f"sample {index} of the training data has no label to split by: not one whole number or a text"
+        raise BadInput(message, "split = label and dirichlet need classes; set split = global")
+    return str(value if number is None else number)
+
+
+def run_factory(factory: Callable[..., Any], path: str, profile: Profile, place: Place | None = None) -> CustomJob:
+    """Call a factory with what it takes, and check what it returns.
 
     Raises:
         BadInput: it raised, or returned something else than model and data sets.
     """
-    arguments = (profile,) if inspect.signature(factory).parameters else ()
-    return _check(_as_job(call_factory(factory, path, *arguments), path), path)
+    arguments = (profile,) if inspect.signature(factory).parameters.keys() - Place._fields else ()
+    return _check(_as_job(call_factory(factory, path, *arguments, place=place), path), path)
 
 
 def _as_job(made: Any, path: str) -> CustomJob:

@@ -174,7 +174,7 @@ class Difference:
     """2.5 % of the resampled differences are below this one."""
     high: float
     p: float
-    """Two-sided: how often resampling would give the other sign, twice."""
+    """Two-sided: how often resampling would give the other sign, twice; no less than :func:`_least_p`."""
     improves: float
     """Share of the resamples in which the second model is the better one."""
 
@@ -185,8 +185,8 @@ class Difference:
 
     @property
     def shown(self) -> bool:
-        """Whether the interval leaves out 0."""
-        return self.low > 0 or self.high < 0
+        """Whether the interval leaves out 0, and there are enough draws that differ for it to say so."""
+        return (self.low > 0 or self.high < 0) and self.p < 0.05
 
 
 def difference(
@@ -223,7 +223,7 @@ def difference(
         second=float(total[2] / total[3]),
         low=float(low),
         high=float(high),
-        p=min(1.0, 2 * (1 + min(below, above)) / (1 + len(drawn))),
+        p=min(1.0, max(2 * (1 + min(below, above)) / (1 + len(drawn)), _least_p(counts))),
         improves=float((drawn < 0).mean()),
     )
 
@@ -236,6 +236,15 @@ def _counts(pairs: Sequence[tuple[Prediction, Prediction]], by_speaker: bool) ->
         unit = two.speaker if by_speaker else two.id
         found[unit] = found[unit] + row if unit in found else row
     return np.stack(list(found.values()))
+
+
+def _least_p(counts: npt.NDArray[np.float64]) -> float:
+    """Return the least p that so few units can give: where all m that differ do so to one side, chance alone has them
+    do that, to either side, with a probability of 2 (1/2)^m (Yeh 2000, "More accurate tests for the statistical
+    significance of result differences": signs exchanged within pairs). The bootstrap draws no other side then, and its
+    own p would be that of its number of draws.
+    """
+    return 2.0 ** (1 - int((counts[:, :2] != counts[:, 2:]).any(axis=1).sum()))
 
 
 def _resampled(counts: npt.NDArray[np.float64], rng: np.random.Generator, resamples: int) -> npt.NDArray[np.float64]:

@@ -11,17 +11,9 @@ from typing import Any
 import datasets
 from huggingface_hub.constants import HF_HUB_CACHE
 
-from profiles.counts import counted
-from profiles.errors import BadInput
+from profiles.errors import BadInput, counted
 from training.tasks.pretrained import reachable
-from training.tasks.speech_clips import (
-    NOISE_COLUMNS,
-    SPEAKER_COLUMNS,
-    Clip,
-    SpeechSplits,
-    by_split,
-    find_text_column,
-)
+from training.tasks.speech_clips import NOISE_COLUMNS, SPEAKER_COLUMNS, Clip, SpeechSplits, by_split, find_text_column
 
 logger = logging.getLogger("muster.data")
 

@@ -23,12 +23,13 @@ from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.randomness import seed_everything
 from training.run_files import sha256
+from training.tasks.base import Place
 from training.tasks.custom import CustomJob, check_data
 from training.tasks.sample_file import SampleFile, write_samples
-from training.tasks.user_code import call_factory, find_factory, name_of
+from training.tasks.user_code import call_factory, find_factory, name_of, takes_place
 
 INDEX = "job.json"
-VERSION = 1
+VERSION = 2
 _AGAIN = "give model as a function (or module:name) that takes nothing and returns it"
 _PLAIN = (
     bool, int, float, complex, str, bytes, set, frozenset, type(None), type, torch.dtype, torch.Size, torch.device,
@@ -48,16 +49,28 @@ def check_given(job: CustomJob) -> None:
             check_data(data, what)
 
 
-def made(job: CustomJob, seed: int) -> CustomJob:
+def asks_place(job: CustomJob) -> bool:
+    """Whether a data set is made by a function that takes ``rank`` or ``world_size``.
+
+    Raises:
+        BadInput: a function is not found.
+    """
+    return any(_is_maker(data) and takes_place(_found(data, "data set")) for data in (job.train, job.validation))
+
+
+def made(job: CustomJob, seed: int, place: Place | None = None) -> CustomJob:
     """Call what is a function. Every part is made from the seed anew, so that it does not depend on the others.
+
+    Args:
+        place: the member whose data are made, where functions may ask for it.
 
     Raises:
         BadInput: a function is not found, fails, or gives something else.
     """
     return CustomJob(
         make_model(job.model, seed),
-        _made_data(job.train, "train_dataset", seed),
-        None if job.validation is None else _made_data(job.validation, "val_dataset", seed),
+        _made_data(job.train, "train_dataset", seed, place),
+        None if job.validation is None else _made_data(job.validation, "val_dataset", seed, place),
         _found(job.loss, "loss"),
         collate=_found(job.collate, "collate"),
     )
@@ -81,8 +94,8 @@ def make_model(model: nn.Module | Callable[[], nn.Module] | str, seed: int) -> n
     return made
 
 
-def _made_data(data: Any, what: str, seed: int) -> Any:
-    made = _call(data, what, seed) if _is_maker(data) else data
+def _made_data(data: Any, what: str, seed: int, place: Place | None = None) -> Any:
+    made = _call(data, what, seed, place) if _is_maker(data) else data
     check_data(made, what)
     return made
 
@@ -91,17 +104,17 @@ def _is_maker(data: Any) -> bool:
     return isinstance(data, (str, type)) or (callable(data) and not hasattr(data, "__getitem__"))
 
 
-def _call(maker: Callable[..., Any] | str, what: str, seed: int) -> Any:
+def _call(maker: Callable[..., Any] | str, what: str, seed: int, place: Place | None = None) -> Any:
     function = _found(maker, what)
     if not callable(function):
         raise BadInput(
             f"{what} is {type(function).__name__}", "give it itself, a function that returns it, or its name"
         )
-    needed = _needed(function)
+    needed = [name for name in _needed(function) if place is None or name not in Place._fields]
     if needed:
         raise BadInput(f"{what}: {_title(maker)} needs {', '.join(needed)}", "give a function that takes nothing")
     seed_everything(seed)
-    return call_factory(function, f"{what}: {_title(maker)}")
+    return call_factory(function, f"{what}: {_title(maker)}", place=place)
 
 
 def _needed(function: Callable[..., Any]) -> list[str]:

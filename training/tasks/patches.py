@@ -24,7 +24,7 @@ from unicodedata import normalize
 
 from profiles.errors import BadInput
 from profiles.options import hint_for
-from training.tasks.speech_clips import SPLITS, Clip, SpeechSplits, find_text_column
+from training.tasks.speech_clips import SPLITS, Clip, SpeechSplits, find_text_column, split_named
 from training.tasks.tables import Row, as_stored, read_table
 
 Kind = Literal["override_text", "protect", "delete"]
@@ -128,7 +128,7 @@ def _files(top: Path, notes: list[str]) -> list[tuple[Kind, Path]]:
                 if path.suffix.lower() == ".csv" and path.is_file():
                     found.append((kind, path))
                 else:
-                    notes.append(f"{path}: not a CSV file; it is not read")
+                    notes.append(f"{path}: not a CSV file; it is ignored")
     except OSError as error:
         raise BadInput(f"{error.filename or top}: {error.strerror}", "make it readable, or move it away") from error
     return found
@@ -169,10 +169,12 @@ def _patch(kind: Kind, row: Row, text: str) -> Patch:
 
 
 def _split(row: Row) -> str:
-    name = row.cells.get("split", "").lower()
-    found = next((split for split, names in SPLITS.items() if name in names), "")
+    name = row.cells.get("split", "")
+    found = split_named(name)
     if name and not found:
-        raise BadInput(f"{row.where}, column split: no split {name!r}", f"it is one of: {', '.join(SPLITS)}, or empty")
+        raise BadInput(
+            f"{row.where}, column split: no split {name.lower()!r}", f"it is one of: {', '.join(SPLITS)}, or empty"
+        )
     return found
 
 
@@ -259,6 +261,7 @@ class PseudoRow:
 
     def cells(self, folder: Path) -> list[str]:
         """The line of a table in ``folder``, in the order of :data:`PSEUDO_COLUMNS`."""
+        folder = folder.resolve()
         path = self.path.relative_to(folder) if self.path.is_relative_to(folder) else self.path
         numbers = [f"{one:.4f}" for one in (self.confidence, self.agreement, self.compression, self.no_speech)]
         head = [self.id, str(path), self.text, "no" if self.left_out else "yes", self.left_out]

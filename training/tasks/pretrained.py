@@ -104,6 +104,11 @@ def load(path: str, what: str, read: Callable[[bool], T]) -> T:
         raise _refused(path, what, local, online, error) from error
 
 
+def load_part(kind: Any, path: str, what: str) -> Any:
+    """Return ``kind.from_pretrained(path)``, see :func:`load`."""
+    return load(path, what, lambda local: kind.from_pretrained(path, local_files_only=local))
+
+
 def _refused(path: str, what: str, local: bool, online: bool, error: Exception) -> BadInput:
     reason = " ".join(str(error).split())[:200]
     if local:
@@ -293,8 +298,12 @@ def _add_adapters(weight: torch.Tensor, layer: Any) -> None:
         target.addmm_(up.to(weight.dtype), down.to(weight.dtype), alpha=layer.scaling[adapter])
 
 
-def save_adapter(model: PeftModel, directory: Path) -> None:
-    """Write the adapters alone, and a page that says how to open them."""
-    model.save_pretrained(str(directory))
-    base = model.peft_config["default"].base_model_name_or_path
-    (directory / "README.md").write_text(_HOW_TO_OPEN.format(base=base), encoding="utf-8")
+def save_weights(model: Any, directory: Path, read_base: Callable[[], PreTrainedModel], merge: bool) -> None:
+    """Write a model: one with adapters merged, see :func:`merged_copy`, or the adapters alone with how to open them."""
+    if isinstance(model, PeftModel) and not merge:
+        model.save_pretrained(str(directory))
+        base = model.peft_config["default"].base_model_name_or_path
+        (directory / "README.md").write_text(_HOW_TO_OPEN.format(base=base), encoding="utf-8")
+        return
+    whole = merged_copy(model, read_base, directory.parent) if isinstance(model, PeftModel) else model
+    whole.save_pretrained(str(directory))

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from profiles.counts import counted
-from profiles.errors import BadInput
+from profiles.errors import BadInput, counted
 from training.tasks.tables import Table
 
 logger = logging.getLogger("muster.data")
@@ -32,6 +31,12 @@ SPLITS = {
 }
 """Names a split goes by, as in Hugging Face's audiofolder."""
 T = TypeVar("T")
+
+
+def split_named(name: str) -> str:
+    """Return the split that ``name`` stands for; empty if it stands for none."""
+    lowered = name.lower()
+    return next((split for split, names in SPLITS.items() if lowered in names), "")
 
 
 def held_out(count: int) -> int:

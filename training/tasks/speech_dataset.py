@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from profiles.counts import counted
-from profiles.errors import BadInput
+from profiles.errors import BadInput, counted
 from training.tasks.patches import KEPT, PSEUDO, Change, Patches, patched, read_patches, unknown
 from training.tasks.speech_clips import (
     IN_TRAIN_TOO,
@@ -29,6 +28,7 @@ from training.tasks.speech_clips import (
     find_text_column,
     hold_out,
     id_hash,
+    split_named,
 )
 from training.tasks.tables import Row, as_stored, read_table
 
@@ -156,7 +156,7 @@ def read_tables(path: str, text_column: str = "") -> SpeechTables:
     if not path:
         raise BadInput("no data set was given", "set dataset_path to a folder with train.csv, or a hub name")
     if place.is_file():
-        label = next((split for split, names in SPLITS.items() if place.stem in names), "train")
+        label = split_named(place.stem) or "train"
         return _patched(place.parent, {"train": _table(place, text_column)}, text_column, {"train": label})
     if place.is_dir():
         return _patched(place, _read_folder(place, text_column), text_column)
@@ -296,7 +296,7 @@ def _by_first_folder(table: _Part, folder: Path) -> dict[str, _Part]:
         assert isinstance(clip.audio, FileSource)
         path = clip.audio.path
         first = path.relative_to(folder).parts[0] if path.is_relative_to(folder) else ""
-        found[next((split for split, names in SPLITS.items() if first in names), "train")].append(clip)
+        found[split_named(first) or "train"].append(clip)
     return {split: _Part(clips, table.audio, table.text) for split, clips in found.items() if clips}
 
 
@@ -305,7 +305,7 @@ def _table(path: Path, text_column: str) -> _Part:
     audio = table.column(AUDIO_COLUMNS, "recordings")
     text = find_text_column(table.columns, text_column, table, str(table.path))
     clips = [_clip(row, audio, text) for row in table.rows if row.cells.get(KEPT, "").lower() != "no"]
-    _refuse_doubled(clips)
+    _refuse_doubled(clips, "id" if "id" in table.columns else audio)
     return _Part(clips, audio, text)
 
 
@@ -320,13 +320,14 @@ def _clip(row: Row, audio: str, text: str) -> Clip:
     return Clip(identity, source, row.cells.get(text, ""), row.where, language, seconds, further)
 
 
-def _refuse_doubled(clips: Sequence[Clip]) -> None:
+def _refuse_doubled(clips: Sequence[Clip], column: str) -> None:
     seen: dict[str, Clip] = {}
     for clip in clips:
         first = seen.setdefault(clip.id, clip)
         if first is not clip:
             line = first.where.rpartition(" ")[2]
-            raise BadInput(f"{clip.where}, column id: {clip.id!r} is there already in line {line}", "ids are unique")
+            hint = "ids are unique" if column == "id" else "remove one of the lines, or add a column id"
+            raise BadInput(f"{clip.where}, column {column}: {clip.id!r} is there already in line {line}", hint)
 
 
 def _refuse_incomplete(clips: Sequence[Clip], part: _Part) -> None:

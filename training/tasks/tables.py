@@ -88,7 +88,7 @@ JSON_LINES = (".jsonl", ".ndjson", ".json")
 
 
 def read_table(path: Path, quoted: bool = True, data: bytes | None = None) -> Table:
-    """Read a file of delimited lines (comma, semicolon or tab; UTF-8 with or without BOM) or of JSON lines.
+    """Read a file of delimited lines (comma, semicolon or tab; UTF-8, or UTF-16 with BOM) or of JSON lines.
 
     Args:
         quoted: whether fields may stand in quotes; where not, a quotation mark is one of the text.
@@ -136,7 +136,7 @@ def as_stored(folder: Path, cell: str) -> Path:
 
 
 def read_text(path: Path, hint: str, data: bytes | None = None) -> str:
-    """Return the text in a file, UTF-8 with or without BOM.
+    """Return the text in a file, UTF-8 with or without BOM or UTF-16 with it.
 
     Args:
         hint: what to do where it is none.
@@ -147,7 +147,7 @@ def read_text(path: Path, hint: str, data: bytes | None = None) -> str:
     """
     try:
         data = path.read_bytes() if data is None else data
-        return data.decode("utf-8-sig")
+        return data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}", "check the path") from error
     except UnicodeDecodeError as error:
@@ -181,8 +181,10 @@ def csv_lines(rows: Iterable[Iterable[object]], end: str = "\n") -> bytes:
     return text.getvalue().encode("utf-8", "replace")
 
 
-def write_table(path: Path, rows: Iterable[Iterable[object]], mode: int = 0o644, end: str = "\n") -> None:
-    """Write a table whose first row names its columns, whole or not at all; its folder is made.
+def write_table(
+    path: Path, rows: Iterable[Iterable[object]], mode: int = 0o644, end: str = "\n", option: str = "--output"
+) -> None:
+    """Write a table whose first row names its columns, whole or not at all; its folder is made. ``option`` chose it.
 
     Raises:
         BadInput: it cannot be written.
@@ -191,7 +193,7 @@ def write_table(path: Path, rows: Iterable[Iterable[object]], mode: int = 0o644,
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, csv_lines(rows, end), mode)
     except OSError as error:
-        raise BadInput(*explain(error, path)) from error
+        raise BadInput(*explain(error, path, option)) from error
 
 
 def _csv_rows(path: Path, text: str, quoted: bool) -> Iterator[Row]:

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from profiles.errors import BadInput, MusterError, where_it_failed
+from training.tasks.base import Place
 
 
 def find_factory(path: str, what: str = "model_path") -> Callable[..., Any]:
@@ -27,7 +28,7 @@ def find_factory(path: str, what: str = "model_path") -> Callable[..., Any]:
     module_name, _, name = path.rpartition(":")
     if not module_name or not name.isidentifier():
         raise BadInput(f"{what} {path!r} is not of the form module:factory", "for example examples.custom.line:build")
-    module = _import(module_name)
+    module = _import(module_name, what)
     factory = getattr(module, name, None)
     if not callable(factory):
         own = (
@@ -37,14 +38,15 @@ def find_factory(path: str, what: str = "model_path") -> Callable[..., Any]:
         )
         there = [value.__name__ for value in own if not value.__name__.startswith("_")]
         message = f"module {module_name}: no function {name!r}; it has: {', '.join(there) or 'none'}"
-        raise BadInput(message, "name the function that returns model and data sets")
+        meant = "name the function that returns model and data sets" if what == "model_path" else f"check {what}"
+        raise BadInput(message, meant)
     return cast(Callable[..., Any], factory)
 
 
-def _import(name: str) -> ModuleType:
+def _import(name: str, what: str) -> ModuleType:
     try:
         if name.endswith(".py"):
-            return _import_file(Path(name))
+            return _import_file(Path(name), what)
         if "" not in sys.path and str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
         return importlib.import_module(name)
@@ -52,14 +54,14 @@ def _import(name: str) -> ModuleType:
         raise
     except Exception as error:  # the user's own code may raise anything
         raise BadInput(
-            f"module {name} cannot be imported: {where_it_failed(error)}", "repair it, or check model_path"
+            f"module {name} cannot be imported: {where_it_failed(error)}", f"repair it, or check {what}"
         ) from error
 
 
-def _import_file(path: Path) -> ModuleType:
+def _import_file(path: Path, what: str) -> ModuleType:
     path = path.expanduser().resolve()
     if not path.is_file():
-        raise BadInput(f"{path}: no such file", "check model_path")
+        raise BadInput(f"{path}: no such file", f"check {what}")
     name = f"muster_custom_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
@@ -69,14 +71,25 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-def call_factory(factory: Callable[..., Any], path: str, *arguments: Any) -> Any:
-    """Return what a function of the user's gives.
+def takes_place(function: Callable[..., Any]) -> bool:
+    """Whether a function of the user's asks which member it makes something for, by ``rank`` or ``world_size``."""
+    try:
+        return bool(inspect.signature(function).parameters.keys() & Place._fields)
+    except (TypeError, ValueError):
+        return False
+
+
+def call_factory(factory: Callable[..., Any], path: str, *arguments: Any, place: Place | None = None) -> Any:
+    """Return what a function of the user's gives, told of its ``place`` what it asks for.
 
     Raises:
         BadInput: it raised; the message has the place in the user's code.
     """
     try:
-        return factory(*arguments)
+        known = place._asdict() if place is not None and takes_place(factory) else {}
+        return factory(
+            *arguments, **{name: known[name] for name in known.keys() & inspect.signature(factory).parameters}
+        )
     except MusterError:
         raise
     except Exception as error:  # the user's own code may raise anything

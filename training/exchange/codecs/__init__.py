@@ -9,6 +9,7 @@ fp16      2                      13 bits of mantissa, values beyond 65,504
 int8      1.03                   at most 1/127.5 of the largest of 32 neighbours
 mxfp4     0.53                   at most 1/4 of the largest of 32 neighbours
 topk:S    about 4 S              all but the share S of largest magnitude
+topk2bit  1.75 S (topk2bit:S)    likewise, and all but four levels of value
 ========  =====================  ================================================
 
 A codec is one file of this folder, with what it costs and loses; others find it through the registry.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from training.lazy import lazy
@@ -41,6 +43,8 @@ class Codec(ABC):
     """What is known of its effect on the loss, in a line each by a key."""
     nanoseconds: tuple[float, float]
     """Of one core to encode and to decode an element (benchmarks/exchange_work.py)."""
+    exact: bool = False
+    """Whether what travels is the fp32 values as they are."""
 
     @abstractmethod
     def encode(self, values: torch.Tensor) -> torch.Tensor:
@@ -57,6 +61,17 @@ class Codec(ABC):
     def encode_view(self, values: torch.Tensor) -> torch.Tensor:
         """Like :meth:`encode`, but the result may share memory with ``values``."""
         return self.encode(values)
+
+    def encode_into(self, values: torch.Tensor, room: torch.Tensor) -> int:
+        """Encode to the beginning of flat uint8 ``room`` of the CPU, :meth:`max_encoded_bytes` at least; return the
+        size."""
+        data = self.encode_view(values)
+        room[: data.numel()] = data
+        return data.numel()
+
+    def decode_into(self, data: torch.Tensor, values: torch.Tensor) -> None:
+        """Like :meth:`decode`, to flat fp32 ``values`` of the CPU."""
+        values.copy_(self.decode(data, values.numel()))
 
     @abstractmethod
     def decode(self, data: torch.Tensor, elements: int) -> torch.Tensor:
@@ -95,6 +110,7 @@ class CastCodec(Codec):
         self.nanoseconds = nanoseconds
         self._dtype = dtype
         self._width = width
+        self.exact = dtype == "float32"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -102,10 +118,14 @@ class CastCodec(Codec):
         found: torch.dtype = getattr(torch, self._dtype)
         return found
 
+    @cached_property
+    def _limit(self) -> float:
+        """The least magnitude that becomes infinite: half of the last bit above the largest number."""
+        info = torch.finfo(self.dtype)
+        return info.max * (2.0 - info.eps / 2.0) / (2.0 - info.eps)
+
     def carries(self, values: torch.Tensor) -> bool:
-        if values.numel() == 0:
-            return True
-        return bool(torch.stack(values.detach().aminmax()).to(self.dtype).isfinite().all())
+        return _within(values, self._limit)
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         data = self.encode_view(values)
@@ -113,6 +133,15 @@ class CastCodec(Codec):
 
     def encode_view(self, values: torch.Tensor) -> torch.Tensor:
         return values.detach().to(self.dtype).to("cpu").contiguous().view(torch.uint8)
+
+    def encode_into(self, values: torch.Tensor, room: torch.Tensor) -> int:
+        size = self.max_encoded_bytes(values.numel())
+        room[:size].view(self.dtype).copy_(values.detach())
+        return size
+
+    def decode_into(self, data: torch.Tensor, values: torch.Tensor) -> None:
+        check_length(self, data, self.max_encoded_bytes(values.numel()))
+        values.copy_(typed_view(data, self.dtype))
 
     def decode(self, data: torch.Tensor, elements: int) -> torch.Tensor:
         check_length(self, data, self.max_encoded_bytes(elements))
@@ -124,7 +153,16 @@ class CastCodec(Codec):
 
 def all_finite(values: torch.Tensor) -> bool:
     """Return whether no element is NaN or infinite: both show in the extremes, a tenth of the work of asking each."""
-    return values.numel() == 0 or bool(torch.stack(values.detach().aminmax()).isfinite().all())
+    return _within(values, math.inf)
+
+
+def _within(values: torch.Tensor, limit: float) -> bool:
+    """Return whether all magnitudes are below a limit; NaN is not."""
+    if values.numel() == 0:
+        return True
+    extremes = values.detach().aminmax()
+    least, most = map(float, extremes) if values.device.type == "cpu" else torch.stack(extremes).tolist()
+    return -limit < least and most < limit
 
 
 def check_length(codec: Codec, data: torch.Tensor, expected: int) -> None:

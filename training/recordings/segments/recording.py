@@ -13,13 +13,10 @@ from typing import Protocol
 
 from training.recordings.segments.cutting import (
     PAUSE,
-    RATE,
-    Activity,
     SegmentOptions,
     Stretch,
     cut,
     inner,
-    listen_for_speech,
     quietest,
     spoken,
     within_speech,
@@ -27,7 +24,7 @@ from training.recordings.segments.cutting import (
 from training.recordings.segments.hearing import HeardWord
 from training.recordings.segments.matching import MISSED, Match, keys_of, match, timed
 from training.recordings.segments.transcript import Transcript, joined
-from training.tasks.audio import Samples, SoundStream, decode, length_of, stream
+from training.tasks.audio import RATE, Activity, Samples, SoundStream, decode, length_of, listen_for_speech, stream
 from training.tasks.base import Progress
 from training.tasks.word_errors import normalizer_for
 

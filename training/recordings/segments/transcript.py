@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profiles.errors import BadInput
+from training.tasks.tables import check_size, read_text
 
 ENDINGS = (".txt", ".srt", ".vtt")
 _LARGEST = 20_000_000  # bytes: a thousand hours of speech
@@ -80,20 +81,8 @@ def joined(words: Iterable[str], language: str = "") -> str:
 
 
 def _read_text(path: Path) -> str:
-    try:
-        if path.stat().st_size > _LARGEST:
-            raise BadInput(
-                f"transcript {path}: larger than {_LARGEST // 1_000_000} MB", "name the text of one recording"
-            )
-        data = path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"transcript {path}: {error.strerror}", "check the path") from error
-    encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-    try:
-        text = data.decode(encoding)
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise BadInput(f"transcript {path}, line {line}: not UTF-8", "save it as UTF-8") from error
+    check_size(path, _LARGEST, "name the text of one recording")
+    text = read_text(path, "save it as UTF-8")
     if "\0" in text:
         raise BadInput(f"transcript {path}: holds zero bytes, so it is no text", "save it as UTF-8")
     return text

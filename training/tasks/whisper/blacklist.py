@@ -184,7 +184,7 @@ def choose(found: Sequence[Doubt], bounds: Bounds, patches: Patches) -> list[Dou
     if share > bounds.most:
         rates = statistics.median(one.wer for one in found)
         message = f"{len(chosen)} of {len(found)} samples ({share:.1%}) would be left out, more than {bounds.most:.1%}"
-        hint = f"that hints at a model that has not learnt enough (its median WER here is {rates:.0%}) rather than at "
+        hint = f"this suggests a model that has not learnt enough (its median WER here is {rates:.0%}) rather than at "
         raise BadInput(message, f"{hint}bad data: train on, or raise --margin or --most after checking some of them")
     return sorted(chosen, key=lambda one: (-one.wrong(bounds), -one.margin, one.clip.id))
 
@@ -204,7 +204,7 @@ def write_blacklist(dataset: str, text_column: str, chosen: Sequence[Doubt], bou
         figures = f"{one.wer:.3f}", f"{one.margin:.2f}", one.wrong(bounds), len(one.wers), f"{one.seconds:.2f}"
         rows.append((one.clip.id, SPLIT, *figures, one.hint, one.clip.text, one.heard[0]))
     path = _free_name(folder / FOLDER / "delete")
-    write_table(path, rows)
+    write_table(path, rows, option="")
     return path
 
 

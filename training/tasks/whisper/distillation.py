@@ -194,7 +194,7 @@ class DistillationTask(WhisperTask):
     def _ask_ahead(self, progress: Progress) -> None:
         """Ask the teacher about all training clips, or find what it said."""
         if not self.profile.asks_teacher_once:
-            logger.info("the teacher answers in every step: the samples differ, or each is seen once")
+            logger.info("the teacher runs in every step: samples change between epochs, or each is seen only once")
             return
         data = self.train
         assert isinstance(data, SpeechData)
@@ -207,7 +207,7 @@ class DistillationTask(WhisperTask):
 
         folder = get_or_build(root / "teachers", self._key(data), lambda at: self._ask_all(data, at, progress), wait)
         self._outputs = TeacherOutputs(folder, list(map(len, data.tokens)), self.teacher.config.vocab_size)
-        logger.info("the teacher was asked once; its answers are in %s", folder)
+        logger.info("the teacher's outputs were computed once and are kept in %s", folder)
 
     def _key(self, data: SpeechData) -> str:
         """Name of what the teacher says: by its weights, the sounds, the tokens and their prompts."""

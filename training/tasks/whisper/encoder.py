@@ -143,7 +143,7 @@ class EncoderCache:
             try:
                 self._stores[name] = self._open(f"{self._weights}-{name}", (self._clips, positions, self._width))
             except (OSError, BadInput) as error:
-                logger.warning("what the frozen encoder hears is not cached, but computed again each epoch: %s", error)
+                logger.warning("outputs of the frozen encoder are not cached but computed again each epoch: %s", error)
                 self._stores[name] = None
         return self._stores[name]
 

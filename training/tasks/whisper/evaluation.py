@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from profiles.schema import DataSettings, EvaluationSettings, ModelSettings, Profile
-from training.device import move, select_device
+from training.device import Precision, move, select_device, select_precision
 from training.tasks.base import Answer, Progress
 from training.tasks.predictions import Prediction
 from training.tasks.speech_dataset import clips_of_split, split_to_evaluate
@@ -26,6 +26,8 @@ class Measured:
     """``wer`` and ``cer`` (shares), ``loss``, ``samples``, audio ``hours``."""
     predictions: list[Prediction]
     """What it wrote for every clip, in the order of the table."""
+    precision: str = "float32"
+    """What was computed in."""
 
 
 def evaluate_model(
@@ -41,6 +43,7 @@ def evaluate_model(
     max_new_tokens: int = 0,
     prompt: str = "",
     timestamps: bool | None = None,
+    mixed_precision: str = "off",
     progress: Progress = lambda phase, done, total: None,
 ) -> Measured:
     """Measure what a model reaches on one split.
@@ -53,6 +56,9 @@ def evaluate_model(
     ``prompt`` is taken as said before, by all generated texts (the loss is without it); ``timestamps`` lets the model
     write times too, or not; ``None``: as it was saved
     (:meth:`training.tasks.whisper.model.WhisperModelWrapper.write_as`).
+
+    ``mixed_precision`` is that of training. A run evaluates in what it trains in; other programs, and this without it,
+    compute in fp32. ``auto`` finds the figures of a run, but for adapters: they are merged in what it saved.
 
     The validation split of a data set that has none is the clips that training holds out of it.
 
@@ -72,25 +78,34 @@ def evaluate_model(
     data = task.prepare_split(split, clips, progress)
     model = task.wrapper.build().eval()
     task.ensure_language(model, data)
+    place = select_device(device)
+    precision = Precision(select_precision(mixed_precision, place, task.bf16_pays), place)
     sums, answers = _sum_over(
-        task, model.to(select_device(device)), data, batch_size, lambda done: progress(split, done, len(data))
+        task, model.to(place), data, batch_size, precision, lambda done: progress("evaluated", done, len(data))
     )
     metrics = {**task.metrics(sums), "samples": float(len(data)), "hours": data.hours}
-    return Measured(metrics, task.predictions_of(data, answers))
+    return Measured(metrics, task.predictions_of(data, answers), precision.name)
 
 
 @torch.no_grad()
 def _sum_over(
-    task: WhisperTask, model: nn.Module, data: SpeechData, batch_size: int, report: Callable[[int], None]
+    task: WhisperTask,
+    model: nn.Module,
+    data: SpeechData,
+    batch_size: int,
+    precision: Precision,
+    report: Callable[[int], None],
 ) -> tuple[dict[str, float], list[Answer]]:
-    device = next(model.parameters()).device
     sums: dict[str, float] = {}
     answers: list[Answer] = []
+    # a batch generates until its last text ends: those of like length together, as in training
+    order = sorted(range(len(data)), key=lambda index: -len(data.tokens[index]))
     for start in range(0, len(data), batch_size):
-        samples = [data[index] for index in range(start, min(start + batch_size, len(data)))]
-        part, said = task.answer(model, move(task.collate(samples, None), device), generate=True)
+        batch = task.collate([data[index] for index in order[start : start + batch_size]], None)
+        with precision.autocast():
+            part, said = task.answer(model, move(batch, precision.device), generate=True)
         for name, value in part.items():
             sums[name] = sums.get(name, 0.0) + value
         answers += said
-        report(start + len(samples))
+        report(min(start + batch_size, len(data)))
     return sums, answers

@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from profiles.counts import counted
-from profiles.errors import BadInput
-from profiles.schema import Profile
+from profiles.errors import BadInput, counted
+from profiles.schema import Profile, StrategySettings
 from training.run_files import explain, write_whole
 from training.tasks.base import Progress
 from training.tasks.speech_clips import Clip, FileSource, id_hash
@@ -99,6 +98,7 @@ def plan_folds(root: Path, profile: Profile, clips: Sequence[Clip], count: int, 
 
 def _key(profile: Profile, clips: Sequence[Clip], count: int) -> str:
     sections = profile.model_dump(mode="json", include={"model", "data", "training", "strategy"})
+    sections["strategy"] = StrategySettings.with_former_names(sections["strategy"])
     lines = [(clip.id, clip.audio.stamp(), clip.text, clip.language) for clip in clips]
     return hashlib.blake2b(json.dumps([sections, lines, count]).encode(), digest_size=8).hexdigest()
 

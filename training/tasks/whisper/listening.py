@@ -3,14 +3,15 @@
 A recording longer than the model's window is heard by the algorithm of Radford et al. 2022, "Robust Speech Recognition
 via Large-Scale Weak Supervision", section 4.5: each window begins where the last one's words ended, by the times that
 the model writes; a text that repeats itself or that the model holds unlikely is drawn again at a higher temperature;
-silence is passed over. Greedy instead of the paper's beam, and a window does not see the text of the one before.
+silence is passed over (:func:`is_silence`). Greedy instead of the paper's beam, and a window does not see the text of
+the one before.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +35,7 @@ MOST_COMPRESSED = 2.4
 LEAST_LIKELY = -1.0
 """Mean log probability of a text's tokens."""
 SILENT = 0.6
-"""Probability of the token for no speech, above which an unlikely text is silence."""
+"""Probability of the token for no speech, above which an unlikely text is silence, and any text without a voice."""
 _SHORTEST_MOVE = 1.0
 """Seconds that a window moves at least: a time of 0 must not hold it where it is."""
 
@@ -116,15 +117,15 @@ def hear(
             found = wrapper.detect_languages(model, sound)
             languages = [given or code for given, code in zip(languages, found, strict=True)]
         said = wrapper.generate(model, sound, languages, max_new_tokens)
-        sure, silent = _probabilities(wrapper, model, sound, languages, [one.text for one in said])
+        sure, silent = probabilities(wrapper, model, sound, languages, [one.text for one in said])
         heard = [Heard(one.text, sure[i], silent[i], one.cut) for i, one in enumerate(said)]
         if not given:
             return heard
-        known, _ = _probabilities(wrapper, model, sound, languages, given)
+        known, _ = probabilities(wrapper, model, sound, languages, given)
     return [dataclasses.replace(one, given=value) for one, value in zip(heard, known, strict=True)]
 
 
-def _probabilities(
+def probabilities(
     wrapper: WhisperModelWrapper, model: nn.Module, sound: Any, languages: Sequence[str], texts: Sequence[str]
 ) -> tuple[list[float], list[float]]:
     """Return each text's mean log-probability, and the probability of silence after the start token."""
@@ -141,6 +142,20 @@ def _probabilities(
         scores = logits[index, start : start + len(ids)].log_softmax(dim=-1)
         sure.append(float(scores.gather(1, torch.tensor(ids, device=device)[:, None]).mean()))
     return sure, _no_speech(wrapper, logits[:, 0])
+
+
+def is_silence(no_speech: float, confidence: float, voice: Callable[[], bool]) -> bool:
+    """Return whether a text was written for sound in which nobody speaks.
+
+    The thresholds are those of section 4.5. They keep what a model is sure of, and models are sure of "you" for plain
+    silence. So a detector of voices has the last word where the model itself takes the sound for silence.
+
+    Args:
+        no_speech: probability of the token for no speech.
+        confidence: mean log probability of the text's tokens.
+        voice: whether somebody speaks; only asked where it decides.
+    """
+    return no_speech > SILENT and (confidence < LEAST_LIKELY or not voice())
 
 
 @dataclass(frozen=True)
@@ -227,10 +242,19 @@ class _Likelihood(LogitsProcessor):
 
 
 def write_with_times(
-    wrapper: WhisperModelWrapper, model: nn.Module, heard: Any, languages: Sequence[str], bound: int
+    wrapper: WhisperModelWrapper,
+    model: nn.Module,
+    heard: Any,
+    languages: Sequence[str],
+    bound: int,
+    voices: Sequence[Callable[[], bool]],
 ) -> list[list[int]]:
-    """Return text and times, without the end token, of each window of a batch; nothing for silence."""
-    silent, end = _silence(wrapper, model, heard), int(wrapper.tokenizer.eos_token_id)
+    """Return text and times, without the end token, of each window of a batch; nothing for silence.
+
+    Args:
+        voices: of each window, whether somebody speaks in it.
+    """
+    silent, end = silence(wrapper, model, heard), int(wrapper.tokenizer.eos_token_id)
     result: list[list[int]] = [[] for _ in languages]
     left = list(range(len(languages)))
     with torch.random.fork_rng():
@@ -243,7 +267,7 @@ def write_with_times(
             again = []
             for place, row, likely in zip(left, ids.tolist(), likelihood.means(ids[:, -1]), strict=True):
                 result[place] = list(row[: row.index(end)] if end in row else row)
-                if likely < LEAST_LIKELY and silent[place] > SILENT:
+                if is_silence(silent[place], likely, voices[place]):
                     result[place] = []
                 elif likely < LEAST_LIKELY or compression_ratio(wrapper.text(result[place])) > MOST_COMPRESSED:
                     again.append(place)
@@ -253,7 +277,7 @@ def write_with_times(
     return result
 
 
-def _silence(wrapper: WhisperModelWrapper, model: nn.Module, heard: Any) -> list[float]:
+def silence(wrapper: WhisperModelWrapper, model: nn.Module, heard: Any) -> list[float]:
     """Return how likely nobody speaks in each window; 0 where the model has no token for that."""
     count, first = len(heard.last_hidden_state), int(wrapper.generation.decoder_start_token_id)
     start = torch.full((count, 1), first, device=heard.last_hidden_state.device)

@@ -25,11 +25,11 @@ from profiles.schema import AUTO_LANGUAGE, ModelSettings
 from training.tasks.pretrained import (
     add_lora,
     load,
-    merged_copy,
+    load_part,
     read_adapter,
     read_weights,
     recompute_activations,
-    save_adapter,
+    save_weights,
     with_8_bit_base,
 )
 from training.tasks.published_models import local_folder
@@ -87,17 +87,9 @@ class WhisperModelWrapper:
         self.encoder_path = local_folder(settings.encoder_path) if settings.encoder_path else ""
         encoder = read_config(self.encoder_path) if self.encoder_path else None
         self.config: WhisperConfig = student_config(own, encoder, self.layers) if self._is_remade else own
-        self.tokenizer: Any = load(
-            self._text_path,
-            "tokenizer",
-            lambda local: AutoTokenizer.from_pretrained(self._text_path, local_files_only=local),
-        )
+        self.tokenizer: Any = load_part(AutoTokenizer, self._text_path, "tokenizer")
         hears = self.encoder_path or self._text_path
-        self.extractor: WhisperFeatureExtractor = load(
-            hears,
-            "feature extractor",
-            lambda local: WhisperFeatureExtractor.from_pretrained(hears, local_files_only=local),
-        )
+        self.extractor: WhisperFeatureExtractor = load_part(WhisperFeatureExtractor, hears, "feature extractor")
         self.log_mel = LogMel.from_extractor(self.extractor)
         self.generation: Any = self._read_generation()
         """``GenerationConfig`` with Whisper's own fields (``lang_to_id``, ``task_to_id``, ...) complete."""
@@ -357,13 +349,7 @@ class WhisperModelWrapper:
             languages: codes it was trained for. One: the saved model writes it by default; else it detects the
                 language, here among these.
         """
-        if isinstance(model, PeftModel) and not self.settings.lora_merge:
-            save_adapter(model, directory)
-        else:
-            whole = unwrap(model)
-            if isinstance(model, PeftModel):
-                whole = merged_copy(model, self._read_with_generation, directory.parent)
-            whole.save_pretrained(str(directory))
+        save_weights(model, directory, self._read_with_generation, merge=self.settings.lora_merge)
         self._generation_to_save(languages).save_pretrained(str(directory))
         self.tokenizer.save_pretrained(str(directory))
         self.extractor.save_pretrained(str(directory))

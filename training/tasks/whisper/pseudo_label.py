@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ import torch
 
 from profiles.errors import BadInput
 from training.run_files import add_file, explain
-from training.tasks.audio import AudioError, decode
+from training.tasks.audio import AudioError, Samples, decode, hears_voice
 from training.tasks.base import Progress
 from training.tasks.patches import PSEUDO_COLUMNS, PseudoRow, TextBounds, read_rows
 from training.tasks.tables import csv_lines, write_table
 from training.tasks.whisper.features import Features, augment
-from training.tasks.whisper.listening import Listener, compression_ratio, hear
+from training.tasks.whisper.listening import Listener, compression_ratio, hear, is_silence
 from training.tasks.word_errors import ErrorRates
 
 NOISE = 0.3
@@ -54,21 +54,30 @@ class Labelling:
 
 
 def label(job: Labelling, files: Sequence[tuple[str, Path]], table: Path, progress: Progress) -> list[PseudoRow]:
-    """Write ``table``, with a line for each of ``files`` (id and path), and return the lines.
+    """Write ``table``, with a line for each of ``files`` (id and path), and return these lines.
+
+    Its lines of other recordings stay, as long as those are there.
 
     Raises:
-        BadInput: a model cannot be used, the table was not made here, or cannot be written.
+        BadInput: a model cannot be used, the table was not made here or names another recording by one of the ids, or
+            it cannot be written.
     """
     first = Listener(job.model, job.device, job.language)
     second = Listener(job.second, job.device, job.language) if job.second else first
     heard_by = "+".join(fingerprint(folder) for folder in (job.model, job.second) if folder)
+    heard_by += f" {first.language}" if job.language else ""
     pair = _Pair(first, second, job.second is None, heard_by)
-    known = {row.id: row for row in read_rows(table)} if table.is_file() else {}
-    known = {name: row for name, row in known.items() if row.heard_by == heard_by}
-    done = {name: job.bounds.judged(known[name]) for name, _ in files if name in known}
-    waiting = [(name, path) for name, path in files if name not in known]
+    pair.load()  # before anything is written: a model that cannot be read costs no line
+    known, others = _known(table, files)
+    done = {name: job.bounds.judged(row) for name, row in known.items() if row.heard_by == heard_by}
+    others = [job.bounds.judged(row) for row in others]
+    waiting = [(name, path) for name, path in files if name not in done]
+
+    def write(rows: Iterable[PseudoRow]) -> None:
+        write_table(table, [PSEUDO_COLUMNS, *(row.cells(table.parent) for row in rows)], option="--into")
+
     try:
-        write_table(table, [PSEUDO_COLUMNS, *(row.cells(table.parent) for row in done.values())])
+        write([*others, *done.values()])
         for start in range(0, len(waiting), job.batch_size):
             progress("listening", len(done), len(files))
             batch = waiting[start : start + job.batch_size]
@@ -80,10 +89,40 @@ def label(job: Labelling, files: Sequence[tuple[str, Path]], table: Path, progre
             done |= {row.id: row for row in rows}
         progress("listening", len(done), len(files))
         ordered = [done[name] for name, _ in files]
-        write_table(table, [PSEUDO_COLUMNS, *(row.cells(table.parent) for row in ordered)])
+        write([*others, *ordered])
     except OSError as error:
-        raise BadInput(*explain(error, table)) from error
+        raise BadInput(*explain(error, table, "--into")) from error
     return ordered
+
+
+def _known(table: Path, files: Sequence[tuple[str, Path]]) -> tuple[dict[str, PseudoRow], list[PseudoRow]]:
+    """Return what a table says of ``files``, by id, and its lines of other recordings that are there.
+
+    Raises:
+        BadInput: the table was not made here, or one of the ids is that of another recording.
+    """
+    rows = {row.id: row for row in read_rows(table)} if os.path.lexists(table) else {}
+    known = dict[str, PseudoRow]()
+    for name, path in files:
+        row = rows.pop(name, None)
+        if row is not None and row.path.exists() and not row.path.samefile(path):
+            message = f"{table}: {name} is another recording there, {row.path}"
+            raise BadInput(message, "give one of them another name, or choose another folder with --into")
+        if row is not None:
+            known[name] = dataclasses.replace(row, path=path)
+    return known, [row for row in rows.values() if row.path.is_file()]
+
+
+@dataclass(frozen=True)
+class _Sound:
+    """A recording as both models hear it."""
+
+    features: tuple[Features, Features]
+    samples: Samples
+    rate: int
+
+    def has_voice(self) -> bool:
+        return hears_voice(self.samples, self.rate)
 
 
 @dataclass(frozen=True)
@@ -95,16 +134,21 @@ class _Pair:
     noisy: bool
     heard_by: str
 
+    def load(self) -> None:
+        """Read the models' weights."""
+        for ear in (self.first, self.second):
+            ear.model  # noqa: B018 - it is read when it is first asked for
+
     def rows(self, batch: Sequence[tuple[str, Path]]) -> list[PseudoRow]:
         read = [self._sound(name, path) for name, path in batch]
         sounds = [sound for _, sound in read if sound is not None]
         heard = self._measures(sounds) if sounds else iter(())
         return [row if sound is None else dataclasses.replace(row, **next(heard)) for row, sound in read]
 
-    def _sound(self, name: str, path: Path) -> tuple[PseudoRow, tuple[Features, Features] | None]:
+    def _sound(self, name: str, path: Path) -> tuple[PseudoRow, _Sound | None]:
         """Return what the models hear of a recording; without it the row says why."""
         row = PseudoRow(name, path, heard_by=self.heard_by)
-        found = list[Features]()
+        found, samples = list[Features](), list[Samples]()
         for ear in (self.first, self.second):
             log_mel = ear.wrapper.log_mel
             try:
@@ -115,21 +159,22 @@ class _Pair:
             if audio.seconds > log_mel.seconds + 1e-3:
                 long = f"longer than the model's window of {log_mel.seconds:g} s"
                 return dataclasses.replace(row, unusable=long), None
+            samples.append(audio.samples)
             found.append(log_mel.fill(*log_mel(audio.samples)))
         if self.noisy:
             seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
             found[1] = augment(found[1], NOISE, np.random.default_rng(seed))
-        return row, (found[0], found[1])
+        return row, _Sound((found[0], found[1]), samples[0], self.first.wrapper.log_mel.rate)
 
-    def _measures(self, sounds: Sequence[tuple[Features, Features]]) -> Iterator[dict[str, Any]]:
-        """Yield what a row says of each sound: its text, and how far that can be trusted."""
+    def _measures(self, sounds: Sequence[_Sound]) -> Iterator[dict[str, Any]]:
+        """Yield what a row says of each sound: its text, and how far that can be trusted; silence has no text."""
         said = []
         for which, ear in enumerate((self.first, self.second)):
-            features = torch.from_numpy(np.stack([sound[which] for sound in sounds])).to(ear.device)
+            features = torch.from_numpy(np.stack([sound.features[which] for sound in sounds])).to(ear.device)
             said.append(hear(ear.wrapper, ear.model, features, [ear.language] * len(sounds), ear.wrapper.room))
         rates = ErrorRates(self.first.wrapper.tokenizer)
-        for one, other in zip(*said, strict=True):
-            text = " ".join(one.text.split())
+        for sound, one, other in zip(sounds, *said, strict=True):
+            text = "" if is_silence(one.no_speech, one.confidence, sound.has_voice) else " ".join(one.text.split())
             yield {
                 "text": text,
                 "confidence": one.confidence,

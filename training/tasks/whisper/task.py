@@ -8,28 +8,26 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
-from profiles.counts import counted
-from profiles.errors import BadInput
+from profiles.errors import BadInput, counted
 from profiles.schema import AUTO_LANGUAGE, Profile
 from training.device import evaluating
 from training.tasks.base import Answer, Batch, Progress, SizedDataset, Task
 from training.tasks.cache import cache_root
-from training.tasks.predictions import Prediction, prediction_of
-from training.tasks.speech_clips import HOW_TO_MEND, Clip, longer_than, named, refused_as_long
+from training.tasks.predictions import Prediction, first_of, prediction_of
+from training.tasks.speech_clips import HOW_TO_MEND, SPEAKER_COLUMNS, Clip, longer_than, named, refused_as_long
 from training.tasks.speech_dataset import read_divided
 from training.tasks.whisper.encoder import EncoderCache, is_constant
 from training.tasks.whisper.features import Windows, augment
 from training.tasks.whisper.languages import language_code, wanted_languages
 from training.tasks.whisper.model import IGNORED, WhisperModelWrapper, unwrap
-from training.tasks.whisper.samples import FeatureStore, SpeechData, SpeechSample, open_features
-from training.tasks.whisper.spoken_languages import heard_languages
+from training.tasks.whisper.samples import FeatureStore, SpeechData, SpeechSample, heard_languages, open_features
 from training.tasks.word_errors import ErrorRates, count_errors
 
 logger = logging.getLogger("muster.data")
@@ -97,7 +95,7 @@ class WhisperTask(Task):
         """Read the tables; return what the settings leave of each split."""
         data = self.profile.data
         splits = read_divided(data.dataset_path, data.text_column, data.pseudo_share)
-        splits = {split: [clip for clip in clips if self._takes(clip)] for split, clips in splits.items()}
+        splits = {split: self._taken(split, clips) for split, clips in splits.items()}
         limits = {split: data.max_train_samples if split == "train" else data.max_eval_samples for split in splits}
         return {split: clips[: limits[split] or None] for split, clips in splits.items()}
 
@@ -125,9 +123,12 @@ class WhisperTask(Task):
         long = {i for i in positions if store.seconds[i] > window + 1e-3}
         positions = self._without_long(clips, positions, long, too_long)
         self._hear_languages(store, positions, languages, progress)
-        positions = [i for i in positions if self.languages is None or languages[i] in {"", *self.languages}]
-        if not positions:
-            raise NothingLeft(f"{split}: no clip is left", "check the warnings before this line, and 'languages'")
+        wanted = [i for i in positions if self.languages is None or languages[i] in {"", *self.languages}]
+        if positions and not wanted:
+            raise self._none_wanted(split, [languages[i] for i in positions])
+        if not wanted:
+            raise NothingLeft(f"{split}: no clip is left", "check the warnings before this line")
+        positions = wanted
         kept = [tokens[position][: room + 1] for position in positions]
         spoken = [languages[i] for i in positions]
         return SpeechData([clips[i] for i in positions], kept, store, positions, spoken, self.windows)
@@ -154,6 +155,18 @@ class WhisperTask(Task):
             message = f"{clip.where}: {clip.id} has no language, so it is unknown whether 'languages' includes it"
             raise BadInput(message, "add a column 'language', or set language = auto")
         return not code or code in self.languages
+
+    def _taken(self, split: str, clips: list[Clip]) -> list[Clip]:
+        found = [clip for clip in clips if self._takes(clip)]
+        if clips and not found:
+            raise self._none_wanted(split, [self._language_of(clip) or self.default_language for clip in clips])
+        return found
+
+    def _none_wanted(self, split: str, spoken: Sequence[str]) -> NothingLeft:
+        there = ", ".join(f"{code or 'unknown'} ({count})" for code, count in Counter(spoken).most_common())
+        wanted = ", ".join(sorted(self.languages or ()))
+        message = f"{split}: no clip is in one of the languages {wanted}: they are in {there}"
+        return NothingLeft(message, "name one of theirs in 'languages', or set languages = all")
 
     def _hear_languages(
         self, store: FeatureStore, positions: Sequence[int], languages: list[str], progress: Progress
@@ -227,7 +240,9 @@ class WhisperTask(Task):
         with evaluating(model), torch.no_grad():
             votes = Counter(self.wrapper.detect_languages(model, self.wrapper.hear(model, clips)))
         self.default_language = votes.most_common(1)[0][0]
-        logger.warning("language is not set: the model hears %r; set language if it errs", self.default_language)
+        logger.warning(
+            "language is not set: the model detects %r; set language if that is wrong", self.default_language
+        )
 
     def identity(self, sample: SpeechSample) -> dict[str, Any]:
         window = self.wrapper.log_mel.fill(sample.features, sample.silence)
@@ -278,6 +293,12 @@ class WhisperTask(Task):
     def lengths(self) -> npt.NDArray[np.int64] | None:
         """Frames of the windows that the clips are trained on in."""
         return self.train.frames if self.windows.are_cut and isinstance(self.train, SpeechData) else None
+
+    def labels(self, of: Literal["label", "speaker"]) -> Sequence[str]:
+        assert isinstance(self.train, SpeechData)
+        if of == "label":
+            return self.train.languages
+        return [first_of(clip.columns, SPEAKER_COLUMNS) for clip in self.train.clips]
 
     def evaluation_lengths(self, split: str) -> npt.NDArray[np.int64] | None:
         """Tokens of the transcripts: a batch generates until its last text ends."""

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from training.tasks.audio import AudioError, Samples, SoundStream
-from training.tasks.whisper.listening import Listener, Segment, divided, write_with_times
+from training.tasks.audio import AudioError, Samples, SoundStream, hears_voice
+from training.tasks.whisper.listening import (
+    SILENT,
+    Listener,
+    Segment,
+    divided,
+    is_silence,
+    probabilities,
+    silence,
+    write_with_times,
+)
 
 _SEARCH = 0.2  # share of the window, to each side, in which the quietest place to cut is looked for
 _FULL = 0.9  # share of the window that pieces fill on average: the rest is room to choose the cut
@@ -190,14 +200,32 @@ class _Listener(Listener):
         languages = [one.recording.language for one in heard]
         if not heard[0].timed:
             bound = min(self.options.max_new_tokens, self.wrapper.room)
-            for one, said in zip(heard, self.wrapper.generate(self.model, encoded, languages, bound)):
-                self._add(one, [(0.0, len(one.piece) / log_mel.rate, said.text)], len(one.piece))
+            said = [one.text for one in self.wrapper.generate(self.model, encoded, languages, bound)]
+            for one, text in zip(heard, self._without_silence(heard, encoded, languages, said)):
+                self._add(one, [(0.0, len(one.piece) / log_mel.rate, text)], len(one.piece))
             return
         bound = min(self.options.max_new_tokens, _LONGEST_TEXT, self.wrapper.room)
-        for one, tokens in zip(heard, write_with_times(self.wrapper, self.model, encoded, languages, bound)):
+        voices = [self._voice(one) for one in heard]
+        written = write_with_times(self.wrapper, self.model, encoded, languages, bound, voices)
+        for one, tokens in zip(heard, written):
             parts, move = divided(tokens, self.wrapper.first_time, len(one.piece) / log_mel.rate)
             texts = [(start, end, self.wrapper.text(part)) for start, end, part in parts]
             self._add(one, texts, round(move * log_mel.rate))
+
+    def _without_silence(
+        self, heard: Sequence[_Window], encoded: Any, languages: Sequence[str], said: Sequence[str]
+    ) -> list[str]:
+        """Return the texts, empty ones for windows in which nobody speaks."""
+        no_speech = silence(self.wrapper, self.model, encoded)
+        if max(no_speech) <= SILENT:
+            return list(said)
+        sure, _ = probabilities(self.wrapper, self.model, encoded, languages, said)
+        silent = (is_silence(quiet, one, self._voice(w)) for quiet, one, w in zip(no_speech, sure, heard))
+        return ["" if nobody else text for nobody, text in zip(silent, said)]
+
+    def _voice(self, window: _Window) -> Callable[[], bool]:
+        """Return what tells whether somebody speaks in a window."""
+        return lambda: hears_voice(window.piece, self.wrapper.log_mel.rate)
 
     def _find_languages(self, heard: Sequence[_Window], encoded: object) -> None:
         """A recording keeps the language of its first window."""

@@ -1,0 +1,298 @@
+"""``compare``: which of two models transcribes better, or with ``--strategies``, which strategy suits a profile."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Column, Table
+from rich.text import Text
+
+from app.cli.arguments import OUTPUT, Json, Output
+from app.cli.models import Seed, compare_texts
+from app.cli.terminal import answer
+from app.cli.train import TrainRequest, profile_of
+from app.cli.train_command import merged_overrides
+from app.cli.trials import Bench, Trial, by_strategy, trials_of, whole_runs
+from app.comparison import Comparison, Tried, compared, read_run
+from app.console import bytes_text, command_line, say, show, show_line, visible
+from app.html_report.comparison import parts, remarks, why_best, write_comparison
+from distributed.planning.fitting import fit
+from distributed.preparation.preflight import room_here
+from profiles.errors import BadInput, ExitCode, StoppedByUser, counted
+from profiles.layers import DEFAULT
+from profiles.library import check_name
+from profiles.options import applies
+from profiles.resolve import load_profile, save_profile
+from profiles.schema import Profile
+from training.data_findings import check_data
+from training.resources import whole_cores
+from training.run_folder import RunFolder
+from training.runs import size_of
+from training.strategies.composition import parts_of
+from training.strategies.registry import check_strategy
+
+_USUAL_LINKS = "20,100,1000"
+_SET_HERE = ("strategy", "simulate", "workers", "hosts")
+"""Options that the command itself decides."""
+
+
+def _option(*names: str, **settings: Any) -> Any:
+    return typer.Option(*names, rich_help_panel="Strategies", **settings)
+
+
+References = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="A [B]",
+        help="Runs, or files predictions.csv; a single run is compared before and after training. With --strategies: "
+        "a profile.",
+    ),
+]
+Strategies = Annotated[
+    str,
+    _option(metavar="NAMES", help="Train a profile with each of these, separated by commas, and compare."),
+]
+Members = Annotated[int, _option(metavar="N", min=2, max=64, help="Members of a run, simulated here.")]
+Seeds = Annotated[int, _option(metavar="N", min=1, max=100, help="Runs of each strategy.")]
+Links = Annotated[str, _option(metavar="RATES", help="Links to predict times for, in Mbit/s.")]
+Cluster = Annotated[
+    str, _option(metavar="FILE", help="Machines to simulate, whose time is told instead (docs/scale.md).")
+]
+Jobs = Annotated[int, _option(metavar="N", min=0, max=256, help="Runs at a time; 0: one for every two cores.")]
+Save = Annotated[str, _option(metavar="NAME", help="Save the best as a profile.")]
+ForAll = Annotated[
+    list[str],
+    _option("--set", metavar="KEY=VALUE", help="Any option, for all strategies that read it; may be repeated."),
+]
+Trusted = Annotated[bool, _option("--trust-code", help="Run the Python code that the profile names.")]
+
+
+def compare(
+    references: References = None,
+    seed: Seed = 0,
+    strategies: Strategies = "",
+    members: Members = 4,
+    seeds: Seeds = 3,
+    links: Links = _USUAL_LINKS,
+    cluster: Cluster = "",
+    jobs: Jobs = 0,
+    save: Save = "",
+    settings: ForAll = [],  # noqa: B006 - typer copies it
+    trust_code: Trusted = False,
+    output: Output = OUTPUT,
+    as_json: Json = False,
+) -> ExitCode:
+    """Compare two models by their texts, or several strategies by their runs.
+
+    Raises:
+        BadInput: what is to be compared is not there or cannot be used.
+    """
+    named = references or []
+    if strategies:
+        settings = [*settings, *([f"cluster={cluster}"] if cluster else [])]
+        asked = Asked(named, strategies, members, seeds, links, jobs, save, settings, trust_code, output, as_json)
+        return compare_strategies(asked)
+    if save or settings or trust_code or cluster:
+        raise BadInput("these options compare strategies", "name them with --strategies allreduce,diloco")
+    if not named:
+        raise BadInput("nothing to compare was named", f"{command_line('compare', '--help')} shows what can be")
+    return compare_texts(named, seed, output, as_json)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked for on the command line."""
+
+    references: Sequence[str]
+    strategies: str
+    members: int
+    seeds: int
+    links: str
+    jobs: int
+    save: str
+    settings: Sequence[str]
+    trust_code: bool
+    output: Path
+    as_json: bool
+
+    @property
+    def profile(self) -> str:
+        """Name of the profile; empty for a custom job that needs none."""
+        if len(self.references) > 1:
+            raise BadInput(f"strategies are compared on one profile, not on {len(self.references)}", "name one profile")
+        return self.references[0] if self.references else ""
+
+    @property
+    def names(self) -> list[str]:
+        """The strategies; whether they go together with others and with the job is not known yet."""
+        asked = [name.strip() for name in self.strategies.split(",") if name.strip()]
+        if not asked:
+            raise BadInput("--strategies names none", "write for example --strategies allreduce,diloco")
+        if "auto" in asked:
+            raise BadInput("auto is no strategy of its own", "name those that are to be compared")
+        names = [" + ".join(map(check_strategy, parts_of(name))) for name in asked]
+        return list(dict.fromkeys(names))
+
+    @property
+    def rates(self) -> list[float]:
+        """Of the links, in Mbit/s, the slowest first."""
+        try:
+            rates = sorted({float(part) for part in self.links.split(",") if part.strip()})
+        except ValueError:
+            rates = [math.nan]
+        if any(not 0 < rate <= 1e6 for rate in rates):
+            hint = f"rates in Mbit/s, separated by commas: --links {_USUAL_LINKS}"
+            raise BadInput(f"--links {visible(self.links)}: not the rates of links", hint)
+        return rates
+
+    @property
+    def overrides(self) -> dict[str, str]:
+        found = merged_overrides(self.settings)
+        for name in _SET_HERE:
+            if name in found:
+                raise BadInput(f"--set {name}: the comparison decides it", "use --strategies and --members")
+        return found
+
+    @property
+    def at_once(self) -> int:
+        return self.jobs or max(1, whole_cores() // 2)
+
+
+def compare_strategies(asked: Asked) -> ExitCode:
+    """Carry out ``compare --strategies``.
+
+    Raises:
+        BadInput: the job cannot be used with any of the strategies.
+        StoppedByUser: a signal came; runs that are whole stay.
+    """
+    rates, jobs = asked.rates, asked.at_once
+    if asked.save:
+        check_name(asked.save)
+    trials, refused = _planned(asked, jobs)
+    if not trials:
+        raise BadInput(*next(iter(refused.values())))
+    folder = asked.output / f"compare-{trials[0].plan.profile.name}"
+    found = whole_runs(folder, trials)
+    if found:
+        say(f"{counted(len(found), 'run')} of {len(trials)} {'is' if len(found) == 1 else 'are'} there already")
+    bench = Bench(folder, jobs, sys.argv)
+    if rest := [trial for trial in trials if trial not in found]:
+        found |= bench.carry_out(rest)
+    if bench.stopped.is_set():
+        raise StoppedByUser(f"stopped; {len(found)} of {counted(len(trials), 'run')} stay: the same command goes on")
+    why = {name: message for name, (message, _) in refused.items()} | bench.refused
+    cores = float(trials[0].plan.members[0].threads)
+    members = trials[0].plan.world_size
+    result = compared(_tried(asked.names, trials, found, why), members, rates, cores)
+    if not result.best:
+        raise BadInput(next(iter(why.values())), f"logs are in {folder}")
+    saved = _save(asked, result) if asked.save else None
+    page = write_comparison(result, trials[0].plan.profile.name, members, folder)
+    if asked.as_json:
+        places = {"folder": str(folder), "page": str(page), "saved": str(saved) if saved else None}
+        return answer(True, {**document(result), **places}, ())
+    _show(members, result, folder, page)
+    if saved:
+        show_line(f"saved   {visible(saved)}")
+    return ExitCode.DONE
+
+
+def _planned(asked: Asked, jobs: int) -> tuple[list[Trial], dict[str, tuple[str, str]]]:
+    """Return all runs, the first seed of every strategy first, and why others have none."""
+    every: list[list[Trial]] = []
+    refused: dict[str, tuple[str, str]] = {}
+    overrides, together = asked.overrides, " + ".join(asked.names)
+    for name in asked.names:
+        own = {key: value for key, value in overrides.items() if applies(key, name) or not applies(key, together)}
+        try:
+            every.append(
+                trials_of(
+                    _fitted(asked, {**own, "strategy": name}),
+                    asked.members,
+                    asked.seeds,
+                    jobs,
+                    evaluations_chosen="eval_interval" in overrides,
+                )
+            )
+        except BadInput as error:
+            refused[name] = (error.message, error.hint)
+    return [own[number] for number in range(asked.seeds) for own in every], refused
+
+
+def _fitted(asked: Asked, overrides: Mapping[str, str]) -> Profile:
+    request = TrainRequest(asked.profile, dict(overrides), as_json=asked.as_json, trust_code=asked.trust_code)
+    profile = profile_of(request)
+    check_data(profile)
+    return fit(profile, room_here(profile, 1), say)
+
+
+def _tried(
+    names: Sequence[str], trials: Sequence[Trial], found: Mapping[Trial, Path], refused: Mapping[str, str]
+) -> list[Tried]:
+    """Return what came of every strategy, in the order they were named."""
+    own = dict(by_strategy(found))
+    profiles = {trial.strategy: trial.plan.profile for trial in trials}
+    return [
+        Tried(
+            name,
+            profiles.get(name),
+            tuple(
+                ran
+                for trial, path in own.get(name, ())
+                if (ran := read_run(trial.seed, RunFolder.open(path).events())) is not None
+            ),
+            refused.get(name, ""),
+        )
+        for name in names
+    ]
+
+
+def _save(asked: Asked, result: Comparison) -> Path:
+    """Save the profile with the best strategy, as it would be trained."""
+    overrides = {key: value for key, value in asked.overrides.items() if applies(key, result.best)}
+    overrides["strategy"] = result.best
+    if not asked.profile:
+        return save_profile(asked.save, overrides)
+    found = load_profile(asked.profile, overrides)
+    values = {name: found.value(name) for name, origin in found.origins.items() if origin != DEFAULT}
+    kept = {name: value for name, value in values.items() if value and applies(name, result.best)}
+    return save_profile(asked.save, kept)
+
+
+# ------------------------------------------------------------------------------------------------------------- to read
+
+
+def document(result: Comparison) -> dict[str, Any]:
+    """Return everything for a program."""
+    rows = [
+        {
+            **{name: value for name, value in asdict(row).items() if name != "runs"},
+            "loss": row.loss if row.losses else None,
+            "spread": row.spread if row.losses else None,
+            "runs": [asdict(run) for run in row.runs],
+        }
+        for row in result.rows
+    ]
+    return {**asdict(result), "rows": rows}
+
+
+def _show(members: int, result: Comparison, folder: Path, page: Path) -> None:
+    for part in parts(result, members):
+        show_line(part.title)
+        figures = [Column(name, justify="right") for name in part.header[1:]]
+        table = Table(part.header[0], *figures, box=None, header_style="bold", pad_edge=False)
+        for row in part.rows:
+            table.add_row(*[Text(visible(cell)) for cell in row])
+        show(table)
+        show_line("")
+    for line in remarks(result):
+        show_line(visible(line))
+    show_line(f"best    {visible(result.best)}: {why_best(result)}")
+    show_line(visible(f"curves  {page}"))
+    show_line(visible(f"runs    {folder}, {bytes_text(size_of(folder))}"))

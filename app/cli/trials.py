@@ -1,0 +1,256 @@
+"""The runs of a comparison: which there are to be, which are there already, and the rest of them, some at a time.
+
+All members of a run take turns in one process. The folder of a comparison holds ordinary runs; one that is completed
+and has the same plan, but for its threads, is not run again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from app.cli.local_run import Run, StartRun
+from app.cli.terminal import heard_by
+from app.console import diagnostics, duration_text, interactive, say, visible
+from distributed.planning.simulated import Machines
+from profiles.errors import BadInput, ExitCode, MusterError, counted
+from profiles.schema import Profile
+from training.events import Event, RunEvent, StepEvent
+from training.local_plan import plan_local_run
+from training.local_run import LocalRun
+from training.outcome import RunOutcome, noted_failure
+from training.plan import RunPlan, read_plan
+from training.resources import whole_cores
+from training.run_folder import RunFolder
+from training.runs import list_runs, remove_run
+
+_LOOK = 0.1
+_STEPS_OF_A_CURVE = 10
+"""Evaluations of a run whose number of steps is known, where nobody said how many."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """One run that there is to be."""
+
+    strategy: str
+    seed: int
+    plan: RunPlan
+
+    @property
+    def name(self) -> str:
+        return f"{self.strategy}, seed {self.seed}"
+
+    @property
+    def key(self) -> str:
+        """What two runs share that have the same result."""
+        return _key(self.plan)
+
+
+def _key(plan: RunPlan) -> str:
+    members = tuple(member.model_copy(update={"threads": 0}) for member in plan.members)
+    return plan.model_copy(update={"members": members}).hash()
+
+
+def trials_of(profile: Profile, members: int, seeds: int, jobs: int, *, evaluations_chosen: bool) -> list[Trial]:
+    """Return the runs of one strategy: the one that the profile names, once for each seed.
+
+    Nothing stops early and no snapshots are kept. All members see as many samples as with any other strategy.
+
+    Args:
+        members: of a run; those of the profile's file of machines, where it names one.
+        evaluations_chosen: a person has said how often the model is evaluated; else it is ten times in a run at least,
+            where the number of its steps is known.
+
+    Raises:
+        BadInput: the strategy refuses the job.
+    """
+    often = profile.evaluation.eval_interval
+    if not evaluations_chosen and profile.training.max_steps:
+        few = max(1, profile.training.max_steps // _STEPS_OF_A_CURVE)
+        often = min(often, few) if often else few
+    changes = {
+        "evaluation": {"eval_interval": often, "early_stopping_patience": 0},
+        "snapshot": {"snapshot_interval": 0},
+        "run": {"trackers": "", "shares": ""},
+    }
+    sections = {name: getattr(profile, name).model_copy(update=change) for name, change in changes.items()}
+    threads = profile.training.threads or max(1, whole_cores() // jobs)
+    machines = Machines.read(Path(profile.run.cluster)) if profile.run.cluster else None
+    found = []
+    for number in range(seeds):
+        seed = profile.training.seed + number
+        training = profile.training.model_copy(update={"seed": seed})
+        chosen = profile.model_copy(update={**sections, "training": training})
+        plan = plan_local_run(chosen, len(machines.names) if machines else members, simulated=True)
+        plan = machines.clocked(plan) if machines else plan
+        each = tuple(member.model_copy(update={"threads": threads}) for member in plan.members)
+        found.append(Trial(plan.profile.strategy.strategy, seed, plan.model_copy(update={"members": each})))
+    return found
+
+
+def whole_runs(folder: Path, trials: Sequence[Trial]) -> dict[Trial, Path]:
+    """Return those of the runs that are there already, and remove those that an earlier comparison left in pieces."""
+    wanted = {trial.key: trial for trial in trials}
+    found: dict[Trial, Path] = {}
+    for summary in list_runs(folder):
+        with contextlib.suppress(BadInput):  # a damaged one is nobody's
+            trial = wanted.get(_key(read_plan(summary.path / "plan.json")))
+            if trial is not None and summary.status == "completed":
+                found.setdefault(trial, summary.path)
+            elif trial is not None and not summary.live:
+                remove_run(folder, summary)
+    return found
+
+
+@dataclass
+class Bench:
+    """Carries runs out, some at a time; a signal ends those that are under way, and what is whole stays.
+
+    Args:
+        folder: of the comparison.
+        jobs: how many runs there are at a time.
+        command: the command line, for the runs' metadata.
+    """
+
+    folder: Path
+    jobs: int
+    command: Sequence[str] = ()
+    start_run: StartRun = LocalRun
+    refused: dict[str, str] = field(default_factory=dict)
+    """Why a strategy has no more runs, by its name."""
+    stopped: threading.Event = field(default_factory=threading.Event)
+    _live: dict[Trial, Run] = field(default_factory=dict)
+    _steps: dict[Trial, tuple[int, int]] = field(default_factory=dict)
+    """Steps of the runs under way, and how many they will have."""
+    _guard: threading.Lock = field(default_factory=threading.Lock)
+
+    def carry_out(self, trials: Sequence[Trial]) -> dict[Trial, Path]:
+        """Run them all and return the folders of those that came to their end.
+
+        Raises:
+            MusterError: one of them could not be started, for no reason of its strategy's.
+        """
+        found: dict[Trial, Path] = {}
+        with ThreadPoolExecutor(self.jobs) as pool, heard_by(lambda *_: self.stopped.set()), _Line() as line:
+            begun = time.monotonic()
+            under_way = {pool.submit(self._one, trial): trial for trial in trials}
+            try:
+                while under_way:
+                    for done in wait(under_way, _LOOK).done:
+                        trial = under_way.pop(done)
+                        if (path := done.result()) is not None:
+                            found[trial] = path
+                            line.tell(f"{trial.name}: done, {len(found)} of {counted(len(trials), 'run')}")
+                    line.show(self._now(len(found), len(trials), time.monotonic() - begun))
+                    if self.stopped.is_set():
+                        self._end()
+            except BaseException:
+                self.stopped.set()
+                self._end()
+                raise
+        return found
+
+    def _now(self, done: int, every: int, passed: float) -> str:
+        with self._guard:
+            steps = dict(self._steps)
+        share = done + sum(step / total for step, total in steps.values())
+        left = f", {duration_text(passed / share * (every - share))} left" if share else ""
+        now = "; ".join(f"{trial.name}, step {step} of {total}" for trial, (step, total) in steps.items())
+        return f"{done} of {counted(every, 'run')} done{left}{': ' if now else ''}{now}"
+
+    def _end(self) -> None:
+        with self._guard:
+            for run in self._live.values():
+                run.kill()
+
+    def _one(self, trial: Trial) -> Path | None:
+        """Return the folder of a run that came to its end; ``None`` where it did not."""
+        if self.stopped.is_set() or trial.strategy in self.refused:
+            return None
+        held = RunFolder.create(self.folder, trial.plan, list(self.command))
+        try:
+            outcome = self._outcome(trial, held)
+        except BadInput as error:
+            outcome = RunOutcome("failed", held.path, {}, ExitCode.BAD_INPUT, error.message)
+        finally:
+            with self._guard:
+                self._live.pop(trial, None)
+                self._steps.pop(trial, None)
+        if outcome.status == "completed":
+            return held.path
+        if self.stopped.is_set():
+            self._remove(held.path)
+        else:
+            self.refused[trial.strategy] = outcome.message or outcome.status
+        return None
+
+    def _outcome(self, trial: Trial, held: RunFolder) -> RunOutcome:
+        def hear(event: Event) -> None:
+            if isinstance(event, RunEvent) and event.total_steps:
+                self._note(trial, 0, event.total_steps)
+            elif isinstance(event, StepEvent) and not event.member:
+                self._note(trial, event.step)
+
+        with held, noted_failure(held):
+            run = self.start_run(trial.plan, held, hear)
+            run.start()
+            with self._guard:
+                self._live[trial] = run
+            if self.stopped.is_set():
+                run.kill()
+            outcome = run.wait()
+            for watched in run.members.workers.values() if isinstance(run, LocalRun) else ():
+                watched.process.exit_code()  # nothing is left of it
+        return outcome
+
+    def _note(self, trial: Trial, step: int, total: int = 0) -> None:
+        with self._guard:
+            if total or trial in self._steps:
+                self._steps[trial] = (step, total or self._steps[trial][1])
+
+    def _remove(self, path: Path) -> None:
+        for summary in list_runs(self.folder):
+            if summary.path == path:
+                with contextlib.suppress(MusterError):  # the next comparison removes it
+                    remove_run(self.folder, summary)
+
+
+class _Line:
+    """One line of progress on a terminal; elsewhere only what is done is told."""
+
+    def __init__(self) -> None:
+        self._status = diagnostics().status("") if interactive() else None
+
+    def __enter__(self) -> _Line:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def show(self, text: str) -> None:
+        """Replace the line."""
+        if self._status is not None:
+            self._status.update(visible(text)[: max(20, diagnostics().width - 4)])
+
+    def tell(self, text: str) -> None:
+        """Write a line that stays."""
+        if self._status is not None:
+            diagnostics().print(visible(text), soft_wrap=True)
+        else:
+            say(visible(text))
+
+
+def by_strategy(found: Mapping[Trial, Path]) -> Iterator[tuple[str, list[tuple[Trial, Path]]]]:
+    """Yield the runs that came to their end, by strategy, each strategy's by seed."""
+    for name in dict.fromkeys(trial.strategy for trial in found):
+        own = [(trial, path) for trial, path in found.items() if trial.strategy == name]
+        yield name, sorted(own, key=lambda one: one[0].seed)

@@ -1,0 +1,379 @@
+"""Strategies side by side: what runs of one job, each with several seeds, say of them. Pure: events in, figures out.
+
+All are compared after the same number of samples, which the group of members has seen together. Between two points of a
+curve the loss is a straight line. Times are predicted: the steps are those of the runs, and the planner's cost model
+says what a step takes with equal links between equal machines, which compute as fast as the members did here.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, pairwise
+
+from app.run_series import OF_EXCHANGES, Curves, coarser, extended, figures, of_run
+from distributed.planning.cluster import Cluster, Link, Machine, Measurement
+from distributed.planning.cost_model import LINE_SHARE
+from distributed.planning.prediction import Predictor
+from distributed.planning.simulated import choice_of, job_after
+from profiles.errors import BadInput
+from profiles.schema import Profile
+from training.events import EvaluationEvent, Event, RunEvent, StepEvent, SyncEvent
+from training.strategies.costs import FEWEST_ROUNDS
+from training.strategies.own_file import rhythm_of
+from training.strategies.registry import cost_model
+
+Curve = tuple[tuple[float, float], ...]
+"""Samples that the group has seen, and the loss then; ascending."""
+AS_GOOD = 0.02
+"""A loss this much higher than the lowest, as a share, counts as good: the bound that the planner has too."""
+_POINTS = 20
+"""Of a curve of training losses, which differ from step to step."""
+_MARKS = 100
+"""At most about so many, of a series."""
+_WARM_UP = 3
+_FP32 = 4
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one run says."""
+
+    seed: int
+    split: str
+    """What the loss was measured on: ``validation``, another split, or ``training`` where nothing is evaluated."""
+    curve: Curve
+    steps: int
+    samples: int
+    sent: float
+    """Bytes that a member sent in all its steps, on average."""
+    compute: float
+    """Seconds of a member's step without exchanges: the median."""
+    trainable: int
+    """Parameters; 0: the run did not say."""
+    exchanges: Mapping[str, Curve] = field(default_factory=dict)
+    """What synchronisations told over the samples, by the name of the series: of all members together."""
+    clock: float = 0.0
+    """Seconds on the machines that were simulated; 0: their time was not."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """What was predicted for one rate of the links, or told by the runs' own clock."""
+
+    mbit: float
+    """Rate of each link's line; 0: those of the machines that were simulated."""
+    step: float
+    """Seconds of a step."""
+    to_end: float
+    to_loss: float | None = None
+    """Until the loss that all good strategies reach; ``None``: it was not reached."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One strategy."""
+
+    strategy: str
+    refused: str = ""
+    """Why there is nothing to show."""
+    runs: tuple[Ran, ...] = ()
+    losses: tuple[float, ...] = ()
+    """By seed, after as many samples as every run has seen."""
+    curve: Curve = ()
+    """The mean over the seeds."""
+    sent: float = 0.0
+    interval: int = 1
+    """Steps between exchanges."""
+    memory: int | None = None
+    """Bytes that a member keeps for the strategy beside the optimizer; ``None``: not known."""
+    times: tuple[Times, ...] = ()
+    unpredicted: str = ""
+    """Why there are no times."""
+
+    @property
+    def loss(self) -> float:
+        return statistics.fmean(self.losses)
+
+    def exchanged(self, name: str) -> Curve:
+        """Return the mean over the seeds of what synchronisations told; nothing where they did not tell it."""
+        curves = [run.exchanges[name] for run in self.runs if name in run.exchanges]
+        return mean_curve(curves) if curves else ()
+
+    @property
+    def rounds(self) -> int:
+        """How often members exchanged in the shortest run, what ends it left aside."""
+        return min(run.steps for run in self.runs) // self.interval
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation over the seeds; ``None`` of a single one."""
+        return statistics.stdev(self.losses) if len(self.losses) > 1 and math.isfinite(self.loss) else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All strategies."""
+
+    rows: tuple[Row, ...]
+    split: str = ""
+    samples: float = 0.0
+    """After which the losses were compared."""
+    target: float | None = None
+    """The loss to which times are given."""
+    best: str = ""
+    """Of those that exchanged often enough and have about the lowest loss, the one that ends soonest on the slowest
+    links."""
+    compute: float = 0.0
+    """Seconds of a step of one of the machines that times are predicted for."""
+
+
+@dataclass
+class _Taken:
+    """What is counted over the events of a run."""
+
+    samples: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    losses: dict[int, list[StepEvent]] = field(default_factory=lambda: defaultdict(list))
+    sent: dict[int | None, int] = field(default_factory=lambda: defaultdict(int))
+    evaluations: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+    trainable: int = 0
+    exchanges: Mapping[int, Curves] = field(default_factory=dict)
+    clock: float = 0.0
+
+
+def read_run(seed: int, events: Iterable[Event]) -> Ran | None:
+    """Return what the events of a whole run say; ``None`` where it took no step."""
+    taken = _Taken()
+    for event in events:
+        if isinstance(event, StepEvent):
+            taken.samples[event.step] += event.samples
+            taken.losses[event.step].append(event)
+            taken.sent[event.member] += event.bytes_sent
+            taken.clock = max(taken.clock, event.clock or 0.0)
+        elif isinstance(event, EvaluationEvent):
+            taken.evaluations[event.split][event.step] = _known(event.loss)
+        elif isinstance(event, SyncEvent):
+            told = (figure for figure in figures(event, event.step) if figure.name in OF_EXCHANGES)
+            taken.exchanges = extended(taken.exchanges, event.member or 0, told)
+        elif isinstance(event, RunEvent):
+            taken.trainable = int(event.details.get("trainable") or taken.trainable)
+    if not taken.losses:
+        return None
+    seen, total = {0: 0}, 0
+    for step in sorted(taken.samples):
+        total += taken.samples[step]
+        seen[step] = total
+    found = {split: losses for split, losses in taken.evaluations.items() if min(losses.values()) < math.inf}
+    split = "validation" if "validation" in found else min(found, default="")
+    curve = {step: loss for step, loss in found.get(split, {}).items() if step in seen}
+    if not any(curve):  # nothing was evaluated after the first step
+        split, curve = "training", _training(taken)
+    late = [one.compute for step in taken.losses for one in taken.losses[step] if step > _WARM_UP]
+    return Ran(
+        seed=seed,
+        split=split,
+        curve=tuple((seen[step], curve[step]) for step in sorted(curve)),
+        steps=max(taken.losses),
+        samples=total,
+        sent=statistics.fmean(taken.sent.values()),
+        compute=statistics.median(late or [one.compute for each in taken.losses.values() for one in each]),
+        trainable=taken.trainable,
+        exchanges=_exchanges(taken, total),
+        clock=taken.clock,
+    )
+
+
+def _exchanges(taken: _Taken, samples: int) -> dict[str, Curve]:
+    steps = max(taken.losses)
+    width = 1 << (steps // _MARKS).bit_length()
+    found = {name: of_run(taken.exchanges, name) for name in OF_EXCHANGES}
+    return {
+        name: tuple((samples * min(1.0, point.step / steps), point.mean) for point in coarser(series, width).points())
+        for name, series in found.items()
+        if series.count
+    }
+
+
+def _known(loss: float | None) -> float:
+    """Return a loss that can be ordered: one that is not a number is beyond all others."""
+    return loss if loss is not None and math.isfinite(loss) else math.inf
+
+
+def _training(taken: _Taken) -> dict[int, float]:
+    """Return the mean loss of all members over some steps, by the last of them."""
+    steps = sorted(taken.losses)
+    width = max(1, len(steps) // _POINTS)
+    found = {}
+    for first in range(0, len(steps), width):
+        part = steps[first : first + width]
+        each = [one for step in part for one in taken.losses[step]]
+        weight = sum(one.weight for one in each)
+        found[part[-1]] = _known(sum(one.loss * one.weight for one in each) / weight if weight else each[-1].loss)
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------------- curves
+
+
+def loss_at(curve: Curve, samples: float) -> float:
+    """Return the loss after so many samples; the first or last one beyond the ends."""
+    places = [x for x, _ in curve]
+    index = bisect_left(places, samples)
+    if index == 0 or index == len(curve):
+        return curve[min(index, len(curve) - 1)][1]
+    (x0, y0), (x1, y1) = curve[index - 1], curve[index]
+    return y0 + (y1 - y0) * (samples - x0) / (x1 - x0) if y0 < math.inf else y1
+
+
+def samples_until(curve: Curve, loss: float) -> float | None:
+    """Return after how many samples a curve first comes down to a loss; ``None``: never."""
+    if curve and curve[0][1] <= loss:
+        return curve[0][0]
+    for (x0, y0), (x1, y1) in pairwise(curve):
+        if y1 <= loss:
+            return x0 + (x1 - x0) * ((y0 - loss) / (y0 - y1) if math.isfinite(y0) else 1.0)
+    return None
+
+
+def mean_curve(curves: Sequence[Curve]) -> Curve:
+    """Return the mean of curves where all of them are known."""
+    first, last = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
+    places = sorted({x for curve in curves for x, _ in curve if first <= x <= last})
+    return tuple((x, statistics.fmean(loss_at(curve, x) for curve in curves)) for x in places)
+
+
+# ------------------------------------------------------------------------------------------------------------ the table
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One strategy and what came of its runs."""
+
+    strategy: str
+    profile: Profile | None = None
+    """With which it ran; ``None`` where it was refused before."""
+    runs: tuple[Ran, ...] = ()
+    refused: str = ""
+
+
+def compared(tried: Sequence[Tried], members: int, links: Sequence[float], cores: float = 0.0) -> Comparison:
+    """Put strategies side by side.
+
+    Args:
+        links: rates of lines in Mbit/s, to predict times for.
+        cores: of a machine; 0: unknown.
+    """
+    every = [run for one in tried for run in one.runs]
+    if not every:
+        return Comparison(tuple(Row(one.strategy, one.refused) for one in tried))
+    samples = min(run.curve[-1][0] for run in every)
+    compute = statistics.median(run.compute for run in every)
+    rows = [_row(one, samples) for one in tried]
+    shown = [row for row in rows if row.losses]
+    good = _good([row for row in shown if row.rounds >= FEWEST_ROUNDS] or shown)
+    target = max(row.loss for row in good)
+    machines = Machines(members, compute, cores)
+    timed = tuple(
+        _timed(row, one.profile, machines, links, target) if row.losses and one.profile else row
+        for row, one in zip(rows, tried, strict=True)
+    )
+    names = {row.strategy for row in good}
+    best = min((row for row in timed if row.strategy in names), key=_order)
+    return Comparison(timed, every[0].split, samples, target, best.strategy, compute)
+
+
+def _row(one: Tried, samples: float) -> Row:
+    if not one.runs:
+        return Row(one.strategy, one.refused)
+    first = one.runs[0]
+    costs = cost_model(one.strategy, one.profile.strategy) if one.profile else None
+    known = costs is not None and first.trainable
+    return Row(
+        strategy=one.strategy,
+        refused=one.refused,
+        runs=one.runs,
+        losses=tuple(loss_at(run.curve, samples) for run in one.runs),
+        curve=mean_curve([run.curve for run in one.runs]),
+        sent=statistics.fmean(run.sent for run in one.runs),
+        interval=rhythm_of(one.profile.strategy).interval if one.profile else 1,
+        memory=costs.vectors * _FP32 * first.trainable if costs is not None and known else None,
+    )
+
+
+def _good(rows: Sequence[Row]) -> list[Row]:
+    """Return those whose loss is about as low as the lowest: within the bound, or within what its seeds differ."""
+    lowest = min(rows, key=lambda row: row.loss)
+    bound = lowest.loss + max(AS_GOOD * abs(lowest.loss), lowest.spread or 0.0)
+    return [row for row in rows if row.loss <= bound]
+
+
+def _order(row: Row) -> tuple[float, ...]:
+    """The soonest on the slowest links first; where no time is known, the one with the lowest loss, last."""
+    if not row.times:
+        return (1, row.loss, row.sent)
+    slowest = min(row.times, key=lambda one: one.mbit)
+    return (0, slowest.to_end, row.loss)
+
+
+# ---------------------------------------------------------------------------------------------------------------- times
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Equal machines, all connected with each other."""
+
+    count: int
+    compute: float
+    """Seconds of a step of each."""
+    cores: float = 0.0
+
+    def cluster(self, batch: int, mbit: float) -> Cluster:
+        """Return them as the planner's figures.
+
+        Args:
+            batch: samples of one member's forward pass, in one of which a step consists.
+            mbit: rate of a link's line, which is that of a machine's interface too.
+        """
+        names = [f"machine-{number}" for number in range(1, self.count + 1)]
+        measured = (Measurement(batch=batch, seconds=max(self.compute, 1e-9)),)
+        rate = mbit * LINE_SHARE
+        links = (
+            Link(source=one, target=other, mbit=rate, mbit_back=rate, medium="ethernet")
+            for one, other in combinations(names, 2)
+        )
+        machines = (Machine(name=name, measurements=measured, cores=self.cores) for name in names)
+        return Cluster(machines=tuple(machines), links=tuple(links), here=names[0])
+
+
+def step_seconds(profile: Profile, run: Ran, machines: Machines, mbit: float) -> float:
+    """Return what a step should take.
+
+    Raises:
+        BadInput: it cannot be predicted.
+    """
+    if not run.trainable:
+        raise BadInput("the run did not say how many parameters it trains", "run it again")
+    job = job_after(profile, run.trainable, run.steps, run.samples)
+    cluster = machines.cluster(job.batch * job.accumulation, mbit)
+    names = tuple(machine.name for machine in cluster.machines)
+    return Predictor(cluster, job).predict(choice_of(profile, names)).step
+
+
+def _timed(row: Row, profile: Profile, machines: Machines, links: Sequence[float], target: float) -> Row:
+    run = row.runs[0]
+    reached = samples_until(row.curve, target)
+    share = None if reached is None else reached / run.samples
+    try:
+        steps = [(mbit, step_seconds(profile, run, machines, mbit)) for mbit in ([] if run.clock else links)]
+    except BadInput as error:
+        return Row(**{**vars(row), "unpredicted": error.message})
+    if run.clock:
+        steps = [(0.0, run.clock / run.steps)]
+    times = tuple(
+        Times(mbit, step, run.steps * step, None if share is None else share * run.steps * step) for mbit, step in steps
+    )
+    return Row(**{**vars(row), "times": times})

@@ -1,0 +1,192 @@
+"""A comparison of strategies as one HTML file: the curves, and the tables that the command prints too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.comparison import Comparison, Curve, Row
+from app.console import bytes_text, duration_text
+from app.html_report.charts import COLOURS, Chart, drawn, label
+from app.html_report.page import figure, whole_page
+from app.html_report.sections import table, text
+from app.metrics import four_digits
+from app.run_series import OF_EXCHANGES
+from profiles.errors import BadInput, counted
+from training.run_files import explain, write_whole
+from training.strategies.costs import FEWEST_ROUNDS
+
+NAME = "comparison.html"
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+_BAND = "rgba(110, 118, 129, 0.16)"
+
+
+def write_comparison(result: Comparison, profile: str, members: int, folder: Path) -> Path:
+    """Write the page into the folder of a comparison, whole or not at all, and return its path.
+
+    Raises:
+        BadInput: it cannot be written.
+    """
+    path = folder / NAME
+    try:
+        write_whole(path, comparison_page(result, profile, members).encode(), 0o600)
+    except OSError as error:
+        raise BadInput(*explain(error, path)) from error
+    return path
+
+
+def comparison_page(result: Comparison, profile: str, members: int) -> str:
+    """Return the whole page."""
+    charts = comparison_charts(result)
+    best = f"best: <b>{text(result.best)}</b>, {text(why_best(result))}"
+    tables = "".join(
+        f"<h3>{text(part.title)}</h3>{table(part.header, part.rows, range(1, len(part.header)))}"
+        for part in parts(result, members)
+    )
+    notes = "".join(f"<p>{text(line)}</p>" for line in remarks(result))
+    content = (
+        f"<header><h1>Strategies for {text(profile)}</h1><p>{best}</p></header><main>"
+        f'<section><h2>Curves</h2><div class="charts">{"".join(map(figure, charts))}</div></section>'
+        f"<section><h2>Figures</h2>{tables}{last_exchanged(result)}{notes}</section></main>"
+    )
+    return whole_page(f"strategies for {profile}", content, charts)
+
+
+def comparison_charts(result: Comparison) -> list[Chart]:
+    """Return the loss over samples, and over predicted hours at each rate of the links."""
+    shown = [row for row in result.rows if row.losses]
+    rates = [one.mbit for one in next((row.times for row in shown if row.times), ())]
+    losses = [_over_samples(shown), *(_over_time(shown, place, mbit) for place, mbit in enumerate(rates))]
+    told = (_exchanged(shown, name, what) for name, what in OF_EXCHANGES.items())
+    return [*losses, *(chart for chart in told if chart is not None)]
+
+
+def last_exchanged(result: Comparison) -> str:
+    """Return a table of the last point of every curve that synchronisations make; empty where there is none."""
+    curves = [(row.strategy, [row.exchanged(name) for name in OF_EXCHANGES]) for row in result.rows if row.losses]
+    rows = [(name, *(f"{own[-1][1]:.4g}" if own else "-" for own in every)) for name, every in curves if any(every)]
+    header = ("strategy", *OF_EXCHANGES)
+    title = "<h3>at the last synchronisation, mean of the seeds</h3>"
+    return title + table(header, rows, range(1, len(header))) if rows else ""
+
+
+def _exchanged(rows: list[Row], name: str, what: str) -> Chart | None:
+    traces = [_line(curve, row, number) for number, row in enumerate(rows) if (curve := row.exchanged(name))]
+    axes = _axes("samples of all members", name)
+    return drawn(name.replace(" ", "-"), name.capitalize(), what, traces, **axes) if traces else None
+
+
+def _over_samples(rows: list[Row]) -> Chart:
+    traces: list[dict[str, Any]] = []
+    for number, row in enumerate(rows):
+        group = {"legendgroup": row.strategy}
+        if len(row.runs) > 1:
+            traces += [{**one, **group} for one in _band([run.curve for run in row.runs])]
+        traces.append({**_line(row.curve, row, number), **group})
+    note = "Mean of the seeds; the band holds all of them. Click a name in the legend to hide its line."
+    return drawn("samples", "Loss over samples", note, traces, **_axes("samples of all members"))
+
+
+def _over_time(rows: list[Row], place: int, mbit: float) -> Chart:
+    timed = [(number, row) for number, row in enumerate(rows) if row.times]
+    longest = max(row.times[place].to_end for _, row in timed)
+    unit, seconds = ("hours", 3600.0) if longest > 7200 else ("minutes", 60.0) if longest > 120 else ("seconds", 1.0)
+    traces = []
+    for number, row in timed:
+        scale = row.times[place].to_end / row.runs[0].samples / seconds
+        traces.append(_line(tuple((samples * scale, loss) for samples, loss in row.curve), row, number))
+    where = f"links of {mbit:g} Mbit/s" if mbit else "on the simulated machines"
+    return drawn(f"time-{place}", f"Loss over time, {where}", "By the cost model.", traces, **_axes(unit))
+
+
+def _line(curve: Curve, row: Row, number: int) -> dict[str, Any]:
+    known = [(x, y) for x, y in curve if math.isfinite(y)]
+    style = {"color": COLOURS[number % len(COLOURS)], "dash": _DASHES[number % len(_DASHES)]}
+    x, y = [x for x, _ in known], [y for _, y in known]
+    return {"x": x, "y": y, "mode": "lines+markers", "name": label(row.strategy), "line": style}
+
+
+def _band(curves: list[Curve]) -> list[Mapping[str, Any]]:
+    """Return the lowest and the highest of curves whose points are at the same places, as two invisible lines."""
+    places = [dict(curve) for curve in curves]
+    common = [x for x, _ in curves[0] if all(math.isfinite(own.get(x, math.inf)) for own in places)]
+    edge = {"x": common, "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
+    low, high = ([choose(own[x] for own in places) for x in common] for choose in (min, max))
+    return [{**edge, "y": high}, {**edge, "y": low, "fill": "tonexty", "fillcolor": _BAND}]
+
+
+def _axes(title: str, value: str = "loss") -> dict[str, Any]:
+    return {"xaxis": {"title": {"text": title}, "rangemode": "tozero"}, "yaxis": {"title": {"text": value}}}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A table; all columns but the first hold figures."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def parts(result: Comparison, members: int) -> list[Part]:
+    """Return the tables: losses, bytes and memory, and the times where some are known."""
+    timed = [row for row in result.rows if row.times]
+    return [_losses(result, members), *(_times(result, end) for end in (True, False) if timed)]
+
+
+def remarks(result: Comparison) -> list[str]:
+    """Return why figures are missing, or say little."""
+    found = []
+    for row in result.rows:
+        if row.refused or row.unpredicted:
+            what = "refused" if not row.losses else "seeds are missing" if row.refused else "no times"
+            found.append(f"{row.strategy}: {what}: {row.refused or row.unpredicted}")
+        if row.losses and row.rounds < FEWEST_ROUNDS:
+            often = f"{counted(row.rounds, 'exchange')} in the whole run, one every {row.interval} steps"
+            found.append(f"{row.strategy}: {often}: too few to tell; train longer, or set its interval lower")
+    return found
+
+
+def why_best(result: Comparison) -> str:
+    """Return what makes the best one the best."""
+    best = next(row for row in result.rows if row.strategy == result.best)
+    if not best.times:
+        return "the lowest loss"
+    slowest = min(one.mbit for one in best.times)
+    where = f"at {slowest:g} Mbit/s" if slowest else "on the simulated machines"
+    return f"of those with about the lowest loss, the soonest {where}"
+
+
+def _losses(result: Comparison, members: int) -> Part:
+    of = "" if result.split == "training" else f" on {result.split}"
+    seeds = max(len(row.losses) for row in result.rows)
+    kept = f", mean ± deviation of {seeds} seeds" if seeds > 1 else ""
+    title = f"loss{of} after {result.samples:.0f} samples, {members} members{kept}"
+    rows = tuple((row.strategy, *(_cells(row) if row.losses else ("refused", "-", "-"))) for row in result.rows)
+    return Part(title, ("strategy", "loss", "each sent", "each keeps"), rows)
+
+
+def _cells(row: Row) -> tuple[str, str, str]:
+    loss = four_digits(row.loss) if math.isfinite(row.loss) else "not a number"
+    if row.spread is not None:
+        loss += f" ± {row.spread:.2g}"
+    return loss, bytes_text(row.sent), "-" if row.memory is None else bytes_text(row.memory)
+
+
+def _times(result: Comparison, to_end: bool) -> Part:
+    rates = [one.mbit for one in next(row.times for row in result.rows if row.times)]
+    where = "predicted for links in Mbit/s" if rates[0] else "on the simulated machines"
+    title = f"time to the end, {where}; a step computes {result.compute:.2g} s"
+    if not to_end:
+        title = f"time to loss {four_digits(result.target or 0.0)}, {'predicted likewise' if rates[0] else where}"
+    shown = [row for row in result.rows if row.losses]
+    each = [[one.to_end if to_end else one.to_loss for one in row.times] or [None] * len(rates) for row in shown]
+    rows = ((row.strategy, *map(_time, own)) for row, own in zip(shown, each, strict=True))
+    return Part(title, ("strategy", *(f"{rate:g}" if rate else "simulated" for rate in rates)), tuple(rows))
+
+
+def _time(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:#.2g}".rstrip(".") + " s" if seconds < 60 else duration_text(seconds)

@@ -1,0 +1,48 @@
+"""What a machine has at a path, for data that stay there. It travels in the command itself, and writes nothing.
+
+``python -c PROGRAM PATH`` says, as one JSON object: ``path``, absolute there; ``problem``: why nothing can be trained
+on it, or empty; ``columns`` of the table to train on, where there is one. Nothing of its rows is said.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+_TABLES = ("train", "training", "metadata")
+_MOST = 1 << 20
+"""Bytes of a first line."""
+
+
+def look(text: str) -> dict[str, object]:
+    """Look at a path; a relative one is below the home folder."""
+    path = os.path.join(os.path.expanduser("~"), os.path.expanduser(text))
+    try:
+        names = sorted(os.listdir(path)) if os.path.isdir(path) else [""] if os.stat(path).st_size else []
+        seen = [name for name in names if not name.startswith(".")]
+        table = next((name for stem in _TABLES for name in seen if name in (f"{stem}.csv", f"{stem}.jsonl")), "")
+        lone = path if seen == [""] and path.endswith((".csv", ".jsonl")) else ""
+        columns, rows = _head(os.path.join(path, table) if table else lone) if table or lone else ([], True)
+    except FileNotFoundError:
+        return {"path": path, "problem": "is not there", "columns": []}
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", "") or "not a table in UTF-8"
+        return {"path": path, "problem": f"cannot be read ({reason})", "columns": []}
+    return {"path": path, "problem": "" if seen and rows else "is empty", "columns": columns}
+
+
+def _head(path: str) -> tuple[list[str], bool]:
+    """Return the columns of a table, and whether it has a row."""
+    with open(path, encoding="utf-8-sig") as table:
+        first, second = table.readline(_MOST), table.readline(_MOST)
+    if path.endswith(".jsonl"):
+        found = json.loads(first or "{}")
+        return sorted(found) if isinstance(found, dict) else [], bool(first.strip())
+    separator = max(",;\t", key=first.count)
+    return [name.strip().strip('"') for name in first.strip().split(separator)], bool(second.strip())
+
+
+def main() -> int:
+    json.dump(look(sys.argv[1]), sys.stdout)
+    return 0

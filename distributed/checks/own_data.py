@@ -1,0 +1,100 @@
+"""Data that stay on machines: whether each has some to train on, and with the columns that the others have."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from distributed.checks.findings import Finding
+from distributed.machine.link import Link, Tell, packed
+from distributed.preparation.preflight import NotReady
+from distributed.ssh.errors import SshError
+from profiles.errors import BadInput, MusterError
+from profiles.schema import Profile
+from training.plan import MemberPlan
+from training.tasks.speech_clips import find_text_column
+
+_TIMEOUT = 60.0
+_Name = Annotated[str, Field(max_length=200)]
+_STAY = "they stay there; only weights or gradients leave it"
+
+
+class Seen(BaseModel):
+    """What :mod:`distributed.checks.data_there` says."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: Annotated[str, Field(max_length=4096)]
+    problem: _Name
+    columns: tuple[_Name, ...] = Field(max_length=1000)
+
+
+def require_data(
+    profile: Profile, links: Sequence[Link], members: Sequence[MemberPlan], tell: Tell = lambda line: None
+) -> None:
+    """Refuse machines without data of their own, where data stay on them; what they have is told.
+
+    Raises:
+        NotReady: some have none.
+    """
+    by_machine = own_data(profile, links, members)
+    found = [(link, one) for link in links for one in by_machine[link.name]]
+    problems = [SshError(link.name, one.seen, one.fix) for link, one in found if one.level == "problem"]
+    if problems:
+        raise NotReady(problems)
+    for link, one in found:
+        tell(f"{link.name}: {one.seen}" + (f" ({one.fix})" if one.fix else ""))
+
+
+def own_data(profile: Profile, links: Sequence[Link], members: Sequence[MemberPlan]) -> dict[str, list[Finding]]:
+    """Return the findings by machine; nothing where data do not stay there, or no path says where they are."""
+    places = dict.fromkeys((member.machine, member.data) for member in members if member.data)
+    asked = [(link, path) for link in links for machine, path in places if machine == link.name]
+    with ThreadPoolExecutor(len(asked) or 1) as pool:
+        seen = {(one[0].name, one[1]): found for one, found in zip(asked, pool.map(lambda one: _look(*one), asked))}
+    columns = {place: one.columns for place, one in seen.items() if isinstance(one, Seen)}
+    found: dict[str, list[Finding]] = {link.name: [] for link in links}
+    for place, one in seen.items():
+        judged = one if isinstance(one, Finding) else judge_own_data(profile, place, one, columns)
+        found[place[0]].append(judged)
+    return found
+
+
+def _look(link: Link, path: str) -> Seen | Finding:
+    try:
+        words = [link.python, "-c", packed("distributed.checks.data_there"), path]
+        return Seen.model_validate_json(link.connection().run(words, timeout=_TIMEOUT).stdout)
+    except ValidationError:
+        return Finding("data", "warning", f"its data at {path} could not be looked at: it gave no proper answer")
+    except MusterError as error:
+        return Finding("data", "warning", f"its data at {path} could not be looked at: {error.message}")
+
+
+def judge_own_data(
+    profile: Profile, place: tuple[str, str], seen: Seen, columns: Mapping[tuple[str, str], tuple[str, ...]]
+) -> Finding:
+    """Judge what a machine has.
+
+    Args:
+        place: machine and path.
+        columns: of the tables of all places.
+    """
+    if seen.problem:
+        fix = "put the data there, or name another place with 'data' of this machine in the hosts file"
+        return Finding("data", "problem", f"its data: {seen.path} {seen.problem}", "data of its own", fix)
+    if profile.model.trait == "speech" and seen.columns:
+        try:
+            find_text_column(seen.columns, profile.data.text_column, None, seen.path)
+        except BadInput as error:
+            return Finding("data", "problem", error.message, "transcripts", f"{error.hint}, or rename the column there")
+    others = Counter(frozenset(names) for other, names in columns.items() if other != place and names)
+    usual, many = (others.most_common(1) or [(frozenset[str](), 0)])[0]
+    if seen.columns and many and usual != frozenset(seen.columns):
+        whose = next(other for other, names in columns.items() if other != place and frozenset(names) == usual)
+        told = f"its table has the columns {', '.join(seen.columns)}, that of {whose[0]} {', '.join(columns[whose])}"
+        return Finding("data", "warning", told, "columns of one meaning", "rename them there if they mean the same")
+    return Finding("data", "ok", f"its data: {seen.path}; {_STAY}")

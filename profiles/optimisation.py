@@ -1,0 +1,76 @@
+"""The options of the optimisation: steps, batches, learning rate, optimizer; a section of :mod:`profiles.schema`."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, PlainSerializer, field_validator
+
+from profiles.declarations import OptionError, Section, option
+
+OPTIMIZERS = ("adamw", "sgd", "muon", "adafactor")
+"""Those that need no code of one's own."""
+
+
+def _whole(steps: float) -> float:
+    return int(steps) if steps == int(steps) else steps
+
+
+StepsOrShare = Annotated[float, AfterValidator(_whole), PlainSerializer(_whole)]
+"""Written as a whole number where it is one, as it always was."""
+
+
+class TrainingSettings(Section):
+    """The optimisation."""
+
+    learning_rate: float = option(1e-4, "peak learning rate at the reference batch", gt=0, le=10)
+    lr_schedule: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"] = option(
+        "linear", "how the learning rate falls after the warm-up; wsd: constant, then a fall at the end"
+    )
+    lr_decay_share: float = option(
+        0.2, "with lr_schedule = wsd: share of the run in which the learning rate falls", gt=0, le=1, advanced=True
+    )
+    warmup_steps: StepsOrShare = option(
+        50, "steps of linear warm-up; below 1: a share of the run, so 0.1 is its first tenth", unit="steps", ge=0
+    )
+    lr_scaling: Literal["off", "sqrt", "linear"] = option(
+        "sqrt", "how the learning rate follows the global batch, relative to one worker's batch"
+    )
+    epochs: float = option(3.0, "passes over the training data", unit="epochs", gt=0)
+    max_steps: int = option(0, "optimizer steps, instead of 'epochs'; 0: follow 'epochs'", unit="steps", ge=0)
+    batch_size: int = option(8, "samples in one forward pass of one device", unit="samples", ge=1, le=65536)
+    gradient_accumulation: int = option(1, "forward and backward passes for one optimizer step", ge=1, le=65536)
+    drop_last: bool = option(False, "leave out the last step of an epoch where it would be smaller than the others")
+    max_grad_norm: float = option(1.0, "gradients are clipped to this norm; 0: off", ge=0)
+    optimizer: str = option(
+        "adamw",
+        f"{', '.join(OPTIMIZERS)}, or file.py:function of your own, which returns a torch optimizer",
+        kind="location",
+    )
+    weight_decay: float = option(0.01, "weight decay (not on biases and norms)", ge=0)
+    adam_beta2: float = option(0.999, "AdamW second moment decay", gt=0, lt=1, advanced=True)
+    momentum: float = option(
+        -1.0, "momentum of sgd and muon; -1: the usual one, 0.9 and 0.95", ge=-1, lt=1, advanced=True
+    )
+    mixed_precision: Literal["off", "bf16", "fp16", "auto"] = option(
+        "auto", "auto: bf16 on CUDA that has it, for Whisper on CPUs too; else off"
+    )
+    seed: int = option(42, "seed of weights, order and augmentation", ge=0, lt=2**32)
+    device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "device of the workers")
+    threads: int = option(0, "CPU threads of a worker; 0: cores divided by the local workers", ge=0, advanced=True)
+
+    @property
+    def own_optimizer(self) -> str:
+        """The function of the user's own that makes the optimizer; empty: it is one of those that are known."""
+        return "" if self.optimizer in OPTIMIZERS else self.optimizer
+
+    @field_validator("optimizer")
+    @classmethod
+    def _known_optimizer(cls, optimizer: str) -> str:
+        file, _, function = optimizer.rpartition(":")
+        if optimizer in OPTIMIZERS or (file.endswith(".py") and function.isidentifier()):
+            return optimizer
+        near = difflib.get_close_matches(optimizer, OPTIMIZERS, n=1)
+        said = f", did you mean '{near[0]}'?" if near else ""
+        raise OptionError("optimizer", f"not a choice{said} (one of {', '.join(OPTIMIZERS)}, or file.py:function)")

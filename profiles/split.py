@@ -1,0 +1,78 @@
+"""How the training samples are divided among the workers: the option ``split``."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, NamedTuple, TypeVar
+
+from pydantic import AfterValidator
+
+from profiles.declarations import OptionError
+
+S = TypeVar("S")
+
+FORMS = "global, label, label:SHARDS, dirichlet:ALPHA or speaker"
+SPLIT_HELP = (
+    "which samples each worker trains on: any of them (global), or a part of its own: label, label:SHARDS, "
+    "dirichlet:ALPHA, speaker"
+)
+LOCAL_DATA_HELP = (
+    "each machine trains on what it has at dataset_path there; data stay on it, only weights or gradients leave"
+)
+DATA_STAY = "the data stay on each machine: only weights or gradients leave it, and figures such as losses"
+"""What a plan says where data stay."""
+
+
+class Split(NamedTuple):
+    """A choice of it, in its parts."""
+
+    kind: Literal["global", "label", "dirichlet", "speaker"]
+    shards: int = 1
+    """Of a worker, where samples are sorted by label."""
+    alpha: float = 0.0
+    """Concentration of the Dirichlet distribution."""
+
+    @property
+    def labels(self) -> Literal["label", "speaker"]:
+        """By what samples are told apart."""
+        return "speaker" if self.kind == "speaker" else "label"
+
+
+def split_of(text: str) -> Split:
+    """Read the option.
+
+    Raises:
+        OptionError: it is none of :data:`FORMS`.
+    """
+    if text == "global":
+        return Split("global")
+    if text == "speaker":
+        return Split("speaker")
+    if found := re.fullmatch(r"label(?::(\d{1,4}))?", text):
+        shards = int(found[1] or 1)
+        if shards > 0:
+            return Split("label", shards=shards)
+    if found := re.fullmatch(r"dirichlet:(\d{0,6}\.?\d+(?:e-?\d{1,2})?)", text):
+        alpha = float(found[1])
+        if 1e-6 <= alpha <= 1e6:
+            return Split("dirichlet", alpha=alpha)
+    raise OptionError("split", f"{FORMS}, for example dirichlet:0.1")
+
+
+def divided_in_one_way(settings: S) -> S:
+    """Refuse data that stay on machines and are split too.
+
+    Raises:
+        OptionError: both are asked for.
+    """
+    if getattr(settings, "local_data", False) and getattr(settings, "split", "global") != "global":
+        raise OptionError("split", "divides one data set among the workers; with local_data = true each has its own")
+    return settings
+
+
+def _checked(text: str) -> str:
+    return text if split_of(text) else ""
+
+
+SplitText = Annotated[str, AfterValidator(_checked)]
+"""The option as it is written, checked."""

@@ -1,0 +1,39 @@
+"""Where the ranks of a launched script listen, and what they are told."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from profiles.errors import RunFailed
+from profiles.schema import Profile
+from training.launched import environment, listening
+from training.plan import Launch, MemberPlan, RunPlan
+from training.worker import Meeting
+
+JOB = Launch(script="x.py", machines=(0, 1), addresses=("10.0.0.1", "10.0.0.2"))
+LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+
+
+def test_a_rank_listens_where_ssh_reaches_its_machine_or_on_the_interface_that_was_named() -> None:
+    assert listening(JOB, 1) == "10.0.0.2"
+    named = JOB.model_copy(update={"interfaces": ("", LOOPBACK)})
+    own = [one.address for one in psutil.net_if_addrs()[LOOPBACK] if one.family == socket.AF_INET]
+    assert (listening(named, 0), listening(named, 1)) == ("10.0.0.1", own[0])
+
+
+def test_an_interface_that_is_not_there_is_named_beside_those_that_are() -> None:
+    with pytest.raises(RunFailed, match=f"'nothere0'.*{LOOPBACK}"):
+        listening(JOB.model_copy(update={"interfaces": ("nothere0", "")}), 0)
+
+
+def test_a_rank_is_told_the_store_and_the_relay(tmp_path: Path) -> None:
+    members = tuple(MemberPlan(rank=rank, name=name, batch_size=1) for rank, name in enumerate("ab"))
+    plan = RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine="mesh", launch=JOB)
+    told = environment(plan, JOB, 1, Meeting("127.0.0.1:1", "10.0.0.9:2"), tmp_path)
+    assert (told["MUSTER_STORE"], told["MUSTER_RELAY"]) == ("127.0.0.1:1", "10.0.0.9:2")
+    assert (told["MUSTER_LISTEN"], told["MASTER_ADDR"], told["RANK"]) == ("10.0.0.2", "10.0.0.1", "1")

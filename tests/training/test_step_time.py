@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from toy_task import ToyTask
+
+from profiles.resolve import profile_from_options
+from training import short_run, short_run_start
+from training.local_plan import plan_local_run
+from training.short_run import LEAST_STEPS, MORE_SECONDS, MOST_SECONDS, WARM_UP, StepTime, StepTimer
+
+
+def taken(steps: Iterator[float], period: float = 0.0) -> tuple[StepTime, int]:
+    """Take steps as a short run does; return what they tell, and how many it took."""
+    timer = StepTimer(period)
+    for number in itertools.count(1):
+        timer.add(next(steps))
+        if timer.enough:
+            found = timer.step_time()
+            assert found is not None
+            return found, number
+    raise AssertionError
+
+
+def throttled(work: float, cores: float, period: float, begin: float = 0.0) -> Iterator[float]:
+    """Times of steps of a process that runs ``cores * period`` seconds of each period and then stands still."""
+    now, left = begin, cores * period
+    while True:
+        start, todo = now, work
+        while todo > 1e-12:
+            run = min(todo, left)
+            now, left, todo = now + run, left - run, todo - run
+            if left <= 1e-12:
+                now, left = (math.floor(now / period + 1e-9) + 1) * period, cores * period
+        yield now - start
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(0.002, 0.5), st.floats(0.2, 0.95), st.sampled_from([0.02, 0.1]))
+def test_a_throttled_machine_is_as_slow_as_it_is(work: float, cores: float, period: float) -> None:
+    found, _ = taken(throttled(work, cores, period), period)
+    assert found.seconds == pytest.approx(work / cores, rel=0.06)
+
+
+@pytest.mark.parametrize("work", [0.003, 0.011, 0.035])
+def test_a_quota_that_nobody_tells_of(work: float) -> None:
+    """A limit outside of what this process can read, as of a virtual machine."""
+    assert taken(throttled(work, 0.4, 0.1))[0].seconds == pytest.approx(work / 0.4, rel=0.06)
+
+
+def noisy(mean: float, share: float, seed: int = 1) -> Iterator[float]:
+    chance = random.Random(seed)
+    while True:
+        yield mean * max(0.2, chance.gauss(1, share))
+
+
+def test_even_steps_are_measured_for_a_short_time_and_uneven_ones_longer() -> None:
+    even, few = taken(noisy(0.3, 0.01))
+    uneven, more = taken(noisy(0.3, 0.3))
+    assert few <= WARM_UP + LEAST_STEPS + 1
+    assert more > 2 * few
+    assert 0 < even.error < uneven.error
+    assert uneven.spread == pytest.approx(0.09, rel=0.5)
+
+
+def test_equal_machines_differ_by_their_errors_only() -> None:
+    paces = [taken(noisy(0.08, 0.4, seed))[0] for seed in range(40)]
+    within = [abs(a.seconds - b.seconds) <= 2 * math.hypot(a.error, b.error) for a, b in itertools.pairwise(paces)]
+    assert sum(within) >= 0.8 * len(within)
+
+
+def test_one_stall_is_not_the_machines_pace() -> None:
+    steps = itertools.chain([0.1] * 12, [1.0], itertools.repeat(0.1))
+    assert taken(steps)[0].seconds == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("step", [1e-4, 0.05, 4.0, 30.0])
+def test_it_ends_in_time_whatever_a_step_takes(step: float) -> None:
+    found, count = taken(itertools.cycle([step, 1.9 * step]))
+    assert step <= found.seconds <= 1.9 * step
+    assert count * step <= max(MORE_SECONDS, MOST_SECONDS) + 4 * step
+
+
+def test_a_very_slow_machine_is_measured_at_one_batch_size() -> None:
+    sizes: list[int] = []
+
+    def measure(plan: Any, task: Any, batch: int, *_: Any) -> tuple[nn.Module, float]:
+        sizes.append(batch)
+        return nn.Linear(2, 2), 30.0 if batch > 4 else 5.0
+
+    for batch in (8, 16):
+        options = {"batch_size": batch, "device": "cpu", "threads": torch.get_num_threads()}
+        plan = plan_local_run(profile_from_options("p", options), 1)
+        short_run.carry_out(plan, lambda said: None, task_of=lambda profile: ToyTask(), measured=measure)
+    assert sizes == [4, 8, 8]
+
+
+def test_a_measurement_asks_for_few_samples_and_tells_of_all() -> None:
+    class Large(ToyTask):
+        def prepare_some(self, progress: Any, most: int) -> int:
+            asked.append(most)
+            return super().prepare_some(progress, most) + 1_000_000
+
+    asked: list[int] = []
+    told: list[dict[str, Any]] = []
+
+    def measure(*_: Any) -> tuple[nn.Module, float]:
+        return nn.Linear(2, 2), 0.1
+
+    for batch in (8, 100):
+        options = {"batch_size": batch, "device": "cpu", "threads": torch.get_num_threads()}
+        plan = plan_local_run(profile_from_options("p", options), 1)
+        short_run.carry_out(plan, told.append, lambda: asked.append(0), task_of=lambda _: Large(), measured=measure)
+    assert asked == [0, 128, 0, 200]
+    assert all(one["samples"] > 1_000_000 for one in told if one["kind"] == "workload")
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_machine_of_one_core_imports_nothing_before_the_word(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(short_run_start, "free_cores", lambda: cores)
+    monkeypatch.setattr(short_run_start.sys, "stdin", SimpleNamespace(readline=lambda: told.append("word") or "go"))
+
+    def loaded(wait: Callable[[], object]) -> None:
+        told.append("loaded")
+        wait()
+
+    monkeypatch.setattr(short_run, "main", loaded)
+    short_run_start.main()
+    assert told == (["word", "loaded"] if cores == 1 else ["loaded", "word"])
+
+
+def test_no_step_no_pace() -> None:
+    assert StepTimer().step_time() is None

@@ -1,0 +1,52 @@
+"""A run that is stopped where members meet evaluates afterwards what it would have without the stop."""
+
+from __future__ import annotations
+
+import json
+import queue
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_task import ToyTask, toy_plan
+
+from profiles.errors import ExitCode
+from training.events import ErrorEvent, EvaluationEvent, Event, MemberEvent, StepEvent
+from training.plan import RunPlan
+from training.simulated.members import run_members
+
+
+def told(folder: Path, plan: RunPlan, stop: int = 0) -> list[Event]:
+    """Return the events of a simulated run, all members of which are stopped after this step; 0: after none."""
+    orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    events: list[Event] = []
+
+    def note(event: Event) -> None:
+        events.append(event)
+        if stop and isinstance(event, MemberEvent) and event.status == "started":
+            orders.put(json.dumps({"rank": event.member, "command": "stop", "at_step": stop}).encode())
+
+    task = ToyTask()
+    assert run_members(plan, lambda rank: task, folder, folder, note, iter(orders.get, b"")) is ExitCode.DONE
+    assert not [event for event in events if isinstance(event, ErrorEvent)]
+    return events
+
+
+def figures(events: list[Event]) -> dict[Any, float]:
+    losses = {(e.member, e.step): e.loss for e in events if isinstance(e, StepEvent)}
+    return losses | {(e.split, e.step): e.metrics["loss"] for e in events if isinstance(e, EvaluationEvent)}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "own", "stop"),
+    [("diloco", {"sync_interval": 4, "sync_delay": 2}, 6), ("sparta", {"share": 0.2, "interval": 3, "delay": 2}, 5)],
+)
+def test_where_members_meet_with_exchanges_under_way(
+    tmp_path: Path, strategy: str, own: dict[str, Any], stop: int
+) -> None:
+    chosen = {"strategy": strategy, "owned": {strategy: own}}
+    plan = toy_plan(3, {"max_steps": 10}, {"eval_interval": 2}, strategy=chosen)
+    plan = plan.model_copy(update={"engine": "simulated"})
+    whole = figures(told(tmp_path / "whole", plan))
+    first = figures(told(tmp_path / "again", plan, stop))
+    assert first | figures(told(tmp_path / "again", plan.model_copy(update={"resume": True}))) == whole

@@ -1,0 +1,163 @@
+"""What one member gives to a mean, copied, and the outcome of an operation as it came, to be handed to others."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from training.exchange.base import Contribution, ExchangeError, Group, MeanResult
+from training.exchange.codecs import CHUNK_ELEMENTS
+from training.exchange.reduction import Rooms
+from training.exchange.staging import to_host
+
+OUTCOME = struct.Struct("<d")
+"""Sum of the weights in a piece; ranks follow as bits: those in it, those refused; then the flags."""
+_MOST_NAME = 40
+
+
+def copied(given: Contribution, rooms: Rooms) -> Contribution:
+    """Return what was given, checked, with a copy of its values on the CPU, which belongs to the operation alone."""
+    values, codec = given.values, given.codec
+    if values.device.type != "cpu":
+        return replace(given, values=to_host([values], torch.float32).wait()).checked()
+    own, fit = floats(rooms, values.numel()), True
+    for start in range(0, values.numel(), CHUNK_ELEMENTS):  # both while they are at hand
+        part = own[start : start + CHUNK_ELEMENTS].copy_(values.detach()[start : start + CHUNK_ELEMENTS])
+        fit = fit and codec.carries(part)
+    return replace(given, values=own).checked(fit)
+
+
+def what_it_is(kind: str, name: str, given: Contribution | None = None) -> str:
+    """Return in words what an operation is: the same on all its members, or they are at different ones."""
+    short = name if len(name) <= _MOST_NAME else f"{name[: _MOST_NAME // 2]}... {zlib.crc32(name.encode()):08x}"
+    if given is None:
+        return f"the {kind} '{short}'"
+    flags = f" with {len(given.flags)} bytes of flags" if given.flags else ""
+    return f"the {kind} '{short}' of {given.values.numel()} numbers as {given.codec.name}{flags}"
+
+
+def seal_of(what: str) -> int:
+    """Return the number that travels with an operation's data in place of what it is."""
+    return zlib.crc32(what.encode())
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of an operation as it came: the same bytes on all members, so any of them can hand it to another."""
+
+    members: tuple[int, ...]
+    parts: tuple[tuple[int, int, memoryview], ...]
+    """Of a mean: start, stop and message of every piece. Of a gather: rank twice, and what it gave."""
+    group: Group = ()
+    """Whose operation it was, with those who were gone already."""
+
+    @functools.cached_property
+    def size(self) -> int:
+        """Bytes of its parts."""
+        return sum(len(data) for *_, data in self.parts)
+
+    def to_bytes(self) -> bytes:
+        """Return it as it is handed over."""
+        head = {
+            "members": self.members,
+            "group": self.group,
+            "parts": [[start, stop, len(data)] for start, stop, data in self.parts],
+        }
+        return b"".join((json.dumps(head).encode(), b"\n", *(data for *_, data in self.parts)))
+
+    @classmethod
+    def from_bytes(cls, data: bytearray) -> Outcome:
+        """Read what :meth:`to_bytes` wrote.
+
+        Raises:
+            ExchangeError: it is something else.
+        """
+        try:
+            end = data.index(b"\n")
+            head = json.loads(data[:end])
+            members = tuple(int(rank) for rank in head["members"])
+            group = tuple(int(rank) for rank in head.get("group", ()))
+            bounds = [(int(start), int(stop), int(size)) for start, stop, size in head["parts"]]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+            raise ExchangeError(f"a result that was handed over cannot be read: {error}") from error
+        if not members or list(members) != sorted(set(members)) or members[0] < 0:
+            raise ExchangeError("a result that was handed over cannot be read: it names no valid members")
+        sizes = [size for *_, size in bounds]
+        if min(sizes, default=0) < 0 or end + 1 + sum(sizes) != len(data):
+            raise ExchangeError("a result that was handed over cannot be read: its parts do not fit its size")
+        starts = itertools.accumulate(sizes, initial=end + 1)
+        whole = memoryview(data)
+        parts = tuple((a, b, whole[at : at + size]) for (a, b, size), at in zip(bounds, starts))
+        return cls(members, parts, group)
+
+
+def completed(own: Contribution, rank: int, outcome: Outcome, decode: bool = True) -> MeanResult:
+    """Put the outcome of a mean into the place of the contribution, and return what it says to member ``rank``.
+
+    Args:
+        decode: ``False`` where its values are there already.
+
+    Raises:
+        ExchangeError: the outcome is not that of such a contribution.
+    """
+    weight, flags, refused, left_out, at = 0.0, b"", set[int](), list[tuple[int, int]](), 0
+    mask = -(-len(outcome.members) // 8)
+    for number, (start, stop, message) in enumerate(outcome.parts):
+        split = len(message) - OUTCOME.size - 2 * mask - len(own.flags)
+        if split < 0 or start != at or not start <= stop <= own.values.numel():
+            raise ExchangeError(f"the outcome of '{own.name}' is not one of {own.values.numel()} values")
+        if stop > start and decode:
+            decode_outcome(own, message[:split], own.values[start:stop])
+        masks = bytes(message[split + OUTCOME.size :])
+        refused |= _ranks(outcome.members, masks[mask : 2 * mask])
+        if rank not in _ranks(outcome.members, masks[:mask]) and stop > start:
+            left_out.append((start, stop))
+        if not number:
+            weight, flags = OUTCOME.unpack_from(message, split)[0], masks[2 * mask :]
+            if not 0.0 <= weight < math.inf:
+                raise ExchangeError(f"the outcome of '{own.name}' has the weight {weight:g}")
+        at = stop
+    if at != own.values.numel() or not outcome.parts:
+        raise ExchangeError(f"the outcome of '{own.name}' has {at} of {own.values.numel()} values")
+    return MeanResult(own.values, weight, outcome.members, tuple(left_out), tuple(sorted(refused)), flags, own.fit)
+
+
+def decode_outcome(own: Contribution, data: memoryview, into: torch.Tensor) -> None:
+    """Decode what an owner sent.
+
+    Raises:
+        ExchangeError: it cannot be read.
+    """
+    try:
+        own.codec.reply.decode_into(as_tensor(data), into)
+    except (ValueError, RuntimeError, IndexError) as error:
+        raise ExchangeError(f"the outcome of '{own.name}' cannot be decoded: {error}") from error
+
+
+def floats(rooms: Rooms, elements: int) -> torch.Tensor:
+    """Return room for so many fp32 numbers."""
+    return torch.frombuffer(rooms.take(4 * elements), dtype=torch.float32) if elements else torch.empty(0)
+
+
+def gather_room(size: int) -> memoryview:
+    """Return room for what a member may send; its pages are taken as they are filled, for most payloads are short."""
+    data: memoryview = torch.empty(size, dtype=torch.uint8).numpy().data
+    return data
+
+
+def _ranks(members: Sequence[int], mask: bytes) -> set[int]:
+    bits = int.from_bytes(mask, "little")
+    return set(itertools.compress(members, (bits >> place & 1 for place in range(len(members)))))
+
+
+def as_tensor(data: memoryview) -> torch.Tensor:
+    """Return bytes as a flat uint8 tensor on them."""
+    return torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)

@@ -1,0 +1,91 @@
+"""Training as one member of a run, in a process of its own or beside others."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from profiles.errors import ExitCode, MusterError, RunFailed
+from training.events import ErrorEvent, Event, MemberEvent, ProgressEvent, WarningEvent
+from training.orders import Control
+from training.plan import RunPlan
+
+if TYPE_CHECKING:
+    import torch
+
+    from training.exchange.base import Exchange
+    from training.tasks.base import Task
+    from training.trainer import Ending
+
+Emit = Callable[[Event], None]
+
+
+@contextmanager
+def prepared(plan: RunPlan, rank: int, task: Task, secrets: Path, emit: Emit) -> Iterator[torch.device]:
+    """Prepare this process and the data for a member's training; what the machine does is told meanwhile."""
+    import torch
+
+    from training.device import select_device
+    from training.machine_load import machine_events
+    from training.resources import threads
+    from training.tasks.base import now_and_then
+
+    seat = plan.seats[rank]
+    torch.set_num_threads(threads(seat.threads, torch.get_num_threads()))
+    device = task.device = select_device(seat.device, seat.device_index)
+    with machine_events(emit, device, secrets, run_id=plan.run_id):
+        task.prepare(now_and_then(lambda phase, done, total: emit(ProgressEvent(phase=phase, done=done, total=total))))
+        yield device
+
+
+def train(
+    plan: RunPlan,
+    rank: int,
+    task: Task,
+    join: Callable[[], Exchange],
+    run_dir: Path,
+    emit: Emit,
+    control: Control,
+) -> Ending:
+    """Train as one member, which joins again where the others went on without it.
+
+    Raises:
+        MusterError: the training failed.
+    """
+    from training.exchange.base import ExchangeDropped, ExchangeError
+    from training.own_pace import trainer_class
+
+    name, trainer = plan.seats[rank].name, trainer_class(plan)
+    while True:
+        exchange = join()
+        try:
+            return trainer(plan, rank, task, exchange, emit, control, run_dir).run()
+        except ExchangeDropped as error:
+            emit(WarningEvent(message=f"{name}: {error}; it joins the others again"))
+        except ExchangeError as error:
+            raise RunFailed(f"{name}: {error}", "resume the run from its newest snapshot") from error
+        finally:
+            exchange.close()
+
+
+def exit_code_of(trained: Callable[[], Ending], name: str, emit: Emit) -> ExitCode:
+    """Return how a member's training ended; every failure becomes one ``error`` event."""
+    from training.trainer import Ending
+
+    try:
+        ending = trained()
+    except MusterError as error:
+        emit(ErrorEvent(message=error.message, hint=error.hint, exit_code=int(error.exit_code)))
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001 - the process boundary: whatever it is, the run must hear of it
+        traceback.print_exc()
+        line = " ".join(str(error).split()) or "no message"
+        message = f"{name}: {error.__class__.__name__}: {line:.500}"
+        emit(ErrorEvent(message=message, hint=f"the traceback is in the log of {name}"))
+        return ExitCode.RUN_FAILED
+    if ending is Ending.FINISHED:
+        emit(MemberEvent(status="done", name=name))
+    return ExitCode.DONE if ending is Ending.FINISHED else ExitCode.STOPPED

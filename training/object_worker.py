@@ -1,0 +1,36 @@
+"""Process entry of a worker of :class:`training.simulation.LocalTrainer`: :mod:`training.worker`, given objects.
+
+They come by pickle, as to any child of ``multiprocessing``, which knows how to find the classes of a caller's script.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.spawn
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.plan import RunPlan
+from training.simulation import OBJECTS
+from training.worker import leave, main
+
+if TYPE_CHECKING:
+    from training.tasks.base import Task
+
+
+def _task(plan: RunPlan, secrets: Path) -> Task:
+    seed = plan.profile.training.seed
+    with (secrets / OBJECTS).open("rb") as file:  # our own parent wrote it; never from the network
+        multiprocessing.spawn.prepare(pickle.load(file))
+        from training.tasks.base import Place
+        from training.tasks.custom import CustomTask
+        from training.tasks.object_files import asks_place, made
+
+        job = pickle.load(file)
+    if asks_place(job):
+        return CustomTask(plan.profile, lambda rank, world_size: made(job, seed, Place(rank, world_size)))
+    return CustomTask(plan.profile, lambda: made(job, seed))
+
+
+if __name__ == "__main__":
+    leave(main(_task, "training.object_worker"))

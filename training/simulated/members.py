@@ -1,0 +1,168 @@
+"""All members of a run in this process: a thread each, of which one goes on at a time."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+
+from profiles.errors import ExitCode, RunFailed
+from training.events import Event, MemberEvent, ProgressEvent, StepEvent
+from training.member import Emit, exit_code_of, prepared, train
+from training.orders import Command, Control
+from training.plan import RunPlan
+from training.randomness import seed_everything
+from training.run_folder import RunFolder
+from training.simulated.baton import Baton
+from training.simulated.clock import ClockedControl, RunClock, clock_of
+from training.simulated.exchange import AnotherFailed, Room, SimulatedExchange
+from training.trainer import Ending
+
+if TYPE_CHECKING:
+    from training.tasks.base import Task
+
+
+def run_members(
+    plan: RunPlan,
+    task_of: Callable[[int], Task],
+    run_dir: Path,
+    secrets: Path,
+    emit: Emit,
+    commands: Iterable[bytes],
+) -> ExitCode:
+    """Train as every member of the plan; every failure becomes one ``error`` event of its member.
+
+    Args:
+        task_of: makes the task of a member; all share that of the first one, unless each has data of its own.
+        emit: takes the events of all.
+        commands: a JSON object a line: a command, and the ``rank`` that it is for.
+    """
+    ranks = range(plan.world_size)
+    emits: list[Emit] = [partial(_as_member, emit, rank) for rank in ranks]
+
+    def all_trained() -> Ending:
+        task = task_of(0)
+        with prepared(plan, 0, task, secrets, emits[0]) as device:
+            seed_everything(plan.profile.training.seed)
+            model = task.build_model()
+            tasks = [task] * plan.world_size
+            if plan.profile.data.local_data:
+                tasks = [task, *(_ready(task_of(rank), device, emits[rank]) for rank in ranks[1:])]
+            baton = Baton(device)
+            room, controls = _meeting(plan, run_dir, baton, emits)
+            threading.Thread(target=_hand_out, args=(commands, controls), name="control", daemon=True).start()
+            one = partial(_member, plan, baton, room, run_dir)
+            threads = []
+            for rank in ranks:
+                given = cast("Task", _OneBuild(tasks[rank], model)), rank, emits[rank], controls[rank]
+                threads.append(threading.Thread(target=one, args=given, name=f"member-{rank}"))
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        return Ending.STOPPED  # each has said how it ended
+
+    for rank in ranks:
+        emits[rank](MemberEvent(status="started", name=plan.seats[rank].name, message=f"pid {os.getpid()}"))
+    code = exit_code_of(all_trained, plan.seats[0].name, emits[0])
+    return ExitCode.DONE if code is ExitCode.STOPPED else code
+
+
+def _meeting(plan: RunPlan, run_dir: Path, baton: Baton, emits: list[Emit]) -> tuple[Room, list[Control]]:
+    """Return where the members meet, and their commands; with a clock, their events tell its time from now on.
+
+    Raises:
+        BadInput: the plan's clock cannot be used.
+    """
+    made = clock_of(plan)
+    if made is None:
+        return Room(plan.world_size, baton), [Control(answer=emit, idle=baton.lent) for emit in emits]
+
+    def lose(rank: int) -> None:
+        emits[rank](MemberEvent(status="lost", name=plan.seats[rank].name))
+        room.lose(rank)
+
+    clock = RunClock(made, plan, lambda step: _seconds_until(run_dir, step), lose)
+    room = Room(plan.world_size, baton, clock.meet)
+    emits[:] = [partial(_in_time, clock, rank, emit) for rank, emit in enumerate(emits)]
+    controls = [ClockedControl(clock, rank, answer=emit, idle=baton.lent) for rank, emit in enumerate(emits)]
+    return room, [*controls]
+
+
+def _in_time(clock: RunClock, rank: int, emit: Emit, event: Event) -> None:
+    emit(clock.told(rank, event))
+
+
+def _seconds_until(run_dir: Path, step: int) -> float:
+    """Return the simulated time after a step of an earlier attempt."""
+    events = RunFolder.open(run_dir).events()
+    return max(event.clock or 0.0 for event in events if isinstance(event, StepEvent) and event.step <= step)
+
+
+def _ready(task: Task, device: torch.device, emit: Emit) -> Task:
+    """Return the task of another member with its data."""
+    from training.tasks.base import now_and_then
+
+    task.device = device
+    task.prepare(now_and_then(lambda phase, done, total: emit(ProgressEvent(phase=phase, done=done, total=total))))
+    return task
+
+
+class _OneBuild:
+    """A task whose model was built once for all: every member gets a copy of what it was then."""
+
+    def __init__(self, task: Task, model: nn.Module) -> None:
+        self._task = task
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+    def build_model(self) -> nn.Module:
+        return copy.deepcopy(self._model)
+
+
+def _as_member(emit: Emit, rank: int, event: Event) -> None:
+    emit(event if event.member is not None else event.model_copy(update={"member": rank}))
+
+
+def _member(
+    plan: RunPlan, baton: Baton, room: Room, run_dir: Path, task: Task, rank: int, emit: Emit, control: Control
+) -> None:
+    def trained() -> Ending:
+        try:
+            return train(plan, rank, task, lambda: SimulatedExchange(room, rank), run_dir, emit, control)
+        except (RunFailed, AnotherFailed) as error:
+            cause = error.__cause__ if isinstance(error, RunFailed) else error
+            if not isinstance(cause, AnotherFailed):
+                raise
+            emit(MemberEvent(status="left", name=plan.seats[rank].name, message=str(cause)))
+            return Ending.STOPPED
+
+    torch.get_num_threads()  # sets them for this thread, whose first convolution would take another number else
+    baton.take()
+    code = ExitCode.RUN_FAILED
+    try:
+        code = exit_code_of(trained, plan.seats[rank].name, emit)
+    finally:
+        room.leave(rank, failed=code not in (ExitCode.DONE, ExitCode.STOPPED))
+        baton.give()
+
+
+def _hand_out(lines: Iterable[bytes], controls: list[Control]) -> None:
+    """Give every member its commands; when they end, nobody watches any more, and all stop with a snapshot."""
+    try:
+        for line in lines:
+            words = json.loads(line)
+            controls[words.pop("rank")].post(Command.model_validate(words))
+    finally:
+        for control in controls:
+            control.post(Command(command="stop", reason="the process that started this worker is gone"))

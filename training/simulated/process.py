@@ -1,0 +1,92 @@
+"""The one process of a simulated run, as the workers that the run watches."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from profiles.errors import ExitCode
+from training.events import ErrorEvent, Event, MemberEvent
+from training.processes import SubprocessWorker, Worker
+
+_ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
+"""glibc gives threads heaps of their own; but one member computes at a time, and what it frees is for the next one. A
+step of 64 members took two thirds of the time, and the process 6.8 GB instead of 11.4 (benchmarks/simulation.py)."""
+
+
+class SharedProcess:
+    """``python -m training.worker`` with a plan whose members it all is.
+
+    Args:
+        module: the worker's.
+        arguments: of its command line.
+        members: how many they are.
+        threads: of the processor for the one that goes on.
+    """
+
+    def __init__(self, module: str, arguments: list[str], members: int, threads: int) -> None:
+        self._module, self._arguments, self._threads = module, arguments, threads
+        self.lines: list[queue.SimpleQueue[bytes | None]] = [queue.SimpleQueue() for _ in range(members)]
+        self.process: SubprocessWorker | None = None
+
+    def start(self, rank: int, log: BinaryIO) -> Worker:
+        """Return the worker of one rank; the first who asks starts the process, whose log is his."""
+        if self.process is None:
+            self.process = SubprocessWorker(self._module, self._arguments, self._threads, log, _ONE_HEAP)
+            threading.Thread(target=self._sort, args=(self.process,), name="sorts events", daemon=True).start()
+        return _Member(self.process, rank, self.lines[rank])
+
+    def _sort(self, process: SubprocessWorker) -> None:
+        """Give every member its lines; all end when the process does."""
+        try:
+            for line in process.lines():
+                self.lines[_rank_of(line, len(self.lines))].put(line)
+        finally:
+            for lines in self.lines:
+                lines.put(None)
+
+
+def _rank_of(line: bytes, members: int) -> int:
+    """Return whose event it is; what is none is the first member's, and refused as every worker's would be."""
+    try:
+        rank = json.loads(line)["member"]
+    except (ValueError, KeyError, TypeError):
+        return 0
+    return rank if isinstance(rank, int) and 0 <= rank < members else 0
+
+
+class _Member:
+    """One of the members as a worker."""
+
+    end_reason = ""
+
+    def __init__(self, process: SubprocessWorker, rank: int, lines: queue.SimpleQueue[bytes | None]) -> None:
+        self.pid = process.pid
+        self._process, self._rank, self._lines = process, rank, lines
+        self._code: int | None = None
+
+    def send(self, message: dict[str, Any]) -> None:
+        if "command" in message:  # where to meet needs nobody to know
+            self._process.send({**message, "rank": self._rank})
+
+    def lines(self) -> Iterator[bytes]:
+        while (line := self._lines.get()) is not None:
+            yield line
+
+    def told(self, event: Event) -> Event:
+        """Note how this member ended: the process has one exit code for all."""
+        if isinstance(event, ErrorEvent):
+            self._code = event.exit_code
+        elif isinstance(event, MemberEvent) and event.status in ("done", "left"):
+            self._code = ExitCode.DONE if event.status == "done" else ExitCode.STOPPED
+        return event
+
+    def exit_code(self) -> int:
+        code = self._process.exit_code()
+        return code if self._code is None else self._code
+
+    def signal(self, number: int) -> None:
+        self._process.signal(number)

@@ -1,0 +1,236 @@
+"""Parts of one data set, a part for each member: the option ``split``, for experiments with non-IID data.
+
+Every member deals the same parts from the labels of all samples and the seed, so nothing of them has to be sent. They
+hold each sample once. With the usual names:
+
+* ``label:K``: samples sorted by label and cut into K shards of equal size for each member, which are dealt at random
+  (McMahan et al. 2017, arXiv 1602.05629, section 3, with K = 2); ``label`` is K = 1.
+* ``dirichlet:ALPHA``: of each label, members have shares drawn from a symmetric Dirichlet distribution (Yurochkin et
+  al. 2019, arXiv 1905.12022; Li et al. 2021, arXiv 2102.02079): the smaller ALPHA, the fewer have most of it.
+* ``speaker``: all samples of one speaker are one member's, and members have about equally many.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiles.errors import BadInput, counted
+from profiles.split import Split, split_of
+from training.data import Cursor, SampleSchedule, Schedule
+from training.plan import RunPlan
+from training.tasks.base import Task
+
+Part = NDArray[np.int64]
+"""Numbers of samples, ascending."""
+_DEAL, _ORDER = 7, 8
+"""Tags that keep these random streams apart from others of the seed."""
+_DRAWS = 1000
+"""How often shares are drawn until every member has a sample."""
+
+
+def schedule_of(plan: RunPlan, task: Task) -> Schedule:
+    """Return who trains on which samples, as a plan says.
+
+    Raises:
+        BadInput: there are no samples, or none can be split in this way.
+    """
+    order, lengths, chosen = plan.profile.training, task.lengths(), split_of(plan.profile.data.split)
+    samples, accumulation = len(task.train), order.gradient_accumulation
+    if chosen.kind == "global" or plan.world_size == 1:
+        return SampleSchedule(samples, order.seed, accumulation, order.drop_last, lengths, plan.global_batch)
+    parts = deal(chosen, task.labels(chosen.labels), plan.world_size, order.seed)
+    streams = [
+        SampleSchedule(
+            len(part),
+            stream_seed(order.seed, member.rank),
+            accumulation,
+            order.drop_last,
+            None if lengths is None else lengths[part],
+            accumulation * member.batch_size,
+        )
+        for part, member in zip(parts, plan.members, strict=True)
+    ]
+    return SplitSchedule(parts, streams, lengths)
+
+
+class SplitSchedule:
+    """Members that train on parts of their own.
+
+    Each part has an order of its own and is gone through again and again, as fast as its holder takes samples: the last
+    step through it takes what is left. An epoch ends when everybody has been through its part at least once, the
+    largest part, or the slowest member's, that is; who has less has begun anew. A part whose member is lost is not
+    trained on until that is back, and goes on where it stood. The planned members hold a part each. Whoever comes
+    besides holds that of one of them with it: they share its samples as members share all of them without a split.
+
+    Args:
+        parts: of the samples, by rank.
+        streams: order of each part.
+        lengths: of all samples, where a step costs as much as its longest one.
+    """
+
+    def __init__(
+        self, parts: Sequence[Part], streams: Sequence[SampleSchedule], lengths: NDArray[np.int64] | None = None
+    ) -> None:
+        self.parts = list(parts)
+        self._streams = dict(enumerate(streams))
+        self._drop_last = any(stream.drop_last for stream in streams)
+        self._lengths = lengths
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the parts."""
+        hashed = hashlib.blake2b(digest_size=8)
+        for part in self.parts:
+            hashed.update(np.asarray([len(part), *part], dtype="<i8").tobytes())
+        return hashed.hexdigest()
+
+    def start(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> Cursor:
+        """Return where the step at ``cursor`` begins in every part: see :meth:`SampleSchedule.start`."""
+        if cursor.parts and not self._drop_last:
+            return cursor
+        places = [self._place(cursor, part) for part in range(self._count)]
+        for part, holders in self._holders(batch_sizes).items():
+            places[part] = self._streams[part].start(places[part], holders)
+        return self._joined(places, batch_sizes)
+
+    def step(self, cursor: Cursor, batch_sizes: Mapping[int, int], rank: int) -> tuple[list[list[int]], Cursor]:
+        """Return the micro-batches of ``rank`` and the cursor of the next step: see :meth:`SampleSchedule.step`."""
+        begin, own, held = self.start(cursor, batch_sizes), self._part_of(rank), self._holders(batch_sizes)
+        stream, place = self._streams[own], self._place(begin, own)
+        if rank in batch_sizes:
+            batches, _ = stream.step(place, held[own], rank)
+        else:
+            batches = stream.drawn(place, min(batch_sizes.values()), rank)
+        places = [self._place(begin, part) for part in range(self._count)]
+        for part, holders in held.items():
+            places[part] = self._streams[part].after(places[part], holders)
+        return [self._numbers(own, batch) for batch in batches], self._joined(places, batch_sizes)
+
+    def epoch_of(self, cursor: Cursor, rank: int) -> int:
+        """Return how often ``rank``'s part has been gone through."""
+        return self._place(cursor, self._part_of(rank)).epoch
+
+    def longest(self, cursor: Cursor, batch_sizes: Mapping[int, int], rank: int, own: Sequence[int]) -> int:
+        """Return the length of the longest sample of the step in ``rank``'s part, and of ``own``; 0 where all are
+        alike."""
+        if self._lengths is None:
+            return 0
+        part, held = self._part_of(rank), self._holders(batch_sizes)
+        found = int(self._lengths[list(own)].max(initial=0))
+        if part not in held:
+            return found
+        return max(found, self._streams[part].longest(self._place(cursor, part), held[part], rank, []))
+
+    def total_steps(self, batch_sizes: Mapping[int, int], epochs: float) -> int:
+        """Return the steps until the last member has been through its part ``epochs`` times."""
+        held = self._holders(batch_sizes).items()
+        return max(self._streams[part].total_steps(holders, epochs) for part, holders in held)
+
+    def epoch_fraction(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> float:
+        """Return how often the part has been gone through that is the furthest behind of those trained on."""
+        return min(self._passes(self._place(cursor, part), part) for part in self._holders(batch_sizes))
+
+    @property
+    def _count(self) -> int:
+        return len(self.parts)
+
+    def _part_of(self, rank: int) -> int:
+        return rank % len(self.parts)
+
+    def _numbers(self, part: int, batch: list[int]) -> list[int]:
+        """Return what samples of a part are called by the task."""
+        found: list[int] = self.parts[part][batch].tolist()
+        return found
+
+    def _holders(self, batch_sizes: Mapping[int, int]) -> dict[int, dict[int, int]]:
+        """Return the batch sizes of the live members that hold a part, for each part that somebody holds."""
+        held: dict[int, dict[int, int]] = defaultdict(dict)
+        for rank, size in batch_sizes.items():
+            held[self._part_of(rank)][rank] = size
+        return dict(held)
+
+    def _place(self, cursor: Cursor, part: int) -> Cursor:
+        return Cursor(*cursor.parts[part]) if part < len(cursor.parts) else Cursor()
+
+    def _passes(self, place: Cursor, part: int) -> float:
+        return self._streams[part].epoch_fraction(place, {})
+
+    def _joined(self, places: Sequence[Cursor], batch_sizes: Mapping[int, int]) -> Cursor:
+        last = min(self._holders(batch_sizes), key=lambda part: (self._passes(places[part], part), part))
+        parts = tuple((place.epoch, place.offset) for place in places)
+        return Cursor(places[last].epoch, places[last].offset, parts)
+
+
+def deal(split: Split, labels: Sequence[str], members: int, seed: int) -> list[Part]:
+    """Return each member's samples: every sample is one member's, and every member has some.
+
+    Args:
+        labels: of each sample; empty where nobody knows.
+
+    Raises:
+        BadInput: there are too few samples, labels or speakers.
+    """
+    names, numbers = np.unique(np.asarray(labels, dtype=np.str_), return_inverse=True)
+    if len(names) < 2:
+        how = "the same" if any(names) else "no"
+        message = f"the training data cannot be split by {split.labels}: their samples have {how} {split.labels}"
+        raise BadInput(message, "set split = global")
+    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, _DEAL))))
+    shuffled = rng.permutation(len(labels))
+    by_label = [shuffled[numbers[shuffled] == label] for label in rng.permutation(len(names))]
+    if split.kind == "label":
+        parts = _shards(by_label, members, split.shards, rng)
+    elif split.kind == "dirichlet":
+        parts = _shares(by_label, members, split.alpha, rng)
+    else:
+        parts = _whole_groups(by_label, members)
+    return [np.sort(part).astype(np.int64) for part in parts]
+
+
+def _shards(by_label: Sequence[Part], members: int, each: int, rng: np.random.Generator) -> list[Part]:
+    samples = sum(map(len, by_label))
+    if samples < members * each:
+        message = f"{counted(samples, 'training sample')} do not suffice for {each} x {members} shards"
+        raise BadInput(message, "take fewer shards or fewer workers")
+    shards = np.array_split(np.concatenate(by_label), members * each)
+    dealt = rng.permutation(members * each).reshape(members, each)
+    return [np.concatenate([shards[shard] for shard in own]) for own in dealt]
+
+
+def _shares(by_label: Sequence[Part], members: int, alpha: float, rng: np.random.Generator) -> list[Part]:
+    for _ in range(_DRAWS):
+        pieces: list[list[Part]] = [[] for _ in range(members)]
+        for samples in by_label:
+            shares = rng.dirichlet(np.full(members, alpha))
+            ends = np.rint(np.cumsum(shares)[:-1] * len(samples)).astype(np.int64)
+            for own, piece in zip(pieces, np.split(samples, ends), strict=True):
+                own.append(piece)
+        parts = [np.concatenate(own) for own in pieces]
+        if min(map(len, parts)):
+            return parts
+    message = f"split = dirichlet:{alpha:g} leaves one of {members} workers without a sample in each of {_DRAWS} draws"
+    raise BadInput(message, "take a larger ALPHA, fewer workers, or split = label")
+
+
+def _whole_groups(groups: Sequence[Part], members: int) -> list[Part]:
+    """The largest first, each to who has the least."""
+    if len(groups) < members:
+        message = f"the training data have {counted(len(groups), 'speaker')}, fewer than the {members} workers"
+        raise BadInput(message, "take fewer workers, or another split")
+    parts: list[list[Part]] = [[] for _ in range(members)]
+    sizes = [0] * members
+    for group in sorted(groups, key=len, reverse=True):
+        least = sizes.index(min(sizes))
+        parts[least].append(group)
+        sizes[least] += len(group)
+    return [np.concatenate(own) for own in parts]
+
+
+def stream_seed(seed: int, part: int) -> int:
+    """Return the seed of the order of a part."""
+    return int(np.random.SeedSequence((seed, _ORDER, part)).generate_state(1, np.uint64)[0])

@@ -1,0 +1,197 @@
+"""How deltas come to all members in one order while everybody goes on training.
+
+A thread of every member takes part in rounds: each says whether a delta waits at its side, and those that wait are
+handed to all, in the order of ranks. The threads are always there, whatever the training does, so nobody waits for the
+step of a slower member: only for the way of its own delta, and for what is under way just then.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+from training.exchange.base import Exchange, ExchangeError
+from training.exchange.beside import beside
+from training.exchange.codecs import Codec, all_finite, chunk_bounds
+from training.lazy import lazy
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy("torch")
+
+_SAID = struct.Struct("<?d")
+_LEAST_PAUSE, _MOST_PAUSE, _SHARE_OF_PAUSE = 0.02, 1.0, 0.01
+"""Seconds between two rounds without a delta, and what they are of the time in which a member makes one."""
+Applied = Callable[[int, "torch.Tensor | None", float], None]
+"""Takes the rank of a delta, the delta if it can be used, and the speed of that member."""
+
+
+class Wire:
+    """Deltas as bytes.
+
+    Args:
+        elements: of a delta.
+        beside: whether deltas come while the training goes on.
+    """
+
+    def __init__(self, exchange: Exchange, codec: Codec, elements: int, name: str, beside: bool) -> None:
+        self._beside = beside
+        self._exchange, self._codec, self._elements, self._name = exchange, codec, elements, name
+        self._most = sum(codec.max_encoded_bytes(stop - start) for start, stop in chunk_bounds(elements))
+
+    def encoded(self, delta: torch.Tensor) -> bytes:
+        """Return a delta as it goes to the others; nothing if it has what is no number."""
+        if not self._codec.carries(delta):
+            return b""
+        parts = (self._codec.encode(delta[start:stop]) for start, stop in chunk_bounds(self._elements))
+        return b"".join(part.numpy().tobytes() for part in parts)
+
+    def decoded(self, data: bytes) -> torch.Tensor | None:
+        """Return the delta, the same bits on all members; ``None`` if it is none."""
+        found, read = torch.empty(self._elements), 0
+        try:
+            for start, stop in chunk_bounds(self._elements):
+                size = self._codec.max_encoded_bytes(stop - start)
+                part = torch.frombuffer(bytearray(data[read : read + size]), dtype=torch.uint8)
+                found[start:stop] = self._codec.decode(part, stop - start)
+                read += size
+        except ValueError:
+            return None
+        return found if read == len(data) and all_finite(found) else None
+
+    def handed_over(self, version: int, data: bytes, source: int) -> torch.Tensor | None:
+        """Return the delta of a member; all do this together. ``None`` if it is none, or did not come whole."""
+        start = time.monotonic()
+        try:
+            return self.decoded(self._exchange.broadcast(f"{self._name}/{version}", data, source, self._most))
+        except ExchangeError:  # its member is gone: the others have nothing of it either; a lost group is found next
+            return None
+        finally:
+            if self._beside:
+                self._exchange.traffic.transfer_seconds += time.monotonic() - start
+
+
+class Rounds:
+    """The rounds of one stretch, and the thread that takes part in them.
+
+    Args:
+        wire: for the deltas.
+        version: how many deltas were applied.
+        applied: takes a delta; called with :attr:`changed` held.
+        present: takes the ranks of those who are there, likewise.
+        over: whether the stretch is at its end, likewise.
+        seconds: in which the fastest member makes a delta, as far as that is known, likewise.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        wire: Wire,
+        version: Callable[[], int],
+        applied: Applied,
+        present: Callable[[Collection[int]], None],
+        over: Callable[[], bool],
+        seconds: Callable[[], float],
+    ) -> None:
+        self.changed = threading.Condition()
+        """Held by whoever looks at what the deltas change."""
+        self._exchange, self._wire, self._version, self._applied = exchange, wire, version, applied
+        self._present, self._over, self._seconds = present, over, seconds
+        self._waiting: tuple[bytes, float] | None = None
+        self._error: Exception | None = None
+        self._ended = False
+        self._thread = threading.Thread(target=self._take_part, name="deltas", daemon=True)
+        self._thread.start()
+
+    def give(self, delta: bytes, speed: float) -> bool:
+        """Give a delta and wait until it is applied; return whether it was: not if the others are at the end.
+
+        Raises:
+            ExchangeError: the exchange cannot go on.
+        """
+        with self.changed:
+            if not self._ended:
+                self._waiting = delta, speed
+                self.changed.notify_all()
+                self.changed.wait_for(lambda: self._waiting is None or self._ended)
+            applied, self._waiting = self._waiting is None and not self._error, None
+        self._check()
+        return applied
+
+    def wait_for_end(self) -> None:
+        """Wait until all members are at the end of the stretch.
+
+        Raises:
+            ExchangeError: the exchange cannot go on.
+        """
+        self._thread.join()
+        self._check()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _take_part(self) -> None:
+        try:
+            with beside():
+                while not self._round():
+                    pass
+        except Exception as error:  # noqa: BLE001 - raised again where the training waits
+            self._error = error
+        with self.changed:
+            self._ended = True
+            self.changed.notify_all()
+
+    def _round(self) -> bool:
+        """Take part in one round; return whether it was the last."""
+        with self.changed:
+            if self._over():
+                return True
+            pause = min(max(self._seconds() * _SHARE_OF_PAUSE, _LEAST_PAUSE), _MOST_PAUSE)
+            self.changed.wait_for(lambda: self._waiting is not None, pause)
+            mine, version = self._waiting, self._version()
+        said = self._exchange.gather("async_diloco/round", _SAID.pack(mine is not None, mine[1] if mine else 0.0))
+        heard = {rank: _SAID.unpack(one) for rank, one in said.items() if len(one) == _SAID.size}
+        for rank in sorted(rank for rank, (waits, _) in heard.items() if waits):
+            own = mine[0] if mine and rank == self._exchange.rank else b""
+            delta = self._wire.handed_over(version, own, rank)
+            speed = heard[rank][1] if math.isfinite(heard[rank][1]) else 0.0
+            with self.changed:
+                self._applied(rank, delta, max(0.0, speed))
+                if rank == self._exchange.rank:
+                    self._waiting = None
+                    self.changed.notify_all()
+        with self.changed:
+            self._present(said.keys())
+        return False
+
+
+class Stopwatch:
+    """How fast a member is: the time of its own steps, without what it waited."""
+
+    def __init__(self) -> None:
+        self._seconds, self._steps, self._speed = 0.0, 0, 0.0
+        self._since = 0.0
+
+    def start(self) -> None:
+        """A step begins now."""
+        self._since = time.monotonic()
+
+    def stop(self) -> None:
+        """A step has ended; another one begins at once, unless the watch is started again."""
+        self._seconds += time.monotonic() - self._since
+        self._steps += 1
+        self.start()
+
+    @property
+    def speed(self) -> float:
+        """Steps a second, of those since this was asked last if there were any; 0: not known."""
+        if self._seconds:
+            self._speed = self._steps / self._seconds
+        self._seconds, self._steps = 0.0, 0
+        return self._speed

@@ -1,0 +1,166 @@
+"""What members that train at their own pace hold alike: who takes which part of the work, and the anchor that their
+deltas move in the order in which they arrive.
+
+A run is cut into *stretches*, between which all members meet. The work of a stretch from step ``a`` to ``b`` is cut
+into *places*: place ``j`` of ``n`` members is what the ``j mod n``-th of them would take of the data in step
+``a + j // n``, if all went in lockstep. So every sample of an epoch is taken once, whoever takes it, and a stretch ends
+when its samples are used up. Whenever a delta of a member is applied, it takes the next places: ``H_i`` of them by its
+speed, fewer where the others would have to wait for it at the end of the stretch.
+
+Everything here follows from the deltas and speeds in their order, so all members have the same without a message.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from training.lazy import lazy
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy("torch")
+
+_LEAST_SHARE = 4
+"""At the end of a stretch a member takes no less than this part of its usual work, so that it sends not much more."""
+_AT_ONCE = 1 << 18
+
+
+class Place(NamedTuple):
+    """One step's work."""
+
+    step: int
+    """Steps of the whole run before it."""
+    rank: int
+    """Whose part of that step's samples it is."""
+
+
+@dataclass
+class Work:
+    """Who takes which places.
+
+    Args:
+        interval: places that the fastest member takes at once, ``H``.
+    """
+
+    interval: int
+    speeds: dict[int, float] = field(default_factory=dict)
+    """Steps a second, or in any other unit, of the members; 0: not known yet."""
+    taken: dict[int, deque[Place]] = field(default_factory=dict)
+    """What every member has taken and not given its delta for."""
+    _begin: int = 0
+    _owners: tuple[int, ...] = ()
+    _next: int = 0
+    _end: int = 0
+
+    def open(self, begin: int, end: int, owners: Sequence[int], speeds: Mapping[int, float]) -> None:
+        """Begin a stretch; all members take their first places, in the order of their ranks.
+
+        Args:
+            begin: steps before it.
+            end: steps after it.
+            owners: ranks among whom the samples of a step are divided.
+            speeds: of all members.
+        """
+        self._begin, self._owners, self._next, self._end = begin, tuple(owners), 0, (end - begin) * len(owners)
+        self.speeds, self.taken = dict(sorted(speeds.items())), {}
+        for rank in self.speeds:
+            self.take(rank)
+
+    def usual(self, rank: int) -> int:
+        """Return ``H_i = H v_i / max v``, at least 1 (dynamic local updates, eq. 5 of the paper)."""
+        fastest = max(self.speeds.values())
+        known = self.speeds[rank]
+        return max(1, math.floor(self.interval * known / fastest + 1e-9)) if known and fastest else 1
+
+    def take(self, rank: int) -> None:
+        """Let a member take its next places, if any are left."""
+        usual, left = self.usual(rank), self._end - self._next
+        open_ = sum(len(places) for other, places in self.taken.items() if other != rank)
+        whole = sum(self.speeds.values())
+        share = math.ceil((left + open_) * self.speeds[rank] / whole - 1e-9) if whole else usual
+        count = min(usual, max(share, math.ceil(usual / _LEAST_SHARE)), left)
+        numbers = range(self._next, self._next + count)
+        self._next += count
+        self.taken[rank] = deque(self._place(number) for number in numbers)
+
+    def _place(self, number: int) -> Place:
+        step, index = divmod(number, len(self._owners))
+        return Place(self._begin + step, self._owners[index])
+
+    def keep(self, ranks: Collection[int]) -> None:
+        """Forget the places of members that are gone."""
+        for rank in self.speeds.keys() - set(ranks):
+            del self.speeds[rank]
+            self.taken.pop(rank, None)
+
+    @property
+    def over(self) -> bool:
+        """Whether the stretch is at its end: nothing is left, and nobody has taken anything."""
+        return self._next >= self._end and not any(self.taken.values())
+
+
+class DelayedNesterov:
+    """The anchor and how deltas move it (algorithm 3 of the paper, with its usual c = 0).
+
+    Args:
+        anchor: flat fp32 of the host, taken over.
+        rate: outer learning rate, epsilon.
+        momentum: beta.
+        period: deltas from one update of the momentum to the next, N.
+        damping: exponent by which a delta counts less for the deltas that came before it while it was made; 0: not.
+    """
+
+    def __init__(self, anchor: torch.Tensor, rate: float, momentum: float, period: int, damping: float) -> None:
+        self.anchor, self.period = anchor, period
+        self._rate, self._mu, self._damping = rate, momentum, damping
+        self.speed = torch.zeros_like(anchor) if momentum else torch.empty(0)
+        self._sum = torch.zeros_like(self.speed)
+        self._collected = 0
+        self.version = 0
+        """Deltas that were applied."""
+
+    def apply(self, delta: torch.Tensor, age: int) -> None:
+        """Apply one delta, which is given away.
+
+        Args:
+            delta: flat fp32, anchor of then minus weights.
+            age: deltas that were applied since then.
+        """
+        if self._damping:
+            delta.mul_((1.0 + age) ** -self._damping)
+        self.version += 1
+        self._collected += 1
+        turn = self._collected >= self.period
+        step, mean = self._rate / self.period, 1.0 / self._collected
+        for start in range(0, delta.numel(), _AT_ONCE):
+            part, by = self.anchor[start : start + _AT_ONCE], delta[start : start + _AT_ONCE]
+            if self._mu:
+                speed, total = self.speed[start : start + _AT_ONCE], self._sum[start : start + _AT_ONCE]
+                total.add_(by)
+                if turn:
+                    speed.mul_(self._mu).add_(total.mul_(mean))
+                    part.sub_(speed * (self._rate * self._mu))
+                    total.zero_()
+            part.sub_(by.mul_(step))
+        if turn:
+            self._collected = 0
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of a snapshot."""
+        return {"anchor": self.anchor} | ({"momentum": self.speed, "sum": self._sum} if self._mu else {})
+
+    def state(self) -> dict[str, Any]:
+        """Return the rest of it."""
+        return {"version": self.version, "collected": self._collected, "period": self.period}
+
+    def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+        """Take back what :meth:`tensors` and :meth:`state` gave."""
+        for name, vector in self.tensors().items():
+            vector.copy_(tensors[name])
+        self.version, self._collected = int(state["version"]), int(state["collected"])
+        self.period = int(state["period"])

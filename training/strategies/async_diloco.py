@@ -1,0 +1,372 @@
+"""Asynchronous DiLoCo: every member trains at its own pace, and its change is applied when it comes.
+
+Liu et al. 2024 (arXiv 2401.09135). A member trains for ``H_i`` steps from the anchor, sends ``g = anchor - theta_i``,
+and goes on from the newest anchor, whatever the others do meanwhile. Two things make that as good as synchronous steps:
+
+*Delayed Nesterov* (algorithm 3, with its usual c = 0). With ``Delta`` the sum of the last N deltas, in each arrival::
+
+    every N-th:  m <- beta m + Delta / N,   anchor <- anchor - epsilon (beta m + g / N)
+    else:                                   anchor <- anchor - epsilon g / N
+
+so that N of them move the anchor as one outer Nesterov step by their mean, and no stale one adds to the momentum alone.
+``outer_lr`` is epsilon, ``outer_momentum`` beta, ``momentum_period`` N, by default the number of members.
+``damping`` is not of that paper: a delta before which s others were applied counts ``(1 + s) ** -damping`` (FedAsync,
+Xie et al. 2019, arXiv 1903.03934, its polynomial).
+
+*Dynamic local updates* (section 5): ``H_i = H v_i / max v`` with the speed v_i, at least 1. A member whose speed nobody
+knows yet makes one step first.
+
+There is no server that could be lost: all members hold the anchor, and get every delta in the same order
+(:mod:`training.strategies.arrival_rounds`), so that equal versions of it are the same bits; a report has version and
+hash. A member sends its delta to n - 1 others and gets theirs: ``(n - 1) S`` each way where each gives one, which is
+what DiLoCo sends with two members, and n / 2 times as much with n.
+
+All meet every ``meet_every`` intervals, and where something is evaluated or written. Only there are orders carried out,
+newcomers let in and snapshots taken; a member waits there for the last delta of the others, which is a short one
+(:mod:`training.strategies.arrivals`). The learning rate follows the samples of all. Who is lost takes with it the steps
+since its last delta.
+
+In a simulation there are no real speeds: ``speeds`` gives them, and the order of deltas follows from them alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import field_validator
+
+from profiles.declarations import OptionError, Section, option
+from profiles.schema import StrategySettings
+from training.events import SyncEvent
+from training.exchange.base import Exchange, Traffic
+from training.exchange.codecs import codec_by_name
+from training.lazy import lazy
+from training.strategies.arrival_rounds import Rounds, Stopwatch, Wire
+from training.strategies.arrivals import DelayedNesterov, Place, Work
+from training.strategies.base import Strategy, StrategyContext, sync_event
+from training.strategies.costs import CostModel, Course, Learning, Rhythm, intervals
+from training.strategies.outer import OuterOptions, momentum_option, rate_option
+from training.strategies.outer_costs import OuterCosts
+from training.strategies.registry import register
+from training.strategies.weights import (
+    Refusals,
+    difference_mended,
+    flatten,
+    taken_from,
+    trainable,
+    unfit_parameter,
+    unflatten_into,
+    usual,
+    weight_hash,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+else:
+    torch = lazy("torch")
+
+
+class AsyncDiLoCoOptions(Section):
+    """Options of :class:`AsyncDiLoCo`."""
+
+    sync_interval: int = option(50, "steps that the fastest member makes between two deltas", unit="steps", ge=1)
+    meet_every: int = option(
+        8, "intervals after which all meet: orders, newcomers and snapshots wait for it", ge=1, le=1000, advanced=True
+    )
+    momentum_period: int = option(
+        0, "deltas between two updates of the outer momentum (N); 0: as many as members", ge=0, advanced=True
+    )
+    damping: float = option(
+        0.0, "a delta that s others overtook counts (1 + s) ** -damping; 0: fully", ge=0, le=4, advanced=True
+    )
+    speeds: str = option(
+        "", "speeds of the members by rank, such as 1,1,0.5; empty: measured, and equal in a simulation", advanced=True
+    )
+    outer_lr: float = rate_option()
+    outer_momentum: float = momentum_option()
+
+    @field_validator("speeds")
+    @classmethod
+    def _are_speeds(cls, text: str) -> str:
+        try:
+            fit = all(1e-3 <= float(one) <= 1e3 for one in text.split(",")) if text else True
+        except ValueError:
+            fit = False
+        if not fit:
+            raise OptionError("speeds", "numbers from 0.001 to 1000 with commas between them, such as 1,1,0.5")
+        return text
+
+    def rates(self, rounds: int, context: StrategyContext) -> tuple[float, float]:
+        """Return outer learning rate and momentum."""
+        usual = OuterOptions(outer_lr=self.outer_lr, outer_momentum=self.outer_momentum)
+        return usual.outer_rates(rounds, context.start)
+
+
+class AsyncDiLoCoCosts(CostModel):
+    """All trainable parameters of everybody to everybody, in the time in which each makes its steps."""
+
+    codecs = ("bf16", "mxfp4", "fp32")
+    automatic = False
+    exact = False
+    waits = False
+    vectors = 8  # anchor, momentum, sum of deltas, the anchor it trains from, own delta, one that comes, both encoded
+    on_device = False
+    gathers = True
+    interval_option = "async_diloco.sync_interval"
+    merge_ns = 5.3  # as DiLoCo
+    sources: ClassVar[Mapping[str, str]] = {
+        "async": "as DiLoCo, not measured here; the paper (arXiv 2401.09135) has its loss at all mixtures of speeds"
+    }
+
+    def rhythms(self, course: Course) -> Iterator[Rhythm]:
+        return map(Rhythm, intervals(course))
+
+    def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
+        found = OuterCosts("diloco", OuterOptions()).learning(course, rhythm, worth)
+        return Learning(found.share, found.loss, ("async",))
+
+    def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
+        feedback = codec_by_name(course.codec).wants_feedback
+        return {self.interval_option: rhythm.interval, "error_feedback": feedback}
+
+
+@register
+class AsyncDiLoCo(Strategy):
+    """Nobody waits: each member's change is applied when it comes."""
+
+    name = "async_diloco"
+    summary = "as diloco, but nobody waits: a machine's change is applied when it comes; with many it sends more"
+    options = AsyncDiLoCoOptions
+    costs = AsyncDiLoCoCosts()
+
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)
+        self._own = context.settings.of(AsyncDiLoCoOptions)
+        self._codec = codec_by_name(self.codec(context.settings))
+        self._refusals = Refusals(context.warn)
+        self._work = Work(self._own.sync_interval)
+        self._places: deque[Place] = deque()
+        self._members: tuple[int, ...] = ()
+        self._since: dict[int, int] = {}
+        """The version of the anchor from which each member trains."""
+        self._due: dict[int, float] = {}
+        """When each member's delta comes, where speeds are given and not measured."""
+        self._rounds: Rounds | None = None
+        self._watch = Stopwatch()
+        self._residual: torch.Tensor | None = None
+        self._reported = Traffic()
+        self._version = 0
+        self._met = True
+
+    @classmethod
+    def rhythm(cls, settings: StrategySettings) -> Rhythm:
+        return Rhythm(settings.of(AsyncDiLoCoOptions).sync_interval)
+
+    @classmethod
+    def rehearsed(cls, settings: StrategySettings, interval: int) -> StrategySettings:
+        shorter = min(interval, cls.rhythm(settings).interval)
+        return settings.with_own(cls.name, sync_interval=shorter, meet_every=1)
+
+    @classmethod
+    def stretch(cls, settings: StrategySettings) -> int:
+        own = settings.of(AsyncDiLoCoOptions)
+        return own.sync_interval * own.meet_every
+
+    def attach(self, model: nn.Module, exchange: Exchange) -> None:
+        self._exchange, self._parameters = exchange, trainable(model)
+        self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self._members = exchange.members
+        rounds = self.context.total_steps // self._own.sync_interval
+        rate, momentum = self._own.rates(rounds, self.context)
+        anchor, self._base = self._weights(), self._weights()
+        period = self._own.momentum_period or len(self._members)
+        self._server = DelayedNesterov(anchor, rate, momentum, period, self._own.damping)
+        self._in_turns = exchange.shares_process or exchange.engine == "solo"
+        self._wire = Wire(exchange, self._codec, anchor.numel(), self.name, not self._in_turns)
+        self._reported = exchange.traffic.copy()
+
+    def _weights(self) -> torch.Tensor:
+        return flatten(self._parameters, torch.device("cpu"))
+
+    # ------------------------------------------------------------------------------------------------------ a stretch
+
+    def begin_stretch(self, begin: int, end: int, owners: Sequence[int]) -> None:
+        held = (
+            "".join(map(weight_hash, self._server.tensors().values())) if self.context.settings.verify_interval else ""
+        )
+        said = self._exchange.gather(f"{self.name}/speed", f"{self._speed()!r} {held}".encode())
+        speeds = {rank: _number(one.partition(b" ")[0]) for rank, one in said.items()}
+        hashes = {rank: one.partition(b" ")[2] for rank, one in said.items()}
+        if len(set(hashes.values())) > 1:
+            self._agree(usual(hashes))
+        self._members, self._met = tuple(speeds), False
+        self._server.period = self._own.momentum_period or len(speeds)
+        self._work.open(begin, end, owners, speeds)
+        self._since = dict.fromkeys(speeds, self._server.version)
+        self._places = deque(self._work.taken[self._exchange.rank])
+        if self._in_turns:
+            self._due = {rank: len(places) / speeds[rank] for rank, places in self._work.taken.items()}
+            self._go_to_turn()
+        else:
+            self._rounds = Rounds(
+                self._exchange, self._wire, lambda: self._server.version, self._apply, self._are_there,
+                lambda: self._work.over, self._seconds,
+            )  # fmt: skip
+        if not self._places:
+            self._meet()
+            unflatten_into(self._parameters, self._base)
+        self._watch.start()
+
+    def _agree(self, source: int) -> None:
+        """Take what a member holds, with which most agree."""
+        drifts = []
+        for name, vector in self._server.tensors().items():
+            found, drift = taken_from(source, vector, self._exchange, f"{self.name}/mend-{name}")
+            vector.copy_(found)
+            drifts.append(drift)
+        self._go_on_from_anchor()
+        unflatten_into(self._parameters, self._base)
+        self.context.warn(f"version {self._version}: {difference_mended(max(drifts), source)}")
+
+    def _speed(self) -> float:
+        """Return this member's speed; 0: nobody knows it."""
+        given = self._own.speeds.split(",") if self._own.speeds else []
+        if self._exchange.rank < len(given):
+            return float(given[self._exchange.rank])
+        return 1.0 if self._in_turns else self._watch.speed
+
+    def _seconds(self) -> float:
+        fastest = max(self._work.speeds.values(), default=0.0)
+        return self._own.sync_interval / fastest if fastest and not self._own.speeds else 0.0
+
+    @property
+    def places(self) -> Sequence[Place]:
+        return self._places
+
+    def end_step(self) -> SyncEvent | None:
+        self._places.popleft()
+        self._watch.stop()
+        if self._places:
+            return None
+        own = self._weights()
+        delta = self._base - own
+        if self._residual is not None:
+            delta.add_(self._residual)
+        if self._exchange.engine == "solo":
+            self._apply(self._exchange.rank, delta, 0.0)
+        else:
+            self._give(delta)
+        if self._in_turns:
+            self._go_to_turn()
+        if not self._places:
+            self._meet()
+        unflatten_into(self._parameters, self._base)
+        drift = float(own.sub_(self._base).abs().max()) if own.numel() else 0.0
+        now = self._exchange.traffic.copy()
+        traffic, self._reported = now.since(self._reported), now
+        self._watch.start()
+        return sync_event(traffic, self._version, self._members, weight_hash(self._base), drift)
+
+    def _give(self, delta: torch.Tensor) -> None:
+        data = self._wire.encoded(delta)
+        unfit = "" if data else unfit_parameter(self._names, self._parameters, delta, self._codec)
+        self._refusals.note(unfit and f"version {self._server.version}: the weight {unfit}")
+        if data and self.context.settings.error_feedback and not self._codec.exact:
+            sent = self._wire.decoded(data)
+            self._residual = None if sent is None else delta.sub_(sent)
+        if self._rounds is None:
+            return self._turn_of(self._exchange.rank, data)
+        start = time.monotonic()
+        if not self._rounds.give(data, self._speed()):
+            self.context.warn(f"version {self._server.version}: this machine's delta came after the others had met")
+        self._exchange.traffic.wait_seconds += time.monotonic() - start
+
+    def _apply(self, rank: int, delta: torch.Tensor | None, speed: float) -> None:
+        """Apply a member's delta, and give it its next places: the same on all members."""
+        if delta is not None:
+            self._server.apply(delta, self._server.version - self._since.get(rank, self._server.version))
+        self._work.speeds[rank] = speed or self._work.speeds.get(rank, 0.0)
+        self._work.take(rank)
+        self._since[rank] = self._server.version
+        if rank == self._exchange.rank:
+            self._go_on_from_anchor()
+            self._places = deque(self._work.taken[rank])
+
+    def _go_on_from_anchor(self) -> None:
+        self._base.copy_(self._server.anchor)
+        self._version = self._server.version
+
+    def _meet(self) -> None:
+        """Wait until all members have done the work of the stretch."""
+        if self._rounds is not None:
+            start = time.monotonic()
+            self._rounds.wait_for_end()
+            self._rounds = None
+            self._exchange.traffic.wait_seconds += time.monotonic() - start
+        self._places.clear()
+        self._go_on_from_anchor()
+        self._met = True
+
+    def _are_there(self, ranks: Collection[int]) -> None:
+        self._members = tuple(sorted(ranks))
+        self._work.keep(ranks)
+
+    # ----------------------------------------------------------------------------------------- where speeds are given
+
+    def _go_to_turn(self) -> None:
+        """Take the others' deltas until this member is the next, or the stretch is at its end."""
+        while not self._work.over:
+            rank = min((rank for rank, places in self._work.taken.items() if places), key=lambda r: (self._due[r], r))
+            if rank == self._exchange.rank:
+                return
+            self._turn_of(rank, b"")
+
+    def _turn_of(self, rank: int, data: bytes) -> None:
+        self._apply(rank, self._wire.handed_over(self._server.version, data, rank), 0.0)
+        self._due[rank] += len(self._work.taken[rank]) / self._work.speeds[rank]
+
+    # -------------------------------------------------------------------------------------------- where all have met
+
+    @property
+    def synchronised(self) -> bool:
+        return self._met
+
+    def meets(self, report: SyncEvent | None) -> bool:
+        return self._met
+
+    @property
+    def steps_to_average(self) -> int | None:
+        return None
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return self._members
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return self.newcomer_tensors() | ({"residual": self._residual} if self._residual is not None else {})
+
+    def newcomer_tensors(self) -> dict[str, torch.Tensor]:
+        return self._server.tensors()
+
+    def state(self) -> dict[str, Any]:
+        return self._server.state()
+
+    newcomer_state = state
+
+    def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+        self._server.load(tensors, state)
+        self._residual = tensors.get("residual")
+        self._go_on_from_anchor()
+
+
+def _number(said: bytes) -> float:
+    """Read the speed that a member says it has; what can be none is 0: not known."""
+    try:
+        value = float(said)
+    except ValueError:
+        return 0.0
+    return value if 0.0 <= value < 1e9 else 0.0

@@ -1,0 +1,241 @@
+"""Weights averaged every so many steps: what local SGD and federated averaging share.
+
+With a codec that loses nothing the weights themselves travel. With another one it is their difference to the last mean,
+which is small, so that little is lost; all members hold that mean then, and compare it in every round.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from profiles.declarations import Section, option
+from profiles.schema import StrategySettings
+from training.events import SyncEvent
+from training.exchange.base import Exchange, Group, MeanResult
+from training.exchange.codecs import codec_by_name
+from training.exchange.error_feedback import ErrorFeedback, Kept
+from training.lazy import lazy
+from training.strategies.base import Strategy, StrategyContext, sync_event
+from training.strategies.costs import CostModel, Course, Learning, Rhythm, interpolate, intervals, merge_efficiency
+from training.strategies.weights import (
+    NOT_COMPARED,
+    Refusals,
+    agreement_flags,
+    difference_mended,
+    differences,
+    disagree,
+    equalised,
+    flatten,
+    trainable,
+    unfit_parameter,
+    unflatten_into,
+    weight_hash,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+else:
+    torch = lazy("torch")
+
+_LOSS = {"pretrained": {1: 0.0}, "scratch": {1: 0.0, 30: 0.062, 100: 0.067}}
+"""Loss over per-step averaging, by interval. Trained: no higher in 3 or 10 rounds (``benchmarks/fine_tune_worth.py``,
+three seeds). From scratch 2.664 and 2.676 against 2.508, one seed; an average in every step is one of gradients."""
+_GAIN = {"pretrained": {1: 1.0}, "scratch": {1: 1.0, 30: 0.11, 100: 0.04}}
+"""Share of the gain of per-step averaging over one machine (2.683 from scratch) that is kept, by interval."""
+
+
+class AveragingOptions(Section):
+    """Options of a strategy :class:`InRounds`."""
+
+    sync_interval: int = option(50, "steps between averages", unit="steps", ge=1)
+
+
+class AveragingCosts(CostModel):
+    """One mean of all trainable parameters every H steps, while nothing else goes on."""
+
+    automatic = False
+    aside = "diloco makes the same mean of a trained model, and sends less"
+    exact = False
+    vectors = 4  # the weights and their mean; with a lossy codec the last mean and the difference to it as well
+    on_device = False
+    merge_ns = 5.3  # copies and hash: no more than DiLoCo's, which makes an outer step as well
+    sources: ClassVar[Mapping[str, str]] = {
+        "averaging-pretrained": "plain averages in a fine-tune: own check, Whisper tiny.en, three seeds, 2 members",
+        "averaging-scratch": "plain averages from scratch by H: own check, 0.87 M parameters, 4 members, one seed",
+    }
+
+    def rhythms(self, course: Course) -> Iterator[Rhythm]:
+        return map(Rhythm, intervals(course))
+
+    def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
+        kept, loss = (interpolate(table[course.start], rhythm.interval) for table in (_GAIN, _LOSS))
+        sources = (f"averaging-{course.start}", *codec_by_name(course.codec).sources)
+        return Learning(merge_efficiency(worth, kept), loss, sources)
+
+    def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
+        feedback = codec_by_name(course.codec).wants_feedback
+        return {self.interval_option: rhythm.interval, "error_feedback": feedback}
+
+
+class InRounds(Strategy):
+    """Each member trains alone for ``H`` steps, and then they do something with their weights together."""
+
+    options: ClassVar[type[AveragingOptions]] = AveragingOptions
+
+    @classmethod
+    def rhythm(cls, settings: StrategySettings) -> Rhythm:
+        return Rhythm(settings.of(cls.options).sync_interval)
+
+    @classmethod
+    def rehearsed(cls, settings: StrategySettings, interval: int) -> StrategySettings:
+        return settings.with_own(cls.name, sync_interval=min(interval, cls.rhythm(settings).interval))
+
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)
+        self._codec = codec_by_name(self.codec(context.settings))
+        self._interval = self.rhythm(context.settings).interval
+        self._refusals = Refusals(context.warn)
+        self._round = self._inner = 0
+        self._weight = 0.0
+        self._members: tuple[int, ...] = ()
+
+    def attach(self, model: nn.Module, exchange: Exchange) -> None:
+        self._exchange, self._parameters = exchange, trainable(model)
+        self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self._members = exchange.members
+
+    def _weights(self) -> torch.Tensor:
+        return flatten(self._parameters, torch.device("cpu"))
+
+    def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
+        self._weight += weight
+
+    @property
+    def steps_to_average(self) -> int | None:
+        return 0 if self._inner + 1 >= self._interval else None
+
+    def end_step(self) -> SyncEvent | None:
+        self._inner += 1
+        return self._end_round() if self._inner >= self._interval else None
+
+    @abstractmethod
+    def _end_round(self) -> SyncEvent:
+        """End a round, which begins another one; all members do this together."""
+
+    def _begin_round(self) -> None:
+        self._round += 1
+        self._inner, self._weight = 0, 0.0
+
+    @property
+    def synchronised(self) -> bool:
+        return self._inner == 0
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return self._members
+
+    def state(self) -> dict[str, Any]:
+        return {"round": self._round, "inner": self._inner, "weight": self._weight}
+
+    def newcomer_state(self) -> dict[str, Any]:
+        return self.state() | {"weight": 0.0}
+
+    def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+        self._round, self._inner, self._weight = int(state["round"]), int(state["inner"]), float(state["weight"])
+
+
+class Averaging(InRounds):
+    """Each member trains alone for ``H`` steps, then all go on from a mean of their weights.
+
+    The mean is by what their losses were means over in these steps. A member that comes too late, or whose weights are
+    not finite, is not in it, and goes on from it like the others; with a lossy codec what came too late is added to its
+    next difference. ``drift`` of a report is how far the farthest of this member's weights was from the mean before it
+    was taken over.
+    """
+
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)
+        self._last_mean: torch.Tensor | None = None
+
+    def attach(self, model: nn.Module, exchange: Exchange) -> None:
+        super().attach(model, exchange)
+        lossy = exchange.engine != "solo" and self._codec.name != "fp32"
+        self._last_mean = self._weights() if lossy else None
+        keeps_loss = lossy and self.context.settings.error_feedback
+        self._feedback = ErrorFeedback(self._codec, keeps_loss)
+        self._stream = self.name if keeps_loss else ""
+
+    def finish(self) -> SyncEvent | None:
+        return self._end_round() if self._inner else None
+
+    def _end_round(self) -> SyncEvent:
+        before, own = self._exchange.traffic.copy(), self._weights()
+        result = self._exchanged(own)
+        self._begin_round()
+        if self._last_mean is not None:
+            mean = self._last_mean.add_(result.mean)
+        else:  # where nobody had weights to average, all are as they were
+            mean = result.mean if result.weight else own
+        self._tell(own, result)
+        unflatten_into(self._parameters, mean)
+        found = differences(own, mean, out=own) if result.fit else NOT_COMPARED
+        if disagree(result.flags):
+            _, apart, source = equalised(self._parameters, self._exchange, f"{self.name}/mend")
+            if source is not None:
+                self.context.warn(f"round {self._round}: {difference_mended(apart, source)}")
+                self._last_mean = mean = self._weights()
+        traffic = self._exchange.traffic.since(before)
+        return sync_event(traffic, self._round, result.members, weight_hash(mean), *found)
+
+    def _exchanged(self, own: torch.Tensor) -> MeanResult:
+        """Return the mean that this member goes on from; all members do this together."""
+        result = self._mean(own)
+        self._members = result.members
+        return result
+
+    def _mean(self, own: torch.Tensor, among: Group | None = None, counts: bool = True) -> MeanResult:
+        """Return a mean of weights, or of their differences to the last one.
+
+        Args:
+            among: ranks whose mean it is; ``None``: all.
+            counts: whether this member's weights are in it.
+        """
+        flags, weight = b"", self._weight if counts else 0.0
+        sent = own
+        if self._last_mean is not None:
+            sent = own - self._last_mean
+            sent = self._feedback.compensate(sent) if counts else sent
+            if self.context.settings.verify_interval:
+                flags = agreement_flags(weight_hash(self._last_mean))
+        name = f"{self.name}/{self._round}"
+        result = self._exchange.mean(name, sent, weight, self._codec, flags, self._stream, among)
+        if self._last_mean is not None and counts:
+            self._feedback.settle(sent, weight, result)
+        return result
+
+    def _tell(self, own: torch.Tensor, result: MeanResult) -> None:
+        unfit = "" if result.fit else unfit_parameter(self._names, self._parameters, own, self._codec)
+        self._refusals.note(unfit and f"round {self._round}: the weight {unfit}")
+        if result.fit and not result.included:
+            what = "were late and count for nothing" if self._last_mean is None else "were late and are carried over"
+            self.context.warn(f"round {self._round}: this machine's steps {what}")
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        found = self.newcomer_tensors()
+        found |= {"residual": kept} if (kept := self._feedback.residual) is not None else {}
+        owed = self._exchange.residual(self._stream) if self._stream else None
+        return found | owed.tensors("mean_residual") if owed is not None else found
+
+    def newcomer_tensors(self) -> dict[str, torch.Tensor]:
+        return {} if self._last_mean is None else {"mean": self._last_mean}
+
+    def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+        super().load(tensors, state)
+        self._feedback.residual = tensors.get("residual")
+        if self._last_mean is not None:
+            self._last_mean.copy_(tensors["mean"])
+        if self._stream and (kept := Kept.of(tensors, "mean_residual")) is not None:
+            self._exchange.restore_residual(self._stream, kept)

@@ -1,0 +1,1 @@
+"""How gradients are made smaller on their way: a file for each compressor."""

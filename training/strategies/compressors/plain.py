@@ -1,0 +1,72 @@
+"""Gradients as they are, but for what a codec rounds away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from profiles.declarations import Owning
+from training.exchange.base import MeanResult, Pending
+from training.exchange.error_feedback import ErrorFeedback, Kept
+from training.strategies.compressors.base import Compressor, Place, Price, Turn, register
+
+if TYPE_CHECKING:
+    import torch
+
+
+@register
+class Plain(Compressor):
+    """One mean of the whole bucket; with ``error_feedback``, what a lossy codec dropped is in the next one."""
+
+    name: ClassVar[str] = "none"
+    summary: ClassVar[str] = "gradients as they are"
+
+    @classmethod
+    def price(cls, settings: Owning) -> Price:
+        said = "allreduce: the mean gradient of the joint batch, exact (Li et al. 2020)"
+        return Price(("fp32", "bf16"), lambda trainable: trainable, 1, 0.0, 1.0, said)
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        keeps = place.settings.error_feedback and place.codec.name != "fp32"
+        self._feedback = ErrorFeedback(place.codec) if keeps else None
+        self._stream = f"grad/{place.index}" if keeps else ""
+        self._under_way: tuple[Turn, torch.Tensor | None, Pending[MeanResult]] | None = None
+        self._result: MeanResult | None = None
+
+    def start(self, values: torch.Tensor, turn: Turn) -> None:
+        if self._feedback is not None:
+            values = self._feedback.compensate(values)
+        name, place = f"grad/{turn.step}/{self.place.index}", self.place
+        pending = place.exchange.start_mean(name, values, turn.weight, place.codec, turn.flags, self._stream)
+        self._under_way = (turn, values if self._feedback is not None else None, pending)
+
+    def wait(self) -> MeanResult:
+        assert self._under_way is not None
+        self._result = self._under_way[2].wait()
+        return self._result
+
+    def settle(self) -> None:
+        assert self._under_way is not None and self._result is not None
+        turn, sent, _ = self._under_way
+        if self._feedback is not None and sent is not None:
+            self._feedback.settle(sent, turn.weight, self._result)
+        self._under_way = self._result = None
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+        if self._feedback is not None:
+            index = self.place.index
+            if self._feedback.residual is not None:
+                found[f"residual/{index}"] = self._feedback.residual
+            owed = self.place.exchange.residual(self._stream)
+            found |= owed.tensors(f"mean_residual/{index}") if owed is not None else {}
+        return found
+
+    def load(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        if self._feedback is None:
+            return
+        if (found := tensors.get(f"residual/{self.place.index}")) is not None:
+            self._feedback.residual = found.to(device)
+        if (kept := Kept.of(tensors, f"mean_residual/{self.place.index}")) is not None:
+            self.place.exchange.restore_residual(self._stream, kept)

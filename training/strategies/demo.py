@@ -1,0 +1,332 @@
+"""DeMo: what a member's momentum holds of few, large coefficients is sent; the rest stays with the member.
+
+Peng, Chen, Su, Quesnelle, Kingma and Liu 2024, "DeMo: Decoupled Momentum Optimization" (arXiv 2411.19870 v2). In every
+step, for the momentum m of every tensor::
+
+    m   <- beta m + g                            the member's own gradient
+    q   <- top-k of DCT(m) in every chunk
+    m   <- m - IDCT(q)                           what is not sent comes later
+    Q   <- sum of all members' q                 all-gather of places and values
+    theta <- (1 - lr lambda) theta - lr sign(IDCT(Q))
+
+It is the optimizer as well: :attr:`Demo.updates`. ``lr`` does not enter m, as in the paper; in the authors' code it
+does, and a coefficient's sum is divided by how many sent it. A gradient counts by its samples, so that the sum is that
+of the joint batch. ``max_grad_norm`` holds for each member's own gradient.
+
+Chunks are ``chunk`` by ``chunk``, or as large as the tensor where that is smaller. A vector is one row, and a
+convolution one row for every output; the last chunks of a row or column are filled up with zeros, which are not
+updated. Orthonormal DCT-II, as a product of matrices. A chunk sends k coefficients, or all if it has fewer, with 16-bit
+places: ``k / chunk^2 (4 + 2) N`` bytes in fp32. What a codec rounds away stays in the momentum.
+
+All members must find the same signs, whatever their processors: :func:`signs` sums integers alone, which is exact in
+every order.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from profiles.declarations import Section, option
+from profiles.errors import BadInput
+from profiles.schema import StrategySettings
+from training.exchange.base import Exchange, ExchangeError, Pending
+from training.exchange.codecs import all_finite, codec_by_name
+from training.lazy import lazy
+from training.strategies.base import StrategyContext
+from training.strategies.costs import CostModel, Course, Learning, Rhythm, Start
+from training.strategies.gradients import GradientStrategy
+from training.strategies.registry import register
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import nn
+else:
+    np, torch = lazy("numpy"), lazy("torch")
+
+_AT_ONCE = 1 << 19
+"""Coefficients in one gather: 3 MiB of places and values of 32 bits."""
+_TILE = 1 << 22
+"""Elements that are transformed at once."""
+_BITS = 20
+"""Of the integers for coefficients and for the transform."""
+_LARGEST = 256
+"""The largest chunk: the sums of :func:`signs` stay below 2^53, and 16 bits number its places."""
+_LOSS: Mapping[Start, float] = {"pretrained": 0.01, "scratch": 0.068}
+"""Over per-step averaging with AdamW: ``benchmarks/strategies.py``, 240 steps. The paper, with 300 M and 1 B parameters
+from scratch and thousands of steps, has none (arXiv 2411.19870 v2)."""
+
+
+class DemoOptions(Section):
+    """Options of :class:`Demo`."""
+
+    chunk: int = option(64, "rows and columns of a block that is transformed by itself", ge=1, le=_LARGEST)
+    topk: int = option(32, "coefficients that each block sends in a step", ge=1, le=_LARGEST**2)
+    decay: float = option(0.999, "what is left of the momentum after a step", ge=0, lt=1)
+
+
+class DemoCosts(CostModel):
+    """Few coefficients in every step; here of matrices that are large beside a chunk, in fp32."""
+
+    codecs = ("fp32", "bf16")
+    automatic = False
+    aside = "it is another optimizer, with a learning rate of its own"
+    exact = False
+    vectors = 1  # momentum
+    merge_ns = 60.0  # measured: transforms, top-k, and the transform of the sum back
+    sources: ClassVar[Mapping[str, str]] = {
+        "demo": "DeMo: own check, 0.9 M parameters, three seeds of a fine-tune, one from scratch; as AdamW at 1 B there"
+    }
+
+    def elements(self, trainable: int) -> int:
+        own = DemoOptions()
+        return math.ceil(1.5 * own.topk / own.chunk**2 * trainable)  # a place takes half of a value
+
+    def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
+        return Learning(loss=_LOSS[course.start], sources=("demo",))
+
+
+@functools.cache
+def transform(size: int) -> torch.Tensor:
+    """Return the orthonormal DCT-II of ``size`` values as a matrix of fp64, a row for each coefficient."""
+    place, frequency = torch.arange(size, dtype=torch.float64), torch.arange(size, dtype=torch.float64)[:, None]
+    matrix = torch.cos(math.pi / (2 * size) * (2 * place + 1) * frequency) * math.sqrt(2 / size)
+    matrix[0] = math.sqrt(1 / size)
+    return matrix
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """How a tensor is cut."""
+
+    rows: int
+    columns: int
+    height: int
+    width: int
+
+    @classmethod
+    def of(cls, shape: Sequence[int], chunk: int) -> Chunks:
+        """Return how a tensor of a shape is cut into chunks of at most ``chunk`` by ``chunk``."""
+        rows = shape[0] if len(shape) > 1 else 1
+        columns = math.prod(shape[1:] if len(shape) > 1 else shape)
+        return cls(rows, columns, min(chunk, rows), min(chunk, columns))
+
+    @property
+    def size(self) -> int:
+        """Elements of one."""
+        return self.height * self.width
+
+    @property
+    def number(self) -> int:
+        """How many there are; none of an empty tensor."""
+        return -(-self.rows // self.height) * -(-self.columns // self.width) if self.size else 0
+
+    def cut(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor as chunks: [number, height, width]."""
+        down, right = -self.rows % self.height, -self.columns % self.width
+        filled = torch.nn.functional.pad(tensor.reshape(self.rows, self.columns), (0, right, 0, down))
+        blocks = filled.view(-1, self.height, filled.shape[1] // self.width, self.width)
+        return blocks.transpose(1, 2).reshape(-1, self.height, self.width)
+
+    def joined(self, chunks: torch.Tensor) -> torch.Tensor:
+        """Return what was cut as a matrix of the tensor's rows and columns."""
+        across = -(-self.columns // self.width)
+        blocks = chunks.view(-1, across, self.height, self.width).transpose(1, 2)
+        return blocks.reshape(-1, across * self.width)[: self.rows, : self.columns]
+
+    def encoded(self, chunks: torch.Tensor) -> torch.Tensor:
+        """Return the coefficients of chunks, a row for each chunk."""
+        left, right = (transform(size).float().to(chunks.device) for size in (self.height, self.width))
+        return (left @ chunks @ right.T).flatten(1)
+
+    def decoded(self, coefficients: torch.Tensor) -> torch.Tensor:
+        """Undo :meth:`encoded`."""
+        left, right = (transform(size).float().to(coefficients.device) for size in (self.height, self.width))
+        return left.T @ coefficients.view(-1, self.height, self.width) @ right
+
+
+def signs(coefficients: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """Return the signs of what coefficients stand for, as int8 [number, height, width]; the same bits everywhere.
+
+    Coefficients and transform are rounded to integers of 20 bits. All sums of their products are integers below 2^53,
+    which fp64 holds, so neither their order nor the processor matters.
+
+    Args:
+        coefficients: fp32, a row for each chunk. A row may be of any scale, for signs are of none.
+    """
+    peak = coefficients.abs().amax(1, keepdim=True)
+    power = torch.where(peak > 0, peak / torch.frexp(peak).mantissa, torch.ones_like(peak))
+    whole = (coefficients.double() / power.double() * 2.0**_BITS).round_()
+    left, right = ((transform(size) * 2.0**_BITS).round_().to(coefficients.device) for size in (height, width))
+    half = (left.T @ whole.view(-1, height, width)).mul_(2.0**-_BITS).round_()
+    return (half @ right).sign_().to(torch.int8)
+
+
+@dataclass
+class _Part:
+    """Some parameters whose coefficients travel together."""
+
+    numbers: list[int]
+    under_way: list[Pending[dict[int, bytes]]]
+
+
+@register
+class Demo(GradientStrategy):
+    """Send the largest coefficients of the momentum."""
+
+    name: ClassVar[str] = "demo"
+    summary: ClassVar[str] = "few coefficients of each member's momentum in every step; an optimizer of signs itself"
+    options = DemoOptions
+    costs = DemoCosts()
+    updates: ClassVar[bool] = True
+
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)
+        self._own = context.settings.of(DemoOptions)
+        self._codec = codec_by_name(self.codec(context.settings))
+        self._weight = 0.0
+
+    @classmethod
+    def only_own_codecs(cls, settings: StrategySettings) -> str:
+        return "is not for demo, which has chosen the few values that it sends"
+
+    def attach(self, model: nn.Module, exchange: Exchange) -> None:
+        super().attach(model, exchange)
+        self._momenta = [torch.zeros_like(p, dtype=torch.float32).reshape(-1) for p in self._parameters]
+        self._chunks = [Chunks.of(parameter.shape, self._own.chunk) for parameter in self._parameters]
+
+    def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
+        if scale is not None:
+            raise BadInput(f"{self.name} works without loss scaling", "set mixed_precision to bf16 or off")
+        super().begin_step(step, weight, scale)
+        self._weight = weight
+
+    def gradients(self) -> None:
+        """Leave the sign of the members' sum in every gradient."""
+        with torch.no_grad():
+            if self._has_unfit():
+                self._weight = 0.0
+            for part in [self._sent(numbers) for numbers in self._groups()]:
+                self._take(part)
+
+    def _has_unfit(self) -> bool:
+        """Say which of this member's gradients is not finite; then none of this step counts."""
+        unfit = next((self._names[p] for p in self._parameters if p.grad is not None and not all_finite(p.grad)), "")
+        self._refusals.note(unfit and f"step {self._step + 1}: the gradient of {unfit}")
+        return bool(unfit)
+
+    # ------------------------------------------------------------------------------------------------- what is sent
+
+    def _count(self, number: int) -> int:
+        """Return how many coefficients of a chunk of a parameter are sent."""
+        return min(self._own.topk, self._chunks[number].size)
+
+    def _groups(self) -> Iterator[list[int]]:
+        """Yield the numbers of parameters whose coefficients go together: enough of them, and no more than needed."""
+        group, size = list[int](), 0
+        for number, chunks in enumerate(self._chunks):
+            group.append(number)
+            size += chunks.number * self._count(number)
+            if size >= _AT_ONCE:
+                yield group
+                group, size = [], 0
+        if group:
+            yield group
+
+    def _sent(self, numbers: list[int]) -> _Part:
+        """Take what is sent out of the momentum of some parameters, and start to send it."""
+        found = [self._extracted(number) for number in numbers if self._chunks[number].number]
+        places = torch.cat([places for places, _ in found] or [torch.empty(0, dtype=torch.int64)]).numpy()
+        values = torch.cat([values for _, values in found] or [torch.empty(0, dtype=torch.uint8)]).numpy()
+        width, under_way = self._codec.max_encoded_bytes(1), []
+        for start in range(0, len(places), _AT_ONCE):
+            some = places[start : start + _AT_ONCE].astype("<u2")
+            data = some.tobytes() + values[width * start : width * (start + len(some))].tobytes()
+            under_way.append(self._exchange.start_gather(f"demo/{self._step}/{numbers[0]}/{start}", data))
+        return _Part(numbers, under_way)
+
+    def _extracted(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the places and encoded values of the coefficients that a parameter sends, chunk after chunk."""
+        parameter, momentum, chunks = self._parameters[number], self._momenta[number], self._chunks[number]
+        momentum.mul_(self._own.decay)
+        if parameter.grad is not None and self._weight > 0.0:
+            momentum.add_(parameter.grad.reshape(-1).float(), alpha=self._weight)
+        coefficients = chunks.encoded(chunks.cut(momentum))
+        places = coefficients.abs().topk(self._count(number), dim=1).indices
+        data = self._codec.encode(coefficients.gather(1, places).reshape(-1))
+        values = self._codec.decode(data, places.numel()).to(coefficients)
+        sent = torch.zeros_like(coefficients).scatter_(1, places, values.view_as(places))
+        momentum.sub_(chunks.joined(chunks.decoded(sent)).reshape(-1))
+        return places.reshape(-1).cpu(), data
+
+    # ---------------------------------------------------------------------------------------------- what comes back
+
+    def _take(self, part: _Part) -> None:
+        """Put the sign of the sum into the gradients of the parameters of a part."""
+        said = [pending.wait() for pending in part.under_way]
+        if said:
+            self._members = tuple(sorted(said[-1]))
+        counts = [self._chunks[number].number * self._count(number) for number in part.numbers]
+        theirs = self._of_members(said, sum(counts))
+        offset = 0
+        for number, count in zip(part.numbers, counts, strict=True):
+            parameter = self._parameters[number]
+            own = [(places[offset : offset + count], values[offset : offset + count]) for places, values in theirs]
+            offset += count
+            update = self._update(number, own) if count else torch.zeros(parameter.shape)
+            parameter.grad = update.reshape(parameter.shape).to(parameter.device).to(parameter.dtype)
+
+    def _of_members(self, said: Sequence[Mapping[int, bytes]], count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return places and values of all members by rank; zeros for what one has not sent.
+
+        Raises:
+            ExchangeError: one of them sent what can be none.
+        """
+        found = []
+        width = self._codec.max_encoded_bytes(1)
+        for rank in sorted({rank for piece in said for rank in piece}):
+            places, values = torch.zeros(count, dtype=torch.int64), torch.zeros(count)
+            for start, piece in zip(range(0, count, _AT_ONCE), said, strict=True):
+                some = min(_AT_ONCE, count - start)
+                data = piece.get(rank, bytes((2 + width) * some))
+                if len(data) != (2 + width) * some:
+                    raise ExchangeError(
+                        f"member {rank} sent {len(data)} bytes of coefficients, not {(2 + width) * some}"
+                    )
+                places[start : start + some] = torch.from_numpy(np.frombuffer(data, "<u2", some).astype(np.int64))
+                rest = torch.frombuffer(bytearray(data[2 * some :]), dtype=torch.uint8)
+                values[start : start + some] = self._codec.decode(rest, some)
+            if not all_finite(values):
+                raise ExchangeError(f"member {rank} sent coefficients that are not finite")
+            found.append((places, values))
+        return found
+
+    def _update(self, number: int, theirs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        """Return the signs of the members' sum for a parameter, as a matrix of its chunks' rows and columns."""
+        chunks, count = self._chunks[number], self._count(number)
+        device = self._parameters[number].device
+        device = torch.device("cpu") if device.type == "mps" else device  # it has no fp64
+        found, step = [], max(1, _TILE // chunks.size)
+        for first in range(0, chunks.number, step):
+            rows = min(step, chunks.number - first)
+            total = torch.zeros(rows, chunks.size, device=device)
+            for places, values in theirs:  # places of one member are different ones, so the order is that of the ranks
+                where = slice(first * count, (first + rows) * count)
+                at = places[where].view(rows, count).clamp(max=chunks.size - 1).to(device)
+                total.scatter_add_(1, at, values[where].view(rows, count).to(device))
+            found.append(signs(total, chunks.height, chunks.width))
+        return chunks.joined(torch.cat(found))
+
+    # ------------------------------------------------------------------------------------------------ between steps
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {f"momentum/{number}": momentum for number, momentum in enumerate(self._momenta)}
+
+    def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+        for number, momentum in enumerate(self._momenta):
+            if f"momentum/{number}" in tensors:
+                momentum.copy_(tensors[f"momentum/{number}"])

@@ -1,0 +1,112 @@
+"""Federated averaging: every so many steps the mean of some members' weights, of all or within islands.
+
+McMahan et al. 2016 (arXiv 1602.05629), algorithm 1: in round ``t`` of ``H`` steps a random set ``S_t`` of
+``max(C K, 1)`` of the ``K`` members counts, ``theta <- sum_{k in S_t} n_k theta_k / sum_{k in S_t} n_k`` with ``n_k``
+samples (or tokens) of the round. Here the others train as well, because nobody knows before the end of a round who is
+still there: their steps of that round count for nothing, and they go on from the mean like everybody else. If nobody of
+``S_t`` had a sample, or came in time with finite weights, all members count in this round.
+
+With ``island_size`` the members are divided anew in every round, into as few islands of at most that many as there must
+be, whose sizes differ by one at most. A mean is that of an island, of which ``C`` counts (if nothing of that can, the
+others keep their own), and nothing but a greeting goes from one island to another. So members hold different weights:
+evaluated and saved is the mean of all, each counting once. A newcomer starts from the weights of one of them.
+
+Who counts and who meets whom follow from the seed of the run, the round, and who is there, which the greeting tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import field_validator
+
+from profiles.declarations import OptionError, Owning, option
+from profiles.schema import StrategySettings
+from training.exchange.base import Exchange, MeanResult
+from training.strategies.averaging import Averaging, AveragingCosts, AveragingOptions
+from training.strategies.base import StrategyContext
+from training.strategies.islands import islands, shuffled
+from training.strategies.registry import register
+from training.strategies.weights import mean_held
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+class FedAvgOptions(AveragingOptions):
+    """Options of :class:`FedAvg`."""
+
+    fraction: float = option(1.0, "share of the members whose weights count in a round, at least one", gt=0, le=1)
+    island_size: int = option(0, "members that average with each other, new ones in every round; 0: all", ge=0)
+
+    @field_validator("island_size")
+    @classmethod
+    def _is_an_island(cls, size: int) -> int:
+        if size == 1:
+            raise OptionError("island_size", "one member alone has nobody to average with: 2 or more, or 0 for all")
+        return size
+
+
+class FedAvgCosts(AveragingCosts):
+    """As if all members counted, and all were one island but for what is sent: less is learnt than that.
+
+    Args:
+        island_size: 0 for one island.
+    """
+
+    interval_option = "fedavg.sync_interval"
+
+    def __init__(self, island_size: int = 0) -> None:
+        self.group = island_size
+        self.codecs = ("fp32",) if island_size else AveragingCosts.codecs
+
+    def with_options(self, settings: Owning) -> FedAvgCosts:
+        return FedAvgCosts(settings.of(FedAvgOptions).island_size)
+
+
+@register
+class FedAvg(Averaging):
+    """Average the weights of some members every ``H`` steps."""
+
+    name: ClassVar[str] = "fedavg"
+    summary: ClassVar[str] = "weights of some or all averaged every so many steps, of all or within changing islands"
+    options = FedAvgOptions
+    costs = FedAvgCosts()
+
+    @classmethod
+    def only_own_codecs(cls, settings: StrategySettings) -> str:
+        why = "with islands: their members share no mean to which a difference could be sent, and weights lose too much"
+        return why if settings.of(cls.options).island_size else ""
+
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)
+        own = context.settings.of(self.options)
+        self._fraction, self._size = own.fraction, own.island_size
+
+    def attach(self, model: nn.Module, exchange: Exchange) -> None:
+        super().attach(model, exchange)
+        self._alone = exchange.engine == "solo"
+
+    def _exchanged(self, own: torch.Tensor) -> MeanResult:
+        if self._alone or (self._fraction == 1.0 and not self._size):
+            return super()._exchanged(own)
+        self._members = tuple(sorted(self._exchange.gather(f"{self.name}/{self._round}/greeting", b"")))
+        order = shuffled(self._members, self.context.seed, self._round)
+        island = next(some for some in islands(order, self._size) if self._exchange.rank in some)
+        chosen = island[: max(1, round(self._fraction * len(island)))]
+        result = self._mean(own, tuple(sorted(island)) if self._size else None, self._exchange.rank in chosen)
+        if not result.weight and not self._size and len(chosen) < len(island):
+            return self._mean(own)
+        return replace(result, members=tuple(rank for rank in result.members if rank in chosen))
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        if self._alone or not self._size:
+            yield
+            return
+        with mean_held(self._parameters, self._exchange, f"{self.name}/consensus"):
+            yield

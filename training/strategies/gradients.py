@@ -1,0 +1,179 @@
+"""What strategies share that average gradients in every step: flat vectors of them, and the proof that weights stay
+equal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from training.events import SyncEvent
+from training.exchange.base import MAX_FLAGS, Exchange, MeanResult, Traffic
+from training.exchange.codecs import Codec
+from training.lazy import lazy
+from training.strategies.base import Strategy, StrategyContext, sync_event
+from training.strategies.weights import Refusals, difference_mended, equalised, trainable, unfit_parameter
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+else:
+    torch = lazy("torch")
+
+
+class GradientStrategy(Strategy):
+    """Members hold the same weights after every step, and compare them now and then."""
+
+    merges = "gradients"
+    equal = "always"
+
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)
+        self._members: tuple[int, ...] = ()
+        self._refusals = Refusals(context.warn)
+        self._step, self._before = 0, Traffic()
+
+    def attach(self, model: nn.Module, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._parameters = trainable(model)
+        self._names = {parameter: name for name, parameter in model.named_parameters()}
+        self._members = exchange.members
+
+    def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
+        self._step, self._before = step, self._exchange.traffic.copy()
+
+    def _note_unfit(self, buckets: Sequence[Bucket], codec: Codec, scale: float | None) -> None:
+        """Note of which buckets this member's gradients are not in the mean, because they are not finite."""
+        where = ""
+        if buckets:
+            first = buckets[0]
+            names = [self._names[parameter] for parameter in first.parameters]
+            where = unfit_parameter(names, first.parameters, first.pack(scale or 1.0), codec)
+        self._refusals.note(where and f"step {self._step + 1}: the gradient of {where}", scaled=scale is not None)
+
+    def end_step(self) -> SyncEvent | None:
+        interval = self.context.settings.verify_interval
+        if self._exchange.engine == "solo" or not interval or (self._step + 1) % interval:
+            return None
+        return self._verified()
+
+    def finish(self) -> SyncEvent | None:
+        return None if self._exchange.engine == "solo" else self._verified()
+
+    def _verified(self) -> SyncEvent:
+        """Compare weights over the members and mend a difference.
+
+        The same gradients give the same weights on equal hardware; two kinds of processor may differ in the last bit
+        of an optimizer step, so those that most members hold are taken where hashes differ.
+        """
+        digest, drift, source = equalised(self._parameters, self._exchange, "verify")
+        if source is not None:
+            self.context.warn(difference_mended(drift, source))
+        traffic = self._exchange.traffic.since(self._before)
+        return sync_event(traffic, self._step + 1, self._members, digest, drift)
+
+    @property
+    def synchronised(self) -> bool:
+        return True
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return self._members
+
+
+@dataclass
+class Bucket:
+    """Some parameters whose gradients are one flat vector, with a flag each beside it: "it has a gradient".
+
+    A gradient is complete when it was added to as often as in the backward before: once, however often the parameter is
+    used, but once for every use of a layer whose activations are recomputed by reentrant checkpointing. In the first
+    backward nobody knows that, and the bucket is complete at its end.
+    """
+
+    parameters: list[nn.Parameter]
+    under_way: bool = False
+    """Whether this step's gradients are sent."""
+    added_late: int | None = None
+    """A parameter whose gradient was added to after it had been sent."""
+    _added: list[int] = field(default_factory=list)
+    _expected: list[int] | None = None
+    _stays: bool = False
+
+    def arm(self) -> None:
+        """The backward that completes the gradients begins."""
+        if any(self._added):
+            self._expected = [max(1, times) for times in self._added]
+        self._added = [0] * len(self.parameters)
+        self._stays = self.under_way
+
+    def disarm(self) -> None:
+        """That backward broke off; what was sent before stays, and what was counted in it says nothing."""
+        self._added = [0] * len(self.parameters)
+
+    def add(self, index: int) -> None:
+        """The gradient of a parameter was added to."""
+        self._added[index] += 1
+        if self.under_way and not self._stays:
+            self.added_late = index
+
+    @property
+    def elements(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all gradients are final, as far as the backward before tells."""
+        return self._expected is not None and all(map(int.__ge__, self._added, self._expected))
+
+    @property
+    def flags(self) -> bytes:
+        """One bit a parameter, the first one in the lowest bit of the first byte."""
+        bits = sum((parameter.grad is not None) << index for index, parameter in enumerate(self.parameters))
+        return bits.to_bytes(math.ceil(len(self.parameters) / 8), "little")
+
+    def pack(self, scale: float = 1.0) -> torch.Tensor:
+        """Return the gradients divided by ``scale`` (zeros where there is none) as one flat fp32 vector."""
+        flat = torch.zeros(self.elements, device=self.parameters[0].device)
+        offset = 0
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                flat[offset : offset + parameter.numel()].copy_(parameter.grad.reshape(-1))
+            offset += parameter.numel()
+        return flat if scale == 1.0 else flat.div_(scale)
+
+    def unpack(self, result: MeanResult, scale: float = 1.0) -> None:
+        """Give every parameter the mean gradient times ``scale``; none where no member had one, as a single worker
+        would."""
+        mean = result.mean if scale == 1.0 else result.mean * scale
+        used = int.from_bytes(result.flags, "little")
+        offset = 0
+        for index, parameter in enumerate(self.parameters):
+            part = mean[offset : offset + parameter.numel()].view_as(parameter)
+            offset += parameter.numel()
+            if not used >> index & 1:
+                parameter.grad = None
+            elif parameter.grad is None:
+                parameter.grad = part.to(parameter.dtype).clone()
+            else:
+                parameter.grad.copy_(part)
+
+    def overflow(self) -> None:
+        """Make all gradients infinite: every member's loss scaler passes over the step, and lowers its scale."""
+        for parameter in self.parameters:
+            parameter.grad = torch.full_like(parameter, torch.inf)
+
+
+def grouped(parameters: Sequence[nn.Parameter], limit: int) -> Iterator[Bucket]:
+    """Cut ``parameters`` into runs on one device of about ``limit`` elements."""
+    group: list[nn.Parameter] = []
+    size = 0
+    for parameter in parameters:
+        full = size + parameter.numel() > limit or len(group) == 8 * MAX_FLAGS
+        if group and (full or parameter.device != group[0].device):
+            yield Bucket(group)
+            group, size = [], 0
+        group.append(parameter)
+        size += parameter.numel()
+    if group:
+        yield Bucket(group)

@@ -1,0 +1,261 @@
+"""NoLoCo: pairs that change from round to round, and no mean of all.
+
+Kolehmainen et al. 2025 (arXiv 2506.10911). Member i trains for ``H`` steps from its slow weights phi_i to theta_i. Then
+it meets one other member j, drawn anew in every round, and with ``Delta = phi - theta``, both means over {i, j}::
+
+    delta_i <- alpha delta_i - beta mean(Delta) - gamma (phi_i - mean(phi))
+    phi_i   <- phi_i + delta_i,    theta_i <- phi_i
+
+This is the paper's variant of Nesterov's momentum: ``outer_momentum`` is alpha, ``outer_lr`` beta, and the last term,
+whose ``gossip`` is gamma, pulls a pair's slow weights together; delta_i stays with its member. The authors' experiments
+have alpha = 0.5, beta = gamma = 0.7, H = 50, and plain means; ``weighting = samples`` weighs Delta by the samples of
+the round. Slow weights of many members stay together for ``gamma < 2 (1 - alpha^2)``, from the second moments of their
+differences under random pairs without training; a larger gamma is refused. The paper also routes activations between
+pipeline stages at random, which members that hold whole models do not have.
+
+A member sends and receives 2 N values a round, however many members there are. Pairs follow from the run's seed, the
+round, and who is there, which a greeting without content tells first: it is all that goes beyond a pair. With an odd
+number one member makes the outer step on its own. So does a pair of which one comes too late, as far as it does, and
+who is alone in the run trains as without a strategy. A member without samples, or whose weights are not finite, counts
+for nothing in mean(Delta) and takes its partner's.
+
+Members hold different weights. What is evaluated and saved is the plain mean of all, and after the last step all hold
+it. A newcomer starts from the slow weights of the member that lets it in, with delta = 0. ``drift`` is the largest
+distance of this member's slow weights from their pair's mean before the outer step, in the end from the mean of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import model_validator
+
+from profiles.declarations import OptionError, Owning, option
+from profiles.schema import StrategySettings
+from training.events import SyncEvent
+from training.exchange.base import Exchange, MeanResult
+from training.lazy import lazy
+from training.strategies.averaging import AveragingOptions, InRounds
+from training.strategies.base import FOR_DIFFERENCES, StrategyContext, sync_event
+from training.strategies.costs import CostModel, Course, Learning, Rhythm, Start, intervals
+from training.strategies.islands import islands, shuffled
+from training.strategies.outer import OuterOptions
+from training.strategies.outer_costs import OuterCosts
+from training.strategies.registry import register
+from training.strategies.weights import (
+    NOT_COMPARED,
+    differences,
+    mean_held,
+    mean_of_all,
+    unfit_parameter,
+    unflatten_into,
+    weight_hash,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+else:
+    torch = lazy("torch")
+
+_RATES: Mapping[Start, tuple[float, float]] = {"scratch": (0.7, 0.5), "pretrained": (1.0, 0.0)}
+"""Outer learning rate and momentum: the authors'; a trained model takes the plain mean, as with ``diloco``."""
+
+
+class NoLoCoOptions(AveragingOptions):
+    """Options of :class:`NoLoCo`."""
+
+    sync_interval: int = option(50, "steps between two meetings of a pair", unit="steps", ge=1)
+    outer_lr: float = option(0.0, "outer learning rate (beta); 0: automatic", ge=0, advanced=True)
+    outer_momentum: float = option(-1.0, "outer momentum (alpha); -1: automatic", ge=-1, lt=1, advanced=True)
+    gossip: float = option(
+        0.7, "how far a pair's slow weights are pulled to their mean (gamma); 0: not at all", ge=0, lt=2, advanced=True
+    )
+    weighting: Literal["equal", "samples"] = option(
+        "equal", "what a member's change counts: as much as its partner's, or by its samples", advanced=True
+    )
+
+    @model_validator(mode="after")
+    def _stays_together(self) -> NoLoCoOptions:
+        momentum = self.outer_momentum if self.outer_momentum >= 0 else max(mu for _, mu in _RATES.values())
+        if self.gossip >= (most := 2 * (1 - momentum * momentum)):
+            problem = f"must be below {most:.3g} with outer_momentum = {momentum:g}, or the members fly apart"
+            raise OptionError("gossip", problem)
+        return self
+
+    def rates(self, start: Start) -> tuple[float, float]:
+        """Return outer learning rate and momentum."""
+        rate, momentum = _RATES[start]
+        return self.outer_lr or rate, self.outer_momentum if self.outer_momentum >= 0 else momentum
+
+
+class NoLoCoCosts(CostModel):
+    """Two vectors of all trainable parameters every H steps, between two members.
+
+    Args:
+        own: the options; ``None``: the usual ones.
+    """
+
+    codecs = ("fp32", "bf16", "fp16")
+    automatic = False
+    aside = "it costs more loss than diloco: ask for it where no machine can wait for all others"
+    exact = False
+    vectors = 5  # slow weights, momentum, change and two means
+    on_device = False
+    group = 2
+    interval_option = "noloco.sync_interval"
+    merge_ns = 5.3  # as DiLoCo: no hash, but one vector more
+    sources: ClassVar[Mapping[str, str]] = {
+        "noloco": "as DiLoCo; own check, one seed: 1.3 % more loss; the paper (arXiv 2506.10911) has up to 4 % less"
+    }
+
+    def __init__(self, own: NoLoCoOptions | None = None) -> None:
+        self._own = own or NoLoCoOptions()
+
+    def with_options(self, settings: Owning) -> NoLoCoCosts:
+        return NoLoCoCosts(settings.of(NoLoCoOptions))
+
+    def elements(self, trainable: int) -> int:
+        return 2 * trainable
+
+    def longest(self, trainable: int) -> int:
+        return trainable
+
+    def rhythms(self, course: Course) -> Iterator[Rhythm]:
+        return map(Rhythm, intervals(course))
+
+    def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
+        found = OuterCosts("diloco", OuterOptions()).learning(course, rhythm, worth)
+        return Learning(found.share, found.loss, ("noloco",))
+
+    def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
+        rate, momentum = self._own.rates(course.start)
+        chosen = {"noloco.outer_lr": rate, "noloco.outer_momentum": momentum}
+        return {self.interval_option: rhythm.interval, **chosen}
+
+
+@register
+class NoLoCo(InRounds):
+    """Meet another member every ``H`` steps."""
+
+    name: ClassVar[str] = "noloco"
+    summary: ClassVar[str] = "changing pairs share an outer step every so many steps; the members' weights differ"
+    options = NoLoCoOptions
+    costs = NoLoCoCosts()
+    merges = "weights"
+    equal = "never"
+
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)
+        self._own = context.settings.of(NoLoCoOptions)
+        self._rate, self._mu = self._own.rates(context.start)
+        self._averaged = False
+
+    @classmethod
+    def only_own_codecs(cls, settings: StrategySettings) -> str:
+        return FOR_DIFFERENCES
+
+    def attach(self, model: nn.Module, exchange: Exchange) -> None:
+        super().attach(model, exchange)
+        self._slow = self._weights()
+        self._momentum = torch.zeros_like(self._slow)
+
+    def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
+        super().begin_step(step, weight, scale)
+        self._averaged = False
+
+    def finish(self) -> SyncEvent | None:
+        """Meet once more if there were steps since; then all members hold the mean of their slow weights."""
+        before = self._exchange.traffic.copy()
+        if self._inner:
+            self._end_round()
+        result = mean_of_all(self._slow, self._exchange, f"{self.name}/consensus")
+        mean = result.mean
+        apart = differences(self._slow, mean) if len(result.members) > 1 else NOT_COMPARED
+        self._slow.copy_(mean)
+        unflatten_into(self._parameters, mean)
+        self._averaged, self._members = True, result.members
+        traffic = self._exchange.traffic.since(before)
+        return sync_event(traffic, self._round + 1, self._members, weight_hash(mean), *apart)
+
+    # ----------------------------------------------------------------------------------------------------- one round
+
+    def _end_round(self) -> SyncEvent:
+        before, current, name = self._exchange.traffic.copy(), self._weights(), f"{self.name}/{self._round}"
+        self._members = tuple(sorted(self._exchange.gather(f"{name}/greeting", b"")))
+        order = shuffled(self._members, self.context.seed, self._round)
+        pair = tuple(sorted(next(some for some in islands(order, 2) if self._exchange.rank in some)))
+        met, drift, correlation, norm = pair, None, None, None
+        if len(self._members) > 1:
+            change = torch.sub(self._slow, current, out=current)
+            counts = self._weight if self._own.weighting == "samples" else float(self._weight > 0)
+            changes = self._exchange.start_mean(f"{name}/change", change, counts, self._codec, members=pair)
+            weights = self._exchange.start_mean(f"{name}/slow", self._slow, 1.0, self._codec, members=pair)
+            changed, held = changes.wait(), weights.wait()
+            met = held.members
+            self._tell(changed, change, held)
+            mean = _taken(held, self._slow) if held.weight else self._slow.clone()
+            if len(met) > 1 and held.fit:
+                drift, _, correlation = differences(self._slow, mean)
+            norm = float(torch.linalg.vector_norm(change)) if changed.fit else None
+            self._step(_taken(changed, change), mean)
+        else:  # nobody to meet: the next partner finds this member where it is
+            self._slow.copy_(current)
+            self._momentum.zero_()
+        self._begin_round()
+        unflatten_into(self._parameters, self._slow)
+        return sync_event(self._exchange.traffic.since(before), self._round, met, "", drift, norm, correlation)
+
+    def _step(self, mean_change: torch.Tensor, mean: torch.Tensor) -> None:
+        """Make the outer step; the means are given away."""
+        pull = torch.sub(self._slow, mean, out=mean).mul_(self._own.gossip)
+        self._momentum.mul_(self._mu).sub_(mean_change.mul_(self._rate)).sub_(pull)
+        self._slow.add_(self._momentum)
+
+    def _tell(self, changed: MeanResult, change: torch.Tensor, held: MeanResult) -> None:
+        where, unfit = f"round {self._round + 1}", ""
+        for result, given in ((held, self._slow), (changed, change)):
+            if not result.fit:
+                unfit = unfit_parameter(self._names, self._parameters, given, self._codec)
+        self._refusals.note(unfit and f"{where}: the weight {unfit}")
+        if not (unfit or (changed.included and held.included)):
+            self.context.warn(f"{where}: this machine came after the deadline and goes on without a partner")
+
+    # ------------------------------------------------------------------------------------------------ between rounds
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """The mean of all members' weights."""
+        if self._averaged or self._exchange.engine == "solo":
+            yield
+            return
+        with mean_held(self._parameters, self._exchange, f"{self.name}/consensus"):
+            yield
+
+    # ----------------------------------------------------------------------------------------------------- snapshots
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {"slow": self._slow, "momentum": self._momentum}
+
+    def newcomer_tensors(self) -> dict[str, torch.Tensor]:
+        return {"slow": self._slow}
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "members": list(self._members)}
+
+    def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+        self._slow.copy_(tensors["slow"])
+        if "momentum" in tensors:
+            self._momentum.copy_(tensors["momentum"])
+        super().load(tensors, state)
+        self._members = tuple(state["members"])
+
+
+def _taken(result: MeanResult, own: torch.Tensor) -> torch.Tensor:
+    """Return a pair's mean; what of this member's ``own`` came too late for it stays as it is."""
+    if result.fit:
+        for start, stop in result.left_out:
+            result.mean[start:stop] = own[start:stop]
+    return result.mean

@@ -1,0 +1,229 @@
+"""Outer optimizers: what the merged change of a round does to the weights that members share.
+
+All work in place on flat fp32 vectors. Products, sums, roots and quotients stay separate operations, so that every
+processor rounds alike and members on different hardware keep the same bits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import field_validator, model_validator
+
+from profiles.declarations import OptionError, Section, option
+from profiles.errors import BadInput, RunFailed
+from training.exchange.codecs import all_finite
+from training.lazy import lazy
+from training.strategies.costs import Start
+from training.tasks.user_code import call_factory, find_factory
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy("torch")
+
+MANY_ROUNDS = 30
+_AT_ONCE = 1 << 18
+"""Elements of an outer step whose four vectors stay in a processor's cache until the step is done."""
+_ADAM_RATE, _ADAM_MOMENTUM, _ADAM_SECOND, _ADAM_EPSILON = 0.3, 0.9, 0.99, 0.1
+"""In DiLoCo (arXiv 2311.08105) the outer Adam needed so large an epsilon; the second beta is that of FedAdam."""
+
+
+def rate_option(alias: str = "") -> Any:
+    """Declare the outer learning rate."""
+    return option(0.0, "outer learning rate; 0: automatic", ge=0, advanced=True, alias=alias)
+
+
+def momentum_option(alias: str = "") -> Any:
+    """Declare the outer momentum."""
+    said = "outer momentum, of adamw its first beta; -1: automatic"
+    return option(-1.0, said, ge=-1, lt=1, advanced=True, alias=alias)
+
+
+class OuterOptions(Section):
+    """Options of a strategy with an outer optimizer; it declares ``outer_lr`` and ``outer_momentum`` beside them."""
+
+    outer_optimizer: str = option(
+        "nesterov",
+        "outer optimizer: nesterov, sgd (heavy ball), adamw, or file.py:function of your own",
+        kind="location",
+        advanced=True,
+    )
+    outer_lr: float = rate_option()
+    outer_momentum: float = momentum_option()
+    outer_weight_decay: float = option(0.0, "weight decay of the outer adamw", ge=0, lt=1, advanced=True)
+
+    @field_validator("outer_optimizer")
+    @classmethod
+    def _known_optimizer(cls, name: str) -> str:
+        file, _, function = name.rpartition(":")
+        if name in _OPTIMIZERS or (file.endswith(".py") and function.isidentifier()):
+            return name
+        raise OptionError("outer_optimizer", f"one of {', '.join(_OPTIMIZERS)}, or file.py:function")
+
+    @model_validator(mode="after")
+    def _decay_is_used(self) -> OuterOptions:
+        if self.outer_weight_decay and self.outer_optimizer != "adamw":
+            raise OptionError("outer_weight_decay", f"outer_optimizer = {self.outer_optimizer} has none; adamw has")
+        return self
+
+    def outer_rates(self, rounds: int, start: Start) -> tuple[float, float]:
+        """Return outer learning rate and momentum of a run with so many rounds.
+
+        A trained model takes the plain mean (1.0 / 0): momentum adds to a learning rate that is right already, and a
+        published Whisper ended worse with it than on one machine (see docs/planning.md). From scratch the paper's
+        0.7 / 0.9 needs tens of rounds for its momentum to pay; below :data:`MANY_ROUNDS` rounds 1.0 / 0.5 kept 55 % of
+        the gain of per-step averaging where 0.7 / 0.9 kept 30 %. Both are for Nesterov's momentum.
+        """
+        rate, momentum = 1.0, 0.0
+        if self.outer_optimizer == "adamw":
+            rate, momentum = _ADAM_RATE, _ADAM_MOMENTUM
+        elif self.outer_optimizer == "nesterov" and start == "scratch":
+            rate, momentum = (0.7, 0.9) if rounds >= MANY_ROUNDS else (1.0, 0.5)
+        return self.outer_lr or rate, self.outer_momentum if self.outer_momentum >= 0 else momentum
+
+    def make_outer(self, rounds: int, start: Start) -> OuterOptimizer:
+        """Return a new outer optimizer for one vector."""
+        rate, momentum = self.outer_rates(rounds, start)
+        if self.outer_optimizer not in _OPTIMIZERS:
+            return OwnOuter(self.outer_optimizer, rate, momentum)
+        return _OPTIMIZERS[self.outer_optimizer](rate, momentum, self.outer_weight_decay)
+
+
+class OuterOptimizer(ABC):
+    """The outer optimizer of one vector.
+
+    Args:
+        rate: outer learning rate.
+        momentum: below 1.
+        decay: decoupled weight decay, where it has one.
+    """
+
+    names: tuple[str, ...]
+    """Of its vectors in a snapshot."""
+
+    def __init__(self, rate: float, momentum: float, decay: float = 0.0) -> None:
+        self.rate, self.momentum, self.decay = rate, momentum, decay
+        self._vectors: tuple[torch.Tensor, ...] = ()
+
+    def attach(self, anchor: torch.Tensor) -> None:
+        """Begin with zeros for this vector."""
+        self._vectors = tuple(torch.zeros_like(anchor) for _ in self.names)
+
+    @abstractmethod
+    def step(self, anchor: torch.Tensor, mean: torch.Tensor, round_: int) -> None:
+        """Move ``anchor`` by the merged change.
+
+        Args:
+            anchor: flat fp32.
+            mean: flat fp32, anchor minus weights, over the members; stays as it is.
+            round_: of this vector, from 1 on.
+        """
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return its vectors by name."""
+        return dict(zip(self.names, self._vectors, strict=True))
+
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take back what :meth:`tensors` gave."""
+        for name, vector in self.tensors().items():
+            vector.copy_(tensors[name])
+
+
+class Nesterov(OuterOptimizer):
+    """``m = mu m + d``, ``anchor -= rate (d + mu m)`` (Sutskever et al. 2013, eq. 4), as in DiLoCo."""
+
+    names = ("momentum",)
+
+    def step(self, anchor: torch.Tensor, mean: torch.Tensor, round_: int) -> None:
+        nesterov_step(anchor, self._vectors[0], mean, self.rate, self.momentum)
+
+
+class HeavyBall(OuterOptimizer):
+    """``m = mu m + d``, ``anchor -= rate m`` (Polyak 1964); with ``mu = 0`` plain averaging at a rate."""
+
+    names = ("momentum",)
+
+    def step(self, anchor: torch.Tensor, mean: torch.Tensor, round_: int) -> None:
+        scratch = torch.empty_like(anchor[:_AT_ONCE])
+        for start in range(0, anchor.numel(), _AT_ONCE):
+            part, speed, by = (vector[start : start + _AT_ONCE] for vector in (anchor, self._vectors[0], mean))
+            speed.mul_(self.momentum).add_(by)
+            part.sub_(torch.mul(speed, self.rate, out=scratch[: part.numel()]))
+
+
+class AdamW(OuterOptimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2); as an outer
+    optimizer FedAdam (Reddi et al. 2021, arXiv 2003.00295).
+
+    ``m = b1 m + (1 - b1) d``, ``v = b2 v + (1 - b2) d^2``,
+    ``anchor -= rate (decay anchor + m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps))``.
+    """
+
+    names = ("first", "second")
+
+    def step(self, anchor: torch.Tensor, mean: torch.Tensor, round_: int) -> None:
+        one, two = self.momentum, _ADAM_SECOND
+        scale_one, scale_two = 1.0 / (1.0 - _power(one, round_)), 1.0 / (1.0 - _power(two, round_))
+        for start in range(0, anchor.numel(), _AT_ONCE):
+            part, by = anchor[start : start + _AT_ONCE], mean[start : start + _AT_ONCE]
+            first, second = (vector[start : start + _AT_ONCE] for vector in self._vectors)
+            first.mul_(one).add_(by * (1.0 - one))
+            second.mul_(two).add_((by * by).mul_(1.0 - two))
+            root = (second * scale_two).sqrt_().add_(_ADAM_EPSILON)
+            part.mul_(1.0 - self.rate * self.decay).sub_((first * scale_one).div_(root).mul_(self.rate))
+
+
+class OwnOuter(OuterOptimizer):
+    """A function of the user's own: ``function(anchor, mean, state, rate, momentum)``.
+
+    It moves ``anchor`` in place, and keeps in ``state``, which is empty at first, flat fp32 vectors for the next round.
+    Members stay equal if it does the same on all: elements by themselves, products and sums apart, no random numbers.
+    """
+
+    names = ()
+
+    def __init__(self, path: str, rate: float, momentum: float) -> None:
+        super().__init__(rate, momentum)
+        self._path, self._function = path, find_factory(path, "outer_optimizer")
+        self._state: dict[str, torch.Tensor] = {}
+
+    def step(self, anchor: torch.Tensor, mean: torch.Tensor, round_: int) -> None:
+        """Raise BadInput where the function raises, or keeps something else; RunFailed where its weights are no
+        numbers."""
+        with torch.no_grad():
+            call_factory(self._function, self._path, anchor, mean, self._state, self.rate, self.momentum)
+        for name, kept in self._state.items():
+            if not (isinstance(kept, torch.Tensor) and kept.dtype == torch.float32 and kept.dim() == 1):
+                raise BadInput(f"{self._path} keeps something else as '{name}'", "keep flat fp32 tensors")
+        if not all_finite(anchor):
+            raise RunFailed(f"{self._path} made weights that are not finite in round {round_}", "lower outer_lr")
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {f"own/{name}": kept for name, kept in self._state.items()}
+
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        found = {name: kept.clone() for name, kept in tensors.items() if name.startswith("own/")}
+        self._state = {name.removeprefix("own/"): kept for name, kept in found.items()}
+
+
+_OPTIMIZERS: dict[str, type[OuterOptimizer]] = {"nesterov": Nesterov, "sgd": HeavyBall, "adamw": AdamW}
+
+
+def nesterov_step(anchor: torch.Tensor, momentum: torch.Tensor, mean: torch.Tensor, rate: float, mu: float) -> None:
+    """One step of :class:`Nesterov` in place."""
+    scratch = torch.empty_like(anchor[:_AT_ONCE])
+    for start in range(0, anchor.numel(), _AT_ONCE):
+        part, speed, by = (vector[start : start + _AT_ONCE] for vector in (anchor, momentum, mean))
+        speed.mul_(mu).add_(by)
+        part.sub_(torch.mul(speed, mu, out=scratch[: part.numel()]).add_(by).mul_(rate))
+
+
+def _power(base: float, exponent: int) -> float:
+    """Return a power by products alone: libraries of mathematics differ in the last bit."""
+    found = 1.0
+    for _ in range(exponent):
+        found *= base
+    return found

@@ -1,0 +1,190 @@
+"""A strategy of one's own: ``strategy = "path/to/file.py:Class"``, or ``package.module:Class``.
+
+The file need not lie in this folder, and nothing registers it. What only its code knows (its options, when it
+exchanges) is asked for where a run is planned or trained; until then its file is read, and nothing of it runs. So its
+options are a text, ``strategy_options = "share = 0.3, interval = 10"``, that becomes a section when the class is there.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import symtable
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from profiles.declarations import Section, owners
+from profiles.errors import BadInput
+from profiles.locations import own_code_in
+from profiles.options import as_text, explained, hint_for
+from profiles.schema import StrategySettings
+from training.lazy import lazy
+from training.strategies.base import Strategy
+from training.strategies.composition import parts_of
+from training.strategies.costs import Rhythm
+from training.strategies.registry import Form, forget, installed, register_form, strategies, strategy_class
+
+if TYPE_CHECKING:
+    from training.tasks import user_code
+else:
+    user_code = lazy("training.tasks.user_code")
+
+
+def is_own(text: str) -> bool:
+    """Whether a text names one strategy of somebody's own."""
+    return len(parts_of(text)) == 1 and bool(own_code_in(text))
+
+
+def check(text: str) -> str:
+    """Return ``text`` if its file has such a class; a module is looked for when it is needed.
+
+    Raises:
+        BadInput: there is no such file, it is not Python, or it has no such class.
+    """
+    text = text.strip()
+    place, _, name = text.rpartition(":")
+    if not place.endswith(".py"):
+        return text
+    try:
+        table = symtable.symtable(Path(place).expanduser().read_text(encoding="utf-8"), place, "exec")
+    except OSError as error:
+        raise BadInput(f"{place}: {error.strerror}", "check strategy") from error
+    except (SyntaxError, ValueError) as error:
+        raise BadInput(f"{place} is not Python: {error}", "repair it") from error
+    bound = [symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()]
+    if name not in bound:
+        classes = [inner.get_name() for inner in table.get_children() if inner.get_type() == "class"]
+        hint = hint_for(name, classes, f"it has {', '.join(classes) or 'none'}")
+        raise BadInput(f"{place} has no class '{name}'", hint)
+    return text
+
+
+@functools.cache
+def class_of(text: str) -> type[Strategy]:
+    """Return the class, whose file is run for it.
+
+    Raises:
+        BadInput: it cannot be imported, or is no strategy that can be used.
+    """
+    known = strategies().keys()
+    found = user_code.find_factory(check(text), "strategy")
+    for name in strategies().keys() - known:  # registered it would be an owner of options here, and nowhere else
+        forget(name)
+    if not (isinstance(found, type) and issubclass(found, Strategy)):
+        raise BadInput(f"{text} is no strategy", "derive it from training.strategies.base.Strategy")
+    if inspect.isabstract(found):
+        raise BadInput(f"{text} lacks {', '.join(sorted(found.__abstractmethods__))}", "see docs/extending.md")
+    if not str(getattr(found, "name", "")).isidentifier() or not isinstance(getattr(found, "summary", None), str):
+        raise BadInput(f"{text} needs a name and a summary", 'for example name = "mine"')
+    return found
+
+
+def text_of(kind: type[Strategy]) -> str:
+    """Return how settings name a class: by its name if it is registered, else by its file."""
+    if strategies().get(kind.name) is kind:
+        return kind.name
+    try:
+        return f"{Path(inspect.getfile(kind)).resolve()}:{kind.__qualname__}"
+    except (OSError, TypeError) as error:
+        raise BadInput(f"{kind.__qualname__} is in no file", "put it into a .py file") from error
+
+
+def own_classes(settings: StrategySettings) -> list[type[Strategy]]:
+    """Return the classes of one's own among those that settings name.
+
+    Raises:
+        BadInput: see :func:`class_of`.
+    """
+    return [class_of(text) for text in own_code_in(settings.strategy)]
+
+
+def opened(settings: StrategySettings) -> StrategySettings:
+    """Return settings in which the options of strategies of one's own are sections, as those of all others.
+
+    Raises:
+        BadInput: there is no such option, or a value does not fit.
+    """
+    given, sections, kinds = _pairs(settings.strategy_options), dict(settings.owned), own_classes(settings)
+    for kind in kinds:
+        place = _place(settings, kind)
+        own = {full: value for full, value in given.items() if _field(full, kind) in kind.options.model_fields}
+        given = {full: value for full, value in given.items() if full not in own}
+        held = sections[place].model_dump() if place in sections else {}
+        sections[place] = _read(kind, held | {_field(full, kind): value for full, value in own.items()})
+    for name in given:
+        known = [field for kind in kinds for field in kind.options.model_fields]
+        hint = hint_for(name, known, f"it has {', '.join(known) or 'none'}")
+        raise BadInput(f"strategy_options: {settings.strategy} has no option '{name}'", hint)
+    return settings.model_copy(update={"owned": sections}) if kinds else settings
+
+
+def closed(settings: StrategySettings) -> StrategySettings:
+    """Return opened settings as a document can hold them: :func:`opened` undone."""
+    texts = [
+        f"{kind.name}.{field} = {as_text(getattr(section, field))}"
+        for kind in own_classes(settings)
+        if (place := _place(settings, kind)) not in owners("strategy")
+        for section in [settings.owned[place]]
+        for field in kind.options.model_fields
+    ]
+    sections = {name: section for name, section in settings.owned.items() if name in owners("strategy")}
+    kept = ", ".join(texts) or settings.strategy_options
+    return settings.model_copy(update={"owned": sections, "strategy_options": kept})
+
+
+def as_own_code(settings: StrategySettings) -> StrategySettings:
+    """Return settings for machines that may lack the packages with strategies which are installed here: none of them
+    is an owner of options there, and one that is used is named as code of one's own."""
+    ours, texts, words = installed(), [], [settings.strategy_options] if settings.strategy_options else []
+    for name in parts_of(settings.strategy):
+        texts.append(ours.get(name, name))
+        if name in ours and name in settings.owned:
+            own = settings.owned[name]
+            words += [f"{name}.{field} = {as_text(getattr(own, field))}" for field in type(own).model_fields]
+    sections = {name: section for name, section in settings.owned.items() if name not in ours}
+    told = {"strategy": " + ".join(texts), "owned": sections, "strategy_options": ", ".join(words)}
+    return settings.model_copy(update=told) if ours else settings
+
+
+def rhythm_of(settings: StrategySettings) -> Rhythm:
+    """Return when members synchronise."""
+    return strategy_class(settings.strategy).rhythm(opened(settings))
+
+
+def rehearsed(settings: StrategySettings, interval: int) -> StrategySettings:
+    """Return settings with which synchronisations are at most ``interval`` steps apart."""
+    return closed(strategy_class(settings.strategy).rehearsed(opened(settings), interval))
+
+
+def _place(settings: StrategySettings, kind: type[Strategy]) -> str:
+    """Return under which name the options of a class are: a class may have those of one that it is derived from."""
+    same = (name for name, section in settings.owned.items() if type(section) is kind.options is not Section)
+    return next(same, kind.name)
+
+
+def _field(name: str, kind: type[Strategy]) -> str:
+    return name.removeprefix(f"{kind.name}.")
+
+
+def _pairs(text: str) -> dict[str, str]:
+    found = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, sign, value = part.partition("=")
+        if not sign or not name.strip():
+            raise BadInput(f"strategy_options: '{part}' is not name = value", "for example: share = 0.3, interval = 10")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _read(kind: type[Strategy], values: Mapping[str, object]) -> Section:
+    try:
+        return kind.options.model_validate(values)
+    except ValidationError as error:
+        name, problem = explained(error.errors()[0], kind.name)
+        raise BadInput(f"strategy_options: {name}: {problem}", "see the options of its class") from error
+
+
+register_form(Form("FILE.py:CLASS", is_own, check, class_of))

@@ -1,0 +1,91 @@
+"""Pseudo-random orders of many numbers, of which any part can be had without the rest.
+
+A Feistel network over mixed radices (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains"), with the
+finalizer of SplitMix64 (Steele et al. 2014) as its round function: k places cost O(k) and no memory, however many
+numbers there are. It is made of additions, products and shifts of 64-bit integers alone, so every operating system,
+processor and version of a library gives the same order; no library's generator promises that.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from training.lazy import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    np = lazy("numpy")
+
+_ROUNDS = 8
+_MASK = (1 << 64) - 1
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_AT_ONCE = 1 << 14
+"""Places whose intermediate results stay in a processor's cache."""
+MOST = 1 << 62
+"""Numbers at most."""
+
+
+def permuted(start: int, stop: int, size: int, seed: int, order: int = 0) -> NDArray[np.int64]:
+    """Return places ``start`` to ``stop`` of an order of the numbers below ``size``.
+
+    Args:
+        seed: and ``order``: which order; each pair of them has one of its own.
+
+    Raises:
+        ValueError: there are no such places, or more than :data:`MOST` numbers.
+    """
+    if not 0 <= start <= stop <= size <= MOST:
+        raise ValueError(f"places {start} to {stop} of {size}")
+    keys = [_mixed(_mixed(_mixed(seed & _MASK) + order) + number) for number in range(_ROUNDS)]
+    found = np.empty(stop - start, dtype=np.int64)
+    for first in range(start, stop, _AT_ONCE):
+        last = min(first + _AT_ONCE, stop)
+        found[first - start : last - start] = _walked(np.arange(first, last, dtype=np.uint64), size, keys)
+    return found
+
+
+def _walked(places: NDArray[np.uint64], size: int, keys: list[int]) -> NDArray[np.uint64]:
+    """Permute the numbers below a product that is hardly larger than ``size``, until all are below ``size``."""
+    rows = math.isqrt(max(size - 1, 0)) + 1
+    columns = -(-size // rows)
+    places = _network(places, rows, columns, keys)
+    while (beyond := np.flatnonzero(places >= size)).size:
+        places[beyond] = _network(places[beyond], rows, columns, keys)
+    return places
+
+
+def _network(places: NDArray[np.uint64], rows: int, columns: int, keys: list[int]) -> NDArray[np.uint64]:
+    left: NDArray[np.uint64]
+    right: NDArray[np.uint64]
+    left, right = np.divmod(places, np.uint64(columns))
+    for number, key in enumerate(keys):
+        if number % 2:
+            right = _added(right, left, columns, key)
+        else:
+            left = _added(left, right, rows, key)
+    whole: NDArray[np.uint64] = left * np.uint64(columns) + right
+    return whole
+
+
+def _added(one: NDArray[np.uint64], other: NDArray[np.uint64], radix: int, key: int) -> NDArray[np.uint64]:
+    """Add a function of ``other`` to ``one``, modulo ``radix``, which is below 2^32."""
+    mixed: NDArray[np.uint64] = other + np.uint64(key)
+    for shift, factor in ((30, _FIRST), (27, _SECOND)):
+        mixed ^= mixed >> np.uint64(shift)
+        mixed *= np.uint64(factor)
+    mixed >>= np.uint64(32)
+    mixed *= np.uint64(radix)
+    mixed >>= np.uint64(32)
+    mixed += one
+    return np.where(mixed >= radix, mixed - np.uint64(radix), mixed)
+
+
+def _mixed(value: int) -> int:
+    """SplitMix64: the number after ``value``."""
+    value = (value + _GOLDEN) & _MASK
+    value = ((value ^ value >> 30) * _FIRST) & _MASK
+    value = ((value ^ value >> 27) * _SECOND) & _MASK
+    return value ^ value >> 31

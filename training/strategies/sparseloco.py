@@ -1,0 +1,231 @@
+"""SparseLoCo: many local steps, then a few values of every member's change, in 2 bits, to all.
+
+Sarfi et al. 2025 (arXiv 2508.15706), algorithm 1. Every ``H`` inner steps a member ``r`` with ``delta_r = anchor -
+theta_r`` and what it has not sent yet, ``e_r``::
+
+    e_r = beta e_r + delta_r
+    sent_r = Q(top_k(e_r))        # in blocks of 4096; the codec topk2bit has the definition
+    e_r = e_r - sent_r
+    anchor = anchor - outer_lr (sum_r w_r sent_r) / sum_r w_r
+
+Error feedback takes the place of outer momentum. ``w_r`` is what the member's losses were means over: where all have
+seen as many samples, that is the paper's mean. Every member sends its own values to all others and sums all in the
+order of ranks, so all hold the same bits; a mean by owners would send the union of all members' positions back. ``Q``
+works on each large tensor by itself, as in the code that is published with the paper; small ones share four levels with
+their neighbours. One member alone sends nothing, and nothing is left out.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from profiles.declarations import Section, option
+from profiles.errors import BadInput
+from profiles.schema import StrategySettings
+from training.exchange.base import (
+    LARGEST_WEIGHT,
+    MAX_GATHER_BYTES,
+    Exchange,
+    MeanResult,
+    Pending,
+    joined,
+)
+from training.exchange.codecs import Codec
+from training.exchange.error_feedback import ErrorFeedback
+from training.lazy import lazy
+from training.strategies.base import StrategyContext
+from training.strategies.costs import Course, Rhythm, intervals
+from training.strategies.merged_part import MeanOfDeltas, MergedPart, Place
+from training.strategies.outer import OuterOptimizer, OuterOptions
+from training.strategies.outer_costs import OuterCosts
+from training.strategies.outer_strategy import OuterStrategy
+from training.strategies.registry import register
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+else:
+    torch = lazy("torch")
+
+FEWEST_ROUNDS = 100
+_SEGMENT = 1 << 16
+"""Elements from which a tensor has levels of its own."""
+_WEIGHT = struct.Struct("<d")
+
+
+class SparseLoCoOptions(Section):
+    """Options of :class:`SparseLoCo`; how much is sent is the codec's (``codec = topk2bit:SHARE``)."""
+
+    sync_interval: int = option(30, "steps between synchronisations", unit="steps", ge=1)
+    outer_lr: float = option(1.0, "outer learning rate", gt=0, advanced=True)
+    error_decay: float = option(
+        0.95, "share of what was not sent that is kept for the next exchange", ge=0, le=1, advanced=True
+    )
+    force: bool = option(False, f"train with fewer than {FEWEST_ROUNDS} exchanges, too", advanced=True)
+
+
+class SparseLoCoCosts(OuterCosts):
+    """A few values of all trainable parameters every H steps, from every member to all; many rounds or none."""
+
+    automatic = False
+    aside = f"it needs {FEWEST_ROUNDS} exchanges, and lost 4 % with so many"
+    gathers = True
+    codecs = ("topk2bit:0.015625",)
+    sources: ClassVar[Mapping[str, str]] = OuterCosts.sources
+
+    def rhythms(self, course: Course) -> Iterator[Rhythm]:
+        for interval in intervals(course):
+            if course.steps // interval >= FEWEST_ROUNDS:
+                yield Rhythm(interval)
+
+    def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
+        return {self.interval_option: rhythm.interval}
+
+
+class Descent(OuterOptimizer):
+    """``anchor -= rate d``: no momentum."""
+
+    names = ()
+
+    def step(self, anchor: torch.Tensor, mean: torch.Tensor, round_: int) -> None:
+        anchor.sub_(mean * self.rate)
+
+
+class SumOfAll(MeanOfDeltas):
+    """Merges what every member sends to all, and keeps what this one has not sent.
+
+    Args:
+        sizes: elements of the segments, each of which is encoded by itself.
+        decay: of what was not sent.
+    """
+
+    def __init__(self, exchange: Exchange, codec: Codec, sizes: Sequence[int], decay: float) -> None:
+        super().__init__(exchange, codec, "")
+        self.feedback = ErrorFeedback(codec)
+        self._sizes, self._decay = sizes, decay
+        self._total = torch.empty(0)
+        self._flags = 0
+        self._said: list[Pending[dict[int, bytes]]] = []
+
+    def start(self, name: str, delta: torch.Tensor, weight: float, flags: bytes) -> None:
+        if (kept := self.feedback.residual) is not None:
+            delta = (kept * self._decay).add_(delta)
+        self._total, self._weight, self._flags = delta, weight, len(flags)
+        if self.exchange.engine == "solo":
+            return
+        said = self._encoded(weight, flags) if self.codec.carries(delta) else b""
+        length = _WEIGHT.size + len(flags) + sum(map(self.codec.max_encoded_bytes, self._sizes))
+        self._said = [
+            self.exchange.start_gather(f"{name}/{first}", said[first : first + MAX_GATHER_BYTES])
+            for first in range(0, length, MAX_GATHER_BYTES)
+        ]
+
+    def _encoded(self, weight: float, flags: bytes) -> bytes:
+        segments = torch.split(self._total, list(self._sizes))
+        return _WEIGHT.pack(weight) + flags + b"".join(self.codec.encode(one).numpy().tobytes() for one in segments)
+
+    def wait(self) -> tuple[MeanResult, torch.Tensor]:
+        total, own = self._total, self.exchange.rank
+        if self.exchange.engine == "solo":
+            fit = self.codec.carries(total)
+            mean = total if fit else torch.zeros_like(total)
+            return MeanResult(mean.clone(), self._weight, (own,), refused=() if fit else (own,), fit=fit), total
+        pieces = [pending.wait() for pending in self._said]
+        members = tuple(sorted(pieces[-1]))
+        mean, given = torch.zeros_like(total), dict[int, tuple[float, bytes]]()
+        for rank in members:
+            read = self._read(b"".join(piece.get(rank, b"") for piece in pieces))
+            if read is None:
+                continue
+            weight, flags, values = read
+            given[rank] = weight, flags
+            if rank == own:
+                self.feedback.residual = total.sub(values) if weight else total
+            mean.add_(values.mul_(weight))  # two operations, so that every processor rounds alike
+        weight = sum(one for one, _ in given.values())
+        if weight:
+            mean.div_(weight)
+        refused = tuple(rank for rank in members if rank not in given)
+        flags = joined([flags for _, flags in given.values()], self._flags)
+        left_out = () if own in given else ((0, total.numel()),)
+        return MeanResult(mean, weight, members, left_out, refused, flags, own in given), total
+
+    def _read(self, said: bytes) -> tuple[float, bytes, torch.Tensor] | None:
+        """Return a member's weight, flags and values; ``None`` if it says nothing that can be."""
+        if len(said) < _WEIGHT.size:
+            return None
+        (weight,), data = _WEIGHT.unpack_from(said), torch.frombuffer(bytearray(said), dtype=torch.uint8)
+        first, found = _WEIGHT.size + self._flags, list[torch.Tensor]()
+        try:
+            for size in self._sizes:
+                found.append(self.codec.decode(data[first : first + self.codec.max_encoded_bytes(size)], size))
+                first += self.codec.max_encoded_bytes(size)
+        except ValueError:
+            return None
+        sound = first == len(said) and 0.0 <= weight <= LARGEST_WEIGHT
+        return (weight, said[_WEIGHT.size : _WEIGHT.size + self._flags], torch.cat(found)) if sound else None
+
+
+@register
+class SparseLoCo(OuterStrategy):
+    """Send a few values of the change of ``H`` steps, and what was not sent with the next ones."""
+
+    name: ClassVar[str] = "sparseloco"
+    summary: ClassVar[str] = (
+        "the largest changes of weights in 2 bits every so many steps; sends very little, needs 100 exchanges"
+    )
+    options = SparseLoCoOptions
+    costs = SparseLoCoCosts("sparseloco", OuterOptions())
+    delay = 0
+
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)
+        self._own = context.settings.of(SparseLoCoOptions)
+        self.interval = self._own.sync_interval
+        rounds = context.total_steps // self.interval
+        if rounds < FEWEST_ROUNDS and not self._own.force:
+            raise BadInput(
+                f"sparseloco needs {FEWEST_ROUNDS} exchanges, and {context.total_steps} steps have {rounds}: most of "
+                "what was learnt would not be sent before the end",
+                "set strategy = diloco, a smaller sparseloco.sync_interval, more steps, or sparseloco.force = true",
+            )
+
+    @classmethod
+    def rhythm(cls, settings: StrategySettings) -> Rhythm:
+        return Rhythm(settings.of(SparseLoCoOptions).sync_interval)
+
+    @classmethod
+    def rehearsed(cls, settings: StrategySettings, interval: int) -> StrategySettings:
+        shorter = min(interval, cls.rhythm(settings).interval)
+        return settings.with_own("sparseloco", sync_interval=shorter, force=True)
+
+    def new_outer(self) -> OuterOptimizer:
+        return Descent(self._own.outer_lr, 0.0)
+
+    def parts(self, model: nn.Module) -> list[MergedPart]:
+        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        sizes = segments([parameter.numel() for parameter in self._parameters])
+
+        def merge(exchange: Exchange, codec: Codec, stream: str) -> MeanOfDeltas:
+            return SumOfAll(exchange, codec, sizes, self._own.error_decay)
+
+        return [self.make_part(Place("sparseloco", "", names, lambda: self._parameters), merge)]
+
+    def kept(self, part: MergedPart) -> torch.Tensor:
+        return part.anchor
+
+
+def segments(sizes: Sequence[int]) -> list[int]:
+    """Return the elements of runs of tensors that are encoded together: a large one alone, small ones joined."""
+    found: list[int] = []
+    open_ = 0
+    for size in sizes:
+        open_ += size
+        if open_ >= _SEGMENT:
+            found.append(open_)
+            open_ = 0
+    if open_ and found:
+        found[-1] += open_
+    return found or [open_]

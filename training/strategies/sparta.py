@@ -1,0 +1,389 @@
+"""SPARTA: in every step, a small share of the weights is averaged over the members.
+
+Beton et al. 2025, "Improving the efficiency of distributed training using sparse parameter averaging" (MCDC at ICLR
+2025). Every member makes its own steps. After step t all of them average the weights theta[S_t] of one subset S_t of a
+share p of all trainable weights::
+
+    theta_i[S_t] <- 1/n sum_j theta_j[S_t]
+
+The subsets follow from the run's seed and the step (:mod:`training.strategies.permutation`), so that only values
+travel, 4 p N bytes in fp32, and who comes later needs nothing to know them. With a ``delay`` of d steps, training goes
+on meanwhile, and its steps are kept: what was sent after step t is merged after step t + d, ``theta += mean - sent``.
+
+The mean is a plain one, as in the paper; ``weighting = samples`` weighs members by the samples since their last
+exchange. Members differ on purpose. What is evaluated and saved is the plain mean of all their weights, 4 N bytes each
+time, and after the last step all hold it. A newcomer begins with the weights of the member that lets it in. Who comes
+too late to a mean takes it as the others do. ``drift`` is the largest distance of this member's weights from the mean
+they were in. ``error_feedback`` has nothing to do here: rounding a weight once does not add up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import model_validator
+
+from profiles.declarations import OptionError, Owning, Section, option
+from profiles.schema import StrategySettings
+from training.events import SyncEvent
+from training.exchange.base import Exchange, ExchangeError, MeanResult, Pending, Traffic
+from training.exchange.codecs import codec_by_name
+from training.lazy import lazy
+from training.strategies.base import FOR_DIFFERENCES, Strategy, StrategyContext, sync_event
+from training.strategies.costs import Compute, CostModel, Course, Learning, Rhythm, interpolate, merge_efficiency
+from training.strategies.permutation import permuted
+from training.strategies.registry import register
+from training.strategies.weights import (
+    NOT_COMPARED,
+    Refusals,
+    differences,
+    flatten,
+    mean_held,
+    mean_of_all,
+    trainable,
+    unflatten_into,
+    weight_hash,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+    from torch import nn
+else:
+    np, torch = lazy("numpy"), lazy("torch")
+
+Selection = Literal["random", "shuffled", "partitioned"]
+_GAIN = {"pretrained": {5: 0.16, 50: 0.27}, "scratch": {5: 0.0, 50: 0.15}}
+"""Share of the gain of per-step averaging over one machine that is kept, by how many of 1000 weights a step
+averages."""
+_DELAY = 5
+"""Offered to a plan; the paper found up to 10 steps to cost nothing."""
+
+
+class SpartaOptions(Section):
+    """Options of :class:`Sparta`."""
+
+    share: float = option(0.005, "share of the weights that is averaged at once", gt=0, le=1)
+    interval: int = option(1, "steps between exchanges", unit="steps", ge=1)
+    selection: Selection = option(
+        "random",
+        "which weights: random, new ones each time; shuffled, all in a random order, and then in another one; "
+        "partitioned, all in one random order for ever",
+    )
+    delay: int = option(0, "steps of training that an exchange may overlap", unit="steps", ge=0, advanced=True)
+    weighting: Literal["equal", "samples"] = option(
+        "equal", "what a member counts in a mean: as much as any other, or by its samples", advanced=True
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> SpartaOptions:
+        if self.delay > self.longest_delay:
+            problem = f"must be at most {self.longest_delay} here, or stale means of the same weights would be merged"
+            raise OptionError("delay", problem)
+        return self
+
+    @property
+    def longest_delay(self) -> int:
+        """Up to which no weight is often under way more than once: a difference taken out twice turns over."""
+        return max(self.interval, int(0.5 * self.interval / self.share))
+
+    def chosen(self, number: int, size: int, seed: int) -> NDArray[np.int64]:
+        """Return which of ``size`` weights exchange ``number`` of a run averages, ascending; no two are the same."""
+        most = min(size, max(1, round(self.share * size)))
+        cycle, place = divmod(number, math.ceil(size / most)) if most else (0, 0)
+        if self.selection == "random":
+            cycle, place = number, 0
+        elif self.selection == "partitioned":
+            cycle = 0
+        return np.sort(permuted(place * most, min((place + 1) * most, size), size, seed, cycle))
+
+
+class SpartaCosts(CostModel):
+    """Few values at every exchange, and all of them where the mean is evaluated.
+
+    Args:
+        own: the options; ``None``: the usual ones.
+    """
+
+    codecs = ("fp32", "bf16", "fp16")
+    automatic = False
+    aside = "it keeps little of what the others learn in a short run"
+    exact = False
+    vectors = 2  # of an evaluation: own weights and their mean
+    on_device = False
+    interval_option = "sparta.interval"
+    merge_ns = 2.0  # of the choice of 0.5 % of 37.7 M weights, and of taking and putting them
+    sources: ClassVar[Mapping[str, str]] = {
+        "sparta": "SPARTA of 0.5 and 5 %: own check, 0.87 M parameters, 300 steps, one seed; the paper trains longer"
+    }
+
+    def __init__(self, own: SpartaOptions | None = None) -> None:
+        self._own = own or SpartaOptions()
+
+    def with_options(self, settings: Owning) -> SpartaCosts:
+        return SpartaCosts(settings.of(SpartaOptions))
+
+    def elements(self, trainable: int) -> int:
+        most = max(1, round(self._own.share * trainable))
+        return most if self._own.selection == "random" else trainable // max(1, math.ceil(trainable / most))
+
+    def longest(self, trainable: int) -> int:
+        return trainable
+
+    def rhythms(self, course: Course) -> Iterator[Rhythm]:
+        yield Rhythm(self._own.interval, self._own.delay)
+        if not self._own.delay and self._own.longest_delay >= _DELAY:
+            yield Rhythm(self._own.interval, _DELAY)
+
+    def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
+        return min(exchange, min(rhythm.delay, rhythm.interval) * compute.seconds)
+
+    def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
+        gain = interpolate(_GAIN[course.start], 1000 * self._own.share / rhythm.interval)
+        return Learning(merge_efficiency(worth, max(0.0, gain)), sources=("sparta",))
+
+    def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
+        return {self.interval_option: rhythm.interval, "sparta.delay": rhythm.delay}
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What came of an exchange, but for its mean."""
+
+    members: tuple[int, ...]
+    late: bool
+    """Part of what this member sent is not in the mean."""
+    unfit: str
+    """A parameter of this member that is not finite, for which all of it was refused."""
+    empty: bool
+    """There is no mean."""
+
+
+@dataclass
+class _Sent:
+    """An exchange under way."""
+
+    step: int
+    values: torch.Tensor
+    """What this member gave."""
+    pending: Pending[MeanResult] | None = None
+    mean: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    outcome: _Outcome | None = None
+
+
+@register
+class Sparta(Strategy):
+    """Average a share of the weights in every step."""
+
+    name: ClassVar[str] = "sparta"
+    summary: ClassVar[str] = "a small share of the weights averaged in every step; the members' weights differ"
+    options = SpartaOptions
+    costs = SpartaCosts()
+    merges = "weights"
+    equal = "never"
+
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)
+        self._own = context.settings.of(SpartaOptions)
+        self._codec = codec_by_name(self.codec(context.settings))
+        self._refusals = Refusals(context.warn)
+        self._under_way: deque[_Sent] = deque()
+        self._step = -1
+        self._weight = 0.0
+        self._members: tuple[int, ...] = ()
+        self._averaged = False
+        self._before = Traffic()
+
+    @classmethod
+    def only_own_codecs(cls, settings: StrategySettings) -> str:
+        return FOR_DIFFERENCES
+
+    @classmethod
+    def rhythm(cls, settings: StrategySettings) -> Rhythm:
+        own = settings.of(SpartaOptions)
+        return Rhythm(own.interval, own.delay)
+
+    @classmethod
+    def rehearsed(cls, settings: StrategySettings, interval: int) -> StrategySettings:
+        rhythm = cls.rhythm(settings)
+        shorter = min(interval, rhythm.interval)
+        return settings.with_own(cls.name, interval=shorter, delay=min(rhythm.delay, shorter))
+
+    def attach(self, model: nn.Module, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._parameters = trainable(model)
+        self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self._ends = np.cumsum([parameter.numel() for parameter in self._parameters])
+        self._members = exchange.members
+
+    def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
+        self._step, self._averaged = step, False
+        self._weight += weight
+
+    @property
+    def steps_to_average(self) -> int | None:
+        return 0 if self._is_due(self._step) or (self._sends(self._step) and not self._own.delay) else None
+
+    def _sends(self, step: int) -> bool:
+        return (step + 1) % self._own.interval == 0
+
+    def _is_due(self, step: int) -> bool:
+        return bool(self._under_way) and self._under_way[0].step + self._own.delay <= step
+
+    def end_step(self) -> SyncEvent | None:
+        if self._exchange.engine == "solo":
+            return None
+        report = self._merge() if self._is_due(self._step) else None
+        if self._sends(self._step):
+            self._send()
+            report = report if self._own.delay else self._merge()
+        return report
+
+    def finish(self) -> SyncEvent | None:
+        """Merge what is under way, and then all weights: every member holds their mean after it."""
+        if self._exchange.engine == "solo":
+            return None
+        while self._under_way:
+            self._merge()
+        before, own = self._exchange.traffic.copy(), flatten(self._parameters, torch.device("cpu"))
+        mean = mean_of_all(own, self._exchange, "sparta/consensus").mean
+        unflatten_into(self._parameters, mean)
+        self._averaged = True
+        traffic = self._exchange.traffic.since(before)
+        digest, apart = weight_hash(mean), differences(own, mean)
+        return sync_event(traffic, self._number(self._step) + 2, self._members, digest, *apart)
+
+    # ------------------------------------------------------------------------------------------------- one exchange
+
+    def _number(self, step: int) -> int:
+        return step // self._own.interval
+
+    def _chosen(self, step: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield the numbers of the parameters of which a part is exchanged after a step, and which part."""
+        size = int(self._ends[-1]) if len(self._ends) else 0
+        chosen = self._own.chosen(self._number(step), size, self.context.seed)
+        starts = [0, *np.searchsorted(chosen, self._ends).tolist()]
+        for number, (start, stop) in enumerate(itertools.pairwise(starts)):
+            if start < stop:
+                parameter = self._parameters[number]
+                part = chosen[start:stop] - (int(self._ends[number]) - parameter.numel())
+                yield number, torch.from_numpy(part).to(parameter.device)
+
+    def _send(self) -> None:
+        if not self._under_way:
+            self._before = self._exchange.traffic.copy()
+        parts = [self._parameters[number].detach().reshape(-1)[part] for number, part in self._chosen(self._step)]
+        values = flatten(parts)
+        weight = self._weight if self._own.weighting == "samples" else 1.0
+        self._weight = 0.0
+        pending = self._exchange.start_mean(f"sparta/{self._step}", values, weight, self._codec)
+        self._under_way.append(_Sent(self._step, values, pending))
+
+    def _settle(self, sent: _Sent) -> _Outcome:
+        """Wait for an exchange."""
+        if sent.outcome is None:
+            assert sent.pending is not None
+            result = sent.pending.wait()
+            unfit = "" if result.fit else self._unfit(sent)
+            sent.outcome = _Outcome(result.members, not result.included, unfit, result.weight <= 0.0)
+            sent.mean, sent.pending = result.mean, None
+        return sent.outcome
+
+    def _unfit(self, sent: _Sent) -> str:
+        """Return the name of the first parameter of which a part that was sent is not finite."""
+        offset = 0
+        for number, part in self._chosen(sent.step):
+            if not self._codec.carries(sent.values[offset : offset + part.numel()]):
+                return self._names[number]
+            offset += part.numel()
+        return "a parameter"
+
+    def _merge(self) -> SyncEvent:
+        """Take the mean of the oldest exchange under way."""
+        sent = self._under_way[0]
+        outcome = self._settle(sent)
+        self._under_way.popleft()
+        self._members = outcome.members
+        self._tell(sent.step, outcome)
+        if not outcome.empty:
+            self._put(sent, keep_steps=bool(self._own.delay) and not outcome.unfit)
+        traffic = self._exchange.traffic.since(self._before)
+        self._before = self._exchange.traffic.copy()
+        apart = NOT_COMPARED if outcome.unfit or outcome.empty else differences(sent.values, sent.mean)
+        return sync_event(traffic, self._number(sent.step) + 1, self._members, weight_hash(sent.mean), *apart)
+
+    def _put(self, sent: _Sent, keep_steps: bool) -> None:
+        offset = 0
+        for number, part in self._chosen(sent.step):
+            parameter, where = self._parameters[number], slice(offset, offset + part.numel())
+            offset += part.numel()
+            flat = parameter.detach().reshape(-1)  # of one that does not lie row by row a copy
+            mean = sent.mean[where].to(flat.device)
+            if keep_steps:
+                mean = flat[part] + (mean - sent.values[where].to(flat.device))
+            flat[part] = mean.to(flat.dtype)
+            if flat.data_ptr() != parameter.data_ptr():
+                unflatten_into([parameter], flat)
+
+    def _tell(self, step: int, outcome: _Outcome) -> None:
+        self._refusals.note(outcome.unfit and f"step {step + 1}: the weight {outcome.unfit}")
+        if outcome.late and not outcome.unfit:
+            self.context.warn(f"step {step + 1}: this machine's weights came after the deadline")
+
+    # ------------------------------------------------------------------------------------------------ between steps
+
+    @property
+    def synchronised(self) -> bool:
+        return not self._under_way and self._sends(self._step)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return self._members
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        if self._averaged or self._exchange.engine == "solo":
+            yield
+            return
+        with mean_held(self._parameters, self._exchange, "sparta/consensus"):
+            self._before = self._exchange.traffic.copy()
+            yield
+
+    # ---------------------------------------------------------------------------------------------------- snapshots
+
+    def _came_to_something(self) -> list[_Sent]:
+        """Wait for what is under way, and return what has a result: where the group is gone, the rest never began."""
+        for sent in self._under_way:
+            try:
+                self._settle(sent)
+            except ExchangeError:
+                break
+        return [sent for sent in self._under_way if sent.outcome is not None]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+        for sent in self._came_to_something():
+            found |= {f"sent/{sent.step}": sent.values, f"mean/{sent.step}": sent.mean}
+        return found
+
+    def state(self) -> dict[str, Any]:
+        under_way = [{"step": sent.step, **asdict(self._settle(sent))} for sent in self._came_to_something()]
+        under_way = [{**said, "members": list(said["members"])} for said in under_way]
+        return {"step": self._step, "weight": self._weight, "members": list(self._members), "under_way": under_way}
+
+    def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+        self._step, self._weight = int(state["step"]), float(state["weight"])
+        self._members = tuple(state["members"])
+        self._under_way.clear()
+        for said in state["under_way"]:
+            outcome = {**said, "members": tuple(said["members"])}
+            step = outcome.pop("step")
+            values, mean = tensors[f"sent/{step}"], tensors[f"mean/{step}"]
+            self._under_way.append(_Sent(step, values, None, mean, _Outcome(**outcome)))

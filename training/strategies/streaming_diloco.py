@@ -1,0 +1,204 @@
+"""Streaming DiLoCo: the weights are merged in fragments, one after the other, while training goes on.
+
+Douillard et al. 2025 (arXiv 2501.18512), algorithm 2. Fragment ``p`` of ``P`` has its turn at the steps
+``t = t_p mod H`` with ``t_p = p H / P``: every member sends ``anchor_p - theta_p`` of it, and ``tau`` steps later the
+outer step on the mean moves the anchor, which is mixed with what the member has by then (equation 3)::
+
+    theta_p = alpha theta_p + (1 - alpha) anchor_p
+
+So the same bytes as with DiLoCo are spread over the whole interval, and ``tau`` steps of compute hide each exchange.
+The anchors are equal on all members. They are evaluated and saved, and what a newcomer starts from; between the members
+the weights differ: ``drift`` of a report is how far the farthest of this member's weights in the fragment was from the
+anchor when they were mixed. After the last step all fragments are merged once more, by their mean alone: momentum would
+move them as far as a whole round does, and no training follows to correct that.
+
+From Decoupled DiLoCo (arXiv 2604.21428): ``merge = rda`` averages norm and direction apart
+(:mod:`training.strategies.rda`), and ``weighting = tokens-squared-per-step`` counts a member's work as
+``tokens^2 / steps``, the amount times how much of it is in a step, where members did unequal work since the fragment's
+last turn. A member alone has nothing to merge with, and trains as without a strategy.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import model_validator
+
+from profiles.declarations import OptionError, Owning, option
+from profiles.schema import StrategySettings
+from training.exchange.base import Exchange
+from training.lazy import lazy
+from training.strategies.base import StrategyContext
+from training.strategies.costs import Compute, Course, Learning, Rhythm
+from training.strategies.fragments import Piece, fragments_of
+from training.strategies.merged_part import MeanOfDeltas, MergedPart, Place
+from training.strategies.outer import OuterOptimizer, OuterOptions, momentum_option, rate_option
+from training.strategies.outer_costs import OVERLAP, OuterCosts
+from training.strategies.outer_strategy import OuterStrategy
+from training.strategies.rda import RadialDirectional
+from training.strategies.registry import register
+from training.strategies.weights import differences
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+else:
+    torch = lazy("torch")
+
+_NAME = "streaming_diloco"
+_MIXING = 0.5
+"""Of an overlapped exchange, as in the paper."""
+
+
+class StreamingOptions(OuterOptions):
+    """Options of :class:`StreamingDiLoCo`."""
+
+    sync_interval: int = option(50, "steps from one turn of a fragment to its next, H", unit="steps", ge=1)
+    fragments: int = option(4, "fragments of the weights, P, which are merged in turns", ge=1)
+    sync_delay: int = option(
+        -1,
+        "steps of training that each exchange overlaps with; -1: at most 5, and not longer than a turn, H / P",
+        unit="steps",
+        ge=-1,
+        advanced=True,
+    )
+    mixing: float = option(
+        -1.0,
+        "share of a member's own weights that stays in a merge, alpha; -1: 0.5 where exchanges overlap, else 0",
+        ge=-1,
+        lt=1,
+        advanced=True,
+    )
+    merge: Literal["mean", "rda"] = option(
+        "mean", "mean of the deltas, or rda: their norms and directions averaged apart", advanced=True
+    )
+    weighting: Literal["tokens", "tokens-squared-per-step"] = option(
+        "tokens", "what a member's work counts by (samples, or tokens of a language model)", advanced=True
+    )
+    outer_lr: float = rate_option()
+    outer_momentum: float = momentum_option()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> StreamingOptions:
+        if self.sync_delay >= self.sync_interval:
+            raise OptionError("sync_delay", f"must be below sync_interval ({self.sync_interval})")
+        if self.fragments > self.sync_interval:
+            raise OptionError("fragments", f"at most sync_interval ({self.sync_interval}): each has a step of its own")
+        return self
+
+    @property
+    def overlap(self) -> int:
+        """Steps that an exchange overlaps with, tau."""
+        chosen = min(OVERLAP, self.sync_interval // self.fragments) if self.sync_delay < 0 else self.sync_delay
+        return min(chosen, self.sync_interval - 1)
+
+    @property
+    def alpha(self) -> float:
+        """Share of a member's own weights in a merge."""
+        if self.mixing >= 0:
+            return self.mixing
+        return _MIXING if self.overlap else 0.0
+
+
+class StreamingCosts(OuterCosts):
+    """The bytes of DiLoCo in fragments, each hidden by the steps that it overlaps with."""
+
+    automatic = False
+    aside = "it costs more loss than diloco: ask for it where links are too slow to wait for"
+    losses: ClassVar = {**OuterCosts.losses, "texts": {10: 0.078, 30: 0.052, 176: 0.0}}
+    gains: ClassVar = {**OuterCosts.gains, "texts": {10: 0.21, 30: 0.49, 176: 1.0}}
+    sources: ClassVar[Mapping[str, str]] = {
+        **OuterCosts.sources,
+        "streaming": "fragments in turns: loss 2.66, data parallel 2.67, 1 B, 2 members (arXiv 2501.18512)",
+    }
+
+    def __init__(self, name: str, options: StreamingOptions) -> None:
+        self._fragments = options.fragments
+        # Anchor and momentum; of a fragment delta, weights, mean and outer update.
+        self.vectors = 2 + -(-4 // options.fragments)
+        super().__init__(name, options)
+
+    def longest(self, trainable: int) -> int:
+        return -(-trainable // self._fragments)
+
+    def rhythms(self, course: Course) -> Iterator[Rhythm]:
+        return (rhythm for rhythm in super().rhythms(course) if rhythm.interval >= self._fragments)
+
+    def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
+        return min(exchange, self._fragments * rhythm.delay * compute.seconds, rhythm.interval * compute.seconds)
+
+    def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
+        learnt = super().learning(course, rhythm, worth)
+        return Learning(learnt.share, learnt.loss, (*learnt.sources, "streaming"))
+
+
+def _tokens_squared_per_step(tokens: float, steps: int) -> float:
+    return tokens * tokens / max(1, steps)
+
+
+@register
+class StreamingDiLoCo(OuterStrategy):
+    """Merge the weights in fragments that take turns."""
+
+    name: ClassVar[str] = _NAME
+    summary: ClassVar[str] = "as diloco, in fragments that take turns while training goes on; nobody waits for links"
+    options = StreamingOptions
+    costs = StreamingCosts(_NAME, StreamingOptions())
+    merges_alone_at_the_end: ClassVar[bool] = True
+
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)
+        self._own = context.settings.of(StreamingOptions)
+        self.interval, self.delay, self._alpha = self._own.sync_interval, self._own.overlap, self._own.alpha
+        self._apart = 0.0
+
+    @classmethod
+    def rhythm(cls, settings: StrategySettings) -> Rhythm:
+        options = settings.of(StreamingOptions)
+        return Rhythm(options.sync_interval, options.overlap)
+
+    @classmethod
+    def rehearsed(cls, settings: StrategySettings, interval: int) -> StrategySettings:
+        options = settings.of(StreamingOptions)
+        shorter = min(interval, options.sync_interval)
+        return settings.with_own(_NAME, sync_interval=shorter, fragments=min(options.fragments, shorter))
+
+    def attach(self, model: nn.Module, exchange: Exchange) -> None:
+        if exchange.engine == "solo":
+            self.delay, self._alpha = 0, 0.0
+        super().attach(model, exchange)
+
+    def new_outer(self) -> OuterOptimizer:
+        return self._own.make_outer(self.context.total_steps // self.interval, self.context.start)
+
+    def parts(self, model: nn.Module) -> list[MergedPart]:
+        found = fragments_of(model, self._own.fragments)
+        return [self._part(index, len(found), pieces) for index, pieces in enumerate(found)]
+
+    def _part(self, index: int, count: int, pieces: list[Piece]) -> MergedPart:
+        names = [piece.name for piece in pieces]
+        label = f"fragment {index + 1} of {count}, " if count > 1 else ""
+        place = Place(f"stream/{index}", label, names, lambda: [piece.values for piece in pieces])
+        directed = [piece.elements for piece in pieces if not piece.is_embedding]
+        is_rda = self._own.merge == "rda" and directed and self._exchange.engine != "solo"
+        part = self.make_part(place, functools.partial(RadialDirectional, sizes=directed) if is_rda else MeanOfDeltas)
+        part.keeps_start = part.carries_idle = False
+        if self._own.weighting == "tokens-squared-per-step":
+            part.weigh = _tokens_squared_per_step
+        part.inner = -(index * self.interval // count) % self.interval
+        return part
+
+    def merge(self, part: MergedPart, last: bool = False) -> float | None:
+        self._apart = 0.0
+        mended = super().merge(part, last)
+        return mended if last or self._exchange.engine == "solo" else self._apart
+
+    def kept(self, part: MergedPart) -> torch.Tensor:
+        current = part.flat()
+        self._apart, _, part.correlation = differences(current, part.anchor)
+        return current.mul_(self._alpha).add_(part.anchor * (1.0 - self._alpha)) if self._alpha else part.anchor
+
+    def holds_anchor(self, part: MergedPart) -> bool:
+        return not self._alpha and super().holds_anchor(part)

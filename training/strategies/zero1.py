@@ -1,0 +1,383 @@
+"""ZeRO stage 1: every member keeps the optimizer's state of a part of the weights, and steps that part for all.
+
+Rajbhandari et al. 2019 (arXiv 1910.02054), section 5.1: the mean gradient of each part goes to its owner alone
+(reduce-scatter), ``g = sum_i (w_i / W) g_i`` in rank order as in per-step averaging; the owner makes the optimizer's
+step; and the new weights go to all (all-gather). A member sends ``2 (n - 1) / n`` times the weights in a step, as with
+per-step averaging, and all hold the same bits as with it. The state of an optimizer such as AdamW falls to an ``n``-th.
+
+A parameter is never cut, so that optimizers of whole matrices stay exact; parts are made as even as that allows, the
+largest parameters first. Gradients are clipped by the norm of all parts, and a gradient that is not finite makes all
+pass over the step under loss scaling; without it the mean is made of the others' gradients. Nothing overlaps with
+backward.
+
+In the begin of a step all say which parts they own. Where members came or went the parts are divided anew: who owned a
+parameter goes on with it as far as parts stay even, else its state moves to the new owner. What was lost with a member
+begins anew, with a warning, as if the optimizer had made no step there. If an owner is lost in the middle of a step,
+its part makes none in this step. A snapshot of a member has the state of its own part.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from profiles.schema import StrategySettings
+from training.events import SyncEvent
+from training.exchange.base import (
+    LARGEST_WEIGHT,
+    MAX_GATHER_BYTES,
+    Anchor,
+    Exchange,
+    ExchangeDropped,
+    ExchangeError,
+    Group,
+    MeanResult,
+    Pending,
+    joined,
+    weighted_mean,
+)
+from training.exchange.codecs import all_finite, codec_by_name
+from training.lazy import lazy
+from training.strategies.base import StrategyContext
+from training.strategies.costs import CostModel, Course, Learning, Rhythm
+from training.strategies.gradients import Bucket, GradientStrategy
+from training.strategies.registry import register
+from training.strategies.weights import flatten, unflatten_into
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from training import checkpoint
+    from training.exchange import payloads
+else:
+    torch = lazy("torch")
+    checkpoint, payloads = lazy("training.checkpoint"), lazy("training.exchange.payloads")
+
+_AT_ONCE = 4
+"""Pieces that are under way at the same time."""
+_FP32 = 4
+_NORM = struct.Struct("<d?")
+"""Sum of the squares of the owned part's mean gradient, and whether all gradients of this member were finite."""
+
+
+class ZeRO1Costs(CostModel):
+    """Gradients to their owners and weights back in every step, which nothing hides. That the optimizer's state is
+    divided is not counted: what is predicted of the memory is more than is needed."""
+
+    codecs = ("fp32",)
+    automatic = False
+    aside = "it sends what allreduce sends and hides none of it: ask for it where the optimizer does not fit"
+    vectors = 3  # gradients, what of them goes to others, and what comes
+    on_device = False
+    sources: ClassVar[Mapping[str, str]] = {
+        "zero1": "zero1: the step of the joint batch, exact (Rajbhandari et al. 2019, section 5.1)"
+    }
+
+    def longest(self, trainable: int) -> int:
+        return min(trainable, MAX_GATHER_BYTES // _FP32)
+
+    def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
+        return Learning(sources=("zero1",))
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What a member says in the begin of a step."""
+
+    weight: float
+    """What its loss is a mean over."""
+    took_part: bool
+    """In the last division."""
+    owned: frozenset[int]
+    """Parameters, by number."""
+
+    def to_bytes(self, parameters: int) -> bytes:
+        mask = sum(1 << index for index in self.owned)
+        return struct.pack("<d?", self.weight, self.took_part) + mask.to_bytes(math.ceil(parameters / 8), "little")
+
+    @classmethod
+    def read(cls, said: bytes, parameters: int) -> Greeting | None:
+        """Return what somebody said; ``None`` if it is something else."""
+        fixed = struct.calcsize("<d?")
+        if len(said) != fixed + math.ceil(parameters / 8):
+            return None
+        weight, took_part = struct.unpack("<d?", said[:fixed])
+        mask = int.from_bytes(said[fixed:], "little")
+        owned = frozenset(index for index in range(parameters) if mask >> index & 1)
+        return cls(weight, took_part, owned) if 0.0 <= weight <= LARGEST_WEIGHT else None
+
+
+def divided(sizes: Sequence[int], said: Mapping[int, Greeting]) -> list[int]:
+    """Return the owner of each parameter, the same for all who heard the same.
+
+    The division stays as it is if nobody came or went. Else each parameter, the largest first, stays with its owner if
+    that one has not more than its share then, or goes to who has least; those without an owner go last.
+    """
+    ranks = sorted(said)
+    before = [next((rank for rank in ranks if index in said[rank].owned), -1) for index in range(len(sizes))]
+    once = sum(len(said[rank].owned) for rank in ranks) == len(sizes)
+    if once and -1 not in before and all(said[rank].took_part for rank in ranks):
+        return before
+    load, share = dict.fromkeys(ranks, 0), math.ceil(sum(sizes) / len(ranks))
+    owners = list(before)
+    for index in sorted(range(len(sizes)), key=lambda one: (before[one] < 0, -sizes[one], one)):
+        least = min(ranks, key=lambda rank: (load[rank], rank))
+        stays = before[index] >= 0 and load[before[index]] + sizes[index] <= max(share, load[least] + sizes[index])
+        owners[index] = before[index] if stays else least
+        load[owners[index]] += sizes[index]
+    return owners
+
+
+def partner(place: int, number: int, size: int) -> int:
+    """Return whom one of ``size`` meets in round ``number`` of a tournament in which each pair meets once; itself where
+    it sits out. There are ``size - 1`` rounds, or ``size`` if that is odd."""
+    even = size + size % 2
+    other = (number - place) % (even - 1) if place < even - 1 else number * (even // 2) % (even - 1)
+    other = even - 1 if other == place else other
+    return other if other < size else place
+
+
+@register
+class ZeRO1(GradientStrategy):
+    """Average gradients at the owners of their weights, and gather the weights, in every step."""
+
+    name: ClassVar[str] = "zero1"
+    summary: ClassVar[str] = "allreduce with the optimizer's state divided among the machines; exact, and less memory"
+    costs = ZeRO1Costs()
+
+    @classmethod
+    def only_own_codecs(cls, settings: StrategySettings) -> str:
+        return "with zero1: half of what it sends are the weights themselves"
+
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)
+        self._codec = codec_by_name(self.codec(context.settings))
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._ordered: list[nn.Parameter] = []
+        """As the optimizer has them."""
+        self._numbers: dict[int, int] = {}
+        """What number here the optimizer's parameters have, by its own."""
+        self._owned: frozenset[int] = frozenset()
+        self._took_part = False
+        self._said: dict[int, Greeting] = {}
+        self._parts: dict[int, Bucket] = {}
+        self._greeting: Pending[dict[int, bytes]] | None = None
+        self._weight, self._scale = 0.0, 1.0
+        self._scaled = False
+        self._norm: float | None = None
+
+    def use(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    def attach(self, model: nn.Module, exchange: Exchange) -> None:
+        super().attach(model, exchange)
+        self._alone = exchange.engine == "solo"
+        places = {parameter: index for index, parameter in enumerate(self._parameters)}
+        self._numbers = {number: places[p] for number, p in enumerate(self._ordered) if p in places}
+
+    # ---------------------------------------------------------------------------------------------------------- a step
+
+    def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
+        super().begin_step(step, weight, scale)
+        self._weight, self._scale, self._scaled = weight, scale or 1.0, scale is not None
+        if not self._alone:  # its answer is needed only after backward
+            said = Greeting(weight, self._took_part, self._owned).to_bytes(len(self._parameters))
+            self._greeting = self._exchange.start_gather(f"zero1/{step}/greeting", said)
+
+    @property
+    def gradient_norm(self) -> float | None:
+        return self._norm
+
+    def gradients(self) -> None:
+        if self._alone:
+            return
+        self._divide()
+        filled = {rank: part for rank, part in self._parts.items() if part.parameters}
+        vectors = {rank: part.pack(self._scale).to("cpu") for rank, part in filled.items()}
+        unfit = [filled[rank] for rank, vector in vectors.items() if not all_finite(vector)]
+        self._note_unfit(unfit, self._codec, self._scale if self._scaled else None)
+        counts = self._weight > 0.0 and not unfit
+        given = {rank: filled[rank].flags + _bytes(vector) for rank, vector in vectors.items()} if counts else {}
+        for parameter in self._parameters:
+            parameter.grad = None
+        own = self._parts[self._exchange.rank]
+        mean = self._mean_of(own, self._received(given))
+        own.unpack(mean, self._scale)
+        self._agree_on_norm(mean, not unfit)
+
+    def _received(self, given: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Give everybody its part of this member's gradient; return what each gave of the owned part."""
+        ranks, rank = sorted(self._parts), self._exchange.rank
+        place, size = ranks.index(rank), len(ranks)
+        met = [ranks[partner(place, number, size)] for number in range(size + size % 2 - 1)]
+        parcels: list[tuple[Group | None, bytes]] = [
+            ((rank,), b"") if other == rank else (tuple(sorted((rank, other))), given.get(other, b"")) for other in met
+        ]
+        longest = max(part.elements * _FP32 + len(part.flags) for part in self._parts.values())
+        found = {rank: given.get(rank, b"")}
+        for other, heard in zip(met, self._sent("gradients", parcels, longest), strict=True):
+            if other != rank:
+                found[other] = heard.get(other, b"")
+        return found
+
+    def _sent(self, what: str, parcels: Sequence[tuple[Group | None, bytes]], longest: int) -> list[dict[int, bytes]]:
+        """Give one payload after another to a group, ``None``: to all; return what everybody gave to it.
+
+        Args:
+            longest: bytes of the longest one of all members, which makes the same pieces everywhere.
+        """
+        found: list[dict[int, bytes]] = [{} for _ in parcels]
+        under_way: deque[tuple[int, Pending[dict[int, bytes]]]] = deque()
+
+        def take() -> None:
+            index, pending = under_way.popleft()
+            for rank, piece in pending.wait().items():
+                found[index][rank] = found[index].get(rank, b"") + piece
+
+        for index, (among, payload) in enumerate(parcels):
+            for start in range(0, max(longest, 1), MAX_GATHER_BYTES):
+                piece = payload[start : start + MAX_GATHER_BYTES]
+                name = f"zero1/{self._step}/{what}/{index}/{start}"
+                under_way.append((index, self._exchange.start_gather(name, piece, among)))
+                if len(under_way) > _AT_ONCE:
+                    take()
+        while under_way:
+            take()
+        return found
+
+    def _mean_of(self, own: Bucket, received: Mapping[int, bytes]) -> MeanResult:
+        """Average what is whole of what members gave, in rank order."""
+        flags = math.ceil(len(own.parameters) / 8)
+        whole = {r: data for r, data in sorted(received.items()) if len(data) == flags + own.elements * _FP32 and data}
+        terms = [(self._said[rank].weight, _vector(data[flags:])) for rank, data in whole.items()]
+        fine = {rank: term for rank, term in zip(whole, terms, strict=True) if all_finite(term[1])}
+        mean = weighted_mean(list(fine.values())) if fine else torch.zeros(own.elements)
+        weight = sum(weight for weight, _ in fine.values())
+        device = own.parameters[0].device if own.parameters else mean.device
+        return MeanResult(mean.to(device), weight, tuple(fine), flags=joined([whole[r][:flags] for r in fine], flags))
+
+    def _agree_on_norm(self, mean: MeanResult, fit: bool) -> None:
+        """Learn the norm of the whole gradient, and whether all pass over the step."""
+        squares = float(torch.linalg.vector_norm(mean.mean)) ** 2 if mean.mean.numel() else 0.0
+        said = self._exchange.gather(f"zero1/{self._step}/norm", _NORM.pack(squares, fit))
+        heard = [_NORM.unpack(said[rank]) for rank in sorted(said) if len(said[rank]) == _NORM.size]
+        self._norm = math.sqrt(sum(squares for squares, _ in heard if 0.0 <= squares < math.inf))
+        if self._scaled and not all(fit for _, fit in heard):
+            for part in self._parts.values():
+                part.overflow()
+
+    def end_step(self) -> SyncEvent | None:
+        if not self._alone:
+            longest = max(part.elements for part in self._parts.values()) * _FP32
+            mine = self._parts[self._exchange.rank].parameters
+            own = _bytes(flatten(mine, torch.device("cpu"))) if mine else b""
+            (heard,) = self._sent("weights", [(None, own)], longest)
+            self._members = tuple(sorted(heard))
+            for rank, part in self._parts.items():
+                self._take(part, heard.get(rank, b""), rank)
+        return super().end_step()
+
+    def _take(self, part: Bucket, said: bytes, rank: int) -> None:
+        """Take over an owner's weights; if it did not come to hand over all of them, its part stays as it was."""
+        if len(said) != part.elements * _FP32 or not said:
+            return
+        values = _vector(said)
+        if not all_finite(values):
+            raise ExchangeError(f"member {rank} handed over weights that are not finite")
+        unflatten_into(part.parameters, values.to(part.parameters[0].device))
+
+    # ---------------------------------------------------------------------------------------------------- who owns what
+
+    def _divide(self) -> None:
+        assert self._greeting is not None
+        heard = self._greeting.wait()
+        read = {rank: Greeting.read(said, len(self._parameters)) for rank, said in sorted(heard.items())}
+        said = {rank: greeting for rank, greeting in read.items() if greeting is not None}
+        if self._exchange.rank not in said:
+            raise ExchangeError("the others do not hear what this machine says of its step")
+        same = {r: (g.took_part, g.owned) for r, g in said.items()} == {
+            r: (g.took_part, g.owned) for r, g in self._said.items()
+        }
+        self._greeting, self._said = None, said
+        if same and self._parts:
+            return
+        owners = divided([parameter.numel() for parameter in self._parameters], said)
+        self._move(owners, said)
+        self._parts = {
+            rank: Bucket([p for p, owner in zip(self._parameters, owners, strict=True) if owner == rank])
+            for rank in said
+        }
+        self._owned = frozenset(index for index, owner in enumerate(owners) if owner == self._exchange.rank)
+        self._took_part = True
+
+    def _move(self, owners: Sequence[int], said: Mapping[int, Greeting]) -> None:
+        """Bring the optimizer's state to new owners, and take away what belongs to others."""
+        rank, begun = self._exchange.rank, any(greeting.took_part for greeting in said.values())
+        lost = {i for i, owner in enumerate(owners) if begun and not any(i in one.owned for one in said.values())}
+        taken: set[int] = set()
+        for source in sorted(said):
+            leaving = [i for i in sorted(said[source].owned - taken) if owners[i] != source]
+            taken |= said[source].owned
+            if leaving and not self._moved(source, leaving, owners):
+                lost |= set(leaving)
+        mine = [i for i in lost if owners[i] == rank]
+        if mine:
+            share = sum(self._parameters[i].numel() for i in mine) / sum(p.numel() for p in self._parameters)
+            self.context.warn(
+                f"step {self._step + 1}: the optimizer's state of {share:.0%} of the weights is gone with the machine "
+                "that kept it, and begins anew here"
+            )
+        if self._optimizer is not None:
+            for index, owner in enumerate(owners):
+                if owner != rank or index in lost:
+                    self._optimizer.state.pop(self._parameters[index], None)
+
+    def _moved(self, source: int, leaving: Sequence[int], owners: Sequence[int]) -> bool:
+        """Hand over the state of some parameters; return whether it came."""
+        own = Anchor(self._states(leaving)) if source == self._exchange.rank else Anchor()
+        gets = {index for index in leaving if owners[index] == self._exchange.rank}
+        try:
+            data = self._exchange.broadcast(f"zero1/{self._step}/state", payloads.anchor_to_bytes(own), source)
+            tensors = payloads.anchor_from_bytes(data).tensors
+        except ExchangeDropped:
+            raise
+        except ExchangeError:
+            return False
+        mine = {name: tensor for name, tensor in tensors.items() if self._numbers.get(_number(name)) in gets}
+        if self._optimizer is not None and mine:
+            checkpoint.load_optimizer(self._optimizer, checkpoint.optimizer_tensors(self._optimizer) | mine)
+        return True
+
+    def _states(self, indices: Collection[int]) -> dict[str, torch.Tensor]:
+        """Return the optimizer's state of some parameters, as a snapshot has it."""
+        found = {} if self._optimizer is None else checkpoint.optimizer_tensors(self._optimizer)
+        return {name: tensor for name, tensor in found.items() if self._numbers[_number(name)] in indices}
+
+    def state(self) -> dict[str, Any]:
+        return {"owned": sorted(self._owned), "took_part": self._took_part}
+
+    def newcomer_state(self) -> dict[str, Any]:
+        return {"owned": [], "took_part": False}
+
+    def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+        self._owned, self._took_part = frozenset(map(int, state["owned"])), bool(state["took_part"])
+
+
+def _number(name: str) -> int:
+    """Return the parameter of a tensor of the optimizer's state."""
+    number = name.partition("/")[0]
+    return int(number) if number.isdigit() else -1
+
+
+def _bytes(vector: torch.Tensor) -> bytes:
+    return vector.contiguous().numpy().tobytes()
+
+
+def _vector(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.float32) if data else torch.empty(0)
