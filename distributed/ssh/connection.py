@@ -17,6 +17,7 @@ import io
 import os
 import secrets
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +27,7 @@ from typing import Any
 import paramiko
 
 from distributed.ssh.auth import Login
+from distributed.ssh.channel import in_order
 from distributed.ssh.config import ResolvedHost, SshTarget, resolve
 from distributed.ssh.errors import (
     CommandTimeout,
@@ -47,6 +49,8 @@ __all__ = ["Completed", "Forward", "RemoteProcess", "SshConnection", "SshTarget"
 
 CONNECT_TIMEOUT = 10.0
 _MAX_JUMPS = 8
+_SESSION_RETURN = 1.0
+"""Seconds within which a server has given the place of a command that ended to the next one."""
 _LOGIN_TIMEOUT = 2.0
 """Seconds for an answer during the log-in, at least: a person may have used up the time by comparing fingerprints."""
 
@@ -163,9 +167,8 @@ class SshConnection:
     def _channel_to(self, host: ResolvedHost, deadline: Deadline) -> Any:
         """Open the way to the next machine through this one."""
         try:
-            return self._transport.open_channel(
-                "direct-tcpip", (host.hostname, host.port), (LOOPBACK, 0), timeout=deadline.remaining
-            )
+            way, origin = (host.hostname, host.port), (LOOPBACK, 0)
+            return in_order(self._transport.open_channel("direct-tcpip", way, origin, timeout=deadline.remaining))
         except (paramiko.SSHException, EOFError, OSError) as error:
             problem = f"{self.host.where} cannot reach {host.where} for us ({error})"
             raise ForwardRefused(host.machine, problem, "check ProxyJump in ~/.ssh/config") from None
@@ -215,7 +218,7 @@ class SshConnection:
         line = command_line(argv, self._marker)
         deadline = Deadline(timeout)
         try:
-            channel = self._transport.open_session(timeout=deadline.remaining)
+            channel = self._open_session(deadline)
             with _closed_after(deadline.remaining, channel):
                 channel.exec_command(line)
         except paramiko.ChannelException as error:
@@ -227,6 +230,16 @@ class SshConnection:
                 raise CommandTimeout(self.machine, problem, "is the machine overloaded or hung?") from None
             raise self._lost() from None
         return RemoteProcess(self.host, channel, self._marker)
+
+    def _open_session(self, deadline: Deadline) -> Any:
+        patience = Deadline(min(_SESSION_RETURN, deadline.remaining))
+        while True:
+            try:
+                return in_order(self._transport.open_session(timeout=deadline.remaining))
+            except paramiko.ChannelException:
+                if patience.passed:
+                    raise
+            time.sleep(0.02)
 
     def put(self, source: bytes | Path, remote: str, *, mode: int = 0o600) -> None:
         """Write a file there, whole or not at all; folders on the way are made.

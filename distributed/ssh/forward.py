@@ -11,6 +11,7 @@ from typing import Any
 
 import paramiko
 
+from distributed.ssh.channel import in_order
 from distributed.ssh.wire import Wire
 
 _CHUNK = 64 * 1024
@@ -149,7 +150,8 @@ class FarPorts:
         if known is None:
             channel.close()
         else:
-            threading.Thread(target=_join_new, args=(*known, channel), name="ssh-forward", daemon=True).start()
+            args = (*known, in_order(channel))
+            threading.Thread(target=_join_new, args=args, name="ssh-forward", daemon=True).start()
 
     def _give_back(self, port: int) -> None:
         """End one port; paramiko's own way would forget the handler of all the others."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import paramiko
 import pytest
 
 from distributed.ssh.connection import PUT, SshConnection, SshTarget
@@ -132,6 +133,18 @@ def test_many_threads_share_a_connection(a: SshConnection) -> None:
     for thread in threads:
         thread.join()
     assert sorted(results) == [f"{number}\n".encode() for number in range(8)]
+
+
+def test_an_end_of_input_that_comes_after_the_close_does_not_end_the_connection(a: SshConnection) -> None:
+    """Another thread may have made it before: OpenSSH hangs up on it."""
+    with a.stream(["true"]) as ended:
+        channel = ended._channel
+        until(lambda: channel.closed)
+        late = paramiko.Message()
+        late.add_byte(bytes([96]))  # SSH_MSG_CHANNEL_EOF
+        late.add_int(channel.remote_chanid)
+        channel.transport._send_user_message(late)
+    assert a.run(["echo", "hi"]).stdout == b"hi\n"
 
 
 # --- streams ---
