@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,12 +16,22 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 
+class Wrapped(DistributedDataParallel):
+    """The task asks the model for its parts."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.module, name)
+
+
 def main() -> None:
     arguments = parse()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     job = Job(rank, world, arguments.options)
     dist.init_process_group("gloo")
-    model = DistributedDataParallel(job.model, find_unused_parameters=False)
+    model = Wrapped(job.model, find_unused_parameters=False)
     model.register_comm_hook(None, fp16_compress_hook)
     for _ in job.train(model):
         pass

@@ -19,8 +19,9 @@ from training.strategies.costs import (
 )
 from training.strategies.outer import OuterOptions
 
-OVERLAPS_FROM, OVERLAP = 20, 5
-"""The overlap is offered where it is short beside the interval: the paper's intervals were 30 and more."""
+OVERLAP = 5
+OVERLAPS = (0, OVERLAP, 2 * OVERLAP)
+"""Steps that an exchange may overlap, offered up to a quarter of the interval; Streaming DiLoCo's figures end at 10."""
 
 _LOSS_BY_ROUNDS: Mapping[str, Mapping[int, float]] = {
     "pretrained": {3: 0.0, 10: 0.0},
@@ -78,8 +79,9 @@ class OuterCosts(CostModel):
 
     def rhythms(self, course: Course) -> Iterator[Rhythm]:
         for interval in intervals(course):
-            for delay in (0, OVERLAP) if interval >= OVERLAPS_FROM else (0,):
-                yield Rhythm(interval, delay)
+            for delay in OVERLAPS:
+                if 4 * delay <= interval:
+                    yield Rhythm(interval, delay)
 
     def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
         return min(exchange, rhythm.delay * compute.seconds)
