@@ -189,6 +189,9 @@ def hosts_file_of(request: TrainRequest) -> Path | None:
     if request.resume:
         path = find_run(Path(overrides.get("output_dir", "output")), request.resume)
         return path / "hosts.json" if (path / "hosts.json").is_file() else None
+    if overrides.get("hosts") and (overrides.get("simulate") or overrides.get("cluster")):
+        message = "--hosts and a simulation do not go together"
+        raise BadInput(message, "leave one of them out: simulated members are one process of this machine")
     if "hosts" in overrides:
         return Path(overrides["hosts"]).expanduser() if overrides["hosts"] else None
     if "workers" in overrides or not request.profile:

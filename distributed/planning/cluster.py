@@ -24,7 +24,7 @@ from training.run_files import explain, write_whole
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_LARGEST_FILE = 16_000_000
+LARGEST_FILE = 16_000_000
 """Bytes of a document that is read."""
 
 _SHOWN = r"[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e]"
@@ -66,7 +66,7 @@ class DocumentFile(Document):
             BadInput: missing, unreadable, too large, not JSON, or a value that cannot be; one line that says which.
         """
         try:
-            if path.stat().st_size > _LARGEST_FILE:
+            if path.stat().st_size > LARGEST_FILE:
                 raise BadInput(f"{path}: {path.stat().st_size} bytes are too many", cls.when_broken)
             return cls.model_validate_json(path.read_bytes())
         except OSError as error:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, ValidationError, model_validator
 
 from distributed.planning import cost_model
-from distributed.planning.cluster import Cluster, Document, DocumentFile, Link, Machine, Measurement, Name
+from distributed.planning.cluster import LARGEST_FILE, Cluster, Document, DocumentFile, Link, Machine, Measurement, Name
 from distributed.planning.cost_model import LINE_SHARE
 from distributed.planning.document import Choice, Figures, Job, Workload, job_of
 from distributed.planning.prediction import Predictor, Split
@@ -30,6 +30,7 @@ from training.strategies.registry import strategy_class, stretch_of
 
 _MOST = 1024
 """Members of a simulated run."""
+_LONGEST_NAME = 100
 _MADE_BY = "distributed.planning.simulated:ClusterClock"
 
 
@@ -47,7 +48,7 @@ class Group(Document):
 
     name: Name
     count: Annotated[int, Field(ge=1, le=_MOST)] = 1
-    samples_per_s: Annotated[float, Field(gt=0, le=1e9)]
+    samples_per_s: Annotated[float, Field(ge=1e-6, le=1e9)]
     """Of the job, on one machine."""
     memory_gb: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """That training may use, in 10^9 bytes; not given: enough."""
@@ -71,7 +72,20 @@ class Groups(DocumentFile):
             raise ValueError("two groups have the same name")
         if (size := sum(group.count for group in self.groups)) > _MOST:
             raise ValueError(f"{size} machines are more than {_MOST}")
+        if len(set(self.names)) < size:
+            raise ValueError("two machines have the same name: those of a group are numbered")
+        if max(map(len, self.names)) > _LONGEST_NAME:
+            raise ValueError(f"a name has more than {_LONGEST_NAME} characters with its number")
         return self
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of all machines."""
+        return tuple(
+            f"{group.name}-{number}" if group.count > 1 else group.name
+            for group in self.groups
+            for number in range(1, group.count + 1)
+        )
 
     @cached_property
     def each(self) -> tuple[Group, ...]:
@@ -80,16 +94,15 @@ class Groups(DocumentFile):
 
     def cluster(self) -> OwnLines:
         """Return the machines as the planner's figures."""
-        numbered = [(group, n) for group in self.groups for n in range(1, group.count + 1)]
         return OwnLines(
             machines=tuple(
                 Machine(
-                    name=f"{group.name}-{n}" if group.count > 1 else group.name,
+                    name=name,
                     measurements=(Measurement(batch=1, seconds=1 / group.samples_per_s),),
                     memory_free=int(1e9 * (group.memory_gb or 0)),
                     interface_mbit=group.link.mbit * LINE_SHARE,
                 )
-                for group, n in numbered
+                for group, name in zip(self.each, self.names, strict=True)
             ),
             round_trips=tuple(group.link.latency_ms for group in self.each),
         )
@@ -148,7 +161,7 @@ class Machines:
             BadInput: missing, or not such a file; one line that says which field is wrong.
         """
         try:
-            measured = "cluster" in json.loads(path.read_bytes())
+            measured = path.stat().st_size <= LARGEST_FILE and "cluster" in json.loads(path.read_bytes())
         except (OSError, ValueError, TypeError, RecursionError):
             measured = False  # reading it as a document says why
         return cls((Figures if measured else Groups).read(path))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.cli.trials import trials_of
-from distributed.planning.cluster import Cluster, Link, Machine, Measurement
+from distributed.planning.cluster import LARGEST_FILE, Cluster, Link, Machine, Measurement
 from distributed.planning.cost_model import LINE_SHARE
 from distributed.planning.document import Figures, Workload
 from distributed.planning.prediction import Predictor
@@ -126,7 +126,8 @@ def test_measured_figures_are_a_file_of_machines_too(tmp_path: Path) -> None:
     [
         ({"count": 0}, "groups.0.count: Input should be greater than or equal to 1"),
         ({"count": 2000}, "groups.0.count: Input should be less than or equal to 1024"),
-        ({"samples_per_s": 0}, "groups.0.samples_per_s: Input should be greater than 0"),
+        ({"samples_per_s": 0}, "groups.0.samples_per_s: Input should be greater than or equal to 0.000001"),
+        ({"name": "x" * 99}, "Value error, a name has more than 100 characters with its number"),
         ({"samples_per_s": "fast"}, "groups.0.samples_per_s: Input should be a valid number"),
         ({"memory_gb": -1}, "groups.0.memory_gb: Input should be greater than 0"),
         ({"link": {"mbit": 0}}, "groups.0.link.mbit: Input should be greater than 0"),
@@ -153,6 +154,8 @@ def test_a_wrong_field_is_named_in_one_line(tmp_path: Path, change: dict[str, An
         ("{}", "groups: Field required"),
         ('{"groups": []}', "groups: Tuple should have at least 1 item"),
         (json.dumps({"groups": [LAPTOP, LAPTOP]}), "two groups have the same name"),
+        (json.dumps({"groups": [LAPTOP, {**LAPTOP, "name": "laptop-2", "count": 1}]}), "two machines have the same"),
+        (" " * (LARGEST_FILE + 1), f"{LARGEST_FILE + 1} bytes are too many"),
         ('{"cluster": {}}', "cluster.machines: Field required"),
     ],
 )

@@ -241,3 +241,6 @@ def test_a_simulation_takes_this_machine_whatever_hosts_there_are(
 def test_simulated_and_real_workers_do_not_go_together() -> None:
     with pytest.raises(BadInput, match="do not go together"):
         plan_of(TrainRequest("demo-scratch", {"simulate": "4", "workers": "2"}))
+    for simulated in ({"simulate": "4"}, {"cluster": "laptops.json"}):
+        with pytest.raises(BadInput, match="do not go together"):
+            hosts_file_of(TrainRequest("demo-scratch", {"hosts": "hosts.json", **simulated}))
