@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.plan import RunPlan
-from training.simulation import OBJECTS
+from training.simulation import CALLER, OBJECTS
 from training.worker import leave, main
 
 if TYPE_CHECKING:
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 def _task(plan: RunPlan, secrets: Path) -> Task:
     seed = plan.profile.training.seed
-    with (secrets / OBJECTS).open("rb") as file:  # our own parent wrote it; never from the network
+    with (secrets / CALLER).open("rb") as file:  # our own parent wrote both; never from the network
         multiprocessing.spawn.prepare(pickle.load(file))
-        from training.tasks.base import Place
-        from training.tasks.custom import CustomTask
-        from training.tasks.object_files import asks_place, made
+    import torch
 
-        job = pickle.load(file)
+    from training.tasks.base import Place
+    from training.tasks.custom import CustomTask
+    from training.tasks.object_files import asks_place, made
+
+    job = torch.load(secrets / OBJECTS, weights_only=False)
     if asks_place(job):
         return CustomTask(plan.profile, lambda rank, world_size: made(job, seed, Place(rank, world_size)))
     return CustomTask(plan.profile, lambda: made(job, seed))

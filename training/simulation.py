@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalRun", "LocalTrainer", "ObjectTrainer", "RunOutcome", "plan_local_run"]
 
-OBJECTS = "objects.pickle"
-"""What the workers of a :class:`LocalTrainer` are given, in the private folder of their run."""
+CALLER, OBJECTS = "caller.pickle", "objects.pt"
+"""What the workers of a :class:`LocalTrainer` are given, in the private folder of their run: how the classes of the
+caller's script are found, and the job."""
 _WORKER = "training.object_worker"
 
 _CLUSTER = 'write LocalTrainer(..., simulate=4, cluster=Machines.read(Path("machines.json")))'
@@ -215,7 +216,7 @@ class LocalTrainer(ObjectTrainer):
             print(text, file=sys.stderr, flush=True)
 
         with folder, noted_failure(folder), stopped_by((signal.SIGINT,), say) as stop:
-            _write_objects(job, folder.secrets / OBJECTS)
+            _write_objects(job, folder.secrets)
             run = LocalRun(folder.plan(), folder, self._on_event, worker=_WORKER)
             try:
                 run.start()
@@ -234,13 +235,16 @@ def failure_of(outcome: RunOutcome) -> MusterError:
     return _ERRORS.get(outcome.exit_code, RunFailed)(outcome.message, "; ".join(hints))
 
 
-def _write_objects(job: CustomJob, path: Path) -> None:
-    """Write the job, and before it how its classes are found, for the run's workers."""
+def _write_objects(job: CustomJob, folder: Path) -> None:
+    """Write the job for the run's workers. What tensors share is written once, which plain pickle does not do."""
+    import torch
+
     caller = multiprocessing.spawn.get_preparation_data("worker")
     del caller["authkey"]  # nobody talks over what it is for
     try:
-        with open(path, "wb", opener=private_file) as file:
+        with open(folder / CALLER, "wb", opener=private_file) as file:
             pickle.dump(caller, file)
-            pickle.dump(job, file)
+        with open(folder / OBJECTS, "wb", opener=private_file) as file:
+            torch.save(job, file)
     except OSError as error:
-        raise RunFailed(*explain(error, path)) from error
+        raise RunFailed(*explain(error, folder)) from error

@@ -27,7 +27,8 @@ from training.events import ErrorEvent, Event, MemberEvent, SnapshotEvent, StepE
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
 from training.run_folder import RunFolder, remove_run_folder
-from training.simulation import LocalTrainer
+from training.simulation import OBJECTS, LocalTrainer, _write_objects
+from training.tasks.custom import CustomJob
 
 pytestmark = pytest.mark.slow
 
@@ -150,6 +151,12 @@ def test_a_resumed_fit_takes_no_other_options_and_no_run_of_others(tmp_path: Pat
         folder.append(SnapshotEvent(step=3, path="checkpoints/member-0", bytes=1, seconds=0.1))
     with pytest.raises(BadInput, match="is of profile 'spirals', not of a LocalTrainer"):
         trainer.fit(resume=folder.path)
+
+
+def test_views_of_one_tensor_travel_with_it_once(tmp_path: Path) -> None:
+    _write_objects(CustomJob(nn.Linear(2, 2), list(torch.zeros(1000, 250))), tmp_path)  # 1 MB
+    assert (tmp_path / OBJECTS).stat().st_size < 2_000_000
+    assert len(torch.load(tmp_path / OBJECTS, weights_only=False).train) == 1000
 
 
 def test_an_unknown_option_is_refused(tmp_path: Path) -> None:
