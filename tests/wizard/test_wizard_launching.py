@@ -10,12 +10,14 @@ from typing import cast
 import pytest
 
 from app.wizard.launching import STEPS, Grid, refused, tail
+from app.wizard.plain_words import plan_lines
 from app.wizard.plan import SSH, coordinator_place, plan_of, saving
 from app.wizard.records import Status
-from app.wizard.state import Answers, Request
+from app.wizard.state import Answers, Part, Request
 from distributed.planning.document import Planning, Settings
 from distributed.ssh.errors import PortClosed
 from profiles.schema import Profile
+from profiles.split import DATA_STAY
 from tests.wizard.fake_services import ANNA, HERE
 from training.events import ErrorEvent, Event, MemberEvent, ProgressEvent, StepEvent
 from training.plan import MemberPlan, RunPlan
@@ -85,6 +87,14 @@ def test_a_plan_says_what_changes_where(tmp_path: Path) -> None:
     alone = plan_of(Request((HERE,), Answers(profile="mine")), config)
     assert (alone.way, alone.ports, alone.encrypted, alone.bytes_to_copy) == ("desk alone", (), (), 0)
     assert list(tmp_path.iterdir()) == [config]
+
+
+def test_a_plan_says_that_data_stay_where_they_are(tmp_path: Path) -> None:
+    config = tmp_path / "config.ini"
+    config.write_text(f"{CONFIG}local_data = true\n")
+    plan = plan_of(Request((HERE, ANNA), Answers(profile="mine")), config)
+    lines = list(plan_lines(Part(plan)))
+    assert f"  data: {DATA_STAY}" in lines and any("on anna: code and model in" in line for line in lines)
 
 
 @pytest.mark.parametrize(("chosen", "place"), [("anna", "anna"), ("desk", "this computer"), ("", "this computer")])
