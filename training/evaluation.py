@@ -30,6 +30,8 @@ _MOST = 1e15
 """Of anything that is counted."""
 PART = 32
 """Samples that a member evaluates until it tells the others, at most: who is slow must be in time for each round."""
+_MOST_PARTS = 10_000
+"""Rounds of an evaluation, however many samples a member says it has."""
 _ROOM = 4_000_000
 """Bytes that one member sends, some 50,000 short texts; further ones stay out of the file."""
 _ANSWER = TypeAdapter(tuple[StrictInt, Annotated[str, Field(max_length=LONGEST_TEXT)], bool])
@@ -124,7 +126,7 @@ class Evaluator:
     def _parts(self, shares: Mapping[int, range], batch_sizes: Mapping[int, int]) -> int:
         """Return in how many rounds all tell their sums: a round of a member is no less than one of its batches."""
         longest = {rank: max(PART, self._settings.eval_batch_size or size) for rank, size in batch_sizes.items()}
-        return max([1, *(-(-len(share) // longest[rank]) for rank, share in shares.items())])
+        return min(_MOST_PARTS, max([1, *(-(-len(share) // longest[rank]) for rank, share in shares.items())]))
 
     def evaluate_alone(self, step: int, every: bool) -> Iterator[EvaluationEvent]:
         """Evaluate by this member alone, with the weights that it holds: ``validation``, or every split.

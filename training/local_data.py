@@ -10,9 +10,9 @@ import bisect
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from profiles.errors import BadInput, counted
 from training.bounded import Count
@@ -24,7 +24,7 @@ from training.tasks.base import Task
 
 Sizes = dict[str, int]
 """Samples by split, ``train`` among them."""
-_SIZES = TypeAdapter(dict[str, Count])
+_SIZES = TypeAdapter(Annotated[dict[str, Count], Field(max_length=8)])
 _STATE = TypeAdapter(dict[int, dict[str, Count]])
 
 
@@ -208,6 +208,10 @@ class LocalSchedule(SplitSchedule):
 
     def _numbers(self, part: int, batch: list[int]) -> list[int]:
         return batch
+
+    def _holders(self, batch_sizes: Mapping[int, int]) -> dict[int, dict[int, int]]:
+        """Return those of the parts of which it is known how much they hold: who was lost at the start has not said."""
+        return {part: held for part, held in super()._holders(batch_sizes).items() if part in self._streams}
 
     def _joined(self, places: Sequence[Cursor], batch_sizes: Mapping[int, int]) -> Cursor:
         parts = tuple((place.epoch, place.offset) for place in places)

@@ -113,6 +113,24 @@ def test_a_path_is_that_of_each_machine_and_may_hold_the_rank() -> None:
     assert usual.profile_of(1).data.dataset_path == str(Path.home() / "voices" / "{rank}")
 
 
+@pytest.mark.parametrize(
+    "said",
+    [None, b"[]", json.dumps(dict.fromkeys("abcdefghi", 8)).encode(), b'{"train": -1}', b'{"train": 0}', b"\xff"],
+)
+def test_who_is_lost_at_the_start_or_says_nonsense_holds_nobody_up(said: bytes | None) -> None:
+    def body(end: RoomExchange) -> Any:
+        if end.rank == 1:
+            if said is not None:
+                end.gather("start/sizes", said)
+            return end.room.leave(1)
+        plan = schedule_for(local_plan([8, 8, 8]), Own(8), end.rank, end)
+        taken, after = plan.step(Cursor(), {0: 4, 1: 4, 2: 4}, end.rank)
+        return plan.total_steps({0: 4, 1: 4, 2: 4}, 1), sum(map(len, taken)), after.parts
+
+    found, _ = together(3, body)
+    assert found[0] == found[2] == (2, 4, ((0, 4), (0, 0), (0, 4)))
+
+
 # ------------------------------------------------------------------------------------------------------ whole trainings
 
 
