@@ -6,11 +6,12 @@ import logging
 
 from profiles.errors import BadInput, counted
 from profiles.schema import Profile
+from profiles.split import split_of
 from training.data import shares_to_batch_sizes
 from training.plan import JOB_FACTORY, MemberPlan, RunPlan
 from training.resources import count_gpus, whole_cores
 from training.run_folder import new_run_id
-from training.strategies.registry import check_strategy, usual_strategy
+from training.strategies.registry import check_strategy, stretch_of, usual_strategy
 from training.tasks.published_models import with_local_model
 
 logger = logging.getLogger("muster.plan")
@@ -25,7 +26,7 @@ def plan_local_run(
         simulated: they are one process and take turns.
 
     Raises:
-        BadInput: zero workers, shares that do not fit, an unknown strategy.
+        BadInput: zero workers, shares that do not fit, an unknown strategy, or one that does not go with the data.
     """
     if workers < 1:
         raise BadInput(f"{counted(workers, 'worker')} cannot train", "pass --local 1 or more")
@@ -39,6 +40,8 @@ def plan_local_run(
     strategy = profile.strategy
     name = usual_strategy() if strategy.strategy == "auto" else check_strategy(strategy.strategy)
     chosen = with_local_model(profile).model_copy(update={"strategy": strategy.model_copy(update={"strategy": name})})
+    if workers > 1 and stretch_of(chosen.strategy):
+        _check_own_pace(chosen)
     devices = _device_indices(profile.training.device, workers) if here and not simulated else [0] * workers
     return RunPlan(
         run_id=new_run_id(),
@@ -59,6 +62,17 @@ def plan_local_run(
         engine="simulated" if simulated else "nccl" if strategy.engine == "nccl" else "mesh",
         resume=resume,
     )
+
+
+def _check_own_pace(profile: Profile) -> None:
+    """Raise ``BadInput`` for what makes no sense where members do not make the same steps."""
+    name, data = profile.strategy.strategy, profile.data
+    if data.local_data or split_of(data.split).kind != "global":
+        hint = "leave out split and local_data, or take another strategy"
+        raise BadInput(f"with {name} no part of the data belongs to one machine: it takes what is next", hint)
+    if profile.evaluation.eval_local:
+        hint = "set eval_local = false"
+        raise BadInput(f"with {name} weights are not averaged all at once, so eval_local means nothing", hint)
 
 
 def own_data(profile: Profile, rank: int, folder: str = "") -> str:

@@ -76,6 +76,10 @@ class MemberOrders:
         stops = [c.at_step for c in self._waiting if c.command == "stop" and not c.at_sync]
         return self._ahead is not None and min(stops, default=math.inf) <= self._ahead
 
+    def asks(self, step: int) -> bool:
+        """Whether there is something to do, or to agree on, after at most so many steps."""
+        return self._meeting != 0 or any(command.at_step <= step for command in self._waiting)
+
     def hear(self, command: Command) -> AnswerEvent | None:
         """Take a command; return the answer to send."""
         if command.command == "meet":
@@ -165,8 +169,9 @@ class GroupOrders:
         order = self._current
         if order is None or answer.order != order.number:
             return
-        if answer.done:
+        if answer.done and order.step is not None:
             order.done.add(rank)
+            order.step = max(order.step, answer.step)
         else:
             order.answers[rank] = answer.step
         self.look()
@@ -289,6 +294,11 @@ class Control:
         """Whether this member stops before its next step, so that what it does until then is in vain."""
         with self._changed:
             return self._orders.stop_is_near
+
+    def asks(self, step: int) -> bool:
+        """Whether there is something to do, or to agree on, after at most so many steps; any thread may ask."""
+        with self._changed:
+            return self._orders.asks(step)
 
     def read_from(self, lines: Iterable[str | bytes], on_bad_line: Callable[[str], None]) -> threading.Thread:
         """Read commands in a daemon thread; the end of the lines means: stop with a snapshot."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from profiles.errors import BadInput
 from training.batches import StepBatches
 from training.data import SampleSchedule
 from training.events import SyncEvent
@@ -22,29 +21,29 @@ class OwnPaceTrainer(Trainer):
     In between it stands where the next piece of its work is: the learning rate follows the samples of all.
     """
 
-    def _set_up(self) -> None:
-        super()._set_up()
-        name, more = self.strategy.name, self.profile
-        if not isinstance(self.schedule, SampleSchedule):
-            hint = "leave out split and local_data, or take another strategy"
-            raise BadInput(f"with {name} no part of the data belongs to one machine: it takes what is next", hint)
-        if more.evaluation.eval_local:
-            hint = "set eval_local = false"
-            raise BadInput(f"with {name} weights are not averaged all at once, so eval_local means nothing", hint)
-
     def _step(self) -> SyncEvent | None:
-        position, begin, end = self.position, self.position.step, self._next_meeting()
-        self._stands = begin, position.cursor
-        self.strategy.begin_stretch(begin, end, sorted(position.batch_sizes))
-        self.control.arrive(end)
+        position, begin = self.position, self.position.step
+        self._begin = self._stands = begin, position.cursor
+        self._end = self._next_meeting()
+        self.strategy.begin_stretch(begin, self._end, sorted(position.batch_sizes), self._asked, self._ends)
         report: SyncEvent | None = None
         while self.strategy.places:
             if report is not None:
                 self.emit(report.model_copy(update={"step": position.step}))
+            newest = position.step - (position.step > begin)
             self._stand_at(self.strategy.places[0].step)
+            position.step = max(position.step, newest)  # what a lost member left counts as a step of now
             report = super()._step()
-        self._stand_at(end)
+        self._stand_at(self._end)
+        self.control.arrive(self._end)
         return report
+
+    def _asked(self, step: int) -> bool:
+        """Whether this member is to meet the others after so many steps: for an order, or for one to be let in."""
+        return self.control.asks(step) or (not self.exchange.shares_process and self.exchange.anchor_wanted)
+
+    def _ends(self, step: int) -> None:
+        self._end = step
 
     def _next_meeting(self) -> int:
         """Return after which step all meet next."""
@@ -57,11 +56,12 @@ class OwnPaceTrainer(Trainer):
         return min(ends)
 
     def _stand_at(self, step: int) -> None:
-        """Go to the begin of a step, none before the one where this member stood last."""
-        at, cursor = self._stands
-        sizes = self.position.batch_sizes
-        while at < step:
-            at, cursor = at + 1, self.schedule.step(cursor, sizes, min(sizes))[1]
+        """Go to the begin of a step."""
+        at, cursor = self._stands if step >= self._stands[0] else self._begin
+        sizes, schedule = self.position.batch_sizes, self.schedule
+        assert isinstance(schedule, SampleSchedule), "a plan has made sure of it"
+        while at < step:  # batches are made beside this, so it draws no order
+            at, cursor = at + 1, schedule.after(schedule.start(cursor, sizes), sizes)
         self._stands = at, cursor
         self.position.step, self.position.cursor = at, cursor
 

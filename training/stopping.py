@@ -18,7 +18,7 @@ from training.events import AnswerEvent, Event, SnapshotEvent, StepEvent
 from training.membership import Membership
 from training.orders import GroupOrders, OrderAction
 from training.outcome import kept_step, kept_text
-from training.strategies.registry import strategy_class
+from training.strategies.registry import strategy_class, stretch_of
 
 ANSWER_WITHIN = 30.0
 """Seconds to wait for a member's answer to an order: a connection may have to be made again."""
@@ -45,7 +45,7 @@ _LEAST_SPREAD = 1000
 _LOOK = 0.2
 ONE_PRESS = 1.0
 """Seconds in which signals count as one: what starts us may pass on what the terminal has sent us already."""
-STOPPING = "stopping after the current step, with a snapshot (press again to end at once, without one)"
+STOPPING = "stopping at the next step that all reach, with a snapshot (press again to end at once, without one)"
 
 
 class Conductor:
@@ -54,12 +54,13 @@ class Conductor:
     def __init__(self, members: Membership) -> None:
         self._members = members
         self.stop_step: float = math.inf
-        """The step after which all stop; infinite: nobody has named it."""
+        """The step after which all stop at the latest; infinite: nobody has named it."""
         self._lock = threading.Lock()
         settings = members.plan.profile.strategy
         # This process runs nobody's own code, and does not know what only that tells.
         interval = 1 if settings.own_strategy else strategy_class(settings.strategy).rhythm(settings).interval
         spread = max(_LEAST_SPREAD, _MOST_INTERVALS * interval)
+        self._stretch = stretch_of(settings)
         self._group = GroupOrders(lambda: members.taking_part, self._send, lambda *end: self._ended.append(end), spread)
         self._ended: list[tuple[int, int]] = []
         self._then: dict[int, Callable[[int], None]] = {}
@@ -95,7 +96,7 @@ class Conductor:
     def _send(self, message: dict[str, Any]) -> None:
         self._members.send(message)
         if message["command"] == "stop":
-            self.stop_step = message["at_step"]
+            self.stop_step = message["at_step"] + self._stretch
         if message["command"] == "meet":
             timer = threading.Timer(ANSWER_WITHIN, self._overdue, (message["order"],))
             timer.daemon = True

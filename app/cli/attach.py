@@ -30,7 +30,10 @@ from training.run_folder import RunFolder
 from training.runs import find_run
 from training.stopping import SCRIPT_GRACE
 
-STOPPING = {"stop": "stopping after the current step, with a snapshot", "kill": "ending at once, without a snapshot"}
+STOPPING = {
+    "stop": "stopping at the next step that all reach, with a snapshot",
+    "kill": "ending at once, without a snapshot",
+}
 STOPPING_SCRIPT = f"stopping: the script has {SCRIPT_GRACE:.0f} s to end (press again to end at once)"
 _ACTIONS: dict[str, Action] = {"s": "stop", "k": "kill"}
 

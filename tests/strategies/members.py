@@ -142,7 +142,7 @@ class Member:
         """Make a step; return whether it ended at a synchronisation point."""
         if self.stretch and self.strategy.synchronised:
             self._meeting = self.step + self.stretch
-            self.strategy.begin_stretch(self.step, self._meeting, self._owners)
+            self.strategy.begin_stretch(self.step, self._meeting, self._owners, lambda step: False, lambda step: None)
         weight = self.exchange.rank + 1
         chance = torch.Generator().manual_seed(self.step * 101 + self.exchange.rank)
         x = torch.randn(2 * weight, 3, 8, generator=chance)

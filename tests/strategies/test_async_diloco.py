@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from profiles.errors import BadInput
 from profiles.schema import StrategySettings
 from tests.strategies.small_models import in_a_group
 from tests.training.memory_exchange import RoomExchange
+from tests.waiting import until
 from training.events import SyncEvent
+from training.strategies.arrival_rounds import believed
 from training.strategies.arrivals import DelayedNesterov, Place, Work
 from training.strategies.async_diloco import AsyncDiLoCo, AsyncDiLoCoOptions
 from training.strategies.base import StrategyContext
@@ -35,6 +38,19 @@ def made(
     model = nn.ParameterDict({"w": nn.Parameter(torch.zeros(6))})
     strategy.attach(model, exchange)
     return strategy, model
+
+
+def begin(
+    strategy: AsyncDiLoCo,
+    end: int,
+    start: int = 0,
+    owners: tuple[int, ...] = (0, 1, 2),
+    asked: Callable[[int], bool] = lambda step: False,
+) -> list[int]:
+    """Begin a stretch; return where it is noted that it ends sooner."""
+    ends: list[int] = []
+    strategy.begin_stretch(start, end, owners, asked, ends.append)
+    return ends
 
 
 def trained(strategy: AsyncDiLoCo, model: nn.Module) -> tuple[list[Place], list[SyncEvent]]:
@@ -99,7 +115,7 @@ def test_it_equals_the_reference_in_the_order_of_the_speeds(
 ) -> None:
     def body(exchange: RoomExchange) -> Any:
         strategy, model = made(exchange, speeds=speeds, outer_lr=rate, outer_momentum=beta, damping=damping)
-        strategy.begin_stretch(0, 20, (0, 1, 2))
+        begin(strategy, 20)
         _, reports = trained(strategy, model)
         return next(model.parameters()).detach().clone(), len(reports)
 
@@ -116,8 +132,8 @@ def test_every_place_is_taken_once_and_equal_versions_are_equal(in_turns: bool) 
     def body(exchange: RoomExchange) -> Any:
         strategy, model = made(exchange, in_turns, codec="mxfp4", outer_momentum=0.9)
         found: tuple[list[Place], list[SyncEvent]] = ([], [])
-        for begin in (0, 12):
-            strategy.begin_stretch(begin, begin + 12, (0, 1, 2))
+        for start in (0, 12):
+            begin(strategy, start + 12, start)
             for have, more in zip(found, trained(strategy, model), strict=True):
                 have += more  # type: ignore[arg-type]
             assert strategy.synchronised
@@ -137,7 +153,7 @@ def test_nobody_waits_for_a_slower_member() -> None:
 
     def body(exchange: RoomExchange) -> int:
         strategy, model = made(exchange, in_turns=False)
-        strategy.begin_stretch(0, 12, (0, 1, 2))
+        begin(strategy, 12)
         steps = 0
         while strategy.places:
             if exchange.rank == 2 and not steps:
@@ -154,20 +170,43 @@ def test_nobody_waits_for_a_slower_member() -> None:
     assert sum(found) == 36 and found[2] < min(found[:2])
 
 
-def test_the_work_of_who_is_lost_is_not_waited_for() -> None:
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_the_others_do_what_a_lost_member_had_taken(at_the_end: bool) -> None:
     def body(exchange: RoomExchange) -> Any:
         strategy, model = made(exchange, in_turns=False)
-        strategy.begin_stretch(0, 12, (0, 1, 2))
+        begin(strategy, 12)
         if exchange.rank == 1:
-            strategy._rounds._over = lambda: True  # type: ignore[union-attr]
-            strategy._rounds.wait_for_end()  # type: ignore[union-attr]
+            work, rounds = strategy._work, strategy._rounds
+            assert rounds is not None
+            until(lambda: not (at_the_end and (work.taken[0] or work.taken[2] or work._left)))
+            strategy._work = Work(1, _owners=(1,))  # it takes part in nothing any more
+            rounds.wait_for_end()
             exchange.room.leave(1)
             return None
-        _, reports = trained(strategy, model)
-        return strategy.members, reports[-1].weight_hash, next(model.parameters()).detach().clone()
+        taken, _ = trained(strategy, model)
+        return taken, strategy.members, next(model.parameters()).detach().clone()
 
-    first, _, last = in_a_group(3, body)
-    assert first[:2] == last[:2] and first[0] == (0, 2) and bool(first[2].abs().max() > 0.1)
+    (first, members, weights), _, (last, *same) = in_a_group(3, body)
+    assert members == same[0] == (0, 2) and torch.equal(weights, same[1])
+    assert Counter(first + last) == Counter(Place(step, rank) for step in range(12) for rank in range(3))
+
+
+@pytest.mark.parametrize("in_turns", [True, False])
+def test_all_meet_soon_where_one_of_them_is_asked_to(in_turns: bool) -> None:
+    def body(exchange: RoomExchange) -> Any:
+        strategy, model = made(exchange, in_turns)
+        ends = begin(strategy, 400, asked=lambda step: exchange.rank == 2 and step >= 3)
+        return trained(strategy, model)[0], ends[-1], strategy.synchronised
+
+    found = in_a_group(3, body)
+    taken, ends = Counter(place for places, *_ in found for place in places), {end for _, end, _ in found}
+    assert all(met for *_, met in found) and len(ends) == 1 and 3 <= min(ends) < 40
+    assert taken == Counter(Place(step, rank) for step in range(min(ends)) for rank in range(3))
+
+
+@pytest.mark.parametrize("said", [-1.0, math.nan, math.inf, 1e300, b"fast", b"-3", b""])
+def test_a_speed_that_can_be_none_counts_as_unknown(said: float | bytes) -> None:
+    assert believed(said) == 0.0
 
 
 def test_work_is_taken_by_speed_and_ends_for_all_at_once() -> None:
@@ -200,7 +239,7 @@ def test_n_deltas_move_the_anchor_as_one_outer_step_by_their_mean() -> None:
 def test_what_is_no_number_is_left_out_and_replaced() -> None:
     def body(exchange: RoomExchange) -> Any:
         strategy, model = made(exchange)
-        strategy.begin_stretch(0, 4, (0, 1))
+        begin(strategy, 4, owners=(0, 1))
         if exchange.rank == 1:
             with torch.no_grad():
                 next(model.parameters()).fill_(float("nan"))
@@ -216,7 +255,7 @@ def test_a_difference_between_members_is_found_where_they_meet() -> None:
         strategy, model = made(exchange)
         if exchange.rank == 2:
             strategy.tensors()["anchor"].add_(0.5)
-        strategy.begin_stretch(0, 4, (0, 1, 2))
+        begin(strategy, 4)
         trained(strategy, model)
         return next(model.parameters()).detach().clone()
 

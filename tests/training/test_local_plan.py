@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from profiles.errors import BadInput
 from profiles.resolve import profile_from_options
 from training import local_plan
 from training.local_plan import plan_local_run
@@ -51,3 +52,12 @@ def test_gpus_are_counted_by_the_drivers_program(tmp_path: Path, monkeypatch: py
     program.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: a)'\necho 'GPU 1: NVIDIA H200 (UUID: b)'\n")
     program.chmod(0o755)
     assert count_gpus() == 2
+
+
+@pytest.mark.parametrize("option", ["local_data = true", "split = label", "eval_local = true"])
+def test_what_makes_no_sense_at_ones_own_pace_is_refused(option: str) -> None:
+    name, value = option.split(" = ")
+    profile = profile_from_options("p", {"strategy": "async_diloco", name: value})
+    with pytest.raises(BadInput, match="with async_diloco"):
+        plan_local_run(profile, 2)
+    assert plan_local_run(profile, 1).world_size == 1

@@ -2,17 +2,17 @@
 
 A thread of every member takes part in rounds: each says whether a delta waits at its side, and those that wait are
 handed to all, in the order of ranks. The threads are always there, whatever the training does, so nobody waits for the
-step of a slower member: only for the way of its own delta, and for what is under way just then.
+step of a slower member: only for the way of its own delta, and for what is under way just then. In a round a member
+also says whether all are to meet soon.
 """
 
 from __future__ import annotations
 
-import math
 import struct
 import threading
 import time
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from training.exchange.base import Exchange, ExchangeError
 from training.exchange.beside import beside
@@ -24,11 +24,54 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-_SAID = struct.Struct("<?d")
+_SAID = struct.Struct("<??d")
 _LEAST_PAUSE, _MOST_PAUSE, _SHARE_OF_PAUSE = 0.02, 1.0, 0.01
 """Seconds between two rounds without a delta, and what they are of the time in which a member makes one."""
-Applied = Callable[[int, "torch.Tensor | None", float], None]
-"""Takes the rank of a delta, the delta if it can be used, and the speed of that member."""
+_MOST_SPEED = 1e9
+
+
+def believed(speed: float | bytes) -> float:
+    """Return the speed, in steps a second, that a member says it has; what can be none is 0: not known."""
+    try:
+        said = float(speed)
+    except ValueError:
+        return 0.0
+    return said if 0.0 <= said < _MOST_SPEED else 0.0
+
+
+class Stretch(Protocol):
+    """What rounds change. All of it is called by their thread, with :attr:`Rounds.changed` held."""
+
+    @property
+    def version(self) -> int:
+        """How many deltas were applied."""
+        ...
+
+    @property
+    def over(self) -> bool:
+        """Whether the stretch is at its end."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """In which the fastest member makes a delta, as far as that is known."""
+        ...
+
+    def asked(self) -> bool:
+        """Whether this member is to meet the others soon."""
+        ...
+
+    def cut(self) -> None:
+        """Some member is: the stretch ends as soon as it can."""
+        ...
+
+    def apply(self, rank: int, delta: torch.Tensor | None, speed: float) -> None:
+        """Apply the delta of a member, if it can be used; that member has this speed."""
+        ...
+
+    def are_there(self, ranks: Collection[int]) -> None:
+        """These members have taken part in the round."""
+        ...
 
 
 class Wire:
@@ -81,27 +124,13 @@ class Rounds:
 
     Args:
         wire: for the deltas.
-        version: how many deltas were applied.
-        applied: takes a delta; called with :attr:`changed` held.
-        present: takes the ranks of those who are there, likewise.
-        over: whether the stretch is at its end, likewise.
-        seconds: in which the fastest member makes a delta, as far as that is known, likewise.
+        stretch: that they move on.
     """
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        wire: Wire,
-        version: Callable[[], int],
-        applied: Applied,
-        present: Callable[[Collection[int]], None],
-        over: Callable[[], bool],
-        seconds: Callable[[], float],
-    ) -> None:
+    def __init__(self, exchange: Exchange, wire: Wire, stretch: Stretch) -> None:
         self.changed = threading.Condition()
         """Held by whoever looks at what the deltas change."""
-        self._exchange, self._wire, self._version, self._applied = exchange, wire, version, applied
-        self._present, self._over, self._seconds = present, over, seconds
+        self._exchange, self._wire, self._stretch = exchange, wire, stretch
         self._waiting: tuple[bytes, float] | None = None
         self._error: Exception | None = None
         self._ended = False
@@ -123,14 +152,20 @@ class Rounds:
         self._check()
         return applied
 
-    def wait_for_end(self) -> None:
-        """Wait until all members are at the end of the stretch.
+    def wait_for_end(self, more: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until all members are at the end of the stretch, or there is ``more`` to do before; return whether it is
+        the end.
 
         Raises:
             ExchangeError: the exchange cannot go on.
         """
+        with self.changed:
+            self.changed.wait_for(lambda: self._ended or more())
+            if more() and not self._ended:
+                return False
         self._thread.join()
         self._check()
+        return True
 
     def _check(self) -> None:
         if self._error is not None:
@@ -149,25 +184,31 @@ class Rounds:
 
     def _round(self) -> bool:
         """Take part in one round; return whether it was the last."""
+        stretch = self._stretch
         with self.changed:
-            if self._over():
+            if stretch.over:
                 return True
-            pause = min(max(self._seconds() * _SHARE_OF_PAUSE, _LEAST_PAUSE), _MOST_PAUSE)
+            pause = min(max(stretch.seconds * _SHARE_OF_PAUSE, _LEAST_PAUSE), _MOST_PAUSE)
             self.changed.wait_for(lambda: self._waiting is not None, pause)
-            mine, version = self._waiting, self._version()
-        said = self._exchange.gather("async_diloco/round", _SAID.pack(mine is not None, mine[1] if mine else 0.0))
+            mine, asked = self._waiting, stretch.asked()
+        own = _SAID.pack(mine is not None, asked, mine[1] if mine else 0.0)
+        said = self._exchange.gather("async_diloco/round", own)
         heard = {rank: _SAID.unpack(one) for rank, one in said.items() if len(one) == _SAID.size}
-        for rank in sorted(rank for rank, (waits, _) in heard.items() if waits):
-            own = mine[0] if mine and rank == self._exchange.rank else b""
-            delta = self._wire.handed_over(version, own, rank)
-            speed = heard[rank][1] if math.isfinite(heard[rank][1]) else 0.0
+        with self.changed:
+            version = stretch.version
+            if any(asked for _, asked, _ in heard.values()):
+                stretch.cut()
+        for rank in sorted(rank for rank, (waits, *_) in heard.items() if waits):
+            data = mine[0] if mine and rank == self._exchange.rank else b""
+            delta = self._wire.handed_over(version, data, rank)
             with self.changed:
-                self._applied(rank, delta, max(0.0, speed))
+                stretch.apply(rank, delta, believed(heard[rank][2]))
                 if rank == self._exchange.rank:
                     self._waiting = None
                     self.changed.notify_all()
         with self.changed:
-            self._present(said.keys())
+            stretch.are_there(said.keys())
+            self.changed.notify_all()
         return False
 
 

@@ -5,7 +5,8 @@ A run is cut into *stretches*, between which all members meet. The work of a str
 into *places*: place ``j`` of ``n`` members is what the ``j mod n``-th of them would take of the data in step
 ``a + j // n``, if all went in lockstep. So every sample of an epoch is taken once, whoever takes it, and a stretch ends
 when its samples are used up. Whenever a delta of a member is applied, it takes the next places: ``H_i`` of them by its
-speed, fewer where the others would have to wait for it at the end of the stretch.
+speed, fewer where the others would have to wait for it at the end of the stretch. The places of a member that is lost
+are taken by the others.
 
 Everything here follows from the deltas and speeds in their order, so all members have the same without a message.
 """
@@ -52,6 +53,8 @@ class Work:
     """Steps a second, or in any other unit, of the members; 0: not known yet."""
     taken: dict[int, deque[Place]] = field(default_factory=dict)
     """What every member has taken and not given its delta for."""
+    _owed: deque[Place] = field(default_factory=deque)
+    """Those of members that are gone; they are taken first."""
     _begin: int = 0
     _owners: tuple[int, ...] = ()
     _next: int = 0
@@ -67,7 +70,7 @@ class Work:
             speeds: of all members.
         """
         self._begin, self._owners, self._next, self._end = begin, tuple(owners), 0, (end - begin) * len(owners)
-        self.speeds, self.taken = dict(sorted(speeds.items())), {}
+        self.speeds, self.taken, self._owed = dict(sorted(speeds.items())), {}, deque()
         for rank in self.speeds:
             self.take(rank)
 
@@ -79,29 +82,46 @@ class Work:
 
     def take(self, rank: int) -> None:
         """Let a member take its next places, if any are left."""
-        usual, left = self.usual(rank), self._end - self._next
+        usual, left = self.usual(rank), self._left
         open_ = sum(len(places) for other, places in self.taken.items() if other != rank)
         whole = sum(self.speeds.values())
         share = math.ceil((left + open_) * self.speeds[rank] / whole - 1e-9) if whole else usual
         count = min(usual, max(share, math.ceil(usual / _LEAST_SHARE)), left)
-        numbers = range(self._next, self._next + count)
-        self._next += count
-        self.taken[rank] = deque(self._place(number) for number in numbers)
+        self.taken[rank] = deque(self._following() for _ in range(count))
 
-    def _place(self, number: int) -> Place:
-        step, index = divmod(number, len(self._owners))
+    def _following(self) -> Place:
+        if self._owed:
+            return self._owed.popleft()
+        step, index = divmod(self._next, len(self._owners))
+        self._next += 1
         return Place(self._begin + step, self._owners[index])
 
-    def keep(self, ranks: Collection[int]) -> None:
-        """Forget the places of members that are gone."""
+    def keep(self, ranks: Collection[int]) -> list[int]:
+        """Take the places of members that are gone back; return who has none and is to take some, ascending."""
         for rank in self.speeds.keys() - set(ranks):
             del self.speeds[rank]
-            self.taken.pop(rank, None)
+            self._owed.extend(self.taken.pop(rank, ()))
+        self._owed = deque(sorted(self._owed))
+        return [rank for rank, places in self.taken.items() if not places] if self._left else []
+
+    @property
+    def reached(self) -> int:
+        """Steps of the run that the places up to now belong to: there the stretch ends at the soonest."""
+        return self._begin - -self._next // len(self._owners)
+
+    def cut(self) -> int:
+        """End the stretch as soon as that can be; return the steps of the run before its end."""
+        self._end = (self.reached - self._begin) * len(self._owners)
+        return self.reached
+
+    @property
+    def _left(self) -> int:
+        return self._end - self._next + len(self._owed)
 
     @property
     def over(self) -> bool:
-        """Whether the stretch is at its end: nothing is left, and nobody has taken anything."""
-        return self._next >= self._end and not any(self.taken.values())
+        """Whether the stretch is at its end: nothing is left, and nobody has taken anything; or nobody is there."""
+        return not any(self.taken.values()) and not (self._left and self.taken)
 
 
 class DelayedNesterov:

@@ -21,10 +21,10 @@ There is no server that could be lost: all members hold the anchor, and get ever
 hash. A member sends its delta to n - 1 others and gets theirs: ``(n - 1) S`` each way where each gives one, which is
 what DiLoCo sends with two members, and n / 2 times as much with n.
 
-All meet every ``meet_every`` intervals, and where something is evaluated or written. Only there are orders carried out,
-newcomers let in and snapshots taken; a member waits there for the last delta of the others, which is a short one
-(:mod:`training.strategies.arrivals`). The learning rate follows the samples of all. Who is lost takes with it the steps
-since its last delta.
+All meet every ``meet_every`` intervals, where something is evaluated or written, and, where somebody asks for it, as
+soon as each has given the delta that it is at. Only there are orders carried out, newcomers let in and snapshots taken;
+a member waits there for the last delta of the others, which is a short one (:mod:`training.strategies.arrivals`). The
+learning rate follows the samples of all. What a lost member was at is done by the others.
 
 In a simulation there are no real speeds: ``speeds`` gives them, and the order of deltas follows from them alone.
 """
@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import field_validator
@@ -44,7 +44,7 @@ from training.events import SyncEvent
 from training.exchange.base import Exchange, Traffic
 from training.exchange.codecs import codec_by_name
 from training.lazy import lazy
-from training.strategies.arrival_rounds import Rounds, Stopwatch, Wire
+from training.strategies.arrival_rounds import Rounds, Stopwatch, Wire, believed
 from training.strategies.arrivals import DelayedNesterov, Place, Work
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.costs import CostModel, Course, Learning, Rhythm, intervals
@@ -75,7 +75,7 @@ class AsyncDiLoCoOptions(Section):
 
     sync_interval: int = option(50, "steps that the fastest member makes between two deltas", unit="steps", ge=1)
     meet_every: int = option(
-        8, "intervals after which all meet: orders, newcomers and snapshots wait for it", ge=1, le=1000, advanced=True
+        8, "intervals after which all meet, unless somebody is to be let in or stopped", ge=1, le=1000, advanced=True
     )
     momentum_period: int = option(
         0, "deltas between two updates of the outer momentum (N); 0: as many as members", ge=0, advanced=True
@@ -84,7 +84,10 @@ class AsyncDiLoCoOptions(Section):
         0.0, "a delta that s others overtook counts (1 + s) ** -damping; 0: fully", ge=0, le=4, advanced=True
     )
     speeds: str = option(
-        "", "speeds of the members by rank, such as 1,1,0.5; empty: measured, and equal in a simulation", advanced=True
+        "",
+        "speeds of the members by rank, such as 1,1,0.5; further ones have the least; empty: measured, and equal in a "
+        "simulation",
+        advanced=True,
     )
     outer_lr: float = rate_option()
     outer_momentum: float = momentum_option()
@@ -194,28 +197,28 @@ class AsyncDiLoCo(Strategy):
 
     # ------------------------------------------------------------------------------------------------------ a stretch
 
-    def begin_stretch(self, begin: int, end: int, owners: Sequence[int]) -> None:
+    def begin_stretch(
+        self, begin: int, end: int, owners: Sequence[int], asked: Callable[[int], bool], ends: Callable[[int], None]
+    ) -> None:
+        self._asked, self._ends = asked, ends
         held = (
             "".join(map(weight_hash, self._server.tensors().values())) if self.context.settings.verify_interval else ""
         )
         said = self._exchange.gather(f"{self.name}/speed", f"{self._speed()!r} {held}".encode())
-        speeds = {rank: _number(one.partition(b" ")[0]) for rank, one in said.items()}
+        speeds = {rank: believed(one.partition(b" ")[0]) for rank, one in said.items()}
         hashes = {rank: one.partition(b" ")[2] for rank, one in said.items()}
         if len(set(hashes.values())) > 1:
             self._agree(usual(hashes))
         self._members, self._met = tuple(speeds), False
         self._server.period = self._own.momentum_period or len(speeds)
         self._work.open(begin, end, owners, speeds)
-        self._since = dict.fromkeys(speeds, self._server.version)
+        self._since = dict.fromkeys(speeds, self.version)
         self._places = deque(self._work.taken[self._exchange.rank])
         if self._in_turns:
             self._due = {rank: len(places) / speeds[rank] for rank, places in self._work.taken.items()}
             self._go_to_turn()
         else:
-            self._rounds = Rounds(
-                self._exchange, self._wire, lambda: self._server.version, self._apply, self._are_there,
-                lambda: self._work.over, self._seconds,
-            )  # fmt: skip
+            self._rounds = Rounds(self._exchange, self._wire, self)
         if not self._places:
             self._meet()
             unflatten_into(self._parameters, self._base)
@@ -234,12 +237,13 @@ class AsyncDiLoCo(Strategy):
 
     def _speed(self) -> float:
         """Return this member's speed; 0: nobody knows it."""
-        given = self._own.speeds.split(",") if self._own.speeds else []
-        if self._exchange.rank < len(given):
-            return float(given[self._exchange.rank])
+        given = list(map(float, self._own.speeds.split(","))) if self._own.speeds else []
+        if given:
+            return dict(enumerate(given)).get(self._exchange.rank, min(given))
         return 1.0 if self._in_turns else self._watch.speed
 
-    def _seconds(self) -> float:
+    @property
+    def seconds(self) -> float:
         fastest = max(self._work.speeds.values(), default=0.0)
         return self._own.sync_interval / fastest if fastest and not self._own.speeds else 0.0
 
@@ -257,7 +261,9 @@ class AsyncDiLoCo(Strategy):
         if self._residual is not None:
             delta.add_(self._residual)
         if self._exchange.engine == "solo":
-            self._apply(self._exchange.rank, delta, 0.0)
+            if self.asked():
+                self.cut()
+            self.apply(self._exchange.rank, delta, 0.0)
         else:
             self._give(delta)
         if self._in_turns:
@@ -274,7 +280,7 @@ class AsyncDiLoCo(Strategy):
     def _give(self, delta: torch.Tensor) -> None:
         data = self._wire.encoded(delta)
         unfit = "" if data else unfit_parameter(self._names, self._parameters, delta, self._codec)
-        self._refusals.note(unfit and f"version {self._server.version}: the weight {unfit}")
+        self._refusals.note(unfit and f"version {self.version}: the weight {unfit}")
         if data and self.context.settings.error_feedback and not self._codec.exact:
             sent = self._wire.decoded(data)
             self._residual = None if sent is None else delta.sub_(sent)
@@ -282,51 +288,81 @@ class AsyncDiLoCo(Strategy):
             return self._turn_of(self._exchange.rank, data)
         start = time.monotonic()
         if not self._rounds.give(data, self._speed()):
-            self.context.warn(f"version {self._server.version}: this machine's delta came after the others had met")
+            self.context.warn(f"version {self.version}: this machine's delta came after the others had met")
         self._exchange.traffic.wait_seconds += time.monotonic() - start
-
-    def _apply(self, rank: int, delta: torch.Tensor | None, speed: float) -> None:
-        """Apply a member's delta, and give it its next places: the same on all members."""
-        if delta is not None:
-            self._server.apply(delta, self._server.version - self._since.get(rank, self._server.version))
-        self._work.speeds[rank] = speed or self._work.speeds.get(rank, 0.0)
-        self._work.take(rank)
-        self._since[rank] = self._server.version
-        if rank == self._exchange.rank:
-            self._go_on_from_anchor()
-            self._places = deque(self._work.taken[rank])
 
     def _go_on_from_anchor(self) -> None:
         self._base.copy_(self._server.anchor)
-        self._version = self._server.version
+        self._version = self.version
 
     def _meet(self) -> None:
-        """Wait until all members have done the work of the stretch."""
+        """Wait until all members have done the work of the stretch, or this one is to do some of what a lost one had
+        taken."""
         if self._rounds is not None:
             start = time.monotonic()
-            self._rounds.wait_for_end()
-            self._rounds = None
+            ended = self._rounds.wait_for_end(lambda: bool(self._places))
             self._exchange.traffic.wait_seconds += time.monotonic() - start
+            if not ended:
+                return
+            self._rounds = None
         self._places.clear()
         self._go_on_from_anchor()
         self._met = True
 
-    def _are_there(self, ranks: Collection[int]) -> None:
+    # ------------------------------------------------------------------------------------- the same on all members
+
+    @property
+    def version(self) -> int:
+        """Deltas that were applied."""
+        return self._server.version
+
+    @property
+    def over(self) -> bool:
+        """Whether the stretch is at its end."""
+        return self._work.over
+
+    def asked(self) -> bool:
+        """Whether somebody wants this member to meet the others at the soonest."""
+        return self._asked(self._work.reached)
+
+    def cut(self) -> None:
+        """End the stretch as soon as that can be."""
+        self._ends(self._work.cut())
+
+    def apply(self, rank: int, delta: torch.Tensor | None, speed: float) -> None:
+        """Apply a member's delta, and give it its next places."""
+        if delta is not None:
+            self._server.apply(delta, self.version - self._since.get(rank, self.version))
+        self._work.speeds[rank] = speed or self._work.speeds.get(rank, 0.0)
+        self._take(rank)
+
+    def _take(self, rank: int) -> None:
+        self._work.take(rank)
+        self._since[rank] = self.version
+        if rank == self._exchange.rank:
+            self._go_on_from_anchor()
+            self._places = deque(self._work.taken[rank])
+
+    def are_there(self, ranks: Collection[int]) -> None:
+        """Let those who have nothing to do take what others had taken who are gone."""
         self._members = tuple(sorted(ranks))
-        self._work.keep(ranks)
+        for rank in self._work.keep(ranks):
+            self._take(rank)
 
     # ----------------------------------------------------------------------------------------- where speeds are given
 
     def _go_to_turn(self) -> None:
         """Take the others' deltas until this member is the next, or the stretch is at its end."""
-        while not self._work.over:
+        while not self.over:
             rank = min((rank for rank, places in self._work.taken.items() if places), key=lambda r: (self._due[r], r))
             if rank == self._exchange.rank:
                 return
             self._turn_of(rank, b"")
 
     def _turn_of(self, rank: int, data: bytes) -> None:
-        self._apply(rank, self._wire.handed_over(self._server.version, data, rank), 0.0)
+        if any(self._exchange.gather(f"{self.name}/asked", b"1" if self.asked() else b"").values()):
+            self.cut()
+        self.apply(rank, self._wire.handed_over(self.version, data, rank), 0.0)
         self._due[rank] += len(self._work.taken[rank]) / self._work.speeds[rank]
 
     # -------------------------------------------------------------------------------------------- where all have met
@@ -361,12 +397,3 @@ class AsyncDiLoCo(Strategy):
         self._server.load(tensors, state)
         self._residual = tensors.get("residual")
         self._go_on_from_anchor()
-
-
-def _number(said: bytes) -> float:
-    """Read the speed that a member says it has; what can be none is 0: not known."""
-    try:
-        value = float(said)
-    except ValueError:
-        return 0.0
-    return value if 0.0 <= value < 1e9 else 0.0

@@ -152,14 +152,19 @@ class Strategy(ABC):
         """Take hold of the trainable parameters. They are equal on all members where a run begins; a partial strategy
         may be attached to others after a resume, or as a newcomer."""
 
-    def begin_stretch(self, begin: int, end: int, owners: Sequence[int]) -> None:
+    def begin_stretch(
+        self, begin: int, end: int, owners: Sequence[int], asked: Callable[[int], bool], ends: Callable[[int], None]
+    ) -> None:
         """Members begin to train at their own pace, all together, with a :meth:`stretch`: each makes the steps that
         :attr:`places` names, and where it names none all have met, and :attr:`synchronised` is true.
 
         Args:
             begin: steps of the run before it.
-            end: steps of the run after it.
+            end: steps of the run after it, unless one of them is asked for something.
             owners: ranks among whom the samples of a step are divided.
+            asked: returns whether this member is to meet the others if that can be after so many steps of the run; any
+                thread may call it.
+            ends: takes the steps of the run after which they meet sooner than planned, likewise.
         """
 
     @property
