@@ -35,8 +35,8 @@ PLANNING = "planning.json"
 LOOK = 0.25
 """Seconds between two looks at the logs, and between two at the small files of the folder."""
 GRACE = 2.0
-"""Seconds for which a run that nobody holds counts as alive: it is handed from the process that prepared it to the one
-that carries it out."""
+"""Seconds for which a run that was seen to be held by nobody counts as alive: it is handed from the process that
+prepared it to the one that carries it out."""
 BREATH = 512
 """Events after which the reader lets the screen have the processor."""
 _BREATHER = 0.002
@@ -121,7 +121,9 @@ class RunReader:
         """All that does not depend on the moment; both threads write into it, by :meth:`_note`."""
         self._writing = threading.Lock()
         self._heard: dict[int, float] = {}
-        self._last_alive = time.monotonic()
+        self._unheld_since: float | None = None
+        """The first of the newest looks that found nobody; a reader that had no time to look has seen nothing."""
+        self._live = True
         self._logs = LogBook(path / "logs")
         self._former: list[Path] | None = None
         self._former_place = -1
@@ -144,7 +146,7 @@ class RunReader:
     def picture(self) -> Picture:
         """The run at this moment."""
         known, heard, now = self._known, dict(self._heard), time.monotonic()
-        live = self._given is not None or now - self._last_alive < GRACE
+        live = self._given is not None or self._live
         return replace(
             known,
             state=self._state_in_the_end(known, live),
@@ -213,8 +215,9 @@ class RunReader:
     def _look(self) -> None:
         path = self._known.path
         while not self._closed.is_set():
-            if is_live(path):
-                self._last_alive = time.monotonic()
+            now = time.monotonic()
+            self._unheld_since = None if is_live(path) else self._unheld_since or now
+            self._live = self._unheld_since is None or now - self._unheld_since < GRACE
             with contextlib.suppress(MusterError, OSError):
                 self._note(metadata=read_metadata(path))
             if self._known.plan is None:

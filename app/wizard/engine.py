@@ -54,6 +54,8 @@ class Wizard:
         self._passwords: dict[str, str] = {}
         """By machine, until it is used."""
         self._looked_for: tuple[str, ...] = ()
+        self._looking = threading.Lock()
+        """Held while the watch is told what was typed, so that what was typed last is what it is told last."""
         self._watch: DiscoveryWatch | None = None
         self._closed = False
         self._spawn(self._discover)
@@ -201,7 +203,12 @@ class Wizard:
         if watch is None or typed == self._looked_for:
             return
         self._looked_for = typed
-        self._spawn(lambda: watch.look_for(self._state.answers.typed))
+
+        def look() -> None:
+            with self._looking:
+                watch.look_for(self.state.answers.typed)
+
+        self._spawn(look)
 
     # --------------------------------------------------------------------------------------------------------- retries
 

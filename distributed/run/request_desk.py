@@ -195,7 +195,11 @@ class RequestDesk:
 
     def _tell(self, *answers: RequestEvent) -> None:
         for answer in answers:
-            self._note(answer)
+            try:
+                self._note(answer)
+            except MusterError:  # nobody writes any more of a run that is over: who asked sees that it has ended
+                if not self._closed.is_set():
+                    raise
 
 
 def _reason(error: Exception) -> str:

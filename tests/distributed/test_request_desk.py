@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from distributed.run.request_desk import LocalMachines, RequestDesk
 from distributed.run.requests import Request, RequestBook, leave_request
-from profiles.errors import BadInput
+from profiles.errors import BadInput, RunFailed
 from profiles.resolve import profile_from_options
 from training.events import Event, MemberEvent, RequestEvent, RunEvent
 from training.local_plan import plan_local_run
@@ -102,6 +102,19 @@ def test_a_stop_is_answered_with_what_is_kept(desk: Desk) -> None:
         ("refused", "the run is stopping"),
         ("done", "the run is cancelled: the snapshot of step 9 is kept, 0 steps lost"),
     ]
+
+
+def test_a_request_that_comes_as_the_run_ends_finds_its_log_closed(tmp_path: Path) -> None:
+    """Its thread says nothing more then: an error there would be written over what the command tells of the end."""
+
+    def closed(event: Event) -> None:
+        raise RunFailed("this run is open for reading only")
+
+    plan = plan_local_run(profile_from_options("p", {"task": "causal_lm", "model_path": "owner/name"}), 2)
+    desk = RequestDesk(cast(LocalRun, Told()), tmp_path, closed, LocalMachines(plan))
+    desk(RunEvent(status="completed"))
+    leave_request(tmp_path, "snapshot")
+    desk.poll()
 
 
 ASKED = st.sampled_from(["stop", "kill", "pause", "resume", "snapshot", "drop", "add"])

@@ -116,6 +116,7 @@ class FakeWatch:
         self.closed = False
 
     def look_for(self, typed: Sequence[str]) -> None:
+        self._world._asked(f"look for {' '.join(typed)}")
         self._world.added[:] = typed
 
     def close(self) -> None:
