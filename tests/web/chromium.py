@@ -124,9 +124,8 @@ async def chromium() -> AsyncIterator[Page]:
         try:
             port = await _port(Path(profile) / "DevToolsActivePort")
             async with aiohttp.ClientSession() as session:
-                async with session.get(f"http://127.0.0.1:{port}/json") as answer:
-                    tabs = [tab for tab in await answer.json() if tab["type"] == "page"]
-                async with session.ws_connect(tabs[0]["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                address = await _first_tab(session, port)
+                async with session.ws_connect(address, max_msg_size=0) as socket:
                     yield Page(socket)
         finally:
             process.kill()
@@ -136,7 +135,20 @@ async def chromium() -> AsyncIterator[Page]:
 async def _port(file: Path) -> str:
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError, IndexError):
-            return file.read_text().splitlines()[0]
+        with contextlib.suppress(OSError, ValueError):
+            port, _ = file.read_text().splitlines()  # with the second line the first one is whole
+            return port
         await asyncio.sleep(0.05)
     raise AssertionError("Chromium did not start")
+
+
+async def _first_tab(session: aiohttp.ClientSession, port: str) -> str:
+    """Return the address of the first tab, which comes a while after the port."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        async with session.get(f"http://127.0.0.1:{port}/json") as answer:
+            for tab in await answer.json():
+                if tab["type"] == "page":
+                    return str(tab["webSocketDebuggerUrl"])
+        await asyncio.sleep(0.05)
+    raise AssertionError("Chromium shows no tab")

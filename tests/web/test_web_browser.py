@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from app.demo.services import write_demo_run
+from tests.waiting import PATIENCE
 from tests.web.chromium import Page, chromium, needs_chromium
 
 SCRIPT = Path(__file__).parents[2] / "cli_typer.py"
@@ -70,7 +71,7 @@ def test_the_dashboard_appears_takes_a_key_and_ends_with_the_server(tmp_path: Pa
         screens = psutil.Process(server.pid).children(recursive=True)
         server.terminate()
         assert server.wait(60) == 0
-        assert psutil.wait_procs(screens, 10)[1] == []
+        assert psutil.wait_procs(screens, PATIENCE)[1] == []
     finally:
         server.kill()
         server.communicate()

@@ -69,7 +69,7 @@ def test_a_first_meeting_is_accepted_by_its_fingerprint_only(lab: LightLab, tmp_
 
 def at_access(machine: MachineRow) -> Wizard:
     wizard = Wizard(InSight(machine))
-    assert wizard.wait(lambda state: bool(state.machines.rows), 10)
+    until_state(wizard, lambda state: bool(state.machines.rows))
     for action in (do.new_setup(), do.pick(machine.key, True), do.go_on()):
         wizard.do(action)
     return wizard

@@ -17,6 +17,7 @@ from app.wizard.dependencies import blockers
 from app.wizard.engine import Wizard
 from app.wizard.records import Access, Need, Status
 from app.wizard.state import Step, WizardState
+from tests.waiting import until_state
 from tests.wizard.own_terminal import OwnTerminal
 
 ROOT = Path(__file__).parents[2]
@@ -81,13 +82,13 @@ def test_on_a_terminal_it_reaches_the_same_plan_as_the_state_machine(tmp_path: P
     wizard = Wizard(DemoServices(2, speed=20.0, output=tmp_path))
     try:
         wizard.do(do.new_setup())
-        assert wizard.wait(lambda state: len(state.machines.rows) == 2, 30)
+        until_state(wizard, lambda state: len(state.machines.rows) == 2)
         wizard.do(do.pick(wizard.state.machines.rows[1].key, True))
         while wizard.state.step is not Step.PLAN:
-            assert wizard.wait(lambda state: not blockers(state) or _stranger(state) is not None, 60)
+            until_state(wizard, lambda state: not blockers(state) or _stranger(state) is not None)
             row = _stranger(wizard.state)
             wizard.do(do.go_on() if row is None else do.trust_key(row.key, row.fingerprint))
-        assert wizard.wait(lambda state: state.plan.status in (Status.OK, Status.WARNING), 60)
+        until_state(wizard, lambda state: state.plan.status in (Status.OK, Status.WARNING))
         assert wizard.state.plan.found.hash == plan
     finally:
         wizard.close()
