@@ -15,12 +15,13 @@ from typing import Annotated
 import typer
 
 from app.cli.arguments import OUTPUT, Ascii, Detach, Json, Output, RunReference
-from app.cli.terminal import answer, heard_by
+from app.cli.terminal import answer, heard_by, somebody
 from app.console import command_about, say, say_error, show_json, show_line, visible
 from app.follow import Follower, Replay
 from app.progress import PlainProgress, progress_for
 from app.report import Ended, completed_lines, document, evaluation_lines, failure_hint, stopped_line, title_of
 from app.run_state import RunState, reduce_events
+from app.since import Visit
 from distributed.run.requests import Action, leave_request
 from profiles.errors import BadInput, ExitCode
 from training.event_log import follow_lines, read_events
@@ -119,6 +120,7 @@ def leave(path: Path, as_json: bool) -> ExitCode:
     run_id = RunFolder.open(path).metadata.run_id
     code = answer(as_json, {"run_id": run_id, "run_dir": str(path), "status": "starting"}, [run_id])
     if not as_json:
+        Visit(path).leave(time.time())  # what happens from here on is news
         say(f"runs in the background; watch it with: {command_about(path, 'attach')}")
     return code
 
@@ -129,13 +131,16 @@ def show_run(path: Path, as_json: bool, ascii_only: bool = False) -> ExitCode:
     write = ascii_lines() if ascii_only else None
     progress = progress_for(title_of(follower.plan), write=write)
     events = follower.events()
-    asked: list[int] = []
+    visit, asked, greeted = Visit(path), [], not somebody(as_json)
     with heard_by(lambda number, frame: asked.append(number)):
         while True:
             with progress:
                 for event in events:
                     if event is not None:
+                        visit.note(event, progress.state)
                         progress(event)
+                    elif not greeted:
+                        greeted = _greet(visit, progress.state)
                     if asked:
                         break
                 else:
@@ -143,11 +148,24 @@ def show_run(path: Path, as_json: bool, ascii_only: bool = False) -> ExitCode:
             number = asked.pop()
             asked.clear()
             if _leave(path, number):
+                if somebody(as_json):
+                    visit.leave(time.time())
                 return ExitCode.DONE
             progress = progress_for(title_of(follower.plan), progress.state, write)
     ended: Ended = follower.ended(progress.state)
+    if not greeted:
+        _greet(visit, ended.state)
     tell(ended, as_json)
+    if somebody(as_json):
+        visit.leave(time.time())
     return ended.exit_code
+
+
+def _greet(visit: Visit, state: RunState) -> bool:
+    """Say what has happened since one left; return that it was said."""
+    if line := visit.line(state, time.time()):
+        say(visible(line))
+    return True
 
 
 def _leave(path: Path, number: int) -> bool:

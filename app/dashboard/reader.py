@@ -22,6 +22,7 @@ from app.member_state import changed
 from app.report import Ended
 from app.run_series import Series, names, of_run
 from app.run_state import INTERRUPTED, RunState, apply, at_its_end, reduce_events
+from app.since import Visit
 from app.verdict import Alone, best_alone
 from distributed.planning.document import Candidate, Planning
 from profiles.errors import BadInput, MusterError
@@ -40,6 +41,8 @@ prepared it to the one that carries it out."""
 BREATH = 512
 """Events after which the reader lets the screen have the processor."""
 _BREATHER = 0.002
+MARKED = 20.0
+"""Seconds between two marks of how far somebody saw the run: a terminal may be gone without a word."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class Picture:
     live: bool = True
     read: bool = False
     """Whether everything that was there at the start has been read."""
+    since: str = ""
+    """What has happened since one left it; empty where nobody did, or nothing is to be told."""
     events: int = 0
     heard: Mapping[int, float] = field(default_factory=dict)
     """Seconds since each member was last heard of, for those heard of while we watched."""
@@ -128,6 +133,8 @@ class RunReader:
         self._former: list[Path] | None = None
         self._former_place = -1
         self._closed = threading.Event()
+        self._visit = Visit(path)
+        self._marked = time.monotonic()
         self._threads = [
             threading.Thread(target=target, name=f"dashboard-{target.__name__.strip('_')}", daemon=True)
             for target in (self._follow, self._look)
@@ -140,7 +147,13 @@ class RunReader:
 
     def close(self) -> None:
         """Read no more. Idempotent."""
-        self._closed.set()
+        if not self._closed.is_set():
+            self._closed.set()
+            self._leave_mark()
+
+    def _leave_mark(self) -> None:
+        if self._given is None and self._known.read:
+            self._visit.leave(time.time())
 
     @property
     def picture(self) -> Picture:
@@ -182,9 +195,11 @@ class RunReader:
             if self._closed.is_set():
                 return
             if event is None:
-                self._note(read=True)
+                if not self._known.read:
+                    self._note(read=True, since=self._since(self._known.state))
                 since_breath = 0
                 continue
+            self._visit.note(event, self._known.state)
             self._note(state=apply(self._known.state, event), events=self._known.events + 1)
             if self._known.read and event.member is not None:
                 self._heard[event.member] = time.monotonic()
@@ -192,10 +207,14 @@ class RunReader:
             if since_breath >= BREATH:
                 since_breath = 0
                 time.sleep(_BREATHER)
-        self._note(read=True)
         if self._source is not None:
             with contextlib.suppress(MusterError, OSError):
-                self._note(ended=self._source.ended(self._known.state))
+                first, ended = not self._known.read, self._source.ended(self._known.state)
+                self._note(ended=ended, **({"since": self._since(ended.state)} if first else {}))
+        self._note(read=True)
+
+    def _since(self, state: RunState) -> str:
+        return self._visit.line(state, time.time()) if self._given is None else ""
 
     def _all_events(self) -> Iterator[Event | None]:
         path = self._known.path
@@ -228,6 +247,9 @@ class RunReader:
                     self._note(planning=Planning.read(path / PLANNING))
             if self._logs.look():
                 self._note(lines=self._logs.lines)
+            if self._live and now - self._marked > MARKED:
+                self._marked = now
+                self._leave_mark()
             self._closed.wait(LOOK)
 
     def _load_former(self) -> None:

@@ -80,6 +80,7 @@ class DashboardScreen(BaseScreen):
     DashboardScreen > #body { padding: 0 1; }
     DashboardScreen #tabs { height: 1; text-wrap: nowrap; }
     DashboardScreen #verdict { height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    DashboardScreen #since { height: auto; max-height: 3; display: none; }
     DashboardScreen ContentSwitcher { height: 1fr; }
     DashboardScreen Pane { height: 100%; padding-top: 1; }
     """
@@ -93,12 +94,15 @@ class DashboardScreen(BaseScreen):
         self._frozen = False
         self._replay = source is not None
         self._tab = "overview"
+        self._back = True
+        """Whether what happened meanwhile is shown: until another tab is opened."""
 
     # ------------------------------------------------------------------------------------------------- the frame
 
     def body(self) -> ComposeResult:
         yield Words(id="tabs")
         yield Words(id="verdict")
+        yield Words(id="since")
         with ContentSwitcher(initial=self._tab):
             for _, name, kind in TABS:
                 yield kind(id=name.lower())
@@ -190,6 +194,9 @@ class DashboardScreen(BaseScreen):
         picture = self.picture
         self.refresh_frame()
         self.query_one("#verdict", Words).show(self._verdict_line(picture))
+        since = self.query_one("#since", Words)
+        since.display = bool(picture.since) and self._back
+        since.show(literal(picture.since, "$text-accent"))
         self._pane.show(picture)
 
     def _verdict_line(self, picture: Picture) -> Content:
@@ -225,7 +232,7 @@ class DashboardScreen(BaseScreen):
 
     def action_tab(self, name: str) -> None:
         """Go to a tab."""
-        self._tab = name
+        self._tab, self._back = name, False
         self.query_one(ContentSwitcher).current = name
         self.query_one("#tabs", Words).show(_tabs(name))
         pane = self._pane

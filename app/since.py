@@ -1,0 +1,156 @@
+"""What happened in a run since one left it, in one line for who comes back.
+
+A mark in the run folder holds the number of the newest event that was shown, and when that was. What is told follows
+from the events alone, so a clock that was set meanwhile changes nothing but how long ago it was. Several viewers share
+the mark: the newest thing that any of them was shown counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from app.history import Chronicle, Happening, in_order
+from app.run_series import newest
+from app.run_state import INTERRUPTED, RunState
+from profiles.errors import counted
+from training.events import Event
+from training.run_files import write_whole
+
+MARK = "seen.json"
+SOON = 60.0
+"""Seconds after which somebody who comes back has been away."""
+_LARGEST = 4096
+_MOST = 3
+"""Losses of machines that are told one by one."""
+_ENDS = {"completed": "completed", "failed": "failed", "cancelled": "stopped", INTERRUPTED: "ended without a word"}
+
+
+class Mark(BaseModel):
+    """How far somebody saw a run."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+    seq: Annotated[int, Field(ge=-1, le=2**60)]
+    """Number of the newest event that was shown; -1: none."""
+    at: Annotated[float, Field(ge=0, le=1e11)]
+    """Unix time."""
+
+
+def read_mark(run: Path) -> Mark | None:
+    """Return the mark of a run folder; ``None`` where there is none that can be read."""
+    path = run / MARK
+    try:
+        return Mark.model_validate_json(path.read_bytes()) if path.stat().st_size <= _LARGEST else None
+    except (OSError, ValidationError):
+        return None
+
+
+class Visit:
+    """One look at a run, from when it is opened until it is left; hears of every event before it is applied."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._left = read_mark(run)
+        self._seq = -1
+        self._then: RunState | None = None
+
+    def note(self, event: Event, before: RunState) -> None:
+        """Hear an event of the log, and the state before it."""
+        if event.seq is None:
+            return
+        if self._left is not None and self._then is None and event.seq > self._left.seq:
+            self._then = before
+        self._seq = max(self._seq, event.seq)
+
+    def leave(self, now: float) -> None:
+        """Leave a mark, whole or not at all; a folder that cannot be written gets none."""
+        known = read_mark(self._run)
+        if known is None or known.seq <= self._seq:
+            with suppress(OSError):
+                write_whole(self._run / MARK, Mark(seq=self._seq, at=now).model_dump_json().encode())
+
+    def line(self, state: RunState, now: float) -> str:
+        """Return what has happened since the mark; empty where nobody was away, or nothing is to be told.
+
+        Args:
+            state: of the run as it is.
+            now: Unix time by the clock of this machine.
+        """
+        left = self._left
+        if left is None or 0 <= now - left.at < SOON:
+            return ""
+        news = list(_news(self._then or state, state, now))
+        if not news and state.ended is not None:
+            return ""
+        ago = f" {away_text(now - left.at)} ago" if now >= left.at else ""  # else the clock was set back
+        return f"Since you left{ago}: {', '.join(news) or f'nothing, still at step {state.step:,}'}"
+
+
+def away_text(seconds: float) -> str:
+    """``12 min``, ``7 h 12 min``, ``2 days 3 h``."""
+    minutes = round(seconds / 60)
+    hours, days = minutes // 60, minutes // 1440
+    if days:
+        return counted(days, "day") + (f" {hours % 24} h" if hours % 24 else "")
+    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"
+
+
+def _news(then: RunState, state: RunState, now: float) -> Iterator[str]:
+    if then.started is not None and state.started is not None and then.started != state.started:
+        yield f"resumed at {_clock(state.started, now)}"
+    if state.step != then.step:
+        yield f"step {then.step:,} -> {state.step:,}"
+    before, after = (newest(one.curves, "loss") for one in (then, state))
+    if after is not None and after != before:
+        yield f"loss {after:.3g}" if before is None else f"loss {before:.3g} -> {after:.3g}"
+    known = set(in_order(then.chronicles))
+    new = [one for one in in_order(state.chronicles) if one not in known]
+    yield from _losses(state, new, now)
+    written = [one.step for one in new if one.kind == "snapshot"]
+    if written:
+        counts = [one.chronicles.get("snapshot", Chronicle()).count for one in (state, then)]
+        more = "more than " if counts[0] - counts[1] > len(written) else ""  # not all of them are kept
+        yield more + counted(len(set(written)), "snapshot")
+    if state.status == "paused" != then.status:
+        yield "paused"
+    if state.ended is not None and state.ended != then.ended:
+        yield f"{_ENDS.get(state.status, state.status)} at {_clock(state.ended, now)}"
+
+
+def _losses(state: RunState, new: Sequence[Happening], now: float) -> Iterator[str]:
+    """Yield who was lost and who came back, each return after its loss."""
+    moved = sorted((one for one in new if one.kind in ("lost", "back")), key=lambda one: one.member)
+    told: list[tuple[float, str]] = []
+    for member, changes in groupby(moved, key=lambda one: one.member):
+        name, lost = state.name(member, {}), False
+        for one in changes:
+            at = _clock(one.time, now)
+            if one.kind == "lost":
+                told.append((one.time, f"lost {name} at {at}"))
+            elif lost:
+                told[-1] = (told[-1][0], f"{told[-1][1]}, back at {at}")
+            else:
+                told.append((one.time, f"{name} back at {at}"))
+            lost = one.kind == "lost"
+    if len(told) <= _MOST:
+        yield from (words for _, words in sorted(told))
+        return
+    names = dict.fromkeys(state.name(one.member, {}) for one in moved)
+    count = sum(one.kind == "lost" for one in moved)
+    away = [state.name(rank, {}) for rank, member in state.members.items() if member.status in ("lost", "failed")]
+    yield f"{count} times a machine lost ({', '.join(names)})" + (f", {', '.join(away)} still away" if away else "")
+
+
+def _clock(moment: float, now: float) -> str:
+    """``03:12``, local; with its day where that is long ago."""
+    if not 0 <= moment < 1e11:
+        return "--:--"
+    far = abs(now - moment)
+    pattern = "%H:%M" if far < 20 * 3600 else "%a %H:%M" if far < 6 * 86400 else "%d %b %H:%M"
+    return time.strftime(pattern, time.localtime(moment))
