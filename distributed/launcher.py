@@ -310,9 +310,16 @@ class DistributedLauncher:
             self._stand_by = None
 
     def start(
-        self, planned: Planned, command: Sequence[str], fill: Callable[[Path], object] = lambda folder: None
+        self,
+        planned: Planned,
+        command: Sequence[str],
+        fill: Callable[[Path], object] = lambda folder: None,
+        output: Path | None = None,
     ) -> Path:
         """Make the run folder, let ``fill`` put more into it, start the supervisor, and return the folder.
+
+        Args:
+            output: where the folder is made; default: where the profile says.
 
         Raises:
             BadInput: the folder cannot be made.
@@ -320,7 +327,7 @@ class DistributedLauncher:
         """
         supervisor, self._stand_by = self._stand_by or _supervisor(), None
         try:
-            path = self._folder(planned, command)
+            path = self._folder(planned, command, output or Path(self.profile.run.output_dir))
             fill(path)
         except BaseException:
             supervisor.dismiss()
@@ -328,8 +335,7 @@ class DistributedLauncher:
         supervisor.start(path)
         return path
 
-    def _folder(self, planned: Planned, command: Sequence[str]) -> Path:
-        output = Path(self.profile.run.output_dir)
+    def _folder(self, planned: Planned, command: Sequence[str], output: Path) -> Path:
         reason = why_in_words(planned.planning) if planned.planning else ""
         folder = RunFolder.create(output, planned.plan, list(command), run_type="distributed", strategy_reason=reason)
         if planned.planning is not None:

@@ -1,4 +1,5 @@
 """``distributed-train --dry-run``: a few real steps of the real run, and what was measured in them.
+``--plan-only``: what would run, and nothing is started.
 
 The run goes into a temporary folder that is removed. Features that were computed stay in the cache, where the real run
 finds them.
@@ -6,28 +7,38 @@ finds them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from app.cli.local_run import StartRun, run_to_end
-from app.cli.terminal import answer, fail
+from app.cli.terminal import answer, fail, heard_by
 from app.cli.train import TrainRequest, plan_of
-from app.console import bytes_text, duration_text
+from app.console import bytes_text, duration_text, say, visible
+from app.follow import Follower
 from app.progress import progress_for
-from app.report import title_of
+from app.report import Ended, title_of
 from app.run_state import RunState
+from distributed.run.requests import leave_request
 from profiles.errors import BadInput, ExitCode, counted
+from training.event_log import read_events
 from training.events import Event, StepEvent, SyncEvent
 from training.local_run import LocalRun
 from training.plan import RunPlan
+from training.run_files import write_whole
 from training.run_folder import RunFolder
 from training.schedule import ends_in_warm_up, steps_in
 from training.strategies.own_file import rehearsed, rhythm_of
+
+if TYPE_CHECKING:
+    from distributed.launcher import DistributedLauncher, Planned
+    from distributed.planning.document import Planning
 
 STEPS = 6
 INNER_STEPS = 3
@@ -71,19 +82,83 @@ def rehearse(request: TrainRequest, start_run: StartRun = LocalRun) -> ExitCode:
     Raises:
         MusterError: nothing was started.
     """
-    if request.resume:
-        raise BadInput("--dry-run and --resume do not go together", "use --dry-run with the profile instead")
     plan = plan_of(request)
-    with tempfile.TemporaryDirectory(prefix="muster-dry-run-") as temporary:
+    _write(plan, None, request)
+    with _folder_for_a_moment() as temporary:
         short = shortened(plan)
-        folder = RunFolder.create(Path(temporary), short, list(request.command))
+        folder = RunFolder.create(temporary, short, list(request.command))
         ended = run_to_end(short, folder, progress_for(f"dry run · {title_of(plan)}"), start_run=start_run)
-        if ended.status != "completed":
-            return fail(ended.message or ended.status, ended.hint, ended.exit_code, request.as_json)
-        measured = measure(plan, folder.events(), ended.state)
-    document = {**dataclasses.asdict(measured), "seconds_total": measured.seconds_total}
+        return _tell(plan, ended, request)
+
+
+def rehearse_on_machines(launcher: DistributedLauncher, planned: Planned, request: TrainRequest) -> ExitCode:
+    """Carry out ``--dry-run`` on the machines of a plan; Ctrl-C ends it there.
+
+    Raises:
+        MusterError: nothing was started.
+    """
+    _write(planned.plan, planned.planning, request)
+    short = dataclasses.replace(planned, plan=shortened(planned.plan), planning=None, figures=None)
+    with _folder_for_a_moment() as temporary:
+        path = launcher.start(short, request.command, output=temporary)
+        follower = Follower(path)
+        progress = progress_for(f"dry run · {title_of(planned.plan)}")
+        with heard_by(lambda number, frame: _end(path)), progress:
+            for event in follower.events():
+                if event is not None:
+                    progress(event)
+        return _tell(planned.plan, follower.ended(progress.state), request)
+
+
+def _end(path: Path) -> None:
+    leave_request(path, "kill")
+    say("ending at once")
+
+
+@contextlib.contextmanager
+def _folder_for_a_moment() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="muster-dry-run-", ignore_cleanup_errors=True) as temporary:
+        yield Path(temporary)
+
+
+def _tell(plan: RunPlan, ended: Ended, request: TrainRequest) -> ExitCode:
+    """Tell what was measured in a rehearsal of ``plan``, or why it did not come to its end."""
+    if ended.status != "completed":
+        return fail(ended.message or ended.status, ended.hint, ended.exit_code, request.as_json)
+    measured = measure(plan, read_events(ended.run_dir / "events.jsonl"), ended.state)
+    document = {**dataclasses.asdict(measured), "seconds_total": measured.seconds_total, **_document(plan)}
     remark = ends_in_warm_up(measured.total_steps, plan.profile)
     return answer(request.as_json, document, [*lines(measured), *([f"short         {remark}"] if remark else [])])
+
+
+def show_plan(plan: RunPlan, request: TrainRequest, planning: Planning | None = None) -> ExitCode:
+    """Carry out ``--plan-only``: show the plan of a run that is not started.
+
+    Args:
+        planning: what it was chosen from, where there was a choice.
+
+    Raises:
+        BadInput: the file of ``--out`` cannot be written.
+    """
+    _write(plan, planning, request)
+    said = [f"{visible(one.name)}: {counted(one.batch_size, 'sample')} a step on {one.device}" for one in plan.members]
+    said.append(f"{plan.profile.strategy.strategy} over {plan.engine}, plan {plan.hash()}; nothing was started")
+    return answer(request.as_json, _document(plan), said)
+
+
+def _document(plan: RunPlan) -> dict[str, Any]:
+    return {"plan": plan.model_dump(mode="json"), "plan_hash": plan.hash()}
+
+
+def _write(plan: RunPlan, planning: Planning | None, request: TrainRequest) -> None:
+    """Write the file of ``--out``: what ``--plan`` takes where there was a choice, else the run's plan itself."""
+    if request.out is None:
+        return
+    try:
+        write_whole(request.out, (planning or plan).model_dump_json(indent=2).encode())
+    except OSError as error:
+        raise BadInput(f"{request.out}: {error.strerror}", "choose another file with --out FILE") from error
+    say(f"written to {visible(request.out)}")
 
 
 def shortened(plan: RunPlan) -> RunPlan:

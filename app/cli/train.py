@@ -10,7 +10,7 @@ from app.cli.approval import read_hosts, stand_behind_code, stand_behind_profile
 from app.cli.arguments import USUAL_HOSTS
 from app.cli.attach import fits_here, leave, show_dashboard, show_run, tell
 from app.cli.local_run import StartRun, run_to_end
-from app.cli.terminal import answer, somebody
+from app.cli.terminal import somebody
 from app.console import command_about, command_line, say, visible
 from app.plan_table import summary_lines
 from app.progress import progress_for
@@ -20,7 +20,7 @@ from app.trackers.tracking import checked_trackers, start_trackers
 from distributed.planning.fitting import fit
 from distributed.planning.simulated import Machines
 from distributed.preparation.preflight import room_here
-from profiles.errors import BadInput, ExitCode, counted
+from profiles.errors import BadInput, ExitCode
 from profiles.resolve import load_profile, profile_from_options
 from profiles.schema import Profile, tracker_names
 from profiles.split import DATA_STAY
@@ -59,6 +59,19 @@ class TrainRequest:
     allow_missing: bool = False
     offline_wheels: bool = False
     trust_new: bool = False
+    plan_only: bool = False
+    out: Path | None = None
+    """Where the plan of a rehearsal, or one that is only shown, is written."""
+
+    def check(self) -> None:
+        """Raise BadInput where options do not go together."""
+        wanted = "--dry-run" if self.dry_run else "--plan-only"
+        if self.dry_run and self.plan_only:
+            raise BadInput("--dry-run and --plan-only contradict each other", "--dry-run really runs a few steps")
+        if (self.dry_run or self.plan_only) and self.resume:
+            raise BadInput(f"{wanted} and --resume do not go together", f"use {wanted} with the profile instead")
+        if self.out is not None and not (self.dry_run or self.plan_only):
+            raise BadInput("--out needs a plan that is not carried out", "add --plan-only, or --dry-run")
 
     @property
     def person(self) -> bool:
@@ -220,8 +233,6 @@ def train_on_hosts(request: TrainRequest, hosts_file: Path) -> ExitCode:
     person = not request.no_input and somebody()
     prepare = prepare_options(person, request.trust_new, request.allow_missing, request.offline_wheels)
     if request.resume:
-        if request.dry_run:
-            raise BadInput("--dry-run and --resume do not go together", "use --dry-run with the profile instead")
         path, plan = resumable(request)
         trackers = checked_trackers(plan.profile.run.trackers)
         read_hosts(hosts_file, named=False, person=request.person)
@@ -236,15 +247,13 @@ def train_on_hosts(request: TrainRequest, hosts_file: Path) -> ExitCode:
         launcher = DistributedLauncher(hosts, profile, prepare, plan_options, whole_process=True)
         planned = launcher.plan()
         _tell_plan(planned)
-        if request.dry_run:
+        if request.dry_run or request.plan_only:
+            from app.cli.dry_run import rehearse_on_machines, show_plan
+
+            if request.dry_run:
+                return rehearse_on_machines(launcher, planned, request)
             launcher.dismiss()
-            plan = planned.plan
-            said = [
-                f"{visible(one.name)}: {counted(one.batch_size, 'sample')} a step on {one.device}"
-                for one in plan.members
-            ]
-            said.append(f"{plan.profile.strategy.strategy} over {plan.engine}, plan {plan.hash()}; nothing was started")
-            return answer(request.as_json, {"plan": plan.model_dump(mode="json"), "plan_hash": plan.hash()}, said)
+            return show_plan(planned.plan, request, planned.planning)
         path = launcher.start(planned, request.command)
     start_trackers(path, trackers)
     return leave_or_show(path, request)

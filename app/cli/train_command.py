@@ -148,8 +148,12 @@ def distributed_train(
     settings: Setting = [],  # noqa: B006 - typer copies it
     resume: Annotated[str, typer.Option(metavar="RUN", help="Resume a stopped run.")] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Run a few real steps, print their cost, save nothing.")
+        bool, typer.Option("--dry-run", help="Really run a few steps, print their cost, save nothing.")
     ] = False,
+    plan_only: Annotated[bool, typer.Option("--plan-only", help="Show what would run, and start nothing.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the plan of --dry-run or --plan-only to this file.")
+    ] = None,
     plan_file: Annotated[
         Path | None, typer.Option("--plan", metavar="FILE", help="Carry out a plan that 'plan --out' wrote.")
     ] = None,
@@ -175,17 +179,19 @@ def distributed_train(
     overrides = merged_overrides(settings, flags, references)
     command, machines = tuple(sys.argv), (plan_file, allow_missing, offline_wheels, trust_new)
     request = train.TrainRequest(
-        profile, overrides, resume, dry_run, as_json, command, trust_code, no_input, detach, dashboard, *machines
-    )
+        profile, overrides, resume, dry_run, as_json, command, trust_code, no_input, detach, dashboard, *machines,
+        plan_only, out,
+    )  # fmt: skip
+    request.check()
     hosts = train.hosts_file_of(request)
     if hosts is not None:
         return train.train_on_hosts(request, hosts)
     if plan_file is not None:
         raise BadInput("--plan needs machines", "name a hosts file with --hosts FILE")
-    if dry_run:
-        from app.cli.dry_run import rehearse
+    if dry_run or plan_only:
+        from app.cli.dry_run import rehearse, show_plan
 
-        return rehearse(request)
+        return rehearse(request) if dry_run else show_plan(train.plan_of(request), request)
     if detach or dashboard:
         return train.leave_or_show(train.start_in_background(request), request)
     return train.distributed_train(request)

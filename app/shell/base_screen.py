@@ -42,6 +42,8 @@ class BaseScreen(Screen[None]):
     HELP: ClassVar[str] = ""
     """What this screen is for, in a few sentences; ``?`` shows it above the keys."""
     KEYS: ClassVar[tuple[Key, ...]] = ()
+    HEADLESS_ABOUT: ClassVar[str] = ""
+    """What ``e`` says under the headless command."""
     RIGHT_KEYS: ClassVar[tuple[Key, ...]] = EVERYWHERE
     """Keys at the right of the key bar, always whole."""
 
@@ -129,7 +131,7 @@ class BaseScreen(Screen[None]):
         self.app.push_screen(HelpDialog(self.HEADING, self.help_text(), self.offered_keys()))
 
     def action_headless(self) -> None:
-        self.app.push_screen(CommandDialog(self.headless()))
+        self.app.push_screen(CommandDialog(self.headless(), self.HEADLESS_ABOUT))
 
     def action_copy(self) -> None:
         app_of(self).copy(self.copied())

@@ -122,12 +122,13 @@ class HelpDialog(Dialog):
 
 
 class CommandDialog(Dialog):
-    """A command to type instead."""
+    """A command to type instead, and what else there is to say of it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("y,enter", "copy", show=False), Binding("e", "close", show=False)]
 
-    def __init__(self, command: str) -> None:
-        super().__init__("The same without this screen", literal(command, "bold"))
+    def __init__(self, command: str, about: str = "") -> None:
+        more = (Content(""), literal(about, "$text-muted")) if about else ()
+        super().__init__("The same without this screen", literal(command, "bold"), *more)
         self._command = command
 
     def keys(self) -> tuple[Key, ...]:

@@ -152,6 +152,7 @@ def plan_lines(part: Part[Plan]) -> Iterator[str]:
         yield f"  data: {plan.staying}"
     yield f"  saved as profile: {plan.profile}"
     yield f"  command: {plan.command}"
+    yield "  (with --plan-only it starts nothing; with --dry-run it really runs a few steps and saves nothing)"
     if plan.hash:
         yield f"  plan {plan.hash}"
     yield from _trouble(part, "  ")

@@ -189,7 +189,7 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize(
-    "command", [["plan"], ["measure"], ["distributed-train"], ["distributed-train", "--dry-run", "--no-input"]]
+    "command", [["plan"], ["measure"], ["distributed-train"], ["distributed-train", "--plan-only", "--no-input"]]
 )
 def test_a_profile_of_others_runs_no_code(
     command: list[str], profile: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

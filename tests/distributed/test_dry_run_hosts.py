@@ -1,4 +1,4 @@
-"""``--dry-run`` with a hosts file: what the same command without it would do, and nothing is started."""
+"""``--plan-only`` and ``--dry-run`` with a hosts file: nothing is started, or a few steps that leave nothing."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from app.cli.main import main
 from distributed.hosts.file import RUN_HOSTS
 from profiles.resolve import load_profile
 from training.local_plan import plan_local_run
+from training.plan import read_plan
 from training.run_folder import RunFolder
 
 HOSTS = {"machines": [{"name": "desk", "address": "localhost"}]}
@@ -21,11 +22,25 @@ def test_the_usual_hosts_file_is_looked_at_too(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("distributed_hosts.json").write_text(json.dumps(HOSTS))
-    assert main(["distributed-train", "nanogpt", "--dry-run", "--no-input"]) == 0
+    assert main(["distributed-train", "nanogpt", "--plan-only", "--no-input", "--out", "plan.json"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("desk: ") and out.rstrip().endswith("nothing was started")
     assert "on the machines of distributed_hosts.json" in err
-    assert [path.name for path in tmp_path.iterdir()] == ["distributed_hosts.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["distributed_hosts.json", "plan.json"]
+    assert read_plan(tmp_path / "plan.json").hash() in out
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["--plan-only", "--dry-run"], "contradict"),
+    (["--out", "plan.json"], "--out needs a plan that is not carried out"),
+    (["--plan-only", "--local", "1", "--out", "none/plan.json"], "none/plan.json: No such file or directory"),
+])  # fmt: skip
+def test_what_does_not_go_together_is_refused(
+    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["distributed-train", "nanogpt", *options]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_run_is_not_resumed_by_a_rehearsal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,7 +114,7 @@ def test_what_was_chosen_is_what_runs(
         until_state(wizard, lambda state: state.saved)
         capsys.readouterr()
         words = state.plan.found.command.split()
-        assert main([*words[2:], "--dry-run", "--json"]) == 0
+        assert main([*words[2:], "--plan-only", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["plan_hash"] == state.plan.found.hash
         assert replanned(state.plan.found.profile) == {"a", "b"}
         wizard.do(do.confirm())
