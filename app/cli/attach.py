@@ -79,7 +79,7 @@ def ascii_lines() -> Callable[[str], None]:
 
 
 def show_dashboard(path: Path, ascii_only: bool = False) -> ExitCode:
-    """Show a run in the dashboard; the exit code is the run's where it has ended, else 0."""
+    """Show a run in the dashboard; the exit code is the run's where it has ended, 130 after Ctrl-C, else 0."""
     from app.dashboard.app import run_dashboard  # loads textual
 
     code = ExitCode(run_dashboard(path, ascii_only))
@@ -90,7 +90,7 @@ def show_dashboard(path: Path, ascii_only: bool = False) -> ExitCode:
 def tell_of_run(path: Path) -> None:
     """Say, where the screen was, whether the run goes on and what can be typed next."""
     if is_live(path):
-        say(_goes_on(path))
+        _goes_on(path)
         return
     try:
         tell(Follower(path).ended(reduce_events(read_events(path / "events.jsonl"))), False)
@@ -111,8 +111,9 @@ def tell(ended: Ended, as_json: bool) -> None:
         say_error(ended.message, failure_hint(ended))
 
 
-def _goes_on(path: Path) -> str:
-    return f"detached; the run goes on. Watch: {command_about(path, 'attach')}, stop: {command_about(path, 'stop')}"
+def _goes_on(path: Path) -> None:
+    say(f"the run goes on; watch: {command_about(path, 'attach')}")
+    say(f"stop it: {command_about(path, 'stop')}")
 
 
 def leave(path: Path, as_json: bool) -> ExitCode:
@@ -179,7 +180,7 @@ def _leave(path: Path, number: int) -> bool:
         leave_request(path, action)
         say(stopping(path, action))
         return False
-    say(_goes_on(path))
+    _goes_on(path)
     return True
 
 
@@ -237,8 +238,7 @@ def replay(
         return _plainly(source, ascii_only)
     from app.dashboard.app import run_dashboard  # loads textual, which a pipe does not need
 
-    run_dashboard(source.path, ascii_only, source=source)
-    return ExitCode.DONE
+    return ExitCode(run_dashboard(source.path, ascii_only, source=source))
 
 
 def _plainly(source: Replay, ascii_only: bool) -> ExitCode:

@@ -50,16 +50,15 @@ class DashboardApp(MusterApp):
     def command_records(self) -> Sequence[CommandRecord]:
         return [asked.record for asked in self.dashboard.commands.asked]
 
-    def action_leave_at_once(self) -> None:
-        self.exit()
-
 
 def run_dashboard(run_dir: Path, ascii_only: bool = False, *, source: Follower | None = None) -> int:
     """Show a run on this terminal until the person leaves, and return the exit code.
 
-    It is that of the run where it has ended and everything was read, else 0: the run goes on.
+    It is 130 after Ctrl-C, else that of the run where it has ended and everything was read, else 0: the run goes on.
     """
     app = DashboardApp(run_dir, source, ascii_only=ascii_only)
     app.run()
+    if app.return_code:
+        return app.return_code
     ended = app.dashboard.picture.ended
     return int(ended.exit_code if ended is not None and source is None else ExitCode.DONE)

@@ -41,9 +41,9 @@ def test_a_screen_that_is_killed_or_loses_its_terminal_leaves_the_run_alone(fold
         folder.append(event)
     with attach(folder) as third:
         third.until("step 40/100")
-        third.press("d")
-        assert third.end() == 0
-        assert "detached; the run goes on" in third.words
+        third.press("\x03")
+        assert third.end() == 130
+        assert "the run goes on; watch: " in third.words and "\nstop it: " in third.words
     assert list((folder.path / "requests").glob("*")) == [] if (folder.path / "requests").exists() else True
 
 
