@@ -5,6 +5,7 @@
     metadata.json   what, when, with which versions, how it ended      events.jsonl   everything that happened
     plan.json       what all members agreed on                          metrics.json   the figures at the end
     logs/  checkpoints/  model/                                         completed      marker of a finished run
+    command.sh      starts the same once more, as a new run
 
 This is also the one place that removes run folders. One that holds a snapshot goes only when a person asked for that.
 """
@@ -12,12 +13,15 @@ This is also the one place that removes run folders. One that holds a snapshot g
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import secrets
+import shlex
 import shutil
+import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -91,6 +95,8 @@ class RunFolder:
             _write_plan(temporary, plan)
             write_whole(temporary / "metadata.json", document(metadata.model_dump()))
             write_whole(temporary / "events.jsonl", b"")
+            if command and command[0] not in ("", "-c"):  # typed into Python itself: there is nothing to start
+                write_whole(temporary / "command.sh", rerun_script(command).encode(), 0o700)
         folder = cls(output_dir / folder_name(plan), metadata)
         try:
             folder._hold()
@@ -276,6 +282,13 @@ class RunFolder:
             write_whole(self.path / name, data)
         except OSError as error:
             raise RunFailed(*explain(error, self.path / name)) from error
+
+
+def rerun_script(command: Sequence[str]) -> str:
+    """Return a shell script that starts ``command`` again from this folder, a Python program with this Python; what the
+    script is given comes after the command's own words."""
+    words = [sys.executable, *command] if command[0].endswith(".py") else command
+    return f'#!/bin/sh\ncd -- {shlex.quote(os.getcwd())} || exit\nexec {shlex.join(words)} "$@"\n'
 
 
 def _write_plan(folder: Path, plan: RunPlan) -> None:

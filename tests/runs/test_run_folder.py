@@ -12,7 +12,7 @@ from profiles.errors import BadInput, RunFailed
 from profiles.schema import Profile
 from training.events import WarningEvent
 from training.plan import MemberPlan, RunPlan
-from training.run_folder import RUN_ID, RunFolder, folder_name, new_run_id
+from training.run_folder import RUN_ID, RunFolder, folder_name, new_run_id, rerun_script
 
 
 def make_plan(run_id: str = "20261121-013005-ab12", name: str = "demo") -> RunPlan:
@@ -40,6 +40,20 @@ def test_a_new_folder_has_what_the_contract_says(tmp_path: Path) -> None:
         names = {path.name for path in folder.path.iterdir()}
         assert {"metadata.json", "plan.json", "events.jsonl", "logs", "checkpoints", "secrets"} <= names
         assert folder.plan() == make_plan()
+
+
+@pytest.mark.parametrize("word", ["two words", "it's", "$HOME", "*", "-n"])
+def test_the_command_of_a_run_starts_the_same_again(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "a place"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    with RunFolder.create(tmp_path, make_plan(), ["printf", "%s\n", word]) as folder:
+        done = subprocess.run([folder.path / "command.sh", "more"], capture_output=True, text=True, check=True, cwd="/")
+        assert done.stdout == f"{word}\nmore\n"
+    assert rerun_script(["run.py"]).splitlines()[1:] == [
+        f"cd -- '{place}' || exit",
+        f'exec {sys.executable} run.py "$@"',
+    ]
 
 
 def test_private_files_are_private(tmp_path: Path) -> None:
