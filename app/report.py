@@ -17,7 +17,7 @@ from profiles.errors import counted
 from profiles.locations import is_location
 from training.outcome import NOT_THIS_RUN, RunOutcome
 from training.plan import SCRIPT, RunPlan
-from training.runs import RunSummary
+from training.runs import RunSummary, lost_in
 from training.schedule import ends_in_warm_up
 
 
@@ -58,6 +58,7 @@ def document(ended: Ended) -> dict[str, Any]:
         "engine": ended.plan.engine,
         "workers": ended.plan.world_size,
         "model": str(ended.model) if ended.model else None,
+        "lost": lost_in(ended.metrics) if ended.status == "completed" else (),
         "snapshot_step": ended.state.resume_step,
         "evaluations": evaluations_document(ended.state),
         "metrics": dict(ended.metrics),
@@ -81,6 +82,8 @@ def completed_lines(ended: Ended) -> list[str]:
     lines = ["", f"Done: {counted(steps, 'step')} in {took}{speed}", *evaluation_lines(ended.state)]
     if ended.state.simulated_hours is not None:
         lines.append(f"clock   {simulated_text(ended.state.simulated_hours)} on the machines of the file")
+    if lost := lost_in(ended.metrics):
+        lines.append(f"lost    {visible(', '.join(lost))}; the others did the work to the end")
     lines += run_lines(ended.run_dir)
     if remark := ends_in_warm_up(steps, ended.plan.profile):
         lines.append(f"short   {remark}")

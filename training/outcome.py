@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import ExitCode, MusterError, RunFailed, counted
-from training.events import ErrorEvent, EvaluationEvent, Event, RunEvent, StepEvent
+from training.events import ErrorEvent, EvaluationEvent, Event, MemberEvent, RunEvent, StepEvent
 from training.plan import FINAL, FinalStatus
 from training.run_files import explain
 from training.run_folder import RunFolder, remove_unused
@@ -71,6 +71,8 @@ class Tally:
         """Steps after the snapshot that the newest attempt goes on from, which it makes again."""
         self._simulated: dict[str, float] = {}
         """Sums over the members' steps, where the time of other machines is simulated."""
+        self._away: dict[int | None, str] = {}
+        """Names of the members that were lost and did not come back."""
         self._before: dict[str, dict[str, float]] = {}
         self._after: dict[str, dict[str, float]] = {}
 
@@ -86,7 +88,12 @@ class Tally:
         elif isinstance(event, EvaluationEvent):
             known = self._after if event.step else self._before
             known[event.split] = dict(event.metrics)
+        elif isinstance(event, MemberEvent) and event.status in ("lost", "failed"):
+            self._away[event.member] = event.name or f"worker {event.member}"
+        elif isinstance(event, MemberEvent) and event.status in ("joined", "done"):
+            self._away.pop(event.member, None)
         elif isinstance(event, RunEvent) and event.status == "starting":
+            self._away.clear()
             self._attempts.append(_Attempt(begun=event.time))
         elif isinstance(event, RunEvent) and event.status in FINAL:
             self._attempts[-1].ended = event.time
@@ -107,6 +114,7 @@ class Tally:
             "seconds": seconds,
             "samples_per_second": samples / seconds if seconds else 0.0,
             "attempts": len(counted),
+            **({"lost": sorted(set(self._away.values()))} if self._away else {}),
             **({"simulated": self._in_time()} if self._simulated else {}),
         }
 

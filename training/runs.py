@@ -47,6 +47,11 @@ class RunSummary:
         return status if status in FINAL else "interrupted"
 
     @property
+    def lost(self) -> tuple[str, ...]:
+        """Machines that a completed run had lost, and did not get back: the others did their work."""
+        return lost_in(self.metadata.metrics) if self.metadata and self.status == "completed" else ()
+
+    @property
     def profile(self) -> str:
         return self.metadata.profile if self.metadata else self.path.name[len(self.run_id) :].lstrip("-")
 
@@ -72,6 +77,12 @@ class Comparison:
     settings: Mapping[str, tuple[Any, ...]]
     """Settings in which the runs differ."""
     metrics: Mapping[str, tuple[Any, ...]]
+
+
+def lost_in(metrics: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the members that a run's figures call lost."""
+    found = metrics.get("lost")
+    return tuple(map(str, found)) if isinstance(found, list | tuple) else ()
 
 
 def _time(text: str) -> datetime | None:

@@ -145,6 +145,7 @@ def _summary_document(run: RunSummary) -> dict[str, Any]:
         "start_time": found.start_time if found else None,
         "strategy": found.strategy if found else None,
         "workers": len(found.hosts) if found else None,
+        "lost": run.lost,
         "metrics": found.metrics if found else {},
     }
 
@@ -168,7 +169,8 @@ def _cells(run: RunSummary) -> list[str]:
         return [run.run_id, run.profile, run.status, started, "-", "-", run.damage]
     took, members = duration_text(run.seconds), f"{len(metadata.hosts)} x {metadata.strategy}"
     result = metadata.error_message or _headline_of(metadata.metrics)
-    return [run.run_id, run.profile, run.status, started, took, members, result]
+    status = f"{run.status}, {len(run.lost)} lost" if run.lost else run.status
+    return [run.run_id, run.profile, status, started, took, members, result]
 
 
 def _headline_of(metrics: dict[str, Any]) -> str:
@@ -188,8 +190,9 @@ def _headline_of(metrics: dict[str, Any]) -> str:
 def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
     metadata = folder.metadata
     step = f"{state.step}/{state.total_steps}" if state.total_steps else str(state.step)
+    lost = f", lost {visible(', '.join(run.lost))}" if run.lost else ""
     lines = [
-        f"run       {metadata.run_id} ({run.status}, attempt {metadata.attempt})",
+        f"run       {metadata.run_id} ({run.status}{lost}, attempt {metadata.attempt})",
         f"profile   {metadata.profile}",
         f"model     {metadata.model}",
         f"data      {metadata.dataset}",

@@ -15,6 +15,8 @@ from app.cli.main import COMMANDS, command_list, command_tree, main
 from app.cli.train import TrainRequest, distributed_train
 from benchmarks.whisper_memory_limit import UNFITTED
 from profiles.options import options
+from training.run_folder import RunFolder
+from training.runs import find_run
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "cli_typer.py"
@@ -170,6 +172,16 @@ def test_a_closed_pipe_is_quiet() -> None:
 def test_version(capsys: Capture) -> None:
     assert main(["--version"]) == 0
     assert re.match(r"muster \S+\n", capsys.readouterr().out)
+
+
+def test_a_run_without_a_lost_machine_is_completed_and_says_so(capsys: Capture) -> None:
+    run = make_run()
+    RunFolder.open(find_run(Path("output"), run)).update_metadata(metrics={"lost": ["studio"]})
+    capsys.readouterr()
+    assert main(["runs", "list"]) == 0 and "completed, 1 lost" in capsys.readouterr().out
+    assert main(["runs", "show", run]) == 0 and "(completed, lost studio, attempt 1)" in capsys.readouterr().out
+    assert main(["runs", "show", run, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["lost"] == ["studio"]
 
 
 def test_bare_runs_is_the_list(capsys: Capture) -> None:

@@ -18,7 +18,7 @@ from distributed.supervisor import supervise_folder
 from profiles.errors import BadInput, ExitCode
 from profiles.resolve import load_profile, profile_from_options
 from tests.runs.run_stage import Script
-from training.events import ErrorEvent, Event, RunEvent, SnapshotEvent, StepEvent, WarningEvent
+from training.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent, WarningEvent
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
 from training.outcome import NOT_THIS_RUN, RunOutcome, Tally, write_end
@@ -153,6 +153,16 @@ def test_figures_are_of_all_attempts(tmp_path: Path) -> None:
     assert (figures["steps"], figures["samples"], figures["attempts"]) == (10, 120, 2)
     assert figures["seconds"] == pytest.approx(40.0)
     assert figures["samples_per_second"] == pytest.approx(3.0)
+
+
+def test_the_figures_name_who_was_lost_and_did_not_come_back() -> None:
+    tally = Tally()
+    said = [(0, "lost"), (1, "lost"), (0, "joined"), (2, "done"), (3, "left")]
+    for rank, status in said:
+        tally.note(MemberEvent(member=rank, status=status, name=f"m{rank}"))
+    assert tally.figures()["lost"] == ["m1"]
+    tally.note(RunEvent(status="starting"))  # all are asked again
+    assert "lost" not in tally.figures()
 
 
 ATTEMPTS = st.lists(
