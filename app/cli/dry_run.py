@@ -91,12 +91,15 @@ def rehearse(request: TrainRequest, start_run: StartRun = LocalRun) -> ExitCode:
         return _tell(plan, ended, request)
 
 
-def rehearse_on_machines(launcher: DistributedLauncher, planned: Planned, request: TrainRequest) -> ExitCode:
-    """Carry out ``--dry-run`` on the machines of a plan; Ctrl-C ends it there.
+def not_for_real(launcher: DistributedLauncher, planned: Planned, request: TrainRequest) -> ExitCode:
+    """Carry out ``--dry-run`` on the machines of a plan, where Ctrl-C ends it, or ``--plan-only``.
 
     Raises:
         MusterError: nothing was started.
     """
+    if request.plan_only:
+        launcher.dismiss()
+        return show_plan(planned.plan, request, planned.planning)
     _write(planned.plan, planned.planning, request)
     short = dataclasses.replace(planned, plan=shortened(planned.plan), planning=None, figures=None)
     with _folder_for_a_moment() as temporary:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +35,9 @@ from training.runs import find_run, plan_to_resume
 from training.tasks.published_models import usable_profile
 
 if TYPE_CHECKING:
-    from distributed.launcher import Planned
+    from distributed.launcher import DistributedLauncher, Planned
+
+Instead = Callable[["DistributedLauncher", "Planned", "TrainRequest"], ExitCode]
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class TrainRequest:
     out: Path | None = None
     """Where the plan of a rehearsal, or one that is only shown, is written."""
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Raise BadInput where options do not go together."""
         wanted = "--dry-run" if self.dry_run else "--plan-only"
         if self.dry_run and self.plan_only:
@@ -220,8 +223,11 @@ def hosts_file_of(request: TrainRequest) -> Path | None:
     return None
 
 
-def train_on_hosts(request: TrainRequest, hosts_file: Path) -> ExitCode:
+def train_on_hosts(request: TrainRequest, hosts_file: Path, instead: Instead | None = None) -> ExitCode:
     """Start or resume a run on the machines of a hosts file, and show it unless it is to be left alone.
+
+    Args:
+        instead: what is done with the plan of a new run, in place of starting it.
 
     Raises:
         MusterError: nothing was started.
@@ -247,13 +253,8 @@ def train_on_hosts(request: TrainRequest, hosts_file: Path) -> ExitCode:
         launcher = DistributedLauncher(hosts, profile, prepare, plan_options, whole_process=True)
         planned = launcher.plan()
         _tell_plan(planned)
-        if request.dry_run or request.plan_only:
-            from app.cli.dry_run import rehearse_on_machines, show_plan
-
-            if request.dry_run:
-                return rehearse_on_machines(launcher, planned, request)
-            launcher.dismiss()
-            return show_plan(planned.plan, request, planned.planning)
+        if instead is not None:
+            return instead(launcher, planned, request)
         path = launcher.start(planned, request.command)
     start_trackers(path, trackers)
     return leave_or_show(path, request)

@@ -182,16 +182,17 @@ def distributed_train(
         profile, overrides, resume, dry_run, as_json, command, trust_code, no_input, detach, dashboard, *machines,
         plan_only, out,
     )  # fmt: skip
-    request.check()
     hosts = train.hosts_file_of(request)
-    if hosts is not None:
-        return train.train_on_hosts(request, hosts)
-    if plan_file is not None:
+    if hosts is None and plan_file is not None:
         raise BadInput("--plan needs machines", "name a hosts file with --hosts FILE")
     if dry_run or plan_only:
-        from app.cli.dry_run import rehearse, show_plan
+        from app.cli.dry_run import not_for_real, rehearse, show_plan
 
+        if hosts is not None:
+            return train.train_on_hosts(request, hosts, not_for_real)
         return rehearse(request) if dry_run else show_plan(train.plan_of(request), request)
+    if hosts is not None:
+        return train.train_on_hosts(request, hosts)
     if detach or dashboard:
         return train.leave_or_show(train.start_in_background(request), request)
     return train.distributed_train(request)

@@ -30,7 +30,7 @@ def train(run: FakeRun, **changes: Any) -> ExitCode:
 
 
 def rehearsal(run: FakeRun, **changes: Any) -> ExitCode:
-    return rehearse(asked(changes), run)
+    return rehearse(asked({"dry_run": True, **changes}), run)
 
 
 def only_run() -> Path:
