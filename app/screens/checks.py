@@ -24,7 +24,7 @@ from app.shell.keys import Key
 from app.shell.text import Column, Row, literal, muted
 from app.wizard import actions
 from app.wizard.assessment import of_finding, of_pair, path_of, warnings_of
-from app.wizard.records import GOOD, Check, Status
+from app.wizard.records import GOOD, UNSETTLED, Check, Status
 from app.wizard.state import Step, WizardState
 from profiles.errors import counted
 
@@ -62,7 +62,7 @@ class ChecksScreen(StepScreen):
         Key("o", "show_all", "All", "Also show the checks that passed, or only the others."),
     )
 
-    _all = False
+    _all = _placed = False
 
     def rows(self, state: WizardState) -> Sequence[Row]:
         return [row for check in state.checks for row in self._machine(check, check.key in state.answers.skipped)]
@@ -75,6 +75,21 @@ class ChecksScreen(StepScreen):
         head = Row(check.key, (literal(check.name, "bold"), shown, seen, Content("")))
         kept = [finding for finding in check.findings if self._all or finding.level != "ok"]
         return [head, *([] if skipped else [_finding(app, check, finding) for finding in kept])]
+
+    def draw(self) -> None:
+        """The cursor begins at the first problem, when all is known."""
+        super().draw()
+        state = self.state
+        working = not state.checks or any(check.status in UNSETTLED for check in state.checks)
+        if working or self._placed or not self.ready:
+            self._placed = self._placed and not working
+            return
+        self._placed = True
+        kept = [check for check in state.checks if check.key not in state.answers.skipped]
+        wrong = [(check, one) for level in ("problem", "warning") for check in kept for one in check.findings
+                 if one.level == level]  # fmt: skip
+        if wrong and self.table.cursor in ("", state.checks[0].key):  # unless the person was quicker
+            self.table.select(f"{wrong[0][0].key}{_BETWEEN}{wrong[0][1].check}")
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         machine, _, _ = key.partition(_BETWEEN)
@@ -108,8 +123,7 @@ class ChecksScreen(StepScreen):
         self.do(actions.fix_all())
 
     def action_skip(self) -> None:
-        key = self.table.cursor.partition(_BETWEEN)[0]
-        self.do(actions.retry(key) if key in self.state.answers.skipped else actions.skip(key))
+        self.toggle_skip(self.table.cursor.partition(_BETWEEN)[0])
 
     def action_retry(self) -> None:
         self.do(actions.retry(self.table.cursor.partition(_BETWEEN)[0]))

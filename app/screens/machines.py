@@ -106,8 +106,18 @@ class MachinesScreen(StepScreen):
     def _added(self, text: str | None) -> None:
         if text and text.strip():
             self.do(actions.add_machine(text.strip()))
-            added = next((row.key for row in self.state.machines.rows if text.strip() in row.key), "")
-            self.table.select(added)
+            self._select(f"typed:{' '.join(text.split())}")
+
+    def draw(self) -> None:
+        """The cursor follows a machine whose row has become that of the one which answers there."""
+        before = self.table.cursor if self.ready else ""
+        super().draw()
+        if before and self.ready and self.table.cursor != before:
+            self._select(before)
+
+    def _select(self, key: str) -> None:
+        found = (row.key for row in self.state.machines.rows if key in (row.key, *row.aliases))
+        self.table.select(next(found, ""))
 
     def action_remove(self) -> None:
         for text in self.state.answers.typed:
@@ -249,8 +259,7 @@ class AccessScreen(StepScreen):
         self.app.push_screen(dialog, answered)
 
     def action_skip(self) -> None:
-        key = self.table.cursor
-        self.do(actions.retry(key) if key in self.state.answers.skipped else actions.skip(key))
+        self.toggle_skip(self.table.cursor)
 
     def copied(self) -> str:
         """What is to be typed about the selected machine."""

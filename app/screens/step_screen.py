@@ -222,6 +222,11 @@ class StepScreen(BaseScreen):
     def action_retry(self) -> None:
         self.do(actions.retry(self.table.cursor))
 
+    def toggle_skip(self, key: str) -> None:
+        """Leave a machine out, or take it back in; the cursor stays on it, though rows under it come and go."""
+        self.table.select(key)
+        self.do(actions.unskip(key) if key in self.state.answers.skipped else actions.skip(key))
+
     def copied(self) -> str:
         """The selected row, as text."""
         row = self.table.row

@@ -215,6 +215,12 @@ def skip(state: State, key: str) -> State:
 
 
 @action
+def unskip(state: State, key: str) -> State:
+    """Take this machine back in, with what was found on it."""
+    return _unskipped(state, key)
+
+
+@action
 def fix(state: State, key: str, check: str = "") -> State:
     """Fix one problem of one machine, or all of it."""
     return _repair(state, check, [row for row in state.checks if row.key == key])

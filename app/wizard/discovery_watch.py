@@ -71,7 +71,7 @@ class DiscoveryWatch:
             for text in typed if not self._closed.is_set() else ():
                 if text not in self._typed:
                     with contextlib.suppress(MusterError):  # its row is there; Access says what is wrong with it
-                        sources = Sources((text,), ssh_config=_NOWHERE, known_hosts=())
+                        sources = Sources((text,), ssh_config=_NOWHERE, known_hosts=(), peers=False)
                         self._typed[text] = self._outside.search(sources, browse=False)
         for discovery in gone:
             discovery.close()
@@ -141,7 +141,7 @@ def _together(states: Sequence[State]) -> State:
 def _searched(state: State, files: Iterable[tuple[Origin, Path]]) -> tuple[str, ...]:
     where = ", ".join(state.browsed.interfaces) or "no interface with multicast"
     named = tuple(f"{path} ({origin.value})" for origin, path in files)
-    return (f"{SSH}, {SFTP} and {MUSTER} on {where}", "~/.ssh/config and known hosts", *named)
+    return (f"{SSH}, {SFTP} and {MUSTER} on {where}", "~/.ssh/config, known hosts and private networks", *named)
 
 
 def _hosts(path: Path) -> Hosts | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.network_interfaces import Endpoint, Interfaces
 from distributed.discovery.sightings import Origin, Problem, Sighting, SightingKey
+from distributed.discovery.vpn_peers import peers
 from distributed.hosts.file import load_hosts, split_address
 from distributed.hosts.schema import HERE
 from distributed.ssh.config import USER_CONFIG, ResolvedHost, SshTarget, config_lines, resolve
@@ -36,6 +37,8 @@ class Sources:
     """Whether the SSH configuration that a hosts file names is asked, where it was accepted: that may run commands."""
     ssh_config: Path = USER_CONFIG
     known_hosts: tuple[Path, ...] = USER_KNOWN_HOSTS
+    peers: bool = True
+    """Whether Tailscale and WireGuard are asked for their peers."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,8 @@ def candidates(sources: Sources, known: KnownKeys) -> list[Candidate]:
     chosen = "" if config == USER_CONFIG else str(config)
     for name in config_names(config.expanduser()):
         found.append(Candidate(Origin.SSH_CONFIG, SshTarget(name, name, config_file=chosen)))
+    if sources.peers:
+        found += [Candidate(origin, target) for origin, target in peers(chosen)]
     for name in known.local:
         place = split_address(name)
         target = SshTarget(place["name"], place["name"], place["port"], config_file=chosen)

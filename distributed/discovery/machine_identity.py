@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from distributed.discovery.network_interfaces import Endpoint
-from distributed.discovery.sightings import Origin, Problem, Sighting, SightingKey, State, Status
+from distributed.discovery.sightings import REMEMBERED, Origin, Problem, Sighting, SightingKey, State, Status
 from distributed.ssh.host_keys import Expected
 
 
@@ -61,7 +61,7 @@ def machines(state: State) -> tuple[FoundMachine, ...]:
     """Return the machines of a state: this computer, then what answers, then the rest, by name."""
     found = []
     for machine in (_machine(*who, bucket, state) for who, bucket in _buckets(state).items()):
-        only_remembered = machine.found_by == (Origin.KNOWN_HOSTS,)
+        only_remembered = set(machine.found_by) <= REMEMBERED
         if not only_remembered or machine.status in (Status.ONLINE, Status.OTHER_KEY):
             found.append(machine)
     return tuple(sorted(found, key=lambda m: (not m.here, m.status is Status.OFFLINE, m.name.casefold(), m.id)))

@@ -33,11 +33,17 @@ class Origin(str, Enum):
     PROFILE = "profile"
     SSH_CONFIG = "ssh config"
     BONJOUR = "Bonjour"
+    TAILSCALE = "Tailscale"
+    WIREGUARD = "WireGuard"
     KNOWN_HOSTS = "known hosts"
 
     @property
     def rank(self) -> int:
         return list(Origin).index(self)
+
+
+REMEMBERED = frozenset((Origin.TAILSCALE, Origin.WIREGUARD, Origin.KNOWN_HOSTS))
+"""Those that name machines which nobody asked for: listed only while they answer."""
 
 
 class Status(str, Enum):
