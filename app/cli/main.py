@@ -28,6 +28,7 @@ COMMANDS = {
     ),
     "launch": ("launch", "Run your own PyTorch training script on several machines, as torchrun does on a cluster."),
     "distributed-check": ("machines", "Check whether all machines are ready to train, and fix what is safe to fix."),
+    "doctor": ("doctor", "Check whether this computer can train: everything, or what you name."),
     "access": (
         "access",
         "Check whether machines accept the login, or why not; a password, given once, installs a key.",

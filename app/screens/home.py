@@ -144,6 +144,8 @@ class HomeScreen(StepScreen):
         kind, _, name = self.table.cursor.partition(":")
         if kind == "run":
             return command_line("attach", name)
+        if kind in (DOCTOR, "finding"):
+            return command_line("doctor", *([name] if name else []))
         return command_line("distributed-train", name if kind == "profile" else "demo")
 
 

@@ -19,6 +19,31 @@ _FIREWALL = "allow Python to accept connections in the firewall of {0} (on a Mac
 _NOT_NEEDED = "only engine = nccl needs it; on the mesh the other machine connects, or the coordinator's machine relays"
 
 
+CHECKS = {
+    "ready": "everything without which it cannot take part: Python, packages, a folder, room, the time",
+    "system": "the operating system",
+    "python": "the version of Python",
+    "torch": "the version of torch",
+    "disk": "free space",
+    "clock": "the time, beside this computer's",
+    "folder": "a folder that macOS does not protect",
+    "device": "a product of two matrices on every device",
+    "driver": "the NVIDIA driver, and whether torch can use it",
+    "gpu memory": "free memory of the NVIDIA GPU",
+    "arch": "a Python for this processor",
+    "memory": "free memory",
+    "power": "mains or battery",
+    "power saving": "Low Power Mode",
+    "sleep": "whether it can be kept awake",
+    "heat": "how hot it is",
+    "ports": "a port that is free",
+    "mtu": "the size of packets, beside the other machines'",
+    "ways": "connections to the other machines",
+    "health": "whether it tells of its hardware at all",
+}
+"""What is looked at on every machine, without a job, by the word for programs."""
+
+
 class Finding(NamedTuple):
     """The result of one check."""
 

@@ -1,0 +1,49 @@
+"""``doctor``: whether this computer can train, all checks of it or some by name."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated
+
+import typer
+
+from app.cli.arguments import Json
+from app.cli.terminal import answer
+from app.console import visible
+from profiles.errors import BadInput, ExitCode
+
+
+def doctor(
+    checks: Annotated[list[str] | None, typer.Argument(metavar="[CHECK]...", help="Only these checks.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the checks.")] = False,
+    as_json: Json = False,
+) -> ExitCode:
+    """Check this computer, and say what mends what is wrong.
+
+    Raises:
+        BadInput: there is no such check.
+    """
+    from distributed.checks.examination import examine
+    from distributed.checks.findings import CHECKS
+    from distributed.machine.link import this_machine
+
+    width = max(map(len, CHECKS))
+    if listed:
+        lines = [f"{name:{width}}  {about}" for name, about in CHECKS.items()]
+        return answer(as_json, {"checks": CHECKS}, lines)
+    for name in checks or ():
+        if name not in CHECKS:
+            near = difflib.get_close_matches(name, CHECKS, 1)
+            raise BadInput(f"there is no check '{name}'", f"did you mean '{near[0]}'?" if near else "--list shows them")
+    (one,) = examine(this_machine(), "whisper")
+    found = [finding for finding in one.findings if not checks or finding.check in checks]
+    lines = []
+    for finding in found:
+        needed = f" (needed: {finding.needed})" if finding.needed and finding.level != "ok" else ""
+        lines.append(f"{finding.level:8} {finding.check:{width}}  {visible(finding.seen + needed)}")
+        lines += [f"{'':{width + 11}}fix: {visible(finding.fix)}"] if finding.fix else []
+    seen = {finding.check for finding in found}
+    lines += [f"{'-':8} {name:{width}}  nothing to check here" for name in checks or () if name not in seen]
+    wrong = any(finding.level == "problem" for finding in found)
+    code = ExitCode.NOT_READY if wrong else ExitCode.DONE
+    return answer(as_json, {"findings": [finding._asdict() for finding in found]}, lines, code)
