@@ -81,8 +81,9 @@ def ascii_lines() -> Callable[[str], None]:
 def show_dashboard(path: Path, ascii_only: bool = False) -> ExitCode:
     """Show a run in the dashboard; the exit code is the run's where it has ended, 130 after Ctrl-C, else 0."""
     from app.dashboard.app import run_dashboard  # loads textual
+    from app.screens.own_keys import own_keys
 
-    code = ExitCode(run_dashboard(path, ascii_only))
+    code = ExitCode(run_dashboard(path, ascii_only, keymap=own_keys()))
     tell_of_run(path)
     return code
 
@@ -237,8 +238,9 @@ def replay(
     if not fits_here():
         return _plainly(source, ascii_only)
     from app.dashboard.app import run_dashboard  # loads textual, which a pipe does not need
+    from app.screens.own_keys import own_keys
 
-    return ExitCode(run_dashboard(source.path, ascii_only, source=source))
+    return ExitCode(run_dashboard(source.path, ascii_only, source=source, keymap=own_keys()))
 
 
 def _plainly(source: Replay, ascii_only: bool) -> ExitCode:

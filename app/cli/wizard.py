@@ -55,9 +55,10 @@ def main(arguments: Sequence[str]) -> int:
             return run_plain(services, profile, watch=lambda run: show_run(run, as_json=False))
         from app.cli.attach import tell_of_run
         from app.screens.app import run_wizard  # textual takes a while to import, which --help does without
+        from app.screens.own_keys import own_keys
 
         begin_to_answer()
-        return run_wizard(services, profile, chosen.ascii, left=tell_of_run)
+        return run_wizard(services, profile, chosen.ascii, left=tell_of_run, keymap=own_keys())
     except MusterError as error:
         say_error(error.message, error.hint)
         return error.exit_code

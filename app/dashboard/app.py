@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from app.dashboard.screen import DashboardScreen
 from app.follow import Follower
-from app.shell.base_app import MusterApp
+from app.shell.base_app import NO_KEYS, MusterApp
 from app.shell.dialogs import CommandRecord
 from profiles.errors import ExitCode
 
@@ -35,8 +35,15 @@ class DashboardApp(MusterApp):
         ascii_only: nothing but ASCII reaches the terminal.
     """
 
-    def __init__(self, run_dir: Path, source: Follower | None = None, *, ascii_only: bool = False) -> None:
-        super().__init__(ascii_only=ascii_only)
+    def __init__(
+        self,
+        run_dir: Path,
+        source: Follower | None = None,
+        *,
+        ascii_only: bool = False,
+        keymap: Mapping[str, str] = NO_KEYS,
+    ) -> None:
+        super().__init__(ascii_only=ascii_only, keymap=keymap)
         self.dashboard = DashboardScreen(run_dir, source)
 
     def on_mount(self) -> None:
@@ -48,15 +55,18 @@ class DashboardApp(MusterApp):
         return self.dashboard.headless()
 
     def command_records(self) -> Sequence[CommandRecord]:
-        return [asked.record for asked in self.dashboard.commands.asked]
+        own = [asked.record for asked in self.dashboard.commands.asked]
+        return sorted([*own, *super().command_records()], key=lambda one: one.at or 0.0)
 
 
-def run_dashboard(run_dir: Path, ascii_only: bool = False, *, source: Follower | None = None) -> int:
+def run_dashboard(
+    run_dir: Path, ascii_only: bool = False, *, source: Follower | None = None, keymap: Mapping[str, str] = NO_KEYS
+) -> int:
     """Show a run on this terminal until the person leaves, and return the exit code.
 
     It is 130 after Ctrl-C, else that of the run where it has ended and everything was read, else 0: the run goes on.
     """
-    app = DashboardApp(run_dir, source, ascii_only=ascii_only)
+    app = DashboardApp(run_dir, source, ascii_only=ascii_only, keymap=keymap)
     app.run()
     if app.return_code:
         return app.return_code

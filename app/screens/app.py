@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,8 +17,9 @@ from app.screens.machines import AccessScreen, MachinesScreen
 from app.screens.plan import LaunchScreen, PlanScreen
 from app.screens.step_screen import SteeredApp, StepScreen
 from app.screens.strategy import StrategyScreen
+from app.shell.base_app import NO_KEYS
 from app.shell.dialogs import CommandRecord
-from app.wizard.engine import Wizard
+from app.wizard.engine import Asked, Wizard
 from app.wizard.records import Status
 from app.wizard.services import Services
 from app.wizard.state import Step, WizardState
@@ -50,8 +51,9 @@ class WizardApp(SteeredApp):
         ascii_only: bool = False,
         clock: Callable[[], float] = time.time,
         dashboard: Callable[[Path], Screen[Any]] | None = None,
+        keymap: Mapping[str, str] = NO_KEYS,
     ) -> None:
-        super().__init__(ascii_only=ascii_only, clock=clock)
+        super().__init__(ascii_only=ascii_only, clock=clock, keymap=keymap)
         self.wizard = wizard
         self._dashboard = dashboard or _dashboard
         self._shown: WizardState | None = None
@@ -109,13 +111,18 @@ class WizardApp(SteeredApp):
         return "python3 wizard.py --plain"
 
     def command_records(self) -> Sequence[CommandRecord]:
-        done = [CommandRecord("", line, "ok") for line in self.wizard.state.log]
+        said = [CommandRecord("", line, "ok") for line in self.wizard.state.log]
+        done = [self._record(one) for one in self.wizard.asked_for()]
         if self._watched:
             from app.dashboard.screen import DashboardScreen  # only when a run is watched
 
             watched = [screen for screen in self.screen_stack if isinstance(screen, DashboardScreen)]
             done += [asked.record for screen in watched for asked in screen.commands.asked]
-        return done
+        return [*said, *sorted([*done, *super().command_records()], key=lambda one: one.at or 0.0)]
+
+    def _record(self, one: Asked) -> CommandRecord:
+        name = next((row.name for row in self.wizard.state.machines.rows if row.key == one.task.key), "set-up")
+        return CommandRecord(name, one.task.kind.value, one.outcome, one.at)
 
     def run_of_interest(self) -> Path | None:
         """Return the run that was watched last, else the one that was started."""
@@ -129,7 +136,13 @@ def _dashboard(run: Path) -> Screen[Any]:
     return DashboardScreen(run)
 
 
-def run_wizard(services: Services, profile: str, ascii_only: bool, left: Callable[[Path], None] | None = None) -> int:
+def run_wizard(
+    services: Services,
+    profile: str,
+    ascii_only: bool,
+    left: Callable[[Path], None] | None = None,
+    keymap: Mapping[str, str] = NO_KEYS,
+) -> int:
     """Run the guided set-up on this terminal and return its exit code.
 
     Args:
@@ -138,7 +151,7 @@ def run_wizard(services: Services, profile: str, ascii_only: bool, left: Callabl
         left: told, when the screen is gone, of the run that was started or watched.
     """
     wizard = Wizard(services, profile)
-    app = WizardApp(wizard, ascii_only=ascii_only)
+    app = WizardApp(wizard, ascii_only=ascii_only, keymap=keymap)
     wizard.subscribe(app.changed)
     try:
         app.run()

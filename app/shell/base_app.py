@@ -7,8 +7,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from rich.text import Text
@@ -23,11 +24,14 @@ from textual.widgets import Input
 from app.console import command_line, save_traceback, visible
 from app.shell.base_screen import BaseScreen
 from app.shell.dialogs import CommandLogDialog, CommandRecord, QuestionDialog
-from app.shell.keys import BESIDES, EVERYWHERE, bindings, fit, too_small
+from app.shell.jump import JumpScreen
+from app.shell.keys import BESIDES, EVERYWHERE, OF_APPS, bindings, fit, too_small
 from app.shell.look import FOR_ALL, THEMES, PureAscii, ThinBar, WithoutColour, theme_after
 from app.shell.text import Mark, spinner
+from distributed.ssh.command_log import commands_run
 from profiles.errors import ExitCode
 
+NO_KEYS: Mapping[str, str] = MappingProxyType({})
 _LEAVING = ("ctrl+c", "ctrl+q", "q")
 _AT_ANY_TIME = ("ctrl+c", "ctrl+q", "escape")
 """Keys that decide nothing but to go."""
@@ -41,12 +45,13 @@ class MusterApp(App[None]):
     Args:
         ascii_only: nothing but ASCII reaches the terminal.
         clock: seconds since 1970; a test gives its own, so that nothing moves.
+        keymap: the person's keys by action (:func:`app.shell.keymap.read_keymap`).
     """
 
     TITLE = "Muster"
     ENABLE_COMMAND_PALETTE = True
     BINDINGS = [  # noqa: RUF012 - as Textual declares it
-        *bindings(BESIDES[5:-1]),
+        *bindings(OF_APPS),
         Binding("ctrl+c", "leave_at_once", show=False, priority=True),
         Binding("ctrl+z", "suspend_process", show=False, priority=True),
     ]
@@ -59,8 +64,12 @@ class MusterApp(App[None]):
     SearchIcon { display: none; }
     """
 
-    def __init__(self, *, ascii_only: bool = False, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, *, ascii_only: bool = False, clock: Callable[[], float] = time.time, keymap: Mapping[str, str] = NO_KEYS
+    ) -> None:
         super().__init__()
+        self.keymap = keymap
+        self.set_keymap(dict(keymap))
         self.ascii_only = ascii_only
         self.clock = clock
         self.monotonic: Callable[[], float] = time.monotonic
@@ -95,8 +104,8 @@ class MusterApp(App[None]):
         return command_line("--help")
 
     def command_records(self) -> Sequence[CommandRecord]:
-        """Return every command that was run on any machine, oldest first."""
-        return ()
+        """Return what was done, and every command that was run on any machine, oldest first."""
+        return [CommandRecord(one.machine, one.command, one.outcome, one.at) for one in commands_run()]
 
     def on_resize(self, event: events.Resize) -> None:
         for screen in self.screen_stack:
@@ -120,7 +129,7 @@ class MusterApp(App[None]):
 
     def _too_early(self, event: events.Key) -> bool:
         """Whether a key was meant for what was there before; what is typed into a field decides nothing yet."""
-        typed = event.is_printable and isinstance(self.focused, Input)
+        typed = (event.is_printable and isinstance(self.focused, Input)) or isinstance(self.screen, JumpScreen)
         pressed = self.monotonic() - (time.monotonic() - event.time)
         return pressed < self._opened + self.opening_pause and not typed and event.key not in _AT_ANY_TIME
 
@@ -132,7 +141,7 @@ class MusterApp(App[None]):
             async def run(action: str = key.action) -> None:
                 await screen.run_action(action)
 
-            title = f"{key.label} ({key.name})"
+            title = f"{key.label} ({key.chosen(self.keymap).name})"
             yield SystemCommand(title, key.help or key.label, run)
 
     def _fatal_error(self) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.content import Content
+from textual.geometry import Offset
 from textual.screen import Screen
+from textual.widget import Widget
 from textual.widgets import Static
 
 from app.shell.dialogs import CommandDialog, HelpDialog
-from app.shell.keys import BESIDES, EVERYWHERE, Key, KeyBar, TooSmall, app_of, bindings, fit
+from app.shell.jump import JumpScreen, Place
+from app.shell.keys import EVERYWHERE, OF_SCREENS, Key, KeyBar, TooSmall, app_of, bindings, fit
 from app.shell.row_table import RowTable
 
 
@@ -52,7 +57,7 @@ class BaseScreen(Screen[None]):
     BaseScreen > #body { padding: 1 2 0 2; }
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = bindings((*EVERYWHERE[:2], *BESIDES[:5]))
+    BINDINGS: ClassVar[list[BindingType]] = bindings(OF_SCREENS)
 
     _framed = False
 
@@ -143,6 +148,18 @@ class BaseScreen(Screen[None]):
             focused = self.focused
             (focused if isinstance(focused, RowTable) else tables[0]).open_filter()
 
+    def action_jump(self) -> None:
+        """Go to a row or a field by the letter that it shows."""
+        self.app.push_screen(JumpScreen(list(self._places())))
+
+    def _places(self) -> Iterator[Place]:
+        for widget in self.focus_chain:
+            if isinstance(widget, RowTable):
+                for key, line in widget.lines_of_rows():
+                    yield Place(Offset(widget.content_region.x, line), partial(_go, widget, key))
+            elif widget.region:
+                yield Place(widget.region.offset, partial(_go, widget))
+
     def end_filters(self) -> bool:
         """Show all rows of all tables again; whether any were hidden."""
         ended = [table.end_filter() for table in self.query(RowTable)]
@@ -150,3 +167,10 @@ class BaseScreen(Screen[None]):
 
     def action_retry(self) -> None:
         """Try again; a screen that can says how."""
+
+
+def _go(widget: Widget, row: str = "") -> None:
+    """Let a widget have the keys, and put the cursor on a row of it."""
+    widget.focus()
+    if isinstance(widget, RowTable):
+        widget.select(row)

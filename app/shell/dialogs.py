@@ -113,6 +113,7 @@ class HelpDialog(Dialog):
     def _about(self, key: Key) -> list[Content]:
         """The name of a key, and beside it what it does."""
         room = (76 if self.app.size.width >= WIDE else 56) - _NAME_CELLS
+        key = key.chosen(app_of(self).keymap)
         about = Content(key.help or key.label).wrap(room)
         names = (key.name, *[""] * (len(about) - 1))
         return [

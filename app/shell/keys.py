@@ -3,8 +3,8 @@ And what every screen and every dialog does alike: it follows the size of the te
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from textual.binding import Binding, BindingType
@@ -51,6 +51,17 @@ class Key:
     """How the key is written, where that is not its own name."""
 
     @property
+    def id(self) -> str | None:
+        """The name by which a person gives this action another key; none where it depends on what it is about."""
+        name = self.action.removeprefix("app.")
+        return name if name.isidentifier() and name != "leave_at_once" else None
+
+    def chosen(self, keymap: Mapping[str, str]) -> Key:
+        """Return it with the key that a person chose."""
+        own = keymap.get(self.id or "")
+        return replace(self, key=own, written="") if own else self
+
+    @property
     def name(self) -> str:
         """The key as it is written for a person."""
         key = self.key.split(",")[0]
@@ -68,16 +79,19 @@ BESIDES = (
     Key("r", "retry", "Retry", "Retry what failed, or check again."),
     Key("y", "copy", "Copy", "Copy what is selected: a command, a value, a row."),
     Key("e", "headless", "Command", "The command that does the same without this screen."),
-    Key("g", "app.command_log", "Log", "All commands that were run, by machine."),
+    Key("J", "jump", "Jump", "Show a letter on every row and field; pressing it goes there."),
+    Key("g", "app.command_log", "Log", "What was run where: every action, and every command on a machine."),
     Key("t", "next_theme", "Theme", "Switch to other colours."),
     Key("q,ctrl+q", "leave", "Leave", "Leave; a run goes on in the background."),
     Key("ctrl+c", "leave_at_once", "Leave at once", "Leave at once, even if something is running."),
 )
+OF_SCREENS, OF_APPS = (*EVERYWHERE[:2], *BESIDES[:6]), BESIDES[6:-1]
+"""Those that a screen binds, and those that its application binds; ctrl+c is nobody's to change."""
 
 
 def bindings(keys: Iterable[Key]) -> list[BindingType]:
     """Return the bindings of some keys."""
-    return [Binding(key.key, key.action, key.label, show=False) for key in keys]
+    return [Binding(key.key, key.action, key.label, show=False, id=key.id) for key in keys]
 
 
 def key_line(keys: Sequence[Key], width: int, everywhere: Sequence[Key] = EVERYWHERE) -> Content:
@@ -120,7 +134,9 @@ class KeyBar(Static):
             self.refresh()
 
     def render(self) -> Content:
-        return key_line(self._keys, self.content_size.width, self._everywhere)
+        own = app_of(self).keymap
+        keys, everywhere = ([key.chosen(own) for key in some] for some in (self._keys, self._everywhere))
+        return key_line(keys, self.content_size.width, everywhere)
 
 
 LEAST = Size(72, 20)

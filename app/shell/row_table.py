@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -221,6 +221,14 @@ class RowTable(ScrollView, can_focus=True):
 
     def _style(self, name: str) -> Style:
         return self.get_visual_style(name)
+
+    def lines_of_rows(self) -> Iterator[tuple[str, int]]:
+        """Yield the rows that the cursor can go to and that are seen: their keys, and their lines on the screen."""
+        top, room = round(self.scroll_y), max(0, self.scrollable_content_region.height - self._headers)
+        selectable = {row.key for row in self._rows if row.selectable}
+        for place, line in enumerate(self._lines[top : top + room]):
+            if line.first and line.row in selectable:
+                yield line.row, self.content_region.y + self._headers + place
 
     # ---------------------------------------------------------------------------------------------------- moving
 

@@ -25,16 +25,18 @@ def _leave_with_the_server(server: int) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Show the run, or the guided set-up where none was named."""
     threading.Thread(target=_leave_with_the_server, args=(os.getppid(),), daemon=True).start()
+    from app.screens.own_keys import own_keys
+
     if arguments:
         from app.dashboard.app import run_dashboard
         from app.html_report.page import SERVED
 
         os.environ[SERVED] = "/report"
-        return run_dashboard(Path(arguments[0]))
+        return run_dashboard(Path(arguments[0]), keymap=own_keys())
     from app.screens.app import run_wizard
     from app.wizard.services import Services
 
-    return run_wizard(Services(), "", False)
+    return run_wizard(Services(), "", False, keymap=own_keys())
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from app.wizard.actions import install_key, rerun
@@ -32,6 +33,18 @@ RETRY_EVERY = 3.0
 SLOW_RETRY_EVERY = 10.0
 """After many refused logins: SSH servers lock out who tries too often."""
 _MANY = 10
+_ASKED = 200
+
+
+@dataclass
+class Asked:
+    """Something that the services were asked for."""
+
+    task: Task
+    at: float
+    """Unix time."""
+    outcome: str = ""
+    """``ok``, or what went wrong; empty while it is worked on."""
 
 
 class Wizard:
@@ -57,6 +70,7 @@ class Wizard:
         self._looking = threading.Lock()
         """Held while the watch is told what was typed, so that what was typed last is what it is told last."""
         self._watch: DiscoveryWatch | None = None
+        self._asked: deque[Asked] = deque(maxlen=_ASKED)
         self._closed = False
         self._spawn(self._discover)
         self._spawn(self._retry_for_ever)
@@ -68,6 +82,11 @@ class Wizard:
     def state(self) -> WizardState:
         with self._lock:
             return self._state
+
+    def asked_for(self) -> list[Asked]:
+        """Return what the services were asked for, oldest first; not the tries that repeat by themselves."""
+        with self._lock:
+            return list(self._asked)
 
     def subscribe(self, listener: Listener) -> None:
         """Have ``listener`` called after each change, until the set-up is closed."""
@@ -127,17 +146,22 @@ class Wizard:
         self._running.add(task)
         if not quiet:
             self._state = apply(self._state, begun(task))
-        state = self._state
-        self._spawn(lambda: self._work(task, state))
+        state, asked = self._state, Asked(task, time.time())
+        if not quiet:
+            self._asked.append(asked)
+        self._spawn(lambda: self._work(asked, state))
 
     def _spawn(self, call: Callable[[], None]) -> None:
         threading.Thread(target=call, name="wizard", daemon=True).start()
 
-    def _work(self, task: Task, state: WizardState) -> None:
+    def _work(self, asked: Asked, state: WizardState) -> None:
+        task = asked.task
         try:
             outcome: Change = done(task, self._ask(task, state))
+            asked.outcome = "ok"
         except Exception as error:  # noqa: BLE001 - the boundary of a thread: the row shows it, the set-up goes on
             outcome = failed(task, *_words(error))
+            asked.outcome = _words(error)[0]
         with self._lock:
             self._running.discard(task)
             self._asked_at[task.key] = time.monotonic()

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed.hosts.schema import Hosts, Machine
+from distributed.ssh.command_log import note
 from distributed.ssh.config import resolve
 from distributed.ssh.connection import SshConnection, SshTarget, Trust
 from distributed.ssh.errors import CommandTimeout, Dropped, RemoteFileError, SshError
@@ -90,6 +91,7 @@ class HereProcess(Process):
             raise Dropped(machine, f"{argv[0]}: {error.strerror}") from None
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self.ran = note(machine, argv)
 
     @property
     def stderr(self) -> bytes:

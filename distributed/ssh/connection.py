@@ -28,6 +28,7 @@ import paramiko
 
 from distributed.ssh.auth import Login
 from distributed.ssh.channel import in_order
+from distributed.ssh.command_log import note
 from distributed.ssh.config import ResolvedHost, SshTarget, resolve
 from distributed.ssh.errors import (
     CommandTimeout,
@@ -229,7 +230,9 @@ class SshConnection:
                 problem = f"its SSH server did not start a command within {timeout:.0f} s"
                 raise CommandTimeout(self.machine, problem, "is the machine overloaded or hung?") from None
             raise self._lost() from None
-        return RemoteProcess(self.host, channel, self._marker)
+        process = RemoteProcess(self.host, channel, self._marker)
+        process.ran = note(self.machine, argv)
+        return process
 
     def _open_session(self, deadline: Deadline) -> Any:
         patience = Deadline(min(_SESSION_RETURN, deadline.remaining))

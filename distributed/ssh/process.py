@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from distributed.ssh.command_log import Ran
 from distributed.ssh.config import ResolvedHost
 from distributed.ssh.errors import CommandTimeout, Dropped, NoShell
 from profiles.errors import BadInput
@@ -94,6 +95,8 @@ class Process(ABC):
     """
 
     machine: str
+    ran: Ran | None = None
+    """Its line in the log of commands."""
     _rest = b""
     """What was read and not yet handed out."""
 
@@ -172,7 +175,10 @@ class Process(ABC):
             returncode = self.wait(_left(end))
         except TimeoutError:
             raise CommandTimeout(self.machine, f"a command did not end within {timeout:.0f} s", "is it hung?") from None
-        return Completed(returncode, b"".join(chunks), self.stderr)
+        done = Completed(returncode, b"".join(chunks), self.stderr)
+        if self.ran is not None:
+            self.ran.outcome = "ok" if done.ok else done.problem[:200]
+        return done
 
     def _feed(self, data: Input) -> None:
         with contextlib.suppress(Dropped, OSError, EOFError, ValueError):  # it ended before: its exit code tells
@@ -186,7 +192,9 @@ class Process(ABC):
     def __enter__(self: _P) -> _P:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self.ran is not None and not self.ran.outcome:
+            self.ran.outcome = str(error)[:200] if error else "ended"
         self.close()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from app.wizard.assessment import of_report
+from app.wizard.engine import Asked
 from app.wizard.records import (
     Assessment,
     Change,
@@ -222,6 +223,9 @@ class Still:
 
     def give_password(self, machine: str, password: str) -> None:
         self.done.append((machine, password))
+
+    def asked_for(self) -> list[Asked]:
+        return []
 
 
 def at(step: Step, launch: Part[Launch] | None = None) -> Still:

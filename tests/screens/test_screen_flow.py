@@ -19,6 +19,7 @@ from app.wizard.dependencies import blockers
 from app.wizard.engine import Wizard
 from app.wizard.records import Machines
 from app.wizard.state import Step, WizardState
+from distributed.machine.link import HereConnection
 from tests.screens.pilot import choose, fixed_clock, run, text, until, until_text
 from tests.screens.states import at
 from tests.wizard.fake_services import ANNA, BERT, COMPARE, FakeServices, locked, stranger
@@ -184,6 +185,19 @@ def test_a_new_host_key_is_accepted_only_after_it_was_shown_with_the_way_to_comp
         await until(pilot, lambda: (ANNA.key, print_) in app.wizard.state.answers.trusted)
 
     drive_set_up(services, drive)
+
+
+def test_the_log_of_commands_has_every_action_and_every_command() -> None:
+    async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
+        HereConnection("anna").run(["true", "x" * 70])
+        await pilot.press("d")
+        await until(pilot, lambda: not app.wizard.state.busy)
+        await pilot.press("g")
+        await until_text(pilot, "checking this computer")
+        (ran,) = [one for one in app.command_records() if one.machine == "anna"]
+        assert (ran.command, ran.outcome) == ("true " + "x" * 60 + "...", "ok")
+
+    drive_set_up(FakeServices(), drive)
 
 
 def test_ctrl_c_leaves_at_once_with_130() -> None:

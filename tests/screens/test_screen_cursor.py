@@ -1,0 +1,85 @@
+"""Where the cursor is: on the machine that was added, at the first problem, and where it was when rows come and go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from app.screens.app import WizardApp
+from app.shell.row_table import RowTable
+from app.wizard.dependencies import apply, inputs
+from app.wizard.records import MachineRow
+from app.wizard.state import Action, Kind, Step
+from distributed.hosts.file import Machine
+from tests.screens.pilot import fixed_clock, run, text
+from tests.screens.states import MACHINES, Still, at
+
+pytestmark = pytest.mark.slow
+
+
+class Moving(Still):
+    """A set-up that does what it is told, without machines."""
+
+    def do(self, action: Action) -> None:
+        super().do(action)
+        self.state = apply(self.state, action)
+
+
+def cursor(pilot: Pilot[Any]) -> str:
+    return pilot.app.screen.query_one("#rows", RowTable).cursor
+
+
+def test_the_cursor_stays_on_a_machine_that_was_added() -> None:
+    steering = Moving(at(Step.MACHINES).state)
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        await pilot.press("a", *"pi", "enter")
+        await pilot.pause()
+        assert cursor(pilot) == "typed:pi"
+        found = MachineRow("SHA256:pi", "pi", entry=Machine(name="pi"), aliases=("typed:pi",))
+        steering.state = replace(steering.state, machines=replace(MACHINES, rows=(found, *MACHINES.rows)))
+        pilot.app.changed()
+        await pilot.pause()
+        assert cursor(pilot) == "SHA256:pi"
+
+    run(WizardApp(steering, clock=fixed_clock), drive)
+
+
+def test_checks_opens_at_the_first_problem_and_skipping_twice_changes_nothing() -> None:
+    state = at(Step.CHECKS).state
+    steering = Moving(state.putting(Kind.CHECKS, inputs=inputs(state, Kind.CHECKS)))  # they are of these machines
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        assert cursor(pilot) == "SHA256:studio|torch"
+        before = text(pilot.app)
+        for skipped in (("SHA256:studio",), ()):
+            await pilot.press("s")
+            await pilot.pause()
+            assert steering.state.answers.skipped == skipped
+            assert cursor(pilot) == "SHA256:studio"
+        await pilot.press("down")
+        await pilot.pause()
+        assert text(pilot.app) == before
+
+    run(WizardApp(steering, clock=fixed_clock), drive)
+
+
+def test_a_letter_leads_to_the_row_that_shows_it() -> None:
+    async def drive(pilot: Pilot[Any]) -> None:
+        await pilot.press("J")
+        await pilot.pause()
+        shown = text(pilot.app).splitlines()
+        place = next(line for line in shown if "desk" in line and "[" in line)
+        other = next(line for line in shown if "studio" in line and "[" in line)
+        assert [line.split()[0] for line in (place, other)] == ["a", "s"]
+        await pilot.press("s")
+        await pilot.pause()
+        assert cursor(pilot) == "SHA256:studio"
+        await pilot.press("J", "escape")
+        await pilot.pause()
+        assert cursor(pilot) == "SHA256:studio"
+
+    run(WizardApp(at(Step.MACHINES), clock=fixed_clock), drive)
