@@ -21,6 +21,24 @@ _MISSED = 4
 LOOPBACK = "127.0.0.1"
 
 
+class Silence:
+    """How long nothing was heard of the time in which somebody listened.
+
+    A computer that slept, or had no processor for this program, has not listened meanwhile: what came is still to be
+    read. So between two looks, which should be ``pause`` seconds apart, twice as long counts at most.
+    """
+
+    def __init__(self, pause: float) -> None:
+        self.seconds = 0.0
+        self._pause = pause
+        self._looked = self._heard = 0.0
+
+    def look(self, now: float, heard: float) -> None:
+        """Count on; ``heard`` is when something was heard last."""
+        self.seconds = self.seconds + min(now - self._looked, 2 * self._pause) if heard == self._heard else 0.0
+        self._looked, self._heard = now, heard
+
+
 class Heartbeat:
     """Asks the far side for an answer every ``interval`` seconds and closes the transport after four in silence.
 
@@ -33,6 +51,8 @@ class Heartbeat:
         self._transport = transport
         self._wire = wire
         self._interval = interval
+        self._pause = min(interval, 0.25)
+        self._silence = Silence(self._pause)
         self._requests = threading.Lock()
         """paramiko has room for one unanswered global request."""
         self._stopped = threading.Event()
@@ -43,7 +63,7 @@ class Heartbeat:
     @property
     def silent(self) -> bool:
         """Whether nothing was heard for too long."""
-        return time.monotonic() - self._wire.last_heard > _MISSED * self._interval
+        return self._silence.seconds > _MISSED * self._interval
 
     @contextlib.contextmanager
     def exclusive(self, timeout: float) -> Iterator[None]:
@@ -61,7 +81,8 @@ class Heartbeat:
             self._watcher.join()
 
     def _watch(self) -> None:
-        while not self._stopped.wait(min(self._interval, 0.25)) and self._transport.is_active():
+        while not self._stopped.wait(self._pause) and self._transport.is_active():
+            self._silence.look(time.monotonic(), self._wire.last_heard)
             if self.silent:
                 self._transport.close()
 
@@ -146,12 +167,11 @@ class FarPorts:
 
     def _arrived(self, channel: Any, origin: tuple[str, int], server: tuple[str, int]) -> None:
         """Called by paramiko's own thread, which must not wait."""
-        known = self._known.get(server[1])
+        known, channel = self._known.get(server[1]), in_order(channel)
         if known is None:
             channel.close()
         else:
-            args = (*known, in_order(channel))
-            threading.Thread(target=_join_new, args=args, name="ssh-forward", daemon=True).start()
+            threading.Thread(target=_join_new, args=(*known, channel), name="ssh-forward", daemon=True).start()
 
     def _give_back(self, port: int) -> None:
         """End one port; paramiko's own way would forget the handler of all the others."""
@@ -167,10 +187,11 @@ def _join_new(forward: Forward, address: tuple[str, int], channel: Any) -> None:
     try:
         near = socket.create_connection(address, timeout=_TIMEOUT)
     except OSError:
-        channel.close()
+        _close(channel)
         return
     near.settimeout(None)
-    near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with contextlib.suppress(OSError):  # macOS: it has left already
+        near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     forward.join(near, channel)
 
 

@@ -249,7 +249,7 @@ class RemoteProcess(Process):
 
     def _keep_stderr(self) -> None:
         """Take what it writes to stderr as it comes, or it would stand in the way of stdout."""
-        with contextlib.suppress(OSError):  # closed: the readers learn it from the channel's state
+        with contextlib.suppress(OSError, EOFError):  # closed or lost: the readers learn it from the channel's state
             while data := self._channel.recv_stderr(CHUNK):
                 self._stderr = (self._stderr + data)[-STDERR_KEPT:]
 

@@ -6,6 +6,7 @@ Every failure is told apart here, within a deadline and with bounded memory, bef
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import errno
 import socket
 import subprocess
@@ -130,7 +131,8 @@ class Wire:
         return bool(self._stream._closed)
 
     def close(self) -> None:
-        self._stream.close()
+        with contextlib.suppress(OSError, EOFError):  # a channel through a machine that is lost
+            self._stream.close()
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -188,15 +188,20 @@ def test_a_server_that_lets_us_in_and_then_runs_nothing_is_left_in_time(
     known = tmp_path / "known_hosts"
 
     def serve(peer: socket.socket) -> None:
-        transport = paramiko.Transport(peer)
-        transport.add_server_key(key)
-        transport.start_server(server=Tarpit())
-        while transport.is_active():
-            transport.join(0.1)
+        with contextlib.suppress(paramiko.SSHException, EOFError):
+            transport = paramiko.Transport(peer)
+            transport.add_server_key(key)
+            transport.start_server(server=Tarpit())
+            while transport.is_active():
+                transport.join(0.1)
 
-    with server(serve) as port:
-        config = tmp_path / "config"
-        config.write_text(f"UserKnownHostsFile {known}\nGlobalKnownHostsFile none\n")
-        target = SshTarget("box", "127.0.0.1", port, config_file=str(config))
-        with pytest.raises(CommandTimeout, match=r"^box: its SSH server did not start a command within 2 s"):
-            SshConnection.connect(target, trust=lambda key: True, timeout=2.0)
+    config = tmp_path / "config"
+    config.write_text(f"UserKnownHostsFile {known}\nGlobalKnownHostsFile none\n")
+    for seconds in (2.0, 10.0, 40.0):  # a busy machine may need more for the log-in
+        with server(serve) as port:
+            target = SshTarget("box", "127.0.0.1", port, config_file=str(config))
+            with pytest.raises(SshError) as caught:
+                SshConnection.connect(target, trust=lambda key: True, timeout=seconds)
+        if type(caught.value) is CommandTimeout:
+            break
+    assert str(caught.value).startswith(f"box: its SSH server did not start a command within {seconds:.0f} s")

@@ -78,6 +78,13 @@ def until_it_runs(pids: Callable[[str], list[int]], command: str) -> int:
     return until(alone)[0]
 
 
+def signal_all(pids: list[int], number: int) -> None:
+    """Signal processes, of which one may end with another."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def end(pid: int, number: int = signal.SIGKILL, patience: float = PATIENCE) -> None:
     """Signal a process and wait until it is gone or dead."""
     started = birth(pid)
