@@ -97,28 +97,28 @@ class Daemon:
     """
 
     def __init__(self, folder: Path, document: dict[str, Any]) -> None:
-        self._folder = folder
-        self._lease = float(document["lease"])
-        self._grace = float(document["grace"])
-        self._document = document
+        self._folder, self._document = folder, document
+        self._lease, self._grace = float(document["lease"]), float(document["grace"])
         self._spool = Spool(folder / "spool.jsonl")
         self._renewed = time.monotonic()
         self._commands = 0
-        self._why = ""
+        self._why, self._over = "", False
         self._farewell: dict[str, Any] | None = None
         self._told = threading.Event()
         self._lock = threading.Lock()
         self._guard = start_guard(self._grace)
 
-    def run(self) -> None:
-        """Serve until somebody says good-bye or the lease ends."""
+    def run(self, ready: int) -> None:
+        """Serve until somebody says good-bye or the lease ends; write to ``ready`` as soon as it can be attached to."""
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(SOCKET)
         listener.listen(16)
+        os.write(ready, b"1")
         awake = keep_awake()
         self._worker = self._start_worker()
-        for target in (self._follow, lambda: self._accept(listener)):
-            threading.Thread(target=target, daemon=True).start()
+        follower = threading.Thread(target=self._follow, daemon=True)
+        for thread in (follower, threading.Thread(target=self._accept, args=(listener,), daemon=True)):
+            thread.start()
         try:
             while self._farewell is None and time.monotonic() - self._renewed < self._lease:
                 self._told.wait(_TICK)
@@ -126,6 +126,7 @@ class Daemon:
                 self._expire()
         finally:
             self._kill()
+            follower.join(1.0)
             if awake is not None:
                 awake.kill()
             self._tidy()
@@ -154,9 +155,11 @@ class Daemon:
             pump.start()
         code = self._worker.wait()
         self._kill()  # what it started may hold its streams open
+        self._over = True  # its number may be another group's from now on
         for pump in pumps:
             pump.join()
         self._spool.append({"end": code, "why": self._why})
+        os.write(self._guard, b" over")
 
     def _pump(self, stream: Any, kind: str) -> None:
         left = LOG_BUDGET if kind == "log" else sys.maxsize
@@ -215,7 +218,8 @@ class Daemon:
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._worker.pid, number)
+            if not self._over:
+                os.killpg(self._worker.pid, number)
 
     def _kill(self) -> None:
         self._signal(signal.SIGKILL)
@@ -241,7 +245,7 @@ class Daemon:
 
 def start_guard(grace: float) -> int:
     """Fork a process that ends the worker's group and removes the keys if this one dies; return the
-    descriptor to write the group's id to, and then longer graces."""
+    descriptor to write the group's id to, then longer graces, and ``over`` when there is no such group any more."""
     read_end, write_end = os.pipe()
     if os.fork():
         os.close(read_end)
@@ -256,22 +260,19 @@ def start_guard(grace: float) -> int:
             os.killpg(group, 0)
             time.sleep(_TICK)
         os.killpg(group, signal.SIGKILL)
-    shutil.rmtree("secrets", ignore_errors=True)
+    if not can_connect():  # else they are another attempt's
+        shutil.rmtree("secrets", ignore_errors=True)
     os._exit(0)
 
 
 def keep_awake() -> subprocess.Popen[bytes] | None:
     """Keep this machine awake as long as this process lives, where the system knows how."""
-    if shutil.which("caffeinate"):
-        command = ["caffeinate", "-ims", "-w", str(os.getpid())]
-    elif shutil.which("systemd-inhibit"):
-        command = ["sh", "-c", _INHIBIT]
-    else:
-        return None
-    try:
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    except OSError:
-        return None
+    tools = {"caffeinate": ["caffeinate", "-ims", "-w", str(os.getpid())], "systemd-inhibit": ["sh", "-c", _INHIBIT]}
+    nothing = subprocess.DEVNULL
+    for words in (words for tool, words in tools.items() if shutil.which(tool)):
+        with contextlib.suppress(OSError):
+            return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=nothing, stderr=nothing)
+    return None
 
 
 def write_files(folder: Path, files: dict[str, str]) -> None:
@@ -301,19 +302,18 @@ def start(folder: Path, document: dict[str, Any]) -> None:
         if link.is_symlink():
             link.unlink()
         link.symlink_to(Path(target).expanduser().resolve())
+    ready, tell = os.pipe()
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
-            become_daemon(folder, document)
+            become_daemon(folder, document, tell)
         os._exit(0)
-    end = time.monotonic() + OLD_AGENT_PATIENCE
-    while not can_connect():
-        if time.monotonic() > end:
-            raise OSError("the agent did not start: " + (folder / "agent.log").read_text()[-500:])
-        time.sleep(0.01)
+    os.close(tell)
+    if not (select.select([ready], [], [], OLD_AGENT_PATIENCE)[0] and os.read(ready, 1)):
+        raise OSError("the agent did not start: " + (folder / "agent.log").read_text()[-500:])
 
 
-def become_daemon(folder: Path, document: dict[str, Any]) -> None:
+def become_daemon(folder: Path, document: dict[str, Any], ready: int) -> None:
     """Let go of the session's streams and serve; never returns."""
     log = os.open(folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -321,7 +321,7 @@ def become_daemon(folder: Path, document: dict[str, Any]) -> None:
         os.dup2(source, target)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        Daemon(folder, document).run()
+        Daemon(folder, document).run(ready)
     except Exception:  # noqa: BLE001 - the process boundary: the log is all that is left to tell it to
         traceback.print_exc()
     os._exit(0)

@@ -28,7 +28,7 @@ SUPERVISED = """
 import os, sys, time
 from distributed import supervisor
 def run(path):
-    while not os.path.exists(os.environ["AWAKE"]):
+    while not (os.path.exists(os.environ["AWAKE"]) and os.path.getsize(os.environ["AWAKE"])):
         time.sleep(0.02)
     return 0
 supervisor.supervise_folder = run
@@ -50,7 +50,7 @@ def awake(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def kept(awake: Path) -> tuple[int, str]:
-    until(awake.exists)
+    until(lambda: awake.exists() and awake.read_text().endswith("\n"))
     pid, words = awake.read_text().split(None, 1)
     return int(pid), words
 
