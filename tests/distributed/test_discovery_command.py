@@ -83,13 +83,17 @@ def test_every_cause_is_explained_in_the_docs() -> None:
 
 
 def test_one_document_with_this_computer_and_what_was_typed(tmp_path: Path) -> None:
-    command = [*CLI, "discover", "--json", "--timeout", "1", "127.0.0.1:9"]
     environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=100)
-    document = json.loads(done.stdout)
+    for seconds in ("1", "10", "40"):  # a busy machine may need more
+        command = [*CLI, "discover", "--json", "--timeout", seconds, "127.0.0.1:9"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=100)
+        document = json.loads(done.stdout)
+        found = [one for one in document["machines"] if one["name"] == "127.0.0.1"]
+        if any(one["problem"] for one in found):
+            break
     assert done.returncode == ExitCode.DONE == document["exit_code"]
     assert any(one["here"] and one["status"] == "online" for one in document["machines"])
-    (typed,) = [one for one in document["machines"] if one["name"] == "127.0.0.1"]
+    (typed,) = found
     assert (typed["status"], typed["problem"]["cause"]) == ("offline", "port_closed")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 from tests.distributed.muster_runs import Muster, ours
 from tests.lab.fixtures import MakeLab
 from tests.lab.lab import Lab
+from tests.lab.processes import signal_all
 from tests.waiting import until
 from training.events import StepEvent
 
@@ -42,12 +41,6 @@ def stands_still(muster: Muster, *arguments: str, step: int = 5) -> str:
     return run_id
 
 
-def kill(pids: list[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):  # one ends with the other
-            os.kill(pid, signal.SIGKILL)
-
-
 def test_three_hosts_train_to_a_model_and_nothing_is_left(make_lab: MakeLab, start: Start) -> None:
     lab = make_lab("a", "b", "c")
     muster = start(lab, 0.0)
@@ -65,7 +58,7 @@ def test_the_others_go_on_without_a_killed_process(make_lab: MakeLab, start: Sta
     lab = make_lab("a", "b")
     muster = start(lab, 0.05)
     run_id = stands_still(muster, "--max-steps", "20", "--engine", engine)
-    kill(lab["a"].pids(victim))
+    signal_all(lab["a"].pids(victim), signal.SIGKILL)
     muster.let_pass(20)
     ended = muster.wait_for_end(run_id)
     assert ended.returncode == 0, ended.stderr
@@ -98,7 +91,7 @@ def test_a_killed_supervisor_leaves_no_orphan_and_the_run_resumes(make_lab: Make
     assert muster.run(*words).returncode == 0
     (undisturbed,) = (folder.name[:20] for folder in (muster.folder / "output").iterdir())
     run_id = stands_still(muster, *options, step=12)
-    kill([muster.supervisor(run_id)])
+    signal_all([muster.supervisor(run_id)], signal.SIGKILL)
     until(lambda: ours(lab["a"]) + ours(lab["b"]) == [])
     muster.let_pass(20)
     resumed = muster.run("distributed-train", "--resume", run_id)
@@ -110,7 +103,7 @@ def test_a_lost_connection_loses_and_doubles_no_event(make_lab: MakeLab, start: 
     lab = make_lab("a", "b")
     muster = start(lab, 0.05)
     run_id = stands_still(muster, "--max-steps", "30")
-    kill(lab["a"].pids("sshd: root"))
+    signal_all(lab["a"].pids("sshd: root"), signal.SIGKILL)
     muster.let_pass(30)
     ended = muster.wait_for_end(run_id)
     assert ended.returncode == 0, ended.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import resource
 import shutil
@@ -22,6 +21,7 @@ from tests.distributed.muster_runs import Muster, ours
 from tests.lab.capture import Capture
 from tests.lab.fixtures import MakeLab
 from tests.lab.lab import Lab
+from tests.lab.processes import signal_all
 from tests.preloaded.python import python_itself
 from tests.waiting import until
 from training.events import MemberEvent
@@ -143,8 +143,7 @@ def silence(run: Visited) -> Iterator[None]:
             assert holding.stdout is not None and holding.stdout.readline() == "1000\n"
             yield
         finally:
-            for pid in host.pids("stranger.py"):
-                os.kill(pid, signal.SIGTERM)
+            signal_all(host.pids("stranger.py"), signal.SIGTERM)
 
 
 def test_strangers_neither_join_nor_stop_it(wire: Capture, run: Visited) -> None:

@@ -43,6 +43,7 @@ def test_ctrl_c_asks(make_light_lab: MakeLightLab, tmp_path: Path, answer: str, 
         watching = muster.popen("attach", run_id, stdin=terminal)
         muster.until_step(run_id, 3)
         until(lambda: RunFolder.open(muster.folder_of(run_id)).metadata.status == "running")
+        assert watching.stderr is not None and watching.stderr.readline()  # it hears signals
         watching.send_signal(signal.SIGINT)
         os.write(keyboard, f"{answer}\n".encode())
         _, stderr = watching.communicate(timeout=60)

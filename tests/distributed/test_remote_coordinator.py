@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from distributed.hosts.file import load_hosts, save_hosts
 from tests.distributed.muster_runs import Muster, ours
 from tests.lab.fixtures import MakeLab
 from tests.lab.lab import Lab
+from tests.lab.processes import signal_all
 from tests.waiting import until
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -35,8 +35,7 @@ def test_members_meet_there_and_a_killed_one_is_started_again_there(lab: Lab, tm
     muster.until_step(run_id, 3, members=2)
     killed = lab["b"].pids(COORDINATOR)
     assert killed and not lab["a"].pids(COORDINATOR)
-    for pid in killed:
-        os.kill(pid, signal.SIGKILL)
+    signal_all(killed, signal.SIGKILL)
     until(lambda: lab["b"].pids(COORDINATOR) not in ([], killed))
     muster.let_pass(20)
     ended = muster.wait_for_end(run_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -36,8 +35,7 @@ def moved(lab: Lab) -> Iterator[str]:
         host.run(["ip", "addr", *change, "dev", "eth0"]).check_returncode()
     announcing = _announce(host)
     yield address
-    for pid in host.pids("announce"):
-        os.kill(pid, signal.SIGTERM)
+    processes.signal_all(host.pids("announce"), signal.SIGTERM)
     announcing.communicate()
 
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from distributed.ssh.errors import Dropped, SshError
 from distributed.ssh.process import Completed, Input
 from profiles.errors import BadInput
 from tests.lab.fixtures import MakeLightLab
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, until
 
 SIZES = (1_000_000, 3_000_000, 2_000_000)
 
@@ -209,9 +208,7 @@ def test_a_session_that_is_killed_is_made_again(make_light_lab: MakeLightLab, tm
     blobs = lab["a"].files / ".cache" / "muster" / "blobs"
 
     def kill() -> None:
-        end = time.monotonic() + PATIENCE
-        while not any(path.stat().st_size > 4_000_000 for path in blobs.rglob("*.part")) and time.monotonic() < end:
-            time.sleep(0.005)
+        until(lambda: any(agent_files.size_of(path) > 4_000_000 for path in blobs.rglob("*.part")))
         link.connection().close()
 
     cutter = threading.Thread(target=kill)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import os
@@ -32,6 +33,8 @@ class Terminal:
         )
         os.close(theirs)
         self.screen = ""
+        self._text = codecs.getincrementaldecoder("utf-8")()
+        """A character may come in two pieces."""
         self._seen = 0
 
     def wait_for(self, text: str, patience: float = 120.0) -> None:
@@ -48,7 +51,7 @@ class Terminal:
             return False
         with contextlib.suppress(OSError):  # the other side is closed
             data = os.read(self._ours, 65536)
-            self.screen += data.decode()
+            self.screen += self._text.decode(data)
             return bool(data)
         return False
 
