@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Protocol
 
@@ -62,6 +63,8 @@ class LocalEngine:
         self._port = self._relay_port = 0
         self._banned: set[int] = set()
         self._stopped = False
+        self._gate = threading.RLock()
+        """Held by who starts a coordinator or ends the last one, a signal's handler too: none begins after the end."""
 
     def start(self) -> str:
         """Start it and return its address; a single worker needs none.
@@ -98,8 +101,11 @@ class LocalEngine:
             BadInput: it cannot have what it was told to have.
             RunFailed: it did not start.
         """
-        self._coordinator = self._start_process(config, log)
-        lines = self._coordinator.lines()
+        with self._gate:
+            if self._stopped:
+                raise RunFailed("the run has ended")
+            self._coordinator = coordinator = self._start_process(config, log)
+        lines = coordinator.lines()
         first = json.loads(next(lines, b"{}"))
         if "error" in first:
             raise BadInput(first["error"], first["hint"])
@@ -117,8 +123,8 @@ class LocalEngine:
             message = "the coordinator ended unexpectedly and is started again; the machines continue where they were"
             yield WarningEvent(message=message).model_dump_json().encode()
             try:
-                if self._coordinator is not None:
-                    self._coordinator.stop()
+                if (ended := self._coordinator) is not None:
+                    ended.stop()
                 lines = self._started({**config, "port": self._port, "relay_port": self._relay_port}, log)
             except MusterError:
                 return
@@ -166,10 +172,11 @@ class LocalEngine:
 
     def stop(self) -> None:
         """End what was started. Idempotent."""
-        self._stopped = True
-        if self._coordinator is not None:
-            self._coordinator.stop()
-            self._coordinator = None
+        with self._gate:
+            self._stopped = True
+            coordinator, self._coordinator = self._coordinator, None
+        if coordinator is not None:
+            coordinator.stop()
         if self._store is not None:
             self._store.close()
             self._store = None

@@ -42,7 +42,8 @@ _MOST_INTERVALS = 20
 """Synchronisations that a slow member may be behind the others."""
 _LEAST_SPREAD = 1000
 """Steps that it may be in any case."""
-_LOOK = 0.2
+_LOOK, _STALL = 0.2, 5.0
+"""Seconds between two looks at members that are to stop, and after which the one who looks was stopped itself."""
 ONE_PRESS = 1.0
 """Seconds in which signals count as one: what starts us may pass on what the terminal has sent us already."""
 STOPPING = "stopping at the next step that all reach, with a snapshot (press again to end at once, without one)"
@@ -218,7 +219,11 @@ class Stopping:
     def _stop(self) -> None:
         self._conductor.give("stop", reason=self.reason)
         self._progress.sign()
+        last = time.monotonic()
         while not self._over.wait(_LOOK):
+            before, last = last, time.monotonic()
+            if last - before > _STALL:  # this process stood still: what the members said meanwhile is still unread
+                self._progress.sign()
             self._progress.last_step = self._conductor.stop_step
             if self._progress.silence > self._progress.patience:
                 return self._members.kill()

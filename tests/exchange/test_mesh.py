@@ -7,9 +7,11 @@ import os
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TypeVar
 
 import pytest
@@ -19,11 +21,13 @@ from hypothesis import strategies as st
 from waiting import until
 
 from profiles.errors import BadInput
+from training.exchange import pairs
 from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.link import MAX_EARLY, PeerLost
 from training.exchange.listener import Identity, Listener, Timeouts, Transport
 from training.exchange.mesh import Mesh
+from training.exchange.pairs import Pairs
 from training.exchange.sealing import MAX_FRAME
 from training.exchange.tensor_operations import Reducer, TensorReduction, view
 
@@ -232,6 +236,17 @@ def test_a_lost_member_ends_all_that_is_under_way_and_is_named(group: Group) -> 
         assert caught.value.rank == 2
 
 
+def test_a_busy_member_that_hears_of_a_loss_late_is_told_who_it_was(group: Group) -> None:
+    a, b, _ = group.form()
+    sent = list[int]()
+    b.send(0, 1, memoryview(bytes(50 << 20)))  # more than all buffers on the way hold
+    until(lambda: sent.append(b._out[0].bytes) or (sent[-1] > 0 and sent[-6:] == sent[-1:] * 6))
+    b.break_off(PeerLost(2, "rank 2", "a test"))
+    until(lambda: b.incoming(2)._cut)
+    with pytest.raises(PeerLost, match="rank 2 is lost: a test"):
+        a.receive(1, 1, memoryview(bytearray(50 << 20))).wait(PATIENCE)
+
+
 def test_a_new_mesh_after_a_loss_reads_nothing_of_the_old_one(group: Group) -> None:
     first = group.form()
     first[0].send(1, 1, memoryview(b"old"))
@@ -243,6 +258,29 @@ def test_a_new_mesh_after_a_loss_reads_nothing_of_the_old_one(group: Group) -> N
     assert all(torch.equal(vector, expected) for vector in vectors)
 
 
+def test_who_was_stopped_itself_takes_that_for_nobodys_silence(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, away = list[int](), 0.0
+
+    def monotonic() -> float:
+        looks.append(1)
+        return time.monotonic() + away
+
+    monkeypatch.setattr(pairs, "_LEAST_OFTEN", 0.01)
+    monkeypatch.setattr(pairs, "time", SimpleNamespace(monotonic=monotonic))
+    a, b, _ = group.form()
+    watched = Pairs(a, group.listeners[0], "watched", group.addresses, PATIENCE)
+    room = bytearray(3)
+    waiting = a.receive(1, 1, memoryview(room))
+    until(lambda: len(looks) > 20)
+    away = 10 * PATIENCE
+    seen = len(looks)
+    until(lambda: len(looks) > seen + 20)
+    b.send(0, 1, memoryview(b"new"))
+    waiting.wait(PATIENCE)
+    assert room == b"new" and a.lost is None
+    watched.close(0.0)
+
+
 def test_a_member_that_cannot_be_dialled_dials_both_ways(group: Group) -> None:
     meshes = group.form({**group.addresses, 0: []})
     vectors = random_vectors(50_000, torch.float32)
@@ -252,9 +290,10 @@ def test_a_member_that_cannot_be_dialled_dials_both_ways(group: Group) -> None:
 
 
 def test_the_next_address_is_tried_where_the_first_answers_nobody(group: Group) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        dead = unused.getsockname()[:2]
-    meshes = group.form({rank: [dead, *addresses] for rank, addresses in group.addresses.items()})
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        dead = unused.getsockname()
+        meshes = group.form({rank: [dead, *addresses] for rank, addresses in group.addresses.items()})
     assert meshes[0].peers == [1, 2]
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from profiles.errors import ExitCode
-from tests.runs.run_stage import Stage
+from tests.runs.run_stage import Script, Stage
 from tests.waiting import until
 from training import stopping
 from training.events import AnswerEvent, ErrorEvent, MemberEvent, RunEvent, SnapshotEvent, StepEvent
+from training.local_engine import LocalEngine
 from training.stopping import Progress
 
 
@@ -91,6 +94,24 @@ def test_one_that_makes_no_progress_is_killed_and_the_loss_is_told(
     assert outcome.message == "no snapshot is kept, 3 steps lost"
 
 
+def test_who_was_stopped_itself_takes_that_for_nobodys_silence(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by Ctrl-Z, after Ctrl-C."""
+    looks, away = list[int](), 0.0
+
+    def monotonic() -> float:
+        looks.append(1)
+        return time.monotonic() + away
+
+    train(stage, 3, 3, 3)
+    monkeypatch.setattr(stopping, "_LOOK", 0.01)
+    monkeypatch.setattr(stopping, "time", SimpleNamespace(monotonic=monotonic))
+    stop(stage)
+    away = 10 * stopping.LEAST_PATIENCE
+    seen = len(looks)
+    until(lambda: len(looks) > seen + 20)
+    assert not any(worker.signals for worker in stage.workers)
+
+
 def test_one_that_cannot_write_its_snapshot_says_why(stage: Stage) -> None:
     train(stage, 1, 1, 1)
     stop(stage)
@@ -114,6 +135,23 @@ def test_a_run_that_comes_to_its_end_meanwhile_is_complete(stage: Stage) -> None
     for worker in stage.workers:
         worker.end(ExitCode.DONE)
     assert stage.run.wait().status == "completed"
+
+
+def test_a_coordinator_that_dies_at_the_end_of_a_run_is_not_started_again(stage: Stage) -> None:
+    started: list[Script] = []
+    said: list[Iterator[bytes]] = []
+
+    def start(config: object, log: object) -> Script:
+        started.append(Script())
+        started[-1]._lines.put(b'{"port": 1}')
+        started[-1].stop()
+        return started[-1]
+
+    engine = LocalEngine(stage.run.plan, stage.folder, stage.run._log, said.append, start_coordinator=start)
+    engine.start()
+    assert b"is started again" in next(said[0])
+    engine.stop()
+    assert list(said[0]) == [] and len(started) == 1
 
 
 def test_only_steps_towards_the_end_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,9 @@ SMALL = 32 << 10
 """Bytes up to which everybody sends all to all: there a second round costs more than the bytes."""
 _CLOSE_SECONDS = 5.0
 _FORM_SECONDS = 60.0
-_FAREWELL_SECONDS = 0.2
-"""After a loss: until then all have noticed, and what still waits for a byte has to end."""
+_FAREWELL_SECONDS, _LATEST_FAREWELL = 0.2, 3.0
+"""After a loss: until then all have noticed, and what still waits for a byte has to end; later only where a busy peer
+has not taken the word of it yet."""
 
 
 class Mesh:
@@ -218,9 +219,7 @@ class Mesh:
         if self._on_lost is not None:
             self._cut()
             return self._on_lost(lost)
-        timer = threading.Timer(_FAREWELL_SECONDS, self._cut)
-        timer.daemon = True
-        timer.start()
+        self._cut_told(lost.rank, time.monotonic() + _LATEST_FAREWELL)
 
     def give_up(self) -> None:
         """End everything under way; after the return no operation completes any more. Do not call it from a thread of
@@ -252,6 +251,22 @@ class Mesh:
     def _cut(self) -> None:
         for link in self.links():
             link.cut()
+
+    def _cut_told(self, lost: int, latest: float) -> None:
+        """Cut the links a little later, to others than the lost member not before they are told of the loss: who only
+        sees a link end takes its peer for the one that is lost."""
+
+        def cut() -> None:
+            late = time.monotonic() >= latest
+            told = [one for one in self.links() if late or one.peer == lost or self._out[one.peer].idle]
+            for link in told:
+                link.cut()
+            if len(told) < len(self.links()):
+                self._cut_told(lost, latest)
+
+        timer = threading.Timer(_FAREWELL_SECONDS, cut)
+        timer.daemon = True
+        timer.start()
 
     def links(self) -> list[Outgoing | Incoming]:
         return [*self._out.values(), *self._in.values()]

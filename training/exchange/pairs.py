@@ -120,11 +120,14 @@ class Pairs:
             return [*self._mesh.links(), *self._made.values()]
 
     def _watch(self) -> None:
-        watch = Watch()
-        while not self._over.wait(min(_LEAST_OFTEN, max(_MOST_OFTEN, self.seconds / 10))):
+        watch, watched, last = Watch(), 0.0, time.monotonic()
+        while not self._over.wait(pause := min(_LEAST_OFTEN, max(_MOST_OFTEN, self.seconds / 10))):
+            now = time.monotonic()
+            # While this process was stopped nobody has watched: what came meanwhile is still to be read.
+            watched, last = watched + min(now - last, 2 * pause), now
             if self._mesh.lost is not None:
                 return self.break_off(self._mesh.lost)
-            if (lost := self._gone() or watch.look(self._links(), time.monotonic(), self.seconds)) is not None:
+            if (lost := self._gone() or watch.look(self._links(), watched, self.seconds)) is not None:
                 return self.break_off(lost)
 
     def _gone(self) -> PeerLost | None:
@@ -158,7 +161,7 @@ class Watch:
         self._seen: dict[Incoming | Outgoing, tuple[int, float]] = {}
 
     def look(self, links: Sequence[Incoming | Outgoing], now: float, seconds: float) -> PeerLost | None:
-        """Check the links; return the rank that is lost."""
+        """Check the links, after ``now`` seconds of watching; return the rank that is lost."""
         still: list[tuple[tuple[bool, bool, float], Incoming | Outgoing]] = []
         for link in links:
             moved, since = self._seen.get(link, (-1, now))
