@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -55,9 +54,9 @@ class Lab:
         own = self.certificates and self.certificates / f"member-{rank}"
         joining = Joining(self.address, own, RUN, rank, self.size, f"machine-{rank}", **named)
         member = MeshMember(joining) if self.engine == "mesh" else TorchMember(joining, torch.device("cpu"))
-        member.join(timeout)
         if self.elements >= 0:
-            member.expect_model(self.elements)
+            member.expect_model(self.elements)  # with its first words: how long it may take is another matter
+        member.join(timeout)
         self.members[rank] = member
         return member
 
@@ -104,7 +103,11 @@ def lab(folder: Path, size: int, tls: bool = False, **config: Any) -> Iterator[L
 def cut(member: MeshMember) -> None:
     """Break a member's connections without a good-bye."""
     line = member._line
-    line._report = lambda: time.sleep(PATIENCE) or Report()  # it says nothing more
+
+    def nothing() -> Report:
+        raise asyncio.CancelledError  # who is about to report says nothing more, and holds up nobody
+
+    line._report = nothing
     member._closed = True
     with suppress(RuntimeError):  # its thread has ended
         line._loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(line._loop)])

@@ -27,7 +27,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> object:
         yield running
 
 
-def dial(running: Lab, certificates: Path, rank: int, timeout: float = 5) -> MeshMember:
+def dial(running: Lab, certificates: Path, rank: int, timeout: float = 60) -> MeshMember:
     return MeshMember.connect(running.address, certificates, RUN, rank, 2, "x", timeout=timeout)
 
 

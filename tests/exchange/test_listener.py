@@ -387,11 +387,19 @@ def test_who_is_not_wanted_any_more_is_not_waited_for(pair: Group) -> None:
 
 
 def test_ctrl_c_ends_the_search_for_peers(pair: Group) -> None:
-    main = threading.main_thread().ident
-    threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+    before, main = set(threading.enumerate()), threading.main_thread().ident
+
+    def meeting() -> list[threading.Thread]:
+        return [one for one in set(threading.enumerate()) - before if one.name == "meeting"]
+
+    def interrupt() -> None:
+        until(lambda: len(meeting()) == 2)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         Mesh.form(pair.listeners[0], "c", {0: [], 1: []}, seconds=10 * PATIENCE)
-    until(lambda: not [one for one in threading.enumerate() if one.name == "meeting"])
+    until(lambda: not meeting())
 
 
 def test_a_frozen_member_is_met_again_when_it_goes_on(certificates: Path) -> None:

@@ -173,4 +173,5 @@ def test_the_coordinator_tells_each_way_once_and_no_more_while_it_stays(cluster:
     }
     cluster.members[2].close()
     cluster.exchange(0, 1)  # over a new mesh
-    assert len(told()) == 3
+    ways = [(one["member"], *way.items()) for one in told() for way in one["ways"]]
+    assert len(set(ways)) == len(ways)  # who of the two dials may change where one is late

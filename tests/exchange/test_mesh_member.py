@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -173,11 +174,11 @@ def test_a_wait_without_a_deadline_ends_when_nothing_moves(tmp_path: Path, monke
 
 
 def test_a_wait_goes_on_while_bytes_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh_operations, "STANDSTILL", 0.2)
-    meter, answers, moved = mesh_operations.Meter(), iter([False] * 3 + [True]), itertools.count(1)
+    clock = itertools.count(step=mesh_operations.STANDSTILL / 4)
+    monkeypatch.setattr(mesh_operations, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    meter, answers, moved = mesh_operations.Meter(), iter([False] * 20 + [True]), itertools.count(1)
 
     def settled(seconds: float) -> bool:
-        time.sleep(0.1)
         meter.stands_at(0, next(moved))
         return next(answers)
 
@@ -303,8 +304,13 @@ def test_all_may_leave_a_busy_coordinator_at_once(tmp_path: Path, tls: bool, mon
 
 
 def test_incomplete_group_names_who_is_missing(tmp_path: Path) -> None:
-    with lab(tmp_path, 3) as running, pytest.raises(ExchangeTimeout, match=r"rank 1 \(machine-1\), rank 2 \(mach"):
-        running.connect(0, timeout=1.5)
+    def told() -> str:
+        with pytest.raises(ExchangeTimeout) as caught:
+            running.connect(0, timeout=0.3)
+        return str(caught.value)
+
+    with lab(tmp_path, 3) as running:
+        until(lambda: "rank 1 (machine-1), rank 2 (machine-2) did not connect" in told())
 
 
 def test_no_coordinator() -> None:

@@ -148,8 +148,8 @@ def test_every_place_is_taken_once_and_equal_versions_are_equal(in_turns: bool) 
 
 
 def test_nobody_waits_for_a_slower_member() -> None:
-    """The slow one makes no step before the others have done all that they can without it."""
-    others_done = threading.Semaphore(0)
+    """The slow one makes no step before the others have made thirty without it."""
+    others_steps = threading.Semaphore(0)
 
     def body(exchange: RoomExchange) -> int:
         strategy, model = made(exchange, in_turns=False)
@@ -157,17 +157,16 @@ def test_nobody_waits_for_a_slower_member() -> None:
         steps = 0
         while strategy.places:
             if exchange.rank == 2 and not steps:
-                assert all(others_done.acquire(timeout=20) for _ in range(2)), "the others wait"
+                assert all(others_steps.acquire(timeout=60) for _ in range(30)), "the others wait"
             steps += 1
-            if steps == 6:
-                others_done.release()
+            others_steps.release()
             with torch.no_grad():
                 next(model.parameters()).sub_(0.1)
             strategy.end_step()
         return steps
 
     found = in_a_group(3, body)
-    assert sum(found) == 36 and found[2] < min(found[:2])
+    assert sum(found) == 36 and 0 < found[2] <= 6
 
 
 @pytest.mark.parametrize("at_the_end", [False, True])

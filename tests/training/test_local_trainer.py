@@ -222,7 +222,7 @@ def test_the_others_go_on_when_a_worker_is_killed(tmp_path: Path, engine: str) -
 
 
 def test_a_run_goes_on_when_its_coordinator_is_killed(tmp_path: Path) -> None:
-    run = Run(tmp_path, max_steps=4000, strategy="allreduce")
+    run = Run(tmp_path, max_steps=100_000, strategy="allreduce")
     until(lambda: run.step() > 10)
     coordinator = next(
         child

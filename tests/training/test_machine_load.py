@@ -206,42 +206,46 @@ def test_a_battery_is_told(tmp_path: Path) -> None:
     assert (event.battery_percent, event.on_mains) == (43.0, False)
 
 
+def samplers() -> set[threading.Thread]:
+    """Threads that sample, those of earlier tests on a busy machine included."""
+    return {thread for thread in threading.enumerate() if thread.name == "machine-load"}
+
+
 def test_a_reader_that_is_gone_ends_the_sampler_and_not_the_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def gone(event: MachineEvent) -> None:
         raise BrokenPipeError("nobody reads")
 
+    before = samplers()
     with machine_events(gone, CPU, tmp_path, patience=PATIENCE):
         pass
     assert "nobody reads" in capsys.readouterr().err
-    assert not any(thread.name == "machine-load" for thread in threading.enumerate())
+    assert samplers() <= before
 
 
 def test_a_sensor_that_hangs_does_not_keep_the_worker(tmp_path: Path) -> None:
-    release = threading.Event()
+    release, before = threading.Event(), samplers()
     hangs = SimpleNamespace(sensors_battery=release.wait)
     with machine_events(lambda event: None, CPU, tmp_path, machine=hangs, patience=0.05):
         pass
-    assert any(thread.name == "machine-load" for thread in threading.enumerate())
+    (own,) = samplers() - before
     release.set()
-    for thread in threading.enumerate():
-        if thread.name == "machine-load":
-            thread.join(60)
+    own.join(60)
 
 
 def test_a_worker_tells_its_load_before_its_end_and_leaves_no_thread(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(machine_load, "PATIENCE", PATIENCE)  # on a busy machine too its thread has ended after that
-    events: list[Any] = []
+    events, before = list[Any](), samplers()
     plan = toy_plan(training={"max_steps": 2})
     code = run_worker(plan, 0, ToyTask(), lambda: "", tmp_path, tmp_path / "secrets", events.append, Control())
     assert code == 0
     loads = [event for event in events if isinstance(event, MachineEvent)]
     assert loads and loads[-1].memory_used > 0
     assert isinstance(events[-1], MemberEvent)
-    assert not any(thread.name == "machine-load" for thread in threading.enumerate())
+    assert samplers() <= before
 
 
 REAL = """

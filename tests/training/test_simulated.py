@@ -123,13 +123,15 @@ def losses(events: list[Event]) -> dict[tuple[int | None, int], float]:
     return {(event.member, event.step): event.loss for event in events if isinstance(event, StepEvent)}
 
 
-def simulated_run(folder: Path, on_event: Callable[[LocalRun, Event], None], loss: str = "") -> LocalRun:
+def simulated_run(
+    folder: Path, on_event: Callable[[LocalRun, Event], None], loss: str = "", max_steps: int = 20
+) -> LocalRun:
     """Return a started run of three members; ``loss`` is code at the begin of its loss function."""
     job = folder / "job.py"
     text = JOB.format(pause=0.0, gate="", model="nn.Linear(2, 2)")
     job.write_text(text.replace("    time.sleep(0.0)\n", f"    {loss or 'pass'}\n"))
-    options = {"task": "custom", "model_path": f"{job}:build", "batch_size": 4, "max_steps": 20, "threads": 1}
-    profile = profile_from_options("custom", {**options, "output_dir": str(folder)})
+    options = {"task": "custom", "model_path": f"{job}:build", "batch_size": 4, "threads": 1}
+    profile = profile_from_options("custom", {**options, "max_steps": max_steps, "output_dir": str(folder)})
     plan = plan_local_run(profile, 3, simulated=True)
     held = RunFolder.create(folder, plan, ["test"])
     run = LocalRun(plan, held, lambda event: on_event(run, event))
@@ -141,17 +143,22 @@ def simulated_run(folder: Path, on_event: Callable[[LocalRun, Event], None], los
 def test_all_pause_after_the_same_step_and_go_on(tmp_path: Path) -> None:
     told: list[Event] = []
 
+    def statuses() -> list[str]:
+        return [event.status for event in told if isinstance(event, RunEvent)]
+
     def follow(run: LocalRun, event: Event) -> None:
         told.append(event)
         if isinstance(event, StepEvent) and (event.member, event.step) == (1, 3):
             run.command("pause")
         if isinstance(event, RunEvent) and event.status == "paused":
             run.command("resume")
+        if isinstance(event, StepEvent) and statuses()[-2:] == ["paused", "running"]:
+            run.request_stop("they went on")
 
-    run = simulated_run(tmp_path, follow)
-    assert run.wait().status == "completed"
-    assert "paused" in [event.status for event in told if isinstance(event, RunEvent)]
-    assert {event.member for event in told if isinstance(event, StepEvent) and event.step == 20} == {0, 1, 2}
+    run = simulated_run(tmp_path, follow, max_steps=100_000)
+    assert run.wait().status == "cancelled"
+    last = {event.member: event.step for event in told if isinstance(event, StepEvent)}
+    assert last.keys() == {0, 1, 2} and len(set(last.values())) == 1
 
 
 @pytest.mark.slow

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import queue
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,29 @@ import pytest
 from toy_task import ToyTask, toy_plan
 
 from profiles.errors import ExitCode
-from training.events import ErrorEvent, EvaluationEvent, Event, MemberEvent, StepEvent
+from training.events import ErrorEvent, EvaluationEvent, Event, StepEvent
 from training.plan import RunPlan
 from training.simulated.members import run_members
 
 
 def told(folder: Path, plan: RunPlan, stop: int = 0) -> list[Event]:
     """Return the events of a simulated run, all members of which are stopped after this step; 0: after none."""
-    orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     events: list[Event] = []
+    ordered, ended = threading.Event(), threading.Event()
+
+    def orders() -> Iterator[bytes]:
+        for rank in range(plan.world_size) if stop else ():
+            yield json.dumps({"rank": rank, "command": "stop", "at_step": stop}).encode()
+        ordered.set()
+        ended.wait()  # for the end of the orders is a stop, too
 
     def note(event: Event) -> None:
         events.append(event)
-        if stop and isinstance(event, MemberEvent) and event.status == "started":
-            orders.put(json.dumps({"rank": event.member, "command": "stop", "at_step": stop}).encode())
+        assert not isinstance(event, StepEvent) or ordered.wait(60)  # nobody gets beyond the step that is named
 
     task = ToyTask()
-    assert run_members(plan, lambda rank: task, folder, folder, note, iter(orders.get, b"")) is ExitCode.DONE
+    assert run_members(plan, lambda rank: task, folder, folder, note, orders()) is ExitCode.DONE
+    ended.set()
     assert not [event for event in events if isinstance(event, ErrorEvent)]
     return events
 
