@@ -19,6 +19,7 @@ from training.bounded import Count
 from training.data import Cursor, SampleSchedule, Schedule, evaluation_slice
 from training.exchange.base import Anchor, Exchange
 from training.plan import RunPlan
+from training.same_data import BROUGHT_BACK
 from training.split import SplitSchedule, schedule_of, stream_seed
 from training.tasks.base import Task
 
@@ -59,6 +60,7 @@ class LocalSchedule(SplitSchedule):
     def __init__(self, plan: RunPlan, task: Task, rank: int, exchange: Exchange) -> None:
         super().__init__([], [], task.lengths())
         self._order, self._task, self._rank = plan.profile.training, task, rank
+        self._name = plan.seats[rank].name
         self._drop_last = self._order.drop_last
         self._sizes: dict[int, Sizes] = {}
         """What all members know, by part."""
@@ -155,10 +157,8 @@ class LocalSchedule(SplitSchedule):
             self._note(part, sizes)
 
     def _changed(self) -> BadInput:
-        return BadInput(
-            "this machine has other data than its members began with, or each of them reads others",
-            "bring back the data that were there, or start a new run",
-        )
+        message = f"{self._name} has other data than it began with, or than another worker of its machine"
+        return BadInput(message, BROUGHT_BACK)
 
     def _note(self, part: int, sizes: Sizes) -> None:
         """Make the order of a part; only who holds it needs to know how long its samples are."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiles.errors import ExitCode, MusterError, RunFailed
+from profiles.errors import BadInput, ExitCode, MusterError, RunFailed
 from training.events import ErrorEvent, Event, MemberEvent, ProgressEvent, WarningEvent
 from training.orders import Control
 from training.plan import RunPlan
@@ -31,14 +31,29 @@ def prepared(plan: RunPlan, rank: int, task: Task, secrets: Path, emit: Emit) ->
     from training.device import select_device
     from training.machine_load import machine_events
     from training.resources import threads
-    from training.tasks.base import now_and_then
 
     seat = plan.seats[rank]
     torch.set_num_threads(threads(seat.threads, torch.get_num_threads()))
     device = task.device = select_device(seat.device, seat.device_index)
     with machine_events(emit, device, secrets, run_id=plan.run_id):
-        task.prepare(now_and_then(lambda phase, done, total: emit(ProgressEvent(phase=phase, done=done, total=total))))
+        prepare_data(plan, rank, task, emit)
         yield device
+
+
+def prepare_data(plan: RunPlan, rank: int, task: Task, emit: Emit) -> None:
+    """Prepare a member's data, and tell of it.
+
+    Raises:
+        BadInput: they cannot be used; names the member where each has its own.
+    """
+    from training.tasks.base import now_and_then
+
+    try:
+        task.prepare(now_and_then(lambda phase, done, total: emit(ProgressEvent(phase=phase, done=done, total=total))))
+    except BadInput as error:
+        if not plan.profile.data.local_data:
+            raise
+        raise BadInput(f"{plan.seats[rank].name}: {error.message}", error.hint) from error
 
 
 def train(

@@ -39,6 +39,7 @@ _FORM = 2
 """Of the looks, since tasks say what identifies a sample; 1 before, when it was all that a sample held."""
 _EARLIER = f"where an earlier version of Muster began the run, continue with that one, or {NOT_THIS_RUN}"
 _SAME = "give every machine the same data set in the same order, and the same model"
+BROUGHT_BACK = "bring back the data that were there, or start a new run"
 _CHANGES = "changes"
 """Instead of a look: the sample is another one whenever it is read."""
 
@@ -144,8 +145,11 @@ def _read(payload: bytes) -> Description | None:
         return None
 
 
-def check_unchanged(then: Any, mine: Description, whose: str) -> None:
+def check_unchanged(then: Any, mine: Description, whose: str, owner: str = "") -> None:
     """Compare with a description of earlier, or of those who train already: ``whose`` is "the others have".
+
+    Args:
+        owner: the machine that has data of its own.
 
     Raises:
         BadInput: they differ.
@@ -157,8 +161,9 @@ def check_unchanged(then: Any, mine: Description, whose: str) -> None:
     except ValidationError as error:
         raise BadInput("what the run recorded of its data cannot be read", _EARLIER) from error
     if what := difference(before, mine):
-        hint = _SAME if before.form == mine.form else f"{_SAME}; {_EARLIER}"
-        raise BadInput(f"this machine has other data or another model than {whose}: {what}", hint)
+        same = BROUGHT_BACK if owner else _SAME
+        hint = same if before.form == mine.form else f"{same}; {_EARLIER}"
+        raise BadInput(f"{owner or 'this machine'} has other data or another model than {whose}: {what}", hint)
 
 
 def other_precision(then: Any, mine: Description) -> str:

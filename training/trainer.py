@@ -367,7 +367,8 @@ class Trainer:
         self.emit(SnapshotEvent(step=self.position.step, path=relative, bytes=size, seconds=seconds, live=live))
 
     def _restore(self, snapshot: Snapshot) -> None:
-        check_unchanged(snapshot.state.get("data"), self.data, "the run began with")
+        owner = self.member.name if self.local else ""
+        check_unchanged(snapshot.state.get("data"), self.data, "the run began with", owner)
         if message := other_precision(snapshot.state.get("data"), self.data):
             self._warn(message)
         self.state.restore(snapshot)

@@ -145,7 +145,8 @@ def plan_of(request: TrainRequest) -> RunPlan:
     checked_trackers(profile.run.trackers)
     run = profile.run
     if "workers" in request.overrides and (run.simulate or run.cluster):
-        raise BadInput("--simulate and --local do not go together", "--simulate N has N members in one process")
+        given = "--simulate" if run.simulate else "--cluster"
+        raise BadInput(f"{given} and --local do not go together", f"{given} has all members in one process")
     machines = Machines.read(Path(run.cluster)) if run.cluster else None
     simulated = run.simulate or (len(machines.names) if machines else 0)
     fitting = fit(profile, room_here(profile, 1 if simulated else run.workers), say)

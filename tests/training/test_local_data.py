@@ -25,6 +25,7 @@ from training.events import EvaluationEvent, Event, RunEvent, StepEvent, Warning
 from training.exchange.base import SoloExchange
 from training.local_data import LocalSchedule, schedule_for
 from training.local_plan import plan_local_run
+from training.member import prepare_data
 from training.orders import Command, Control
 from training.plan import MemberPlan, RunPlan
 from training.simulation import LocalTrainer
@@ -237,6 +238,13 @@ def test_who_comes_back_with_other_data_is_refused() -> None:
     found, _ = together(2, lambda end: LocalSchedule(both, Own(7 - end.rank), end.rank, end))
     assert isinstance(found[1], BadInput) and "other data" in str(found[1])
     assert all(isinstance(one, LocalSchedule) for one in together(2, body)[0].values())
+
+
+def test_who_has_nothing_to_train_on_is_named() -> None:
+    plan = local_plan([8, 0])
+    task = CustomTask(plan.profile, lambda: (Net(), []))
+    with pytest.raises(BadInput, match="machine-1: the training data set is empty"):
+        prepare_data(plan, 1, task, lambda event: None)
 
 
 # ----------------------------------------------------------------------------------------------- of one's own making

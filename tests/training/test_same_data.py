@@ -123,6 +123,9 @@ def test_a_newcomer_with_other_data_is_refused() -> None:
         BadInput, match="has other data or another model than the others have: train has 11 samples instead of 12"
     ):
         check_unchanged(described(SAMPLES).model_dump(), described(SAMPLES[:11]), "the others have")
+    with pytest.raises(BadInput, match="machine-1 has other data .* 11 samples instead of 12") as caught:
+        check_unchanged(described(SAMPLES).model_dump(), described(SAMPLES[:11]), "the run began with", "machine-1")
+    assert "bring back the data that were there" in caught.value.hint
 
 
 class Frozen(ToyTask):

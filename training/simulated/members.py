@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from profiles.errors import ExitCode, RunFailed
-from training.events import Event, MemberEvent, ProgressEvent, StepEvent
-from training.member import Emit, exit_code_of, prepared, train
+from training.events import Event, MemberEvent, StepEvent
+from training.member import Emit, exit_code_of, prepare_data, prepared, train
 from training.orders import Command, Control
 from training.plan import RunPlan
 from training.randomness import seed_everything
@@ -55,7 +55,7 @@ def run_members(
             model = task.build_model()
             tasks = [task] * plan.world_size
             if plan.profile.data.local_data:
-                tasks = [task, *(_ready(task_of(rank), device, emits[rank]) for rank in ranks[1:])]
+                tasks = [task, *(_ready(plan, rank, task_of(rank), device, emits[rank]) for rank in ranks[1:])]
             baton = Baton(device)
             room, controls = _meeting(plan, run_dir, baton, emits)
             threading.Thread(target=_hand_out, args=(commands, controls), name="control", daemon=True).start()
@@ -107,12 +107,10 @@ def _seconds_until(run_dir: Path, step: int) -> float:
     return max(event.clock or 0.0 for event in events if isinstance(event, StepEvent) and event.step <= step)
 
 
-def _ready(task: Task, device: torch.device, emit: Emit) -> Task:
+def _ready(plan: RunPlan, rank: int, task: Task, device: torch.device, emit: Emit) -> Task:
     """Return the task of another member with its data."""
-    from training.tasks.base import now_and_then
-
     task.device = device
-    task.prepare(now_and_then(lambda phase, done, total: emit(ProgressEvent(phase=phase, done=done, total=total))))
+    prepare_data(plan, rank, task, emit)
     return task
 
 
