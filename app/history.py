@@ -107,7 +107,7 @@ def happening(event: Event, member: MemberState | None) -> Happening | None:
             return said("run", because(_RUN[event.status], event.message))
         case MemberEvent():
             found = member_news(event, member)
-            step = member.step if member and event.status in GONE else -1
+            step = member.step if member and member.step and event.status in GONE else -1  # 0: it has just come back
             return said(*found, step=step, status=event.status) if found else None
         case EvaluationEvent():
             text = ", ".join(

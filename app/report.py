@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from dataclasses import dataclass
@@ -11,9 +12,12 @@ from typing import Any
 from app.console import command_about, command_line, duration_text, near, visible
 from app.figures import change, evaluations_document, run_lines
 from app.metrics import metric_label, metrics_of, simulated_text
+from app.promise import comparison_in, outcome, promise_of
 from app.run_state import RunState
+from distributed.planning.document import Planning
+from distributed.planning.feedback import PLANNING
 from profiles.declarations import trait_of
-from profiles.errors import counted
+from profiles.errors import BadInput, counted
 from profiles.locations import is_location
 from training.outcome import NOT_THIS_RUN, RunOutcome
 from training.plan import SCRIPT, RunPlan
@@ -79,7 +83,7 @@ def completed_lines(ended: Ended) -> list[str]:
     if ended.plan.launch is not None:
         passed = (ended.state.ended or 0.0) - (ended.state.started or 0.0)
         return ["", f"Done in {duration_text(passed)}", f"run     {ended.run_dir}"]
-    lines = ["", f"Done: {counted(steps, 'step')} in {took}{speed}", *evaluation_lines(ended.state)]
+    lines = ["", f"Done: {counted(steps, 'step')} in {took}{speed}", *_promise(ended), *evaluation_lines(ended.state)]
     if ended.state.simulated_hours is not None:
         lines.append(f"clock   {simulated_text(ended.state.simulated_hours)} on the machines of the file")
     if lost := lost_in(ended.metrics):
@@ -90,6 +94,15 @@ def completed_lines(ended: Ended) -> list[str]:
     if ended.model is None:
         return [*lines, f"run     {ended.run_dir}"]
     return [*lines, f"model   {ended.model}", "next", *[f"  {command}" for command in next_commands(ended)]]
+
+
+def _promise(ended: Ended) -> list[str]:
+    """Return in one line how far the plan's promise was kept; nothing where the run had no plan."""
+    with contextlib.suppress(BadInput):
+        promise = promise_of(Planning.read(ended.run_dir / PLANNING))
+        found = outcome(ended.state, promise, comparison_in(ended.metrics))
+        return [str(found)] if found else []
+    return []
 
 
 def next_commands(ended: Ended) -> list[str]:

@@ -15,7 +15,7 @@ from functools import reduce
 from itertools import accumulate
 from typing import NamedTuple
 
-from training.events import EvaluationEvent, MachineEvent, StepEvent, SyncEvent
+from training.events import EvaluationEvent, MachineEvent, SnapshotEvent, StepEvent, SyncEvent
 
 MOST_BUCKETS = 1024
 
@@ -194,6 +194,8 @@ SUMMED = ("samples/s", "bytes/step", "memory", "device memory", "sync bytes", "p
 
 SIMULATED = "simulated hours"
 """Time since the run began, on the machines that are simulated."""
+SNAPSHOTS = "snapshot time"
+"""Seconds in which a machine wrote a snapshot."""
 OF_EXCHANGES = {
     "sync bytes": "Bytes that all machines sent and received at a synchronisation.",
     "compression": "How many times more bytes averaging all weights in fp32 in every step would have sent.",
@@ -214,7 +216,11 @@ class Figure(NamedTuple):
     weight: float = 1.0
 
 
-def figures(event: StepEvent | SyncEvent | EvaluationEvent | MachineEvent, step: int) -> Iterator[Figure]:
+Told = StepEvent | SyncEvent | EvaluationEvent | MachineEvent | SnapshotEvent
+"""Events that have figures."""
+
+
+def figures(event: Told, step: int) -> Iterator[Figure]:
     """Yield the figures of an event.
 
     Args:
@@ -242,6 +248,8 @@ def figures(event: StepEvent | SyncEvent | EvaluationEvent | MachineEvent, step:
             step = event.step
             found = {evaluated(event.split, name): value for name, value in event.figures.items()}
             weight = dict.fromkeys(found, float(event.samples or 1))
+        case SnapshotEvent():
+            step, found = event.step, {SNAPSHOTS: event.seconds}
         case MachineEvent():
             found = {"processor": event.cpu_percent / 100, "memory": event.memory_used, "power": event.watts}
             found |= {"device memory": event.device_memory_used, "temperature": event.celsius}
@@ -270,9 +278,14 @@ def names(curves: Mapping[int, Curves]) -> list[str]:
     return sorted(every, key=lambda name: (_rank(name), name))
 
 
-def of_run(curves: Mapping[int, Curves], name: str) -> Series:
-    """Return what all members together show of a series: the sum where values add up, else the weighted mean."""
-    own = [curves[rank][name] for rank in sorted(curves) if name in curves[rank]]
+def of_run(curves: Mapping[int, Curves], name: str, least: int = 1) -> Series:
+    """Return what all members together show of a series: the sum where values add up, else the weighted mean.
+
+    Args:
+        least: width of the buckets at least, a power of two. The mean of a rate over some steps is another one than
+            that of sums: each member has its long steps elsewhere.
+    """
+    own = [coarser(curves[rank][name], least) for rank in sorted(curves) if name in curves[rank]]
     return (summed if name in SUMMED else merged)(own)
 
 

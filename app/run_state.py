@@ -15,7 +15,7 @@ from functools import reduce
 
 from app.history import Chronicles, Happening, happening, in_order, newest, noted
 from app.member_state import GONE, MemberState, OfMember, advance, changed, phase_text, stopped, sum_of_known
-from app.run_series import RUN, SIMULATED, Curves, extended, figures
+from app.run_series import RUN, SIMULATED, Curves, Told, extended, figures
 from app.run_series import newest as newest_value
 from training.events import (
     AnswerEvent,
@@ -172,7 +172,7 @@ def apply(state: RunState, event: Event) -> RunState:
             return _with_figures(_evaluation(state, event), event)
         case SnapshotEvent():
             state = changed(state, snapshot_step=max(event.step, state.snapshot_step or 0))
-            return _with_member(state, event)
+            return _with_figures(_with_member(state, event), event)
         case StepEvent() | SyncEvent() | MachineEvent():
             return _with_figures(_with_member(state, event), event)
         case ProgressEvent(member=None):
@@ -187,7 +187,7 @@ def apply(state: RunState, event: Event) -> RunState:
 
 def machine_changes(state: RunState) -> list[tuple[float, Happening]]:
     """Return when machines came and went, over the steps; not how every run begins and ends."""
-    found, away = [], dict[int, bool]()
+    found, away, since = [], dict[int, bool](), dict[int, float]()
     for one in in_order(state.chronicles):
         went = one.status in GONE or (one.kind == "error" and one.member >= 0)
         if not went and one.kind != "back" and one.status != "joined":
@@ -197,9 +197,10 @@ def machine_changes(state: RunState) -> list[tuple[float, Happening]]:
         away[one.member] = went
         step = float(one.step) if one.step >= 0 else _step_at(state, one.time)
         if step is None and went and one.member in state.members:
-            step = state.members[one.member].step
+            step = max(state.members[one.member].step, since.get(one.member, 0.0))
         last = state.total_steps if state.total_steps is not None else math.inf
         if step is not None and (went or step >= 1) and not (one.status == "left" and step >= last):
+            since[one.member] = step
             found.append((step, one))
     return found
 
@@ -218,7 +219,7 @@ def _step_at(state: RunState, moment: float) -> float | None:
     return before[1] + share * max(0, after[1] - before[1])
 
 
-def _with_figures(state: RunState, event: StepEvent | SyncEvent | MachineEvent | EvaluationEvent) -> RunState:
+def _with_figures(state: RunState, event: Told) -> RunState:
     rank = RUN if event.member is None else event.member
     member = state.members.get(rank)
     found = figures(event, member.step if member else 0)

@@ -12,28 +12,13 @@ from typing import Literal
 from app.console import duration_text
 from app.history import Happening, in_order
 from app.member_state import TROUBLE, MemberState
+from app.promise import Alone, Promise, outcome
 from app.run_state import INTERRUPTED, RunState
-from distributed.planning.document import Planning
 from training.sensors import slows
 
 STALLED_AFTER = 30.0
 """Seconds without a step, or ten steps' time if that is longer, after which a run is called stalled."""
 Level = Literal["starting", "good", "warning", "bad", "paused", "done", "stopped"]
-
-
-@dataclass(frozen=True)
-class Alone:
-    """What one machine alone would do, as the planner predicted it."""
-
-    name: str
-    samples_per_second: float
-
-
-def best_alone(planning: Planning | None) -> Alone | None:
-    """Return the best single machine as it was predicted; ``None`` where nothing was."""
-    singles = [one for one in planning.ranking if one.choice.alone and one.fits] if planning else []
-    best = max(singles, key=lambda one: one.samples_per_second, default=None)
-    return Alone(best.choice.members[0], best.samples_per_second) if best else None
 
 
 @dataclass(frozen=True)
@@ -71,6 +56,7 @@ def verdict(
     live: bool = True,
     members: int = 0,
     alone: Alone | None = None,
+    promise: Promise | None = None,
     launched: bool = False,
 ) -> Verdict:
     """Return how a run is doing.
@@ -80,10 +66,11 @@ def verdict(
         live: whether a process works on the run.
         members: how many there should be.
         alone: what is compared with; ``None`` where nothing was predicted.
+        promise: of the plan, that the end is held against.
         launched: whether the members run a script, which tells no steps.
     """
     if state.ended is not None and state.status != INTERRUPTED:
-        return _ended(state)
+        return _ended(state, promise)
     if not live or state.ended is not None:
         return Verdict("bad", "Interrupted", ("the process that ran it is gone", *_progress(state), state.kept))
     every = state.members.values()
@@ -94,17 +81,19 @@ def verdict(
         return Verdict("paused", "Paused", (present, *_progress(state)))
     if state.status == "starting" or not (launched or any(member.step for member in every)):
         return Verdict("starting", "Starting", (present, *_phases(state)))
-    figures = tuple(part for part in (_speed_up(state, alone), _done_at(state, now)) if part)
+    promised = _promised(state, promise, now)
+    figures = tuple(part for part in (_speed_up(state, alone), _done_at(state, now), promised) if part)
+    spare = tuple(part for part in (promised, *figures[:2]) if part)
     silent = _silence(state, now)
     if lost:
         word = "Degraded" if any(member.active for member in every) else "Lost"
         more = (f"and {len(lost) - 2} more",) if len(lost) > 2 else ()
-        return Verdict("bad", word, (present, *map(_why, lost[:2]), *more, *figures), spare=figures)
+        return Verdict("bad", word, (present, *map(_why, lost[:2]), *more, *figures), spare=spare)
     if silent:
         return Verdict("warning", "Stalled", (present, f"no step for {duration_text(silent)}"))
     remarks = _remarks(state)
     parts = (present, *remarks, *figures)
-    return Verdict("warning" if remarks else "good", "Watch" if remarks else "Healthy", parts, spare=figures)
+    return Verdict("warning" if remarks else "good", "Watch" if remarks else "Healthy", parts, spare=spare)
 
 
 def ending(state: RunState, now: float) -> Ending | None:
@@ -162,9 +151,11 @@ def slowest(state: RunState) -> MemberState | None:
     return state.members[rank] if times[rank] > 1.1 * statistics.median(times.values()) else None
 
 
-def _ended(state: RunState) -> Verdict:
+def _ended(state: RunState, promise: Promise | None) -> Verdict:
     if state.status == "completed":
-        return Verdict("done", "Completed", _progress(state))
+        found = outcome(state, promise)
+        kept = (found.short,) if found else ()
+        return Verdict("done", "Completed", (*_progress(state), *kept), spare=kept)
     if state.status == "cancelled":
         why = () if state.message in ("", "stopped", state.kept) else (state.message,)
         return Verdict("stopped", "Stopped", (*_progress(state), state.kept, *why))
@@ -200,12 +191,27 @@ def _done_at(state: RunState, now: float) -> str:
     end = ending(state, now)
     if end is None or not math.isfinite(end.left + end.give_or_take) or end.left > 30 * 86_400:
         return ""
-    at = time.localtime(now + end.left)
-    day = "" if time.localtime(now)[:3] == at[:3] else time.strftime("%a ", at)
     if end.left < 120:
         return f"done in {duration_text(end.left)}"
     minutes = max(1, round(end.give_or_take / 60))
-    return f"done {day}{time.strftime('%H:%M', at)} ±{minutes} min"
+    return f"done {_clock(now + end.left, now)} ±{minutes} min"
+
+
+def _promised(state: RunState, promise: Promise | None, now: float) -> str:
+    """Return when the plan would have had the run done."""
+    end = promise.end(state) if promise else None
+    if end is None or not math.isfinite(end) or abs(end - now) > 30 * 86_400:
+        return ""
+    if abs(end - now) < 120:
+        return f"promised in {duration_text(end - now)}" if end > now else f"promised {duration_text(now - end)} ago"
+    return f"promised {_clock(end, now)}"
+
+
+def _clock(moment: float, now: float) -> str:
+    """``14:03``, with the day where it is another one."""
+    at = time.localtime(moment)
+    day = "" if time.localtime(now)[:3] == at[:3] else time.strftime("%a ", at)
+    return f"{day}{time.strftime('%H:%M', at)}"
 
 
 def _silence(state: RunState, now: float) -> float:

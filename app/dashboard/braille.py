@@ -204,21 +204,3 @@ def ticks(window: Window, most: int) -> list[float]:
     slack = 1e-9 * span
     inside = (number * step for number in range(first, first + most + 1))
     return [value for value in inside if window.bottom - slack <= value <= window.top + slack]
-
-
-SPARKS = "▁▂▃▄▅▆▇█"
-
-
-def sparkline(values: Sequence[float | None], width: int, top: float = 0.0) -> str:
-    """Return values as one line of small bars, the newest at the right; ``None`` is a blank.
-
-    Args:
-        top: the value of a full bar where it is more than that of the greatest.
-    """
-    shown = list(values)[-width:]
-    high = max([top, *(value for value in shown if value is not None)], default=0.0)
-    text = "".join(
-        " " if value is None else SPARKS[min(7, max(0, round(value / high * 7)))] if high > 0 else SPARKS[0]
-        for value in shown
-    )
-    return text.rjust(width)

@@ -4,6 +4,7 @@ smooth, with a former run under it."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,17 +16,21 @@ from textual.widgets import Static
 from app.dashboard.braille import SAMPLES, Curve, Raster, Window, ticks, together, window_of
 from app.dashboard.pane import Pane
 from app.dashboard.reader import Picture
+from app.dashboard.ribbons import BESIDE, Strip, margin, strip_lines, strips
 from app.figures import evaluated_series
 from app.history import in_order
 from app.metrics import RATES
-from app.run_series import Series, names, newest, of_member, of_run, smoothed
+from app.promise import at_promised_pace, pace_of
+from app.run_series import Point, Series, names, newest, of_member, of_run, smoothed
 from app.run_state import RunState, machine_changes
 from app.shell.keys import Key, app_of
 from app.shell.row_table import RowTable
 from app.shell.text import Column, Row, literal
 
 _LEFT = 8
-"""Cells of the labels at the left."""
+"""Cells of the labels at the left, at least."""
+_LEAST_ROWS = 4
+"""Of a curve, before there is room for machines under it."""
 _MOST_MARKS = 24
 """Synchronisations beyond which their marks would only be a line."""
 
@@ -69,6 +74,10 @@ class ChartData:
     left: float | None = None
     right: float | None = None
     empty: str = "no values yet"
+    strips: tuple[Strip, ...] = ()
+    """Machines, under the axis."""
+    beside: bool = False
+    """Whether their figures stand at the right of them."""
 
 
 class Chart(Static):
@@ -101,23 +110,28 @@ def drawn(data: ChartData, width: int, height: int, ascii_only: bool = False) ->
     Args:
         ascii_only: draw curves without braille, whose points would all look alike.
     """
-    if width < _LEFT + 8 or height < 4:
+    left, beside = margin(data.strips, width, _LEFT), BESIDE if data.beside and data.strips else 0
+    across, room = width - left - 1 - beside, height - 3 - _LEAST_ROWS
+    if across < 7 or height < 4:
         return [_title(data, width)]
-    across, down = width - _LEFT - 1, height - 3
     window = window_of(data.curves, data.log, data.left, data.right, data.zero)
+    below = strip_lines(data.strips, window, left, across, room, beside) if room > 0 else []
     if window is None:
-        empty = literal(" " * (_LEFT + 1) + data.empty, "$text-muted").truncate(width, ellipsis=True)
-        return [_title(data, width), Content(""), empty]
+        empty = literal(" " * (left + 1) + data.empty, "$text-muted").truncate(width, ellipsis=True)
+        return [_title(data, width), Content(""), empty, *([Content("")] if below else []), *below]
+    down = height - 3 - len(below)
     raster = Raster(across, down, ascii_only)
     for curve in data.curves:
         raster.draw(curve, window)
     labels = _labels(window, down, data.unit)
     lines = [_title(data, width)]
     for row, runs in enumerate(raster.lines()):
-        label = f"{labels.get(row, ''):>{_LEFT}.{_LEFT}}"
+        label = f"{labels.get(row, ''):>{left}.{left}}"
         edge = "┤" if row in labels else "│"
         lines.append(Content.assemble((label + edge, "$text-muted"), *runs))
-    return [*lines, _axis(data, window, across), _steps(window, across)]
+    steps = _steps(window, across) + (" " * beside if not below else f"{'wait':>{beside}}" if beside else "")
+    axis, steps_line = _axis(data, window, across, left), literal(" " * (left + 1) + steps, "$text-muted")
+    return [*lines, axis, *below, steps_line]
 
 
 def value_text(value: float, unit: str = "") -> str:
@@ -136,6 +150,29 @@ def value_text(value: float, unit: str = "") -> str:
     if value and (abs(value) < 1e-3 or abs(value) >= 1e5):
         return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
     return f"{value:.4g}"
+
+
+def ghost(picture: Picture, name: str, points: Sequence[Point]) -> list[Curve]:
+    """Return what the plan promised of a series, as a line to lie under it; none where it promised nothing.
+
+    Of the loss it promised nothing but the time: its line is the loss at the pace that was promised.
+    """
+    promise = picture.promise
+    if promise is None or not points:
+        return []
+    if name != "loss":
+        value = promise.figures.get(name)
+        ends = () if value is None else (points[0].step, points[-1].step)
+        shown = [Point(step, value, value, value) for step in ends if value is not None]
+    else:
+        pace = pace_of(picture.state)
+        shown = at_promised_pace(points, pace, promise) if pace else []
+    return [Curve(shown, "$text-muted", pattern=2)] if shown else []
+
+
+def promised(lines: Sequence[Curve]) -> tuple[tuple[str, str], ...]:
+    """Return what the legend says of :func:`ghost`."""
+    return tuple((sample("promised", line), line.style) for line in lines)
 
 
 def sample(words: str, curve: Curve) -> str:
@@ -159,21 +196,21 @@ def _labels(window: Window, down: int, unit: str) -> dict[int, str]:
     return found
 
 
-def _axis(data: ChartData, window: Window, across: int) -> Content:
+def _axis(data: ChartData, window: Window, across: int, left: int) -> Content:
     cells = [("─", "$text-muted")] * across
     for mark in data.marks:
         place = window.across(mark.step)
         if 0 <= place <= 1:
             cells[min(across - 1, int(place * across))] = (mark.sign, mark.style)
-    return Content.assemble((" " * _LEFT + "└", "$text-muted"), *together(cells))
+    return Content.assemble((" " * left + "└", "$text-muted"), *together(cells))
 
 
-def _steps(window: Window, across: int) -> Content:
+def _steps(window: Window, across: int) -> str:
     first, last = f"{math.floor(window.left)}", f"step {math.ceil(window.right)}"
     middle = f"{round((window.left + window.right) / 2)}"
     room = across - len(first) - len(last)
     text = first + (middle.center(room) if room > len(middle) + 4 else " " * max(1, room)) + last
-    return literal(" " * (_LEFT + 1) + text[:across], "$text-muted")
+    return f"{text[:across]:{across}}"
 
 
 # -------------------------------------------------------------------------------------------------------------- the tab
@@ -273,6 +310,9 @@ class Charts(Pane):
             right = last - self._shift * width
             left = max(0.0, right - width)
         curves, legend = self._curves(name, picture)
+        lines = ghost(picture, name, curves[-1].points) if curves and not self._apart else []
+        curves[-1:-1] = lines
+        legend += promised(lines)
         former = picture.former.curves.get(name) if picture.former else None
         if former is not None and picture.former is not None:
             curves.insert(0, self._curve(former, "$text-muted"))
@@ -290,6 +330,7 @@ class Charts(Pane):
             log=self._log,
             left=left,
             right=right,
+            strips=strips(picture),
         )
 
     def _curves(self, name: str, picture: Picture) -> tuple[list[Curve], list[tuple[str, str]]]:

@@ -11,14 +11,15 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 
 from app.console import bytes_text, duration_text, near
-from app.dashboard.braille import Curve
-from app.dashboard.charts import Chart, ChartData, marks, sample, value_text
-from app.dashboard.pane import Pane, Words, shares_bar, sparks, state_of
+from app.dashboard.braille import Curve, together
+from app.dashboard.charts import Chart, ChartData, ghost, marks, promised, sample, value_text
+from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
+from app.dashboard.ribbons import strips
 from app.figures import course, evaluated_series
 from app.history import Happening, in_order
-from app.member_state import TROUBLE, MemberState
 from app.report import evaluation_lines
+from app.ribbon import whole_rounds
 from app.run_series import names, of_run, smoothed
 from app.run_state import RunState
 from app.shell.row_table import RowTable
@@ -115,8 +116,6 @@ def what(one: Happening, picture: Picture) -> str:
 
 
 SMOOTHING = 0.8
-_BESIDE = 62
-"""Cells of a strip beside the course of its speed."""
 _SHORTEST_BAR, _LONGEST_BAR = 6, 18
 
 
@@ -125,8 +124,9 @@ class Overview(Pane):
 
     ABOUT = (
         "Loss of all machines (line: smoothed, dots: least to greatest), below it synchronisations (┴), evaluations "
-        "(◆), machines lost (✗) and back (+). A strip a machine: state, step, samples/s, its course, and how its time "
-        "divides into computing and waiting."
+        "(◆), machines lost (✗) and back (+). Then a line for each machine, on the same axis: the higher, the more it "
+        "computed and the less it waited; lost (✗) and why, back (+), snapshot (◇); at the right its samples/s and its "
+        "waiting. Dotted: what the plan promised, and the loss as it would be at the pace that was promised."
     )
     SCOPED_CSS = False
     DEFAULT_CSS = """
@@ -134,7 +134,6 @@ class Overview(Pane):
     Overview #charts { height: 1fr; margin-top: 1; }
     Overview #others { width: 40%; display: none; }
     .-wide Overview #others { display: block; margin-left: 2; }
-    Overview #strips { height: auto; margin-top: 1; text-wrap: nowrap; }
     Overview #latest { height: auto; margin-top: 1; text-wrap: nowrap; text-overflow: ellipsis; }
     """
 
@@ -145,20 +144,19 @@ class Overview(Pane):
             with Vertical(id="others"):
                 yield Chart(id="error-rate")
                 yield Chart(id="rate")
-        yield Words(id="strips")
         yield Words(id="latest")
 
     def draw(self, picture: Picture) -> None:
         state = picture.state
         width, height = self.size
-        self.query_one("#progress", Words).show(progress_line(state, picture.now, width))
+        ghost_at = picture.promise.share(state, picture.now) if picture.promise else None
+        self.query_one("#progress", Words).show(progress_line(state, picture.now, width, ghost_at))
         self.query_one("#loss", Chart).show(loss_chart(picture))
         if self.screen.has_class("-wide"):
             self.query_one("#error-rate", Chart).show(_error_chart(picture))
-            self.query_one("#rate", Chart).show(_rate_chart(state))
+            self.query_one("#rate", Chart).show(_rate_chart(picture))
         tall = height >= 26
-        self.query_one("#strips", Words).show(_strips(picture, width, 8 if tall else 4))
-        latest = _result(picture, 8 if tall else 4) or _latest(picture, 5 if tall else 2)
+        latest = _result(picture, 9 if tall else 5, width) or _latest(picture, 5 if tall else 2)
         self.query_one("#latest", Words).show(latest)
 
 
@@ -174,6 +172,7 @@ def loss_chart(picture: Picture) -> ChartData:
     gap = 8.0 * series.width
     band = Curve(points, "", "$primary 45%", gap)
     line = Curve(smoothed(points, SMOOTHING), "bold $text-primary", gap=gap)
+    lines = ghost(picture, "loss", line.points)
     empty = "the loss appears here with the first step"
     if picture.launched:
         empty = "a script reports no steps and no loss; tab 5 shows what it prints"
@@ -181,14 +180,17 @@ def loss_chart(picture: Picture) -> ChartData:
         empty = "the model is evaluated first; then the loss appears here"
     return ChartData(
         title=f"loss {newest}".strip(),
-        curves=(band, line) if points else (),
+        curves=(band, *lines, line) if points else (),
         marks=marks(state),
-        legend=invalid,
+        legend=promised(lines) + invalid,
         empty=empty,
+        strips=strips(picture),
+        beside=True,
     )
 
 
-def progress_line(state: RunState, now: float, width: int) -> Content:
+def progress_line(state: RunState, now: float, width: int, promised_share: float | None = None) -> Content:
+    """Return how far the run is, and in the bar (┃) how far it should be."""
     if state.total_steps is None:
         busy = [member.preparing for member in state.members.values() if member.phase]
         return literal(busy[0] if busy else state.status, "$text-muted")
@@ -204,7 +206,10 @@ def progress_line(state: RunState, now: float, width: int) -> Content:
         if spare >= _SHORTEST_BAR:
             break
     drawn = bar(share, max(_SHORTEST_BAR, min(_LONGEST_BAR, spare)))
-    line = Content.assemble((step, "bold"), "  ", (drawn, "$text-primary"), f"  {done}  ", literal(rest, "$text-muted"))
+    signs = [(sign, "$text-primary") for sign in drawn]
+    if promised_share is not None and state.ended is None:
+        signs[min(len(signs) - 1, int(promised_share * len(signs)))] = ("┃", "$text-muted")
+    line = Content.assemble((step, "bold"), "  ", *together(signs), f"  {done}  ", literal(rest, "$text-muted"))
     return line.truncate(max(1, width), ellipsis=True)
 
 
@@ -235,51 +240,24 @@ def _error_chart(picture: Picture) -> ChartData:
     )
 
 
-def _rate_chart(state: RunState) -> ChartData:
-    series = of_run(state.curves, "samples/s")
+def _rate_chart(picture: Picture) -> ChartData:
+    state = picture.state
+    series = of_run(state.curves, "samples/s", whole_rounds(state))
     points = smoothed(series.points(), 0.6)
     title = f"samples/s {state.samples_per_second:.4g}" if state.samples_per_second else "samples/s"
-    return ChartData(title, (Curve(points, "$text-success", gap=8.0 * series.width),) if points else (), zero=True)
+    lines = ghost(picture, "samples/s", points)
+    curves = (*lines, Curve(points, "$text-success", gap=8.0 * series.width)) if points else ()
+    return ChartData(title, curves, legend=promised(lines), zero=True)
 
 
-def _strips(picture: Picture, width: int, most: int) -> Content:
-    members = list(picture.state.members.values())
-    if not members:
-        return literal("no machine has reported yet", "$text-muted")
-    if len(members) > most:
-        members.sort(key=lambda member: (member.active, member.rank))
-    courses = sparks(picture, "samples/s", max(8, min(60, width - _BESIDE)))
-    shown = [_strip(member, picture, width, courses[member.rank]) for member in members[:most]]
-    if len(members) > most:
-        shown.append(literal(f"... and {len(members) - most} more on tab 2", "$text-muted"))
-    return Content("\n").join(shown)
-
-
-def _strip(member: MemberState, picture: Picture, width: int, course: str) -> Content:
-    name = literal(picture.name(member.rank), "bold").truncate(14, ellipsis=True).pad_right(0)
-    name = name.pad_right(max(0, 14 - name.cell_length))
-    state = state_of(member, picture)
-    state = state.pad_right(max(0, 12 - state.cell_length)).truncate(12)
-    if not member.active and member.message:
-        style = "$text-error" if member.status in TROUBLE else "$text-muted"
-        return Content.assemble(name, " ", state, " ", literal(member.message, style)).truncate(width)
-    if not member.window:
-        about = literal(member.preparing or member.device, "$text-muted")
-        return Content.assemble(name, " ", state, " ", about).truncate(width)
-    rate = f"{member.samples_per_second:7.1f}/s" if math.isfinite(member.samples_per_second) else " " * 9
-    wait = member.shares[1]
-    return Content.assemble(
-        name, " ", state, f"{rate} ", (course, "$text-success 80%"), "  ",
-        shares_bar(member, 12), (f" {wait:4.0%} wait" if wait == wait else "", "$text-muted"),
-    ).truncate(max(1, width))  # fmt: skip
-
-
-def _result(picture: Picture, most: int) -> Content:
+def _result(picture: Picture, most: int, width: int) -> Content:
     """Return what a completed run reached, where its model is and what to do with it; nothing for others."""
     ended = picture.ended
     if ended is None or ended.status != "completed" or ended.model is None:
         return Content("")
     figures = [literal(line, "$text-success") for line in evaluation_lines(ended.state)]
+    if (kept := picture.outcome) is not None:
+        figures[:0] = literal(str(kept)).wrap(max(20, width))[: 2 if most < 9 else 3]
     model = Content.assemble(("model   ", "$text-muted"), literal(near(ended.model)))
     following = Content.assemble(
         ("next    ", "$text-muted"), literal("n lists what to type: use it, compare it, rerun it")

@@ -8,10 +8,8 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Static
 
-from app.dashboard.braille import sparkline
 from app.dashboard.reader import Picture
 from app.member_state import MemberState
-from app.run_series import Series, of_member
 from app.shell.keys import Key
 from app.shell.row_table import RowTable
 from app.shell.text import Mark
@@ -84,11 +82,17 @@ class Pane(Vertical):
         return next((table.row.plain for table in self.query(RowTable) if table.row), "")
 
 
-def state_of(member: MemberState, picture: Picture) -> Content:
+def mark_of(member: MemberState, picture: Picture) -> tuple[Mark, str]:
     """Return symbol and word of a member's state."""
     if picture.state.status == "paused" and member.active:
-        return Mark.PAUSED.show("paused")
-    return _STATES.get(member.status, Mark.WORKING).show(member.status)
+        return Mark.PAUSED, "paused"
+    return _STATES.get(member.status, Mark.WORKING), member.status
+
+
+def state_of(member: MemberState, picture: Picture) -> Content:
+    """Return symbol and word of a member's state, as they are shown."""
+    mark, word = mark_of(member, picture)
+    return mark.show(word)
 
 
 def seconds_text(seconds: float | None) -> str:
@@ -98,32 +102,6 @@ def seconds_text(seconds: float | None) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def sparks(picture: Picture, name: str, width: int) -> dict[int, str]:
-    """Return each member's series over the whole run in one line, on one scale; blanks where it has no values."""
-    ranks = list(picture.state.members)
-    last = max((m.step for m in picture.state.members.values()), default=0)
-    values = {rank: resampled(of_member(picture.state.curves, rank, name), last, width) for rank in ranks}
-    top = max((value for row in values.values() for value in row if value is not None), default=0.0)
-    return {rank: sparkline(row, width, top) for rank, row in values.items()}
-
-
-def resampled(series: Series, last: int, width: int) -> list[float | None]:
-    """Return ``width`` means of a series from step 0 to ``last``."""
-    sums, counts = [0.0] * width, [0] * width
-    scale = width / (last + 1)
-    for bucket in series.buckets:
-        first = min(width - 1, int(bucket.place * series.width * scale))
-        final = min(width - 1, max(first, int(((bucket.place + 1) * series.width - 1) * scale)))
-        for place in range(first, final + 1):
-            sums[place] += bucket.mean
-            counts[place] += 1
-    found: list[float | None] = [sums[n] / counts[n] if counts[n] else None for n in range(width)]
-    if last + 1 < width:  # fewer steps than cells: what lies between two steps is no gap
-        for place in range(1, width):
-            found[place] = found[place - 1] if found[place] is None else found[place]
-    return found
 
 
 def shares_bar(member: MemberState, cells: int) -> Content:

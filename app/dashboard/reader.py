@@ -19,11 +19,11 @@ from typing import Any
 from app.dashboard.log_book import LogBook, LogLine
 from app.follow import Follower
 from app.member_state import changed
+from app.promise import Alone, Outcome, Promise, best_alone, comparison_in, outcome, promise_of
 from app.report import Ended
 from app.run_series import Series, names, of_run
 from app.run_state import INTERRUPTED, RunState, apply, at_its_end, reduce_events
 from app.since import Visit
-from app.verdict import Alone, best_alone
 from distributed.planning.document import Candidate, Planning
 from profiles.errors import BadInput, MusterError
 from training.event_log import read_events
@@ -98,6 +98,18 @@ class Picture:
     def alone(self) -> Alone | None:
         """The best single machine, as it was predicted."""
         return best_alone(self.planning)
+
+    @property
+    def promise(self) -> Promise | None:
+        """What the plan promised; ``None``: nothing."""
+        return promise_of(self.planning)
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How far that was kept, of a run that has come to its end."""
+        if self.state.status != "completed":
+            return None
+        return outcome(self.state, self.promise, comparison_in(self.ended.metrics) if self.ended else None)
 
     @property
     def rounds(self) -> dict[tuple[int, int], list[tuple[int, SyncEvent]]]:

@@ -208,6 +208,7 @@ class DashboardScreen(BaseScreen):
             live=picture.live,
             members=picture.expected,
             alone=picture.alone,
+            promise=picture.promise,
             launched=picture.launched,
         )
         if picture.damage and not picture.state.members:

@@ -12,12 +12,25 @@ from typing import Any
 
 from app.console import visible
 from app.html_report.evidence import Evidence
+from app.html_report.ribbon import NOTE, bands
 from app.metrics import RATES, metric_label
-from app.run_series import OF_EXCHANGES, SIMULATED, Series, coarser, evaluated, of_member, of_run, over_hours
+from app.promise import at_promised_pace, pace_of
+from app.ribbon import whole_rounds
+from app.run_series import OF_EXCHANGES, SIMULATED, Point, Series, evaluated, of_member, of_run, over_hours, smoothed
 from app.run_state import RunState, machine_changes
 
 BLUE, ORANGE, GREEN, RED, GREY = "#1f6feb", "#d9730d", "#1a7f4b", "#c4314b", "#8b949e"
 _BAND = "rgba(31, 111, 235, 0.18)"
+_OF_MACHINES = {"compute": "rgba(26, 127, 75, 0.75)", "wait": ORANGE, "lost": RED, "back": GREEN, "snapshot": "#7d4cdb"}
+_GHOST = {"color": GREY, "dash": "dot", "width": 1.5}
+"""Of what was promised."""
+_GHOST_NOTE = (
+    "Dotted grey: the same losses, smoothed, at the pace that the plan promised; where that line ends before the run "
+    "does, the run should have been done."
+)
+_SMOOTHING = 0.8
+_LOSS_HEIGHT = 420
+"""Pixels, without the machines under it."""
 COLOURS = (BLUE, ORANGE, GREEN, "#7d4cdb", "#0e8a9a", "#b5338a")
 _SCALE_BUTTONS = {
     "type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom",
@@ -48,15 +61,15 @@ def label(text: object) -> str:
 def charts_of(evidence: Evidence) -> list[Chart]:
     """Return the charts that have something to show."""
     state = evidence.state
-    rate, learning_rate = of_run(state.curves, "samples/s"), of_run(state.curves, "learning rate")
-    width = 1 << (state.step // THROUGHPUT_POINTS).bit_length()
+    learning_rate = of_run(state.curves, "learning rate")
+    width = max(1 << (state.step // THROUGHPUT_POINTS).bit_length(), whole_rounds(state))
     every = (
         _loss(evidence),
         _loss_in_time(evidence.state),
         _metrics(state, rates=True),
         _metrics(state, rates=False),
         _line("learning-rate", learning_rate, ORANGE, "learning rate", "learning rate", exponentformat="e"),
-        _line("throughput", coarser(rate, width), GREEN, "samples/s", "all machines", _THROUGHPUT_NOTE),
+        _throughput(evidence, of_run(state.curves, "samples/s", width)),
         _time_split(evidence),
         _bytes(evidence),
         _synchronisations(evidence),
@@ -99,8 +112,43 @@ def _loss(evidence: Evidence) -> Chart | None:
         style = {"color": COLOURS[number % len(COLOURS)], "dash": "dot"}
         traces += _measured(evidence.state, split, "loss", label(split), style)
     note = "The band holds every step of every machine. Click a name in the legend to hide its line."
+    if (ghost := _at_promised_pace(evidence, shown)) is not None:
+        traces.append(ghost)
+        note += f" {_GHOST_NOTE}"
     layout = {"updatemenus": [_SCALE_BUTTONS], **_marks(evidence), **_over_steps("loss")}
-    return drawn("loss", "Loss", note, traces, **layout)
+    return _with_machines(evidence, note, traces, layout)
+
+
+def _with_machines(evidence: Evidence, note: str, traces: list[dict[str, Any]], layout: dict[str, Any]) -> Chart:
+    """Return the chart of the loss with the machines under it, on one axis of steps."""
+    below = bands(evidence, _OF_MACHINES)
+    if below is None:
+        return drawn("loss", "Loss", note, traces, **layout)
+    height = _LOSS_HEIGHT + below.height
+    share = below.height / (height - 130)  # what is above and below of both: title, steps, legend
+    layout["xaxis"] |= {"anchor": "y2"}
+    layout["yaxis"] |= {"domain": [share + 0.06, 1]}
+    layout |= {"yaxis2": {**below.axis, "domain": [0, share]}, "height": height}
+    more = f" {below.left_out} more machines are in the table below." if below.left_out else ""
+    return drawn("loss", "Loss, and what the machines did", f"{note} {NOTE}{more}", [*traces, *below.traces], **layout)
+
+
+def _at_promised_pace(evidence: Evidence, shown: Sequence[Point]) -> dict[str, Any] | None:
+    promise, pace = evidence.promise, pace_of(evidence.state)
+    points = at_promised_pace(smoothed(list(shown), _SMOOTHING), pace, promise) if promise and pace else []
+    x, y = [point.step for point in points], [point.mean for point in points]
+    return {"x": x, "y": y, "mode": "lines", "name": "at the promised pace", "line": _GHOST} if points else None
+
+
+def _throughput(evidence: Evidence, rate: Series) -> Chart | None:
+    """Return the samples/s of all machines, with what was promised of them."""
+    chart = _line("throughput", rate, GREEN, "samples/s", "all machines", _THROUGHPUT_NOTE)
+    promise, points = evidence.promise, rate.points()
+    if chart is None or promise is None:
+        return chart
+    ghost = {"x": [points[0].step, points[-1].step], "y": [promise.rate] * 2, "mode": "lines", "name": "promised"}
+    return drawn(chart.id, chart.title, chart.note, [*chart.figure["data"], {**ghost, "line": _GHOST}],
+                 **_over_steps("samples/s", rangemode="tozero"))  # fmt: skip
 
 
 def _loss_in_time(state: RunState) -> Chart | None:

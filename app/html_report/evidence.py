@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from app.figures import predictions_in
 from app.member_state import Work
+from app.promise import Outcome, Promise, comparison_in, outcome, promise_of
 from app.run_series import RUN
 from app.run_state import RunState, state_of
 from distributed.planning.document import Planning
@@ -49,6 +48,16 @@ class Evidence:
         done = {rank: member.total for rank, member in self.state.members.items()}
         return {rank: work for rank, work in done.items() if work.steps}
 
+    @property
+    def promise(self) -> Promise | None:
+        """What the plan promised; ``None``: nothing."""
+        return promise_of(self.planning)
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How far that was kept; ``None`` while the run goes on, too."""
+        return None if self.summary.live else outcome(self.state, self.promise, self.comparison)
+
     def name(self, rank: int) -> str:
         """Return what the member is called: by itself, by the plan, or by its number."""
         return self.state.name(rank, {host.get("rank", RUN): host.get("name", "") for host in self.metadata.hosts})
@@ -70,6 +79,7 @@ def read_evidence(path: Path) -> Evidence:
     with contextlib.suppress(OSError, ValueError, RecursionError):
         written = json.loads((path / "metrics.json").read_bytes())
         metrics = written if isinstance(written, dict) and written else metrics
+    best = planning.best if planning else None
     model = folder.model if folder.model.is_dir() and any(folder.model.iterdir()) else None
     return Evidence(
         path=path,
@@ -78,18 +88,9 @@ def read_evidence(path: Path) -> Evidence:
         state=state_of(folder),
         plan=plan,
         planning=planning,
-        comparison=_comparison(metrics.get("prediction"), planning, folder),
+        comparison=comparison_in(metrics) or (compare(best, folder.events()) if best else None),
         metrics=metrics,
         model=model,
         model_bytes=size_of(model) if model else 0,
         predictions=predictions_in(path),
     )
-
-
-def _comparison(written: object, planning: Planning | None, folder: RunFolder) -> Comparison | None:
-    if isinstance(written, dict):
-        known = {name: value for name, value in written.items() if name in Comparison.model_fields}
-        with contextlib.suppress(ValidationError):  # of another version
-            return Comparison.model_validate(known)
-    best = planning.best if planning else None
-    return compare(best, folder.events()) if best else None

@@ -89,7 +89,8 @@ def figure(chart: Chart) -> str:
     """Return the place of a chart, with its title and what is to be known to read it."""
     note = f"<p>{text(chart.note)}</p>" if chart.note else ""
     drawing = f'<div id="{chart.id}" class="chart"><noscript>The chart needs JavaScript.</noscript></div>'
-    return f"<figure><figcaption>{text(chart.title)}</figcaption>{drawing}{note}</figure>"
+    whole = ' class="whole"' if "yaxis2" in chart.figure["layout"] else ""
+    return f"<figure{whole}><figcaption>{text(chart.title)}</figcaption>{drawing}{note}</figure>"
 
 
 def embedded(content: object) -> str:

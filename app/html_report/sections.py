@@ -16,7 +16,6 @@ from app.html_report.evidence import Evidence
 from app.member_state import is_near
 from app.metrics import metric_label, metric_text, metrics_of, simulated_text
 from app.run_state import machine_changes
-from app.verdict import best_alone
 from distributed.planning.document import Candidate, Reason
 from distributed.planning.reasons import sentence
 from profiles.errors import counted
@@ -80,13 +79,8 @@ def heading(evidence: Evidence) -> str:
 
 
 def _story(evidence: Evidence) -> str:
-    """Return in one line how fast it was, against one machine and the prediction, and which machines came and went."""
-    parts = []
-    alone, found = best_alone(evidence.planning), evidence.comparison
-    best = evidence.planning.best if evidence.planning else None
-    if alone is not None and best is not None and not best.choice.alone and found is not None and found.measured_step:
-        predicted = best.samples_per_second / alone.samples_per_second
-        parts.append(f"{predicted / found.ratio:.2f}x as fast as {alone.name} alone (predicted {predicted:.2f}x)")
+    """Return in one line how far the promise was kept and why not, and which machines came and went."""
+    parts = [str(evidence.outcome)] if evidence.outcome else []
     for step, one in machine_changes(evidence.state)[:_TOLD_CHANGES]:
         status = "back" if one.kind == "back" else one.status or "failed"
         parts.append(f"{evidence.name(one.member)} {status} at step {step:.0f}")

@@ -77,6 +77,7 @@ _DRAWN = {
     "_": "▁",
     "!": "▲",
     "e": "◆",
+    "s": "◇",
 }
 _TABLE = {character: plain for plain, characters in _DRAWN.items() for character in characters}
 

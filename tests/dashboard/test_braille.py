@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.dashboard.braille import Curve, Raster, Window, sparkline, ticks, window_of
+from app.dashboard.braille import Curve, Raster, Window, ticks, window_of
 from app.dashboard.charts import ChartData, Mark, drawn, value_text
 from app.run_series import Point
 
@@ -77,8 +77,3 @@ def test_values_are_short() -> None:
     for value in (0.0, 1e-9, 0.123456, 1.0, 99_999.0, 1e12, -5e-4):
         assert all(len(value_text(value, unit)) <= 9 for unit in ("", "B"))
     assert (value_text(0.132, "%"), value_text(0.0042, "s"), value_text(2.5e9, "B")) == ("13.2 %", "4.2 ms", "2.5 GB")
-
-
-def test_a_sparkline_leaves_blanks_for_nothing() -> None:
-    assert sparkline([0, None, 4, 8], 5) == " ▁ ▅█"
-    assert sparkline([8], 3, top=16) == "  ▅"

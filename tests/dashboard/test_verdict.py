@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from run_folders import BEGAN, started, steps
 
+from app.promise import Alone
 from app.run_state import RunState, reduce_events
-from app.verdict import Alone, ending, lag, problems, slowest, verdict
+from app.verdict import ending, lag, problems, slowest, verdict
 from training.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent
 
 LOST = MemberEvent(member=1, time=BEGAN + 21, status="lost", name="air", message="silent for 5 s")

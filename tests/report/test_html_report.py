@@ -22,7 +22,7 @@ from profiles.errors import BadInput
 from tests.app.app_events import evaluation, step, sync
 from tests.report.report_runs import write_run
 from tests.web.chromium import Page, chromium, needs_chromium
-from training.events import ErrorEvent, Event, MemberEvent, RunEvent, WarningEvent
+from training.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent, WarningEvent
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +85,7 @@ def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
 def test_the_plan_and_its_ranking_are_shown_where_they_were_kept(tmp_path: Path) -> None:
     run = write_demo_run(tmp_path, 3)
     page = shown(run)
-    assert "x as fast as demo-pc alone (predicted " in page and "; demo-studio back at step " in page
+    assert "x of demo-pc alone, got 1." in page and "; demo-studio back at step " in page
     assert "<td>chosen</td>" in page and "more are in planning.json" in page and "measured / predicted" in page
     assert "demo-studio lost" in json.dumps(charts_of(read_evidence(run))[0].figure)
     (run / "planning.json").write_text("{}")
@@ -141,6 +141,33 @@ def test_without_a_display_the_path_is_said(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("TEXTUAL_DRIVER", "textual.drivers.web_driver:WebDriver")
     assert show_report(write_report(run)).startswith("report: ")
     assert opened == [(run.resolve() / "report.html").as_uri()]
+
+
+def test_machines_stand_under_the_loss_on_its_axis(tmp_path: Path) -> None:
+    lost = MemberEvent(member=1, status="lost", name="worker-1", message="silent", time=20.5)
+    back = MemberEvent(member=1, status="joined", name="worker-1", time=30.5)
+    saved = SnapshotEvent(member=0, step=20, path="", bytes=1, seconds=0.1, time=20)
+    away = [one for one in events() if not (isinstance(one, StepEvent) and one.member == 1 and 20 < one.step <= 30)]
+    every = sorted([*away, lost, back, saved], key=lambda event: event.time)
+    chart = charts_of(read_evidence(write_run(tmp_path, every)))[0]
+    traces = {trace.get("name"): trace for trace in chart.figure["data"]}
+    assert traces["lost or left"]["x"] == [20] and "worker-1 lost: silent" in traces["lost or left"]["text"]
+    assert traces["back"]["x"] == [pytest.approx(30, abs=1)] and traces["snapshot"]["x"] == [20]
+    assert traces["waiting"]["fillpattern"]["shape"] == "/"  # not told by its colour alone
+    assert all("xaxis" not in trace for trace in traces.values())
+    layout = chart.figure["layout"]
+    assert layout["yaxis2"]["ticktext"] == ["worker-0", "worker-1"]
+    assert layout["yaxis2"]["domain"][1] < layout["yaxis"]["domain"][0]
+    assert traces.keys() & {"promised", "at the promised pace"} == set()
+
+
+def test_many_machines_and_steps_keep_the_page_small(tmp_path: Path) -> None:
+    hello = [MemberEvent(member=rank, status="joined", name=f"m{rank}", time=0) for rank in range(30)]
+    some = [step(n, member=rank, wait=(n * rank % 7) / 7) for n in range(1, 101) for rank in range(30)]
+    evidence = read_evidence(write_run(tmp_path, [*hello, *some]))
+    chart = charts_of(evidence)[0]
+    assert len(chart.figure["layout"]["yaxis2"]["ticktext"]) == 24 and "6 more machines" in chart.note
+    assert len(embedded(chart.figure)) < 300_000
 
 
 @needs_chromium

@@ -1,0 +1,145 @@
+"""The machines of a run under its loss, on one axis: who computed, waited, was away, came back, wrote snapshots.
+
+A machine is a band: computing from below, waiting above it and hatched, so that the height tells both without colours.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.console import visible
+from app.html_report.evidence import Evidence
+from app.ribbon import Ribbon, ribbons, worthiest
+from app.run_series import coarser
+
+MOST_MACHINES = 24
+_MOST_PIECES = 6000
+"""Of all bands together: each has eight numbers in the page."""
+_THICK = 0.72
+"""Of a band, where the next one is 1 further down."""
+_ROW, _LEAST = 30, 90
+"""Pixels of a machine, and of all together."""
+NOTE = "Below, on the same axis, the machines: computing is filled, waiting is hatched above it."
+
+
+@dataclass(frozen=True)
+class Bands:
+    """Traces on the second vertical axis, that axis, and its height in pixels."""
+
+    traces: Sequence[Mapping[str, Any]]
+    axis: Mapping[str, Any]
+    height: int
+    left_out: int
+    """Machines that there is no room for."""
+
+
+def bands(evidence: Evidence, colours: Mapping[str, str]) -> Bands | None:
+    """Return the bands of a run; ``None`` where nobody took a step.
+
+    Args:
+        colours: of ``compute``, ``wait``, ``lost``, ``back`` and ``snapshot``.
+    """
+    every = [one for one in ribbons(evidence.state) if one.waits.last is not None or one.away]
+    shown = worthiest(every, MOST_MACHINES)
+    if not shown:
+        return None
+    fewest = max(32, _MOST_PIECES // len(shown))
+    computed, waited = _Shapes(), _Shapes()
+    for row, one in enumerate(shown):
+        _add(one, float(len(shown) - row), fewest, computed, waited)
+    last = float(max(member.step for member in evidence.state.members.values()))
+    area = {"type": "scatter", "yaxis": "y2", "mode": "none", "fill": "toself", "hoverinfo": "skip"}
+    hatch = {"shape": "/", "size": 4, "solidity": 0.4, "fgcolor": colours["wait"], "bgcolor": "rgba(0,0,0,0)"}
+    traces: list[dict[str, Any]] = [
+        {**area, "x": computed.x, "y": computed.y, "name": "computing", "fillcolor": colours["compute"]},
+        {**area, "x": waited.x, "y": waited.y, "name": "waiting", "fillcolor": colours["wait"], "fillpattern": hatch},
+    ]
+    traces += _signs(evidence, shown, last, colours)
+    names = [html.escape(visible(evidence.name(one.rank)[:24]), quote=False) for one in shown]
+    places = [len(shown) - row - _THICK / 2 for row in range(len(shown))]
+    axis = {
+        "range": [0, len(shown) + 0.15],
+        "tickvals": places,
+        "ticktext": names,
+        "showgrid": False,
+        "zeroline": False,
+        "fixedrange": True,
+    }
+    height = max(_LEAST, _ROW * len(shown))
+    return Bands([trace for trace in traces if trace["x"]], axis, height, len(every) - len(shown))
+
+
+class _Shapes:
+    """Areas of one colour, a gap between two."""
+
+    def __init__(self) -> None:
+        self.x: list[float | None] = []
+        self.y: list[float | None] = []
+
+    def rectangle(self, left: float, right: float, bottom: float, top: float) -> None:
+        if top - bottom > 0.004:
+            self.x += [left, right, right, left, None]
+            self.y += [round(value, 3) for value in (bottom, bottom, top, top)]
+            self.y.append(None)
+
+
+def _add(one: Ribbon, top: float, most: int, computed: _Shapes, waited: _Shapes) -> None:
+    """Add the pieces of a machine whose band ends at ``top``: at most so many, neighbours that look alike as one."""
+    waits = one.waits
+    while len(waits.buckets) > most:
+        waits = coarser(waits, waits.width * 2)
+    bottom = top - _THICK
+    pieces: list[tuple[float, float, float]] = []
+    for bucket in waits.buckets:
+        left, level = bucket.place * waits.width - 0.5, round((1 - bucket.mean) * 50) / 50
+        right, level = left + waits.width, min(1.0, max(0.0, level))
+        if pieces and pieces[-1][1] == left and pieces[-1][2] == level:
+            pieces[-1] = (pieces[-1][0], right, level)
+        else:
+            pieces.append((left, right, level))
+    for left, right, level in pieces:
+        middle = bottom + level * _THICK
+        computed.rectangle(left, right, bottom, middle)
+        waited.rectangle(left, right, middle, top)
+
+
+def _signs(
+    evidence: Evidence, shown: Sequence[Ribbon], last: float, colours: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Return lines where machines were away, and signs where they went, came and wrote snapshots."""
+    line: list[dict[str, Any]] = [{"x": [], "y": [], "text": []} for _ in range(4)]
+    away, went, came, wrote = line
+    for row, one in enumerate(shown):
+        name = html.escape(visible(evidence.name(one.rank)[:40]), quote=False)
+        middle = len(shown) - row - _THICK / 2
+        for gone in one.away:
+            why = f"{name} {html.escape(visible(gone.why[:80]), quote=False)}"
+            away["x"] += [gone.first, min(gone.until, last), None]
+            away["y"] += [middle, middle, None]
+            _put(went, gone.first, middle, why)
+        for step in one.came:
+            _put(came, step, middle, f"{name} back")
+        for step in one.snapshots:
+            _put(wrote, step, middle, f"{name}: snapshot")
+    every = {"type": "scatter", "yaxis": "y2", "hovertemplate": "%{text}<extra></extra>"}
+    marks = {"mode": "markers"}
+    dotted = {"mode": "lines", "hoverinfo": "skip", "line": {"color": colours["lost"], "width": 1, "dash": "dot"}}
+    return [
+        {**every, **away, **dotted, "name": "away", "showlegend": False, "hovertemplate": None},
+        {**every, **wrote, **marks, "name": "snapshot", "marker": _marker("diamond-open", colours["snapshot"], 7)},
+        {**every, **went, **marks, "name": "lost or left", "marker": _marker("x-thin-open", colours["lost"], 9)},
+        {**every, **came, **marks, "name": "back", "marker": _marker("cross-thin-open", colours["back"], 11)},
+    ]
+
+
+def _marker(symbol: str, colour: str, size: int) -> dict[str, Any]:
+    return {"symbol": symbol, "color": colour, "size": size, "line": {"width": 2.5 if "thin" in symbol else 1.5}}
+
+
+def _put(signs: dict[str, Any], step: float, row: float, words: str) -> None:
+    signs["x"].append(step)
+    signs["y"].append(row)
+    signs["text"].append(words)

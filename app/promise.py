@@ -1,0 +1,327 @@
+"""What the planner promised of a run, and how far it was kept: in samples/s, time, and why not. Pure.
+
+Why says what was recorded: who was away, what took longer than predicted. What no figure tells is not said.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import itertools
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from app.console import duration_text
+from app.member_state import pairs
+from app.ribbon import Ribbon, ribbons, steps_away
+from app.run_series import Point, coarser, of_member
+from app.run_state import RunState
+from distributed.planning.document import Candidate, Planning
+from distributed.planning.feedback import Comparison
+from profiles.errors import counted
+
+KEPT = 0.95
+"""Share of the promise from which on nothing has to be explained."""
+_TELLING = 0.2
+"""Share of what is missing that a reason has to explain, so that it is told."""
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What one machine alone would do, as the planner predicted it."""
+
+    name: str
+    samples_per_second: float
+
+
+def best_alone(planning: Planning | None) -> Alone | None:
+    """Return the best single machine as it was predicted; ``None`` where nothing was."""
+    singles = [one for one in planning.ranking if one.choice.alone and one.fits] if planning else []
+    best = max(singles, key=lambda one: one.samples_per_second, default=None)
+    return Alone(best.choice.members[0], best.samples_per_second) if best else None
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What was predicted for the way that a run takes."""
+
+    candidate: Candidate
+    alone: Alone | None
+    """The best single machine; ``None`` where one machine trains, or none was predicted."""
+
+    @property
+    def rate(self) -> float:
+        """Samples/s of all machines."""
+        return self.candidate.samples_per_second
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step."""
+        return self.candidate.step
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """What was predicted of the series of a run, by their names."""
+        return {"samples/s": self.rate, "step time": self.step}
+
+    def said(self, rate: float) -> str:
+        """``1.58x``, or ``41.2 samples/s`` where there is nothing to compare with."""
+        if self.alone is None or self.alone.samples_per_second <= 0:
+            return f"{rate:.3g} samples/s"
+        return f"{rate / self.alone.samples_per_second:.2f}x"
+
+    def end(self, state: RunState) -> float | None:
+        """Return when the run should be done, counted from its first step since its newest start."""
+        began = min((one.began for one in state.members.values() if one.began), default=None)
+        if began is None or state.total_steps is None:
+            return None
+        return began[0] + max(0, state.total_steps - began[1]) * self.step
+
+    def share(self, state: RunState, now: float) -> float | None:
+        """Return how much of the run should be done at this moment, 0 to 1."""
+        end = self.end(state)
+        if end is None or not state.total_steps:
+            return None
+        return min(1.0, max(0.0, 1 - (end - now) / self.step / state.total_steps))
+
+
+def promise_of(planning: Planning | None) -> Promise | None:
+    """Return what a plan promised; ``None`` where it predicted nothing."""
+    best = planning.best if planning else None
+    if best is None or not best.predicted or best.step <= 0 or best.samples_per_second <= 0:
+        return None
+    return Promise(best, None if best.choice.alone else best_alone(planning))
+
+
+# ---------------------------------------------------------------------------------------------------------- what it was
+
+
+class Piece(NamedTuple):
+    """Some steps."""
+
+    end: float
+    """The last one."""
+    steps: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The time of training by steps: evaluations, snapshots and what lies between two attempts are not in it."""
+
+    samples: float
+    ends: tuple[float, ...]
+    """Steps; the first one is where the time begins."""
+    seconds: tuple[float, ...]
+    """Until each of them."""
+
+    @property
+    def rate(self) -> float:
+        """Samples/s of all machines."""
+        return self.samples / self.seconds[-1]
+
+    @property
+    def steps(self) -> float:
+        return self.ends[-1] - self.ends[0]
+
+    def step_at(self, seconds: float) -> float:
+        """Return which step was done after so many seconds."""
+        place = min(len(self.ends) - 1, max(1, bisect.bisect_left(self.seconds, seconds)))
+        first, last = self.seconds[place - 1], self.seconds[place]
+        part = (seconds - first) / (last - first) if last > first else 1.0
+        return self.ends[place - 1] + part * (self.ends[place] - self.ends[place - 1])
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield what the time is made of."""
+        for (step, until), (next_step, next_until) in itertools.pairwise(zip(self.ends, self.seconds, strict=True)):
+            yield Piece(next_step, next_step - step, next_until - until)
+
+
+def pace_of(state: RunState) -> Pace | None:
+    """Return how fast a run was, as the time of its steps tells; ``None`` where it took none.
+
+    What the machines that took part spent on the steps of a piece, over their number: between two synchronisations all
+    spend as long, whoever computes and whoever waits, and at their own pace they divide the steps among them.
+    """
+    every = {rank: one for rank in state.members if (one := of_member(state.curves, rank, "samples/s")).last}
+    width = max((series.width for series in every.values()), default=1)
+    shown = {rank: coarser(series, width).buckets for rank, series in every.items()}
+    spent: dict[int, float] = {}
+    samples = 0.0
+    for buckets in shown.values():
+        for bucket in buckets:
+            samples += bucket.total
+            spent[bucket.place] = spent.get(bucket.place, 0.0) + bucket.weight
+    places = sorted(spent)
+    spans = {rank: (buckets[0].place, buckets[-1].place) for rank, buckets in shown.items()}
+    each = [spent[place] / n for place, n in zip(places, _there(state, spans, places, width), strict=True)]
+    seconds = tuple(itertools.accumulate(each, initial=0.0))
+    if seconds[-1] <= 0:
+        return None
+    newest = max(member.step for member in state.members.values())
+    first, last = max(0, places[0] * width - 1), max(newest, places[-1] * width)
+    ends = (first, *(min(last, (place + 1) * width - 1) for place in places))
+    return Pace(samples, tuple(map(float, ends)), seconds)
+
+
+def _there(state: RunState, spans: Mapping[int, tuple[int, int]], places: Sequence[int], width: int) -> Iterator[int]:
+    """Yield how many machines took part in each place, by the first and the last one of each, and when it was away."""
+    changes = [0] * (len(places) + 1)
+
+    def note(first: float, last: float, change: int) -> None:
+        begin, end = bisect.bisect_left(places, first), bisect.bisect_right(places, last)
+        changes[begin] += change
+        changes[max(begin, end)] -= change
+
+    for ribbon in ribbons(state):
+        if ribbon.rank in spans:
+            first, last = spans[ribbon.rank]
+            note(first, last, 1)
+            for away in ribbon.away:  # without the places in which it went and came
+                begin, end = max(first, away.first // width + 1), min(last, (away.until - 1) // width)
+                if begin <= end:
+                    note(begin, end, -1)
+    return (max(1, number) for number in itertools.accumulate(changes[:-1]))
+
+
+def at_promised_pace(points: Sequence[Point], pace: Pace, promise: Promise) -> list[Point]:
+    """Return where a curve over the steps would be if each step had taken as long as promised.
+
+    A point stands at the step that the run really had reached when the promise would have had the point's own: left of
+    it in a run that is slower than promised. What the run has not had the time for yet is left out.
+    """
+    moments = [(point, (point.step - pace.ends[0]) * promise.step) for point in points]
+    reached = [(point, moment) for point, moment in moments if moment <= pace.seconds[-1]]
+    return [point._replace(step=pace.step_at(moment)) for point, moment in reached]
+
+
+# ----------------------------------------------------------------------------------------------------- whether it held
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Promised, and got. ``str`` is the sentence."""
+
+    promise: Promise
+    pace: Pace
+    why: tuple[str, ...] = ()
+    """Where it was not kept: what the recorded figures tell, what explains most first."""
+
+    @property
+    def short(self) -> str:
+        return f"promised {self.promise.said(self.promise.rate)}, got {self.promise.said(self.pace.rate)}"
+
+    @property
+    def kept(self) -> bool:
+        return self.pace.rate >= KEPT * self.promise.rate
+
+    @property
+    def times(self) -> str:
+        """Of training, as it was and as it was promised."""
+        promised = self.pace.steps * self.promise.step
+        return f"{duration_text(self.pace.seconds[-1])} of training, {duration_text(promised)} promised"
+
+    def __str__(self) -> str:
+        alone = f" of {self.promise.alone.name} alone" if self.promise.alone else ""
+        promised, got = self.promise.said(self.promise.rate), self.promise.said(self.pace.rate)
+        unknown = ("no recorded figure tells why",)
+        why = "" if self.kept else f": {'; '.join(self.why or unknown)}"
+        return f"promised {promised}{alone}, got {got} ({self.times}){why}"
+
+
+def outcome(state: RunState, promise: Promise | None, comparison: Comparison | None = None) -> Outcome | None:
+    """Return how far a promise was kept.
+
+    Args:
+        comparison: steps beside their prediction, where the run was long enough for that.
+
+    Returns:
+        ``None`` where nothing was promised, or no step was taken.
+    """
+    pace = pace_of(state) if promise else None
+    if promise is None or pace is None or pace.steps <= 0:
+        return None
+    found = Outcome(promise, pace)
+    return found if found.kept else Outcome(promise, pace, tuple(_why(state, promise, pace, comparison)))
+
+
+def comparison_in(metrics: Mapping[str, Any]) -> Comparison | None:
+    """Return the comparison that ``metrics.json`` holds; ``None``: there is none, or it is of another version."""
+    written = metrics.get("prediction")
+    if isinstance(written, dict):
+        with contextlib.suppress(ValidationError):
+            return Comparison.model_validate({k: v for k, v in written.items() if k in Comparison.model_fields})
+    return None
+
+
+def _why(state: RunState, promise: Promise, pace: Pace, comparison: Comparison | None) -> list[str]:
+    """Return what explains at least a fifth of what is missing."""
+    missing = 1 - pace.rate / promise.rate
+    usual = _usual(pace, promise.candidate.choice.interval)
+    reasons = [*_losses(state, promise, pace, usual), *_first_steps(pace, usual)]
+    reasons += _slower(state, comparison) if comparison else []
+    telling = sorted((one for one in reasons if one[0] >= _TELLING * missing), reverse=True)
+    return [words for _, words in telling[:3]]
+
+
+def _losses(state: RunState, promise: Promise, pace: Pace, usual: float) -> Iterator[tuple[float, str]]:
+    """Yield how much of the run machines that were away have cost, and what is to be said of it."""
+    batches = {one.name: one.micro_batch for one in promise.candidate.members}
+    for ribbon in ribbons(state):
+        away = steps_away(ribbon, pace.ends[-1])
+        name = state.members[ribbon.rank].label
+        share = batches[name] / sum(batches.values()) if name in batches else 1 / len(state.members)
+        stood = sum(_stood_still(ribbon, pace, promise.candidate.choice.interval, usual))
+        if away >= 1 or stood > 0:
+            words = f"{name} was away for {round(away)} of {counted(round(pace.steps), 'step')}"
+            waited = f", and the others waited {stood:.1f} s for it" if stood > usual else ""
+            yield away / pace.steps * share + stood / pace.seconds[-1], words + waited
+
+
+def _stood_still(ribbon: Ribbon, pace: Pace, interval: int, usual: float) -> Iterator[float]:
+    """Yield how much longer the steps took up to the exchange in which a machine was found to be lost."""
+    for first in (one.first for one in ribbon.away if one.why.startswith(("lost", "failed"))):
+        found = [piece for piece in pace.pieces() if first < piece.end and piece.end - piece.steps < first + interval]
+        yield max(0.0, sum(piece.seconds - piece.steps * usual for piece in found))
+
+
+def _first_steps(pace: Pace, usual: float) -> Iterator[tuple[float, str]]:
+    steps, seconds = next(pace.pieces())[1:]
+    if len(pace.ends) > 2 and seconds > steps * usual:
+        which = "the first step" if steps <= 1 else f"the first {steps:.0f} steps"
+        later = "a later one" if steps <= 1 else "as many later ones"
+        excess = (seconds - steps * usual) / pace.seconds[-1]
+        yield excess, f"{which} took {seconds:.1f} s, {later} {steps * usual:.2g} s"
+
+
+def _usual(pace: Pace, interval: int) -> float:
+    """Return the seconds of a usual step, with its part of what an exchange costs."""
+    pieces = list(pace.pieces())
+    several = max(1, round(interval / (pace.steps / len(pieces))))
+    rounds = [pieces[first : first + several] for first in range(0, len(pieces) - several + 1, several)] or [pieces]
+    return statistics.median(sum(one.seconds for one in some) / sum(one.steps for one in some) for some in rounds)
+
+
+def _slower(state: RunState, found: Comparison) -> Iterator[tuple[float, str]]:
+    """Yield what steps took longer than predicted: the slowest machine's computing, and exchanges."""
+    slow = max(found.members, key=lambda one: one.measured, default=None)
+    wall = max(found.measured_step, 1e-9)
+    if slow is not None and slow.measured > slow.predicted:
+        excess = slow.measured - max(one.predicted for one in found.members)
+        words = f"{slow.name} computed {_ms(slow.measured)} a step, {_ms(slow.predicted)} were predicted"
+        yield excess / wall, words
+    excess = found.measured_wait - found.predicted_wait
+    words = f"exchanges held all machines up for {_ms(found.measured_wait)} a step, {_ms(found.predicted_wait)} "
+    relayed = [(one, other) for one, other, *ways in pairs(state.members)
+               if any(way is not None and way.how == "relayed" for way in ways)]  # fmt: skip
+    names = [" - ".join(state.members[rank].label for rank in pair) for pair in relayed[:2]]
+    through = f" ({', '.join(names)} through the relay)" if names else ""
+    yield excess / wall, f"{words}were predicted{through}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -1,0 +1,162 @@
+"""What each machine did over a whole run, by steps: computed, waited, was away, came back, wrote snapshots. Pure.
+
+The dashboard and the report draw it under the loss, on the same axis.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from app.member_state import MemberState
+from app.run_series import SNAPSHOTS, Bucket, Series, of_member
+from app.run_state import RunState, machine_changes
+
+_GAP = 8
+"""Buckets without a step that count as work: at their own pace, members do not take every step."""
+
+
+class Away(NamedTuple):
+    """A time in which a machine did not take part."""
+
+    first: float
+    """Step at which it went."""
+    until: float
+    """Step at which it was back; infinite: it was not."""
+    why: str
+    """``lost: silent for 5 s``."""
+
+
+@dataclass(frozen=True)
+class Ribbon:
+    """One machine over the steps of a run."""
+
+    rank: int
+    waits: Series
+    """Share of the time that it stood still, over as many steps as lie between two synchronisations; it has a bucket
+    wherever the machine took a step."""
+    away: tuple[Away, ...] = ()
+    came: tuple[float, ...] = ()
+    """Steps at which it came, or came back."""
+    snapshots: tuple[float, ...] = ()
+    """Steps at which it wrote one."""
+
+
+def ribbons(state: RunState) -> list[Ribbon]:
+    """Return the ribbon of every machine."""
+    away: dict[int, list[Away]] = {}
+    came: dict[int, list[float]] = {}
+    for step, one in machine_changes(state):
+        own = away.setdefault(one.member, [])
+        if one.kind == "back" or one.status == "joined":
+            came.setdefault(one.member, []).append(step)
+            if own and own[-1].until == math.inf:
+                own[-1] = own[-1]._replace(until=max(step, own[-1].first))
+        else:
+            name = state.members[one.member].label if one.member in state.members else ""
+            own.append(Away(step, math.inf, one.text.removeprefix(f"{name} ")))
+    return [
+        Ribbon(
+            rank,
+            evened(of_member(state.curves, rank, "wait share"), _between_syncs(member)),
+            tuple(away.get(rank, ())),
+            tuple(came.get(rank, ())),
+            tuple(point.step for point in of_member(state.curves, rank, SNAPSHOTS).points()),
+        )
+        for rank, member in state.members.items()
+    ]
+
+
+def whole_rounds(state: RunState) -> int:
+    """Return a width of buckets in which two synchronisations or more lie, so that a rate is that of all steps."""
+    steps = max(map(_between_syncs, state.members.values()), default=1)
+    return 1 if steps < 2 else 1 << (2 * steps - 1).bit_length()
+
+
+def _between_syncs(member: MemberState) -> int:
+    """Return the usual number of steps from one synchronisation to the next one; 1 where they are not told."""
+    steps = [sync.step for sync in member.recent_syncs]
+    return max(1, round(statistics.median(map(operator.sub, steps[1:], steps)))) if len(steps) > 1 else 1
+
+
+def evened(series: Series, steps: int) -> Series:
+    """Return a series whose buckets are means over so many steps around them, as far as these follow one another.
+
+    Members that exchange after some steps wait in every last one of them, which would be seen and nothing else.
+    """
+    around = steps // series.width
+    if around < 2 or series.last is None:
+        return series
+    runs = itertools.groupby(enumerate(series.buckets), lambda pair: pair[1].place - pair[0])
+    *closed, last = [bucket for _, run in runs for bucket in _evened([bucket for _, bucket in run], around)]
+    return Series(series.width, tuple(closed), last, series.invalid)
+
+
+def _evened(run: Sequence[Bucket], around: int) -> Iterator[Bucket]:
+    totals = list(itertools.accumulate((bucket.total for bucket in run), initial=0.0))
+    weights = list(itertools.accumulate((bucket.weight for bucket in run), initial=0.0))
+    for place, bucket in enumerate(run):
+        begin = place - around // 2
+        first, last = max(0, begin), min(len(run), begin + around)
+        weight = weights[last] - weights[first]
+        mean = (totals[last] - totals[first]) / weight if weight > 0 else bucket.mean
+        yield bucket._replace(total=mean * bucket.weight)
+
+
+def steps_away(ribbon: Ribbon, last: float) -> float:
+    """Return for how many steps of a run of ``last`` steps a machine was away."""
+    return sum(max(0.0, min(one.until, last) - one.first) for one in ribbon.away)
+
+
+def worthiest(every: Sequence[Ribbon], room: int) -> list[Ribbon]:
+    """Return as many ribbons as there is room for, in their order: those of machines that were away, then of those
+    whose waiting differs most from what is usual."""
+    waited = {one.rank: wait_of(one.waits) for one in every}
+    known = sorted(share for share in waited.values() if share is not None)
+    usual = known[len(known) // 2] if known else 0.0
+
+    def worth(one: Ribbon) -> tuple[object, ...]:
+        share = waited[one.rank]
+        return (not one.away, -abs((usual if share is None else share) - usual), one.rank)
+
+    kept = {one.rank for one in sorted(every, key=worth)[: max(0, room)]}
+    return [one for one in every if one.rank in kept]
+
+
+def wait_of(waits: Series) -> float | None:
+    """Return the share of all its time that a machine waited; ``None``: it took no step."""
+    weight = sum(bucket.weight for bucket in waits.buckets)
+    return sum(bucket.total for bucket in waits.buckets) / weight if weight > 0 else None
+
+
+def shares(waits: Series, left: float, right: float, cells: int) -> list[float | None]:
+    """Return the share of waiting for each of so many cells between two steps; ``None`` where no step was taken.
+
+    The cell of a step is that of a curve above: ``(step - left) / (right - left) * cells``, rounded down.
+    """
+    sums, weights = [0.0] * cells, [0.0] * cells
+    scale = cells / (right - left) if right > left else 0.0
+    end = -1
+    for bucket in waits.buckets:
+        first, after = bucket.place * waits.width, (bucket.place + 1) * waits.width
+        if after <= left or first > right:
+            continue
+        start = min(cells - 1, max(0, int((first - left) * scale)))
+        if 0 <= end < start and (start - end) <= _GAP * max(1.0, waits.width * scale):
+            _fill(sums, weights, end, start)
+        end = min(cells - 1, max(start, math.ceil((after - left) * scale) - 1))
+        for cell in range(start, end + 1):
+            sums[cell] += bucket.total
+            weights[cell] += bucket.weight
+    return [sums[n] / weights[n] if weights[n] > 0 else None for n in range(cells)]
+
+
+def _fill(sums: list[float], weights: list[float], end: int, start: int) -> None:
+    """Let the cells between two that have values be as the first of them."""
+    for cell in range(end + 1, start):
+        sums[cell], weights[cell] = sums[end], weights[end]

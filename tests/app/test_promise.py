@@ -1,0 +1,133 @@
+"""Whether a run did what its plan promised, and why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.promise import Outcome, Promise, at_promised_pace, outcome, pace_of, promise_of
+from app.run_series import of_run
+from app.run_state import RunState, reduce_events
+from distributed.planning.document import Candidate, Choice, Job, MemberForecast, Planning
+from distributed.planning.feedback import Comparison, compare
+from tests.app.app_events import step
+from training.events import Event, MemberEvent, RunEvent, Way, WaysEvent
+
+NAMES = ("pc", "air")
+
+
+def way(*members: str, rate: float, seconds: float = 1.0) -> Candidate:
+    choice = Choice(strategy="allreduce", codec="fp32", engine="mesh", members=members)
+    each = tuple(MemberForecast(name=name, micro_batch=8, seconds=0.75, memory=0, memory_free=0, bytes_per_hour=0)
+                 for name in members)  # fmt: skip
+    return Candidate(choice=choice, step=seconds, samples_per_second=rate, members=each)
+
+
+def planning(chosen: int | None = 0) -> Planning:
+    """Two machines with 16 samples in a step of a second, or the pc alone with 10 a second."""
+    ranking = (way(*NAMES, rate=16.0), way("pc", rate=10.0, seconds=0.8))
+    job = Job(trainable=10, total=10, samples=100)
+    return Planning(job=job, preference="fastest", ranking=ranking, chosen=chosen)
+
+
+def promise(chosen: int = 0) -> Promise:
+    found = promise_of(planning(chosen))
+    assert found is not None
+    return found
+
+
+def ran(*more: Event, last: int = 20, first: dict[str, Any] | None = None, ranks: int = 2, **fields: Any) -> RunState:
+    events: list[Event] = [RunEvent(time=0, status="running", total_steps=last)]
+    events += [MemberEvent(member=rank, time=0, status="joined", name=NAMES[rank]) for rank in range(ranks)]
+    for number in range(1, last + 1):
+        own = (first or fields) if number == 1 else fields
+        events += [step(number, member=rank, **own) for rank in range(ranks)]
+    return reduce_events([*events, *more])
+
+
+def kept(state: RunState, comparison: Comparison | None = None) -> Outcome:
+    found = outcome(state, promise(), comparison)
+    assert found is not None
+    return found
+
+
+def test_what_was_promised_and_what_came() -> None:
+    found = kept(ran())
+    assert found.short == "promised 1.60x, got 1.60x" and found.kept
+    assert str(found) == "promised 1.60x of pc alone, got 1.60x (0:20 of training, 0:20 promised)"
+
+
+def test_one_machine_alone_is_told_in_samples() -> None:
+    found = outcome(ran(ranks=1), promise(1))
+    assert found is not None and found.short == "promised 10 samples/s, got 8 samples/s"
+
+
+@pytest.mark.parametrize("plan", [None, planning(None)])
+def test_nothing_promised_nothing_said(plan: Planning | None) -> None:
+    assert promise_of(plan) is None and outcome(ran(), promise_of(plan)) is None
+
+
+def test_a_run_without_steps_is_not_held_against_its_promise() -> None:
+    assert outcome(RunState(), promise()) is None
+
+
+def test_a_lost_machine_is_why() -> None:
+    lost = MemberEvent(member=1, time=10.5, status="lost", message="silent for 5 s")
+    events: list[Event] = [RunEvent(time=0, status="running", total_steps=20)]
+    events += [MemberEvent(member=rank, time=0, status="joined", name=NAMES[rank]) for rank in (0, 1)]
+    events += [step(n, member=rank) for n in range(1, 11) for rank in (0, 1)]
+    events += [lost, step(11, wait=6.0), *(step(n) for n in range(12, 21))]
+    found = kept(reduce_events(events))
+    assert found.why == ("air was away for 10 of 20 steps, and the others waited 5.8 s for it",)
+
+
+def test_a_slow_machine_and_slow_exchanges_are_why() -> None:
+    relayed = WaysEvent(member=0, time=1, ways=(Way(peer=1, how="relayed"),))
+    state = ran(relayed, compute=1.5, wait=1.25)
+    events = [step(n, member=rank, compute=1.5 - rank, wait=1.25 + rank) for n in range(1, 21) for rank in (0, 1)]
+    names = [MemberEvent(member=rank, time=0, status="joined", name=NAMES[rank]) for rank in (0, 1)]
+    exchanges, slow = kept(state, compare(promise().candidate, [*names, *events])).why
+    assert slow == "pc computed 1.50 s a step, 750 ms were predicted"
+    assert exchanges == "exchanges held all machines up for 1.25 s a step, 250 ms were predicted " \
+                        "(pc - air through the relay)"  # fmt: skip
+
+
+def test_a_slow_start_is_why() -> None:
+    assert kept(ran(first={"compute": 9.0, "wait": 1.0})).why == ("the first step took 10.0 s, a later one 1 s",)
+
+
+def test_who_waits_at_every_fourth_step_makes_no_step_longer() -> None:
+    """Between two synchronisations machines take their steps each at its speed, and all as long in the whole."""
+    fast = [step(n, compute=0.25, wait=3.0 if n % 4 == 0 else 0.0) for n in range(1, 21)]
+    slow = [step(n, member=1, compute=1.0, wait=0.0) for n in range(1, 21)]
+    pace = pace_of(reduce_events([*fast, *slow]))
+    assert pace is not None and pace.seconds[-1] == 20.0 and pace.rate == 16.0
+
+
+def test_at_their_own_pace_machines_divide_the_steps() -> None:
+    pace = pace_of(reduce_events([step(n, member=n % 2) for n in range(1, 41)]))
+    assert pace is not None and pace.rate == pytest.approx(16.0, rel=0.05)
+
+
+def test_what_no_figure_tells_is_not_guessed() -> None:
+    assert str(kept(ran(compute=1.5))).endswith(": no recorded figure tells why")
+
+
+def test_the_ghost_of_a_loss_is_where_the_run_would_have_been() -> None:
+    state = ran(compute=1.75)  # each step takes twice as long as promised
+    pace = pace_of(state)
+    assert pace is not None and (pace.rate, pace.steps, pace.step_at(10.0)) == (8.0, 20.0, 5.0)
+    points = of_run(state.curves, "loss").points()
+    ghost = at_promised_pace(points, pace, promise())
+    assert [point.step for point in ghost] == [point.step / 2 for point in points]
+    quick = at_promised_pace(points, pace, Promise(way(*NAMES, rate=1.0, seconds=4.0), None))
+    assert [point.step for point in quick] == [2.0 * n for n in range(1, 11)]  # what the promise had no time for
+
+
+def test_the_promised_end_goes_from_the_first_step_of_the_newest_start() -> None:
+    state = ran(last=10)
+    assert promise().end(state) == 10.0 and promise().share(state, 5.0) == 0.5
+    resumed = [MemberEvent(member=rank, time=100, status="started", name=NAMES[rank]) for rank in (0, 1)]
+    later = ran(RunEvent(time=100, status="running", total_steps=20), *resumed, step(11, time=102.0), last=10)
+    assert promise().end(later) == 111.0

@@ -1,0 +1,85 @@
+"""Machines under a curve, on its axis."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from run_folders import BEGAN, started, steps
+
+from app.dashboard.charts import ChartData, drawn
+from app.dashboard.overview import loss_chart, progress_line
+from app.dashboard.reader import Picture
+from app.run_state import reduce_events
+from app.verdict import verdict
+from tests.app.test_promise import planning, promise, ran
+from training.events import Event, MemberEvent, RunEvent, SnapshotEvent
+
+LOST = MemberEvent(member=1, time=BEGAN + 21, status="lost", name="air", message="silent for 5 s")
+BACK = MemberEvent(member=1, time=BEGAN + 40, status="joined", name="air", message="at step 40")
+SAVED = [SnapshotEvent(member=rank, time=BEGAN + 30, step=30, path="", bytes=1, seconds=1.0) for rank in (0, 2)]
+
+
+def picture(*events: Event) -> Picture:
+    return Picture(Path("run"), reduce_events(events))
+
+
+def whole() -> Picture:
+    alone = steps(21, 40, ranks=(0, 2), compute=0.1, wait=0.9)
+    return picture(*started(), *steps(1, 20), LOST, *alone, *SAVED, BACK, *steps(41, 60))
+
+
+def lines(data: ChartData, width: int = 80, height: int = 15) -> list[str]:
+    found = [line.plain for line in drawn(data, width, height)]
+    assert all(len(line) <= width for line in found) and len(found) <= height
+    return found
+
+
+def test_a_ribbon_stands_under_the_steps_of_the_loss() -> None:
+    shown = lines(loss_chart(whole()))
+    axis, studio, air, pc, last = shown[-5:]
+    assert studio.startswith("● studio│") and air.startswith("● air   │") and pc.startswith("● pc    │")
+    assert axis.index("✗") == air.index("✗") and axis.index("+") == air.index("+")
+    assert "✗lost: silent for 5" in air
+    assert studio[air.index("✗") - 2] == "▅" and studio[air.index("✗") + 4] == "▁"
+    assert "◇" in studio and "◇" in pc and "◇" not in air
+    assert "8.0/s" in studio and studio.endswith("%") and last.endswith("wait")
+
+
+@pytest.mark.parametrize(("height", "machines"), [(15, 3), (10, 3), (9, 1), (8, 1), (7, 0), (4, 0)])
+def test_where_there_is_no_room_the_worthiest_stays(height: int, machines: int) -> None:
+    shown = lines(loss_chart(whole()), height=height)
+    assert sum(line.startswith("● ") for line in shown) == machines
+    assert len(shown) == height
+    if machines == 1:
+        assert any(line.startswith("● air") for line in shown)
+    assert any("and 2 more on tab 2" in line for line in shown) == (height == 9)
+
+
+def test_sixteen_machines_have_their_names_by_both_ends() -> None:
+    hello = [MemberEvent(member=n, time=BEGAN, status="joined", name=f"worker-of-the-lab-{n}") for n in range(16)]
+    shown = lines(loss_chart(picture(*hello, *steps(1, 9, ranks=range(16)))), 120, 23)
+    assert sum(line.startswith("● worker…") for line in shown) == 16
+    assert len({line.split("│")[0] for line in shown if line.startswith("● ")}) == 16
+
+
+def test_before_the_first_step_the_machines_say_what_they_do() -> None:
+    shown = lines(loss_chart(picture(*started())))
+    assert any(line.startswith("◐ air") and "│cpu" in line and line.endswith("started") for line in shown)
+
+
+def test_the_promise_lies_under_the_loss_and_in_the_bar() -> None:
+    state = ran(RunEvent(time=0, status="running", total_steps=40), compute=1.75)
+    data = loss_chart(Picture(Path("run"), state, planning=planning()))
+    assert len(data.curves) == 3 and ("┅ promised", "$text-muted") in data.legend
+    assert "┃" in progress_line(state, 20.0, 80, 0.5).plain
+    without = Picture(Path("run"), state)
+    assert len(loss_chart(without).curves) == 2 and "┃" not in progress_line(state, 20.0, 80).plain
+
+
+def test_the_verdict_says_when_it_was_promised_and_in_the_end_whether() -> None:
+    state = ran(RunEvent(time=0, status="running", total_steps=40))
+    assert verdict(state, 20.0, promise=promise()).parts[-1] == "promised in 0:20"
+    ended = reduce_events([RunEvent(time=40, status="completed")], state)
+    assert "promised 1.60x, got 1.60x" in verdict(ended, 40.0, promise=promise()).parts
+    assert verdict(ended, 40.0).parts == ("step 20/40",)
