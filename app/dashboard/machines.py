@@ -6,15 +6,17 @@ import dataclasses
 import statistics
 
 from textual.app import ComposeResult
+from textual.containers import Horizontal
 from textual.content import Content
 
 from app.console import bytes_text
 from app.dashboard.charts import value_text
+from app.dashboard.one_machine import ROOM, OneMachine
 from app.dashboard.pane import Pane, Words, seconds_text, shares_bar, state_of
 from app.dashboard.reader import Picture
 from app.member_state import MemberState
 from app.shell.row_table import RowTable
-from app.shell.text import Column, Row, literal
+from app.shell.text import MARGIN, Column, Row, literal, widths
 from app.verdict import age, lag, slowest
 
 COLUMNS = (
@@ -48,21 +50,35 @@ class Machines(Pane):
         "One row a machine. The bar is the wall time of a step: computing, then standing still for an exchange. "
         "Transfer is the time exchanges were under way, hidden or not. Lag: steps behind the foremost. "
         "Heat: of what it computes on. Power: what its meters measure, not the whole machine. "
-        "Heard: since its last sign. '-' lets the machine under the cursor go."
+        "Heard: since its last sign. '-' lets the machine under the cursor go. With 120 columns its other figures, its "
+        "course and its newest log lines stand beside the table."
     )
     DEFAULT_CSS = """
     Machines #who { height: auto; padding-bottom: 1; }
-    Machines RowTable { height: 1fr; }
+    Machines Horizontal { height: 1fr; }
+    Machines RowTable { width: 1fr; height: 1fr; }
     """
 
     def compose(self) -> ComposeResult:
         yield Words(id="who")
-        yield RowTable(COLUMNS, empty="No machine has reported yet.", id="rows")
+        with Horizontal():
+            yield RowTable(COLUMNS, empty="No machine has reported yet.", id="rows")
+            yield OneMachine()
 
     def draw(self, picture: Picture) -> None:
         self.query_one("#who", Words).show(who_is_slow(picture))
         columns, rows = table_of(picture)
-        self.query_one(RowTable).show(rows, columns=columns)
+        table, beside = self.query_one(RowTable), self.query_one(OneMachine)
+        table.show(rows, columns=columns)
+        beside.display = self.size.width >= ROOM and self.selected is not None
+        if beside.display and self.selected is not None and table.row is not None:
+            shown = widths(columns, rows, table.scrollable_content_region.width - MARGIN)
+            cells = zip(columns, table.row.cells, strict=True)
+            rest = [(column.label, cell) for column, cell in cells if column.key not in shown]
+            beside.show(self.selected, picture, rest)
+
+    def on_row_table_moved(self) -> None:
+        self.draw_again()
 
     @property
     def selected(self) -> int | None:

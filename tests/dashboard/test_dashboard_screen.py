@@ -12,6 +12,7 @@ from textual.pilot import Pilot
 
 from app.dashboard.app import DashboardApp
 from app.dashboard.machines import Machines
+from app.dashboard.one_machine import OneMachine
 from distributed.run.requests import take_requests
 from training.events import EvaluationEvent, MemberEvent, RequestEvent, RunEvent
 from training.run_folder import RunFolder
@@ -69,6 +70,24 @@ def test_resizes_keep_tab_and_selection(folder: RunFolder) -> None:
         assert app.focused is focused
 
     show(folder.path, drive)
+
+
+@pytest.mark.parametrize(("width", "beside"), [(120, True), (118, False)])
+def test_beside_the_table_stand_figures_course_and_log_of_the_selected_machine(
+    folder: RunFolder, width: int, beside: bool
+) -> None:
+    (folder.path / "logs" / "air.log").write_text("first\nlast of air\n")
+
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await pilot.press("2", "down")
+        shown = app.dashboard.query_one(OneMachine)
+        assert shown.display is beside
+        if beside:
+            await until_text(pilot, "last of air")
+            assert "│  air  ● training  cpu" in text(app)
+            assert "wait share" in text(app)
+
+    show(folder.path, drive, (width, 32))
 
 
 def test_a_lost_machine_and_its_return(folder: RunFolder) -> None:

@@ -1,0 +1,91 @@
+"""The machine under the cursor, beside the table of all: what the table has no room for, its course, what it logs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+
+from app.console import bytes_text
+from app.dashboard.braille import Curve
+from app.dashboard.charts import Chart, ChartData, unit_of
+from app.dashboard.pane import Words, state_of
+from app.dashboard.reader import Picture
+from app.run_series import of_member, smoothed
+from app.shell.text import literal, muted
+
+ROOM = 118
+"""Cells of the tab from which on this stands beside the table."""
+_CHARTS = ("samples/s", "wait share", "temperature")
+_TALL, _LINES, _MORE_LINES = 32, 4, 8
+"""Lines of the tab from which on there is a third chart, and more of the log."""
+_LABEL = 12
+_SMOOTHING = 0.6
+
+
+class OneMachine(Vertical):
+    """Figures, curves and the newest lines of the log of one machine."""
+
+    SCOPED_CSS = False
+    DEFAULT_CSS = """
+    OneMachine { width: 44%; max-width: 76; height: 1fr; margin-left: 2; padding-left: 2; border-left: solid $border; }
+    OneMachine #facts { height: auto; padding-bottom: 1; }
+    OneMachine Chart { height: 1fr; max-height: 12; margin-bottom: 1; }
+    OneMachine #said { height: auto; text-wrap: nowrap; text-overflow: ellipsis; }
+    """
+
+    def compose(self) -> ComposeResult:
+        yield Words(id="facts")
+        for place in range(len(_CHARTS)):
+            yield Chart(id=f"course{place}")
+        yield Words(id="said")
+
+    def show(self, rank: int, picture: Picture, facts: Sequence[tuple[str, Content]]) -> None:
+        """Show a member.
+
+        Args:
+            facts: labels and values that the table beside this leaves out.
+        """
+        width, height = self.size
+        self.query_one("#facts", Words).show(Content("\n").join(_facts(rank, picture, facts, width)))
+        charts = [data for name in _CHARTS if (data := _course(rank, picture, name)) is not None]
+        for place, chart in enumerate(self.query(Chart)):
+            chart.display = place < min(len(charts), 3 if height >= _TALL else 2)
+            if chart.display:
+                chart.show(charts[place])
+        most = _MORE_LINES if height >= _TALL else _LINES
+        own = [line for line in picture.lines if line.machine == picture.name(rank)][-most:]
+        styles = {"error": "$text-error", "warning": "$text-warning", "info": "$text-muted"}
+        said = [literal(line.text, styles[line.level]).truncate(max(1, width), ellipsis=True) for line in own]
+        self.query_one("#said", Words).show(Content("\n").join(said or [muted("it has logged nothing yet")]))
+
+
+def _facts(rank: int, picture: Picture, facts: Sequence[tuple[str, Content]], width: int) -> list[Content]:
+    """Return name, state and device in a line, and the figures in two columns."""
+    member = picture.state.members[rank]
+    head = [literal(picture.name(rank), "bold"), state_of(member, picture), muted(member.device)]
+    sums = member.total
+    moved = [("sent", sums.bytes_sent), ("received", sums.bytes_received)]
+    known = [*facts, *((label, literal(bytes_text(count))) for label, count in moved if count)]
+    cells = [
+        Content.assemble((f"{label:<{_LABEL}}", "$text-muted"), value) for label, value in known if value.plain != "-"
+    ]
+    half = max(_LABEL + 8, width // 2)
+    lines = [
+        Content("").join([one.truncate(half - 1).pad_right(max(1, half - one.cell_length)), *other])
+        for one, *other in (cells[place : place + 2] for place in range(0, len(cells), 2))
+    ]
+    return [Content("  ").join(part for part in head if part), *lines]
+
+
+def _course(rank: int, picture: Picture, name: str) -> ChartData | None:
+    """Return the chart of one of its series; ``None`` where it has no values."""
+    series = of_member(picture.state.curves, rank, name)
+    points = series.points()
+    if not points:
+        return None
+    unit = unit_of(name, picture.state)
+    curve = Curve(smoothed(points, _SMOOTHING), "$text-success", gap=8.0 * series.width)
+    return ChartData(name, (curve,), unit=unit, zero=name != "temperature")
