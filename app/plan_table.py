@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 
 from app.console import bytes_text, duration_text, visible
+from distributed.planning.cables import CABLES
 from distributed.planning.document import Candidate, Choice, Planning
 from distributed.planning.reasons import WAYS, sentence
 from profiles.errors import counted
@@ -106,5 +107,5 @@ def summary_lines(planning: Planning) -> Iterator[str]:
             f"{f' x {best.accumulation}' if best.accumulation > 1 else ''}, {member.seconds:.3g} s{memory}{traffic}"
         )
     for reason in planning.reasons:
-        if reason.code in (*WAYS, "data-stay"):
+        if reason.code in (*WAYS, *CABLES, "data-stay"):
             yield from textwrap.wrap(visible(sentence(reason)), WIDTH, initial_indent="  ", subsequent_indent="    ")

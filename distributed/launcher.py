@@ -13,6 +13,7 @@ from distributed.machine.link import Link, Tell, address_towards
 from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.measure import Measured, MeasureOptions, measure_ready
 from distributed.planning import planner
+from distributed.planning.cables import cable_reasons
 from distributed.planning.cluster import Cluster
 from distributed.planning.document import Figures, MemberSetting, Planning, Preference, Reason, Settings, job_of
 from distributed.planning.feedback import corrections, keep_planning
@@ -102,18 +103,20 @@ def choose(found: Measured, machines: Sequence[Ready], profile: Profile, options
     figures = found.figures
     cluster = figures.cluster
     job = job_of(profile, figures.workload, options.preference, options.max_loss_increase)
-    learnt = corrections(cluster, job)
-    planning = planner.plan(cluster, job, coordinators(cluster, machines), learnt)
+    learnt, able = corrections(cluster, job), coordinators(cluster, machines)
+    planning = planner.plan(cluster, job, able, learnt)
     if (chosen := planning.settings) is not None:
         taking_part = [member.name for member in chosen.members]
         if chosen.coordinator not in ("", cluster.here, *taking_part):  # only who takes part is held on to
-            planning = planner.plan(cluster, job, [cluster.here], learnt)
+            able = [cluster.here]
+            planning = planner.plan(cluster, job, able, learnt)
     planning = planner.signed(planning, cluster, profile)
     if planning.settings is None:
         return planning
     settings = on_best_paths(planning.settings, found, machines)
     ways = tuple(expected_ways(settings, found.pairs, machines))
     ways += (Reason.of("data-stay"),) if profile.data.local_data else ()
+    ways += tuple(cable_reasons(cluster, planning, lambda wired: planner.plan(wired, job, able, learnt)))
     return planning.model_copy(update={"settings": settings, "reasons": (*planning.reasons, *ways)})
 
 

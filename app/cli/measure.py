@@ -235,6 +235,7 @@ def plan(
 
 
 def _from_figures(figures: Path, profile: Profile, hosts: Path | None, plan_options: PlanOptions) -> Planning:
+    from distributed.planning.cables import cable_reasons
     from distributed.planning.document import Figures, job_of
     from distributed.planning.fitting import Room, fit
     from distributed.planning.planner import plan as make_plan
@@ -246,7 +247,8 @@ def _from_figures(figures: Path, profile: Profile, hosts: Path | None, plan_opti
     job = job_of(profile, found.workload, plan_options.preference, plan_options.max_loss_increase)
     cluster, missing = _part(found.cluster, hosts) if hosts is not None else (found.cluster, ())
     planning = signed(make_plan(cluster, job), cluster, profile)
-    return planning.model_copy(update={"reasons": (*planning.reasons, *missing)})
+    cables = cable_reasons(cluster, planning, lambda wired: make_plan(wired, job))
+    return planning.model_copy(update={"reasons": (*planning.reasons, *missing, *cables)})
 
 
 def _from_machines(profile: Profile, hosts: Hosts, plan_options: PlanOptions, options: PrepareOptions) -> Planning:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from itertools import combinations
 
 from textual.app import ComposeResult
 from textual.content import Content
@@ -12,10 +13,13 @@ from app.console import bytes_text
 from app.dashboard.charts import value_text
 from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
-from app.member_state import pair_lines
+from app.member_state import pair_lines, pairs
 from app.plan_table import way_in_words
+from app.shell.keys import app_of
+from app.shell.link_map import Kind, Line, drawn, legend
 from app.shell.row_table import RowTable
 from app.shell.text import Column, Row, literal
+from distributed.planning.cables import CABLES
 from distributed.planning.reasons import OWNERSHIP, sentence
 from profiles.errors import counted
 from training.events import SyncEvent
@@ -35,6 +39,8 @@ COLUMNS = (
 _WORTH = 1.05
 """Predicted gain from which on another way is worth a line."""
 _SHOWN = 64
+_LEAST = 16
+"""Lines of this tab that are not the map's."""
 _NONE_YET = "Synchronisations appear here as they happen."
 
 
@@ -48,22 +54,48 @@ class Network(Pane):
         "pair goes is said too: directly, dialled by one of the two for both directions, or through the relay."
     )
     DEFAULT_CSS = """
-    Network #sums { height: auto; padding-bottom: 1; }
+    Network #sums, Network #map { height: auto; padding-bottom: 1; }
     Network RowTable { height: 1fr; }
     """
 
     def compose(self) -> ComposeResult:
         yield Words(id="sums")
+        yield Words(id="map")
         yield RowTable(COLUMNS, id="syncs")
 
     def draw(self, picture: Picture) -> None:
         self.query_one("#sums", Words).show(Content("\n").join([*sums(picture), *advice(picture)]))
+        shown, words = self.query_one("#map", Words), link_map(picture, *self.size, app_of(self).ascii_only)
+        shown.display = bool(words)
+        shown.show(words)
         table = self.query_one(RowTable)
         none = "One machine alone exchanges nothing." if picture.expected == 1 else _NONE_YET
         table.say_when_empty(literal(none, "$text-muted"))
         planned = picture.planned.exchange if picture.planned else 0.0
         newest = sorted(picture.rounds.items(), reverse=True)[:_SHOWN]
         table.show([_row(key, said, picture, planned) for key, said in newest])
+
+
+def link_map(picture: Picture, width: int, height: int, ascii_only: bool = False) -> Content:
+    """Return the machines and their links, as measured before the run and used in it; empty where there is no room."""
+    members = picture.state.members
+    names = {rank: picture.name(rank) for rank in members}
+    measured = {}
+    if picture.figures is not None:
+        measured = {frozenset((link.source, link.target)): link for link in picture.figures.cluster.links}
+    used = {frozenset((one, other)): (there, back) for one, other, there, back in pairs(members)}
+    lines = []
+    for one, other in combinations(sorted(members), 2):
+        link, ways = measured.get(frozenset((names[one], names[other]))), used.get(frozenset((one, other)), ())
+        if link is not None or ways:
+            relayed = any(way is not None and way.how == "relayed" for way in ways)
+            kind = (
+                Kind.RELAY if relayed or (link and not link.usable) else Kind.AIR if link and link.air else Kind.CABLE
+            )
+            lines.append(Line(names[one], names[other], kind, *((link.mbit, link.mbit_back) if link else ())))
+    room = min(height // 2, height - _LEAST)
+    found = drawn(list(names.values()), lines, width, room - 2, ascii_only=ascii_only) if lines else Content("")
+    return Content("\n").join([found, legend(lines)]) if found else found
 
 
 def mbit(sync: SyncEvent) -> float:
@@ -110,7 +142,7 @@ def sums(picture: Picture) -> Iterator[Content]:
     if lines := pair_lines(picture.state.members, picture.name):
         yield literal("paths: " + "; ".join(lines), "$text-muted")
     for reason in picture.planning.reasons if picture.planning is not None else ():
-        if reason.code in OWNERSHIP:
+        if reason.code in (*OWNERSHIP, *CABLES):
             yield literal(sentence(reason), "$text-muted")
     if (planned := picture.planned) is not None and syncs:
         said = f"planned: {value_text(planned.exchange, 's')} an exchange, {value_text(planned.step, 's')} a step"

@@ -24,7 +24,7 @@ from app.report import Ended
 from app.run_series import Series, names, of_run
 from app.run_state import INTERRUPTED, RunState, apply, at_its_end, reduce_events
 from app.since import Visit
-from distributed.planning.document import Candidate, Planning
+from distributed.planning.document import Candidate, Figures, Planning
 from profiles.errors import BadInput, MusterError
 from training.event_log import read_events
 from training.events import Event, SyncEvent
@@ -32,7 +32,7 @@ from training.plan import FINAL, RunMetadata, RunPlan, read_metadata, read_plan
 from training.run_files import is_live
 from training.runs import list_runs
 
-PLANNING = "planning.json"
+PLANNING, FIGURES = "planning.json", "figures.json"
 LOOK = 0.25
 """Seconds between two looks at the logs, and between two at the small files of the folder."""
 GRACE = 2.0
@@ -64,6 +64,8 @@ class Picture:
     plan: RunPlan | None = None
     metadata: RunMetadata | None = None
     planning: Planning | None = None
+    figures: Figures | None = None
+    """What the plan stands on."""
     live: bool = True
     read: bool = False
     """Whether everything that was there at the start has been read."""
@@ -257,6 +259,9 @@ class RunReader:
             if self._known.planning is None and (path / PLANNING).is_file():
                 with contextlib.suppress(BadInput):
                     self._note(planning=Planning.read(path / PLANNING))
+            if self._known.figures is None and (path / FIGURES).is_file():
+                with contextlib.suppress(BadInput):
+                    self._note(figures=Figures.read(path / FIGURES))
             if self._logs.look():
                 self._note(lines=self._logs.lines)
             if self._live and now - self._marked > MARKED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from textual.content import Content
@@ -21,7 +22,8 @@ from app.screens.step_screen import (
 )
 from app.shell.base_app import MusterApp
 from app.shell.keys import Key
-from app.shell.text import Column, Row, literal, muted
+from app.shell.link_map import Kind, Line, drawn, legend
+from app.shell.text import MARGIN, Column, Row, literal, muted, widths
 from app.wizard import actions
 from app.wizard.assessment import of_finding, of_pair, path_of, warnings_of
 from app.wizard.records import GOOD, UNSETTLED, Check, Status
@@ -35,6 +37,8 @@ if TYPE_CHECKING:  # load SSH, which the first screen does without
 _CELL = 15
 _NAME = 16
 _BETWEEN = "|"
+_ROWS, _FRAME = 4, 11
+"""Lines of the table of links that always stay; those around map and table, and of what the map's lines mean."""
 
 
 class ChecksScreen(StepScreen):
@@ -166,7 +170,9 @@ class LinksScreen(StepScreen):
     )
     HELP = (
         "Every two machines send data to each other, one pair after the other, so that no measurement disturbs "
-        "another. The figures decide which way to train is fastest here. A cable helps more than any other change."
+        "another. The figures decide which way to train is fastest here. On the map, a thicker line is faster, Wi-Fi "
+        "is dashed, and what has to be relayed is dotted. What a cable would give is predicted as soon as the speeds "
+        "of the machines are known: come back from Strategy."
     )
     KEYS: ClassVar[tuple[Key, ...]] = (
         GO_ON,
@@ -181,9 +187,12 @@ class LinksScreen(StepScreen):
         pair = next((pair for pair in state.links.found if _pair_key(pair) == key), None)
         if pair is None:
             return ()
+        path, found = path_of(pair), of_pair(pair)
+        room = self.table.scrollable_content_region.width - MARGIN
+        whole = widths(self.COLUMNS, self.rows(state), room).get("path", 0) >= len(path)  # then the table says it
         warnings = [literal(text, "$text-warning") for text in warnings_of(pair)]
-        path = path_of(pair)
-        return [*([muted(path)] if path else []), *warnings, *cause_lines(of_pair(pair))]
+        rest = cause_lines(replace(found, cause="") if warnings else found)
+        return [*([] if whole else [muted(path)]), *warnings, *rest]
 
     def head(self, state: WizardState) -> Content:
         links = state.links
@@ -191,8 +200,21 @@ class LinksScreen(StepScreen):
             return failure(links)
         room = self.app.size.width - 4
         names = [row.name for row in state.members]
+        cables = [literal(line, "$text-accent") for line in state.strategy.found.cables]
+        if (shown := self._map(names, links.found, len(cables))) and links.found:
+            return Content("\n").join([shown, legend([_line(pair) for pair in links.found]), *cables])
         wide = len(names) >= 2 and _NAME + _CELL * len(names) <= room
-        return matrix(names, links.found, _NAME, _CELL) if wide and links.found else Content("")
+        table = [matrix(names, links.found, _NAME, _CELL)] if wide and links.found else []
+        return Content("\n").join([*table, *cables])
+
+    def _map(self, names: Sequence[str], pairs: Sequence[PairFigures], below: int) -> Content:
+        """Return the map, where there is room for it and for the table under it."""
+        width, height = self.app.size
+        rows = min(len(pairs) + 1, max(_ROWS, height // 4))
+        return drawn(
+            names, [_line(pair) for pair in pairs], width - 4, height - _FRAME - below - rows,
+            chosen=self.table.cursor.split(_BETWEEN), ascii_only=self.steered.ascii_only,
+        )  # fmt: skip
 
     def empty(self, state: WizardState) -> Content:
         return progress(state.links, "Measuring." if state.busy else "No link to measure.")
@@ -209,6 +231,13 @@ class LinksScreen(StepScreen):
 
 def _pair_key(pair: PairFigures) -> str:
     return f"{pair.source}|{pair.target}"
+
+
+def _line(pair: PairFigures) -> Line:
+    """Return a link as the map shows it."""
+    found = pair.link
+    kind = Kind.AIR if found.air else Kind.CABLE if found.usable else Kind.RELAY
+    return Line(pair.source, pair.target, kind, found.mbit, found.mbit_back)
 
 
 def _pair_row(app: MusterApp, pair: PairFigures) -> Row:

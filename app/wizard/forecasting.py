@@ -20,6 +20,7 @@ from distributed.launcher import (
     plan_machines,
 )
 from distributed.measuring.measure import Measured, MeasureOptions
+from distributed.planning.cables import CABLES
 from distributed.planning.document import Candidate, Choice, Planning, Preference
 from distributed.planning.feedback import corrections
 from distributed.planning.fitting import fit
@@ -143,7 +144,8 @@ def ranked(planning: Planning, found: object) -> Strategy:
         cause = reasons[0] if reasons else "the job fits none of these machines"
         fix = "choose a smaller model, or a machine with more memory"
         said = Assessment(status=Status.FAILED, cause=cause, fix=fix)
-    return Strategy(tuple(rows.values()), reasons, planning=found, assessment=said)
+    cables = tuple(sentence(reason) for reason in planning.reasons if reason.code in CABLES)
+    return Strategy(tuple(rows.values()), reasons, cables, planning=found, assessment=said)
 
 
 def moved(found: Forecast, index: int, steps: int) -> Way:

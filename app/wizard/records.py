@@ -322,6 +322,8 @@ class Strategy:
     ways: tuple[Way, ...] = ()
     reasons: tuple[str, ...] = ()
     """Why the recommended one; the deciding sentence first."""
+    cables: tuple[str, ...] = ()
+    """What cables would give, where that matters; these are among the reasons too."""
     measure: bool = False
     """New figures were asked for."""
     planning: Any = field(default=None, repr=False, compare=False)

@@ -275,6 +275,9 @@ WORDS = {
     "no-link": "{subject} has no measured link to {other}, where the coordinator would be",
     "no-cuda": "{subject} has no CUDA device, which engine nccl needs",
     "no-link-nccl": "{subject} does not have a link to every machine, which engine nccl needs",
+    "cable-to": "with a cable to {subject} ({mbit:.4g} Mbit/s): {useful:.2f}x -> {wired:.2f}x",
+    "cable-between": "with a cable between {subject} and {other} ({mbit:.4g} Mbit/s): {useful:.2f}x -> {wired:.2f}x",
+    "cables-to": "with cables to {subject} ({mbit:.4g} Mbit/s): {useful:.2f}x -> {wired:.2f}x",
     "measured-in-use": "other programs used {others:.0f} % of the processors of {subject} while it was measured: "
     "measure again when it is idle",
     "not-measured": "{subject} is in the hosts file and was not measured",

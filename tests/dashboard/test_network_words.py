@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 from run_folders import started, steps
 
-from app.dashboard.network import advice, mbit, sums
+from app.dashboard.network import advice, link_map, mbit, sums
 from app.dashboard.reader import Picture
 from app.run_state import reduce_events
-from distributed.planning.document import Candidate, Choice, Job, Planning, Reason
+from distributed.planning.cluster import Cluster, Link, Machine
+from distributed.planning.document import Candidate, Choice, Figures, Job, Planning, Reason, Workload
 from tests.app.app_events import sync
-from training.events import SyncEvent
+from training.events import SyncEvent, Way, WaysEvent
 
 
 def way(strategy: str, speed_up: float, *members: str, samples: float = 0.0) -> Candidate:
@@ -68,3 +69,23 @@ def test_who_owns_less_than_the_others_is_said() -> None:
     planned = replace(shown, planning=shown.planning.model_copy(update={"reasons": reasons}))
     lines = [line.plain for line in sums(planned)]
     assert lines[1:] == ["b averages 6 % of every exchange (an even share: 50 %): its link is slow"]
+
+
+def on_a_map(width: int = 118, height: int = 40) -> str:
+    links = (Link(source="studio", target="air", mbit=211, mbit_back=190, medium="wifi", air="wifi"),
+             Link(source="studio", target="pc", mbit=941, mbit_back=938, medium="ethernet"))  # fmt: skip
+    machines = tuple(Machine(name=name) for name in ("studio", "air", "pc"))
+    figures = Figures(
+        cluster=Cluster(machines=machines, links=links), workload=Workload(trainable=1, total=1, samples=1)
+    )
+    ways = WaysEvent(member=1, time=9.0, ways=(Way(peer=2, name="pc", address="10.0.0.3", how="relayed"),))
+    shown = Picture(Path("run"), reduce_events([*started(), ways]), figures=figures)
+    return link_map(shown, width, height).plain
+
+
+def test_the_map_has_what_was_measured_and_the_ways_that_are_taken() -> None:
+    assert all(word in on_a_map() for word in ("studio", "air", "pc", " 190", " 938", " relayed ", "Wi-Fi", "cable"))
+
+
+def test_in_a_low_terminal_there_is_no_map() -> None:
+    assert not on_a_map(78, 19)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import pytest
+from pilot import fixed_clock, run, text
+from rich.cells import cell_len
+from textual.pilot import Pilot
+
+from app.screens.app import WizardApp
+from app.shell.link_map import IDEAL, Kind, Line, drawn, legend
+from app.wizard.state import Kind as Asked
+from app.wizard.state import Step
+from tests.screens.states import STRATEGY, at
+
+NAMES = ("this-pc", "demo-studio", "MacBook", "tower", "mini", "attic", "pc", "nas")
+
+
+def lines(names: tuple[str, ...], kind: Kind = Kind.CABLE, mbit: float = 941, back: float = 938) -> list[Line]:
+    return [Line(one, other, kind, mbit, back) for one, other in combinations(names, 2)]
+
+
+def points(line: Line) -> int:
+    """How much is drawn of the link between two machines that stand side by side, without its rate."""
+    shown = drawn((line.one, line.other), [line], 60, 3).plain
+    return sum((ord(sign) - 0x2800).bit_count() for sign in shown if 0x2800 <= ord(sign) <= 0x28FF)
+
+
+@pytest.mark.parametrize(("count", "width", "height"), [(2, 76, 3), (3, 76, 9), (4, 76, 9), (5, 96, 13), (6, 96, 15),
+                                                        (7, 116, 17), (8, 136, 19)])  # fmt: skip
+def test_two_to_eight_machines_stand_whole_with_a_line_between_every_two(count: int, width: int, height: int) -> None:
+    names = NAMES[:count]
+    shown = drawn(names, lines(names), width, height).plain.split("\n")
+    assert len(shown) <= min(height, IDEAL[count])
+    assert max(map(cell_len, shown)) <= width
+    assert all(any(name in line for line in shown) for name in names)
+    assert "938" in "".join(shown)
+
+
+@pytest.mark.parametrize(("names", "width", "height"), [
+    (NAMES[:1], 100, 30), (NAMES[:3], 30, 9), (NAMES[:5], 76, 5), (NAMES, 76, 30), ((*NAMES, "ninth"), 200, 60),
+    (("a", "a"), 80, 9),
+])  # fmt: skip
+def test_where_there_is_no_room_there_is_no_map(names: tuple[str, ...], width: int, height: int) -> None:
+    assert not drawn(names, lines(names), width, height)
+
+
+def test_a_faster_link_is_thicker() -> None:
+    rates = [points(Line("a", "b", Kind.CABLE, mbit)) for mbit in (50, 200, 941, 2400)]
+    assert rates == sorted(set(rates))
+
+
+def test_kinds_differ_without_colours() -> None:
+    whole, dashed, dotted = (points(Line("a", "b", kind)) for kind in Kind)
+    assert whole > dashed > dotted > 0
+
+
+def test_the_slower_direction_decides() -> None:
+    assert Line("a", "b", Kind.CABLE, 941, 90).thickness == 1
+
+
+@pytest.mark.parametrize(("line", "label"), [
+    (Line("a", "b", Kind.CABLE, 941, 938), "938 Mbit/s"), (Line("a", "b", Kind.AIR, 211, 94), "94-211 Mbit/s"),
+    (Line("a", "b", Kind.RELAY), "relayed"),
+])  # fmt: skip
+def test_the_rate_stands_on_the_line(line: Line, label: str) -> None:
+    assert f" {label} " in drawn(("a", "b"), [line], 60, 3).plain
+
+
+def test_a_rate_hides_no_other_link_but_that_of_the_chosen_one() -> None:
+    plain = drawn(NAMES, lines(NAMES), 116, 17).plain
+    chosen = drawn(NAMES, lines(NAMES, mbit=123, back=123), 116, 17, chosen=NAMES[:2]).plain
+    assert 0 < plain.count("938") < 28
+    assert "123" in chosen
+
+
+def test_ascii() -> None:
+    shown = drawn(NAMES[:3], lines(NAMES[:3]), 76, 9, ascii_only=True).plain
+    assert not any(0x2800 <= ord(sign) <= 0x28FF for sign in shown)
+    assert "++++" in shown
+
+
+def test_names_from_the_network_are_shown_and_take_their_cells() -> None:
+    shown = drawn(("\x1b[31m[bold]", "電脳電脳電脳電脳電脳電脳"), [], 76, 3).plain.split("\n")
+    assert "\\x1b[31m[bold]" in shown[1]
+    assert len({cell_len(line) for line in shown}) == 1
+
+
+def test_the_legend_names_what_is_there() -> None:
+    assert legend(lines(NAMES[:2], Kind.AIR)).plain == "╍ ╍ Wi-Fi   Mbit/s; the thicker, the faster"
+
+
+CABLE = "with a cable to air (941 Mbit/s): 1.58x -> 1.90x"
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 32)])
+def test_links_says_under_the_map_what_a_cable_would_give(size: tuple[int, int]) -> None:
+    steering = at(Step.LINKS)
+    steering.state = steering.state.putting(Asked.FORECAST, found=replace(STRATEGY, cables=(CABLE,)))
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        shown = text(pilot.app)
+        assert CABLE in shown and "╍ ╍ Wi-Fi" in shown and "studio > air" in shown
+        await pilot.press("down")
+        assert " 94-211 " in text(pilot.app)
+
+    run(WizardApp(steering, clock=fixed_clock), drive, size)
