@@ -135,7 +135,21 @@ def drawn(data: ChartData, width: int, height: int, ascii_only: bool = False) ->
 
 
 def value_text(value: float, unit: str = "") -> str:
-    """Return a value in at most seven cells."""
+    """Return a value in the cells beside an axis, its exponent and its unit whole."""
+    said = _usual_text(value, unit)
+    if len(said) <= _LEFT:
+        return said
+    value, unit = (
+        value * 100 if unit == "%" else value / 1e12 if unit == "B" else value,
+        "TB" if unit == "B" else unit,
+    )
+    plain = [f"{value:.0f}"] if abs(value) >= 1000 else []
+    powers = [f"{value:.{digits}e}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e") for digits in (2, 1, 0)]
+    texts = [f"{number} {unit}".rstrip() for number in (*plain, *powers)]
+    return next((text for text in texts if len(text) <= _LEFT), texts[-1])
+
+
+def _usual_text(value: float, unit: str) -> str:
     if unit == "%":
         return f"{value * 100:.3g} %"
     if unit == "B":

@@ -33,7 +33,7 @@ COLUMNS = (
     Column("time", "time", right=True, least=6),
     Column("wait", "wait", right=True, least=6),
     Column("rate", "Mbit/s", right=True, least=6),
-    Column("slowest", "slowest", least=7, rank=2),
+    Column("slowest", "slowest", least=12, rank=2),
     Column("planned", "of plan", right=True, least=6, rank=1),
 )
 _WORTH = 1.05

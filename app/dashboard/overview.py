@@ -29,7 +29,7 @@ from profiles.errors import counted
 COLUMNS = (
     Column("time", "time", most=8, least=8),
     Column("kind", "what", most=14, least=12),
-    Column("words", "", most=400, least=20),
+    Column("words", "", most=400, least=20, folds=True),
 )
 MOST_ROWS = 400
 MARKS = {
@@ -244,7 +244,7 @@ def _rate_chart(picture: Picture) -> ChartData:
     state = picture.state
     series = of_run(state.curves, "samples/s", whole_rounds(state))
     points = smoothed(series.points(), 0.6)
-    title = f"samples/s {state.samples_per_second:.4g}" if state.samples_per_second else "samples/s"
+    title = f"samples/s {value_text(state.samples_per_second)}" if state.samples_per_second else "samples/s"
     lines = ghost(picture, "samples/s", points)
     curves = (*lines, Curve(points, "$text-success", gap=8.0 * series.width)) if points else ()
     return ChartData(title, curves, legend=promised(lines), zero=True)

@@ -246,13 +246,18 @@ def _pair_row(app: MusterApp, pair: PairFigures) -> Row:
         _pair_key(pair),
         (
             literal(f"{pair.source} > {pair.target}"),
-            literal(f"{figures.mbit:.4g}" if figures else ""),
-            literal(f"{figures.mbit_back:.4g}" if figures and figures.mbit_back else ""),
+            literal(_rate(figures.mbit) if figures else ""),
+            literal(_rate(figures.mbit_back) if figures and figures.mbit_back else ""),
             literal(f"{figures.rtt_ms:.2g}" if figures else ""),
             shown_state(app, of_pair(pair)),
             muted(path_of(pair)),
         ),
     )
+
+
+def _rate(mbit: float) -> str:
+    """Four digits, and no exponent where the digits have room."""
+    return f"{mbit:.4g}" if mbit < 9999.5 else f"{mbit:.0f}"
 
 
 def matrix(names: Sequence[str], pairs: Sequence[PairFigures], first: int, cell: int) -> Content:
@@ -280,4 +285,4 @@ def _figure(pair: PairFigures | None, source: str, target: str) -> Content:
     found, figures = of_pair(pair), pair.figures
     style = "" if found.status is Status.OK else MARKS[found.status].style
     mbit = 0.0 if figures is None else figures.mbit if source == pair.source else figures.mbit_back
-    return Content.assemble((f"{mbit:.4g}", style), (f" {figures.rtt_ms if figures else 0:.2g}", "$text-muted"))
+    return Content.assemble((_rate(mbit), style), (f" {figures.rtt_ms if figures else 0:.2g}", "$text-muted"))

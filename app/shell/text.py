@@ -93,6 +93,8 @@ GAP = 2
 _HEADER_LINES = 2
 MARGIN = 2
 """Cells at the left for the cursor."""
+_FIGURE = 12
+"""Cells of a figure that is never cut, as in ``-1.234e+05 x``."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +151,9 @@ def widths(columns: Sequence[Column], rows: Sequence[Row], room: int) -> dict[st
     """Return the cells of each column that is shown, for a table of ``room`` cells."""
     wanted = {column.key: _natural(place, column, rows) for place, column in enumerate(columns)}
     shown = list(columns)
+    floors = {c.key: max(c.floor, _whole(c, _longest(place, rows))) for place, c in enumerate(columns)}
     while _total(shown, wanted) > room:
-        if _shrink(shown, wanted, room):
+        if _shrink(shown, wanted, floors, room):
             break
         optional = [column for column in shown[1:] if column.rank > 0]
         if not optional:
@@ -162,28 +165,37 @@ def widths(columns: Sequence[Column], rows: Sequence[Row], room: int) -> dict[st
 
 
 def _natural(place: int, column: Column, rows: Sequence[Row]) -> int:
-    cells = (row.cells[place].cell_length for row in rows if place < len(row.cells))
-    return min(column.most, max([len(column.label), *cells]))
+    cells = _longest(place, rows)
+    return max(min(column.most, max(len(column.label), cells)), _whole(column, cells))
+
+
+def _longest(place: int, rows: Sequence[Row]) -> int:
+    return max((row.cells[place].cell_length for row in rows if place < len(row.cells)), default=0)
+
+
+def _whole(column: Column, cells: int) -> int:
+    """Cells below which a column of ``cells`` does not shrink: a figure without its exponent would be another one."""
+    return min(cells, _FIGURE) if column.right else 0
 
 
 def _total(columns: Sequence[Column], wanted: Mapping[str, int]) -> int:
     return sum(wanted[column.key] for column in columns) + GAP * (len(columns) - 1)
 
 
-def _shrink(shown: Sequence[Column], wanted: dict[str, int], room: int) -> bool:
+def _shrink(shown: Sequence[Column], wanted: dict[str, int], floors: Mapping[str, int], room: int) -> bool:
     """Take cells from the widest columns, the first one excepted, until they fit; whether that was possible."""
     excess = _total(shown, wanted) - room
-    spare = sum(max(0, wanted[column.key] - column.floor) for column in shown[1:])
+    spare = sum(max(0, wanted[column.key] - floors[column.key]) for column in shown[1:])
     if spare < excess and any(column.rank for column in shown[1:]):
         return False
     while excess > 0:
         widest = max(
-            (column for column in shown[1:] if wanted[column.key] > column.floor),
+            (column for column in shown[1:] if wanted[column.key] > floors[column.key]),
             key=lambda column: wanted[column.key],
             default=None,
         )
         if widest is None:
-            wanted[shown[0].key] = max(shown[0].floor, wanted[shown[0].key] - excess)
+            wanted[shown[0].key] = max(floors[shown[0].key], wanted[shown[0].key] - excess)
             break
         wanted[widest.key] -= 1
         excess -= 1

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,3 +78,13 @@ def test_values_are_short() -> None:
     for value in (0.0, 1e-9, 0.123456, 1.0, 99_999.0, 1e12, -5e-4):
         assert all(len(value_text(value, unit)) <= 9 for unit in ("", "B"))
     assert (value_text(0.132, "%"), value_text(0.0042, "s"), value_text(2.5e9, "B")) == ("13.2 %", "4.2 ms", "2.5 GB")
+
+
+@given(st.floats(1e-9, 1e15) | st.floats(-1e15, -1e-9), st.sampled_from(["", "s", "%", "B"]))
+def test_a_value_beside_an_axis_is_whole(value: float, unit: str) -> None:
+    """A figure that lost a part of its exponent would be another figure."""
+    said = value_text(value, unit)
+    number, _, shown = said.partition(" ")
+    scale = {"%": 0.01, "ms": 1e-3, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}.get(shown, 1.0)
+    assert len(said) <= 8
+    assert float(number) * scale == pytest.approx(value, rel=0.51)

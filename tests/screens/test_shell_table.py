@@ -36,6 +36,21 @@ def rows_of(names: Iterable[str]) -> list[Row]:
     ]
 
 
+@given(st.floats(1e-12, 1e12), st.integers(72, 160))
+def test_a_figure_is_never_cut_and_columns_fall_by_worth(figure: float, room: int) -> None:
+    columns = (
+        Column("way", "way", most=34, least=18), Column("time", "same loss in", right=True, most=5, least=3),
+        Column("traffic", "traffic/h", right=True, most=5, least=3, rank=1),
+        Column("why", "why", most=90, least=40, rank=2),
+    )  # fmt: skip
+    said = f"{figure:.4g}"
+    row = Row("a", (Content("diloco"), Content(said), Content(said), Content("because " * 9)))
+    cells = widths(columns, [row], room)
+    drawn = draw(columns, row, cells, room)[0].content.plain
+    assert drawn.split()[1] == said and cell_len(drawn) <= room
+    assert "traffic" in cells or "why" not in cells
+
+
 @given(st.lists(NAMES, max_size=6), st.integers(40, 160))
 def test_a_table_is_as_wide_as_its_room_and_its_first_column_is_whole(names: list[str], room: int) -> None:
     rows = rows_of(names)
