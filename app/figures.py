@@ -13,6 +13,7 @@ from app.member_state import MemberState
 from app.metrics import metric_label, metric_text, metrics_of
 from app.run_series import RUN, evaluated, names, of_member, of_run
 from app.run_state import RunState, SplitResults
+from app.showcase import showcase_lines
 from profiles.errors import BadInput, counted
 from training.events import Event, TimingEvent
 from training.tasks.error_analysis import (
@@ -246,7 +247,7 @@ def difference_document(found: Difference) -> dict[str, Any]:
 def run_lines(run_dir: Path) -> list[str]:
     """Return what a run has changed for whom: before the first step and in its newest evaluation."""
     before, after = predictions_in(run_dir)
-    return [*changed_lines(before, after), *breakdown_lines(after, before)]
+    return [*changed_lines(before, after), *breakdown_lines(after, before), *showcase_lines(run_dir)]
 
 
 def changed_lines(before: Sequence[Prediction], after: Sequence[Prediction]) -> list[str]:

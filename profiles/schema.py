@@ -206,6 +206,9 @@ class EvaluationSettings(Section):
     eval_local: bool = option(
         False, "each worker also evaluates its own weights on the whole split, just before they are averaged"
     )
+    eval_showcase: bool = option(
+        True, "keep a few held-out samples, before and after training, to be shown", advanced=True
+    )
     early_stopping_patience: int = option(0, "stop after N evaluations without a better result; 0: off", ge=0)
     early_stopping_min_delta: float = option(0.0, "smallest improvement that counts as better", ge=0, advanced=True)
 

@@ -23,6 +23,7 @@ from training.events import EvaluationEvent
 from training.exchange.base import Exchange
 from training.exchange.payloads import documents, figures_by_rank
 from training.local_data import LocalSchedule
+from training.showing import Showing
 from training.tasks.base import Answer
 from training.tasks.predictions import BEFORE, FOLDER, NAME, write_predictions
 
@@ -74,6 +75,9 @@ class Evaluator:
         self._stopped: set[int] = set()
         keeps = run_dir is not None and self._task.writes_texts and local is None
         self._folder = run_dir / FOLDER if run_dir is not None and keeps else None
+        self._showing: Showing | None = None
+        if settings.eval_showcase and run_dir is not None and local is None:
+            self._showing = Showing(samples, model, precision, run_dir / FOLDER, stops, warn)
         self._answers: list[Answer] = []
         self._left_out: set[int] = set()
 
@@ -119,9 +123,13 @@ class Evaluator:
                 return None
             asked = {rank: len(share[_part(len(share), part, parts)]) for rank, share in shares.items()}
             sums = add_sums([sums, self._added(gathered, asked)])
-        if self._folder is not None and split == ("test" if "test" in self.splits else "validation"):
+        shown = split == ("test" if "test" in self.splits else "validation")
+        if self._folder is not None and shown:
             self._keep(split, step, f"{name}/answers", staying)
-        return self._event(split, step, sums, start)
+        event = self._event(split, step, sums, start)
+        if shown and self._showing is not None and self._folder is None and self._exchange.rank == min(staying):
+            self._showing.items(split, step)
+        return event
 
     def _parts(self, shares: Mapping[int, range], batch_sizes: Mapping[int, int]) -> int:
         """Return in how many rounds all tell their sums: a round of a member is no less than one of its batches."""
@@ -167,10 +175,14 @@ class Evaluator:
                 f"{path.name} lacks {missing} of the {size} samples of {split}: the machines that evaluated "
                 "them did not report"
             )
+        predictions = self._task.predictions(split, answers)
         try:
-            write_predictions(path, self._task.predictions(split, answers))
+            write_predictions(path, predictions)
         except BadInput as error:  # the figures are there all the same
             self._warn(f"{error.message}; what the model wrote is not kept")
+        else:
+            if step and self._showing is not None:
+                self._showing.texts(split, step, answers, predictions)
 
     def _added(self, gathered: Mapping[int, bytes], asked: Mapping[int, int]) -> dict[str, float]:
         """Add what the members measured; who says what cannot be, or nothing in time, is left out, by all alike.

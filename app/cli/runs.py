@@ -22,6 +22,7 @@ from app.member_state import pair_lines
 from app.metrics import metric_label, metric_text
 from app.report import evaluation_lines
 from app.run_state import RunState, state_of
+from app.showcase import showcase_document
 from profiles.errors import BadInput, ExitCode, counted
 from training.plan import SCRIPT
 from training.run_folder import RunFolder
@@ -78,6 +79,7 @@ def show_command(run: RunReference, output: Output = OUTPUT, as_json: Json = Fal
         return answer(False, {}, _details(found, folder, state))
     heard = breakdown_document(predictions_in(path)[1])
     figures = {"state": state_document(state), "breakdown": heard, "bytes": size_of(path)}
+    figures["showcase"] = showcase_document(path)
     return answer(True, {**folder.metadata.model_dump(), **_summary_document(found), **figures}, ())
 
 

@@ -16,6 +16,7 @@ from app.dashboard.charts import Chart, ChartData, ghost, marks, promised, sampl
 from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
 from app.dashboard.ribbons import strips
+from app.dashboard.samples import sample_lines
 from app.figures import course, evaluated_series
 from app.history import Happening, in_order
 from app.report import evaluation_lines
@@ -251,7 +252,8 @@ def _rate_chart(picture: Picture) -> ChartData:
 
 
 def _result(picture: Picture, most: int, width: int) -> Content:
-    """Return what a completed run reached, where its model is and what to do with it; nothing for others."""
+    """Return what a completed run reached, what its model makes of held-out samples, where it is and what to do with
+    it; nothing for others."""
     ended = picture.ended
     if ended is None or ended.status != "completed" or ended.model is None:
         return Content("")
@@ -262,7 +264,8 @@ def _result(picture: Picture, most: int, width: int) -> Content:
     following = Content.assemble(
         ("next    ", "$text-muted"), literal("n lists what to type: use it, compare it, rerun it")
     )
-    return Content("\n").join([*figures[: most - 2], model, following])
+    shown = sample_lines(picture.showcase, width, 1 if most < 9 else 3) if picture.showcase else []
+    return Content("\n").join([*figures[: most - 2 - len(shown) // 3], *shown, model, following])
 
 
 def _latest(picture: Picture, most: int) -> Content:

@@ -31,6 +31,8 @@ from training.events import Event, SyncEvent
 from training.plan import FINAL, RunMetadata, RunPlan, read_metadata, read_plan
 from training.run_files import is_live
 from training.runs import list_runs
+from training.tasks.predictions import FOLDER
+from training.tasks.showcase import NAME, Showcase, read_showcase
 
 PLANNING, FIGURES = "planning.json", "figures.json"
 LOOK = 0.25
@@ -77,6 +79,8 @@ class Picture:
     lines: tuple[LogLine, ...] = ()
     former: Former | None = None
     ended: Ended | None = None
+    showcase: Showcase | None = None
+    """What the run shows of its model; ``None``: nothing yet."""
     damage: str = ""
     """What is wrong with the folder; empty if nothing is."""
 
@@ -144,6 +148,8 @@ class RunReader:
         """The first of the newest looks that found nobody; a reader that had no time to look has seen nothing."""
         self._live = True
         self._logs = LogBook(path / "logs")
+        self._showcase_of = 0
+        """When the file was written that is shown, in ns."""
         self._former: list[Path] | None = None
         self._former_place = -1
         self._closed = threading.Event()
@@ -262,12 +268,22 @@ class RunReader:
             if self._known.figures is None and (path / FIGURES).is_file():
                 with contextlib.suppress(BadInput):
                     self._note(figures=Figures.read(path / FIGURES))
+            self._look_at_showcase(path / FOLDER / NAME)
             if self._logs.look():
                 self._note(lines=self._logs.lines)
             if self._live and now - self._marked > MARKED:
                 self._marked = now
                 self._leave_mark()
             self._closed.wait(LOOK)
+
+    def _look_at_showcase(self, file: Path) -> None:
+        try:
+            written = file.stat().st_mtime_ns
+        except OSError:
+            return
+        if written != self._showcase_of:
+            self._showcase_of = written
+            self._note(showcase=read_showcase(file))
 
     def _load_former(self) -> None:
         if self._former is None:

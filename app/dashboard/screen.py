@@ -24,6 +24,7 @@ from app.dashboard.network import Network
 from app.dashboard.overview import Events, Overview
 from app.dashboard.pane import LEVELS, Pane, Words
 from app.dashboard.reader import Picture, RunReader
+from app.dashboard.samples import SamplesDialog
 from app.follow import Follower
 from app.history import because
 from app.report import next_commands
@@ -51,6 +52,7 @@ TABS: tuple[tuple[str, str, type[Pane]], ...] = (
     ("6", "Events", Events),
 )
 _NEXT = "After a run: what to type to use its model, compare it, or train again."
+_SAMPLES = "What the model makes of a few held-out samples, before and after training."
 _OF_TABS = {key.key: key for _, _, kind in TABS for key in kind.KEYS}
 
 
@@ -73,6 +75,7 @@ class DashboardScreen(BaseScreen):
         Key("minus", "drop", "Drop", "Remove one machine; the others continue."),
         Key("o", "report", "Report", "Write the report of this run and open it."),
         Key("n", "next", "Next", _NEXT, shown=False),
+        Key("b", "samples", "Samples", _SAMPLES, shown=False),
         *[Key(key, f"tab('{name.lower()}')", name, f"Tab: {name}.", shown=False) for key, name, _ in TABS],
     )
     BINDINGS: ClassVar[list[BindingType]] = bindings(_OF_TABS.values())
@@ -157,6 +160,7 @@ class DashboardScreen(BaseScreen):
     def _keys_after_the_end(self) -> tuple[Key, ...]:
         report = Key("o", "report", "Report", "Write the report of this run and open it.", main=True)
         following = [Key("n", "next", "Next", _NEXT)] if self._next_commands() else []
+        following += [Key("b", "samples", "Samples", _SAMPLES)] if self.picture.showcase else []
         there = [key for key in self.KEYS if key.action == "freeze" or key.action.startswith("tab(")]
         return (report, *following, Key("d", "detach", "Leave", "Leave."), *there)
 
@@ -360,6 +364,11 @@ class DashboardScreen(BaseScreen):
         """List what to type after this run."""
         if commands := self._next_commands():
             self.app.push_screen(CommandsDialog("What next?", commands))
+
+    def action_samples(self) -> None:
+        """Show what the model makes of a few samples."""
+        if self.picture.showcase:
+            self.app.push_screen(SamplesDialog(self.picture.showcase))
 
     def _confirm(self, question: str, yes: str, then: Callable[[], object]) -> None:
         if not self._alive:

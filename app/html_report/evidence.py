@@ -14,6 +14,7 @@ from app.member_state import Work
 from app.promise import Outcome, Promise, comparison_in, outcome, promise_of
 from app.run_series import RUN
 from app.run_state import RunState, state_of
+from app.showcase import showcase_in
 from distributed.planning.document import Planning
 from distributed.planning.feedback import Comparison, compare
 from profiles.errors import BadInput
@@ -21,6 +22,7 @@ from training.plan import RunMetadata, RunPlan
 from training.run_folder import RunFolder
 from training.runs import RunSummary, size_of, summarise
 from training.tasks.predictions import Prediction
+from training.tasks.showcase import Showcase
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Evidence:
     model_bytes: int
     predictions: tuple[list[Prediction], list[Prediction]]
     """What the model wrote before the first step and in its newest evaluation; empty: it is not kept."""
+    showcase: Showcase | None
 
     @property
     def work(self) -> Mapping[int, Work]:
@@ -93,4 +96,5 @@ def read_evidence(path: Path) -> Evidence:
         model=model,
         model_bytes=size_of(model) if model else 0,
         predictions=predictions_in(path),
+        showcase=showcase_in(path),
     )

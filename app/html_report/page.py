@@ -20,6 +20,7 @@ from app.html_report.charts import Chart, charts_of
 from app.html_report.evidence import Evidence, read_evidence
 from app.html_report.recordings import recordings
 from app.html_report.sections import text
+from app.html_report.showcase import showcase
 from app.run_series import OF_EXCHANGES
 from profiles.errors import BadInput
 from training.plan import finite, utc_now
@@ -116,6 +117,7 @@ def body(evidence: Evidence, charts: list[Chart]) -> str:
     exchanged = [name.replace(" ", "-") for name in OF_EXCHANGES]
     parts = (
         ("Result", sections.result(evidence)),
+        ("Before and after", showcase(evidence.showcase)),
         ("Recordings", recordings(evidence)),
         ("Curves", f'<div class="charts">{curves}</div>' if curves else "<p>No step was taken.</p>"),
         ("Machines", sections.machines(evidence) + shown("time")),

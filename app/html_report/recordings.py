@@ -6,7 +6,6 @@ The sound is in the page, as MP3, which every browser plays; it is cut and bound
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -24,9 +23,8 @@ from training.tasks.speech_dataset import read_speech
 WORST = 10
 LONGEST = 30.0
 """Seconds of one recording in the page."""
-RATE = 16_000
-MOST_SOUND = 4 << 20
-"""Bytes of sound in a page."""
+MOST_SOUND = 300_000
+"""Bytes of sound in this part, so that a page stays below 2 MB."""
 _SHOWN_PARTS = 60
 
 
@@ -107,9 +105,13 @@ def players(chosen: Sequence[Prediction], plan: RunPlan | None) -> list[str]:
         elif (room := room - len(sound) * 4 // 3) < 0:
             elements.append("too much sound for this page")
         else:
-            data = base64.b64encode(sound).decode()
-            elements.append(f'<audio controls preload="none" src="data:audio/mpeg;base64,{data}"></audio>')
+            elements.append(player(base64.b64encode(sound).decode()))
     return elements
+
+
+def player(sound: str) -> str:
+    """Return an audio element for an MP3 in base64."""
+    return f'<audio controls preload="metadata" src="data:audio/mpeg;base64,{sound}"></audio>'
 
 
 def _files(chosen: Sequence[Prediction], plan: RunPlan | None) -> dict[str, Path]:
@@ -131,14 +133,9 @@ def _sound(path: Path | None) -> bytes | str:
     """Return the beginning of a recording as MP3, or why it is not in the page."""
     if path is None or not path.is_file():
         return "the recording is not on this machine"
-    import soundfile
+    from training.tasks.audio import AudioError, as_mp3  # imports soundfile
 
-    from training.tasks.audio import AudioError, decode
-
-    made = io.BytesIO()
     try:
-        samples = decode(path, RATE, LONGEST).samples
-        soundfile.write(made, samples, RATE, format="MP3", subtype="MPEG_LAYER_III")
-    except (AudioError, soundfile.SoundFileError, ValueError) as error:
-        return f"not a readable sound file: {error}"
-    return made.getvalue()
+        return as_mp3(path, LONGEST)
+    except AudioError as error:
+        return str(error)

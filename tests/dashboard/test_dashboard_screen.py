@@ -16,6 +16,8 @@ from app.dashboard.one_machine import OneMachine
 from distributed.run.requests import take_requests
 from training.events import EvaluationEvent, MemberEvent, RequestEvent, RunEvent
 from training.run_folder import RunFolder
+from training.tasks.predictions import FOLDER
+from training.tasks.showcase import NAME, Sample, Showcase
 
 pytestmark = pytest.mark.slow
 
@@ -269,6 +271,30 @@ def test_a_completed_run_shows_what_it_reached_and_lists_what_to_type(folder: Ru
         assert "model   " in text(app) and "n Next" in lines(app)[-1]
         await pilot.press("n")
         await until_text(pilot, f"runs show {folder.path.name[:20]}")
+
+    show(folder.path, drive)
+
+
+def clip(name: str, why: str, after: str) -> Sample:
+    texts = {"reference": "open the red door", "before": "over a", "after": after}
+    return Sample.model_validate({"id": name, "why": why, **texts, "first": 1.0, "last": 0.25, "sound": "QUJD"})
+
+
+def test_a_completed_run_shows_what_its_model_made_of_clips_before_and_after(folder: RunFolder) -> None:
+    samples = (clip("c1", "improved most", "open the door"), clip("c2", "worst after training", "\x1b[31mopen[/]"))
+    Showcase(kind="speech", split="test", step=30, of=9, samples=samples).write(folder.path / FOLDER / NAME)
+    (folder.path / "model").mkdir(exist_ok=True)
+    (folder.path / "model" / "model.safetensors").touch()
+    folder.append(RunEvent(status="completed"))
+    folder.finish("completed", {"seconds": 3.0})
+    folder.close()
+
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await until_text(pilot, "after   open the (red) door")
+        assert "before  " in text(app) and "over" in text(app) and "b Samples" in lines(app)[-1]
+        await pilot.press("b")
+        await until_text(pilot, "improved most, c1, WER 100.0 % -> 25.0 %")
+        assert "Of 9 held-out clips" in text(app) and "\x1b" not in text(app) and "esc Close" in text(app)
 
     show(folder.path, drive)
 

@@ -13,6 +13,7 @@ import soundfile
 from app.html_report import recordings
 from app.html_report.evidence import read_evidence
 from tests.report.report_runs import write_run
+from training.tasks.audio import MP3_RATE
 from training.tasks.predictions import BEFORE, FOLDER, NAME, Prediction, write_predictions
 
 HOSTILE = "<script>alert(1)</script>"
@@ -44,7 +45,7 @@ def test_the_worst_have_their_sound_in_the_page(tmp_path: Path) -> None:
     page = section(tmp_path, [heard("over", 3, sound)], [heard("open a door", 1, sound)])
     data = base64.b64decode(page.split("data:audio/mpeg;base64,")[1].split('"')[0])
     samples, rate = soundfile.read(io.BytesIO(data))
-    assert rate == recordings.RATE
+    assert rate == MP3_RATE
     assert len(samples) / rate == pytest.approx(recordings.LONGEST, abs=0.2)
     assert HOSTILE not in page and "&lt;script&gt;" in page
 

@@ -264,3 +264,17 @@ def test_another_end_token_is_not_answered_from_the_cache(tmp_path: Path) -> Non
 
     made = [texts.tokenise(["a", "b"], Letters(end), tmp_path, silent, "tokens").tolist() for end in (1, 2, 1)]
     assert made == [[97, 1, 98, 1], [97, 2, 98, 2], [97, 1, 98, 1]]
+
+
+def test_a_shown_text_goes_on_from_the_beginning_of_a_held_out_one(
+    make_profile: ProfileMaker, small_lm: Path, text_file: Path
+) -> None:
+    task = prepared(make_profile, small_lm, text_file)
+    model, sample = task.build_model().eval(), task.evaluation["validation"][0]
+    text = task.tokenizer.decode([*sample[0], sample[1][-1]])
+    found = task.shown(model, task.collate([sample], None))
+    assert (found.prompt + found.reference, len(found.prompt)) == (text, 8)
+    assert found.loss is None and found == task.shown(model, task.collate([sample], None))
+    with torch.no_grad():
+        ids = torch.from_numpy(sample[0][:8])[None]
+        assert found.said.startswith(task.tokenizer.decode(model(input_ids=ids).logits[0, -1:].argmax(-1)))

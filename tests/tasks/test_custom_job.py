@@ -211,3 +211,12 @@ def test_modules_that_cannot_be_imported(make_profile: ProfileMaker, tmp_path: P
     ):
         with pytest.raises(BadInput, match=said):
             task_of(make_profile, path)
+
+
+def test_a_shown_sample_has_its_loss_and_a_target_that_is_a_whole_number() -> None:
+    task = task_with(nn.Linear(2, 1), DATA, DATA, nn.functional.mse_loss)
+    model = task.build_model()
+    with torch.no_grad():
+        loss = float(nn.functional.mse_loss(model(DATA[3][0]), DATA[3][1]))
+        assert task.shown(model, task.collate([DATA[3]], None)).loss == pytest.approx(loss)
+    assert [task.caption(one) for one in (DATA[3], (DATA[3][0], 2.5), DATA[3][0])] == ["target 3", "", ""]

@@ -180,6 +180,9 @@ def test_training_learns_the_responses(make_profile: ProfileMaker, tmp_path: Pat
         sums = task.evaluate(model, batch, generate=False)
     metrics = task.metrics(sums)
     assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
+    shown = task.shown(model.eval(), task.collate([task.evaluation["validation"][0]], None))
+    word = next(row["response"] for row in rows if row["response"] not in learnt_words(task))
+    assert f"say {word}" in shown.prompt and shown.reference.startswith(word) and shown.said
 
 
 def test_an_early_look_encodes_what_it_looks_at(make_profile: ProfileMaker, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ SINCE = {
     "model": ("base_precision",),
     "data": ("window", "pseudo_share", "split", "local_data"),
     "training": ("optimizer", "momentum", "lr_decay_share"),
-    "evaluation": ("eval_local",),
+    "evaluation": ("eval_local", "eval_showcase"),
     "strategy": ("owned", "strategy_options"),
 }
 """Options that came with windows that follow the clips, and later ones."""

@@ -22,6 +22,8 @@ Samples = npt.NDArray[np.float32]
 _MOST_CHANNELS = 64
 _HIGHEST_RATE = 768_000  # Hz; a few bytes of a compressed file can claim more than fits into memory
 _BLOCK = 1 << 16  # frames that are decoded at once where a file is read in order
+MP3_RATE = 16_000
+_SMALL = 0.9  # of libsndfile's scale from the best sound to the smallest file
 _BROKEN = (soundfile.SoundFileError, OSError, TypeError, ValueError)
 """What libsndfile raises; TypeError for a headerless file whose name ends in .raw."""
 
@@ -96,6 +98,21 @@ def _reason_of(error: Exception) -> str:
     """Return why a sound file cannot be read, in one line."""
     text = getattr(error, "error_string", "") or str(error)
     return " ".join(str(text).split()).rstrip(".")
+
+
+def as_mp3(source: Path | bytes, limit: float) -> bytes:
+    """Return the first ``limit`` seconds of a recording as a small MP3 (16 kHz, mono), which every browser plays.
+
+    Raises:
+        AudioError: see :func:`decode`; or libsndfile writes no MP3 here.
+    """
+    made = io.BytesIO()
+    try:
+        sound = decode(source, MP3_RATE, limit).samples
+        soundfile.write(made, sound, MP3_RATE, format="MP3", subtype="MPEG_LAYER_III", compression_level=_SMALL)
+    except _BROKEN as error:
+        raise AudioError(f"not a readable sound file: {_reason_of(error)}") from error
+    return made.getvalue()
 
 
 def length_of(path: Path) -> float:

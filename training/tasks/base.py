@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from profiles.errors import BadInput
 from training.lazy import lazy
+from training.tasks.showcase import MOST, Shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from training.tasks.predictions import Prediction
+    from training.tasks.showcase import Kind
 else:
     torch = lazy("torch")
 
@@ -88,6 +90,12 @@ class Task(ABC):
 
     writes_texts: bool = False
     """Whether an evaluation gives answers that :meth:`predictions` puts beside what is right."""
+
+    shows: Kind = "items"
+    """What :meth:`shown` gives, where no texts are written."""
+
+    most_shown: int = MOST
+    """Samples that it is asked for before and after training."""
 
     place: Place = Place()
     """The member whose data these are; set before :meth:`prepare`."""
@@ -193,6 +201,18 @@ class Task(ABC):
     def predictions(self, split: str, answers: Sequence[Answer]) -> list[Prediction]:
         """Return answers beside what is right; empty where a task gives none."""
         return []
+
+    def shown(self, model: nn.Module, batch: Batch) -> Shown:
+        """Return what a person is shown of the one sample in ``batch``, before and after training."""
+        return Shown(loss=self.metrics(self.evaluate(model, batch, generate=False)).get("loss"))
+
+    def caption(self, sample: Any) -> str:
+        """Return what a person knows a sample by, beside its number; empty where nothing is known."""
+        return ""
+
+    def sound(self, split: str, index: int) -> bytes | str:
+        """Return the sound of a sample as MP3, or why there is none; empty where samples are none to be heard."""
+        return ""
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Turn summed :meth:`evaluate` results into metrics; ``loss`` is always there if it was measured."""

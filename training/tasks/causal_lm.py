@@ -35,10 +35,15 @@ from training.tasks.pretrained import (
     save_weights,
     with_8_bit_base,
 )
+from training.tasks.showcase import Shown
 from training.tasks.speech_clips import held_out
 from training.tasks.speech_dataset import is_on_hub
 from training.tasks.texts import Blocks, hold_out_tail, read_texts, some_tokens, tokenise
 
+_PROMPT, _NEW = 32, 48
+"""Tokens of a plain text that a shown sample goes on from, and those that the model adds."""
+_SECONDS = 5.0
+"""For the text of one shown sample, at most."""
 _HASHED = 1_000_000
 """Tokens of a split, evenly spread, that tell whether two machines hold the same text."""
 
@@ -48,6 +53,8 @@ class CausalLMTask(Task):
 
     name = "causal_lm"
     draws_globally = False
+    shows = "text"
+    most_shown = 3
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
@@ -177,6 +184,23 @@ class CausalLMTask(Task):
         return nn.functional.cross_entropy(
             logits.float().flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED
         )
+
+    def shown(self, model: nn.Module, batch: Batch) -> Shown:
+        """Let the model go on from a prompt, or from the beginning of a plain text, by its likeliest tokens."""
+        ids, targets = batch["input_ids"][0], batch["labels"][0]
+        first = int((targets != IGNORED).nonzero()[0])
+        start = first + 1 if first else min(_PROMPT, max(1, len(ids) // 2))
+        answer = targets[start - 1 : start - 1 + _NEW]
+        answer = answer[: int((answer != IGNORED).cumprod(0).sum())]
+        room = getattr(self.config, "max_position_embeddings", None) or start + _NEW
+        prompt = ids[max(0, start - max(room - _NEW, room // 2)) : start][None]
+        written = cast(Any, model).generate(
+            input_ids=prompt, attention_mask=torch.ones_like(prompt), do_sample=False, temperature=None, top_p=None,
+            top_k=None, max_new_tokens=min(_NEW, room - prompt.shape[1]), max_time=_SECONDS,
+            pad_token_id=self.tokenizer.pad_token_id or 0,
+        )  # fmt: skip
+        parts = (ids[:start], answer, written[0, prompt.shape[1] :])
+        return Shown(*(self.tokenizer.decode(part, skip_special_tokens=True) for part in parts))
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return ``loss`` (nats a token) and ``perplexity``."""

@@ -154,6 +154,12 @@ class CustomTask(Task):
                 found[name.removeprefix("metric_")] = value / sums["weight"]
         return found
 
+    def caption(self, sample: Any) -> str:
+        try:
+            return f"target {_label(_target_in(sample), 0)}"
+        except BadInput:  # the target is no whole number and no text, or there is none
+            return ""
+
     def save(self, model: nn.Module, directory: Path) -> None:
         """Write ``model.safetensors`` (shared weights once), or what the model's own ``save_pretrained`` writes."""
         if hasattr(model, "save_pretrained"):

@@ -141,10 +141,15 @@ def confusions(predictions: Sequence[Prediction], most: int = 10) -> list[Confus
 
 
 def aligned(one: Prediction) -> list[tuple[str, str]]:
-    """Return the words of both normalised texts side by side (Levenshtein); empty where one has no counterpart."""
+    """Return the words of both normalised texts side by side: :func:`aligned_texts`."""
+    return aligned_texts(one.normalised_reference, one.normalised_prediction)
+
+
+def aligned_texts(reference: str, heard_text: str) -> list[tuple[str, str]]:
+    """Return the words of two texts side by side (Levenshtein); empty where one has no counterpart."""
     from jiwer import process_words  # 0.2 s
 
-    found = process_words([one.normalised_reference], [one.normalised_prediction])
+    found = process_words([reference], [heard_text])
     said, heard = found.references[0], found.hypotheses[0]
     pairs = list[tuple[str, str]]()
     for chunk in found.alignments[0]:

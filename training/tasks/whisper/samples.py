@@ -25,7 +25,7 @@ from profiles.errors import BadInput, counted
 from training.device import give_back
 from training.resources import whole_cores
 from training.runs import find_model
-from training.tasks.audio import AudioError, decode
+from training.tasks.audio import AudioError, as_mp3, decode
 from training.tasks.base import Progress
 from training.tasks.cache import digest, get_or_build, key_of_files
 from training.tasks.speech_clips import AudioSource, Clip
@@ -35,6 +35,7 @@ from training.tasks.whisper.languages import language_code
 from training.tasks.whisper.listening import Listener
 from training.tasks.whisper.model import WhisperModelWrapper
 
+_HEARD = 30.0  # seconds of Whisper's window
 _SLICE = 256  # clips handed to the threads at once: bounds what waits in memory to be written
 
 
@@ -91,6 +92,13 @@ class SpeechData:
     def longest(self) -> int:
         """Tokens of the longest transcript, the end token included."""
         return max(map(len, self.tokens))
+
+    def sound(self, index: int) -> bytes | str:
+        """Return what the model hears of a clip as MP3, or why that cannot be."""
+        try:
+            return as_mp3(self.clips[index].audio.read(), _HEARD)
+        except (AudioError, OSError) as error:
+            return str(error)
 
     @property
     def hours(self) -> float:

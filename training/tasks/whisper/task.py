@@ -367,6 +367,14 @@ class WhisperTask(Task):
             found.append(prediction_of(clip, answer.text, normalised, answer.cut, language, seconds))
         return found
 
+    def caption(self, sample: SpeechSample) -> str:
+        return sample.text
+
+    def sound(self, split: str, index: int) -> bytes | str:
+        data = self.evaluation[split]
+        assert isinstance(data, SpeechData)
+        return data.sound(index)
+
     def _normalised(self, text: str, language: str) -> str:
         return self._rates.normalised(text, "en" if self.profile.model.speech_task == "translate" else language)
 

@@ -1,0 +1,121 @@
+"""What a run shows of its model: a few held-out samples before and after training (:mod:`training.tasks.showcase`)."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+
+from profiles.errors import BadInput, where_it_failed
+from training.batches import Samples
+from training.device import Precision, evaluating, give_back, is_out_of_memory, move
+from training.run_files import explain
+from training.tasks.base import Answer, Batch
+from training.tasks.predictions import BEFORE, Prediction, read_predictions
+from training.tasks.showcase import FIRST, NAME, Showcase, Shown, of_items, of_texts, read_showcase
+
+_SECONDS = 10.0
+"""After which no further sample is looked at: the other members wait for this one."""
+
+
+class Showing:
+    """Writes what is shown; of a group only the member that evaluates first does.
+
+    Args:
+        folder: of what an evaluation writes; the first file there is of the first start, whoever resumes.
+        stops: asked between two samples whether this member is to stop.
+        warn: takes the one line that says why nothing is shown.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        model: nn.Module,
+        precision: Precision,
+        folder: Path,
+        stops: Callable[[], bool],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._samples, self._task, self._model, self._precision = samples, samples.task, model, precision
+        self._folder, self._stops, self._warn = folder, stops, warn
+        self._gives_up = False
+
+    def texts(self, split: str, step: int, answers: Sequence[Answer], after: Sequence[Prediction]) -> None:
+        """Choose among the clips of a whole split, whose texts are all kept.
+
+        Args:
+            answers: in the order of ``after``.
+        """
+        try:
+            before = read_predictions(self._folder / BEFORE)
+        except BadInput:  # the run does not evaluate before its first step
+            return
+        places = {one.id: answer.sample for answer, one in zip(sorted(answers), after)}
+        self._write(of_texts(split, step, before, after), split, places)
+
+    def items(self, split: str, step: int) -> None:
+        """Look at some samples of a split: before the first step, and again after it."""
+        if self._gives_up or self._stops():
+            return
+        try:
+            self._look(split, step)
+        except Exception as error:  # noqa: BLE001 - the user's own code may raise anything, and the run goes on without
+            self._gives_up = True
+            if is_out_of_memory(error):
+                give_back(self._precision.device)
+            self._warn(f"no samples are shown before and after training: {where_it_failed(error)}")
+
+    def _look(self, split: str, step: int) -> None:
+        size = len(self._task.evaluation[split])
+        most = min(size, self._task.most_shown)
+        places = {f"sample {index}": index for index in (size * part // most for part in range(most))}
+        if not step:
+            found = self._shown(split, places)
+            kept = [
+                {"id": name, "prompt": one.prompt, "reference": one.reference, "before": one.said, "first": one.loss}
+                for name, one in found.items()
+            ]
+            document = {"kind": self._task.shows, "split": split, "step": 0, "of": len(kept), "samples": kept}
+            Showcase.model_validate(document).write(self._folder / FIRST)
+            return
+        first = read_showcase(self._folder / FIRST)
+        if first is None or first.split != split:  # the run does not evaluate before its first step
+            return
+        known = {one.id: places[one.id] for one in first.samples if one.id in places}
+        self._write(of_items(first, step, self._shown(split, known)), split, known)
+
+    @torch.no_grad()
+    def _shown(self, split: str, places: dict[str, int]) -> dict[str, Shown]:
+        """Return what the model makes of samples, as many of them as there is time for."""
+        found, end = dict[str, Shown](), time.monotonic() + _SECONDS
+        with evaluating(self._model):
+            for name, index in places.items():
+                made = self._samples.evaluation_batch(split, [index])
+                if made is None:
+                    continue
+                with self._precision.autocast():
+                    one = self._task.shown(self._model, cast(Batch, move(made[1], self._precision.device)))
+                caption = "" if one.reference else self._samples.probe(split, index, self._task.caption)
+                found[name] = one._replace(reference=caption) if caption else one
+                if time.monotonic() > end or self._stops():
+                    break
+        return found
+
+    def _write(self, chosen: Showcase | None, split: str, places: dict[str, int]) -> None:
+        if chosen is None:
+            return
+        with_sound = []
+        for one in chosen.samples:
+            sound = self._task.sound(split, places[one.id])
+            told = {"soundless": sound} if isinstance(sound, str) else {"sound": base64.b64encode(sound).decode()}
+            with_sound.append({**one.model_dump(), **told})
+        try:
+            document = {**chosen.model_dump(), "samples": with_sound}
+            Showcase.model_validate(document).write(self._folder / NAME)
+        except OSError as error:
+            self._warn(f"{explain(error, self._folder / NAME)[0]}; no samples are shown")
