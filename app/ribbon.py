@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from app.member_state import MemberState
-from app.run_series import SNAPSHOTS, Bucket, Series, of_member
+from app.run_series import SNAPSHOTS, Bucket, Series, of_member, summed
 from app.run_state import RunState, machine_changes
 
 _GAP = 8
@@ -72,14 +72,23 @@ def ribbons(state: RunState) -> list[Ribbon]:
     ]
 
 
-def whole_rounds(state: RunState) -> int:
-    """Return a width of buckets in which two synchronisations or more lie, so that a rate is that of all steps."""
-    steps = max(map(_between_syncs, state.members.values()), default=1)
-    return 1 if steps < 2 else 1 << (2 * steps - 1).bit_length()
+def rate_of_run(state: RunState) -> Series:
+    """Return the samples/s of all machines, of each over as many steps as lie between two synchronisations.
+
+    Where machines exchange after some steps only, each has its long ones elsewhere: the rates of single steps add up to
+    more than the run does.
+    """
+    return summed(
+        evened(of_member(state.curves, rank, "samples/s"), _between_syncs(member))
+        for rank, member in state.members.items()
+    )
 
 
 def _between_syncs(member: MemberState) -> int:
-    """Return the usual number of steps from one synchronisation to the next one; 1 where they are not told."""
+    """Return the usual number of steps from one synchronisation to the next one; 1 where they are not told, or nearly
+    every step exchanges something."""
+    if sum(step.bytes_sent > 0 for step in member.window) > 0.6 * len(member.window):
+        return 1
     steps = [sync.step for sync in member.recent_syncs]
     return max(1, round(statistics.median(map(operator.sub, steps[1:], steps)))) if len(steps) > 1 else 1
 

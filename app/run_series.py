@@ -278,14 +278,9 @@ def names(curves: Mapping[int, Curves]) -> list[str]:
     return sorted(every, key=lambda name: (_rank(name), name))
 
 
-def of_run(curves: Mapping[int, Curves], name: str, least: int = 1) -> Series:
-    """Return what all members together show of a series: the sum where values add up, else the weighted mean.
-
-    Args:
-        least: width of the buckets at least, a power of two. The mean of a rate over some steps is another one than
-            that of sums: each member has its long steps elsewhere.
-    """
-    own = [coarser(curves[rank][name], least) for rank in sorted(curves) if name in curves[rank]]
+def of_run(curves: Mapping[int, Curves], name: str) -> Series:
+    """Return what all members together show of a series: the sum where values add up, else the weighted mean."""
+    own = [curves[rank][name] for rank in sorted(curves) if name in curves[rank]]
     return (summed if name in SUMMED else merged)(own)
 
 

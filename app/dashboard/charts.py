@@ -21,6 +21,7 @@ from app.figures import evaluated_series
 from app.history import in_order
 from app.metrics import RATES
 from app.promise import at_promised_pace, pace_of
+from app.ribbon import rate_of_run
 from app.run_series import Point, Series, names, newest, of_member, of_run, smoothed
 from app.run_state import RunState, machine_changes
 from app.shell.keys import Key, app_of
@@ -356,7 +357,8 @@ class Charts(Pane):
                 for place, (rank, style) in enumerate(zip(ranks, styles))
             ]
             return curves, [(sample(picture.name(rank), curve), curve.style) for rank, curve in zip(ranks, curves)]
-        series = of_run(picture.state.curves, name)
+        state = picture.state
+        series = rate_of_run(state) if name == "samples/s" else of_run(state.curves, name)
         return [Curve(series.points(), "", "$primary 45%"), self._curve(series, "bold $text-primary")], []
 
     def _curve(self, series: Series, style: str, pattern: int = 0) -> Curve:

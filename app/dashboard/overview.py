@@ -20,7 +20,7 @@ from app.dashboard.samples import sample_lines
 from app.figures import course, evaluated_series
 from app.history import Happening, in_order
 from app.report import evaluation_lines
-from app.ribbon import whole_rounds
+from app.ribbon import rate_of_run
 from app.run_series import names, of_run, smoothed
 from app.run_state import RunState
 from app.shell.row_table import RowTable
@@ -243,7 +243,7 @@ def _error_chart(picture: Picture) -> ChartData:
 
 def _rate_chart(picture: Picture) -> ChartData:
     state = picture.state
-    series = of_run(state.curves, "samples/s", whole_rounds(state))
+    series = rate_of_run(state)
     points = smoothed(series.points(), 0.6)
     title = f"samples/s {value_text(state.samples_per_second)}" if state.samples_per_second else "samples/s"
     lines = ghost(picture, "samples/s", points)

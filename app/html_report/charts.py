@@ -15,8 +15,19 @@ from app.html_report.evidence import Evidence
 from app.html_report.ribbon import NOTE, bands
 from app.metrics import RATES, metric_label
 from app.promise import at_promised_pace, pace_of
-from app.ribbon import whole_rounds
-from app.run_series import OF_EXCHANGES, SIMULATED, Point, Series, evaluated, of_member, of_run, over_hours, smoothed
+from app.ribbon import rate_of_run
+from app.run_series import (
+    OF_EXCHANGES,
+    SIMULATED,
+    Point,
+    Series,
+    coarser,
+    evaluated,
+    of_member,
+    of_run,
+    over_hours,
+    smoothed,
+)
 from app.run_state import RunState, machine_changes
 
 BLUE, ORANGE, GREEN, RED, GREY = "#1f6feb", "#d9730d", "#1a7f4b", "#c4314b", "#8b949e"
@@ -62,14 +73,14 @@ def charts_of(evidence: Evidence) -> list[Chart]:
     """Return the charts that have something to show."""
     state = evidence.state
     learning_rate = of_run(state.curves, "learning rate")
-    width = max(1 << (state.step // THROUGHPUT_POINTS).bit_length(), whole_rounds(state))
+    width = 1 << (state.step // THROUGHPUT_POINTS).bit_length()
     every = (
         _loss(evidence),
         _loss_in_time(evidence.state),
         _metrics(state, rates=True),
         _metrics(state, rates=False),
         _line("learning-rate", learning_rate, ORANGE, "learning rate", "learning rate", exponentformat="e"),
-        _throughput(evidence, of_run(state.curves, "samples/s", width)),
+        _throughput(evidence, coarser(rate_of_run(state), width)),
         _time_split(evidence),
         _bytes(evidence),
         _synchronisations(evidence),

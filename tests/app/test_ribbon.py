@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.ribbon import Ribbon, evened, ribbons, shares, steps_away, wait_of, worthiest
+from app.ribbon import Ribbon, evened, rate_of_run, ribbons, shares, steps_away, wait_of, worthiest
 from app.run_series import Series, add
 from app.run_state import RunState, reduce_events
 from tests.app.app_events import MEMBER_EVENTS, RUN_EVENTS, rank, step, sync
@@ -78,6 +78,15 @@ def test_waiting_at_every_tenth_step_is_an_even_share_of_all() -> None:
     assert {round(point.mean, 1) for point in waits.points()[5:55]} == {0.5}
     assert waits.count == 60 and wait_of(waits) == pytest.approx(0.5, abs=0.1)
     assert evened(waits, 1) is waits and evened(Series(), 9) == Series()
+
+
+def test_rates_are_of_whole_rounds_and_every_step_that_exchanges_is_one() -> None:
+    rhythm = [step(n, compute=1.0, wait=10.0 if n % 10 == 0 else 0.0) for n in range(1, 61)]
+    state = reduce_events([*rhythm, *(sync(n) for n in range(1, 7))])
+    assert {round(point.mean, 2) for point in rate_of_run(state).points()[5:55]} == {4.0}
+    always = [step(n, wait=10.0 if n % 10 == 0 else 0.0, bytes_sent=9) for n in range(1, 61)]
+    waits = ribbons(reduce_events([*always, *(sync(n) for n in range(1, 7))]))[0].waits
+    assert waits.points()[9].mean > 0.9 and waits.points()[10].mean == 0
 
 
 def test_what_a_gap_divides_stays_apart() -> None:
