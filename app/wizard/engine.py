@@ -217,8 +217,9 @@ class Wizard:
             self._change(watch_failed(*_words(error)))
             return
         with self._lock:
-            self._watch = watch if not self._closed else None
-        if self._closed:
+            closed = self._closed
+            self._watch = None if closed else watch
+        if closed:
             watch.close()
         self._change(None)
 

@@ -94,7 +94,8 @@ class Discovery:
     def close(self) -> None:
         """Stop looking. May be called twice."""
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
+            with contextlib.suppress(RuntimeError):  # its loop is closed: it is just ending
+                self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
 
     @property
