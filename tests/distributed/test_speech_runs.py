@@ -13,6 +13,8 @@ import pytest
 from tests.distributed.muster_runs import REPOSITORY, Muster, ours
 from tests.lab.fixtures import MakeLab, MakeLightLab
 from training.tasks.predictions import BEFORE, FOLDER, NAME, read_predictions
+from training.tasks.showcase import NAME as SHOWCASE
+from training.tasks.showcase import read_showcase
 
 SOUND = REPOSITORY / "examples" / "spoken_commands" / "test.csv"
 SHORTER = (
@@ -41,6 +43,8 @@ def train_and_transcribe(lab: Any, folder: Path) -> None:
     (run,) = (folder / "output").iterdir()
     heard = {name: read_predictions(run / FOLDER / name) for name in (BEFORE, NAME)}
     assert [len(found) for found in heard.values()] == [8, 8]
+    shown = read_showcase(run / FOLDER / SHOWCASE)
+    assert shown is not None and shown.of == 8 and all(one.sound for one in shown.samples)
     sound = SOUND.parent / next(line for line in SOUND.read_text().split(",") if line.endswith(".opus"))
     written = muster.run("transcribe", "demo-scratch", str(sound), "--json")
     assert written.returncode == 0, written.stderr
