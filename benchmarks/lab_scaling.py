@@ -1,6 +1,6 @@
 """One, two and four small machines on the demo task: samples/s, loss at equal samples, and the same job elsewhere.
 
-    .venv/bin/python benchmarks/lab_scaling.py [--samples 12800] [--torchft PYTHON] [--json FILE]
+    .venv/bin/python benchmarks/lab_scaling.py [--samples 12800] [--model NAME --batch N] [--torchft PYTHON]
 
 Needs root: the machines are lab hosts of 0.4 core each on links of 100 Mbit/s. Samples/s is taken from the members'
 step events between the first steps (one whole synchronisation interval for DiLoCo) and the last: start, evaluation and
@@ -28,6 +28,9 @@ import ideal_times
 from lab_runs import BenchLab, write_rows
 from local_runs import Measured
 
+from profiles.resolve import load_profile
+from training.tasks.registry import task_from_profile
+
 NAMES = ("a", "b", "c", "d")
 ALONE = "alone"
 """A host that trains by itself beside a group."""
@@ -36,10 +39,7 @@ INTERVAL = 50
 OVERLAP = 5
 """``sync_delay`` of the overlapped rows."""
 PEERS = Path(__file__).resolve().parent / "peers"
-WEIGHTS = 600_576
-"""Weights of the demo's model."""
 COMMON = {
-    "batch_size": BATCH,
     "eval_interval": 0,
     "eval_before": "false",
     "eval_generate": "false",
@@ -52,17 +52,21 @@ COMMON = {
 class Scaling:
     """The rows of the table, one run each."""
 
-    def __init__(self, lab: BenchLab, samples: int, bucket_mb: float) -> None:
+    def __init__(self, lab: BenchLab, arguments: argparse.Namespace) -> None:
         self.lab = lab
-        self.samples = samples
-        self.bucket_mb = bucket_mb
+        self.samples = arguments.samples
+        self.batch = arguments.batch
+        self.bucket_mb = arguments.bucket_mb
+        self.common = COMMON | {"batch_size": self.batch} | ({"model": arguments.model} if arguments.model else {})
+        self.weights = weights_of(self.common)
         self.rows: list[dict[str, Any]] = []
         self.single: Measured | None = None
         self.compute = 0.0
+        self.skip = INTERVAL
 
     def options(self, steps: int) -> dict[str, Any]:
         """The demo with a course of the learning rate that fits ``steps``."""
-        return COMMON | {"max_steps": steps, "warmup_steps": max(1, steps // 10)}
+        return self.common | {"max_steps": steps, "warmup_steps": max(1, steps // 10)}
 
     def prepare(self) -> None:
         """Fill the caches of all hosts."""
@@ -70,9 +74,11 @@ class Scaling:
 
     def one_host(self) -> None:
         """The run that all ratios are to: plain training."""
-        self.single = self.train(1, self.samples // BATCH, {"strategy": "allreduce"})
-        self.compute = BATCH / self.single.samples_per_second(INTERVAL)
-        self.add("one host", 1, 100, self.single, INTERVAL, self.compute)
+        steps = self.samples // self.batch
+        self.skip = min(INTERVAL, steps // 4)
+        self.single = self.train(1, steps, {"strategy": "allreduce"})
+        self.compute = self.batch / self.single.samples_per_second(self.skip)
+        self.add("one host", 1, 100, self.single, self.skip, self.compute)
 
     def side_by_side(self, members: int) -> None:
         """Hosts that train at the same time and never exchange: what this machine's cores allow at most."""
@@ -83,8 +89,8 @@ class Scaling:
     def diloco(self, members: int, delay: int = 0) -> None:
         """``delay``: steps that go on while an exchange is under way."""
         options = {"strategy": "diloco", "sync_interval": INTERVAL, "codec": "mxfp4"}
-        run = self.train(members, self.samples // BATCH // members, options | {"sync_delay": delay})
-        exchange = 0.0 if delay else ideal_times.ring(ideal_times.payload_bytes(WEIGHTS, "mxfp4"), members, 100)
+        run = self.train(members, self.samples // self.batch // members, options | {"sync_delay": delay})
+        exchange = 0.0 if delay else ideal_times.ring(ideal_times.payload_bytes(self.weights, "mxfp4"), members, 100)
         predicted = ideal_times.periodic_step(self.compute, exchange, INTERVAL)
         overlap = f", sync_delay {delay}" if delay else ""
         self.add(f"diloco H={INTERVAL} mxfp4{overlap}", members, 100, run, INTERVAL, predicted)
@@ -96,7 +102,7 @@ class Scaling:
         self.lab.mbit = mbit
         options = {"strategy": "allreduce", "codec": "bf16"}
         run = self.train(members, steps, options | ({"bucket_mb": self.bucket_mb} if self.bucket_mb else {}))
-        size = ideal_times.payload_bytes(WEIGHTS, "bf16")
+        size = ideal_times.payload_bytes(self.weights, "bf16")
         exchange = ideal_times.ring(size, members, mbit)
         buckets = f", bucket_mb {self.bucket_mb:g}" if self.bucket_mb else ""
         self.add(f"allreduce bf16{buckets}", members, mbit, run, skip, ideal_times.per_step(self.compute, exchange))
@@ -113,14 +119,14 @@ class Scaling:
             program = [*run, str(PEERS / "ddp_torchrun.py"), "--options", options]
             commands[name] = ["env", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1", *program]
         run = self.lab.run_programs(commands, steps)
-        exchange = ideal_times.ring(ideal_times.payload_bytes(WEIGHTS, "fp16"), members, mbit)
+        exchange = ideal_times.ring(ideal_times.payload_bytes(self.weights, "fp16"), members, mbit)
         predicted = ideal_times.per_step(self.compute, exchange)
         self.add("torchrun: DDP fp16, gloo", members, mbit, run, skip, predicted)
         self.lab.mbit = 100
 
     def torchft(self, members: int, python: Path) -> None:
         """torchft's DiLoCo, one replica group a host; the lighthouse is on the controller."""
-        steps = self.samples // BATCH // members
+        steps = self.samples // self.batch // members
         options = json.dumps({key: str(value) for key, value in self.options(steps).items()})
         with lighthouse(python, self.lab.lab.address, members) as address:
             commands = {}
@@ -130,7 +136,7 @@ class Scaling:
                 environment = ["env", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1"]
                 commands[name] = [*environment, *program, *own, "--interval", str(INTERVAL)]
             run = self.lab.run_programs(commands, steps)
-        exchange = ideal_times.ring(ideal_times.payload_bytes(WEIGHTS, "fp32"), members, 100)
+        exchange = ideal_times.ring(ideal_times.payload_bytes(self.weights, "fp32"), members, 100)
         predicted = ideal_times.periodic_step(self.compute, exchange, INTERVAL)
         self.add(f"torchft: DiLoCo H={INTERVAL} fp32, gloo", members, 100, run, INTERVAL, predicted)
 
@@ -144,7 +150,7 @@ class Scaling:
             "hosts": members,
             "Mbit/s": f"{mbit:g}",
             "samples/s": f"{speed:.1f}",
-            "ratio to one host": f"{speed / self.single.samples_per_second(INTERVAL):.2f}",
+            "ratio to one host": f"{speed / self.single.samples_per_second(self.skip):.2f}",
             "predicted": f"{members * self.compute / predicted:.2f}",
             "compute, ms a step": f"{1000 * statistics.fmean(e.compute for e in steps):.0f}",
             "wait, ms a step": f"{1000 * statistics.fmean(e.wait for e in steps):.1f}",
@@ -153,6 +159,14 @@ class Scaling:
         }
         self.rows.append(row)
         print(row, file=sys.stderr, flush=True)
+
+
+def weights_of(options: dict[str, Any]) -> int:
+    """Count the parameters of the model."""
+    profile = load_profile("demo-scratch", {key: str(value) for key, value in options.items()}).profile
+    task = task_from_profile(profile)
+    task.prepare(lambda *_: None)
+    return sum(parameter.numel() for parameter in task.build_model().parameters() if parameter.requires_grad)
 
 
 @contextlib.contextmanager
@@ -234,6 +248,8 @@ def main() -> None:
     """Run all cases in one lab and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=12_800, help="samples of the runs whose losses are compared")
+    parser.add_argument("--model", default="", help="another one of config.ini, for example scratch")
+    parser.add_argument("--batch", type=int, default=BATCH, help="samples of a member's step")
     parser.add_argument("--steps", type=int, default=80, help="steps of the per-step runs")
     parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--mbit", type=float, nargs="+", default=[100, 1000], help="links of the per-step runs")
@@ -246,7 +262,7 @@ def main() -> None:
     arguments = parser.parse_args()
     names = [*NAMES[: max(arguments.hosts)], *([ALONE] if arguments.turns else [])]
     with BenchLab(names, arguments.cores, 100) as lab:
-        scaling = Scaling(lab, arguments.samples, arguments.bucket_mb)
+        scaling = Scaling(lab, arguments)
         scaling.prepare()
         try:
             if arguments.turns:
