@@ -95,7 +95,7 @@ class RunFolder:
             _write_plan(temporary, plan)
             write_whole(temporary / "metadata.json", document(metadata.model_dump()))
             write_whole(temporary / "events.jsonl", b"")
-            if command and command[0] not in ("", "-c"):  # typed into Python itself: there is nothing to start
+            if command and (Path(command[0]).is_file() or shutil.which(command[0])):  # not a call of our classes
                 write_whole(temporary / "command.sh", rerun_script(command).encode(), 0o700)
         folder = cls(output_dir / folder_name(plan), metadata)
         try:

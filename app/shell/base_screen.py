@@ -150,7 +150,11 @@ class BaseScreen(Screen[None]):
 
     def action_jump(self) -> None:
         """Go to a row or a field by the letter that it shows."""
-        self.app.push_screen(JumpScreen(list(self._places())))
+        places = list(self._places())
+        if places:
+            self.app.push_screen(JumpScreen(places))
+        else:
+            self.notify("no row or field to go to here", timeout=1.5)
 
     def _places(self) -> Iterator[Place]:
         for widget in self.focus_chain:

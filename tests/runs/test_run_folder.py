@@ -50,6 +50,8 @@ def test_the_command_of_a_run_starts_the_same_again(word: str, tmp_path: Path, m
     with RunFolder.create(tmp_path, make_plan(), ["printf", "%s\n", word]) as folder:
         done = subprocess.run([folder.path / "command.sh", "more"], capture_output=True, text=True, check=True, cwd="/")
         assert done.stdout == f"{word}\nmore\n"
+    with RunFolder.create(tmp_path, make_plan("20261121-013005-ab13"), ["LocalTrainer.fit"]) as folder:
+        assert not (folder.path / "command.sh").exists()
     assert rerun_script(["run.py"]).splitlines()[1:] == [
         f"cd -- '{place}' || exit",
         f'exec {sys.executable} run.py "$@"',
