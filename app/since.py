@@ -17,7 +17,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.history import Chronicle, Happening, in_order
-from app.run_series import newest
+from app.run_series import of_run, smoothed
 from app.run_state import INTERRUPTED, RunState
 from profiles.errors import counted
 from training.events import Event
@@ -27,6 +27,8 @@ MARK = "seen.json"
 SOON = 60.0
 """Seconds after which somebody who comes back has been away."""
 _LARGEST = 4096
+SMOOTHING = 0.8
+"""Of the loss, as the overview draws it."""
 _MOST = 3
 """Losses of machines that are told one by one."""
 _ENDS = {"completed": "completed", "failed": "failed", "cancelled": "stopped", INTERRUPTED: "ended without a word"}
@@ -106,7 +108,7 @@ def _news(then: RunState, state: RunState, now: float) -> Iterator[str]:
         yield f"resumed at {_clock(state.started, now)}"
     if state.step != then.step:
         yield f"step {then.step:,} -> {state.step:,}"
-    before, after = (newest(one.curves, "loss") for one in (then, state))
+    before, after = map(_loss, (then, state))
     if after is not None and after != before:
         yield f"loss {after:.3g}" if before is None else f"loss {before:.3g} -> {after:.3g}"
     known = set(in_order(then.chronicles))
@@ -121,6 +123,12 @@ def _news(then: RunState, state: RunState, now: float) -> Iterator[str]:
         yield "paused"
     if state.ended is not None and state.ended != then.ended:
         yield f"{_ENDS.get(state.status, state.status)} at {_clock(state.ended, now)}"
+
+
+def _loss(state: RunState) -> float | None:
+    """Return where the smoothed loss is; a single step says little."""
+    points = smoothed(of_run(state.curves, "loss").points(), SMOOTHING)
+    return points[-1].mean if points else None
 
 
 def _losses(state: RunState, new: Sequence[Happening], now: float) -> Iterator[str]:

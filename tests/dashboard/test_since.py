@@ -19,7 +19,7 @@ from training.events import Event, MemberEvent, RunEvent, SnapshotEvent
 
 LEFT = BEGAN + 10
 NOW = LEFT + 7 * 3600 + 12 * 60
-FIRST = [*started(total=5000), *steps(1, 4)]
+FIRST = [*started(total=5000), *steps(1, 4, loss=2.31)]
 SEEN = len(FIRST)
 
 
@@ -58,7 +58,7 @@ def test_a_night_in_one_line(tmp_path: Path) -> None:
                  for step in range(1, 5) for rank in (0, 2)]  # fmt: skip
     later = [lost(BEGAN + 60), *snapshots, back(BEGAN + 120), *steps(3000, 3120, loss=1.87)]
     assert line(tmp_path, later) == (
-        "Since you left 7 h 12 min ago: step 4 -> 3,120, loss 0.5 -> 1.87, "
+        "Since you left 7 h 12 min ago: step 4 -> 3,120, loss 2.31 -> 1.87, "
         "lost air at 14:14, back at 14:15, 4 snapshots"
     )
 
