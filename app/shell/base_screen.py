@@ -54,6 +54,7 @@ class BaseScreen(Screen[None]):
 
     DEFAULT_CSS = """
     BaseScreen { layers: base above; background: $background; }
+    BaseScreen.-behind { text-style: dim; }
     BaseScreen > #body { padding: 1 2 0 2; }
     """
 

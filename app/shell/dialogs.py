@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from textual.app import ComposeResult
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
+from textual.screen import ModalScreen, Screen
 from textual.widgets import Input, Static
 
 from app.console import visible
@@ -22,6 +22,8 @@ from app.shell.text import Column, Row, literal
 from distributed.ssh.host_keys import COMPARED
 
 T = TypeVar("T")
+BEHIND = "-behind"
+"""Class of a screen under a dialog where no colours can be mixed to make it darker."""
 _NAME_CELLS = 8
 _KEY_LINE = 60
 """Cells for the keys of a dialog."""
@@ -44,6 +46,7 @@ class Box(ModalScreen[T]):
     def __init__(self, heading: str) -> None:
         super().__init__()
         self._heading = heading
+        self._under: Screen[Any] = self
 
     def compose(self) -> ComposeResult:
         with Vertical(id="box"):
@@ -54,6 +57,12 @@ class Box(ModalScreen[T]):
 
     def on_mount(self) -> None:
         fit(self, self.app.size)
+        app = app_of(self)
+        self._under = app.screen_stack[-2]
+        self._under.set_class(app.no_color or app.theme.startswith("ansi"), BEHIND)
+
+    def on_unmount(self) -> None:
+        self._under.remove_class(BEHIND)
 
     def dismiss(self, result: T | None = None) -> AwaitComplete:
         """Close this box, once: a second key that was on its way to it must not close what is under it."""
