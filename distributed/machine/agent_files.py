@@ -231,8 +231,9 @@ def left(root: Path, run: str) -> dict[str, list[str]]:
     named = [(pid, pgid) for pid, pgid, command in rows if "-m training." in command and folder in command]
     groups = {pgid for _, pgid in named}
     for state in Path(folder).glob("*/agent.json"):  # as the agent wrote it down
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            groups.add(int(json.loads(state.read_text())["worker"]))
+        if state.with_name("agent.sock").exists():  # else it has ended its worker: the number may be another's by now
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                groups.add(int(json.loads(state.read_text())["worker"]))
     mine = [(pid, command) for pid, pgid, command in rows if pgid in groups or agent.search(command)]
     return {"processes": [f"{pid} {command[:200]}" for pid, command in mine]}
 

@@ -16,6 +16,7 @@ from scripted_connection import Says
 
 from distributed.cleaning.clean import PREPARED, Inventory, remove, survey
 from distributed.machine import agent
+from distributed.machine.agent_files import left
 from distributed.machine.link import HereConnection
 
 BLOB = "AAAAC3NzaC1lZDI1NTE5AAAAIOurs"
@@ -188,6 +189,18 @@ def test_left_over_processes_end_and_a_reused_number_does_not(
     assert {process.pid for process in found.processes} == {worker.pid, child.pid}
     assert remove(machine, BLOB, found).empty
     assert worker.wait(60) != 0 and child.wait(60) != 0 and stranger.poll() is None
+
+
+def test_a_number_counts_as_left_over_only_while_its_agent_has_not_ended(
+    home: Path, spawn: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    folder = home / "runs" / "one" / "0"
+    folder.mkdir(parents=True)
+    child = spawn(home, "a script's helper")
+    (folder / "agent.json").write_text(json.dumps({"agent": 1, "worker": child.pid}))
+    assert left(home, "one") == {"processes": []}
+    (folder / "agent.sock").touch()
+    assert [line.split()[0] for line in left(home, "one")["processes"]] == [str(child.pid)]
 
 
 @pytest.fixture

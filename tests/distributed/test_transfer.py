@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted_connection import Says
 
 from distributed.hosts.schema import Machine
 from distributed.machine import agent_files
@@ -136,9 +137,8 @@ def test_a_file_that_shrinks_meanwhile_is_said(tmp_path: Path, tree: Tree) -> No
         '{"root": "/r", "trees": [], "blobs": ["asked"], "begun": {"asked": -1}}',
     ],
 )
-def test_a_machine_that_does_not_say_what_it_lacks_is_named(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    link = Link(Machine(name="far"), lambda: HereConnection("far"))
-    monkeypatch.setattr(link, "ask", lambda *words, **options: Completed(0, said.encode(), b""))
+def test_a_machine_that_does_not_say_what_it_lacks_is_named(said: str) -> None:
+    link = Link(Machine(name="far"), lambda: Says(said.encode()))
     with pytest.raises(SshError, match="^far: "):
         transfer.ask_missing(link, [], ["asked"])
 
