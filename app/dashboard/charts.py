@@ -130,7 +130,8 @@ def drawn(data: ChartData, width: int, height: int, ascii_only: bool = False) ->
         label = f"{labels.get(row, ''):>{left}.{left}}"
         edge = "┤" if row in labels else "│"
         lines.append(Content.assemble((label + edge, "$text-muted"), *runs))
-    steps = _steps(window, across) + (" " * beside if not below else f"{'wait':>{beside}}" if beside else "")
+    busy = below and any(one.beside.endswith("%") for one in data.strips)
+    steps = _steps(window, across) + (f"{'wait':>{beside}}" if busy and beside else "")
     axis, steps_line = _axis(data, window, across, left), literal(" " * (left + 1) + steps, "$text-muted")
     return [*lines, axis, *below, steps_line]
 

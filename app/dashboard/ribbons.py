@@ -119,7 +119,7 @@ def _drawn(one: Strip, window: Window, across: int) -> list[tuple[str, str]] | N
     for cell, share in enumerate(waited):
         if share is not None:
             level = LEVELS[min(4, max(0, round((1 - share) * 4)))]
-            cells[cell] = (level, "$text-success" if share < 0.5 else "$text-warning")
+            cells[cell] = (level, "$text-success 60%" if share < 0.5 else "$text-warning 60%")
     for away in ribbon.away:
         if away.until >= window.left and away.first <= window.right:
             first, until = place(away.first), place(away.until if away.until < window.right else window.right)
