@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
 import sys
 import tempfile
+import zlib
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from tests.preloaded.python import PreloadedPython, use_preloaded
 from training.tasks.published_models import made_folder
@@ -25,6 +28,8 @@ os.environ.setdefault("MUSTER_OPENING_PAUSE", "0")  # tests press keys as soon a
 sys.dont_write_bytecode = False  # every process that tests start would compile again what this one has loaded
 
 settings.register_profile("house", deadline=None, derandomize=True)
+# Else what is drawn follows from the numbers and words in all of Muster's modules that other tests have loaded by then.
+providers._get_local_constants = providers.Constants
 _FEW = 10
 settings.register_profile("fast", settings.get_profile("house"), max_examples=_FEW)
 
@@ -40,6 +45,18 @@ def _own_cache() -> object:
     with tempfile.TemporaryDirectory(prefix="muster-tests-") as folder:
         os.environ["XDG_CACHE_HOME"] = os.environ["XDG_CONFIG_HOME"] = folder
         yield
+
+
+@pytest.fixture(autouse=True)
+def _own_numbers(request: pytest.FixtureRequest) -> None:
+    """What a test draws without a seed, and how it rounds, is its own, whatever other tests have done before."""
+    seed = zlib.crc32(request.node.nodeid.encode())
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(seed)
+        torch.set_num_threads(1)  # a worker of a run in this process has set its own
 
 
 @pytest.fixture(scope="session")
