@@ -254,6 +254,10 @@ class CommandLogDialog(Dialog):
         )
         super().__init__("Commands by machine", *(map(_record, records) if records else (nothing,)))
 
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.call_after_refresh(self.query_one("#content").scroll_end, animate=False)  # the newest
+
 
 def _record(record: CommandRecord) -> Content:
     if not record.machine:

@@ -197,7 +197,7 @@ def test_the_log_of_commands_has_every_action_and_every_command() -> None:
         (ran,) = [one for one in records if one.machine == "of this test"]
         assert (ran.command, ran.outcome) == ("true " + "x" * 60 + "...", "ok")
         await pilot.press("g")
-        await until_text(pilot, "Commands by machine")
+        await until_text(pilot, "checking this computer")  # the newest, below those
 
     drive_set_up(FakeServices(), drive)
 
