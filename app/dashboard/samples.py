@@ -15,8 +15,6 @@ _STYLES = {"": "", "wrong": "bold $text-error", "left out": "$text-muted"}
 class SamplesDialog(Dialog):
     """All samples of a run; those that are clips can be heard in the report."""
 
-    DEFAULT_CSS = "SamplesDialog #content { max-height: 55vh; }"
-
     def __init__(self, found: Showcase) -> None:
         how = " Words that were not said are red, left out ones in brackets." * (found.kind == "speech")
         lines = [literal(found.rule + how, "$text-muted")]

@@ -83,7 +83,7 @@ class Dialog(Box[bool]):
     DEFAULT_CSS = """
     Dialog.-wide > #box { width: 92; }
     Dialog #heading { padding-bottom: 1; }
-    Dialog #content { height: auto; max-height: 100%; }
+    Dialog #content { height: auto; max-height: 55vh; }  /* what heading and keys leave of the box at 24 rows */
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "close", show=False)]
 
@@ -256,7 +256,7 @@ class CommandLogDialog(Dialog):
 
     def on_mount(self) -> None:
         super().on_mount()
-        self.call_after_refresh(self.query_one("#content").scroll_end, animate=False)  # the newest
+        self.query_one("#content").anchor()  # at the newest, also when lines fold after the first layout
 
 
 def _record(record: CommandRecord) -> Content:

@@ -84,7 +84,7 @@ def test_the_launcher_takes_the_environment_and_writes_it_down(lab: LightLab, tm
     launcher = DistributedLauncher(lab.hosts(python=""), profile_from_options("p", options))
     plan = launcher.plan()
     try:
-        folder = launcher._folder(plan, [])
+        folder = launcher._folder(plan, [], tmp_path)
     finally:
         assert launcher._stand_by is not None
         launcher._stand_by.dismiss()

@@ -189,7 +189,9 @@ def test_a_new_host_key_is_accepted_only_after_it_was_shown_with_the_way_to_comp
 
 def test_the_log_of_commands_has_every_action_and_every_command() -> None:
     async def drive(pilot: Pilot[Any], app: WizardApp) -> None:
-        HereConnection("of this test").run(["true", "x" * 70])  # those of other tests of this process are there, too
+        for number in range(30):  # those of other tests of this process are there, too
+            HereConnection("of others").run(["true", f"{number}" * 40])
+        HereConnection("of this test").run(["true", "x" * 70])
         await pilot.press("d")
         await until(pilot, lambda: not app.wizard.state.busy)
         records = app.command_records()

@@ -48,17 +48,27 @@ def _serve(path: Path) -> None:
     _allow_connections()
     end = threading.Event()
     write = EventSink(sys.stdout)
+    early: list[MemberEvent | WarningEvent | WaysEvent] = []
+    listens, turn = threading.Event(), threading.Lock()
 
     def log(event: MemberEvent | WarningEvent | WaysEvent) -> None:
-        try:
-            write(event)
-        except BrokenPipeError:  # nobody reads any more: whoever started it is gone
-            end.set()
+        with turn:
+            if not listens.is_set():  # the members of one that was started again are there at once
+                early.append(event)
+                return
+            try:
+                write(event)
+            except BrokenPipeError:  # nobody reads any more: whoever started it is gone
+                end.set()
 
     coordinator = Coordinator(_read_config(path), log)
     port = coordinator.start()
     _watch_for(end, coordinator)
-    print(json.dumps({"port": port, "relay": coordinator.group.relay}), flush=True)
+    with turn:
+        print(json.dumps({"port": port, "relay": coordinator.group.relay}), flush=True)
+        listens.set()
+    for event in early:
+        log(event)
     end.wait()
     coordinator.stop()
 
