@@ -104,3 +104,35 @@ def test_bad_configuration_is_one_line(
 def test_a_missing_configuration_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config", str(tmp_path / "none.json")]) == 2
     assert "none.json: No such file" in capsys.readouterr().err
+
+
+_EARLY = """
+import sys
+import training.exchange.coordinator_main as entry
+from training.events import MemberEvent
+
+class Early:
+    group = type("Group", (), {"relay": 0})
+
+    def __init__(self, config, log):
+        self.log = log
+
+    def start(self):
+        self.log(MemberEvent(status="lost", name="m0"))
+        return 7
+
+    def stop(self):
+        pass
+
+entry.Coordinator = Early
+entry.main(["--config", sys.argv[1]])
+"""
+
+
+def test_it_says_its_port_before_what_its_members_do(tmp_path: Path) -> None:
+    """Those of one that is started again are there at once."""
+    (tmp_path / "config.json").write_text(json.dumps({"run_id": "r", "names": ["m0"]}))
+    command = [sys.executable, "-c", _EARLY, str(tmp_path / "config.json")]
+    said = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    first, second = map(json.loads, said.stdout.splitlines())
+    assert (first, second["status"]) == ({"port": 7, "relay": 0}, "lost"), said.stderr
