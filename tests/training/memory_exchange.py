@@ -40,6 +40,8 @@ class Room:
     def __init__(self, members: int, late: Late, timeout: float = 30.0, newcomers: Collection[int] = ()) -> None:
         self.names: list[str] = []
         self.newcomers = set(newcomers)
+        """Those who are not let in yet."""
+        self.came_later = frozenset(newcomers)
         self.waiting: set[int] = set()
         """Those of them that want an anchor."""
         self._anchor: Anchor | None = None
@@ -128,6 +130,7 @@ class RoomExchange(Exchange):
         self.traffic = Traffic()
         self.room = room
         self._members = room.members
+        self._fetches = rank in room.came_later
         self.gone = False
         """Whether the group is lost for this member: no mean comes to its end."""
 
@@ -137,7 +140,7 @@ class RoomExchange(Exchange):
 
     @property
     def is_newcomer(self) -> bool:
-        return self.rank in self.room.newcomers
+        return self._fetches  # it may have been let in before its thread came to ask
 
     @property
     def anchor_wanted(self) -> bool:
@@ -189,6 +192,7 @@ class RoomExchange(Exchange):
 
     def fetch_anchor(self, timeout: float = 0.0) -> Anchor:
         anchor = self.room.anchor(self.rank)
+        self._fetches = False
         self.operations, self._members = anchor.operations, self.room.members
         return anchor
 
