@@ -18,6 +18,7 @@ from distributed.cleaning.clean import PREPARED, Inventory, remove, survey
 from distributed.machine import agent
 from distributed.machine.agent_files import left
 from distributed.machine.link import HereConnection
+from tests.waiting import until
 
 BLOB = "AAAAC3NzaC1lZDI1NTE5AAAAIOurs"
 HASH, SHORT = "ab" * 32, "cd" * 8
@@ -38,13 +39,19 @@ def machine(home: Path) -> HereConnection:
     return HereConnection("box")
 
 
+def _command_of(pid: int) -> str:
+    return subprocess.run(["ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, text=True).stdout
+
+
 @pytest.fixture
 def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(cwd: Path, *words: str) -> subprocess.Popen[bytes]:
-        started.append(subprocess.Popen([sys.executable, "-c", SLEEPER, *words], cwd=cwd, start_new_session=True))
-        return started[-1]
+        process = subprocess.Popen([sys.executable, "-c", SLEEPER, *words], cwd=cwd, start_new_session=True)
+        started.append(process)
+        until(lambda: SLEEPER in _command_of(process.pid))  # it has none for a moment, and another one then
+        return process
 
     yield start
     for process in started:
