@@ -28,7 +28,7 @@ def _task(plan: RunPlan, secrets: Path) -> Task:
     from training.tasks.custom import CustomTask
     from training.tasks.object_files import asks_place, made
 
-    job = torch.load(secrets / OBJECTS, weights_only=False)
+    job = torch.load(secrets / OBJECTS, weights_only=False)  # the person's own objects, written by their process
     if asks_place(job):
         return CustomTask(plan.profile, lambda rank, world_size: made(job, seed, Place(rank, world_size)))
     return CustomTask(plan.profile, lambda: made(job, seed))

@@ -64,6 +64,7 @@ async def settle(app: App[Any]) -> None:
     Textual's pilot waits instead until this process has used no processor for 20 ms: that takes longer, and where other
     programs run it may as well have been given none.
     """
+    # what the loop has still to call: asyncio has no public name for it
     ready: Collection[object] = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]
     for _ in range(_MOST_TURNS):
         await asyncio.sleep(0)

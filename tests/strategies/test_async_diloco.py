@@ -31,7 +31,7 @@ TARGETS = torch.linspace(-1.0, 1.0, 24).reshape(4, 6)
 def made(
     exchange: RoomExchange, in_turns: bool = True, codec: str = "fp32", **own: Any
 ) -> tuple[AsyncDiLoCo, nn.Module]:
-    exchange.shares_process = in_turns  # type: ignore[misc]
+    exchange.shares_process = in_turns  # type: ignore[misc]  # a constant of a kind of exchange
     options = AsyncDiLoCoOptions(**{"sync_interval": 4, **own})
     settings = StrategySettings(strategy="async_diloco", codec=codec, owned={"async_diloco": options})
     strategy = AsyncDiLoCo(StrategyContext(settings, 1000, 0))
@@ -135,7 +135,7 @@ def test_every_place_is_taken_once_and_equal_versions_are_equal(in_turns: bool) 
         for start in (0, 12):
             begin(strategy, start + 12, start)
             for have, more in zip(found, trained(strategy, model), strict=True):
-                have += more  # type: ignore[arg-type]
+                have += more  # type: ignore[arg-type]  # lists, whose kind mypy does not follow here
             assert strategy.synchronised
         return *found, strategy.state()["version"]
 

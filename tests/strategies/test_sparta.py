@@ -113,6 +113,7 @@ def test_one_member_trains_as_without_a_strategy(delay: int) -> None:
     plain = torch.arange(100.0)
     for change in changes(0, 6):
         plain += change
+    # of the exchange in memory it uses nothing that this one has not
     alone = trained(SoloExchange(), 6, share=0.2, delay=delay)  # type: ignore[arg-type]
     (left,) = in_a_group(1, lambda member: trained(member, 6, share=0.2, delay=delay))
     assert torch.equal(alone, plain) and torch.equal(left, plain)

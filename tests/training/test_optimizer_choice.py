@@ -79,7 +79,7 @@ class Small(nn.Module):
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         heard = self.sound(self.words(words).transpose(1, 2)).transpose(1, 2)
-        return self.out(self.norm(self.inside(heard)))  # type: ignore[no-any-return]
+        return self.out(self.norm(self.inside(heard)))  # type: ignore[no-any-return]  # modules return Any
 
 
 def small() -> Small:
@@ -133,7 +133,7 @@ def test_muon_needs_a_hidden_matrix() -> None:
 
 def test_the_output_layer_is_the_one_that_a_model_names() -> None:
     model = small()
-    model.get_output_embeddings = lambda: model.inside  # type: ignore[assignment]
+    model.get_output_embeddings = lambda: model.inside  # type: ignore[assignment]  # as models of transformers
     optimizer = build_optimizer(model, settings("muon"))
     step(model, optimizer, 0)
     assert [name for name, muon in kinds(optimizer, model).items() if muon] == ["out.weight"]

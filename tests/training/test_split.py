@@ -263,7 +263,7 @@ def test_labels_of_custom_samples() -> None:
     assert labels_of(Broken([(x, 3), (x, 3), (x, True)])) == ["3", "", "1"]
     assert labels_of([{"x": x, "speaker": "ann"}, {"x": x, "speaker": 7}], "speaker") == ["ann", "7"]
     known = Broken([(x, 3), (x, 3)])
-    known.targets = torch.tensor([4, 5])  # type: ignore[attr-defined]
+    known.targets = torch.tensor([4, 5])  # type: ignore[attr-defined]  # as data sets of torchvision
     assert labels_of(known) == ["4", "5"]
 
 

@@ -259,7 +259,7 @@ class TorchGroup:
             if self.device.type == "cuda":
                 # A stream of its own, or the exchange would queue behind the training's kernels.
                 torch.cuda.set_device(self.device)
-                torch.cuda.set_stream(torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
+                torch.cuda.set_stream(torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]  # torch's
         except ExchangeError as error:
             self._problem = error
         except Exception as error:  # noqa: BLE001 - told to who waits for the group

@@ -23,6 +23,7 @@ def normalizer_for(language: str, spelling: Mapping[str, str] | None = None) -> 
         spelling: British to American spelling, from the processor's ``normalizer.json``; ``None``: none.
     """
     if language == "en":
+        # transformers gives it no types
         english = cast(Normalizer, EnglishTextNormalizer(dict(spelling or {})))  # type: ignore[no-untyped-call]
         # of dots at the end of a text it leaves one, which would count as a word
         return lambda text: " ".join(word for word in english(text).split() if word != ".")
