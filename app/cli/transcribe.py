@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import importlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -110,10 +111,10 @@ def _srt(transcript: Transcript) -> str:
 
 
 def _vtt(transcript: Transcript) -> str:
-    def escaped(text: str) -> str:
-        return _cue(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-    cues = (f"{clock(one.start)} --> {clock(one.end)}\n{escaped(one.text)}\n\n" for one in transcript.segments)
+    cues = (
+        f"{clock(one.start)} --> {clock(one.end)}\n{html.escape(_cue(one.text), quote=False)}\n\n"
+        for one in transcript.segments
+    )
     return "WEBVTT\n\n" + "".join(cues)
 
 
@@ -203,50 +204,39 @@ RATE = 16_000
 MOST_SECONDS = 3600.0
 
 
-class Microphone(Protocol):
-    """Something that records."""
+def hear_microphone(seconds: float) -> Samples:
+    """Return mono samples at :data:`RATE` Hz of the input device that the system has chosen; Ctrl-C ends it earlier.
 
-    def record(self, seconds: float) -> Samples:
-        """Return mono samples at :data:`RATE` Hz, fewer if Ctrl-C is pressed.
+    Raises:
+        BadInput: nothing can be recorded; the message says why.
+    """
+    import numpy as np
 
-        Raises:
-            BadInput: nothing can be recorded; the message says why.
-        """
-        ...
-
-
-class SoundDevice:
-    """The input device that the system has chosen, through PortAudio."""
-
-    def __init__(self) -> None:
-        try:
-            self._library: Any = importlib.import_module("sounddevice")
-        except ImportError as error:
-            hint = "install it with: pip install 'muster-train[microphone]'"
-            raise BadInput("no microphone: the package sounddevice is not installed", hint) from error
-        except OSError as error:  # the package without PortAudio
-            hint = "on Debian and Ubuntu: apt install libportaudio2"
-            raise BadInput("no microphone: the library PortAudio is not installed", hint) from error
-
-    def record(self, seconds: float) -> Samples:
-        import numpy as np
-
-        blocks: list[Any] = []
-        try:
-            stream = self._library.InputStream(samplerate=RATE, channels=1, dtype="float32")
-            with stream, contextlib.suppress(KeyboardInterrupt):
-                for left in range(round(seconds * 10), 0, -1):
-                    blocks.append(stream.read(RATE // 10)[0][:, 0].copy())
-                    if left % 50 == 0:
-                        say(f"{left // 10} s left")
-        except self._library.PortAudioError as error:
-            reason = " ".join(str(error).split())
-            raise BadInput(f"no microphone can be used here: {reason}", "connect one, or name a sound file") from error
-        return np.concatenate(blocks) if blocks else np.empty(0, np.float32)
+    try:
+        library: Any = importlib.import_module("sounddevice")
+    except ImportError as error:
+        hint = "install it with: pip install 'muster-train[microphone]'"
+        raise BadInput("no microphone: the package sounddevice is not installed", hint) from error
+    except OSError as error:  # the package without PortAudio
+        hint = "on Debian and Ubuntu: apt install libportaudio2"
+        raise BadInput("no microphone: the library PortAudio is not installed", hint) from error
+    say(f"listening for {seconds:g} s; Ctrl-C ends it earlier")
+    blocks: list[Any] = []
+    try:
+        stream = library.InputStream(samplerate=RATE, channels=1, dtype="float32")
+        with stream, contextlib.suppress(KeyboardInterrupt):
+            for left in range(round(seconds * 10), 0, -1):
+                blocks.append(stream.read(RATE // 10)[0][:, 0].copy())
+                if left % 50 == 0:
+                    say(f"{left // 10} s left")
+    except library.PortAudioError as error:
+        reason = " ".join(str(error).split())
+        raise BadInput(f"no microphone can be used here: {reason}", "connect one, or name a sound file") from error
+    return np.concatenate(blocks) if blocks else np.empty(0, np.float32)
 
 
 @contextlib.contextmanager
-def recorded(seconds: float, microphone: Microphone | None = None) -> Iterator[Path]:
+def recorded(seconds: float, hear: Callable[[float], Samples] = hear_microphone) -> Iterator[Path]:
     """Record into a file that is gone afterwards.
 
     Raises:
@@ -254,9 +244,7 @@ def recorded(seconds: float, microphone: Microphone | None = None) -> Iterator[P
     """
     if not 0.1 <= seconds <= MOST_SECONDS:
         raise BadInput(f"{seconds:g} s cannot be recorded", f"from 0.1 to {MOST_SECONDS:g}")
-    microphone = microphone or SoundDevice()
-    say(f"listening for {seconds:g} s; Ctrl-C ends it earlier")
-    samples = microphone.record(seconds)
+    samples = hear(seconds)
     if not len(samples):
         raise BadInput("nothing was recorded", "record for longer")
     import soundfile

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from app.cli.transcribe import FORMATS, RATE, SoundDevice, TranscriptFolder, chosen_formats, clock, recorded
+from app.cli.transcribe import FORMATS, RATE, TranscriptFolder, chosen_formats, clock, hear_microphone, recorded
 from profiles.errors import BadInput
 from training.tasks.whisper.listening import Segment
 from training.tasks.whisper.transcription import Transcript
@@ -63,16 +63,8 @@ def test_others_may_read_the_transcripts(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-class FakeMicrophone:
-    def __init__(self, samples: Any) -> None:
-        self.samples = samples
-
-    def record(self, seconds: float) -> Any:
-        return self.samples[: round(seconds * RATE)]
-
-
 def test_what_a_microphone_hears_is_a_file_for_as_long_as_it_is_needed() -> None:
-    with recorded(0.5, FakeMicrophone(np.zeros(RATE, np.float32))) as path:
+    with recorded(0.5, lambda seconds: np.zeros(round(seconds * RATE), np.float32)) as path:
         assert soundfile.info(path).frames == RATE // 2
     assert not path.exists()
 
@@ -88,10 +80,9 @@ def test_without_a_microphone_a_line_says_why(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(importlib, "import_module", missing(error))
         with pytest.raises(BadInput, match=words), recorded(1.0):
             pass
-    with pytest.raises(BadInput, match="nothing was recorded"), recorded(1.0, FakeMicrophone(np.zeros(0))):
-        pass
-    with pytest.raises(BadInput, match="cannot be recorded"), recorded(1e9, FakeMicrophone(np.zeros(9))):
-        pass
+    for seconds, words in ((1.0, "nothing was recorded"), (1e9, "cannot be recorded")):
+        with pytest.raises(BadInput, match=words), recorded(seconds, lambda _: np.zeros(0, np.float32)):
+            pass
 
 
 class FakeStream:
@@ -110,11 +101,11 @@ def test_blocks_of_a_device_are_joined_and_its_failure_is_told(monkeypatch: pyte
         InputStream = staticmethod(lambda **how: FakeStream())
 
     monkeypatch.setattr(importlib, "import_module", lambda name: Library)
-    assert len(SoundDevice().record(0.3)) == round(0.3 * RATE)
+    assert len(hear_microphone(0.3)) == round(0.3 * RATE)
 
     def refused(**how: object) -> Any:
         raise RuntimeError("Error querying device -1")
 
     Library.InputStream = staticmethod(refused)
     with pytest.raises(BadInput, match="no microphone can be used here: Error querying device -1"):
-        SoundDevice().record(0.3)
+        hear_microphone(0.3)
