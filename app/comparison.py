@@ -12,7 +12,7 @@ import statistics
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 
 from app.run_series import OF_EXCHANGES, Curves, coarser, extended, figures, of_run
@@ -76,12 +76,14 @@ class Times:
 
 @dataclass(frozen=True)
 class Row:
-    """One strategy."""
+    """One strategy and what came of its runs, with what :func:`compared` makes of them."""
 
     strategy: str
+    profile: Profile | None = None
+    """With which it ran; ``None`` where it was refused before."""
+    runs: tuple[Ran, ...] = ()
     refused: str = ""
     """Why there is nothing to show."""
-    runs: tuple[Ran, ...] = ()
     losses: tuple[float, ...] = ()
     """By seed, after as many samples as every run has seen."""
     curve: Curve = ()
@@ -249,18 +251,7 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
 # ------------------------------------------------------------------------------------------------------------ the table
 
 
-@dataclass(frozen=True)
-class Tried:
-    """One strategy and what came of its runs."""
-
-    strategy: str
-    profile: Profile | None = None
-    """With which it ran; ``None`` where it was refused before."""
-    runs: tuple[Ran, ...] = ()
-    refused: str = ""
-
-
-def compared(tried: Sequence[Tried], members: int, links: Sequence[float], cores: float = 0.0) -> Comparison:
+def compared(tried: Sequence[Row], members: int, links: Sequence[float], cores: float = 0.0) -> Comparison:
     """Put strategies side by side.
 
     Args:
@@ -269,7 +260,7 @@ def compared(tried: Sequence[Tried], members: int, links: Sequence[float], cores
     """
     every = [run for one in tried for run in one.runs]
     if not every:
-        return Comparison(tuple(Row(one.strategy, one.refused) for one in tried))
+        return Comparison(tuple(tried))
     samples = min(run.curve[-1][0] for run in every)
     compute = statistics.median(run.compute for run in every)
     rows = [_row(one, samples) for one in tried]
@@ -277,30 +268,23 @@ def compared(tried: Sequence[Tried], members: int, links: Sequence[float], cores
     good = _good([row for row in shown if row.rounds >= FEWEST_ROUNDS] or shown)
     target = max(row.loss for row in good)
     machines = Machines(members, compute, cores)
-    timed = tuple(
-        _timed(row, one.profile, machines, links, target) if row.losses and one.profile else row
-        for row, one in zip(rows, tried, strict=True)
-    )
+    timed = tuple(_timed(row, machines, links, target) for row in rows)
     names = {row.strategy for row in good}
     best = min((row for row in timed if row.strategy in names), key=_order)
     return Comparison(timed, every[0].split, samples, target, best.strategy, compute)
 
 
-def _row(one: Tried, samples: float) -> Row:
-    if not one.runs:
-        return Row(one.strategy, one.refused)
-    first = one.runs[0]
-    costs = cost_model(one.strategy, one.profile.strategy) if one.profile else None
-    known = costs is not None and first.trainable
-    return Row(
-        strategy=one.strategy,
-        refused=one.refused,
-        runs=one.runs,
+def _row(one: Row, samples: float) -> Row:
+    if one.profile is None or not one.runs:
+        return one
+    costs, trainable = cost_model(one.strategy, one.profile.strategy), one.runs[0].trainable
+    return replace(
+        one,
         losses=tuple(loss_at(run.curve, samples) for run in one.runs),
         curve=mean_curve([run.curve for run in one.runs]),
         sent=statistics.fmean(run.sent for run in one.runs),
-        interval=rhythm_of(one.profile.strategy).interval if one.profile else 1,
-        memory=costs.vectors * _FP32 * first.trainable if costs is not None and known else None,
+        interval=rhythm_of(one.profile.strategy).interval,
+        memory=costs.vectors * _FP32 * trainable if costs is not None and trainable else None,
     )
 
 
@@ -363,17 +347,19 @@ def step_seconds(profile: Profile, run: Ran, machines: Machines, mbit: float) ->
     return Predictor(cluster, job).predict(choice_of(profile, names)).step
 
 
-def _timed(row: Row, profile: Profile, machines: Machines, links: Sequence[float], target: float) -> Row:
+def _timed(row: Row, machines: Machines, links: Sequence[float], target: float) -> Row:
+    if row.profile is None or not row.losses:
+        return row
     run = row.runs[0]
     reached = samples_until(row.curve, target)
     share = None if reached is None else reached / run.samples
     try:
-        steps = [(mbit, step_seconds(profile, run, machines, mbit)) for mbit in ([] if run.clock else links)]
+        steps = [(mbit, step_seconds(row.profile, run, machines, mbit)) for mbit in ([] if run.clock else links)]
     except BadInput as error:
-        return Row(**{**vars(row), "unpredicted": error.message})
+        return replace(row, unpredicted=error.message)
     if run.clock:
         steps = [(0.0, run.clock / run.steps)]
     times = tuple(
         Times(mbit, step, run.steps * step, None if share is None else share * run.steps * step) for mbit, step in steps
     )
-    return Row(**{**vars(row), "times": times})
+    return replace(row, times=times)

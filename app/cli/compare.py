@@ -18,8 +18,8 @@ from app.cli.models import Seed, compare_texts
 from app.cli.terminal import answer
 from app.cli.train import TrainRequest, profile_of
 from app.cli.train_command import merged_overrides
-from app.cli.trials import Bench, Trial, by_strategy, trials_of, whole_runs
-from app.comparison import Comparison, Tried, compared, read_run
+from app.cli.trials import Bench, Trial, trials_of, whole_runs
+from app.comparison import Comparison, Row, compared, read_run
 from app.console import bytes_text, command_line, say, show, show_line, visible
 from app.html_report.comparison import parts, remarks, why_best, write_comparison
 from distributed.planning.fitting import fit
@@ -211,15 +211,8 @@ def _planned(asked: Asked, jobs: int) -> tuple[list[Trial], dict[str, tuple[str,
     for name in asked.names:
         own = {key: value for key, value in overrides.items() if applies(key, name) or not applies(key, together)}
         try:
-            every.append(
-                trials_of(
-                    _fitted(asked, {**own, "strategy": name}),
-                    asked.members,
-                    asked.seeds,
-                    jobs,
-                    evaluations_chosen="eval_interval" in overrides,
-                )
-            )
+            fitted, chosen = _fitted(asked, {**own, "strategy": name}), "eval_interval" in overrides
+            every.append(trials_of(fitted, asked.members, asked.seeds, jobs, evaluations_chosen=chosen))
         except BadInput as error:
             refused[name] = (error.message, error.hint)
     return [own[number] for number in range(asked.seeds) for own in every], refused
@@ -234,23 +227,15 @@ def _fitted(asked: Asked, overrides: Mapping[str, str]) -> Profile:
 
 def _tried(
     names: Sequence[str], trials: Sequence[Trial], found: Mapping[Trial, Path], refused: Mapping[str, str]
-) -> list[Tried]:
-    """Return what came of every strategy, in the order they were named."""
-    own = dict(by_strategy(found))
+) -> list[Row]:
+    """Return what came of every strategy, in the order they were named; each strategy's runs by seed."""
     profiles = {trial.strategy: trial.plan.profile for trial in trials}
-    return [
-        Tried(
-            name,
-            profiles.get(name),
-            tuple(
-                ran
-                for trial, path in own.get(name, ())
-                if (ran := read_run(trial.seed, RunFolder.open(path).events())) is not None
-            ),
-            refused.get(name, ""),
-        )
-        for name in names
-    ]
+    rows = []
+    for name in names:
+        own = sorted((trial.seed, path) for trial, path in found.items() if trial.strategy == name)
+        read = [read_run(seed, RunFolder.open(path).events()) for seed, path in own]
+        rows.append(Row(name, profiles.get(name), tuple(filter(None, read)), refused.get(name, "")))
+    return rows
 
 
 def _save(asked: Asked, result: Comparison) -> Path:
@@ -270,16 +255,11 @@ def _save(asked: Asked, result: Comparison) -> Path:
 
 def document(result: Comparison) -> dict[str, Any]:
     """Return everything for a program."""
-    rows = [
-        {
-            **{name: value for name, value in asdict(row).items() if name != "runs"},
-            "loss": row.loss if row.losses else None,
-            "spread": row.spread if row.losses else None,
-            "runs": [asdict(run) for run in row.runs],
-        }
-        for row in result.rows
-    ]
-    return {**asdict(result), "rows": rows}
+    found = asdict(result)
+    for told, row in zip(found["rows"], result.rows, strict=True):
+        del told["profile"]
+        told |= {"loss": row.loss if row.losses else None, "spread": row.spread if row.losses else None}
+    return found
 
 
 def _show(members: int, result: Comparison, folder: Path, page: Path) -> None:

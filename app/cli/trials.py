@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,7 +137,7 @@ class Bench:
             MusterError: one of them could not be started, for no reason of its strategy's.
         """
         found: dict[Trial, Path] = {}
-        with ThreadPoolExecutor(self.jobs) as pool, heard_by(lambda *_: self.stopped.set()), _Line() as line:
+        with ThreadPoolExecutor(self.jobs) as pool, heard_by(lambda *_: self.stopped.set()), _progress() as progress:
             begun = time.monotonic()
             under_way = {pool.submit(self._one, trial): trial for trial in trials}
             try:
@@ -146,8 +146,8 @@ class Bench:
                         trial = under_way.pop(done)
                         if (path := done.result()) is not None:
                             found[trial] = path
-                            line.tell(f"{trial.name}: done, {len(found)} of {counted(len(trials), 'run')}")
-                    line.show(self._now(len(found), len(trials), time.monotonic() - begun))
+                            say(visible(f"{trial.name}: done, {len(found)} of {counted(len(trials), 'run')}"))
+                    progress(self._now(len(found), len(trials), time.monotonic() - begun))
                     if self.stopped.is_set():
                         self._end()
             except BaseException:
@@ -221,36 +221,13 @@ class Bench:
                     remove_run(self.folder, summary)
 
 
-class _Line:
-    """One line of progress on a terminal; elsewhere only what is done is told."""
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Give what replaces one line on a terminal; elsewhere only what is done is told."""
+    if not interactive():
+        yield lambda text: None
+        return
+    from rich.text import Text
 
-    def __init__(self) -> None:
-        self._status = diagnostics().status("") if interactive() else None
-
-    def __enter__(self) -> _Line:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def show(self, text: str) -> None:
-        """Replace the line."""
-        if self._status is not None:
-            self._status.update(visible(text)[: max(20, diagnostics().width - 4)])
-
-    def tell(self, text: str) -> None:
-        """Write a line that stays."""
-        if self._status is not None:
-            diagnostics().print(visible(text), soft_wrap=True)
-        else:
-            say(visible(text))
-
-
-def by_strategy(found: Mapping[Trial, Path]) -> Iterator[tuple[str, list[tuple[Trial, Path]]]]:
-    """Yield the runs that came to their end, by strategy, each strategy's by seed."""
-    for name in dict.fromkeys(trial.strategy for trial in found):
-        own = [(trial, path) for trial, path in found.items() if trial.strategy == name]
-        yield name, sorted(own, key=lambda one: one[0].seed)
+    with diagnostics().status("") as status:
+        yield lambda text: status.update(Text(visible(text)[: max(20, diagnostics().width - 4)]))

@@ -11,7 +11,7 @@ import pytest
 from app.comparison import (
     Machines,
     Ran,
-    Tried,
+    Row,
     compared,
     loss_at,
     mean_curve,
@@ -22,8 +22,8 @@ from app.comparison import (
 from app.html_report.comparison import remarks, why_best
 from profiles.resolve import profile_from_options
 from profiles.schema import Profile
-from tests.app.app_events import sync
-from training.events import EvaluationEvent, Event, RunEvent, StepEvent
+from tests.app.app_events import step, sync
+from training.events import EvaluationEvent, Event, RunEvent
 
 CURVE = ((0.0, 4.0), (100.0, 2.0), (200.0, 1.0))
 TRAINABLE = 1_000_000
@@ -41,9 +41,11 @@ def ran(seed: int, *losses: float, **more: Any) -> Ran:
     return Ran(seed=seed, split="validation", curve=curve, **{**figures, **more})
 
 
-def step(member: int, number: int, loss: float = 1.0, **more: Any) -> StepEvent:
-    figures = {"epoch": 0.0, "learning_rate": 1.0, "samples": 5, "weight": 5.0, "wait": 0.0, "transfer": 0.0}
-    return StepEvent(member=member, step=number, loss=loss, **{"compute": 0.5, **figures, **more})
+def row_of(strategy: str, *runs: Ran, **options: str) -> Row:
+    return Row(strategy, profile(strategy, **options), runs)
+
+
+ALLREDUCE = row_of("allreduce", ran(0, 4, 2, 1))
 
 
 def evaluated(at: int, loss: float | None, split: str = "validation") -> EvaluationEvent:
@@ -67,50 +69,48 @@ def test_the_mean_of_curves_ends_where_the_shortest_does() -> None:
 def test_a_run_is_read_from_its_events() -> None:
     events: list[Event] = [RunEvent(status="running", details={"trainable": 7}), evaluated(0, 4.0)]
     for number in (1, 2, 3, 4, 5):
-        events += [step(member, number, bytes_sent=100 + member, compute=float(number)) for member in (0, 1)]
+        events += [
+            step(number, member=member, samples=5, bytes_sent=100 + member, compute=float(number)) for member in (0, 1)
+        ]
         ratios = [sync(number, member=member, compression=float(number + member)) for member in (0, 1)]
         events += [ratio.model_copy(update={"step": number}) for ratio in ratios]
     events += [evaluated(2, 2.0), evaluated(5, 1.0), evaluated(5, 9.0, "test")]
     found = read_run(3, events)
-    assert found is not None and found.exchanges["compression"] == (
-        (10, 1.5),
-        (20, 2.5),
-        (30, 3.5),
-        (40, 4.5),
-        (50, 5.5),
-    )
+    assert found is not None
+    assert found.exchanges["compression"] == tuple((10 * number, number + 0.5) for number in (1, 2, 3, 4, 5))
     assert found.exchanges.keys() == {"sync bytes", "compression"}
     assert replace(found, exchanges={}) == Ran(3, "validation", ((0, 4.0), (20, 2.0), (50, 1.0)), 5, 50, 502.5, 4.5, 7)
     assert read_run(3, events[:2]) is None
 
 
 def test_where_nothing_is_evaluated_the_training_loss_counts() -> None:
-    events = [step(member, number, loss=number + member) for number in range(1, 41) for member in (0, 1)]
+    events = [
+        step(number, member=member, samples=5, loss=number + member) for number in range(1, 41) for member in (0, 1)
+    ]
     found = read_run(0, events)
     assert found is not None and found.split == "training"
     assert found.curve[0] == (20, 2.0) and found.curve[-1] == (400, 40.0) and len(found.curve) == 20
 
 
 def test_a_loss_that_is_not_a_number_is_the_worst() -> None:
-    lost = read_run(0, [step(0, 1), step(0, 40), evaluated(0, 4.0), evaluated(1, None), evaluated(40, None)])
+    lost = read_run(0, [step(1), step(40), evaluated(0, 4.0), evaluated(1, None), evaluated(40, None)])
     assert lost is not None and lost.curve[-1][1] == math.inf
-    result = compared([Tried("a", profile("allreduce"), (ran(0, 4, 2, 1),)), Tried("b", runs=(lost,))], 2, [])
-    assert result.best == "a" and result.rows[1].loss == math.inf
+    result = compared([ALLREDUCE, row_of("diloco", lost)], 2, [])
+    assert result.best == "allreduce" and result.rows[1].loss == math.inf
 
 
 def test_losses_are_compared_at_equal_samples_with_their_spread() -> None:
     longer = ran(1, 4, 3, 2, 0)
-    result = compared([Tried("allreduce", profile("allreduce"), (ran(0, 4, 2, 1), longer))], 2, [100])
+    result = compared([row_of("allreduce", ran(0, 4, 2, 1), longer)], 2, [100])
     row = result.rows[0]
     assert (result.samples, row.losses, row.loss) == (200, (1, 2), 1.5)
     assert row.spread == pytest.approx(math.sqrt(0.5))
     assert row.memory == 4 * TRAINABLE
-    assert compared([Tried("a", None, (longer,))], 2, []).rows[0].spread is None
+    assert compared([row_of("allreduce", longer)], 2, []).rows[0].spread is None
 
 
 def test_times_are_steps_of_the_cost_model_and_to_a_loss_a_part_of_them() -> None:
-    good, better = profile("diloco", **{"diloco.sync_interval": "5"}), profile("allreduce")
-    tried = [Tried("diloco", good, (ran(0, 4, 2, 1.01),)), Tried("allreduce", better, (ran(0, 4, 2, 1),))]
+    tried = [row_of("diloco", ran(0, 4, 2, 1.01), **{"diloco.sync_interval": "5"}), ALLREDUCE]
     result = compared(tried, 4, [20, 1000])
     assert result.target == 1.01
     machines = Machines(4, 0.5)
@@ -126,10 +126,7 @@ def test_times_are_steps_of_the_cost_model_and_to_a_loss_a_part_of_them() -> Non
 
 
 def test_what_ends_much_higher_is_not_the_best_and_sets_no_target() -> None:
-    tried = [
-        Tried("allreduce", profile("allreduce"), (ran(0, 4, 2, 1),)),
-        Tried("diloco", profile("diloco", **{"diloco.sync_interval": "5"}), (ran(0, 4, 3, 2),)),
-    ]
+    tried = [ALLREDUCE, row_of("diloco", ran(0, 4, 3, 2), **{"diloco.sync_interval": "5"})]
     result = compared(tried, 4, [20])
     assert (result.best, result.target) == ("allreduce", 1)
     assert result.rows[1].times[0].to_loss is None and result.rows[1].times[0].to_end > 0
@@ -137,31 +134,25 @@ def test_what_ends_much_higher_is_not_the_best_and_sets_no_target() -> None:
 
 def test_within_what_the_seeds_differ_a_loss_is_as_good() -> None:
     noisy = (ran(0, 4, 2, 0.8), ran(1, 4, 2, 1.2))
-    tried = [
-        Tried("allreduce", profile("allreduce"), noisy),
-        Tried("diloco", profile("diloco", **{"diloco.sync_interval": "5"}), (ran(0, 4, 3, 1.2),)),
-    ]
+    tried = [row_of("allreduce", *noisy), row_of("diloco", ran(0, 4, 3, 1.2), **{"diloco.sync_interval": "5"})]
     assert compared(tried, 4, [20]).best == "diloco"
 
 
 def test_a_strategy_that_is_refused_is_a_row_and_says_why() -> None:
-    tried = [Tried("demo", refused="no room"), Tried("allreduce", profile("allreduce"), (ran(0, 4, 2, 1),))]
+    tried = [Row("demo", refused="no room"), ALLREDUCE]
     result = compared(tried, 4, [20])
     assert [row.refused for row in result.rows] == ["no room", ""] and result.best == "allreduce"
     assert compared(tried[:1], 4, [20]).best == ""
 
 
 def test_a_run_that_did_not_say_its_size_has_no_times() -> None:
-    result = compared([Tried("allreduce", profile("allreduce"), (ran(0, 4, 2, 1, trainable=0),))], 4, [20])
+    result = compared([row_of("allreduce", ran(0, 4, 2, 1, trainable=0))], 4, [20])
     assert result.rows[0].times == () and "how many parameters" in result.rows[0].unpredicted
     assert result.best == "allreduce"
 
 
 def test_a_strategy_that_hardly_exchanged_is_not_the_best() -> None:
-    tried = [
-        Tried("allreduce", profile("allreduce"), (ran(0, 4, 2, 1),)),
-        Tried("diloco", profile("diloco", **{"diloco.sync_interval": "9"}), (ran(0, 4, 2, 1),)),
-    ]
+    tried = [ALLREDUCE, row_of("diloco", ran(0, 4, 2, 1), **{"diloco.sync_interval": "9"})]
     result = compared(tried, 4, [20])
     assert result.rows[1].rounds == 2 and result.best == "allreduce"
     (remark,) = remarks(result)
@@ -170,12 +161,13 @@ def test_a_strategy_that_hardly_exchanged_is_not_the_best() -> None:
 
 
 def test_runs_that_tell_the_time_of_simulated_machines_are_compared_by_it() -> None:
-    events: list[Event] = [step(member, number, clock=30.0 * number) for number in (1, 2, 3) for member in (0, 1)]
+    events: list[Event] = [
+        step(number, member=member, clock=30.0 * number) for number in (1, 2, 3) for member in (0, 1)
+    ]
     found = read_run(0, events)
     assert found is not None and found.clock == 90.0
     first, second = ran(0, 4.0, 2.0, 1.0, clock=600.0), ran(0, 4.0, 3.0, 1.0, clock=200.0)
-    other = profile("local_sgd", **{"local_sgd.sync_interval": "2"})
-    tried = [Tried("allreduce", profile("allreduce"), (first,)), Tried("local_sgd", other, (second,))]
+    tried = [row_of("allreduce", first), row_of("local_sgd", second, **{"local_sgd.sync_interval": "2"})]
     result = compared(tried, 4, [100.0])
     assert [(one.mbit, one.step, one.to_end) for row in result.rows for one in row.times] == [
         (0.0, 30.0, 600.0),
