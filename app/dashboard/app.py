@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from app.dashboard.screen import DashboardScreen
 from app.follow import Follower
 from app.shell.base_app import NO_KEYS, MusterApp
-from app.shell.dialogs import CommandRecord
+from distributed.ssh.command_log import CommandRecord
 from profiles.errors import ExitCode
 
 TERMINAL = 1.0
@@ -54,9 +54,8 @@ class DashboardApp(MusterApp):
     def headless_command(self) -> str:
         return self.dashboard.headless()
 
-    def command_records(self) -> Sequence[CommandRecord]:
-        own = [asked.record for asked in self.dashboard.commands.asked]
-        return sorted([*own, *super().command_records()], key=lambda one: one.at or 0.0)
+    def command_records(self) -> list[CommandRecord]:
+        return [*(asked.record for asked in self.dashboard.commands.asked), *super().command_records()]
 
 
 def run_dashboard(

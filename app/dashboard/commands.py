@@ -13,7 +13,7 @@ from textual.widgets import Static
 from app.console import command_about
 from app.dashboard.pane import LEVELS
 from app.dashboard.reader import Picture
-from app.shell.dialogs import CommandRecord, Dialog
+from app.shell.dialogs import Dialog
 from app.shell.text import Mark, literal
 from app.verdict import verdict
 from distributed.cleaning.clean import leftovers
@@ -21,6 +21,7 @@ from distributed.hosts.file import without_strange_pythons
 from distributed.hosts.schema import Machine
 from distributed.run.requests import Action, leave_request
 from distributed.run.run_machines import all_hosts
+from distributed.ssh.command_log import CommandRecord
 from profiles.errors import BadInput, MusterError
 from training.events import RequestEvent
 from training.run_files import is_live

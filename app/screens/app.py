@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,11 +18,11 @@ from app.screens.plan import LaunchScreen, PlanScreen
 from app.screens.step_screen import SteeredApp, StepScreen
 from app.screens.strategy import StrategyScreen
 from app.shell.base_app import NO_KEYS
-from app.shell.dialogs import CommandRecord
 from app.wizard.engine import Asked, Wizard
 from app.wizard.records import Status
 from app.wizard.services import Services
 from app.wizard.state import Step, WizardState
+from distributed.ssh.command_log import CommandRecord
 
 SCREENS: tuple[type[StepScreen], ...] = (
     HomeScreen, MachinesScreen, AccessScreen, ChecksScreen, LinksScreen, JobScreen, StrategyScreen, PlanScreen,
@@ -110,15 +110,15 @@ class WizardApp(SteeredApp):
     def headless_command(self) -> str:
         return "python3 wizard.py --plain"
 
-    def command_records(self) -> Sequence[CommandRecord]:
-        said = [CommandRecord("", line, "ok") for line in self.wizard.state.log]
-        done = [self._record(one) for one in self.wizard.asked_for()]
+    def command_records(self) -> list[CommandRecord]:
+        done = [CommandRecord("", line, "ok") for line in self.wizard.state.log]
+        done += [self._record(one) for one in self.wizard.asked_for()]
         if self._watched:
             from app.dashboard.screen import DashboardScreen  # only when a run is watched
 
             watched = [screen for screen in self.screen_stack if isinstance(screen, DashboardScreen)]
             done += [asked.record for screen in watched for asked in screen.commands.asked]
-        return [*said, *sorted([*done, *super().command_records()], key=lambda one: one.at or 0.0)]
+        return [*done, *super().command_records()]
 
     def _record(self, one: Asked) -> CommandRecord:
         name = next((row.name for row in self.wizard.state.machines.rows if row.key == one.task.key), "set-up")

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
@@ -23,12 +23,12 @@ from textual.widgets import Input
 
 from app.console import command_line, save_traceback, visible
 from app.shell.base_screen import BaseScreen
-from app.shell.dialogs import CommandLogDialog, CommandRecord, QuestionDialog
+from app.shell.dialogs import CommandLogDialog, QuestionDialog
 from app.shell.jump import JumpScreen
 from app.shell.keys import BESIDES, EVERYWHERE, OF_APPS, bindings, fit, too_small
 from app.shell.look import FOR_ALL, THEMES, PureAscii, ThinBar, WithoutColour, theme_after
 from app.shell.text import Mark, spinner
-from distributed.ssh.command_log import commands_run
+from distributed.ssh.command_log import CommandRecord, commands_run
 from profiles.errors import ExitCode
 
 NO_KEYS: Mapping[str, str] = MappingProxyType({})
@@ -103,9 +103,9 @@ class MusterApp(App[None]):
         """Return the command for a person who cannot use this screen."""
         return command_line("--help")
 
-    def command_records(self) -> Sequence[CommandRecord]:
-        """Return what was done, and every command that was run on any machine, oldest first."""
-        return [CommandRecord(one.machine, one.command, one.outcome, one.at) for one in commands_run()]
+    def command_records(self) -> list[CommandRecord]:
+        """Return what was done, and every command that was run on any machine."""
+        return commands_run()
 
     def on_resize(self, event: events.Resize) -> None:
         for screen in self.screen_stack:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from textual.app import ComposeResult
@@ -19,6 +18,7 @@ from app.console import visible
 from app.shell.keys import BESIDES, EVERYWHERE, WIDE, Key, TooSmall, app_of, fit, key_line
 from app.shell.row_table import RowTable
 from app.shell.text import Column, Row, literal
+from distributed.ssh.command_log import CommandRecord
 from distributed.ssh.host_keys import COMPARED
 
 T = TypeVar("T")
@@ -231,20 +231,8 @@ class TrustDialog(Dialog):
         self.dismiss(True)
 
 
-@dataclass(frozen=True)
-class CommandRecord:
-    """One command that was run on a machine; without a machine, one line of what was done."""
-
-    machine: str
-    command: str
-    outcome: str = ""
-    """``ok``, or what went wrong; empty while it runs."""
-    at: float | None = None
-    """Unix time of its start."""
-
-
 class CommandLogDialog(Dialog):
-    """Every command that was run on any machine, and what else was done there."""
+    """Every command that was run on any machine, and what else was done there, the oldest first."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("g", "close", show=False)]
 
@@ -252,7 +240,8 @@ class CommandLogDialog(Dialog):
         nothing = literal(
             "Nothing yet. Every command run on a machine, this one included, is listed here.", "$text-muted"
         )
-        super().__init__("Commands by machine", *(map(_record, records) if records else (nothing,)))
+        ordered = sorted(records, key=lambda one: one.at)
+        super().__init__("Commands by machine", *(map(_record, ordered) if records else (nothing,)))
 
     def on_mount(self) -> None:
         super().on_mount()
@@ -262,7 +251,7 @@ class CommandLogDialog(Dialog):
 def _record(record: CommandRecord) -> Content:
     if not record.machine:
         return literal(record.command)
-    at = "" if record.at is None else time.strftime("%H:%M:%S  ", time.localtime(record.at))
+    at = time.strftime("%H:%M:%S  ", time.localtime(record.at)) if record.at else ""
     outcome = record.outcome or "runs"
     style = "$text-success" if outcome == "ok" else ("$text-muted" if outcome == "runs" else "$text-error")
     head = Content.assemble((at, "$text-muted"), literal(record.machine, "bold"), "  ", literal(outcome, style))

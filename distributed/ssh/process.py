@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from distributed.ssh.command_log import Ran
+from distributed.ssh.command_log import CommandRecord
 from distributed.ssh.config import ResolvedHost
 from distributed.ssh.errors import CommandTimeout, Dropped, NoShell
 from profiles.errors import BadInput
@@ -95,7 +95,7 @@ class Process(ABC):
     """
 
     machine: str
-    ran: Ran | None = None
+    ran: CommandRecord | None = None
     """Its line in the log of commands."""
     _rest = b""
     """What was read and not yet handed out."""
