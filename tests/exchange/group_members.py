@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
+import os
 import sys
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -15,8 +18,20 @@ from training.exchange.certificates import issue_run_certificates
 
 multiprocessing.set_forkserver_preload(["torch"])
 
+_CLONE_NEWNET = 0x40000000
 
-def _serve(pipe: Connection) -> None:
+
+def _move(pid: int, address: str) -> None:
+    """Put this process into the network namespace of another, where its interface ``eth0`` has that address."""
+    with open(f"/proc/{pid}/ns/net") as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+    os.environ.update(MUSTER_LISTEN=address, GLOO_SOCKET_IFNAME="eth0")
+
+
+def _serve(pipe: Connection, place: tuple[int, str] | None) -> None:
+    if place is not None:
+        _move(*place)
     torch.set_num_threads(1)
     while True:
         arguments = pipe.recv()
@@ -27,12 +42,18 @@ def _serve(pipe: Connection) -> None:
 
 
 class Members:
-    """Four processes that carry out one case after the other."""
+    """Four processes that carry out one case after the other.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        places: in whose network namespace each is, by a process there, and that one's address.
+    """
+
+    def __init__(self, folder: Path, places: Sequence[tuple[int, str]] = ()) -> None:
         self.folder = folder
+        self._places = places
         self._runs = 0
-        issue_run_certificates(folder / "certificates", "run", range(4), ["127.0.0.1"])
+        addresses = ["127.0.0.1", *(address for _, address in places)]
+        issue_run_certificates(folder / "certificates", "run", range(4), addresses)
         self.pipes: list[Connection] = []
         self.processes: list[Any] = []
         for _ in range(4):
@@ -41,7 +62,7 @@ class Members:
     def _start(self, place: int) -> None:
         context: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
         here, there = context.Pipe()
-        process = context.Process(target=_serve, args=(there,))
+        process = context.Process(target=_serve, args=(there, self._places[place] if self._places else None))
         process.start()
         there.close()
         self.pipes[place : place + 1] = [here]
