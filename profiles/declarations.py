@@ -292,7 +292,7 @@ class Owning(BaseModel):
         rest, document = {}, handler(self)
         for owner, options in document.pop("owned", {}).items():
             named = aliases(type(self.owned[owner]))
-            document |= {alias: options[name] for name, alias in named.items()}
+            document |= {alias: options[name] for name, alias in named.items() if name in options}
             if others := {name: value for name, value in options.items() if name not in named}:
                 rest[owner] = others
         return {**document, "owned": rest} if rest else document

@@ -19,7 +19,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,16 +123,16 @@ class SnapshotStore:
         """
         return [int(rank) for rank in _read_manifest(self._folder(step))["state"].get("live", [])]
 
-    def load(self, step: int, plan_hashes: Collection[str] = ()) -> Snapshot:
+    def load(self, step: int, plan_hash: str) -> Snapshot:
         """Return the snapshot of ``step``, its tensors on the CPU.
 
         Raises:
             DamagedSnapshot: missing, incomplete, or changed since it was written.
-            BadInput: it was made with another plan than those of ``plan_hashes``, where any are given.
+            BadInput: it was made with another plan.
         """
         folder = self._folder(step)
         manifest = _check(folder)
-        if plan_hashes and manifest["plan_hash"] not in plan_hashes:
+        if manifest["plan_hash"] != plan_hash:
             raise BadInput(f"{folder} was made with different settings", "resume with the settings the run began with")
         try:
             tensors = load_file(folder / _TENSORS)

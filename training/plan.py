@@ -6,11 +6,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
-import itertools
 import json
 import math
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,32 +22,14 @@ from profiles.schema import Profile, StrategySettings
 from training.bounded import first_problem
 
 PLAN_VERSION = 1
-_LATER: dict[str, dict[str, Any]] = {"data": {"window": "full"}}
-"""Options that came later and whose default is not what was done before, with what was."""
-_FIRST = {
-    "model": "task model_path from_scratch tuning lora_rank lora_alpha lora_dropout lora_target_modules "
-    "lora_merge freeze_encoder gradient_checkpointing language speech_task",
-    "data": "dataset_path text_column long_audio max_broken_share max_train_samples max_eval_samples "
-    "augmentation block_size cache_dir data_workers",
-    "training": "learning_rate lr_schedule warmup_steps lr_scaling epochs max_steps batch_size "
-    "gradient_accumulation drop_last max_grad_norm weight_decay adam_beta2 mixed_precision seed "
-    "device threads",
-    "evaluation": "eval_interval eval_batch_size eval_generate eval_max_new_tokens eval_before "
-    "early_stopping_patience early_stopping_min_delta",
-    "snapshot": "snapshot_interval snapshot_keep",
-    "strategy": "strategy engine codec sync_interval sync_delay outer_lr outer_momentum error_feedback bucket_mb "
-    "verify_interval round_deadline quorum planned_as hub_port",
-}
-"""Options that count in every hash, by section. All others came later and count where they say otherwise than what was
-done before: so a run that began without them goes on."""
-_SECOND = {"model": "teacher_path distill_alpha distill_temperature student_layers encoder_path", "data": "languages"}
-"""Those that one later version counted too."""
-_HASHED = {"mesh": "hub", "nccl": "torch", "auto": "auto", "simulated": "hub"}
-"""What an engine is called in hashes: as the one that had its place when they were first made."""
 _GONE = ("hub_address",)
 """Fields of earlier versions, which are read past."""
-_PLACE = {"local", "share", "addresses", "machine", "data"}
-"""What decides no result of a member."""
+_UNCOUNTED: dict[str, Any] = {
+    **dict.fromkeys(("run_id", "engine", "added", "resume", "launch"), True),
+    "profile": {"name": True, "run": True, "strategy": {"engine"}},
+    "members": {"__all__": {"interface", "local", "share", "addresses", "machine", "data"}},
+}
+"""What decides no result: names, folders, places, and what carries the exchanges."""
 
 
 class MemberPlan(BaseModel):
@@ -154,18 +135,15 @@ class RunPlan(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_it_began(cls, document: Any) -> Any:
-        """Read a plan that was written before an option as what was done then, not as today's default; and an engine of
-        an earlier version as the one that has its place."""
-        profile = document.get("profile") if isinstance(document, dict) else None
-        if not isinstance(profile, dict):
+    def _present_engine(cls, document: Any) -> Any:
+        """Read an engine of an earlier version as the one that has its place."""
+        if not isinstance(document, dict):
             return document
         document = {name: document[name] for name in document if name not in _GONE}
-        known = {name: _LATER[name] for name in _LATER if isinstance(profile.get(name), dict)}
         if document.get("engine") in ("hub", "torch"):
             in_clear = document["engine"] == "torch" and _all_cuda(document.get("members"))
-            document = {**document, "engine": "nccl" if in_clear else "mesh"}
-        return {**document, "profile": {**profile, **{name: {**known[name], **profile[name]} for name in known}}}
+            document["engine"] = "nccl" if in_clear else "mesh"
+        return document
 
     @property
     def has_coordinator(self) -> bool:
@@ -196,37 +174,9 @@ class RunPlan(BaseModel):
         return sum(m.batch_size for m in self.members) * self.profile.training.gradient_accumulation
 
     def hash(self) -> str:
-        """Hash of what decides the result: not the run's id, address or resume flag, nor names, folders and places."""
-        return self._hash(_FIRST, _HASHED[self.engine], _HASHED[self.profile.strategy.engine])
-
-    def hashes(self) -> tuple[str, ...]:
-        """Hashes that this and earlier versions have for this plan, whatever its engine: all have the same result."""
-        second = {section: f"{names} {_SECOND.get(section, '')}" for section, names in _FIRST.items()}
-        engines, asked = list(_HASHED.values())[:2], _HASHED.values()
-        others = (self._hash(*way) for way in itertools.product((_FIRST, second), engines, asked))
-        return tuple(dict.fromkeys((self.hash(), *others)))
-
-    def _hash(self, always: Mapping[str, str], engine: str, asked: str) -> str:
-        document = self.model_dump(exclude={"run_id", "resume", "added", "profile", "members", "launch"}, mode="json")
-        if self.clock is None:
-            del document["clock"]
-        document["engine"] = engine
-        document["members"] = [member.model_dump(exclude=_PLACE, mode="json") for member in self.members]
-        for member in document["members"] if self.engine != "nccl" else ():
-            member["interface"] = ""  # where the mesh goes is a place too
-        profile = self.profile.model_dump(exclude={"name", "run"}, mode="json")
-        profile["strategy"] = {**StrategySettings.with_former_names(profile["strategy"]), "engine": asked}
-        for owner in (self.profile.model, self.profile.strategy):
-            own = profile[owner.owned_section]
-            own.pop("owned", None)
-            own |= {"owned": changed} if (changed := owner.changed()) else {}
-        for section in profile.keys() & _FIRST.keys():
-            settings: BaseModel = Profile.model_fields[section].get_default(call_default_factory=True)
-            before = {**settings.model_dump(mode="json"), **_LATER.get(section, {})}
-            names, said = always[section].split(), profile[section]
-            counts = (name for name in said if name in names or said[name] != before.get(name, said))
-            profile[section] = {name: said[name] for name in counts}
-        document["profile"] = profile
+        """Hash of what decides the result. What is at its default does not count, so that an option which comes later
+        changes no hash."""
+        document = self.model_dump(mode="json", exclude=_UNCOUNTED, exclude_defaults=True)
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -153,7 +153,7 @@ class Trainer:
             self.position.next_evaluation = self.profile.evaluation.eval_interval
         elif self.rank in found.holders:
             self.strategy.attach(self.model, self.exchange)
-            self._restore(self.store.load(found.step, self.plan.hashes()))
+            self._restore(self.store.load(found.step, self.plan.hash()))
             hand_over(found, self.exchange, self._anchor)
         else:
             self._join(take_over(found, self.exchange))
