@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Annotated, Any, Literal, TextIO
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, field_serializer
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_serializer
 
 from training.bounded import (
     MOST_RANKS,
@@ -31,13 +31,6 @@ from training.bounded import (
 EVENTS_VERSION = 1
 MOST_WAYS = 256
 """Peers whose ways one member tells."""
-
-
-def _without_gaps(metrics: object) -> object:
-    """JSON has no NaN: earlier versions wrote ``null`` for it."""
-    return (
-        {name: value for name, value in metrics.items() if value is not None} if isinstance(metrics, dict) else metrics
-    )
 
 
 class _Event(BaseModel):
@@ -152,7 +145,7 @@ class EvaluationEvent(_Event):
     step: Step
     split: Name
     loss: Measured = None
-    metrics: Annotated[dict[Name, float], BeforeValidator(_without_gaps)] = Field(max_length=256)
+    metrics: dict[Name, float] = Field(max_length=256)
     """Only those that are finite are written."""
     samples: Count
     seconds: Seconds

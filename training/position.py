@@ -63,8 +63,8 @@ class Position:
         """Take back what :meth:`state` and :meth:`tensors` gave; ``batch_sizes`` holds all that may be live."""
         self.step = int(state["step"])
         self.cursor = Cursor(**state["cursor"])
-        self.next_evaluation, self.cut_short = int(state["next_evaluation"]), int(state.get("cut_short", 0))
-        self.cut_short_at = int(state.get("cut_short_at", -1))
+        self.next_evaluation = int(state["next_evaluation"])
+        self.cut_short, self.cut_short_at = int(state["cut_short"]), int(state["cut_short_at"])
         self.stopping.load(state["stopping"], part(_BEST, tensors))
         self.batch_sizes = {rank: self.batch_sizes[rank] for rank in state["live"] if rank in self.batch_sizes}
 

@@ -35,9 +35,6 @@ _NUMBERS = 1 << 16
 _FROZEN = 1 << 10
 """Numbers of one frozen weight that are looked at."""
 _ROUNDING = "figures differ by rounding; for one precision set mixed_precision to off or bf16"
-_FORM = 2
-"""Of the looks, since tasks say what identifies a sample; 1 before, when it was all that a sample held."""
-_EARLIER = f"where an earlier version of Muster began the run, continue with that one, or {NOT_THIS_RUN}"
 _SAME = "give every machine the same data set in the same order, and the same model"
 BROUGHT_BACK = "bring back the data that were there, or start a new run"
 _CHANGES = "changes"
@@ -73,8 +70,6 @@ class Description(BaseModel):
     """What the steps are computed in. It may differ: every member's gradient is one of the same loss."""
     parts: str = ""
     """Hash of who trains on which samples, where the data are split."""
-    form: int = 1
-    """How the looks were made; of an earlier form, what both name is compared."""
 
     def without_samples(self) -> Description:
         """Return the same of the model alone, where data stay on their machines."""
@@ -112,7 +107,7 @@ def describe(
     frozen = [p.detach().reshape(-1)[:_FROZEN].float().cpu() for p in parameters.values() if not p.requires_grad]
     look = _seen(torch.cat(frozen)) if frozen else ""
     hashed = _digest(json.dumps(shapes).encode())
-    return Description(splits=found, shapes=hashed, frozen=look, precision=precision, parts=parts, form=_FORM)
+    return Description(splits=found, shapes=hashed, frozen=look, precision=precision, parts=parts)
 
 
 def check_same(
@@ -154,31 +149,20 @@ def check_unchanged(then: Any, mine: Description, whose: str, owner: str = "") -
     Raises:
         BadInput: they differ.
     """
-    if not then:
-        return
     try:
         before = Description.model_validate(then)
     except ValidationError as error:
-        raise BadInput("what the run recorded of its data cannot be read", _EARLIER) from error
+        raise BadInput("what the run recorded of its data cannot be read", NOT_THIS_RUN) from error
     if what := difference(before, mine):
-        same = BROUGHT_BACK if owner else _SAME
-        hint = same if before.form == mine.form else f"{same}; {_EARLIER}"
+        hint = BROUGHT_BACK if owner else _SAME
         raise BadInput(f"{owner or 'this machine'} has other data or another model than {whose}: {what}", hint)
 
 
 def other_precision(then: Any, mine: Description) -> str:
-    """Return a warning that earlier steps were, or may have been, computed in another precision; empty if they were
-    not."""
-    if not isinstance(then, dict) or not mine.precision:
-        return ""
-    before = str(then.get("precision", ""))[:20]
-    if before == mine.precision:
-        return ""
-    if not before:  # an earlier version did not say
-        unknown = "the run's record does not say which precision it began with"
-        told = f"this machine computes in {mine.precision}, and {unknown}: {_ROUNDING}"
-        return told if mine.precision == "bfloat16" else ""
-    return f"this machine computed in {before} before and computes in {mine.precision} now: {_ROUNDING}"
+    """Return a warning that earlier steps were computed in another precision; empty if they were not."""
+    before = str(then["precision"])[:20]
+    said = f"this machine computed in {before} before and computes in {mine.precision} now: {_ROUNDING}"
+    return "" if before == mine.precision else said
 
 
 def difference(one: Description | None, other: Description | None) -> str:
@@ -192,7 +176,7 @@ def difference(one: Description | None, other: Description | None) -> str:
         if a.samples != b.samples:
             return f"{split} has {counted(b.samples, 'sample')} instead of {a.samples}"
         for index in a.looks:
-            if not _alike(a.looks[index], b.looks.get(index, ""), one.form == other.form):
+            if not _alike(a.looks[index], b.looks.get(index, "")):
                 return f"sample {index} of {split} is different"
         if a.table != b.table and a.table.partition("+")[0] == b.table.partition("+")[0]:
             return "the teacher is different"
@@ -259,18 +243,10 @@ def _statistics(flat: np.ndarray[Any, Any]) -> tuple[float, float, float]:
     return mean, spread, float((standard * signs).sum() / math.sqrt(numbers.size))
 
 
-def _alike(one: Look, other: Look, of_one_form: bool = True) -> bool:
+def _alike(one: Look, other: Look) -> bool:
     if isinstance(one, str) or isinstance(other, str):
         return one == other or _CHANGES in (one, other)
-    if not of_one_form and one.keys() != other.keys():
-        common = [place for place in one if place in other and _is_comparable(one[place], other[place])]
-        return bool(common) and all(_leaf_alike(one[place], other[place]) for place in common)
     return one.keys() == other.keys() and all(_leaf_alike(one[place], other[place]) for place in one)
-
-
-def _is_comparable(one: Leaf, other: Leaf) -> bool:
-    """Whether leaves of two forms are of one thing; numbers of another shape are another view of it."""
-    return isinstance(one, str) or isinstance(other, str) or one[0] == other[0]
 
 
 def _leaf_alike(one: Leaf, other: Leaf) -> bool:

@@ -368,11 +368,11 @@ class Trainer:
 
     def _restore(self, snapshot: Snapshot) -> None:
         owner = self.member.name if self.local else ""
-        check_unchanged(snapshot.state.get("data"), self.data, "the run began with", owner)
-        if message := other_precision(snapshot.state.get("data"), self.data):
+        check_unchanged(snapshot.state["data"], self.data, "the run began with", owner)
+        if message := other_precision(snapshot.state["data"], self.data):
             self._warn(message)
         self.state.restore(snapshot)
-        self.backward.most = int(snapshot.state.get("most", 0))
+        self.backward.most = int(snapshot.state["most"])
         self.position.load(snapshot.state, snapshot.tensors)
         self.position.cut_short = 0  # by the stop before this start
         self.strategy.load(part("strategy", snapshot.tensors), snapshot.state["strategy"])
@@ -385,7 +385,7 @@ class Trainer:
 
     def _join(self, anchor: Anchor) -> None:
         state = anchor.state
-        check_unchanged(state.get("data"), self.told, "the others have")
+        check_unchanged(state["data"], self.told, "the others have")
         self.state.adopt(anchor)
         self.position.batch_sizes = {m.rank: m.batch_size for m in self.control.grown(self.plan).seats}
         self.position.load(state, anchor.tensors)

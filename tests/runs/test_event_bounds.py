@@ -117,11 +117,3 @@ def test_a_message_is_cut_and_stays_writable() -> None:
     error = ErrorEvent(message="cannot read \udcff.wav" + "!" * 10_000)
     assert error.message.startswith("cannot read ?.wav") and len(error.message) == LONGEST_TEXT
     assert from_line(to_line(error)) == error
-
-
-def test_lines_of_earlier_versions_are_read() -> None:
-    lines = ['{"kind":"evaluation","step":0,"split":"t","loss":null,"metrics":{"wer":null},"samples":1,"seconds":1}',
-             '{"v":1,"time":1.5,"member":-1,"kind":"warning","message":"not an event","seq":3}']  # fmt: skip
-    evaluation, warning = (from_line(line) for line in lines)
-    assert isinstance(evaluation, EvaluationEvent) and evaluation.metrics == {}
-    assert isinstance(warning, WarningEvent) and warning.seq == 3

@@ -19,7 +19,7 @@ from training.batches import Samples
 from training.device import Precision
 from training.events import WarningEvent
 from training.orders import Command, Control
-from training.same_data import check_same, check_unchanged, describe, difference, other_precision
+from training.same_data import check_same, check_unchanged, describe, difference
 from training.trainer import Trainer
 
 
@@ -196,8 +196,6 @@ def test_a_resume_in_another_precision_is_told(tmp_path: Path) -> None:
     assert "computed in float32 before and computes in bfloat16 now" in message
 
 
-def test_a_resume_in_bf16_of_a_run_that_did_not_say_is_told() -> None:
-    mine = described(SAMPLES).model_copy(update={"precision": "bfloat16"})
-    then = {key: value for key, value in mine.model_dump().items() if key != "precision"}
-    assert "the run's record does not say which precision it began with" in other_precision(then, mine)
-    assert other_precision(then, mine.model_copy(update={"precision": "float32"})) == ""
+def test_a_record_that_nobody_understands_is_said() -> None:
+    with pytest.raises(BadInput, match="what the run recorded of its data cannot be read.*start a new run"):
+        check_unchanged({"splits": 3}, described(SAMPLES), "the run began with")

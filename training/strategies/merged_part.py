@@ -305,7 +305,7 @@ class MergedPart:
         self.sent_from, self._digest = tensors.get("sent_from"), ""
         self._merge.feedback.residual = tensors.get("residual")
         self.round, self.inner = int(state["round"]), int(state["inner"])
-        self._tokens, self._steps = float(state["weight"]), int(state.get("steps", 0))
+        self._tokens, self._steps = float(state["weight"]), int(state["steps"])
         if self._merge.stream and (kept := Kept.of(tensors, "mean_residual")) is not None:
             self._merge.exchange.restore_residual(self._merge.stream, kept)
         if "outcome" in state:
