@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -179,19 +179,16 @@ def _load(section: str) -> None:
         _loaded.add(section)
 
 
-def import_all(folder: Path, package: str, besides: Collection[str] = ()) -> None:
+def import_all(folder: Path, package: str) -> None:
     """Import all modules of a folder, whose registry they are in; anybody may put one there.
 
     Args:
         package: what the folder is called in imports.
-        besides: modules that are left out.
 
     Raises:
         BadInput: one of them cannot be imported.
     """
     for module in pkgutil.iter_modules([str(folder)]):
-        if module.name in besides:
-            continue
         try:
             importlib.import_module(f"{package}.{module.name}")
         except Exception as error:  # code of somebody's own may raise anything

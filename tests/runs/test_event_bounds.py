@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.bounded import LONGEST_LINE, LONGEST_TEXT
-from training.events import ErrorEvent, EvaluationEvent, StepEvent, WarningEvent, from_line, to_line
+from training.events import ErrorEvent, EvaluationEvent, StepEvent, from_line, to_line
 
 STEP = {
     "kind": "step", "step": 1, "epoch": 0.5, "loss": 1.0, "learning_rate": 0.1, "samples": 1, "weight": 1.0,

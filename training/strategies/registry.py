@@ -1,4 +1,4 @@
-"""Strategies by name: every other file of this folder registers one. Nothing here imports torch."""
+"""Strategies by name: files of this folder register them. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -20,27 +20,6 @@ from training.strategies.costs import BATCH_SOURCE, CostModel
 
 S = TypeVar("S", bound=Strategy)
 
-_PARTS = (
-    "arrival_rounds",
-    "arrivals",
-    "averaging",
-    "base",
-    "checked_costs",
-    "compressors",
-    "costs",
-    "fragments",
-    "gradients",
-    "islands",
-    "merged_part",
-    "outer",
-    "outer_costs",
-    "outer_strategy",
-    "permutation",
-    "rda",
-    "registry",
-    "weights",
-)
-"""Files of this folder that hold no strategy."""
 ENTRY_POINTS = "muster.strategies"
 """The group in which an installed package names its strategies."""
 _known: dict[str, type[Strategy]] = {}
@@ -106,7 +85,7 @@ def load() -> None:
     Raises:
         BadInput: one of them cannot be imported.
     """
-    import_all(Path(__file__).parent, __package__, besides=_PARTS)
+    import_all(Path(__file__).parent, __package__)
     for point in entry_points(group=ENTRY_POINTS):
         register_installed(point)
 

@@ -165,7 +165,7 @@ def register(compressor: type[C]) -> type[C]:
 
 @functools.cache
 def _load() -> None:
-    import_all(Path(__file__).parent, __package__, besides=("base",))
+    import_all(Path(__file__).parent, __package__)
 
 
 def compressors() -> dict[str, type[Compressor]]:
