@@ -7,16 +7,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
 from profiles.declarations import Section, option
 from profiles.schema import StrategySettings
 from training.events import SyncEvent
-from training.exchange.base import Exchange, MeanResult, Pending
+from training.exchange.base import MeanResult, Pending
 from training.exchange.codecs import codec_by_name
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.costs import CostModel, Course, Rhythm
-from training.strategies.weights import flatten, trainable, unflatten_into, weight_hash
+from training.strategies.weights import flatten, unflatten_into, weight_hash
 
 
 class HalfOptions(Section):
@@ -50,9 +49,6 @@ class Half(Strategy):
         self._step, self._weight = 0, 0.0
         self._under_way: tuple[int, torch.Tensor, Pending[MeanResult]] | None = None
         self._found: tuple[int, torch.Tensor, torch.Tensor] | None = None
-
-    def attach(self, model: nn.Module, exchange: Exchange) -> None:
-        self._exchange, self._parameters, self._members = exchange, trainable(model), exchange.members
 
     def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
         self._step, self._weight = step, weight
@@ -90,10 +86,6 @@ class Half(Strategy):
     @property
     def synchronised(self) -> bool:
         return self._under_way is None and self._found is None
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        return self._members
 
     def tensors(self) -> dict[str, torch.Tensor]:
         self._settle()
@@ -154,9 +146,6 @@ class All(Strategy):
     def rehearsed(cls, settings: StrategySettings, interval: int) -> StrategySettings:
         return settings.with_own(cls.name, interval=min(interval, settings.of(AllOptions).interval))
 
-    def attach(self, model: nn.Module, exchange: Exchange) -> None:
-        self._exchange, self._parameters, self._members = exchange, trainable(model), exchange.members
-
     def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
         self._weight += weight
 
@@ -177,10 +166,6 @@ class All(Strategy):
     @property
     def synchronised(self) -> bool:
         return self._inner == 0
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        return self._members
 
     def state(self) -> dict[str, Any]:
         return {"inner": self._inner, "round": self._round, "weight": self._weight}

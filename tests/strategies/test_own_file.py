@@ -116,7 +116,7 @@ def test_a_file_that_cannot_be_is_refused_before_anything_runs(
     [
         ("class Mine: ...", "mine.py:Mine is no strategy"),
         ("raise OSError('no disk')\nclass Mine: ...", r"cannot be imported: OSError: no disk \(mine.py, line 1\)"),
-        ("from training.strategies.base import Strategy as Mine", "mine.py:Mine lacks attach, end_step"),
+        ("from training.strategies.base import Strategy as Mine", "mine.py:Mine lacks end_step, synchronised"),
         ("from training.strategies.diloco import DiLoCo\nclass Mine(DiLoCo): name = 'my own'", "needs a name"),
     ],
 )

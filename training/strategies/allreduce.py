@@ -279,7 +279,7 @@ class AllReduce(GradientStrategy):
     def _check_complete(self) -> None:
         for bucket in self._buckets:
             if bucket.added_late is not None:
-                name = self._names[bucket.parameters[bucket.added_late]]
+                name = self._name_of[bucket.parameters[bucket.added_late]]
                 raise RunFailed(
                     f"the gradient of {name} was added to after it had been sent: in step {self._step + 1} its "
                     "layer was recomputed more often than in the step before",

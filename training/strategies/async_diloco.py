@@ -56,7 +56,6 @@ from training.strategies.weights import (
     difference_mended,
     flatten,
     taken_from,
-    trainable,
     unfit_parameter,
     unflatten_into,
     usual,
@@ -153,7 +152,6 @@ class AsyncDiLoCo(Strategy):
         self._refusals = Refusals(context.warn)
         self._work = Work(self._own.sync_interval)
         self._places: deque[Place] = deque()
-        self._members: tuple[int, ...] = ()
         self._since: dict[int, int] = {}
         """The version of the anchor from which each member trains."""
         self._due: dict[int, float] = {}
@@ -180,9 +178,7 @@ class AsyncDiLoCo(Strategy):
         return own.sync_interval * own.meet_every
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
-        self._exchange, self._parameters = exchange, trainable(model)
-        self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        self._members = exchange.members
+        super().attach(model, exchange)
         rounds = self.context.total_steps // self._own.sync_interval
         rate, momentum = self._own.rates(rounds, self.context)
         anchor, self._base = self._weights(), self._weights()
@@ -377,10 +373,6 @@ class AsyncDiLoCo(Strategy):
     @property
     def steps_to_average(self) -> int | None:
         return None
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        return self._members
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return self.newcomer_tensors() | ({"residual": self._residual} if self._residual is not None else {})

@@ -28,7 +28,6 @@ from training.strategies.weights import (
     disagree,
     equalised,
     flatten,
-    trainable,
     unfit_parameter,
     unflatten_into,
     weight_hash,
@@ -100,12 +99,6 @@ class InRounds(Strategy):
         self._refusals = Refusals(context.warn)
         self._round = self._inner = 0
         self._weight = 0.0
-        self._members: tuple[int, ...] = ()
-
-    def attach(self, model: nn.Module, exchange: Exchange) -> None:
-        self._exchange, self._parameters = exchange, trainable(model)
-        self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        self._members = exchange.members
 
     def _weights(self) -> torch.Tensor:
         return flatten(self._parameters, torch.device("cpu"))
@@ -132,10 +125,6 @@ class InRounds(Strategy):
     @property
     def synchronised(self) -> bool:
         return self._inner == 0
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        return self._members
 
     def state(self) -> dict[str, Any]:
         return {"round": self._round, "inner": self._inner, "weight": self._weight}

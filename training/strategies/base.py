@@ -23,6 +23,7 @@ from profiles.schema import StrategySettings
 from training.events import SyncEvent
 from training.exchange.base import Exchange, Traffic
 from training.strategies.costs import CostModel, Rhythm, Start
+from training.strategies.weights import trainable
 
 if TYPE_CHECKING:
     import torch
@@ -142,15 +143,18 @@ class Strategy(ABC):
 
     def __init__(self, context: StrategyContext) -> None:
         self.context = context
+        self._members: tuple[int, ...] = ()
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
         """Get to know the optimizer that makes the steps, before :meth:`attach`: a strategy may take away the state of
         weights that this member does not step, and bring it from where it is."""
 
-    @abstractmethod
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
         """Take hold of the trainable parameters. They are equal on all members where a run begins; a partial strategy
         may be attached to others after a resume, or as a newcomer."""
+        self._exchange, self._members = exchange, exchange.members
+        self._parameters = trainable(model)
+        self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
     def begin_stretch(
         self, begin: int, end: int, owners: Sequence[int], asked: Callable[[int], bool], ends: Callable[[int], None]
@@ -233,9 +237,9 @@ class Strategy(ABC):
         return self.synchronised or report is not None
 
     @property
-    @abstractmethod
     def members(self) -> tuple[int, ...]:
         """Ranks whose contributions the last synchronisation of this strategy held, ascending."""
+        return self._members
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Tensors of the strategy's own state for a snapshot (outer momentum, error feedback, anchor)."""

@@ -26,7 +26,7 @@ from training.exchange.base import Exchange, Traffic
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.costs import Compute, CostModel, Course, Learning, Rhythm
 from training.strategies.registry import Form, check_strategy, register_form, strategies, strategy_class
-from training.strategies.weights import flatten, trainable, unflatten_into
+from training.strategies.weights import flatten, unflatten_into
 
 if TYPE_CHECKING:
     import torch
@@ -98,8 +98,8 @@ class Composition(Strategy):
             part.use(optimizer)
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
-        self._exchange, self._before = exchange, exchange.traffic.copy()
-        self._parameters = trainable(model)
+        super().attach(model, exchange)
+        self._before = exchange.traffic.copy()
         for part in self._parts:
             part.attach(model, exchange)
 

@@ -215,7 +215,7 @@ class Demo(GradientStrategy):
 
     def _has_unfit(self) -> bool:
         """Say which of this member's gradients is not finite; then none of this step counts."""
-        unfit = next((self._names[p] for p in self._parameters if p.grad is not None and not all_finite(p.grad)), "")
+        unfit = next((self._name_of[p] for p in self._parameters if p.grad is not None and not all_finite(p.grad)), "")
         self._refusals.note(unfit and f"step {self._step + 1}: the gradient of {unfit}")
         return bool(unfit)
 

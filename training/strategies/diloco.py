@@ -75,8 +75,7 @@ class DiLoCo(OuterStrategy):
         return self._own.make_outer(self.context.total_steps // self.interval, self.context.start)
 
     def parts(self, model: nn.Module) -> list[MergedPart]:
-        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        return [self.make_part(Place("diloco", "", names, lambda: self._parameters))]
+        return [self.make_part(Place("diloco", "", self._names, lambda: self._parameters))]
 
     def kept(self, part: MergedPart) -> torch.Tensor:
         if not part.inner:

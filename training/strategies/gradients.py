@@ -13,7 +13,7 @@ from training.exchange.base import MAX_FLAGS, Exchange, MeanResult, Traffic
 from training.exchange.codecs import Codec
 from training.lazy import lazy
 from training.strategies.base import Strategy, StrategyContext, sync_event
-from training.strategies.weights import Refusals, difference_mended, equalised, trainable, unfit_parameter
+from training.strategies.weights import Refusals, difference_mended, equalised, unfit_parameter
 
 if TYPE_CHECKING:
     import torch
@@ -30,15 +30,12 @@ class GradientStrategy(Strategy):
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
-        self._members: tuple[int, ...] = ()
         self._refusals = Refusals(context.warn)
         self._step, self._before = 0, Traffic()
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._parameters = trainable(model)
-        self._names = {parameter: name for name, parameter in model.named_parameters()}
-        self._members = exchange.members
+        super().attach(model, exchange)
+        self._name_of = dict(zip(self._parameters, self._names, strict=True))
 
     def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
         self._step, self._before = step, self._exchange.traffic.copy()
@@ -48,7 +45,7 @@ class GradientStrategy(Strategy):
         where = ""
         if buckets:
             first = buckets[0]
-            names = [self._names[parameter] for parameter in first.parameters]
+            names = [self._name_of[parameter] for parameter in first.parameters]
             where = unfit_parameter(names, first.parameters, first.pack(scale or 1.0), codec)
         self._refusals.note(where and f"step {self._step + 1}: the gradient of {where}", scaled=scale is not None)
 
@@ -76,10 +73,6 @@ class GradientStrategy(Strategy):
     @property
     def synchronised(self) -> bool:
         return True
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        return self._members
 
 
 @dataclass

@@ -15,7 +15,7 @@ from training.lazy import lazy
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.merged_part import MeanOfDeltas, MergedPart, Place
 from training.strategies.outer import OuterOptimizer
-from training.strategies.weights import Refusals, flatten, trainable
+from training.strategies.weights import Refusals, flatten
 
 if TYPE_CHECKING:
     import torch
@@ -43,13 +43,11 @@ class OuterStrategy(Strategy):
         self._codec: Codec = codec_by_name(self.codec(context.settings))
         self._refusals = Refusals(context.warn)
         self._parts: list[MergedPart] = []
-        self._members: tuple[int, ...] = ()
         self._rounds = 0
         self._reported = Traffic()
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
-        self._exchange, self._members = exchange, exchange.members
-        self._parameters = trainable(model)
+        super().attach(model, exchange)
         self._parts = self.parts(model)
 
     @abstractmethod
@@ -133,10 +131,6 @@ class OuterStrategy(Strategy):
     @property
     def synchronised(self) -> bool:
         return all(map(self.holds_anchor, self._parts))
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        return self._members
 
     @contextmanager
     def consensus(self) -> Iterator[None]:

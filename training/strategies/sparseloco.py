@@ -205,13 +205,12 @@ class SparseLoCo(OuterStrategy):
         return Descent(self._own.outer_lr, 0.0)
 
     def parts(self, model: nn.Module) -> list[MergedPart]:
-        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         sizes = segments([parameter.numel() for parameter in self._parameters])
 
         def merge(exchange: Exchange, codec: Codec, stream: str) -> MeanOfDeltas:
             return SumOfAll(exchange, codec, sizes, self._own.error_decay)
 
-        return [self.make_part(Place("sparseloco", "", names, lambda: self._parameters), merge)]
+        return [self.make_part(Place("sparseloco", "", self._names, lambda: self._parameters), merge)]
 
     def kept(self, part: MergedPart) -> torch.Tensor:
         return part.anchor

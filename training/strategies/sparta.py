@@ -46,7 +46,6 @@ from training.strategies.weights import (
     flatten,
     mean_held,
     mean_of_all,
-    trainable,
     unflatten_into,
     weight_hash,
 )
@@ -197,7 +196,6 @@ class Sparta(Strategy):
         self._under_way: deque[_Sent] = deque()
         self._step = -1
         self._weight = 0.0
-        self._members: tuple[int, ...] = ()
         self._averaged = False
         self._before = Traffic()
 
@@ -217,11 +215,8 @@ class Sparta(Strategy):
         return settings.with_own(cls.name, interval=shorter, delay=min(rhythm.delay, shorter))
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._parameters = trainable(model)
-        self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        super().attach(model, exchange)
         self._ends = np.cumsum([parameter.numel() for parameter in self._parameters])
-        self._members = exchange.members
 
     def begin_step(self, step: int, weight: float, scale: float | None = None) -> None:
         self._step, self._averaged = step, False
@@ -342,10 +337,6 @@ class Sparta(Strategy):
     @property
     def synchronised(self) -> bool:
         return not self._under_way and self._sends(self._step)
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        return self._members
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
