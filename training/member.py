@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from training.exchange.base import Exchange
     from training.tasks.base import Task
-    from training.trainer import Ending
 
 Emit = Callable[[Event], None]
 
@@ -64,7 +63,7 @@ def train(
     run_dir: Path,
     emit: Emit,
     control: Control,
-) -> Ending:
+) -> ExitCode:
     """Train as one member, which joins again where the others went on without it.
 
     Raises:
@@ -86,10 +85,8 @@ def train(
             exchange.close()
 
 
-def exit_code_of(trained: Callable[[], Ending], name: str, emit: Emit) -> ExitCode:
+def exit_code_of(trained: Callable[[], ExitCode], name: str, emit: Emit) -> ExitCode:
     """Return how a member's training ended; every failure becomes one ``error`` event."""
-    from training.trainer import Ending
-
     try:
         ending = trained()
     except MusterError as error:
@@ -101,6 +98,6 @@ def exit_code_of(trained: Callable[[], Ending], name: str, emit: Emit) -> ExitCo
         message = f"{name}: {error.__class__.__name__}: {line:.500}"
         emit(ErrorEvent(message=message, hint=f"the traceback is in the log of {name}"))
         return ExitCode.RUN_FAILED
-    if ending is Ending.FINISHED:
+    if ending is ExitCode.DONE:
         emit(MemberEvent(status="done", name=name))
-    return ExitCode.DONE if ending is Ending.FINISHED else ExitCode.STOPPED
+    return ending

@@ -32,7 +32,7 @@ import psutil
 import torch
 from torch import nn
 
-from profiles.errors import MusterError
+from profiles.errors import ExitCode, MusterError
 from profiles.schema import Profile
 from training.device import select_device
 from training.events import Event, StepEvent
@@ -44,7 +44,7 @@ from training.sensors import OtherLoad, battery
 from training.strategies.registry import usual_strategy
 from training.tasks.base import Place, Task
 from training.tasks.registry import task_from_profile
-from training.trainer import Ending, Trainer
+from training.trainer import Trainer
 from training.worker import take_over_stdout, worker_arguments
 
 WARM_UP, LEAST_STEPS = 2, 6
@@ -165,9 +165,9 @@ Tell = Callable[[dict[str, Any]], None]
 class ShortRun(Trainer):
     """A run that ends without an evaluation and without a model."""
 
-    def _finish(self) -> Ending:
+    def _finish(self) -> ExitCode:
         """Nothing is kept."""
-        return Ending.FINISHED
+        return ExitCode.DONE
 
 
 class _EnoughTime(Exception):

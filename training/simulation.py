@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from training.tasks.base import SizedDataset
     from training.tasks.custom import CustomJob
 
-__all__ = ["LocalRun", "LocalTrainer", "ObjectTrainer", "RunOutcome", "plan_local_run"]
-
 CALLER, OBJECTS = "caller.pickle", "objects.pt"
 """What the workers of a :class:`LocalTrainer` are given, in the private folder of their run: how the classes of the
 caller's script are found, and the job."""
@@ -47,9 +45,7 @@ _WORKER = "training.object_worker"
 _CLUSTER = 'write LocalTrainer(..., simulate=4, cluster=Machines.read(Path("machines.json")))'
 
 _ERRORS: dict[ExitCode, type[MusterError]] = {
-    ExitCode.BAD_INPUT: BadInput,
-    ExitCode.NOT_READY: MachinesNotReady,
-    ExitCode.STOPPED: StoppedByUser,
+    kind.exit_code: kind for kind in (BadInput, MachinesNotReady, StoppedByUser)
 }
 
 

@@ -6,14 +6,13 @@ state (fresh, from a snapshot, or from the group as a newcomer), trains to the l
 
 from __future__ import annotations
 
-import enum
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from torch import nn
 
-from profiles.errors import RunFailed
+from profiles.errors import ExitCode, RunFailed
 from training.backward import Backward, total_loss
 from training.batches import BatchSource, Samples, StepBatches
 from training.checkpoint import Snapshot, SnapshotStore
@@ -41,13 +40,6 @@ from training.strategies.weights import equalised, trainable
 from training.tasks.base import Task
 
 Emit = Callable[[Event], None]
-
-
-class Ending(enum.Enum):
-    """How a member's training ended."""
-
-    FINISHED = "finished"
-    STOPPED = "stopped"
 
 
 class Trainer:
@@ -82,7 +74,7 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------------- life of a run
 
-    def run(self) -> Ending:
+    def run(self) -> ExitCode:
         """Train to the end or to a stop.
 
         Raises:
@@ -97,7 +89,7 @@ class Trainer:
             if self.position.step == 0 and self.profile.evaluation.eval_before:
                 self._evaluate(self.evaluator.splits)
             ending = self._train()
-            return self._finish() if ending is Ending.FINISHED else ending
+            return self._finish() if ending is ExitCode.DONE else ending
         finally:
             self.source.close()
 
@@ -163,15 +155,15 @@ class Trainer:
         if self.position.step and (self.strategy.synchronised or self.position.owes_evaluation):
             self._evaluate_if_due()  # a stop may have cut it short
 
-    def _train(self) -> Ending:
+    def _train(self) -> ExitCode:
         at_sync = True
         while True:
             done = self.position.step >= self.total_steps or self.stopping.should_stop
             # Who is let go after the last step stays for the end: the others may count on it to save the model.
-            if self._obey(at_sync and not done) is Ending.STOPPED:
-                return Ending.STOPPED
+            if self._obey(at_sync and not done) is ExitCode.STOPPED:
+                return ExitCode.STOPPED
             if done:
-                return Ending.FINISHED
+                return ExitCode.DONE
             report = self._step()
             if report is not None:
                 self.emit(self.compression.told(report, self.position.step))
@@ -182,7 +174,7 @@ class Trainer:
             if interval and self.position.step % interval == 0 and self.position.step < self.total_steps:
                 self._snapshot()
 
-    def _finish(self) -> Ending:
+    def _finish(self) -> ExitCode:
         report = self.strategy.finish()
         if report is not None:
             self.emit(self.compression.told(report, self.position.step))
@@ -192,14 +184,14 @@ class Trainer:
                 self.stopping.restore(self.model)
             again = 0
             while not self._evaluate(self.evaluator.splits, again):
-                if self._obey(at_sync=False, finishing=True) is Ending.STOPPED:
-                    return Ending.STOPPED
+                if self._obey(at_sync=False, finishing=True) is ExitCode.STOPPED:
+                    return ExitCode.STOPPED
                 again += 1  # it was another one that stopped
             if self.rank == min(self.strategy.members):
                 directory = self.run_dir / "model"
                 directory.mkdir(parents=True, exist_ok=True)
                 self.task.save(self.model, directory)
-        return Ending.FINISHED
+        return ExitCode.DONE
 
     # --------------------------------------------------------------------------------------------------- one step
 
@@ -322,7 +314,7 @@ class Trainer:
                     self._warn(f"early stop at step {event.step}: {self.task.monitor} {self.stopping.verdict}")
         return True
 
-    def _obey(self, at_sync: bool, finishing: bool = False) -> Ending | None:
+    def _obey(self, at_sync: bool, finishing: bool = False) -> ExitCode | None:
         """Carry out the commands whose step has come; what comes after the last step counts as one more."""
         while (command := self.control.next(self.position.step + finishing, at_sync)) is not None:
             match command.command:
@@ -336,7 +328,7 @@ class Trainer:
                     if command.snapshot and self.position.step:
                         self._snapshot()
                     self.emit(MemberEvent(status="left", name=self.member.name, message=command.reason))
-                    return Ending.STOPPED
+                    return ExitCode.STOPPED
         return None
 
     def _name_of(self, rank: int) -> str:

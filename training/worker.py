@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from training.exchange.base import Exchange
     from training.tasks.base import Task
-    from training.trainer import Ending
 
 START_DEADLINE = 3600.0
 """Seconds to wait for the other members; whoever started the run watches their processes meanwhile."""
@@ -95,7 +94,7 @@ def run_worker(
     """
     seat = plan.seats[rank]
 
-    def trained() -> Ending:
+    def trained() -> ExitCode:
         with prepared(plan, rank, task, secrets, emit) as device:
             where = address()
             return train(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import nn
 
+from profiles.errors import ExitCode
 from training.events import Event
 from training.exchange.base import Exchange
 from training.exchange.mesh_member import MeshMember
@@ -17,7 +18,7 @@ from training.orders import Control
 from training.own_pace import trainer_class
 from training.plan import RunPlan
 from training.tasks.base import Progress, Task
-from training.trainer import Ending, Trainer
+from training.trainer import Trainer
 
 Connect = Callable[[int], MeshMember]
 """Connects a rank."""
@@ -31,7 +32,7 @@ class Member:
 
     trainer: Trainer
     events: list[Event] = field(default_factory=list)
-    ending: Ending | None = None
+    ending: ExitCode | None = None
     error: BaseException | None = None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from profiles.errors import ExitCode
 from profiles.resolve import profile_from_options
 from tests.tasks.tiny_speech import tiny_whisper, write_clips, write_csv
 from tests.training.group import Member, OneByOne, run_group
@@ -18,7 +19,6 @@ from training.local_plan import plan_local_run
 from training.orders import Command, Control
 from training.plan import RunPlan
 from training.tasks.whisper.distillation import DistillationTask
-from training.trainer import Ending
 
 pytestmark = pytest.mark.slow
 
@@ -94,6 +94,6 @@ def test_a_resumed_run_gives_the_losses_of_an_uninterrupted_one(
 ) -> None:
     whole = train(plan(place, 1, **options), tmp_path / "whole")[0]
     first = train(plan(place, 1, **options), tmp_path / "cut", stop_at=3)[0]
-    assert first.ending is Ending.STOPPED
+    assert first.ending is ExitCode.STOPPED
     rest = train(plan(place, 1, resume=True, **options), tmp_path / "cut")[0]
     assert losses(first) + losses(rest) == losses(whole)

@@ -14,13 +14,13 @@ from group import Member, Serve, run_group, run_member
 from memory_exchange import Room, RoomExchange
 from toy_task import ToyTask, toy_plan
 
+from profiles.errors import ExitCode
 from training.events import EvaluationEvent, StepEvent, SyncEvent, WarningEvent
 from training.exchange.base import SoloExchange
 from training.exchange.mesh_member import MeshMember
 from training.orders import Command, Control
 from training.plan import RunPlan
 from training.strategies.weights import weight_hash
-from training.trainer import Ending
 
 pytestmark = pytest.mark.slow
 
@@ -214,7 +214,7 @@ def test_a_resumed_group_gives_the_losses_of_an_uninterrupted_one(
 
     first_plan = toy_plan(2, strategy=strategy)
     first = run_group(first_plan, serve(first_plan), lambda _: ToyTask(), tmp_path / "cut", stopping)
-    assert {member.ending for member in first.values()} == {Ending.STOPPED}
+    assert {member.ending for member in first.values()} == {ExitCode.STOPPED}
     rest_plan = toy_plan(2, strategy=strategy, resume=True)
     rest = run_group(rest_plan, serve(rest_plan), lambda _: ToyTask(), tmp_path / "cut")
     check_no_errors(rest)
@@ -271,7 +271,7 @@ def test_a_member_that_fails_does_not_stop_the_others(tmp_path: Path, serve: Ser
 
     members = run_group(plan, serve(plan), lambda rank: Failing() if rank == 2 else ToyTask(), tmp_path)
     assert str(members[2].error) == "this member breaks"
-    assert [members[rank].ending for rank in (0, 1)] == [Ending.FINISHED] * 2
+    assert [members[rank].ending for rank in (0, 1)] == [ExitCode.DONE] * 2
     assert torch.equal(weights(members[0]), weights(members[1]))
     assert sorted(members[0].trainer.position.batch_sizes) == [0, 1]
 
@@ -295,7 +295,7 @@ def test_who_stops_during_an_evaluation_leaves_no_half_of_it(
         plan, serve(plan), lambda rank: Stopping() if rank else ToyTask(), tmp_path, controls.__getitem__
     )
     check_no_errors(members)
-    assert {rank: member.ending for rank, member in members.items()} == {0: Ending.FINISHED, 1: Ending.STOPPED}
+    assert {rank: member.ending for rank, member in members.items()} == {0: ExitCode.DONE, 1: ExitCode.STOPPED}
     told = [e for e in members[0].events if isinstance(e, EvaluationEvent)]
     assert [e.step for e in told] == evaluated and {e.samples for e in told} == {10}
 
@@ -355,8 +355,8 @@ def test_a_newcomer_takes_the_anchor_and_trains_on_with_the_others(
     )
     newcomer.join(60)
     check_no_errors({0: members[0]} | back)
-    assert members[1].ending is Ending.STOPPED
-    assert back[1].ending is Ending.FINISHED
+    assert members[1].ending is ExitCode.STOPPED
+    assert back[1].ending is ExitCode.DONE
     assert 20 < next(e.step for e in back[1].events if isinstance(e, StepEvent)) < 120
     assert sorted(members[0].trainer.position.batch_sizes) == [0, 1]
     assert torch.equal(weights(members[0]), weights(back[1]))
@@ -398,7 +398,7 @@ def test_members_with_a_pace_of_their_own_go_on_from_where_all_met(tmp_path: Pat
     strategy = OWN_PACE | {"owned": {"async_diloco": own}}
     first = toy_plan(2, strategy=strategy)
     stopped = run_group(first, serve(first), lambda _: ToyTask(), tmp_path, stopping)
-    assert {member.ending for member in stopped.values()} == {Ending.STOPPED}
+    assert {member.ending for member in stopped.values()} == {ExitCode.STOPPED}
     again = toy_plan(2, strategy=strategy, resume=True)
     members = run_group(again, serve(again), lambda _: ToyTask(), tmp_path)
     check_no_errors(members)

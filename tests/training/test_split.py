@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from toy_task import ToyTask, toy_plan
 
 from profiles.declarations import OptionError
-from profiles.errors import BadInput
+from profiles.errors import BadInput, ExitCode
 from profiles.schema import DataSettings, Profile
 from profiles.split import Split, split_of
 from training.data import Cursor, SampleSchedule
@@ -26,7 +26,6 @@ from training.orders import Command, Control
 from training.plan import RunPlan
 from training.split import SplitSchedule, deal, schedule_of
 from training.tasks.custom import CustomJob, CustomTask
-from training.trainer import Ending
 
 LABELS = st.lists(st.sampled_from("abcdefgh"), min_size=30, max_size=150).filter(lambda found: len(set(found)) > 5)
 KINDS = st.sampled_from(["label", "label:2", "dirichlet:0.3", "dirichlet:100", "speaker"])
@@ -215,7 +214,7 @@ def test_nobody_trains_on_the_part_of_a_member_that_left(tmp_path: Path, serve: 
     tasks = {rank: Labelled() for rank in range(2)}
     controls = {0: Control(), 1: leaving}
     members = run_group(plan, serve(plan), tasks.__getitem__, tmp_path, controls.__getitem__)
-    assert [members[rank].ending for rank in range(2)] == [Ending.FINISHED, Ending.STOPPED]
+    assert [members[rank].ending for rank in range(2)] == [ExitCode.DONE, ExitCode.STOPPED]
     found = schedule_of(plan, tasks[0])
     assert isinstance(found, SplitSchedule)
     assert set(tasks[0].seen) == set(found.parts[0].tolist())

@@ -11,13 +11,14 @@ import pytest
 from torch import nn
 from toy_task import ToyTask, toy_plan
 
+from profiles.errors import ExitCode
 from training.events import EvaluationEvent, Event, RunEvent, SnapshotEvent, StepEvent
 from training.exchange.base import SoloExchange
 from training.orders import Command, Control
 from training.outcome import kept_step, kept_text
 from training.stopping import LEAST_PATIENCE, Progress
 from training.tasks.base import Batch
-from training.trainer import Ending, Trainer
+from training.trainer import Trainer
 
 
 class Member:
@@ -54,7 +55,7 @@ def test_a_paused_member_writes_a_snapshot_there_and_then(tmp_path: Path) -> Non
             threading.Thread(target=lambda: member.tell("snapshot", "resume")).start()
 
     member.on_event = answer
-    assert member.trainer.run() is Ending.FINISHED
+    assert member.trainer.run() is ExitCode.DONE
     middle = member.story.index("paused")
     assert member.story[middle - 1 : middle + 4] == ["step 3", "paused", "snapshot 3", "running", "step 4"]
     assert member.story[-1] == "step 12"
@@ -64,17 +65,17 @@ def test_a_paused_member_writes_a_snapshot_there_and_then(tmp_path: Path) -> Non
 def test_a_stop_keeps_the_step_without_any_interval(tmp_path: Path, step: int) -> None:
     member = Member(tmp_path, snapshot={"snapshot_interval": 0})
     member.tell("stop", at_step=step)
-    assert member.trainer.run() is Ending.STOPPED
+    assert member.trainer.run() is ExitCode.STOPPED
     assert member.story[-2:] == [f"step {step}", f"snapshot {step}"]
     again = Member(tmp_path, resume=True)
-    assert again.trainer.run() is Ending.FINISHED
+    assert again.trainer.run() is ExitCode.DONE
     assert [e.step for e in again.events if isinstance(e, StepEvent)] == list(range(step + 1, 13))
 
 
 def test_before_the_first_step_there_is_nothing_to_keep(tmp_path: Path) -> None:
     member = Member(tmp_path)
     member.tell("stop")
-    assert member.trainer.run() is Ending.STOPPED
+    assert member.trainer.run() is ExitCode.STOPPED
     assert member.story == ["running"] and not (tmp_path / "checkpoints").exists()
 
 
@@ -105,10 +106,10 @@ def test_an_evaluation_is_cut_short_by_a_stop_and_comes_again(
             batches.append(1)
 
     task.on_evaluation = interrupt
-    assert member.trainer.run() is Ending.STOPPED
+    assert member.trainer.run() is ExitCode.STOPPED
     assert len(batches) == 1 and member.story[-1] == f"snapshot {last}"
     again = Member(tmp_path, Interrupting(), **plan, resume=True)
-    assert again.trainer.run() is Ending.FINISHED
+    assert again.trainer.run() is ExitCode.DONE
     assert [e.step for e in again.events if isinstance(e, EvaluationEvent)] == evaluated
     assert (tmp_path / "model" / "weights.pt").exists()
 

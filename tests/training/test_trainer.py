@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from toy_task import ToyTask, toy_plan
 
-from profiles.errors import BadInput, RunFailed
+from profiles.errors import BadInput, ExitCode, RunFailed
 from training.events import EvaluationEvent, Event, RunEvent, SnapshotEvent, StepEvent, WarningEvent
 from training.exchange.base import SoloExchange
 from training.orders import Command, Control
 from training.plan import RunPlan
-from training.trainer import Ending, Trainer
+from training.trainer import Trainer
 
 
 def train(
@@ -171,7 +171,7 @@ def test_a_resumed_run_gives_the_losses_of_an_uninterrupted_one(tmp_path: Path, 
     control = Control()
     control.post(Command(command="stop", at_step=stop_at))
     stopped, first = train(toy_plan(**options), tmp_path / "b", ToyTask(dropout=0.2), control)
-    assert stopped.ending is Ending.STOPPED  # type: ignore[attr-defined]  # set by train()
+    assert stopped.ending is ExitCode.STOPPED  # type: ignore[attr-defined]  # set by train()
     torch.manual_seed(99)
     _, rest = train(toy_plan(**options, resume=True), tmp_path / "b", ToyTask(dropout=0.2))
     assert len(losses(first)) == stop_at

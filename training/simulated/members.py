@@ -24,7 +24,6 @@ from training.run_folder import RunFolder
 from training.simulated.baton import Baton
 from training.simulated.clock import ClockedControl, RunClock, clock_of
 from training.simulated.exchange import AnotherFailed, Room, SimulatedExchange
-from training.trainer import Ending
 
 if TYPE_CHECKING:
     from training.tasks.base import Task
@@ -48,7 +47,7 @@ def run_members(
     ranks = range(plan.world_size)
     emits: list[Emit] = [partial(_as_member, emit, rank) for rank in ranks]
 
-    def all_trained() -> Ending:
+    def all_trained() -> ExitCode:
         task = task_of(0)
         with prepared(plan, 0, task, secrets, emits[0]) as device:
             seed_everything(plan.profile.training.seed)
@@ -68,7 +67,7 @@ def run_members(
                 thread.start()
             for thread in threads:
                 thread.join()
-        return Ending.STOPPED  # each has said how it ended
+        return ExitCode.STOPPED  # each has said how it ended
 
     for rank in ranks:
         emits[rank](MemberEvent(status="started", name=plan.seats[rank].name, message=f"pid {os.getpid()}"))
@@ -135,7 +134,7 @@ def _as_member(emit: Emit, rank: int, event: Event) -> None:
 def _member(
     plan: RunPlan, baton: Baton, room: Room, run_dir: Path, task: Task, rank: int, emit: Emit, control: Control
 ) -> None:
-    def trained() -> Ending:
+    def trained() -> ExitCode:
         try:
             return train(plan, rank, task, lambda: SimulatedExchange(room, rank), run_dir, emit, control)
         except (RunFailed, AnotherFailed) as error:
@@ -143,7 +142,7 @@ def _member(
             if not isinstance(cause, AnotherFailed):
                 raise
             emit(MemberEvent(status="left", name=plan.seats[rank].name, message=str(cause)))
-            return Ending.STOPPED
+            return ExitCode.STOPPED
 
     torch.get_num_threads()  # sets them for this thread, whose first convolution would take another number else
     baton.take()
