@@ -10,6 +10,7 @@ from torch import nn
 
 from profiles.schema import StrategySettings
 from tests.training.memory_exchange import Late, RoomExchange, together
+from training.exchange.base import Contribution, Group, MeanResult, Pending
 from training.strategies.base import Strategy, StrategyContext
 
 
@@ -39,6 +40,24 @@ def step(strategy: Strategy, loss: torch.Tensor | None, number: int = 0, scale: 
     if loss is not None:
         (loss * (scale or 1.0)).backward()
     strategy.gradients()
+
+
+class Watched(RoomExchange):
+    """Keeps to whom it gives how many bytes; no group is that of all."""
+
+    def __init__(self, exchange: RoomExchange) -> None:
+        vars(self).update(vars(exchange))
+        self.given: list[tuple[Group, int]] = []
+
+    def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:
+        self.given.append((given.group, len(given.codec.encode(given.values)) + len(given.flags)))
+        return super()._start_mean(given, waits)
+
+    def _start_gather(
+        self, name: str, payload: bytes, group: Group = (), waits: bool = False
+    ) -> Pending[dict[int, bytes]]:
+        self.given.append((group, len(payload)))
+        return super()._start_gather(name, payload, group, waits)
 
 
 def in_a_group(

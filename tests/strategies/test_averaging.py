@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 from members import Member, settings_of
-from small_models import Vectors, attached, in_a_group
+from small_models import Vectors, Watched, attached, in_a_group
 
 from profiles.errors import BadInput, RunFailed
 from profiles.schema import StrategySettings
 from tests.training.memory_exchange import Late, RoomExchange
-from training.exchange.base import Contribution, MeanResult, Pending, SoloExchange
 from training.strategies.base import Strategy, StrategyContext
 from training.strategies.costs import Course, Rhythm
 from training.strategies.fedavg import FedAvg
@@ -135,18 +134,6 @@ def test_three_rounds_are_those_of_the_paper(make: Any, size: int, own: dict[str
 
 
 @Both
-def test_one_member_alone_trains_as_without_a_strategy(make: Any) -> None:
-    member, plain = Training(make, SoloExchange(), codec="bf16"), torch.zeros(128)
-    speed = torch.zeros(128)
-    for number in range(6):
-        member.step(number)
-        speed = MOMENTUM * speed + gradient(number, 0)
-        plain = plain - RATE * speed
-    member.strategy.finish()
-    torch.testing.assert_close(member.weights(), plain, rtol=1e-6, atol=1e-6)
-
-
-@Both
 @pytest.mark.parametrize("codec", ["bf16", "int8"])
 def test_what_a_codec_loses_is_of_the_difference_to_the_last_mean(make: Any, codec: str) -> None:
     plain, lossy = trained(make, 3), trained(make, 3, codec=codec, error_feedback=True, verify_interval=1)
@@ -258,22 +245,6 @@ def test_partners_and_the_chosen_change_from_round_to_round_by_the_seed() -> Non
     assert len(met) == 28  # of two of eight
 
 
-class Watched(RoomExchange):
-    """Keeps what it gives, and to whom."""
-
-    def __init__(self, exchange: RoomExchange) -> None:
-        vars(self).update(vars(exchange))
-        self.given: list[tuple[tuple[int, ...], int]] = []
-
-    def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:
-        self.given.append((given.group, 4 * given.values.numel()))
-        return super()._start_mean(given, waits)
-
-    def _start_gather(self, name: str, payload: bytes, group: Any = (), waits: bool = False) -> Any:
-        self.given.append((group, len(payload)))
-        return super()._start_gather(name, payload, group, waits)
-
-
 def test_weights_go_to_members_of_the_island_alone() -> None:
     def body(exchange: RoomExchange) -> Any:
         watched = Watched(exchange)
@@ -302,33 +273,6 @@ def test_the_consensus_of_islands_is_the_mean_of_all_and_leaves_them_as_they_wer
     for _, held, as_before in found:
         assert as_before and torch.equal(held, found[0][1])
         torch.testing.assert_close(held, torch.stack([before for before, *_ in found]).mean(0), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("make", "settings"),
-    [
-        (LocalSGD, {"codec": "int8", "error_feedback": True, "verify_interval": 1}),
-        (FedAvg, {"own": {"fraction": 0.5, "island_size": 2}}),
-    ],
-)
-def test_a_snapshot_between_two_means_goes_on_as_if_there_had_been_none(make: Any, settings: dict[str, Any]) -> None:
-    def body(exchange: RoomExchange, stop_at: int) -> torch.Tensor:
-        member = Training(make, exchange, **settings)
-        for number in range(ROUNDS * H):
-            if number == stop_at:
-                tensors = {name: tensor.clone() for name, tensor in member.strategy.tensors().items()}
-                again, state = Training(make, exchange, **settings), member.strategy.state()
-                again.model.load_state_dict(member.model.state_dict())
-                again.optimizer.load_state_dict(member.optimizer.state_dict())
-                again.strategy.load(tensors, state)
-                member = again
-            member.step(number)
-        return member.weights()
-
-    whole = in_a_group(3, lambda exchange: body(exchange, -1))
-    for stop_at in (5, 8):
-        again = in_a_group(3, lambda exchange, at=stop_at: body(exchange, at))
-        assert all(torch.equal(one, other) for one, other in zip(again, whole))
 
 
 def test_members_of_islands_leave_and_come() -> None:

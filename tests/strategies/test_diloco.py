@@ -92,29 +92,6 @@ def test_weights_that_are_not_finite_are_left_out_and_replaced_and_the_third_tim
     assert "round 3: the weight second is not finite on this machine, 3 times in a row" in failure
 
 
-def test_a_snapshot_during_an_exchange_goes_on_as_if_there_had_been_none() -> None:
-    settings = {"codec": "mxfp4", "sync_interval": 4, "sync_delay": 2, "error_feedback": True, "verify_interval": 1}
-
-    def body(member: RoomExchange, stop_at: int) -> list[torch.Tensor]:
-        model = Vectors()
-        strategy = attached(DiLoCo, member, model, [], **settings)
-        for number in range(12):
-            if number == stop_at:
-                tensors, state = {k: v.clone() for k, v in strategy.tensors().items()}, strategy.state()
-                weights = model.state_dict()
-                model = Vectors()
-                model.load_state_dict(weights)
-                strategy = attached(DiLoCo, member, model, [], **settings)
-                strategy.load(tensors, state)
-            local_step(strategy, model, 0.1 * (1 + member.rank) * (1 + number % 3), number)
-        return [model.first.detach(), strategy.tensors()["momentum"]]
-
-    whole = in_a_group(2, lambda member: body(member, stop_at=-1))
-    for stop_at in (5, 6, 8):
-        for found, expected in zip(in_a_group(2, lambda member, at=stop_at: body(member, at)), whole):
-            assert all(torch.equal(one, other) for one, other in zip(found, expected))
-
-
 def test_a_snapshot_without_a_group_is_of_the_state_before_the_exchange() -> None:
     settings = PLAIN | {"codec": "int8", "sync_interval": 4, "sync_delay": 2, "error_feedback": True}
 

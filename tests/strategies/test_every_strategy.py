@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from contract import CHECKS
+from contract import CHECKS, the_same_bits_after_a_snapshot_at_any_step
 from members import overlapping, settings_of
 
+from profiles.errors import BadInput
 from profiles.schema import StrategySettings
-from training.strategies.registry import strategies
+from training.strategies.own_file import rehearsed, rhythm_of
+from training.strategies.registry import strategies, strategy_class
 
 
 def names() -> Iterator[str]:
@@ -33,3 +35,37 @@ def in_every_way() -> Iterator[Any]:
 @pytest.mark.parametrize("settings", list(in_every_way()))
 def test_it_keeps_the_contract(settings: StrategySettings, check: Callable[[StrategySettings], None]) -> None:
     check(settings)
+
+
+LOSSY = {"codec": "mxfp4", "error_feedback": True, "verify_interval": 1}
+STREAM = {"sync_interval": 4, "fragments": 2, "sync_delay": 3, "mixing": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "more"),
+    [
+        ("local_sgd", {"sync_interval": 4}, LOSSY | {"codec": "int8"}),
+        ("fedavg", {"sync_interval": 4, "fraction": 0.5, "island_size": 2}, {}),
+        ("sparta", {"share": 0.1, "delay": 3}, {}),
+        ("sparta", {"share": 0.1, "interval": 2, "delay": 3, "weighting": "samples"}, {}),
+        ("diloco", {"sync_interval": 4, "sync_delay": 2}, LOSSY),
+        ("streaming_diloco", STREAM | {"merge": "rda", "outer_optimizer": "adamw"}, LOSSY),
+        ("streaming_diloco", STREAM | {"weighting": "tokens-squared-per-step"}, LOSSY),
+    ],
+)
+def test_a_snapshot_has_what_options_need(name: str, own: dict[str, Any], more: dict[str, Any]) -> None:
+    the_same_bits_after_a_snapshot_at_any_step(StrategySettings(strategy=name, owned={name: own}, **more))
+
+
+@pytest.mark.parametrize("name", strategies())
+def test_a_rehearsal_synchronises_often_enough_and_not_more_often(name: str) -> None:
+    usual = StrategySettings(strategy=name)
+    assert rhythm_of(rehearsed(usual, 5)).interval <= 5
+    assert rhythm_of(rehearsed(usual, 1000)) == rhythm_of(usual)
+
+
+@pytest.mark.parametrize("name", ["noloco", "sparta"])
+def test_codecs_for_differences_are_refused_for_weights(name: str) -> None:
+    with pytest.raises(BadInput, match="codec = mxfp4 is made for differences") as caught:
+        strategy_class(name).codec(StrategySettings(codec="mxfp4"))
+    assert caught.value.hint == "one of fp32, bf16, fp16, or auto"

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import Vectors, attached, in_a_group
+from small_models import Vectors, Watched, attached, in_a_group
 
-from profiles.errors import BadInput, RunFailed
+from profiles.errors import RunFailed
 from profiles.schema import StrategySettings
 from tests.training.memory_exchange import Late, RoomExchange
-from training.exchange.base import Contribution, MeanResult, Pending, SoloExchange
+from training.exchange.base import SoloExchange
 from training.strategies.costs import Course, Rhythm
 from training.strategies.islands import islands, shuffled
 from training.strategies.noloco import NoLoCo, NoLoCoOptions
@@ -125,22 +125,6 @@ def test_one_member_trains_as_without_a_strategy() -> None:
 
 
 # -------------------------------------------------------------------------------------------------- what travels
-
-
-class Watched(RoomExchange):
-    """Keeps what it gives, and to whom."""
-
-    def __init__(self, exchange: RoomExchange) -> None:
-        vars(self).update(vars(exchange))
-        self.given: list[tuple[tuple[int, ...], int]] = []
-
-    def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:
-        self.given.append((given.group, len(given.codec.encode(given.values)) + len(given.flags)))
-        return super()._start_mean(given, waits)
-
-    def _start_gather(self, name: str, payload: bytes, group: Any = (), waits: bool = False) -> Any:
-        self.given.append((group, len(payload)))
-        return super()._start_gather(name, payload, group, waits)
 
 
 @pytest.mark.parametrize(("codec", "width"), [("fp32", 4), ("bf16", 2), ("fp16", 2)])
@@ -314,18 +298,6 @@ def test_outer_rates_are_the_authors_from_scratch_and_a_plain_mean_for_a_trained
     assert NoLoCoOptions().rates("scratch") == (0.7, 0.5) and NoLoCoOptions().rates("pretrained") == (1.0, 0.0)
     own = NoLoCoOptions(outer_lr=0.4, outer_momentum=0.2)
     assert own.rates("scratch") == own.rates("pretrained") == (0.4, 0.2)
-
-
-def test_codecs_for_differences_are_refused() -> None:
-    with pytest.raises(BadInput, match="codec = mxfp4 is made for differences") as caught:
-        NoLoCo.codec(StrategySettings(codec="mxfp4"))
-    assert caught.value.hint == "one of fp32, bf16, fp16, or auto"
-
-
-def test_a_rehearsal_meets_often_enough() -> None:
-    settings = StrategySettings.model_validate({"owned": {"noloco": {"sync_interval": 50}}})
-    assert NoLoCo.rhythm(NoLoCo.rehearsed(settings, 5)) == Rhythm(5)
-    assert NoLoCo.rhythm(NoLoCo.rehearsed(settings, 80)) == Rhythm(50)
 
 
 def test_its_costs_are_two_vectors_and_never_chosen_unasked() -> None:

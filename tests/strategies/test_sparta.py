@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import attached, in_a_group
+from small_models import Watched, attached, in_a_group
 from torch import nn
 
-from profiles.errors import BadInput, RunFailed
-from profiles.schema import StrategySettings
+from profiles.errors import RunFailed
 from tests.training.memory_exchange import RoomExchange
-from training.exchange.base import Contribution, MeanResult, Pending, SoloExchange
+from training.exchange.base import SoloExchange
 from training.strategies.sparta import Sparta, SpartaOptions
 
 SIZES = (40, 35, 25)
@@ -156,24 +155,15 @@ def test_partitioned_weights_come_in_fixed_turns() -> None:
 @pytest.mark.parametrize(("codec", "width"), [("fp32", 4), ("bf16", 2)])
 @pytest.mark.parametrize("share", [0.005, 0.05])
 def test_a_step_sends_its_share_and_no_mask(codec: str, width: int, share: float) -> None:
-    sizes: list[int] = []
-
-    class Counted(RoomExchange):
-        def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:
-            sizes.append(len(given.codec.encode(given.values)) + len(given.flags))
-            return super()._start_mean(given, waits)
-
-    def body(member: RoomExchange) -> None:
-        member.__class__ = Counted
-        model = nn.Linear(100, 300)
-        strategy = sparta(member, model, share=share, codec=codec)
+    def body(member: RoomExchange) -> list[int]:
+        watched = Watched(member)
+        strategy = sparta(watched, nn.Linear(100, 300), share=share, codec=codec)
         for number in range(5):
             strategy.begin_step(number, 1.0)
             strategy.end_step()
+        return [size for _, size in watched.given]
 
-    in_a_group(2, body)
-    assert len(sizes) == 10
-    assert sizes == [pytest.approx(width * share * 30_300, rel=0.03)] * 10
+    assert in_a_group(2, body) == [[pytest.approx(width * share * 30_300, rel=0.03)] * 5] * 2
 
 
 # ------------------------------------------------------------------------------------------- evaluation, newcomers
@@ -280,28 +270,6 @@ def test_what_is_not_finite_is_replaced_after_a_delay_too() -> None:
     assert in_a_group(2, body) == [[2.0] * 25, [1.0] * 25]
 
 
-@pytest.mark.parametrize("own", [{"delay": 3}, {"interval": 2, "delay": 3}, {"interval": 3, "weighting": "samples"}])
-def test_a_snapshot_goes_on_as_if_there_had_been_none(own: dict[str, Any]) -> None:
-    own = {"share": 0.1, **own}
-
-    def body(member: RoomExchange, stop_at: int) -> torch.Tensor:
-        model = Model()
-        strategy = sparta(member, model, **own)
-        for number, change in enumerate(changes(member.rank, 12)):
-            if number == stop_at:
-                tensors, state = {k: v.clone() for k, v in strategy.tensors().items()}, strategy.state()
-                model = Model(model.flat)
-                strategy = sparta(member, model, **own)
-                strategy.load(tensors, state)
-            step(strategy, model, change, number, weight=1.0 + member.rank)
-        return model.flat
-
-    whole = in_a_group(3, lambda member: body(member, stop_at=-1))
-    for stop_at in (4, 5, 6):
-        for found, expected in zip(in_a_group(3, lambda member, at=stop_at: body(member, at)), whole, strict=True):
-            assert torch.equal(found, expected)
-
-
 # ---------------------------------------------------------------------------------------------------------- options
 
 
@@ -312,16 +280,3 @@ def test_a_delay_that_merges_the_same_weights_on_each_other_is_refused(own: dict
     with pytest.raises(ValueError, match=f"must be at most {most} here"):
         SpartaOptions.model_validate(own)
     SpartaOptions.model_validate(own | {"delay": most})
-
-
-def test_codecs_for_differences_are_refused() -> None:
-    with pytest.raises(BadInput, match="codec = mxfp4 is made for differences") as caught:
-        Sparta.codec(StrategySettings(codec="mxfp4"))
-    assert caught.value.hint == "one of fp32, bf16, fp16, or auto"
-
-
-def test_a_rehearsal_synchronises_often_enough() -> None:
-    settings = StrategySettings.model_validate({"owned": {"sparta": {"share": 0.1, "interval": 50, "delay": 30}}})
-    rehearsed = Sparta.rehearsed(settings, 5)
-    assert (Sparta.rhythm(rehearsed).interval, Sparta.rhythm(rehearsed).delay) == (5, 5)
-    SpartaOptions.model_validate(rehearsed.of(SpartaOptions).model_dump())

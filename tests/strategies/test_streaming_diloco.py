@@ -13,7 +13,6 @@ from torch import nn
 
 from profiles.schema import StrategySettings
 from tests.training.memory_exchange import RoomExchange
-from training.exchange.base import SoloExchange
 from training.strategies.base import Strategy
 from training.strategies.costs import Compute, Course, Rhythm
 from training.strategies.fragments import fragments_of, size_of
@@ -95,31 +94,6 @@ def test_the_end_merges_all_fragments_by_their_mean_alone() -> None:
         # A delta of -1.5 a step: an outer step (1 + 0.9) * 0.5 = 0.95 times it at the turns 4 and 2, the rest whole.
         assert (first, second) == pytest.approx((6 * 0.95 + 1.5, 3 * 0.95 + 4.5))
         assert reported and members == (0, 1)
-
-
-def test_a_snapshot_with_two_fragments_under_way_goes_on_as_if_there_had_been_none() -> None:
-    settings = {"codec": "mxfp4", "error_feedback": True, "verify_interval": 1, "mixing": 0.5, "merge": "rda"}
-    settings |= {"outer_optimizer": "adamw", "weighting": "tokens-squared-per-step"}
-
-    def body(member: RoomExchange, stop_at: int) -> list[torch.Tensor]:
-        model = Vectors()
-        strategy = streaming(member, model, **settings)
-        for number in range(14):
-            if number == stop_at:
-                tensors, state = {k: v.clone() for k, v in strategy.tensors().items()}, strategy.state()
-                assert len([one for one in state["parts"] if "outcome" in one]) == (2 if number in (4, 6, 8) else 1)
-                weights = model.state_dict()
-                model = Vectors()
-                model.load_state_dict(weights)
-                strategy = streaming(member, model, **settings)
-                strategy.load(tensors, state)
-            local_step(strategy, model, 0.1 * (1 + member.rank) * (1 + number % 3), number, weight=number % 4)
-        return [model.first.detach(), model.second.detach(), strategy.tensors()["0/second"]]
-
-    whole = in_a_group(2, lambda member: body(member, stop_at=-1))
-    for stop_at in (4, 5, 8):
-        for found, expected in zip(in_a_group(2, lambda member, at=stop_at: body(member, at)), whole, strict=True):
-            assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def test_a_snapshot_without_a_group_is_of_the_state_before_both_exchanges() -> None:
@@ -277,15 +251,6 @@ def test_the_norm_is_the_same_whatever_the_processor_and_right() -> None:
     assert same_norm(torch.empty(0)) == 0.0
     squares = [float(one) ** 2 for one in values[:5]]
     assert same_norm(values[:5]) == math.sqrt(((squares[0] + squares[3]) + squares[2]) + (squares[1] + squares[4]))
-
-
-def test_a_member_alone_keeps_its_weights() -> None:
-    model = Vectors()
-    strategy = streaming(SoloExchange(), model, sync_delay=3, mixing=0.5, merge="rda")
-    for number in range(9):
-        local_step(strategy, model, 1.0, number)
-    strategy.finish()
-    assert torch.equal(model.first.detach(), torch.full((64,), 9.0))
 
 
 def test_a_member_without_samples_pulls_nobody_back() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from members import Member, Shapes, settings_of
-from small_models import attached, in_a_group
+from small_models import Watched, attached, in_a_group
 from torch import nn
 
 from profiles.errors import BadInput
@@ -16,7 +16,7 @@ from profiles.optimisation import TrainingSettings
 from profiles.schema import StrategySettings
 from tests.training.memory_exchange import RoomExchange
 from training.device import Precision
-from training.exchange.base import Group, Pending, SoloExchange
+from training.exchange.base import SoloExchange
 from training.optimizers import build_optimizer
 from training.strategies.allreduce import AllReduce
 from training.strategies.base import Strategy, StrategyContext
@@ -299,20 +299,6 @@ def test_the_part_of_an_owner_that_is_lost_in_a_step_makes_none_in_it() -> None:
     assert not any(map(torch.equal, first[2], first[3]))
 
 
-class Watched(RoomExchange):
-    """Counts the bytes that it sends, with all their receivers."""
-
-    def __init__(self, exchange: RoomExchange) -> None:
-        vars(self).update(vars(exchange))
-        self.sent = 0
-
-    def _start_gather(
-        self, name: str, payload: bytes, group: Group = (), waits: bool = False
-    ) -> Pending[dict[int, bytes]]:
-        self.sent += len(payload) * ((len(group) or len(self.members)) - 1)
-        return super()._start_gather(name, payload, group, waits)
-
-
 def test_the_bytes_are_those_of_reduce_scatter_and_all_gather() -> None:
     class Wide(nn.Module):
         def __init__(self) -> None:
@@ -327,7 +313,7 @@ def test_the_bytes_are_those_of_reduce_scatter_and_all_gather() -> None:
             sum(part.sum() for part in model.parts).backward()
             strategy.gradients()
             strategy.end_step()
-        return watched.sent
+        return sum(size * ((len(group) or 4) - 1) for group, size in watched.given)
 
     for sent in in_a_group(4, body):
         assert sent == pytest.approx(3 * 2 * 3 / 4 * 40_000 * 4, rel=0.01)
