@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from distributed.measuring.link_figures import Figures, PairFigures
 from distributed.planning.cluster import Cluster, Link, Machine, Measurement
 from distributed.planning.corrections import NO_CORRECTIONS, Corrections
 from distributed.planning.document import Candidate, Choice, Job
@@ -44,6 +45,14 @@ def joined(machines: Sequence[Machine], mbit: float = 950.0, slow: dict[str, flo
 def job(parameters: int = TINY, **more: Any) -> Job:
     """A fine-tune of 1000 steps for 4 machines."""
     return Job(**{"trainable": parameters, "total": parameters, "samples": 32_000} | more)
+
+
+def measured_pair(source: str = "a", target: str = "b", mbit: float = 100.0, **more: Any) -> PairFigures:
+    """A pair of machines as measured; ``more`` are other figures."""
+    usual = {"mbit_back": 90, "rtt_ms": 0.5, "interface": "eth0", "interface_back": "eth0", "address": "10.0.0.2"}
+    zero = dict.fromkeys(("jitter_ms", "loss", "loss_back", "other_mbit"), 0.0)
+    figures = Figures(mbit=mbit, **{"wireless": False, "wireless_back": False, "paths": (), **usual, **zero, **more})
+    return PairFigures(source=source, target=target, figures=figures)
 
 
 speeds = st.lists(st.floats(0.5, 50), min_size=1, max_size=3)

@@ -1,8 +1,18 @@
-"""A machine that says what a test has it say."""
+"""Machines for tests: one that says what it is told to say, this one in the place of a far one, one nobody may dial;
+and servers that are none of SSH's."""
 
 from __future__ import annotations
 
-from distributed.machine.link import HereConnection
+import contextlib
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from distributed.hosts.schema import Machine
+from distributed.machine.link import HereConnection, Link
 from distributed.ssh.process import Completed
 
 
@@ -17,4 +27,54 @@ class Says(HereConnection):
         return Completed(0, self._answer, b"")
 
     def put(self, *_: object, **__: object) -> None:
+        pass
+
+
+def far_machine(folder: Path, connection: HereConnection | None = None) -> Link:
+    """This machine in the place of a far one, whose folder of ours is ``folder / "far"``."""
+    machine = Machine(name="far", python=sys.executable, project_path=str(folder / "far"))
+    link = Link(machine, lambda: connection or HereConnection("far"))
+    link.put_agent()
+    return link
+
+
+def undialled(name: str, host: str = "", **fields: Any) -> Link:
+    """A machine that nobody may dial; ``fields`` are those of its hosts file."""
+
+    def nobody() -> NoReturn:
+        raise AssertionError("nobody is called")
+
+    return Link(Machine(name=name, **fields), nobody, host)
+
+
+@contextlib.contextmanager
+def serving(play: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A port on loopback where every connection is treated the same way."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def one(peer: socket.socket) -> None:
+        with peer, contextlib.suppress(OSError):
+            play(peer)
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=one, args=(listener.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+def garbage(peer: socket.socket) -> None:
+    peer.sendall(b"\x1b[2J\x00\xff\n" * 3000)
+
+
+def silent(peer: socket.socket) -> None:
+    """Stay silent until the other side leaves."""
+    while peer.recv(65536):
         pass

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.lab import Lab
-from tests.lab.spec import HostSpec, LabUnavailable
+from tests.lab.spec import HostSpec
 from tests.lab.terminal import CLI, Terminal, environment
 
 pytestmark = pytest.mark.lab
@@ -32,11 +32,8 @@ def headless(home: Path, *arguments: str) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    try:
-        with Lab(HostSpec("box", password=SECRET, key=False), HostSpec("other", password=SECRET, key=False)) as built:
-            yield built
-    except LabUnavailable as error:
-        pytest.skip(str(error))
+    with Lab(HostSpec("box", password=SECRET, key=False), HostSpec("other", password=SECRET, key=False)) as built:
+        yield built
 
 
 @pytest.fixture

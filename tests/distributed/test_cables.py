@@ -4,16 +4,15 @@ import re
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from planner_figures import LARGE, TINY, job, machine
+from scripted_connection import undialled
 
 from app.cli.main import main
 from app.wizard.forecasting import ranked
-from distributed.hosts.schema import Machine as Host
 from distributed.launcher import PlanOptions, choose
-from distributed.machine.link import Link as Connected
 from distributed.planning import planner
 from distributed.planning.cables import cable_reasons, with_cables
 from distributed.planning.cluster import Cluster, Link
@@ -91,14 +90,10 @@ def test_plan_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert SAID.search(" ".join(capsys.readouterr().out.split()))
 
 
-def nobody() -> NoReturn:
-    raise AssertionError("nobody is called")
-
-
 def test_it_is_among_the_reasons_of_a_plan_and_beside_a_ranking() -> None:
     profile = load_profile("demo-scratch").profile
     found = SimpleNamespace(figures=Figures(cluster=home("ab", "c", 1.5), workload=SMALL), pairs=(), here="")
-    machines = [(Connected(Host(name=name, carries_coordinator=True), nobody), None) for name in "abc"]
+    machines = [(undialled(name, carries_coordinator=True), None) for name in "abc"]
     planning = choose(cast("Measured", found), cast("Any", machines), profile, PlanOptions())
     assert SAID.fullmatch(sentence(planning.reasons[-1]))
     assert ranked(planning, None).cables == (sentence(planning.reasons[-1]),)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import sys
 from pathlib import Path
 
 import pytest
+from scripted_connection import far_machine
 
-from distributed.hosts.schema import Machine
 from distributed.machine import agent_files
-from distributed.machine.link import HereConnection, Link
+from distributed.machine.link import Link
 from distributed.preparation.code_sync import Inputs, collect, user_sources
 from distributed.preparation.transfer import send_trees
 from profiles.errors import BadInput
@@ -20,10 +19,7 @@ from training.local_plan import plan_local_run
 
 @pytest.fixture
 def link(tmp_path: Path) -> Link:
-    machine = Machine(name="far", python=sys.executable, project_path=str(tmp_path / "far"))
-    link = Link(machine, lambda: HereConnection("far"))
-    link.put_agent()
-    return link
+    return far_machine(tmp_path)
 
 
 @pytest.fixture

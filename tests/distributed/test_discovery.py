@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import errno
 import ipaddress
 import itertools
@@ -11,13 +10,14 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mdns_speaker import announcement, encoded, record, response
+from scripted_connection import garbage, serving, silent
 
 from distributed.discovery.discovery import Discovery, Sources
 from distributed.discovery.known_machines import (
@@ -526,41 +526,9 @@ def test_why_browsing_fails_is_told(number: int, platform: str, cause: str) -> N
 # ----------------------------------------------------------------------------------------- servers that misbehave
 
 
-@contextlib.contextmanager
-def server(play: Callable[[socket.socket], None]) -> Iterator[int]:
-    """A port on loopback where every connection is treated the same way."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def one(peer: socket.socket) -> None:
-        with peer, contextlib.suppress(OSError):
-            play(peer)
-
-    def serve() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                threading.Thread(target=one, args=(listener.accept()[0],), daemon=True).start()
-
-    threading.Thread(target=serve, daemon=True).start()
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        with contextlib.suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-
-
-def garbage(peer: socket.socket) -> None:
-    peer.sendall(b"\x1b[2J\x00\xff\n" * 3000)
-
-
-def silence(peer: socket.socket) -> None:
-    while peer.recv(4096):
-        pass
-
-
 def test_garbage_and_silence_are_rows_with_their_cause(tmp_path: Path) -> None:
-    with server(garbage) as loud, server(silence) as silent:
-        typed = (f"127.0.0.1:{loud}", f"127.0.0.1:{silent}")
+    with serving(garbage) as loud, serving(silent) as still:
+        typed = (f"127.0.0.1:{loud}", f"127.0.0.1:{still}")
         sources = Sources(typed, ssh_config=tmp_path / "none", known_hosts=())
         with Discovery(sources, browse=False) as discovery:
             causes: set[str] = set()
@@ -572,7 +540,7 @@ def test_garbage_and_silence_are_rows_with_their_cause(tmp_path: Path) -> None:
 
 
 def test_a_server_that_hangs_up_is_a_problem_in_one_line() -> None:
-    with server(lambda peer: None) as port:
+    with serving(lambda peer: None) as port:
         seen = read_host_key(Endpoint("127.0.0.1", "lo", port, PathKind.HERE))
     assert isinstance(seen, Problem) and seen.cause == "dropped" and seen.message.isprintable()
 

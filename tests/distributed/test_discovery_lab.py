@@ -20,7 +20,7 @@ from profiles.errors import ExitCode
 from tests.lab import network, processes
 from tests.lab.host import REPOSITORY, LabHost
 from tests.lab.lab import Lab
-from tests.lab.spec import HostSpec, LabUnavailable
+from tests.lab.spec import HostSpec
 from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.lab
@@ -30,19 +30,16 @@ CLI = REPOSITORY / "cli_typer.py"
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    try:
-        with Lab(
-            HostSpec("a", sshd_options=("ListenAddress [::]:22",)),
-            "b",
-            "c",
-            "twin1",
-            "twin2",
-            "loud",
-            HostSpec("bare", sshd=False),
-        ) as built:
-            yield built
-    except LabUnavailable as error:
-        pytest.skip(str(error))
+    with Lab(
+        HostSpec("a", sshd_options=("ListenAddress [::]:22",)),
+        "b",
+        "c",
+        "twin1",
+        "twin2",
+        "loud",
+        HostSpec("bare", sshd=False),
+    ) as built:
+        yield built
 
 
 @pytest.fixture

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, NoReturn, cast
+from typing import Any, cast
+
+from planner_figures import measured_pair
+from scripted_connection import undialled
 
 from app.plan_table import explanation_lines, summary_lines
-from distributed.hosts.schema import Machine
 from distributed.launcher import expected_ways
-from distributed.machine.link import Link
-from distributed.measuring.link_figures import Figures, PairFigures
+from distributed.measuring.link_figures import PairFigures
 from distributed.planning.document import Candidate, Choice, Job, MemberSetting, Planning, Settings
 from distributed.planning.reasons import sentence
 
 
-def nobody() -> NoReturn:
-    raise AssertionError("nobody is called")
-
-
-def figures(address: str) -> Figures:
-    zero = dict.fromkeys(("rtt_ms", "jitter_ms", "loss", "loss_back", "other_mbit"), 0.0)
-    return Figures(
-        mbit=100, mbit_back=100, interface="eth0", interface_back="en0", wireless=False, wireless_back=False,
-        address=address, paths=(), **zero,
-    )  # fmt: skip
+def pair(source: str, target: str, address: str = "10.0.0.2") -> PairFigures:
+    return measured_pair(source, target, interface_back="en0", address=address)
 
 
 def said(pairs: list[PairFigures], *names: str, engine: Any = "mesh") -> list[str]:
-    machines = cast("Any", [(Link(Machine(name=name), nobody), None) for name in (*names, "unused")])
+    machines = cast("Any", [(undialled(name), None) for name in (*names, "unused")])
     members = tuple(MemberSetting(name=name, batch_size=1) for name in names)
     chosen = Settings(options={}, members=members, engine=engine)
     return [sentence(reason) for reason in expected_ways(chosen, pairs, machines)]
@@ -35,10 +28,10 @@ def said(pairs: list[PairFigures], *names: str, engine: Any = "mesh") -> list[st
 
 def test_a_pair_is_told_with_address_and_interfaces_and_who_alone_can_dial() -> None:
     pairs = [
-        PairFigures(source="a", target="b", figures=figures("10.0.0.2")),
-        PairFigures(source="c", target="a", figures=figures("10.0.0.1"), only=True),
+        pair("a", "b"),
+        pair("c", "a", "10.0.0.1").model_copy(update={"only": True}),
         PairFigures(source="b", target="c", problem="no route"),  # the planner tells of the relay
-        PairFigures(source="a", target="unused", figures=figures("10.0.0.9")),
+        pair("a", "unused", "10.0.0.9"),
     ]
     assert said(pairs, "a", "b", "c") == [
         "a and b (10.0.0.2, eth0 to en0) exchange directly",
@@ -49,7 +42,7 @@ def test_a_pair_is_told_with_address_and_interfaces_and_who_alone_can_dial() -> 
 
 def test_many_pairs_that_go_directly_are_only_counted() -> None:
     names = "abcde"
-    pairs = [PairFigures(source=a, target=b, figures=figures("10.0.0.2")) for a, b in itertools.combinations(names, 2)]
+    pairs = [pair(a, b) for a, b in itertools.combinations(names, 2)]
     pairs[3] = pairs[3].model_copy(update={"only": True})
     told = said(pairs, *names)
     assert (
@@ -61,10 +54,9 @@ def test_many_pairs_that_go_directly_are_only_counted() -> None:
 
 def test_plan_and_explanation_tell_it() -> None:
     way = Candidate(choice=Choice(strategy="allreduce", codec="fp32", engine="mesh", members=("a", "b")))
-    pairs = [PairFigures(source="a", target="b", figures=figures("10.0.0.2"))]
-    machines = cast("Any", [(Link(Machine(name=name), nobody), None) for name in "ab"])
+    machines = cast("Any", [(undialled(name), None) for name in "ab"])
     members = tuple(MemberSetting(name=name, batch_size=1) for name in "ab")
-    reasons = tuple(expected_ways(Settings(options={}, members=members, engine="mesh"), pairs, machines))
+    reasons = tuple(expected_ways(Settings(options={}, members=members, engine="mesh"), [pair("a", "b")], machines))
     job = Job(trainable=10, total=10, samples=100)
     planning = Planning(job=job, preference="fastest", ranking=(way,), chosen=0, reasons=reasons)
     for told in (summary_lines(planning), explanation_lines(planning)):

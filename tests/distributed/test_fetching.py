@@ -6,7 +6,6 @@ import io
 import itertools
 import json
 import os
-import sys
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted_connection import far_machine
 
 from distributed.hosts.schema import Machine
 from distributed.machine import agent_files
@@ -47,9 +47,7 @@ def target(tmp_path: Path) -> Path:
 
 
 def test_a_folder_arrives_as_it_is_there(tmp_path: Path, target: Path) -> None:
-    machine = Machine(name="far", python=sys.executable, project_path=str(tmp_path / "far"))
-    link = Link(machine, lambda: HereConnection("far"))
-    link.put_agent()
+    link = far_machine(tmp_path)
     there = tmp_path / "far" / "runs" / "run-1" / "0" / "model"
     (there / "deep").mkdir(parents=True)
     (there / "weights").write_bytes(os.urandom(3 << 20))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from distributed.hosts.file import dump_hosts, load_hosts, parse_hosts, save_hosts, split_address
 from distributed.hosts.schema import Hosts, Machine
+from distributed.ssh import errors as ssh_errors
 from profiles.errors import BadInput, ExitCode
 
 PLAIN = {
@@ -219,3 +221,19 @@ def test_any_json_is_read_or_refused(document: object) -> None:
 @given(st.text(max_size=60))
 def test_any_text_is_read_or_refused(text: str) -> None:
     assert "\n" not in outcome(text)
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "hosts.md").read_text()
+
+
+@pytest.mark.parametrize("text", re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL))
+def test_every_example_is_a_hosts_file(text: str) -> None:
+    assert len(parse_hosts(text).machines) >= 2
+
+
+def test_every_field_and_every_cause_is_explained() -> None:
+    words = set(re.findall(r"`([\w_]+)`", PAGE + (DOCS / "access.md").read_text()))
+    kinds = ssh_errors.SshError.__subclasses__()
+    assert len(kinds) > 10
+    assert {*Machine.model_fields, *(kind.cause for kind in kinds)} <= words

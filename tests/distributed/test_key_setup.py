@@ -17,7 +17,7 @@ from distributed.ssh.errors import PasswordRefused, Stage, UserRefused
 from profiles.errors import BadInput
 from tests.lab.host import LabHost
 from tests.lab.lab import Lab
-from tests.lab.spec import HostSpec, LabUnavailable
+from tests.lab.spec import HostSpec
 
 SECRET = "correct horse 7"
 LINE = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOurs muster@here"
@@ -125,11 +125,8 @@ def lab() -> Iterator[Lab]:
         for shell in map(shutil.which, ("fish", "tcsh"))
         if shell
     ]
-    try:
-        with Lab(*specs) as built:
-            yield built
-    except LabUnavailable as error:
-        pytest.skip(str(error))
+    with Lab(*specs) as built:
+        yield built
 
 
 def keys(host: LabHost) -> str:

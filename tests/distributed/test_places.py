@@ -1,26 +1,22 @@
-"""Which members are watched by their process: those on the machine of the coordinator."""
+"""Where the members of a run are: who is beside the coordinator, how it is dialled, who is missing at the start."""
 
 from __future__ import annotations
 
-from typing import Literal, NoReturn
+from typing import Literal
 
 import pytest
+from scripted_connection import undialled
 
-from distributed.hosts.schema import Machine
 from distributed.machine.link import Link
-from distributed.run.run_machines import seats_of, way_to, with_places
+from distributed.run.run_machines import StartWatch, seats_of, way_to, with_places
 from profiles.schema import Profile
+from training.events import MemberEvent, ProgressEvent, RunEvent
 from training.plan import Launch, MemberPlan, RunPlan
 
 
 def links(center: str = "") -> list[Link]:
     hosts = {"here": "localhost", "a": "10.0.0.1", "b": "10.0.0.2"}
-    machines = [Machine(name=name, address=host, carries_coordinator=name == center) for name, host in hosts.items()]
-    return [Link(machine, nobody) for machine in machines]
-
-
-def nobody() -> NoReturn:
-    raise AssertionError("nobody is called")
+    return [undialled(name, address=host, carries_coordinator=name == center) for name, host in hosts.items()]
 
 
 @pytest.mark.parametrize(
@@ -39,12 +35,32 @@ def test_the_relay_of_a_launched_script_is_dialled_and_its_store_is_not() -> Non
     members = tuple(MemberPlan(rank=rank, name=name, batch_size=1) for rank, name in enumerate("ab"))
     job = Launch(script="x.py", machines=(0, 1), addresses=("10.0.0.1", "10.0.0.2"))
     plan = RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine="mesh", launch=job)
-    direct = way_to(Link(Machine(name="a", address="10.0.0.1"), nobody, "10.0.0.1"), plan)
+    direct = way_to(undialled("a", "10.0.0.1", address="10.0.0.1"), plan)
     assert direct("10.0.0.9:4000") == "10.0.0.9:4000"
     with pytest.raises(AssertionError, match="nobody is called"):  # it would be forwarded
         direct("127.0.0.1:4000")
-    jumped = way_to(Link(Machine(name="b"), nobody), plan)
+    jumped = way_to(undialled("b"), plan)
     with pytest.raises(AssertionError, match="nobody is called"):
         jumped("10.0.0.9:4000")
-    here = way_to(Link(Machine(name="me", address="localhost"), nobody, "127.0.0.1"), plan)
+    here = way_to(undialled("me", "127.0.0.1", address="localhost"), plan)
     assert here("0.0.0.0:4000") == "127.0.0.1:4000"
+
+
+def test_every_missing_machine_and_its_reason() -> None:
+    watch = StartWatch(["a", "b", "c", "d"])
+    for rank in (0, 1, 2):
+        watch(MemberEvent(member=rank, status="started"))
+    watch(ProgressEvent(member=1, phase="features", done=3, total=10))
+    watch(ProgressEvent(member=2, phase="features", done=10, total=10))
+    watch(MemberEvent(member=0, status="joined"))
+    b, c, d = watch.missing()
+    assert b == "waiting for b: it is preparing (features: 3 of 10)"
+    assert c.startswith("waiting for c: its worker runs and has not reached the coordinator")
+    assert d == "waiting for d: its worker has not started yet"
+
+
+def test_nobody_is_missing_once_the_run_has_begun() -> None:
+    watch = StartWatch(["a"])
+    assert not watch.begun
+    watch(RunEvent(status="running"))
+    assert watch.begun

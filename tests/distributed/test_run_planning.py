@@ -2,47 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
+from planner_figures import measured_pair
+from scripted_connection import undialled as link
 
 from distributed import launcher
-from distributed.hosts.schema import Machine
 from distributed.launcher import addresses_of, best_paths
-from distributed.machine.link import Link
-from distributed.measuring.link_figures import Figures, PairFigures
 
-
-def link(name: str, host: str = "", address: str = "") -> Link:
-    return Link(Machine(name=name, address=address), lambda: pytest.fail("nobody may dial"), host)
-
-
-@dataclass(frozen=True)
-class Way:
-    """A measured pair in short."""
-
-    source: str
-    target: str
-    interface: str
-    interface_back: str
-    address: str
-
-    def figures(self) -> PairFigures:
-        found = Figures(
-            mbit=900, mbit_back=900, rtt_ms=0.3, jitter_ms=0.1, loss=0, loss_back=0, wireless=False,
-            wireless_back=False, other_mbit=0, paths=(), address=self.address,
-            interface=self.interface, interface_back=self.interface_back,
-        )  # fmt: skip
-        return PairFigures(source=self.source, target=self.target, figures=found)
-
-
-WAYS = [
-    Way("here", "studio", "bridge0", "bridge0", "169.254.7.2"),
-    Way("studio", "tower", "en0", "eth0", "10.0.0.9"),
-    Way("here", "tower", "en0", "eth0", "10.0.0.9"),
-    Way("mini", "studio", "bridge1", "bridge0", "169.254.8.1"),
+PAIRS = [
+    measured_pair("here", "studio", 900, interface="bridge0", interface_back="bridge0", address="169.254.7.2"),
+    measured_pair("studio", "tower", 900, interface="en0", address="10.0.0.9"),
+    measured_pair("here", "tower", 900, interface="en0", address="10.0.0.9"),
+    measured_pair("mini", "studio", 900, interface="bridge1", interface_back="bridge0", address="169.254.8.1"),
 ]
-PAIRS = [way.figures() for way in WAYS]
 OWN = {"10.0.0.7": "10.0.0.1", "169.254.7.2": "169.254.7.1", "10.0.0.9": "10.0.0.1", "127.0.0.1": "127.0.0.1"}
 
 
@@ -74,15 +46,13 @@ def test_a_machine_behind_a_jump_host_is_given_no_address() -> None:
 
 
 def test_this_machine_dials_a_coordinator_elsewhere_over_its_best_cable() -> None:
-    here, center = link("here", "127.0.0.1", "localhost"), link("studio", "10.0.0.7")
+    here, center = link("here", "127.0.0.1", address="localhost"), link("studio", "10.0.0.7")
     assert best_paths(here, PAIRS[:2], center, "here") == ("bridge0", "169.254.7.2")
     assert best_paths(here, PAIRS[:2], None, "here") == ("bridge0", "")
 
 
 def test_members_are_dialled_where_they_answered_the_fastest_way_first() -> None:
-    faster = PAIRS[3].figures
-    assert faster is not None
-    slow = faster.model_copy(update={"paths": (("10.0.0.7", "en0", "en0", 90.0),)})
-    pairs = [*PAIRS[:3], PAIRS[3].model_copy(update={"figures": slow})]
+    slow = (("10.0.0.7", "en0", "en0", 90.0),)
+    pairs = [*PAIRS[:3], measured_pair("mini", "studio", 900, address="169.254.8.1", paths=slow)]
     assert addresses_of("studio", pairs) == ("169.254.8.1", "169.254.7.2", "10.0.0.7")
     assert addresses_of("here", pairs) == ()  # it called, and nobody called it

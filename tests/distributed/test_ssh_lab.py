@@ -14,19 +14,15 @@ from distributed.ssh.errors import (
     ConnectTimeout,
     Dropped,
     HostKeyChanged,
-    NoKeyAccepted,
     NoRoute,
     NoShell,
     PasswordOnly,
-    PasswordRefused,
-    PortClosed,
     RemoteFileError,
     SshError,
-    UserRefused,
 )
 from tests.lab.lab import Lab
 from tests.lab.processes import until_it_runs
-from tests.lab.spec import HostSpec, LabUnavailable
+from tests.lab.spec import HostSpec
 from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.lab
@@ -37,18 +33,12 @@ def lab() -> Iterator[Lab]:
     specs = (
         HostSpec("plain"),
         HostSpec("password", password="s3cret", sshd_options=("PubkeyAuthentication no",)),
-        HostSpec("both", password="s3cret", key=False),
         HostSpec("shellless", shell="/usr/sbin/nologin"),
-        HostSpec("closed", sshd=False),
         HostSpec("small", home_mb=2),
         HostSpec("full", sshd_options=("MaxSessions 0",)),
-        HostSpec("thrown", sshd_options=("ForceCommand kill -9 $PPID",)),
     )
-    try:
-        with Lab(*specs) as built:
-            yield built
-    except LabUnavailable as error:
-        pytest.skip(str(error))
+    with Lab(*specs) as built:
+        yield built
 
 
 def refused(lab: Lab, name: str, timeout: float = PATIENCE, **given: Any) -> SshError:
@@ -57,12 +47,6 @@ def refused(lab: Lab, name: str, timeout: float = PATIENCE, **given: Any) -> Ssh
     assert caught.value.machine == name and caught.value.message.startswith(f"{name}: ")
     assert caught.value.hint
     return caught.value
-
-
-def test_an_address_nobody_has_is_no_route(lab: Lab) -> None:
-    target = lab.target("plain", host=f"198.18.{lab.slot}.250")
-    with pytest.raises(NoRoute, match=r"no route to 198\.18\.\d+\.250:22"):
-        SshConnection.connect(target, timeout=8)
 
 
 def test_a_pulled_cable_is_a_timeout(lab: Lab) -> None:
@@ -75,37 +59,16 @@ def test_a_pulled_cable_is_a_timeout(lab: Lab) -> None:
     assert type(error) in (ConnectTimeout, NoRoute)
 
 
-def test_remote_login_off_is_a_closed_port(lab: Lab) -> None:
-    error = refused(lab, "closed")
-    assert type(error) is PortClosed and "Remote Login" in error.hint
-
-
 def test_a_server_that_takes_only_passwords_says_so_and_takes_one(lab: Lab) -> None:
     assert type(refused(lab, "password")) is PasswordOnly
     with SshConnection.connect(lab.target("password"), password="s3cret") as connection:
         assert connection.authenticated_by == "password"
 
 
-def test_a_wrong_password_is_refused_and_not_repeated(lab: Lab) -> None:
-    error = refused(lab, "both", password="wr0ng")
-    assert type(error) is PasswordRefused
-    assert "wr0ng" not in str(error)
-
-
-def test_no_key_where_a_password_would_do_says_so(lab: Lab) -> None:
-    error = refused(lab, "both")
-    assert isinstance(error, NoKeyAccepted) and error.password_possible
-
-
 def test_an_account_without_shell_is_told(lab: Lab) -> None:
     error = refused(lab, "shellless")
     assert type(error) is NoShell
     assert "not available" in error.message and error.hint.endswith("chsh -s /bin/sh root")
-
-
-def test_a_user_who_is_thrown_out_after_the_log_in_is_told(lab: Lab) -> None:
-    error = refused(lab, "thrown")
-    assert type(error) is UserRefused and "Allow access for" in error.hint
 
 
 def test_a_server_without_sessions_is_told(lab: Lab) -> None:

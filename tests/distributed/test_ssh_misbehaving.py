@@ -8,11 +8,12 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import paramiko
 import pytest
+from scripted_connection import serving, silent
 
 from distributed.ssh.connection import SshConnection, SshTarget
 from distributed.ssh.errors import CommandTimeout, Dropped, NameUnknown, NoRoute, NotSsh, PortClosed, SshError, Stalled
@@ -22,18 +23,12 @@ BANNER = b"SSH-2.0-OpenSSH_9.9\r\n"
 TIMEOUT = 1.0
 
 
-def nothing(peer: socket.socket) -> None:
-    """Accept and stay silent until the client leaves."""
-    while peer.recv(65536):
-        pass
-
-
 def endless(peer: socket.socket) -> None:
     while True:
         peer.sendall(b"\0" * 65536)
 
 
-def says(data: bytes, then: Callable[[socket.socket], None] = nothing) -> Callable[[socket.socket], None]:
+def says(data: bytes, then: Callable[[socket.socket], None] = silent) -> Callable[[socket.socket], None]:
     def play(peer: socket.socket) -> None:
         peer.sendall(data)
         then(peer)
@@ -52,27 +47,6 @@ def leaves(peer: socket.socket) -> None:
     pass
 
 
-@contextlib.contextmanager
-def server(play: Callable[[socket.socket], None]) -> Iterator[int]:
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        with contextlib.suppress(OSError):
-            peer, _ = listener.accept()
-            with peer:
-                play(peer)
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        with contextlib.suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join(PATIENCE)
-
-
 def meet(tmp_path: Path, port: int, host: str = "127.0.0.1", timeout: float = TIMEOUT) -> SshError:
     config = tmp_path / "config"
     config.write_text("")
@@ -87,7 +61,7 @@ def meet(tmp_path: Path, port: int, host: str = "127.0.0.1", timeout: float = TI
 @pytest.mark.parametrize(
     ("play", "kind", "said"),
     [
-        (nothing, Stalled, "did not introduce itself"),
+        (silent, Stalled, "did not introduce itself"),
         (drips, Stalled, "did not introduce itself"),
         (leaves, Dropped, "closed the connection at once"),
         (says(b"HTTP/1.1 400 Bad Request\r\n\r\n", leaves), NotSsh, "HTTP/1.1 400"),
@@ -105,7 +79,7 @@ def meet(tmp_path: Path, port: int, host: str = "127.0.0.1", timeout: float = TI
 def test_a_strange_server_is_named(
     tmp_path: Path, play: Callable[[socket.socket], None], kind: type[SshError], said: str
 ) -> None:
-    with server(play) as port:
+    with serving(play) as port:
         error = meet(tmp_path, port, timeout=TIMEOUT if kind is Stalled else PATIENCE)
     assert type(error) is kind
     assert said in error.message
@@ -113,7 +87,7 @@ def test_a_strange_server_is_named(
 
 def test_an_endless_server_costs_no_memory(tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with server(says(BANNER, lambda peer: peer.sendall(b"\x7f" * 200_000_000))) as port:
+    with serving(says(BANNER, lambda peer: peer.sendall(b"\x7f" * 200_000_000))) as port:
         meet(tmp_path, port)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 230_000  # kB; the sender itself needs 200 MB
 
@@ -162,7 +136,7 @@ def test_a_name_service_that_does_not_answer_is_left_in_time(tmp_path: Path, mon
 @pytest.mark.parametrize("seed", range(6))
 def test_random_bytes_after_the_greeting_end_in_an_error(tmp_path: Path, seed: int) -> None:
     data = random.Random(seed).randbytes(1 + seed * 97)
-    with server(says(BANNER + data, leaves)) as port:
+    with serving(says(BANNER + data, leaves)) as port:
         assert type(meet(tmp_path, port)) in (NotSsh, Dropped, Stalled), data
 
 
@@ -198,7 +172,7 @@ def test_a_server_that_lets_us_in_and_then_runs_nothing_is_left_in_time(
     config = tmp_path / "config"
     config.write_text(f"UserKnownHostsFile {known}\nGlobalKnownHostsFile none\n")
     for seconds in (2.0, 10.0, 40.0):  # a busy machine may need more for the log-in
-        with server(serve) as port:
+        with serving(serve) as port:
             target = SshTarget("box", "127.0.0.1", port, config_file=str(config))
             with pytest.raises(SshError) as caught:
                 SshConnection.connect(target, trust=lambda key: True, timeout=seconds)

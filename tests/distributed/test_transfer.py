@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_connection import Says
+from scripted_connection import Says, far_machine
 
 from distributed.hosts.schema import Machine
 from distributed.machine import agent_files
@@ -70,18 +70,11 @@ def tree(tmp_path: Path) -> Tree:
     return folder_tree(tmp_path / "data")
 
 
-def far(tmp_path: Path, connection: HereConnection) -> Link:
-    machine = Machine(name="far", python=sys.executable, project_path=str(tmp_path / "far"))
-    link = Link(machine, lambda: connection)
-    link.put_agent()
-    return link
-
-
 @pytest.mark.slow
 def test_after_a_break_only_the_rest_is_sent(tmp_path: Path, tree: Tree) -> None:
     connection = Breaking([2_500_000, 1_500_000])
     said: list[tuple[int, int]] = []
-    assert send_trees(far(tmp_path, connection), [tree], lambda done, total: said.append((done, total))) == 3
+    assert send_trees(far_machine(tmp_path, connection), [tree], lambda done, total: said.append((done, total))) == 3
     assert len(connection.sent) == 3
     assert sum(SIZES) < sum(connection.sent) < sum(SIZES) + 600_000
     assert said[-1] == (sum(SIZES), sum(SIZES))
@@ -94,7 +87,7 @@ def test_after_a_break_only_the_rest_is_sent(tmp_path: Path, tree: Tree) -> None
 
 def test_a_transfer_that_does_not_move_is_given_up(tmp_path: Path, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "PATIENCE", 0.0)
-    link = far(tmp_path, connection := Breaking([0] * 100))
+    link = far_machine(tmp_path, connection := Breaking([0] * 100))
     monkeypatch.setattr(link, "connection", unreachable_after(link, connection, 3))
     with pytest.raises(Dropped):
         send_trees(link, [tree])
@@ -112,7 +105,7 @@ def unreachable_after(link: Link, connection: HereConnection, times: int) -> obj
 
 
 def test_a_file_that_shrinks_meanwhile_is_said(tmp_path: Path, tree: Tree) -> None:
-    link = far(tmp_path, HereConnection("far"))
+    link = far_machine(tmp_path)
     sizes = {path: path.stat().st_size for path in tree.sources.values()}
 
     def shrink(done: int, total: int) -> None:

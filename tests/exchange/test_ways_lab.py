@@ -17,7 +17,6 @@ from test_relay import Loop, exchanged
 from waiting import PATIENCE
 
 from tests.lab.network import need_root_and_tools
-from tests.lab.spec import LabUnavailable
 from training.events import WaysEvent
 from training.exchange import ways
 from training.exchange.base import ExchangeTimeout
@@ -114,10 +113,7 @@ class Pair:
 
 @pytest.fixture
 def nets() -> Iterator[Nets]:
-    try:
-        need_root_and_tools()
-    except LabUnavailable as error:
-        pytest.skip(str(error))
+    need_root_and_tools()
     made = Nets("a", "b", "r")
     yield made
     made.close()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 
-class LabUnavailable(Exception):
-    """This machine cannot give what was asked for; the text says what is missing."""
+
+class LabUnavailable(pytest.skip.Exception):
+    """This machine cannot give what was asked for; the text says what is missing. A test that wants it is skipped."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from distributed.ssh.errors import PortClosed
-from profiles.errors import BadInput, MusterError
+from profiles.errors import BadInput, MusterError, counted
 from profiles.resolve import profile_from_options
 from training.run_folder import RunFolder
 
@@ -31,3 +31,8 @@ def test_a_folder_that_is_no_run_is_the_errors_file(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as caught:
         RunFolder.open(tmp_path)
     assert (caught.value.file, caught.value.message) == (str(tmp_path), f"{tmp_path}: {caught.value.problem}")
+
+
+def test_one_of_what_is_counted_is_singular_and_all_else_plural() -> None:
+    assert [counted(count, "clip") for count in (0, 1, 2)] == ["0 clips", "1 clip", "2 clips"]
+    assert [counted(count, "step is", "steps are") for count in (1, 2)] == ["1 step is", "2 steps are"]

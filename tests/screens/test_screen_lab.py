@@ -19,7 +19,6 @@ from app.wizard.services import Services
 from tests.distributed.test_discovery_lab import announce, end, finish, second_cable, serve
 from tests.lab.host import REPOSITORY
 from tests.lab.lab import Lab
-from tests.lab.spec import LabUnavailable
 from tests.screens.pilot import choose, fixed_clock, lines, run, text, until
 from tests.screens.terminal import Terminal
 from tests.waiting import PATIENCE
@@ -37,11 +36,8 @@ START = PATIENCE
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    try:
-        with Lab("desk", "studio", "twin1", "twin2") as built:
-            yield built
-    except LabUnavailable as error:
-        pytest.skip(str(error))
+    with Lab("desk", "studio", "twin1", "twin2") as built:
+        yield built
 
 
 def test_a_machine_shows_when_it_announces_itself_and_is_offline_when_it_is_killed(lab: Lab) -> None:
