@@ -14,10 +14,11 @@ from pathlib import Path
 _ADDRESS = re.compile(r"\sinet6?\s+([0-9a-fA-F.:]+)")
 
 
-def output(*command: str) -> str:
-    """Return what a program prints; nothing where it fails, or is not there."""
+def output(*command: str, timeout: float = 10.0) -> str:
+    """Return what a program prints; nothing where it fails, is not there, or does not end in time."""
+    nothing = subprocess.DEVNULL
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10)
+        done = subprocess.run(command, stdin=nothing, capture_output=True, text=True, errors="replace", timeout=timeout)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""

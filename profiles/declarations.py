@@ -8,9 +8,10 @@ floor imports nothing of the rooms above: it knows their registries as text, and
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -44,6 +45,19 @@ class OptionError(ValueError):
         super().__init__(problem)
         self.option = option
         self.problem = problem
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that ``word`` probably stands for."""
+    by_case = {name.casefold(): name for name in known}
+    found = difflib.get_close_matches(word.casefold(), by_case, n=1)
+    return by_case[found[0]] if found else None
+
+
+def no_choice(word: str, known: Iterable[str]) -> str:
+    """Return that a word is none of the known ones, with the one that it probably stands for."""
+    near = nearest(word, known)
+    return f"not a choice, did you mean '{near}'?" if near else "not a choice"
 
 
 def option(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, PlainSerializer, field_validator
 
-from profiles.declarations import OptionError, Section, option
+from profiles.declarations import OptionError, Section, no_choice, option
 
 OPTIMIZERS = ("adamw", "sgd", "muon", "adafactor")
 """Those that need no code of one's own."""
@@ -71,6 +70,5 @@ class TrainingSettings(Section):
         file, _, function = optimizer.rpartition(":")
         if optimizer in OPTIMIZERS or (file.endswith(".py") and function.isidentifier()):
             return optimizer
-        near = difflib.get_close_matches(optimizer, OPTIMIZERS, n=1)
-        said = f", did you mean '{near[0]}'?" if near else ""
-        raise OptionError("optimizer", f"not a choice{said} (one of {', '.join(OPTIMIZERS)}, or file.py:function)")
+        said = no_choice(optimizer, OPTIMIZERS)
+        raise OptionError("optimizer", f"{said} (one of {', '.join(OPTIMIZERS)}, or file.py:function)")

@@ -5,7 +5,6 @@ Whatever shows options (command line, forms, INI comments, the reference page) d
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from profiles.declarations import OptionError, Section, changes, forms, owners
+from profiles.declarations import OptionError, Section, changes, forms, nearest, no_choice, owners
 from profiles.locations import own_code_in
 from profiles.schema import Profile
 
@@ -175,13 +174,6 @@ def less_memory(task: str) -> tuple[str, ...]:
     return tuple(f"{name} = {value}" for name, value in ways.items() if options_by_name()[name].is_read_by(task))
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that ``word`` probably stands for."""
-    by_case = {name.casefold(): name for name in known}
-    found = difflib.get_close_matches(word.casefold(), by_case, n=1)
-    return by_case[found[0]] if found else None
-
-
 def hint_for(word: str, known: Iterable[str], otherwise: str) -> str:
     """Return ``did you mean 'x'?``, or ``otherwise`` when nothing is near."""
     near = nearest(word, known)
@@ -222,8 +214,7 @@ def _problem(spec: OptionSpec, details: ErrorDetails) -> str:
     if kind in ("less_than", "less_than_equal"):
         return "too large"
     if spec.type == "choice":
-        near = nearest(str(details["input"]), spec.choices)
-        return f"not a choice, did you mean '{near}'?" if near else "not a choice"
+        return no_choice(str(details["input"]), spec.choices)
     return {"integer": "not a whole number", "number": "not a number", "flag": "not true or false"}.get(
         spec.type, details["msg"]
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from profiles.declarations import forms, is_written
+from profiles.declarations import forms, is_written, nearest
 from profiles.errors import BadInput
 from profiles.ini import IniFile, parse_ini, read_text, with_section, write_atomically
 from profiles.layers import (
@@ -41,7 +41,6 @@ from profiles.options import (
     groups,
     hint_for,
     meant,
-    nearest,
     options,
     options_by_name,
     strategies_in,

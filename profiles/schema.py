@@ -7,13 +7,12 @@ alone is declared beside it and called ``owner.option`` (:mod:`profiles.declarat
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from profiles.declarations import OptionError, Owning, Section, Trait, forms, is_written, option, trait_of
+from profiles.declarations import OptionError, Owning, Section, Trait, forms, is_written, no_choice, option, trait_of
 from profiles.locations import own_code_in
 from profiles.optimisation import TrainingSettings
 from profiles.split import LOCAL_DATA_HELP, SPLIT_HELP, SplitText, divided_in_one_way
@@ -102,9 +101,7 @@ class ModelSettings(Owning, Section):
     def _known_task(cls, task: str) -> str:
         if is_written("model", task):
             return task
-        near = difflib.get_close_matches(task, forms("model"), n=1)
-        said = f", did you mean '{near[0]}'?" if near else ""
-        raise OptionError("task", f"not a choice{said} (one of {', '.join(forms('model'))})")
+        raise OptionError("task", f"{no_choice(task, forms('model'))} (one of {', '.join(forms('model'))})")
 
     @model_validator(mode="before")
     @classmethod

@@ -19,7 +19,6 @@ import re
 import select
 import shutil
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -64,16 +63,9 @@ def inhibitor() -> str:
         ("sleep:idle", "systemd-inhibit"),
         ("idle", "systemd-inhibit, which prevents idle sleep"),
     ):
-        if succeeds("systemd-inhibit", f"--what={what}", "true"):
+        if output("systemd-inhibit", f"--what={what}", "date"):
             return name
     return ""
-
-
-def succeeds(*command: str) -> bool:
-    try:
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=5).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
 
 
 def hardware() -> str:

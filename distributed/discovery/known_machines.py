@@ -12,7 +12,7 @@ from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.network_interfaces import Endpoint, Interfaces
 from distributed.discovery.sightings import Origin, Problem, Sighting, SightingKey
 from distributed.discovery.vpn_peers import peers
-from distributed.hosts.file import load_hosts, split_address
+from distributed.hosts.file import load_hosts, split_address, typed_machine
 from distributed.hosts.schema import HERE
 from distributed.ssh.config import USER_CONFIG, ResolvedHost, SshTarget, config_lines, resolve
 from distributed.ssh.host_keys import Expected, KnownHosts, fingerprint, known_name
@@ -78,11 +78,7 @@ def candidates(sources: Sources, known: KnownKeys) -> list[Candidate]:
     """
     found = []
     for text in sources.typed:
-        place = split_address(text)
-        if not place["name"] or place["name"].startswith("-"):
-            raise BadInput(f"'{text}' is not a machine", "write it as after ssh, for example ada@studio.local")
-        target = SshTarget(place["name"], place["name"], place["port"], place["user"] or "")
-        found.append(Candidate(Origin.TYPED, target))
+        found.append(Candidate(Origin.TYPED, SshTarget.of(typed_machine(text))))
     for origin, path in sources.hosts_files:
         hosts = load_hosts(path)
         unread = bool(hosts.ssh_config) and not sources.configurations

@@ -90,13 +90,13 @@ class _Instance:
     heard: float = 0.0
 
 
+@dataclass
 class _Speaker:
     """One source address on one interface, and what it has said."""
 
-    def __init__(self) -> None:
-        self.instances: dict[str, _Instance] = {}
-        self.addresses: dict[str, list[str]] = {}
-        self.models: dict[str, str] = {}
+    instances: dict[str, _Instance] = field(default_factory=dict)
+    addresses: dict[str, list[str]] = field(default_factory=dict)
+    models: dict[str, str] = field(default_factory=dict)
 
 
 class RecordBook:

@@ -88,10 +88,6 @@ class Interfaces:
 
     all: tuple[Interface, ...]
 
-    def own(self, address: Address) -> bool:
-        """Whether an address is this machine's."""
-        return address.is_loopback or any(address == one.ip for interface in self.all for one in interface.addresses)
-
     @property
     def browsable(self) -> tuple[Interface, ...]:
         """Those that multicast can be sent and heard on."""
@@ -116,8 +112,8 @@ class Interfaces:
         address = getattr(address, "ipv4_mapped", None) or address  # another way to write an address, even our own
         if address.is_multicast or address.is_unspecified or not 0 < port < 65536:
             return None
-        if self.own(address):
-            owner = next((i.name for i in self.all if any(address == one.ip for one in i.addresses)), "lo")
+        ours = (i.name for i in self.all if any(address == one.ip for one in i.addresses))
+        if owner := next(ours, "lo" if address.is_loopback else ""):
             return Endpoint(str(address), owner, port, PathKind.HERE)
         named = next((i.name for i in self.all if scope.isdecimal() and i.index == int(scope)), scope)
         interface = self._toward(address, named or seen_on)

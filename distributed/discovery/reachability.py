@@ -11,7 +11,6 @@ import contextlib
 import errno
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -29,6 +28,7 @@ from distributed.ssh.errors import REMOTE_LOGIN, SshError, UnknownHostKey
 from distributed.ssh.host_keys import Expected, HostKeyInfo, Keys
 from distributed.ssh.session import open_transport
 from distributed.ssh.wire import NO_ROUTE, Deadline, Wire, in_background
+from distributed.system import output
 
 CONNECT_TIMEOUT = 1.5
 """Seconds for a TCP connection in the local network; a sleeping Wi-Fi station takes up to one."""
@@ -162,13 +162,7 @@ def sign_of_life(endpoint: Endpoint) -> str:
 def _pings(endpoint: Endpoint) -> bool:
     names = ("ping6", "ping") if ":" in endpoint.address else ("ping",)
     program = next((path for path in map(shutil.which, names) if path), None)
-    if program is None:
-        return False
-    try:
-        command = [program, "-n", "-c", "1", endpoint.scoped]
-        return subprocess.run(command, capture_output=True, timeout=1.5, stdin=subprocess.DEVNULL).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
+    return program is not None and bool(output(program, "-n", "-c", "1", endpoint.scoped, timeout=1.5))
 
 
 # ------------------------------------------------------------------------------------------------------ again and again

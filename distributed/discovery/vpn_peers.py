@@ -8,11 +8,11 @@ from __future__ import annotations
 import ipaddress
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator
 
 from distributed.discovery.sightings import LONGEST_NAME, Origin
 from distributed.ssh.config import SshTarget
+from distributed.system import output
 
 _TIMEOUT = 2.0
 _MOST = 64
@@ -67,10 +67,4 @@ def _literal(text: object) -> str:
 def _said(*programs: str, words: tuple[str, ...]) -> str:
     """Return what the first of these programs that is there writes; nothing where none is, or it fails."""
     program = next(filter(None, map(shutil.which, programs)), None)
-    if program is None:
-        return ""
-    try:
-        done = subprocess.run([program, *words], capture_output=True, timeout=_TIMEOUT, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+    return output(program, *words, timeout=_TIMEOUT) if program else ""

@@ -21,7 +21,7 @@ from distributed.machine.link import packed
 from distributed.measuring.link_probe import MOST_PEERS, TOKEN
 from distributed.planning.cluster import Document, Link, Mbit, Name, Text
 from distributed.planning.cost_model import LINE_SHARE
-from distributed.ssh.errors import SshError
+from distributed.ssh.errors import SshError, one_line
 from distributed.ssh.process import Process
 from profiles.errors import MusterError, counted
 
@@ -224,8 +224,7 @@ def _measure(source: Probe, target: Probe) -> PairFigures:
         try:
             return PairFigures(source=target.name, target=source.name, figures=_call(target, source), only=True)
         except MusterError:
-            problem = "".join(c if c.isprintable() else " " for c in first.message)
-            return PairFigures(source=source.name, target=target.name, problem=problem[:300])
+            return PairFigures(source=source.name, target=target.name, problem=one_line(first.message)[:300])
 
 
 def _call(source: Probe, target: Probe) -> Figures:

@@ -21,7 +21,7 @@ from distributed.planning.document import Workload
 from distributed.preparation.code_sync import Inputs
 from distributed.preparation.preflight import Facts, Ready
 from distributed.preparation.transfer import send_trees
-from distributed.ssh.errors import SshError
+from distributed.ssh.errors import SshError, one_line
 from distributed.workers.agent_records import assigned
 from distributed.workers.remote_worker import RemoteWorker
 from training.bounded import parse_object
@@ -154,7 +154,7 @@ class _Aloud:
         self._said = float("-inf")
 
     def __call__(self, said: dict[str, Any]) -> None:
-        phase, now = _text(said, "phase")[:80], self._clock()
+        phase, now = one_line(str(said.get("phase", "")))[:80], self._clock()
         if now - self._said < (_SOON if phase != self._phase else _LATER):
             return
         self._phase, self._said = phase, now
@@ -191,7 +191,7 @@ def figures_of(
             break
     failure = found.get("failure") or found.get("error") or {}
     if failure and not measurements:
-        raise SshError(name, f"could not run the task ({_text(failure, 'message')})", _text(failure, "hint"))
+        raise SshError(name, f"could not run the task ({failure.get('message', '')})", str(failure.get("hint", "")))
     if not measurements or "facts" not in found or "workload" not in found:
         raise SshError(name, "the short run there ended without figures", "try the task on that machine")
     facts, model = found["facts"], found["workload"]
@@ -208,10 +208,6 @@ def figures_of(
         return SpeedFigures(machine=machine, workload=Workload(tuning=tuning, lora_trainable=lora, **counts))
     except (ValidationError, TypeError) as error:
         raise SshError(name, f"impossible figures ({str(error).splitlines()[0]:.100})", "measure again") from None
-
-
-def _text(said: dict[str, Any], key: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in str(said.get(key, "")))[:300]
 
 
 def placements_of(machines: Sequence[Ready], members: tuple[MemberPlan, ...]) -> list[Placement]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import statistics
 import time
 from collections.abc import Collection, Iterable
 from functools import cached_property
@@ -191,13 +192,11 @@ class Machine(Document):
 
 def _line(points: list[tuple[float, float]]) -> tuple[float, float]:
     """Return intercept and slope of the least-squares line; through the origin where all x are equal."""
-    n = len(points)
-    mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    if spread == 0:
-        return 0.0, mean_y / mean_x
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
-    return mean_y - slope * mean_x, slope
+    xs, ys = zip(*points, strict=True)
+    if len(set(xs)) == 1:
+        return 0.0, statistics.fmean(ys) / xs[0]
+    slope, intercept = statistics.linear_regression(xs, ys)
+    return intercept, slope
 
 
 class Link(Document):

@@ -6,6 +6,7 @@ earlier predictions for these machines were gives factors."""
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
@@ -55,8 +56,7 @@ class Corrections(Document):
     def exchange_of(self, members: Iterable[str], strategy: str, engine: str) -> float:
         """Return the factor on an exchange of a group: the geometric mean of its machines', 1 for who has none."""
         known = {one.machine: one.factor for one in self.exchange if (one.strategy, one.engine) == (strategy, engine)}
-        logs = [math.log(known.get(name, 1.0)) for name in members]
-        return math.exp(sum(logs) / len(logs)) if logs else 1.0
+        return statistics.geometric_mean([known.get(name, 1.0) for name in members])
 
     def applied(self, cluster: Cluster) -> Cluster:
         """Return the cluster with machines as fast as they proved to be."""

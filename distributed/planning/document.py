@@ -64,7 +64,6 @@ class Job(Owning, ModelCounts):
     """Whether an epoch has no smaller step at its end."""
     steps: Count = 0
     """Optimizer steps; 0: as many as the samples need."""
-    """Steps for which more than these samples are seen, if that is what it takes."""
     batch: Annotated[int, Field(ge=1, le=1_000_000)] = 8
     """Samples of one forward pass of one device."""
     accumulation: Annotated[int, Field(ge=1, le=1_000_000)] = 1

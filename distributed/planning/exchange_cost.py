@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 from distributed.planning import cost_model
@@ -224,7 +225,7 @@ class _Group:
         shares = (1 / len(stars),) * len(stars)
         if choice.engine == "mesh" and not self._gathers:
             shares = best_shares(list(seconds.values()))
-        means = {key: _mean(each, shares) for key, each in seconds.items()}
+        means = {key: sum(map(mul, each, shares)) for key, each in seconds.items()}
         longest = []
         for of_members in (True, False):
             own = [key for key, one in parts.items() if (one.kind == "member") is of_members]
@@ -296,7 +297,3 @@ def _peers_a_value(members: int) -> float:
     """Return to how many other ones a member's value goes and comes back from, where everybody owns as much: each link
     carries that much less where only some meet at once, on average over who meets whom."""
     return (members - 1) / members if members > 1 else 1.0
-
-
-def _mean(values: Sequence[float], shares: Sequence[float]) -> float:
-    return sum(value * share for value, share in zip(values, shares, strict=True))

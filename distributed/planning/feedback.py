@@ -1,16 +1,7 @@
 """Predictions compared with measurements, and what the next prediction for these machines learns from that.
 
-Whoever supervises a run::
-
-    comparison = compare(candidate, events)        # after the run; None where it was too short
-    metrics["prediction"] = comparison.document()  # in metrics.json
-    remember(cluster, comparison)                  # in the user's cache folder
-
-and whoever plans the next one::
-
-    plan(cluster, job, carriers, corrections(cluster, job))
-
-:func:`compare` is pure. Ratios are measured over predicted, freed of the corrections that the prediction had in it.
+At the end of a run, :func:`prediction_metrics` compares and remembers; the next plan asks for :func:`corrections`.
+Ratios are measured over predicted, freed of the corrections that the prediction had in it.
 """
 
 from __future__ import annotations
@@ -20,8 +11,7 @@ import itertools
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -98,18 +88,6 @@ class Comparison(Document):
 # -------------------------------------------------------------------------------------------------------------- compare
 
 
-@dataclass(frozen=True)
-class _Window:
-    """The counted steps of all members."""
-
-    steps: tuple[int, ...]
-    of: Mapping[int, Mapping[int, StepEvent]]
-    """By rank, by step."""
-
-    def values(self, rank: int, value: Callable[[StepEvent], float]) -> list[float]:
-        return [value(self.of[rank][step]) for step in self.steps]
-
-
 def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -> Comparison | None:
     """Compare a finished run with its prediction.
 
@@ -131,19 +109,24 @@ def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -
     ranks = _ranks(choice.members, steps, names)
     if ranks is None:
         return None
-    window = _window({rank: steps[rank] for rank in ranks}, choice.interval)
-    if window is None:
+    counted = _counted([steps[rank] for rank in ranks], choice.interval)
+    if not counted:
         return None
+
+    def by_member(typical: Callable[[Sequence[float]], float], value: Callable[[StepEvent], float]) -> list[float]:
+        return [typical([value(steps[rank][number]) for number in counted]) for rank in ranks]
+
     typical = statistics.fmean if choice.interval > 1 else _usual
-    walls = [typical(window.values(rank, lambda e: e.seconds)) for rank in ranks]
-    waits = [typical(window.values(rank, lambda e: e.wait)) for rank in ranks]
-    busy = [typical(window.values(rank, lambda e: e.compute)) for rank in ranks]
+    walls = by_member(typical, lambda e: e.seconds)
+    waits = by_member(typical, lambda e: e.wait)
+    busy = by_member(typical, lambda e: e.compute)
+    moved = max(by_member(statistics.fmean, lambda e: e.bytes_sent + e.bytes_received))
     wall, wait = max(walls), min(waits)
     predicted_wait = max(0.0, candidate.step - max(map(_busy, candidate.members)))
     return Comparison(
         choice=choice,
         trainable=trainable,
-        steps=len(window.steps),
+        steps=len(counted),
         predicted_step=candidate.step,
         measured_step=wall,
         predicted_wait=predicted_wait,
@@ -151,7 +134,7 @@ def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -
         predicted_share=predicted_wait / candidate.step,
         measured_share=wait / wall if wall else 0.0,
         predicted_bytes_per_hour=candidate.bytes_per_hour,
-        measured_bytes_per_hour=_bytes_per_hour(choice, window, ranks, wall),
+        measured_bytes_per_hour=0.0 if choice.alone else moved * 3600 / wall,
         exchange_ratio=_exchange_ratio(candidate, predicted_wait - candidate.skew, wait - candidate.skew),
         members=tuple(
             MemberComparison(
@@ -188,36 +171,25 @@ def _ranks(members: Sequence[str], steps: Mapping[int, object], names: Mapping[s
     return ranks if len(ranks) == len(members) == len(steps) and set(ranks) <= set(steps) else None
 
 
-def _window(of: Mapping[int, Mapping[int, StepEvent]], interval: int) -> _Window | None:
-    """Return the steps that all members took, after the warm-up; whole intervals of them.
+def _counted(steps: Sequence[Collection[int]], interval: int) -> list[int]:
+    """Return the steps that all members took, after the warm-up, whole intervals of them; none where they are too few.
 
     They end with the last exchange, after the first one where there are more: it comes when the slowest start is over.
     """
-    common = sorted(set.intersection(*(set(steps) for steps in of.values())))
+    common = sorted(set.intersection(*map(set, steps)))
     if interval > 1:
         last = common[-1] // interval * interval if common else 0
         first = interval if last >= 2 * interval else 0
-        counted = tuple(step for step in common if first < step <= last)
-        return _Window(counted, of) if len(counted) >= interval else None
-    counted = tuple(step for step in common if step > _WARM_UP)
-    return _Window(counted, of) if len(counted) >= _FEWEST_STEPS else None
+        counted = [step for step in common if first < step <= last]
+        return counted if len(counted) >= interval else []
+    counted = [step for step in common if step > _WARM_UP]
+    return counted if len(counted) >= _FEWEST_STEPS else []
 
 
 def _usual(values: Sequence[float]) -> float:
     """Return the median of the means of two values that follow one another: members that wait for each other have long
     and short steps by turns, of which a median alone takes one kind."""
     return statistics.median((one + other) / 2 for one, other in itertools.pairwise(values))
-
-
-def _bytes_per_hour(choice: Choice, window: _Window, ranks: Sequence[int], seconds: float) -> float:
-    """Return what the busiest machine moves, all its members' exchanges together, at so many seconds a step."""
-    if choice.alone:
-        return 0.0
-    moved = {
-        name: statistics.fmean(window.values(rank, lambda e: float(e.bytes_sent + e.bytes_received)))
-        for name, rank in zip(choice.members, ranks, strict=True)
-    }
-    return max(moved.values()) * 3600 / seconds
 
 
 def _exchange_ratio(candidate: Candidate, predicted_wait: float, wait: float) -> float | None:

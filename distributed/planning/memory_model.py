@@ -161,12 +161,6 @@ def _costs(strategy: str, settings: Owning | None = None) -> CostModel:
     return found or CostModel()
 
 
-def owner_bytes(strategy: str, trainable: int, settings: Owning | None = None) -> int:
-    """What an owner keeps of the others' contributions until all are there, with equal shares at most: ``(n - 1) / n``
-    of the longest vector in fp32."""
-    return _FP32 * _costs(strategy, settings).longest(trainable)
-
-
 def mesh_bytes(strategy: str, trainable: int, owns: bool = True, settings: Owning | None = None) -> int:
     """What the mesh keeps at most beside the mean, which the strategy counts, and what an owner keeps: outcomes as they
     came, for those who miss one, and of a vector up to :data:`~training.exchange.reduction.AT_ONCE` the contribution,
@@ -182,8 +176,10 @@ def mesh_bytes(strategy: str, trainable: int, owns: bool = True, settings: Ownin
 
 
 def exchange_bytes(strategy: str, trainable: int, settings: Owning | None = None) -> int:
-    """What the mesh keeps at most of an exchange with equal shares."""
-    return owner_bytes(strategy, trainable, settings) + mesh_bytes(strategy, trainable, settings=settings)
+    """What the mesh keeps at most of an exchange with equal shares: an owner keeps the others' contributions until all
+    are there, ``(n - 1) / n`` of the longest vector in fp32."""
+    owned = _FP32 * _costs(strategy, settings).longest(trainable)
+    return owned + mesh_bytes(strategy, trainable, settings=settings)
 
 
 def checkpointed(per_sample: float, layers: int) -> float:

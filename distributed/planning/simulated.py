@@ -242,7 +242,8 @@ class ClusterClock:
     def cost(self, members: tuple[int, ...], trainable: int, steps: int) -> Cost:
         """Return what a step of some members costs; see :class:`training.simulated.clock.Clock`."""
         if self._predictor is None:
-            self._predictor = Predictor(self._machines.cluster, _job(self._plan, trainable, steps))
+            job = job_after(self._plan.profile, trainable, steps, steps * self._plan.global_batch)
+            self._predictor = Predictor(self._machines.cluster, job)
         alike: dict[object, list[int]] = {}
         for rank in members:
             alike.setdefault(self._kind(rank), []).append(rank)
@@ -299,7 +300,3 @@ def job_after(profile: Profile, trainable: int, steps: int, samples: int) -> Job
     counts: dict[str, Any] = {"trainable": trainable, "total": trainable, "samples": max(1, samples)}
     workload = Workload(tuning=profile.model.tuning, **counts)
     return job_of(profile.model_copy(update={"training": training}), workload)
-
-
-def _job(plan: RunPlan, trainable: int, steps: int) -> Job:
-    return job_after(plan.profile, trainable, steps, steps * plan.global_batch)

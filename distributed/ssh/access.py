@@ -1,16 +1,8 @@
 """Whether a machine accepts the login; if not, how far it came, why, and what to do. And how a password becomes a key.
 
-The way to a machine has four stages (:class:`~distributed.ssh.errors.Stage`): *reach* (name, route, port, an SSH server
-that speaks), *host key* (is it who it was?), *login* (a key that it accepts), *shell* (commands run). A report says at
-which of them it ended.
-
-:func:`install_key` takes a password once: our key is put on the machine, and from then on the key alone logs in. The
-key is Muster's own, ``~/.ssh/muster_ed25519``. Where a key of the user's logs in already nothing is made or installed.
-It is not the user's own key because that one is often locked by a passphrase, which a run that reconnects at night
-cannot type, and because :mod:`distributed.cleaning.clean` can then take it off a machine without locking the user out.
-
-The password is an argument of one function call and goes to the SSH server inside the encrypted connection. It is in no
-file, message, command line or environment.
+docs/access.md has the stages of the way to a machine, and why there is a key of our own. A password is an argument of
+one function call and goes to the SSH server inside the encrypted connection. It is in no file, message, command line or
+environment.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from distributed.hosts.file import split_address
 from distributed.hosts.schema import Hosts, Machine
 from distributed.ssh.host_keys import KnownHosts, known_name, read_lines
 from profiles.errors import BadInput
@@ -218,19 +219,14 @@ def _agent_socket(value: str, path: Callable[[str], Path]) -> str:
     return str(path(value))
 
 
-_JUMP = re.compile(r"(?:ssh://)?(?:([^@]*)@)?(\[[^\]]+\]|[^:/]+|[^/]*:[^/]*:[^/]*?)(?::(\d{1,5}))?/?")
-
-
 def parse_jumps(text: str, target: SshTarget) -> tuple[SshTarget, ...]:
     """Parse a ProxyJump list: ``[user@]host[:port]`` or ``ssh://[user@]host[:port]``, by comma."""
     jumps = []
     for part in filter(None, map(str.strip, text.split(","))):
-        match = _JUMP.fullmatch(part)
-        if not match:
-            raise BadInput(f"cannot understand ProxyJump {part!r}", "expected [user@]host[:port]", machine=target.name)
-        host, port = match[2].strip("[]"), int(match[3]) if match[3] else None
-        name = f"{target.name} (through {host})"
-        jumps.append(SshTarget(name, host, port, match[1] or "", "", target.config_file, target.from_hosts_file))
+        place = split_address(part.removeprefix("ssh://").rstrip("/"))
+        name = f"{target.name} (through {place['name']})"
+        user, port = place["user"] or "", place["port"]
+        jumps.append(SshTarget(name, place["name"], port, user, "", target.config_file, target.from_hosts_file))
     return tuple(jumps)
 
 

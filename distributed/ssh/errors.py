@@ -44,7 +44,7 @@ class SshError(MachinesNotReady):
         cls.cause, cls.stage = cause, stage
 
     def __init__(self, machine: str, problem: str, hint: str = "") -> None:
-        super().__init__(_one_line(problem), _one_line(hint), machine=machine)
+        super().__init__(one_line(problem), one_line(hint), machine=machine)
 
 
 class NameUnknown(SshError, cause="name_unknown", stage=Stage.REACH):
@@ -130,7 +130,8 @@ class RemoteFileError(SshError, cause="remote_file"):
     """A file could not be written or read there."""
 
 
-def _one_line(text: str) -> str:
-    """Text from a far machine is untrusted: no control characters reach the terminal, and no page of it either."""
+def one_line(text: str) -> str:
+    """Return text from a far machine as it may be shown: no control characters reach the terminal, and no page of it
+    either."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text[: 2 * _LONGEST]).split())
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."

@@ -38,9 +38,6 @@ class Timeouts:
         return self.lease + self.grace + self.margin
 
 
-TIMEOUTS = Timeouts()
-
-
 @dataclass(frozen=True)
 class Assignment:
     """What a machine is to run."""

@@ -24,7 +24,7 @@ from distributed.machine.link import AGENT, Link
 from distributed.preparation.transfer import fetch_model
 from distributed.ssh.errors import SshError
 from distributed.ssh.process import Process
-from distributed.workers.agent_records import TIMEOUTS, Assignment, Greeting, Record, Timeouts
+from distributed.workers.agent_records import Assignment, Greeting, Record, Timeouts
 from profiles.errors import ExitCode, MusterError
 from training.bounded import first_problem
 from training.events import ErrorEvent, Event, WarningEvent, from_line, to_line
@@ -36,8 +36,8 @@ LOST = 255
 LOG_BUDGET = 64 << 20
 """Bytes of a worker's log that are kept here."""
 _LOOK = 0.1
-_PYTHONPATH = ":".join(f"{{folder}}/inputs/{part}" for part in ("code", "user", "optimizer", "outer", "strategy"))
 """Seconds between two looks at whether a worker that is not started yet is still wanted."""
+_PYTHONPATH = ":".join(f"{{folder}}/inputs/{part}" for part in ("code", "user", "optimizer", "outer", "strategy"))
 
 
 @dataclass(eq=False)
@@ -54,7 +54,7 @@ class RemoteWorker:
     """Folder here that will hold ``member-<rank>/`` when the address is sent."""
     reach: Callable[[str], str] = lambda address: address
     """Turns the engine's address into the one to use there."""
-    timeouts: Timeouts = TIMEOUTS
+    timeouts: Timeouts = Timeouts()
     ready: Future[None] | None = None
     """The worker is started when it is done; its failure is the worker's."""
     delivers: Callable[[], bool] = lambda: True

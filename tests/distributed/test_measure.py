@@ -14,12 +14,12 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planner_figures import measured_pair as pair
 
 from app.cli.measure import machines_of, matrix_lines, remark_lines, speed_lines
 from distributed.measuring import machine_figures, measure
 from distributed.measuring.link_figures import (
     AllInterfaces,
-    Figures,
     InterfaceFigures,
     PairFigures,
     known_slower,
@@ -45,25 +45,6 @@ SPEED = SpeedFigures(
 FACTS = {"kind": "facts", "system": "linux", "device": "cpu", "cores": 2.0, "memory_total": 9, "memory_free": 8}
 TASK = {"kind": "workload", "trainable": 10, "total": 20, "layers": 2, "samples": 30}
 STEP = {"kind": "measurement", "batch": 4, "seconds": 0.5, "peak": 1000}
-
-
-def pair(mbit: float = 100.0, other: float = 0.0, **more: Any) -> PairFigures:
-    figures = Figures(
-        mbit=mbit,
-        mbit_back=90,
-        rtt_ms=0.5,
-        jitter_ms=0.1,
-        loss=0,
-        loss_back=0,
-        interface="eth0",
-        interface_back="eth0",
-        wireless=bool(more.get("wireless")),
-        wireless_back=False,
-        other_mbit=other,
-        address="10.0.0.2",
-        paths=(),
-    )
-    return PairFigures(source="a", target="b", figures=figures)
 
 
 def placed() -> Placement:
@@ -141,7 +122,7 @@ def test_what_a_short_run_is_at_is_told_now_and_then() -> None:
     told: list[str] = []
     figures_of(placed(), inputs(), iter(lines(*progress, FACTS, *steps, STEP, TASK)), told.append, clock.__next__)
     name = placed().member.name
-    assert told == [f"{name}: features", f"{name}: features 5 of 9", f"{name}: steps  of 4 samples"]
+    assert told == [f"{name}: features", f"{name}: features 5 of 9", f"{name}: steps of 4 samples"]
 
 
 def test_earlier_figures_until_they_are_old(tmp_path: Path) -> None:
@@ -165,9 +146,9 @@ def test_a_damaged_cache_is_measured_again(tmp_path_factory: pytest.TempPathFact
 
 
 def test_a_busy_link_is_marked() -> None:
-    _, sends, other = matrix_lines(Measured(["a", "b"], [pair(other=30)]))
+    _, sends, other = matrix_lines(Measured(["a", "b"], [pair(other_mbit=30)]))
     assert (sends, other) == ("a                       100* / 0.5", "b            90* / 0.5")
-    assert not pair(other=4).busy
+    assert not pair(other_mbit=4).busy
 
 
 def test_a_machine_that_others_used_is_named() -> None:
@@ -179,7 +160,7 @@ def test_a_machine_that_others_used_is_named() -> None:
 
 def test_long_names_are_whole_and_no_line_is_too_long() -> None:
     names = [letter * 64 for letter in "abcd"]
-    pairs = [pair().model_copy(update={"source": a, "target": b}) for a, b in itertools.combinations(names, 2)]
+    pairs = [pair(a, b) for a, b in itertools.combinations(names, 2)]
     speeds = [SPEED.model_copy(update={"machine": SPEED.machine.model_copy(update={"name": n})}) for n in names]
     found = Measured(names, pairs, speeds)
     lines = [*matrix_lines(found), *speed_lines(found), *remark_lines(found)]
@@ -200,15 +181,13 @@ def test_a_row_a_machine() -> None:
 
 def test_the_way_that_runs_take_is_named() -> None:
     ways = (("10.0.0.2", "eth0", "eth0", 19.0), ("169.254.7.2", "thunder0", "", 900.0))
-    measured = pair(900)
-    assert measured.figures is not None
-    figures = measured.figures.model_copy(update={"paths": ways, "address": "169.254.7.2"})
-    said = remark_lines(Measured(["a", "b"], [measured.model_copy(update={"figures": figures})]))
+    measured = pair(mbit=900, paths=ways, address="169.254.7.2")
+    said = remark_lines(Measured(["a", "b"], [measured]))
     assert said[-2:] == ["  thunder0 to ?, 169.254.7.2: 900 Mbit/s", "  eth0 to eth0, 10.0.0.2: 19 Mbit/s"]
     assert remark_lines(Measured(["a", "b"], [pair()])) == []
 
 
-@pytest.mark.parametrize("found", [pair(other=50), PairFigures(source="a", target="b", problem="refused")])
+@pytest.mark.parametrize("found", [pair(other_mbit=50), PairFigures(source="a", target="b", problem="refused")])
 def test_a_doubtful_link_is_tried_again_unless_a_run_starts_soon(found: PairFigures, tmp_path: Path) -> None:
     tried, stages = scripted(found)
     wishes = (
@@ -380,7 +359,7 @@ def test_no_document_without_a_machine() -> None:
 
 
 RATES = {"a": 95.0, "b": 95.0, "c": 95.0, "d": 40.0}
-STAR = [pair(mbit).model_copy(update={"source": "fast", "target": name}) for name, mbit in RATES.items()]
+STAR = [pair("fast", name, mbit) for name, mbit in RATES.items()]
 
 
 @pytest.mark.parametrize(
@@ -391,8 +370,8 @@ STAR = [pair(mbit).model_copy(update={"source": "fast", "target": name}) for nam
         (STAR, {"eth0": 200.0}, "abc"),
         (STAR, {"eth0": 100.0}, ""),
         (STAR[:1], {}, ""),
-        ([pair(940).model_copy(update={"source": "fast", "target": name}) for name in "abc"], {"eth0": 1000.0}, ""),
-        ([pair(wireless=True).model_copy(update={"source": "fast", "target": name}) for name in "ab"], {}, ""),
+        ([pair("fast", name, 940) for name in "abc"], {"eth0": 1000.0}, ""),
+        ([pair("fast", name, wireless=True) for name in "ab"], {}, ""),
     ],
 )
 def test_several_at_once_are_asked_where_a_link_alone_does_not_tell(

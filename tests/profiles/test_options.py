@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from profiles.declarations import Section, declare, option, withdraw
+from profiles.declarations import Section, declare, nearest, option, withdraw
 from profiles.errors import BadInput
-from profiles.options import OptionSpec, canonical, check_value, nearest, options, options_by_name
+from profiles.options import OptionSpec, canonical, check_value, options, options_by_name
 from profiles.resolve import profile_from_options
 from profiles.schema import Profile, StrategySettings
 
