@@ -1,6 +1,7 @@
 """What a machine is asked before and after a run: who it is, which files it has, what is left of a run there.
 
-Standard library only, Python >= 3.9: it is copied to the machine with :mod:`distributed.system` and run there::
+Standard library only, Python >= 3.9: it is copied to the machine with :mod:`distributed.system` and
+:mod:`training.resources`, and run there::
 
     python agent_files.py ROOT probe MODULE...   one JSON document about the machine
     python agent_files.py ROOT missing           < {"trees": [...], "blobs": [...]}   > those that are not there
@@ -29,7 +30,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from distributed.system import interface_of, output, read
+from distributed.system import interface_of, output
+from training.resources import count_gpus, gpu_memory, memory_limit
 
 _PIECE = 1 << 16
 """Bytes of a file that are lost at most when its stream breaks."""
@@ -37,7 +39,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def probe(root: Path, modules: list[str]) -> dict[str, Any]:
-    """Print a report on this machine."""
+    """Return a report on this machine."""
     folder = next(parent for parent in (root, *root.parents) if parent.exists())
     address = (os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2] or "127.0.0.1"
     return {
@@ -50,9 +52,9 @@ def probe(root: Path, modules: list[str]) -> dict[str, Any]:
         "writable": os.access(folder, os.W_OK),
         "root": str(root),
         "system": platform.system(),
-        "gpus": output("nvidia-smi", "-L").count("GPU "),
+        "gpus": count_gpus(),
         "memory": memory(),
-        "gpu_memory": min(gpu_memory(), default=0),
+        "gpu_memory": gpu_memory(),
         "address": address,
         "interface": interface_of(address),
     }
@@ -66,19 +68,12 @@ def version(package: str) -> str:
 
 
 def memory() -> int:
-    """Return the bytes of memory, or of what the container allows; 0 where nobody tells."""
-    whole = re.findall(r"^MemTotal:\s+([0-9]{1,15}) kB", read("/proc/meminfo"), re.M)
-    said = [int(whole[0]) * 1024] if whole else []
-    said += [int(size) for size in output("sysctl", "-n", "hw.memsize").split()[:1] if size.isdecimal()]
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        said += [int(size) for size in read(limit).split()[:1] if size.isdecimal()]
-    return min(said, default=0)
-
-
-def gpu_memory() -> list[int]:
-    """Return the bytes of each NVIDIA GPU."""
-    said = output("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
-    return [int(size) * 2**20 for size in said.split() if size.isdecimal()]
+    """Return the bytes of memory, or of what its control groups allow; 0 where nobody tells."""
+    try:
+        whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
+    return min(whole, memory_limit() or whole)
 
 
 def blob_path(root: Path, name: str) -> Path:

@@ -293,7 +293,7 @@ def packed(*modules: str) -> str:
 @lru_cache
 def _programs() -> dict[str, bytes]:
     """Return the programs of the agent by the names of their files."""
-    files = packed("distributed.system", "distributed.machine.agent_files")
+    files = packed("distributed.system", "training.resources", "distributed.machine.agent_files")
     return {AGENT: Path(__file__).with_name(AGENT).read_bytes(), FILES: files.encode()}
 
 

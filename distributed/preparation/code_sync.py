@@ -6,7 +6,6 @@ The worker of a run finds everything under ``inputs/`` of its folder, so that th
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.machinery
 import json
 import os
@@ -27,7 +26,7 @@ from profiles.errors import BadInput
 from profiles.locations import with_files
 from profiles.schema import Profile
 from training.plan import JOB_FACTORY, RunPlan
-from training.run_files import explain, write_whole
+from training.run_files import explain, sha256, write_whole
 from training.strategies.own_file import as_own_code
 from training.tasks.patches import FOLDER as PATCHES
 from training.tasks.speech_dataset import files_of_table
@@ -242,20 +241,15 @@ def _tree(paths: Iterable[Path], top: Path) -> Tree:
 
 
 def _hash(path: Path, cache: HashCache) -> str:
-    digest = hashlib.sha256()
     try:
-        with open(path, "rb") as stream:
-            stat = os.fstat(stream.fileno())
-            known = cache.get(path, stat) if stat.st_size >= SMALLEST else ""
-            if known:
-                return known
-            while chunk := stream.read(1 << 20):
-                digest.update(chunk)
+        stat = path.stat()
+        known = cache.get(path, stat) if stat.st_size >= SMALLEST else ""
+        digest = known or sha256(path)
     except OSError as error:
         raise BadInput(*explain(error, path)) from None
-    if stat.st_size >= SMALLEST:
-        cache.put(path, stat, digest.hexdigest())
-    return digest.hexdigest()
+    if stat.st_size >= SMALLEST and not known:
+        cache.put(path, stat, digest)
+    return digest
 
 
 class HashCache:

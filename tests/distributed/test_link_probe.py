@@ -120,7 +120,10 @@ def test_the_program_travels_as_one_argument_and_ends_with_its_input() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize("name", ["measuring/link_probe", "measuring/link_transfer", "system"])
+@pytest.mark.parametrize(
+    "name",
+    ["measuring/link_probe", "measuring/link_transfer", "system", "machine/agent_files", "../training/resources"],
+)
 def test_an_old_python_understands_it(name: str) -> None:
     ast.parse((ROOM / f"{name}.py").read_text(), feature_version=(3, 9))
 
