@@ -1,16 +1,7 @@
-"""The options as documents: ``docs/options.md`` and a commented INI section.
-
-::
-
-    python -m profiles.reference          # writes docs/options.md
-    python -m profiles.reference ini      # prints [DEFAULT] with every option, commented out
-"""
+"""The page of all options: ``python -m profiles.reference`` writes ``docs/options.md``."""
 
 from __future__ import annotations
 
-import sys
-import textwrap
-from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
@@ -78,24 +69,6 @@ def _table(specs: list[OptionSpec]) -> str:
     return f"| option | type | default | what it is |\n|---|---|---|---|\n{rows}"
 
 
-def ini_block(specs: Iterable[OptionSpec]) -> str:
-    """Return each option with its default, commented out under its help, as INI lines."""
-    lines = []
-    for spec in specs:
-        lines += textwrap.wrap(spec.about, 118, initial_indent="# ", subsequent_indent="#   ")
-        lines += [f"#{spec.name} = {spec.default}".rstrip(), ""]
-    return "\n".join(lines)
-
-
-def main(arguments: list[str]) -> int:
-    """Write the page, or print the INI section."""
-    if arguments == ["ini"]:
-        print("[DEFAULT]\n" + ini_block(options()), end="")
-        return 0
-    write_atomically(PAGE, markdown())
-    return 0
-
-
 def _row(spec: OptionSpec) -> str:
     mark = " *" if spec.advanced else ""
     default = f"`{spec.default}`" if spec.default else ""
@@ -104,4 +77,4 @@ def _row(spec: OptionSpec) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    write_atomically(PAGE, markdown())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_figures import job, joined, machine
-from test_run_planning import link
+from scripted_connection import undialled as link
 
 from app.wizard import actions as do
 from app.wizard.dependencies import apply

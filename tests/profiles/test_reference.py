@@ -2,12 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from profiles.declarations import forms
-from profiles.ini import parse_ini
 from profiles.options import options
-from profiles.reference import PAGE, ini_block, main, markdown
+from profiles.reference import PAGE, markdown
 from profiles.resolve import load_profile
 
 
@@ -21,16 +18,8 @@ def test_the_page_has_every_option() -> None:
     assert set(forms("codec")) < set(rows)
 
 
-def test_ini_block_without_its_comment_signs_is_a_valid_section(tmp_path: Path) -> None:
-    lines = ini_block(options()).splitlines()
-    uncommented = "\n".join(line[1:] if line.startswith("#") and line[1:2].isalpha() else line for line in lines)
+def test_every_default_can_stand_in_a_file(tmp_path: Path) -> None:
     config = tmp_path / "config.ini"
-    config.write_text(f"[DEFAULT]\n{uncommented}\n[profile:p]\n")
-    assert len(parse_ini(config.read_text(), config).sections["DEFAULT"].entries) == len(options())
+    config.write_text("\n".join(["[DEFAULT]", *(f"{one.name} = {one.default}" for one in options()), "[profile:p]\n"]))
     resolved = load_profile("p", {}, config, complete=False)
     assert {origin.section for origin in resolved.origins.values()} == {"DEFAULT"}
-
-
-def test_printing_the_ini_section(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ini"]) == 0
-    assert capsys.readouterr().out.startswith("[DEFAULT]\n# kind of job")
