@@ -17,3 +17,22 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Whisper of two layers."""
+    import torch
+
+    from tests.tasks.tiny_speech import tiny_whisper  # imports transformers
+
+    torch.manual_seed(1)  # what it hears decides what is listed
+    return tiny_whisper(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def clips() -> list[tuple[str, str, str]]:
+    """Rows of a table of four recordings in the folder ``speech``."""
+    from tests.tasks.tiny_speech import write_clips
+
+    return write_clips(Path("speech"), 4)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from app.cli.train import TrainRequest, distributed_train
 from profiles.errors import ExitCode
 from training.events import (
     EvaluationEvent,
@@ -118,3 +120,11 @@ class FakeRun:
     def kill(self) -> None:
         self.calls.append("kill")
         self.stopped.set()
+
+
+def finished_run(**options: str) -> Path:
+    """Return the folder of a run that has just completed."""
+    before = set(Path("output").glob("*"))
+    distributed_train(TrainRequest("demo-scratch", SMALL | options), FakeRun(training()))
+    (made,) = set(Path("output").iterdir()) - before
+    return made

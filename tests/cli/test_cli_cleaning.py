@@ -4,51 +4,33 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
+from fake_run import finished_run
 
 from app.cli.main import main
 from profiles.schema import Profile
 from training.tasks.whisper.held_out import Fold
 
-sys.path.append(str(Path(__file__).parents[1] / "tasks"))
-
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import torch
-    from tiny_speech import tiny_whisper  # imports transformers
-
-    torch.manual_seed(1)  # what it hears decides what is listed
-    return tiny_whisper(tmp_path_factory.mktemp("model") / "tiny")
-
-
 @pytest.fixture
-def speech() -> Path:
-    from tiny_speech import write_clips, write_csv
+def speech(clips: list[tuple[str, str, str]]) -> Path:
+    from tests.tasks.tiny_speech import write_csv
 
     folder = Path("speech").absolute()
-    rows = write_clips(folder, 4)
-    write_csv(folder / "train.csv", rows[:2])
-    write_csv(folder / "validation.csv", rows[:1])
+    write_csv(folder / "train.csv", clips[:2])
+    write_csv(folder / "validation.csv", clips[:1])
     return folder
 
 
 @pytest.fixture
 def run(model: Path, speech: Path, capsys: Capture) -> str:
     """A finished run on these clips."""
-    from fake_run import FakeRun, training
-
-    from app.cli.train import TrainRequest, distributed_train
-
-    distributed_train(TrainRequest("demo", {"dataset_path": str(speech)}), FakeRun(training()))
-    (run,) = Path("output").iterdir()
-    (run / "model" / "config.json").unlink()
-    (run / "model").rmdir()
+    run = finished_run(dataset_path=str(speech), workers="1")
+    shutil.rmtree(run / "model")
     (run / "model").symlink_to(model)
     capsys.readouterr()
     return run.name

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 import typer
-from fake_run import SMALL, FakeRun, training
+from fake_run import finished_run
 
 from app.cli.main import COMMANDS, command_list, command_tree, main
-from app.cli.train import TrainRequest, distributed_train
 from benchmarks.whisper_memory_limit import UNFITTED
 from profiles.options import options
 from training.run_folder import RunFolder
@@ -30,10 +29,15 @@ def in_process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
-def make_run(profile: str = "demo-scratch") -> str:
-    before = set(Path("output").glob("*"))
-    distributed_train(TrainRequest(profile, SMALL), FakeRun(training()))
-    (made,) = set(Path("output").iterdir()) - before
+@pytest.fixture
+def run_id(capsys: Capture) -> str:
+    """The id of a run that has completed; what it said is read."""
+    return another_run(capsys)
+
+
+def another_run(capsys: Capture) -> str:
+    made = finished_run()
+    capsys.readouterr()
     return made.name[:20]
 
 
@@ -162,8 +166,8 @@ def test_a_fault_of_ours_is_one_line_and_a_saved_traceback() -> None:
     assert "in broken" in Path(hint.removeprefix("hint: the traceback is in ")).read_text()
 
 
+@pytest.mark.usefixtures("run_id")
 def test_a_closed_pipe_is_quiet() -> None:
-    make_run()
     shell = f'"{sys.executable}" "{SCRIPT}" runs list --json | true; exit "${{PIPESTATUS[0]}}"'
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -174,19 +178,15 @@ def test_version(capsys: Capture) -> None:
     assert re.match(r"muster \S+\n", capsys.readouterr().out)
 
 
-def test_a_run_without_a_lost_machine_is_completed_and_says_so(capsys: Capture) -> None:
-    run = make_run()
-    RunFolder.open(find_run(Path("output"), run)).update_metadata(metrics={"lost": ["studio"]})
-    capsys.readouterr()
+def test_a_run_without_a_lost_machine_is_completed_and_says_so(run_id: str, capsys: Capture) -> None:
+    RunFolder.open(find_run(Path("output"), run_id)).update_metadata(metrics={"lost": ["studio"]})
     assert main(["runs", "list"]) == 0 and "completed, 1 lost" in capsys.readouterr().out
-    assert main(["runs", "show", run]) == 0 and "(completed, lost studio, attempt 1)" in capsys.readouterr().out
-    assert main(["runs", "show", run, "--json"]) == 0
+    assert main(["runs", "show", run_id]) == 0 and "(completed, lost studio, attempt 1)" in capsys.readouterr().out
+    assert main(["runs", "show", run_id, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["lost"] == ["studio"]
 
 
-def test_bare_runs_is_the_list(capsys: Capture) -> None:
-    run_id = make_run()
-    capsys.readouterr()
+def test_bare_runs_is_the_list(run_id: str, capsys: Capture) -> None:
     assert main(["runs"]) == 0
     bare = capsys.readouterr().out
     assert run_id in bare
@@ -200,33 +200,30 @@ def test_no_runs_yet_says_how_to_start_one(capsys: Capture) -> None:
     assert "distributed-train PROFILE" in capsys.readouterr().err
 
 
-def test_a_run_is_shown_with_the_state_of_its_events(capsys: Capture) -> None:
-    run_id = make_run()
-    capsys.readouterr()
+def test_a_run_is_shown_with_the_state_of_its_events(run_id: str, capsys: Capture) -> None:
     assert main(["runs", "show", run_id, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["run_id"], shown["status"], shown["state"]["step"]) == (run_id, "completed", 6)
     assert [member["bytes_sent"] for member in shown["state"]["members"]] == [18000, 18000]
 
 
+@pytest.mark.usefixtures("run_id")
 def test_a_run_is_shown_to_a_person(capsys: Capture) -> None:
-    make_run()
-    capsys.readouterr()
     assert main(["runs", "show", "demo-scratch"]) == 0
     out = capsys.readouterr().out
     assert "steps     6/6" in out
     assert "WER     test  98.0 % -> 3.0 %" in out
 
 
-def test_the_run_of_an_earlier_version_is_shown_with_the_present_names_of_its_options(capsys: Capture) -> None:
-    run_id = make_run()
+def test_the_run_of_an_earlier_version_is_shown_with_the_present_names_of_its_options(
+    run_id: str, capsys: Capture
+) -> None:
     file = next(Path("output").iterdir()) / "metadata.json"
     document = json.loads(file.read_text())
     assert document["config"]["strategy"].pop("coordinator_port") == 0
     document["config"]["strategy"]["hub_port"] = 4711
     file.write_text(json.dumps(document))
-    newer = make_run()
-    capsys.readouterr()
+    newer = another_run(capsys)
     assert main(["runs", "show", run_id, "--json"]) == 0
     out = capsys.readouterr().out
     assert "hub" not in out and json.loads(out)["config"]["strategy"]["coordinator_port"] == 4711
@@ -234,9 +231,8 @@ def test_the_run_of_an_earlier_version_is_shown_with_the_present_names_of_its_op
     assert json.loads(capsys.readouterr().out)["settings"] == {"coordinator_port": [4711, 0]}
 
 
-def test_runs_are_compared(capsys: Capture) -> None:
-    ids = [make_run(), make_run()]
-    capsys.readouterr()
+def test_runs_are_compared(run_id: str, capsys: Capture) -> None:
+    ids = [run_id, another_run(capsys)]
     assert main(["runs", "compare", *ids, "--json"]) == 0
     table = json.loads(capsys.readouterr().out)
     assert table["runs"] == ids
@@ -250,31 +246,23 @@ LOOKS += ["profiles", "profiles list", "profiles show demo", "profiles validate"
 
 
 @pytest.mark.parametrize("command", LOOKS)
-def test_json_is_one_document_that_ends_with_the_exit_code(command: str, capsys: Capture) -> None:
-    run_id = make_run()
+def test_json_is_one_document_that_ends_with_the_exit_code(command: str, run_id: str, capsys: Capture) -> None:
     Path("bad.ini").write_text("[profile:a]\nlearning_rat = 1\n")
-    capsys.readouterr()
     code = main([*command.replace("RUN", run_id).split(), "--json"])
     document = json.loads(capsys.readouterr().out)
     assert (document["exit_code"], list(document)[-1]) == (code, "exit_code")
     assert code == (2 if "bad.ini" in command else 0)
 
 
-def test_figures_of_every_member_are_left_to_json(capsys: Capture) -> None:
-    ids = [make_run(), make_run()]
-    (folder,) = Path("output").glob(f"{ids[0]}*")
-    metadata = json.loads((folder / "metadata.json").read_text())
-    metadata["metrics"]["prediction"] = {"step": 0.5, "members": [{"name": "studio"}]}
-    (folder / "metadata.json").write_text(json.dumps(metadata))
-    capsys.readouterr()
-    assert main(["runs", "compare", *ids]) == 0
+def test_figures_of_every_member_are_left_to_json(run_id: str, capsys: Capture) -> None:
+    prediction = {"step": 0.5, "members": [{"name": "studio"}]}
+    RunFolder.open(find_run(Path("output"), run_id)).update_metadata(metrics={"prediction": prediction})
+    assert main(["runs", "compare", run_id, another_run(capsys)]) == 0
     shown = capsys.readouterr().out
     assert "prediction.step" in shown and "prediction.members" not in shown
 
 
-def test_cleaning_needs_somebody_to_confirm(capsys: Capture) -> None:
-    run_id = make_run()
-    capsys.readouterr()
+def test_cleaning_needs_somebody_to_confirm(run_id: str, capsys: Capture) -> None:
     assert main(["runs", "clean", "--keep", "0"]) == 2
     out, err = capsys.readouterr()
     assert run_id in out
@@ -282,9 +270,7 @@ def test_cleaning_needs_somebody_to_confirm(capsys: Capture) -> None:
     assert len(list(Path("output").iterdir())) == 1
 
 
-def test_cleaning_shows_what_it_removes(capsys: Capture) -> None:
-    run_id = make_run()
-    capsys.readouterr()
+def test_cleaning_shows_what_it_removes(run_id: str, capsys: Capture) -> None:
     assert main(["runs", "clean", "--status", "completed", "--yes"]) == 0
     out = capsys.readouterr().out
     assert out.index(run_id) < out.index("removed 1 run,")

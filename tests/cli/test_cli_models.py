@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_run import SMALL, FakeRun, finished_run, training
 
 from app.cli.main import main
+from app.cli.train import TrainRequest, distributed_train
+from profiles.errors import ExitCode
 from training.run_folder import RunFolder
-
-sys.path.append(str(Path(__file__).parents[1] / "tasks"))
+from training.tasks.predictions import read_predictions, write_predictions
 
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tiny_speech import tiny_whisper  # imports transformers
-
-    return tiny_whisper(tmp_path_factory.mktemp("model") / "tiny")
-
-
 @pytest.fixture
-def speech() -> Path:
-    from tiny_speech import write_clips, write_csv
+def speech(clips: list[tuple[str, str, str]]) -> Path:
+    from tests.tasks.tiny_speech import write_csv
 
     folder = Path("speech")
-    write_csv(folder / "test.csv", write_clips(folder, 3))
+    write_csv(folder / "test.csv", clips[:3])
     return folder
 
 
@@ -40,11 +34,6 @@ def test_an_unknown_model_is_bad_input_before_anything_is_loaded(capsys: Capture
 
 
 def test_a_run_without_a_model_says_how_to_go_on(capsys: Capture) -> None:
-    from fake_run import SMALL, FakeRun, training
-
-    from app.cli.train import TrainRequest, distributed_train
-    from profiles.errors import ExitCode
-
     distributed_train(TrainRequest("demo-scratch", SMALL), FakeRun(training(), "failed", ExitCode.RUN_FAILED, "broken"))
     capsys.readouterr()
     assert main(["transcribe", "demo-scratch", "x.wav", "--json"]) == 2
@@ -75,14 +64,8 @@ def test_transcripts_as_json(model: Path, speech: Path, capsys: Capture) -> None
 
 @pytest.mark.slow
 def test_the_model_of_a_run_is_found_by_its_profile(model: Path, speech: Path, capsys: Capture) -> None:
-    from fake_run import SMALL, FakeRun, training
-
-    from app.cli.train import TrainRequest, distributed_train
-
-    distributed_train(TrainRequest("demo-scratch", SMALL), FakeRun(training()))
-    (run,) = Path("output").iterdir()
-    (run / "model" / "config.json").unlink()
-    (run / "model").rmdir()
+    run = finished_run()
+    shutil.rmtree(run / "model")
     (run / "model").symlink_to(model)
     capsys.readouterr()
     assert main(["transcribe", "demo-scratch", str(speech / "audio" / "clip0.wav"), "--json"]) == 0
@@ -103,7 +86,7 @@ def test_a_model_is_evaluated_on_a_split(model: Path, speech: Path, capsys: Capt
 def test_a_model_against_another_tells_what_changes_from_that_one(
     model: Path, speech: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    from tiny_speech import tiny_whisper
+    from tests.tasks.tiny_speech import tiny_whisper
 
     other = tiny_whisper(tmp_path / "other")
     losses = []
@@ -143,13 +126,7 @@ def test_a_lone_table_is_evaluated_whole(model: Path, speech: Path, capsys: Capt
 @pytest.mark.slow
 def test_what_the_run_itself_found_is_told_where_it_differs(model: Path, speech: Path, capsys: Capture) -> None:
     """A run may round to 16 bits, and holds adapters beside the weights: its figure may be another one."""
-    from fake_run import SMALL, FakeRun, training
-
-    from app.cli.train import TrainRequest, distributed_train
-    from training.tasks.predictions import read_predictions, write_predictions
-
-    distributed_train(TrainRequest("demo-scratch", SMALL), FakeRun(training()))
-    (run,) = Path("output").iterdir()
+    run = finished_run()
     shutil.rmtree(run / "model")
     shutil.copytree(model, run / "model")
     kept = run / "evaluation" / "predictions.csv"
