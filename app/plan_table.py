@@ -57,16 +57,11 @@ def table_lines(planning: Planning) -> Iterator[str]:
     """Yield the ranking, each way once; no line is longer than 80 columns."""
     yield _HEAD
     seen = set()
-    shown = 0
     for index, candidate in enumerate(planning.ranking):
-        key = candidate.choice.way
-        if key in seen or shown == ROWS:
-            continue
-        seen.add(key)
-        shown += 1
-        yield _row(candidate, index == planning.chosen).rstrip()
-    rest = len(planning.ranking) - shown
-    if rest:
+        if candidate.choice.way not in seen and len(seen) < ROWS:
+            seen.add(candidate.choice.way)
+            yield _row(candidate, index == planning.chosen).rstrip()
+    if rest := len(planning.ranking) - len(seen):
         yield f"   and {rest} more with --json: slower ways"
 
 

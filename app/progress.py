@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.live import Live
@@ -65,7 +66,7 @@ class LiveProgress(Progress):
         super().__init__(title, state)
         self._live = Live(
             console=console,
-            get_renderable=lambda: RunView(self._title, self.state),
+            get_renderable=lambda: RunView(self._title, self.state, time.time()),
             refresh_per_second=PAINTS_PER_SECOND,
             redirect_stdout=False,
         )
@@ -79,17 +80,17 @@ class LiveProgress(Progress):
             self._live.stop()
 
 
+@dataclass(frozen=True)
 class RunView:
     """One picture of a state."""
 
-    def __init__(self, title: str, state: RunState, now: float | None = None) -> None:
-        self._title = title
-        self._state = state
-        self._now = time.time() if now is None else now
+    title: str
+    state: RunState
+    now: float
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        state = self._state
-        yield Text(visible(self._title), style="bold", no_wrap=True, overflow="ellipsis")
+        state = self.state
+        yield Text(visible(self.title), style="bold", no_wrap=True, overflow="ellipsis")
         yield self._verdict()
         yield _members(state, narrow=options.max_width < 100)
         for split, results in state.evaluations.items():
@@ -102,9 +103,9 @@ class RunView:
             yield Text(visible(f"error: {notice.text}"), style="bold red", no_wrap=True, overflow="ellipsis")
 
     def _verdict(self) -> Table:
-        state = self._state
+        state = self.state
         line = Table.grid(padding=(0, 2))
-        elapsed = duration_text(self._now - state.started) if state.started else "-"
+        elapsed = duration_text(self.now - state.started) if state.started else "-"
         if state.total_steps is None:
             line.add_row(Text(visible(state.status)), Text(elapsed))
             return line

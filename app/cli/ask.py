@@ -14,7 +14,7 @@ from app.cli.approval import stand_behind
 from app.cli.arguments import OUTPUT, Json, Output, RunReference
 from app.cli.attach import stopping
 from app.cli.terminal import answer, somebody
-from app.console import command_about, say, show_json, show_line, visible
+from app.console import command_about, say, show_line, visible
 from app.run_state import reduce_events
 from distributed.hosts.file import RUN_HOSTS, typed_machine
 from distributed.run.requests import Action, leave_request, withdraw_request
@@ -164,10 +164,9 @@ def _tell_leftovers(
     code = ExitCode.RUN_FAILED if any(left.values()) else ExitCode.DONE
     if as_json:
         unknown = {name: problem.message for name, problem in problems.items()}
-        code = ExitCode.NOT_READY if problems else code
         kept = {"kept_step": state.resume_step, "kept": state.kept, "left": left, "unknown": unknown}
-        show_json({"run_dir": str(path), "status": run.metadata.status, **kept, **moments, "exit_code": int(code)})
-        return code
+        document = {"run_dir": str(path), "status": run.metadata.status, **kept, **moments}
+        return answer(True, document, (), ExitCode.NOT_READY if problems else code)
     stopped = "stopped" if run.metadata.strategy == SCRIPT else f"stopped; {state.kept}"
     show_line("the run is completed" if run.metadata.status == "completed" else stopped)
     for name, processes in left.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import signal
 import sys
 import time
@@ -16,7 +15,7 @@ import typer
 
 from app.cli.arguments import OUTPUT, Ascii, Detach, Json, Output, RunReference
 from app.cli.terminal import answer, heard_by, somebody
-from app.console import command_about, say, say_error, show_json, show_line, visible
+from app.console import can_only_print, command_about, say, say_error, show_json, show_line, visible
 from app.follow import Follower, Replay
 from app.progress import PlainProgress, progress_for
 from app.report import Ended, completed_lines, document, evaluation_lines, failure_hint, stopped_line, title_of
@@ -68,7 +67,7 @@ def attach(
 
 def fits_here() -> bool:
     """Whether this is a terminal that can show the dashboard."""
-    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "", None)
+    return sys.stdin.isatty() and sys.stdout.isatty() and not can_only_print()
 
 
 def ascii_lines() -> Callable[[str], None]:

@@ -7,12 +7,11 @@ finds them.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,7 +85,7 @@ def rehearse(request: TrainRequest, start_run: StartRun = LocalRun) -> ExitCode:
     _write(plan, None, request)
     with _folder_for_a_moment() as temporary:
         short = shortened(plan)
-        folder = RunFolder.create(temporary, short, list(request.command))
+        folder = RunFolder.create(Path(temporary), short, list(request.command))
         ended = run_to_end(short, folder, progress_for(f"dry run · {title_of(plan)}"), start_run=start_run)
         return _tell(plan, ended, request)
 
@@ -103,7 +102,7 @@ def not_for_real(launcher: DistributedLauncher, planned: Planned, request: Train
     _write(planned.plan, planned.planning, request)
     short = dataclasses.replace(planned, plan=shortened(planned.plan), planning=None, figures=None)
     with _folder_for_a_moment() as temporary:
-        path = launcher.start(short, request.command, output=temporary)
+        path = launcher.start(short, request.command, output=Path(temporary))
         follower = Follower(path)
         progress = progress_for(f"dry run · {title_of(planned.plan)}")
         with heard_by(lambda number, frame: _end(path)), progress:
@@ -118,10 +117,8 @@ def _end(path: Path) -> None:
     say("ending at once")
 
 
-@contextlib.contextmanager
-def _folder_for_a_moment() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="muster-dry-run-", ignore_cleanup_errors=True) as temporary:
-        yield Path(temporary)
+def _folder_for_a_moment() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="muster-dry-run-", ignore_cleanup_errors=True)
 
 
 def _tell(plan: RunPlan, ended: Ended, request: TrainRequest) -> ExitCode:

@@ -15,8 +15,8 @@ import typer
 from app.cli.access import chosen, trust
 from app.cli.approval import read_hosts
 from app.cli.arguments import USUAL_HOSTS, AllHosts, HostNames, Json, TrustNew, Yes
-from app.cli.terminal import confirmed, somebody
-from app.console import bytes_text, command_line, say, say_error, show_json, show_line, visible
+from app.cli.terminal import answer, confirmed, somebody
+from app.console import bytes_text, command_line, say, say_error, show_line, visible
 from distributed.cleaning.clean import PREPARED, Inventory, remove, survey
 from distributed.hosts.file import Hosts, Machine
 from distributed.machine.link import CACHE, Link, link_to
@@ -55,12 +55,10 @@ def distributed_check(
         for error in repair(found, lambda line: say(visible(line)), offline_wheels):
             say_error(error.message, error.hint)
         found = examine(machines, task, trust(trust_new), job)
-    code = ExitCode.DONE if all(one.ready for one in found) else ExitCode.NOT_READY
-    if as_json:
-        show_json({"machines": [_check_document(one) for one in found], "exit_code": int(code)})
     for one in () if as_json else found:
         _show(one)
-    return code
+    code = ExitCode.DONE if all(one.ready for one in found) else ExitCode.NOT_READY
+    return answer(as_json, {"machines": [_check_document(one) for one in found]}, (), code)
 
 
 def _show(one: Examined) -> None:
@@ -171,11 +169,7 @@ def _inventory_lines(found: Inventory) -> list[str]:
 
 def _tell(cases: Sequence[_Case], as_json: bool) -> ExitCode:
     clean = all(case.problem is None and (case.left or case.found or Inventory()).empty for case in cases)
-    code = ExitCode.DONE if clean else ExitCode.NOT_READY
-    if as_json:
-        show_json({"machines": [_document(case) for case in cases], "exit_code": int(code)})
-        return code
-    for case in cases:
+    for case in () if as_json else cases:
         if case.problem is not None:
             say_error(case.problem.message, case.problem.hint)
         elif case.left is not None:
@@ -183,9 +177,10 @@ def _tell(cases: Sequence[_Case], as_json: bool) -> ExitCode:
                 show_line(f"{visible(case.machine.name)}: {line}")
         elif case.found is not None and not case.found.empty:
             show_line(f"{visible(case.machine.name)}: nothing was removed")
-    if any(case.found and case.found.keys and case.left and not case.left.keys for case in cases):
+    if any(case.found and case.found.keys and case.left and not case.left.keys for case in cases) and not as_json:
         say(f"the private key stays here, for other machines: {own_key_path()}")
-    return code
+    code = ExitCode.DONE if clean else ExitCode.NOT_READY
+    return answer(as_json, {"machines": [_document(case) for case in cases]}, (), code)
 
 
 def _left_lines(left: Inventory) -> Iterator[str]:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from app.cli.arguments import AllowMissing, Detach, Json, OfflineWheels, Setting, TrustCode, TrustNew
+from app.cli.arguments import AllowMissing, Detach, Json, OfflineWheels, ProfileName, Setting, TrustCode, TrustNew
 from profiles.errors import BadInput, ExitCode
 from profiles.options import OptionSpec, options
 
@@ -138,9 +138,7 @@ def _show_all_help(context: typer.Context, wanted: bool) -> None:
 @with_option_flags
 def distributed_train(
     flags: dict[str, str],
-    profile: Annotated[
-        str, typer.Argument(metavar="PROFILE", help="Name of a profile: of config.ini, or a saved one.")
-    ] = "",
+    profile: ProfileName = "",
     model: Annotated[str, typer.Option(metavar="NAME", help="Model of config.ini, folder or hub name.")] = "",
     dataset: Annotated[
         str, typer.Option(metavar="PATH", help="Data folder, a hub name, or a data set of config.ini.")

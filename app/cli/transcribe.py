@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.arguments import OUTPUT, Device, Json, Language, ModelReference, Output, Prompt, Timestamps
-from app.cli.terminal import only_data_on_stdout
-from app.console import say, say_error, show_json, show_line, visible
+from app.cli.terminal import answer, only_data_on_stdout
+from app.console import say, say_error, show_line, visible
 from profiles.errors import BadInput, ExitCode
 from training.run_files import explain, try_to_write, write_whole
 from training.runs import find_model
@@ -94,9 +94,7 @@ def _tell(
         elif not as_json:
             for line in (line for name in formats for line in FORMATS[name](transcript).rstrip("\n").split("\n")):
                 show_line(line)
-    if as_json:
-        show_json({"model": str(model), "transcripts": found, "exit_code": int(code)})
-    return code
+    return answer(as_json, {"model": str(model), "transcripts": found}, (), code)
 
 
 # ---------------------------------------------------------------------------------------------------------- transcripts
