@@ -27,7 +27,7 @@ from training.event_log import follow_events
 from training.events import ErrorEvent, Event
 from training.outcome import NewestAttempt, RunOutcome
 from training.plan import JOB_FACTORY, RunPlan
-from training.run_files import explain, is_live
+from training.run_files import explained, is_live
 from training.run_folder import RunFolder, folder_name
 from training.simulation import ObjectTrainer
 
@@ -170,7 +170,7 @@ def _job_folder(output: Path, given: CustomJob) -> Iterator[Path]:
     """Write the job, and the code it needs, into a folder that is removed if it was not taken away."""
     from training.tasks.object_files import check_names, write_job
 
-    try:
+    with explained(output):
         output.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".job-", dir=output, ignore_cleanup_errors=True) as name:
             folder = Path(name)
@@ -180,8 +180,6 @@ def _job_folder(output: Path, given: CustomJob) -> Iterator[Path]:
             files = [part.rpartition(":")[0] for part in named if isinstance(part, str) and ".py:" in part]
             _copy_code([*files, *(name.partition(":")[0] for name in check_names(given).values())], folder)
             yield folder
-    except OSError as error:
-        raise BadInput(*explain(error, output)) from None
 
 
 def _copy_code(modules: Iterable[str], folder: Path) -> None:

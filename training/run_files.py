@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from profiles.errors import BadInput
+from profiles.errors import BadInput, MusterError
 
 LOCK_NAME = "run.lock"
 _LOCK_PATIENCE = 1.0
@@ -39,6 +39,19 @@ def explain(error: OSError, path: Path, option: str = "--output") -> tuple[str, 
             filter(None, ("move it", elsewhere))
         )
     return f"{path}: {error.strerror or error}", elsewhere
+
+
+@contextlib.contextmanager
+def explained(path: Path, option: str = "--output", kind: type[MusterError] = BadInput) -> Iterator[None]:
+    """Let a file operation under ``path``, which ``option`` chose, fail with a message and a hint.
+
+    Raises:
+        MusterError: of ``kind``, in place of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(*explain(error, path, option)) from error
 
 
 def private_folder(path: Path) -> Path:
@@ -101,12 +114,9 @@ def try_to_write(folder: Path, option: str) -> None:
     Raises:
         BadInput: nothing can be written there.
     """
-    try:
+    with explained(folder, option):
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise BadInput(*explain(error, folder, option)) from error
+        tempfile.TemporaryFile(dir=folder).close()
 
 
 @contextlib.contextmanager

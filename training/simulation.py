@@ -25,7 +25,7 @@ from training.local_plan import plan_local_run
 from training.local_run import LocalRun
 from training.outcome import NOT_THIS_RUN, RunOutcome, noted_failure
 from training.plan import RunPlan
-from training.run_files import explain, private_file
+from training.run_files import explained, private_file
 from training.run_folder import RunFolder, has_snapshots
 from training.runs import find_run, plan_to_resume
 from training.stopping import stopped_by
@@ -237,10 +237,8 @@ def _write_objects(job: CustomJob, folder: Path) -> None:
 
     caller = multiprocessing.spawn.get_preparation_data("worker")
     del caller["authkey"]  # nobody talks over what it is for
-    try:
+    with explained(folder, kind=RunFailed):
         with open(folder / CALLER, "wb", opener=private_file) as file:
             pickle.dump(caller, file)
         with open(folder / OBJECTS, "wb", opener=private_file) as file:
             torch.save(job, file)
-    except OSError as error:
-        raise RunFailed(*explain(error, folder)) from error

@@ -30,7 +30,7 @@ from training.event_log import read_events
 from training.events import Event, StepEvent, SyncEvent
 from training.local_run import LocalRun
 from training.plan import RunPlan
-from training.run_files import write_whole
+from training.run_files import explained, write_whole
 from training.run_folder import RunFolder
 from training.schedule import ends_in_warm_up, steps_in
 from training.strategies.own_file import rehearsed, rhythm_of
@@ -154,10 +154,8 @@ def _write(plan: RunPlan, planning: Planning | None, request: TrainRequest) -> N
     """Write the file of ``--out``: what ``--plan`` takes where there was a choice, else the run's plan itself."""
     if request.out is None:
         return
-    try:
+    with explained(request.out, "--out"):
         write_whole(request.out, (planning or plan).model_dump_json(indent=2).encode())
-    except OSError as error:
-        raise BadInput(f"{request.out}: {error.strerror}", "choose another file with --out FILE") from error
     say(f"written to {visible(request.out)}")
 
 

@@ -18,7 +18,7 @@ from app.cli.arguments import OUTPUT, Device, Json, Language, ModelReference, Ou
 from app.cli.terminal import answer, only_data_on_stdout
 from app.console import say, say_error, show_line, visible
 from profiles.errors import BadInput, ExitCode
-from training.run_files import explain, try_to_write, write_whole
+from training.run_files import explained, try_to_write, write_whole
 from training.runs import find_model
 
 if TYPE_CHECKING:
@@ -188,10 +188,8 @@ class TranscriptFolder:
         """
         paths = self._paths(transcript.file)
         for name, path in zip(self._formats, paths, strict=True):
-            try:
+            with explained(path, "--out"):
                 write_whole(path, FORMATS[name](transcript).encode("utf-8", "replace"), 0o644)
-            except OSError as error:
-                raise BadInput(*explain(error, path, "--out")) from error
         return paths
 
 

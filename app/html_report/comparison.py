@@ -15,8 +15,8 @@ from app.html_report.page import figure, whole_page
 from app.html_report.sections import table, text
 from app.metrics import four_digits
 from app.run_series import OF_EXCHANGES
-from profiles.errors import BadInput, counted
-from training.run_files import explain, write_whole
+from profiles.errors import counted
+from training.run_files import explained, write_whole
 from training.strategies.costs import FEWEST_ROUNDS
 
 NAME = "comparison.html"
@@ -31,10 +31,8 @@ def write_comparison(result: Comparison, profile: str, members: int, folder: Pat
         BadInput: it cannot be written.
     """
     path = folder / NAME
-    try:
+    with explained(path):
         write_whole(path, comparison_page(result, profile, members).encode(), 0o600)
-    except OSError as error:
-        raise BadInput(*explain(error, path)) from error
     return path
 
 

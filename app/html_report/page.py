@@ -22,9 +22,8 @@ from app.html_report.recordings import recordings
 from app.html_report.sections import text
 from app.html_report.showcase import showcase
 from app.run_series import OF_EXCHANGES
-from profiles.errors import BadInput
 from training.plan import finite, utc_now
-from training.run_files import explain, write_whole
+from training.run_files import explained, write_whole
 
 NAME = "report.html"
 SERVED = "MUSTER_SERVED_REPORT"
@@ -46,10 +45,8 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     """
     path = out or run_dir / NAME
     content = page(read_evidence(run_dir)).encode()
-    try:
+    with explained(path, "--out"):
         write_whole(path, content, 0o600 if out is None else 0o644)
-    except OSError as error:
-        raise BadInput(*explain(error, path, "--out")) from error
     return path
 
 

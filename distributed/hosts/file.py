@@ -26,7 +26,7 @@ from distributed.hosts.schema import Line, nearest, short
 from distributed.hosts.schema import Machine as Machine
 from profiles.errors import BadInput
 from training.approvals import approve, digest_of, is_approved
-from training.run_files import explain, write_whole
+from training.run_files import explained, write_whole
 
 RUN_HOSTS = "hosts.json"
 """The machines of a run, in its folder."""
@@ -96,10 +96,8 @@ def save_hosts(hosts: Hosts, path: Path) -> None:
         BadInput: it cannot be written; the old file is untouched.
     """
     target = path.expanduser()
-    try:
+    with explained(target):
         write_whole(target, dump_hosts(hosts).encode(), mode=0o600)
-    except OSError as error:
-        raise BadInput(*explain(error, target)) from None
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from profiles.errors import BadInput
 from training.bounded import first_problem
-from training.run_files import explain, write_whole
+from training.run_files import explained, write_whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -81,10 +81,8 @@ class DocumentFile(Document):
         Raises:
             BadInput: it cannot be written.
         """
-        try:
+        with explained(path, "--out"):
             write_whole(path, self.model_dump_json(indent=2).encode())
-        except OSError as error:
-            raise BadInput(f"{path}: {error.strerror}", "choose another file with --out FILE") from error
 
 
 class Measurement(Document):
@@ -388,11 +386,9 @@ class MeasurementCache:
         """
         path = self._path(type(document), key)
         held = {"measured_at": time.time(), "document": document.model_dump(mode="json")}
-        try:
+        with explained(path):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(path, json.dumps(held).encode())
-        except OSError as error:
-            raise BadInput(*explain(error, path)) from None
 
     def _path(self, kind: type[BaseModel], key: dict[str, Any]) -> Path:
         words = json.dumps([kind.__name__, key], sort_keys=True)

@@ -100,7 +100,7 @@ def test_figures_of_another_model(tmp_path: Path, capsys: Capture) -> None:
 
 def test_a_plan_that_cannot_be_written(figures: Path, tmp_path: Path, capsys: Capture) -> None:
     assert run("demo-scratch", "--figures", figures, "--out", tmp_path / "no" / "plan.json") == 2
-    assert "choose another file with --out FILE" in capsys.readouterr().err
+    assert "choose another place with --out" in capsys.readouterr().err
 
 
 def test_names_from_the_network_stay_in_their_column() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from profiles.errors import BadInput
-from training.run_files import explain, write_whole
+from training.run_files import explained, write_whole
 
 csv.field_size_limit(2**24)  # a transcript of an hour is longer than the standard library's limit
 
@@ -189,11 +189,9 @@ def write_table(
     Raises:
         BadInput: it cannot be written.
     """
-    try:
+    with explained(path, option):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, csv_lines(rows, end), mode)
-    except OSError as error:
-        raise BadInput(*explain(error, path, option)) from error
 
 
 def _csv_rows(path: Path, text: str, quoted: bool) -> Iterator[Row]:

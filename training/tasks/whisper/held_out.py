@@ -24,7 +24,7 @@ from typing import Any
 
 from profiles.errors import BadInput, counted
 from profiles.schema import Profile, StrategySettings
-from training.run_files import explain, write_whole
+from training.run_files import explained, write_whole
 from training.tasks.base import Progress
 from training.tasks.speech_clips import Clip, FileSource, id_hash
 from training.tasks.speech_dataset import read_divided
@@ -160,11 +160,9 @@ def judge_fold(fold: Fold, profile: Profile, model: Path, device: str, batch_siz
         | {"empty": one.empty}
         for one in found
     ]
-    try:
+    with explained(fold.result):
         write_whole(fold.result, json.dumps(lines).encode(), 0o600)
         shutil.rmtree(fold.folder)
-    except OSError as error:
-        raise BadInput(*explain(error, fold.result)) from error
 
 
 def read_judged(planned: Sequence[Sequence[Fold]]) -> list[Doubt]:
