@@ -22,31 +22,15 @@ from training.events import (
 
 
 def step(number: int, *, member: int = 0, time: float | None = None, **fields: Any) -> StepEvent:
-    defaults: dict[str, Any] = {
-        "epoch": 0.0,
-        "loss": 1.0,
-        "learning_rate": 1e-3,
-        "samples": 8,
-        "weight": 8.0,
-        "compute": 0.75,
-        "wait": 0.25,
-        "transfer": 0.5,
-    }
+    learnt = {"epoch": 0.0, "loss": 1.0, "learning_rate": 1e-3, "samples": 8, "weight": 8.0}
+    costs = {"compute": 0.75, "wait": 0.25, "transfer": 0.5}
     when = float(number) if time is None else time
-    return StepEvent(member=member, step=number, time=when, **{**defaults, **fields})
+    return StepEvent(member=member, step=number, time=when, **{**learnt, **costs, **fields})
 
 
 def sync(round_: int, *, member: int = 0, weight_hash: str = "", **fields: Any) -> SyncEvent:
-    defaults: dict[str, Any] = {"bytes_sent": 100, "bytes_received": 200, "seconds": 0.5, "wait": 0.1}
-    return SyncEvent(
-        member=member,
-        time=1.0,
-        step=round_ * 10,
-        round=round_,
-        members=[0, 1],
-        weight_hash=weight_hash,
-        **{**defaults, **fields},
-    )
+    exchanged = {"step": round_ * 10, "bytes_sent": 100, "bytes_received": 200, "seconds": 0.5, "wait": 0.1, **fields}
+    return SyncEvent(member=member, time=1.0, round=round_, members=[0, 1], weight_hash=weight_hash, **exchanged)
 
 
 def evaluation(at: int, wer: float, split: str = "validation") -> EvaluationEvent:

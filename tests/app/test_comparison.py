@@ -8,17 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.comparison import (
-    Machines,
-    Ran,
-    Row,
-    compared,
-    loss_at,
-    mean_curve,
-    read_run,
-    samples_until,
-    step_seconds,
-)
+from app.comparison import Machines, Ran, Row, compared, loss_at, mean_curve, read_run, samples_until, step_seconds
 from app.html_report.comparison import remarks, why_best
 from profiles.resolve import profile_from_options
 from profiles.schema import Profile
@@ -72,8 +62,7 @@ def test_a_run_is_read_from_its_events() -> None:
         events += [
             step(number, member=member, samples=5, bytes_sent=100 + member, compute=float(number)) for member in (0, 1)
         ]
-        ratios = [sync(number, member=member, compression=float(number + member)) for member in (0, 1)]
-        events += [ratio.model_copy(update={"step": number}) for ratio in ratios]
+        events += [sync(number, member=member, step=number, compression=float(number + member)) for member in (0, 1)]
     events += [evaluated(2, 2.0), evaluated(5, 1.0), evaluated(5, 9.0, "test")]
     found = read_run(3, events)
     assert found is not None

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from app.follow import Follower
+from app.report import Ended
 from app.run_state import RunState
 from profiles.errors import ExitCode
 from profiles.resolve import profile_from_options
@@ -30,6 +31,14 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
 
 def seen(follower: Follower) -> list[Event]:
     return [event for event in follower.events() if event is not None]
+
+
+def end_of(folder: RunFolder) -> Ended:
+    """How a run that nobody works on any more ended."""
+    folder.close()
+    follower = Follower(folder.path)
+    seen(follower)
+    return follower.ended(RunState())
 
 
 def test_lines_come_whole_and_once(tmp_path: Path) -> None:
@@ -82,10 +91,7 @@ def test_two_readers_at_once_see_the_same(folder: RunFolder) -> None:
 
 def test_a_run_without_its_supervisor_is_said_to_be_interrupted(folder: RunFolder) -> None:
     folder.append(RunEvent(status="running"))
-    folder.close()
-    follower = Follower(folder.path)
-    seen(follower)
-    ended = follower.ended(RunState())
+    ended = end_of(folder)
     assert ended.exit_code == ExitCode.RUN_FAILED
     assert ended.message.startswith("interrupted")
 
@@ -107,10 +113,7 @@ def test_the_error_of_an_earlier_attempt_is_forgotten(folder: RunFolder) -> None
     folder.append(ErrorEvent(message="old", hint="old hint"))
     folder.append(RunEvent(status="starting"))
     folder.finish("cancelled", {})
-    folder.close()
-    follower = Follower(folder.path)
-    seen(follower)
-    ended = follower.ended(RunState())
+    ended = end_of(folder)
     assert (ended.hint, ended.exit_code) == ("", ExitCode.STOPPED)
 
 
@@ -122,8 +125,6 @@ def test_a_resume_that_does_not_begin_ends_with_its_own_cause_though_the_run_is_
         again.append(RunEvent(status="starting"))
         again.append(ErrorEvent(message="no data", hint="look", exit_code=int(ExitCode.BAD_INPUT)))
         write_end(again, again.append, "failed", ExitCode.BAD_INPUT, "no data")
-    follower = Follower(folder.path)
-    seen(follower)
-    ended = follower.ended(RunState())
+    ended = end_of(folder)
     assert (ended.status, ended.message, ended.hint, ended.exit_code) == ("failed", "no data", "look", 2)
     assert RunFolder.open(folder.path).metadata.status == "cancelled"

@@ -7,13 +7,7 @@ from hypothesis import strategies as st
 
 from app.history import KEPT_NOTICES
 from app.run_state import RunState, at_its_end, reduce_events
-from training.events import (
-    Event,
-    MachineEvent,
-    MemberEvent,
-    RunEvent,
-    WarningEvent,
-)
+from training.events import Event, MachineEvent, MemberEvent, RunEvent, WarningEvent
 
 
 def test_a_step_shows_in_its_member() -> None:

@@ -9,15 +9,9 @@ from typing import Any
 
 from app.cli.train import TrainRequest, distributed_train
 from profiles.errors import ExitCode
-from training.events import (
-    EvaluationEvent,
-    Event,
-    MachineEvent,
-    RunEvent,
-    SnapshotEvent,
-    StepEvent,
-    SyncEvent,
-)
+from tests.app import app_events
+from tests.app.app_events import evaluation, sync
+from training.events import Event, MachineEvent, RunEvent, SnapshotEvent, StepEvent
 from training.outcome import RunOutcome, write_end
 from training.plan import RunPlan, Status
 from training.run_folder import RunFolder
@@ -28,44 +22,17 @@ SMALL = {"workers": "2", "dataset_path": "../speech"}
 
 
 def step(number: int, member: int, **fields: Any) -> StepEvent:
-    defaults: dict[str, Any] = {
-        "epoch": number / 100,
-        "loss": 1.0 / number,
-        "learning_rate": 1e-3,
-        "samples": 8,
-        "weight": 8.0,
-        "compute": 0.4,
-        "wait": 0.1,
-        "transfer": 0.2,
-        "bytes_sent": 3000,
-        "bytes_received": 5000,
-    }
-    return StepEvent(member=member, step=number, **{**defaults, **fields})
-
-
-def sync(number: int, member: int) -> SyncEvent:
-    return SyncEvent(
-        member=member,
-        step=number * 3,
-        round=number,
-        bytes_sent=1000,
-        bytes_received=1000,
-        seconds=0.5,
-        wait=0.4,
-        members=[0, 1],
-    )
-
-
-def evaluation(at: int, wer: float) -> EvaluationEvent:
-    return EvaluationEvent(member=0, step=at, split="test", loss=wer * 3, metrics={"wer": wer}, samples=9, seconds=1.0)
+    costs = {"compute": 0.4, "wait": 0.1, "transfer": 0.2, "bytes_sent": 3000, "bytes_received": 5000}
+    return app_events.step(number, member=member, **{"epoch": number / 100, **costs, **fields})
 
 
 def training(steps: int = 6) -> list[Event]:
     """What two members say in a short training."""
-    said: list[Event] = [RunEvent(status="running", total_steps=steps), evaluation(0, 0.98)]
+    said: list[Event] = [RunEvent(status="running", total_steps=steps), evaluation(0, 0.98, "test")]
     for number in range(1, steps + 1):
         said += [step(number, member) for member in (0, 1)]
-        said += [sync(number // 3, member) for member in (0, 1) if number % 3 == 0]
+        exchanged = {"step": number, "bytes_sent": 1000, "bytes_received": 1000, "wait": 0.4}
+        said += [sync(number // 3, member=member, **exchanged) for member in (0, 1) if number % 3 == 0]
     load = MachineEvent(member=0, cpu_percent=50.0, memory_used=200_000_000, memory_total=8_000_000_000)
     kept = [SnapshotEvent(member=m, step=steps, path="checkpoints/a", bytes=9, seconds=0.1) for m in (0, 1)]
     return [*said, *kept, load]
@@ -73,6 +40,9 @@ def training(steps: int = 6) -> list[Event]:
 
 class FakeRun:
     """A run that says ``events``; it ends with ``status``, or waits for the stop if ``status`` is ``cancelled``."""
+
+    plan: RunPlan
+    """Of the run that was begun."""
 
     def __init__(
         self,
@@ -83,12 +53,11 @@ class FakeRun:
         on_wait: Callable[[FakeRun], None] = lambda run: None,
         on_start: Callable[[FakeRun], None] = lambda run: None,
     ) -> None:
-        self._events = [*events, *([evaluation(6, 0.03)] if status == "completed" else [])]
+        self._events = [*events, *([evaluation(6, 0.03, "test")] if status == "completed" else [])]
         self._status, self._code, self._message = status, code, message
         self._on_wait, self._on_start = on_wait, on_start
         self.stopped = threading.Event()
         self.calls: list[str] = []
-        self.plan: RunPlan | None = None
 
     def __call__(self, plan: RunPlan, folder: RunFolder, on_event: Callable[[Event], None]) -> FakeRun:
         self.plan, self._folder, self._on_event = plan, folder, on_event

@@ -237,30 +237,21 @@ def test_the_person_is_asked_once_for_code_and_again_after_a_change_beside_it(
         plan_of(TrainRequest(profile))
 
 
-@pytest.mark.parametrize(("section", "option"), [("training", "optimizer"), ("strategy", "strategy")])
+@pytest.mark.parametrize(
+    ("option", "strategy"), [("optimizer", "allreduce"), ("strategy", ""), ("diloco.outer_optimizer", "diloco")]
+)
 def test_an_optimizer_or_a_strategy_of_others_needs_approval_too(
-    profile: str, tmp_path: Path, section: str, option: str
+    profile: str, tmp_path: Path, option: str, strategy: str
 ) -> None:
-    (tmp_path / "rates.py").write_text(JOB)
-    options = f"task = custom\nmodel_path = examples.custom.spirals:build\n{option} = rates.py:build"
-    (tmp_path / "config.ini").write_text(f"[profile:theirs]\n{options}\n")
-    with pytest.raises(BadInput, match="is not approved here.*rates.py"):
+    (tmp_path / "theirs.py").write_text(JOB)
+    options = f"task = custom\nmodel_path = examples.custom.spirals:build\n{option} = theirs.py:build\n"
+    chosen = f"strategy = {strategy}\n" if strategy else ""
+    (tmp_path / "config.ini").write_text(f"[profile:theirs]\n{options}{chosen}")
+    with pytest.raises(BadInput, match="is not approved here.*theirs.py"):
         plan_of(TrainRequest("theirs", no_input=True))
     assert not ran(tmp_path)
     for trusted in (TrainRequest("theirs", trust_code=True), TrainRequest("theirs", no_input=True)):
-        assert getattr(getattr(plan_of(trusted).profile, section), option) == f"{tmp_path}/rates.py:build"
-
-
-def test_an_outer_optimizer_of_others_needs_approval_too(profile: str, tmp_path: Path) -> None:
-    (tmp_path / "outer.py").write_text(JOB)
-    options = "task = custom\nmodel_path = examples.custom.spirals:build\ndiloco.outer_optimizer = outer.py:build"
-    (tmp_path / "config.ini").write_text(f"[profile:theirs]\n{options}\nstrategy = diloco\n")
-    with pytest.raises(BadInput, match="is not approved here.*outer.py"):
-        plan_of(TrainRequest("theirs", no_input=True))
-    assert not ran(tmp_path)
-    for trusted in (TrainRequest("theirs", trust_code=True), TrainRequest("theirs", no_input=True)):
-        own = plan_of(trusted).profile.strategy.own_code
-        assert own == {"diloco.outer_optimizer": f"{tmp_path}/outer.py:build"}
+        assert plan_of(trusted).profile.own_code[option] == f"{tmp_path}/theirs.py:build"
 
 
 @pytest.mark.parametrize("suffix", [".so", ".pyc", importlib.machinery.EXTENSION_SUFFIXES[0]])

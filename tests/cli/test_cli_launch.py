@@ -20,6 +20,7 @@ from training.run_folder import RunFolder
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
+MUSTER = (sys.executable, str(ROOT / "cli_typer.py"))
 DDP = ROOT / "examples" / "launch" / "ddp.py"
 SUM = """
 import torch, torch.distributed as dist
@@ -30,20 +31,13 @@ print("sum", total[0].item(), dist.get_backend())
 """
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    words = [sys.executable, str(ROOT / "cli_typer.py"), "launch", *arguments]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def muster(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*MUSTER, *words], capture_output=True, text=True, timeout=240, check=False)
 
 
 def launch(*arguments: str) -> tuple[int, str, str]:
-    with start(*arguments) as process:
-        try:
-            said, complained = process.communicate(timeout=240)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            said, complained = process.communicate()
-            raise AssertionError(f"launch did not end:\n{said}\n{complained}") from None
-    return process.returncode, said, complained
+    done = muster("launch", *arguments)
+    return done.returncode, done.stdout, done.stderr
 
 
 def script(text: str, name: str = "script.py") -> str:
@@ -166,7 +160,8 @@ while True:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_one_that_is_stopped(number: int) -> None:
-    process = start("--local", "2", "--", script(RUNS_ON))
+    words = [*MUSTER, "launch", "--local", "2", "--", script(RUNS_ON)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     until(lambda: Path("begun-0").exists() and Path("begun-1").exists())
     folder = only_run()
     assert processes_of(folder.metadata.run_id)
@@ -185,10 +180,6 @@ def test_a_run_in_the_background_is_stopped_and_shown_as_others_are() -> None:
     run: dict[str, Any] = json.loads(said)
     until(lambda: Path("begun-0").exists() and Path("begun-1").exists())
     until(lambda: any(isinstance(event, MachineEvent) for event in only_run().events()))
-
-    def muster(*words: str) -> subprocess.CompletedProcess[str]:
-        words = (sys.executable, str(ROOT / "cli_typer.py"), *words)
-        return subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
 
     refused = muster("ask", run["run_id"], "pause")
     assert refused.returncode == 1 and "it can only be stopped" in refused.stdout

@@ -73,7 +73,6 @@ def test_json_is_one_document_on_stdout(capsys: Capture) -> None:
 def test_options_reach_the_plan() -> None:
     run = FakeRun(training())
     train(run, overrides={"workers": "3", "strategy": "diloco", "learning_rate": "5e-4"})
-    assert run.plan is not None
     assert run.plan.world_size == 3
     assert run.plan.profile.strategy.strategy == "diloco"
     assert run.plan.profile.training.learning_rate == 5e-4
@@ -169,7 +168,6 @@ def test_resume_goes_on_in_the_same_folder_as_planned(capsys: Capture) -> None:
     first = stopped_run()
     run = FakeRun([step(7, 0), step(7, 1)])
     assert train(run, profile="", overrides={}, resume=first.name[:20]) == ExitCode.DONE
-    assert run.plan is not None
     assert run.plan.resume
     assert run.plan.run_id == first.name[:20]
     assert run.plan.hash() == RunFolder.open(first).plan().hash()
@@ -220,7 +218,6 @@ def test_a_dry_run_measures_and_leaves_nothing(
     run = FakeRun(training())
     assert rehearsal(run, as_json=True) == ExitCode.DONE
     measured = json.loads(capsys.readouterr().out)
-    assert run.plan is not None
     assert run.plan.profile.training.max_steps == 6
     assert measured["seconds_per_step"] == pytest.approx(0.5)
     assert measured["samples_per_second"] == pytest.approx(32.0)
@@ -234,7 +231,6 @@ def test_a_dry_run_of_diloco_spreads_a_round_over_its_inner_steps(capsys: Captur
     run = FakeRun(training())
     assert rehearsal(run, as_json=True, overrides=overrides) == ExitCode.DONE
     measured = json.loads(capsys.readouterr().out)
-    assert run.plan is not None
     assert run.plan.profile.strategy.of(DiLoCoOptions).sync_interval == 3
     assert measured["seconds_per_step"] == pytest.approx(0.4 + 0.4 / 40)
     assert measured["bytes_per_sync"] == 2000
