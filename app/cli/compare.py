@@ -55,8 +55,7 @@ References = Annotated[
     ),
 ]
 Strategies = Annotated[
-    str,
-    _option(metavar="NAMES", help="Train a profile with each of these, separated by commas, and compare."),
+    str, _option(metavar="NAMES", help="Train a profile with each of these, separated by commas, and compare.")
 ]
 Members = Annotated[int, _option(metavar="N", min=2, max=64, help="Members of a run, simulated here.")]
 Seeds = Annotated[int, _option(metavar="N", min=1, max=100, help="Runs of each strategy.")]

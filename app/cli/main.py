@@ -22,10 +22,7 @@ from profiles.bootstrap import begin_to_answer
 from profiles.errors import ExitCode, MusterError
 
 COMMANDS = {
-    "distributed-train": (
-        "train_command",
-        "Train a model on this machine or on several, with live progress.",
-    ),
+    "distributed-train": ("train_command", "Train a model on this machine or on several, with live progress."),
     "launch": ("launch", "Run your own PyTorch training script on several machines, as torchrun does on a cluster."),
     "distributed-check": ("machines", "Check whether all machines are ready to train, and fix what is safe to fix."),
     "doctor": ("doctor", "Check whether this computer can train: everything, or what you name."),
@@ -82,10 +79,7 @@ COMMANDS = {
     "replay": ("attach", "Replay a finished run, in its own time or faster."),
     "track": ("runs", "Send the events of a run to CSV, TensorBoard, Weights & Biases or trackio; follows a live run."),
     "web": ("runs", "Show a run, or the guided set-up, in the browser of this machine."),
-    "demo-run": (
-        "attach",
-        "Show a recorded run under invented machine names: nothing trains, nothing is asked.",
-    ),
+    "demo-run": ("attach", "Show a recorded run under invented machine names: nothing trains, nothing is asked."),
     "runs": ("runs", "List, show, compare and clean runs."),
     "profiles": ("profiles", "List, show and check profiles."),
 }

@@ -195,8 +195,7 @@ def plan(
         Literal["fastest", "closest-to-exact", "least-traffic"], typer.Option(help="What to prefer.")
     ] = "fastest",
     lost_quality: Annotated[
-        float,
-        typer.Option(metavar="PERCENT", min=0, max=100, help="Largest accepted rise of the final loss."),
+        float, typer.Option(metavar="PERCENT", min=0, max=100, help="Largest accepted rise of the final loss.")
     ] = 2.0,
     settings: Setting = [],  # noqa: B006 - typer copies it
     explain: Annotated[bool, typer.Option("--explain", help="Show the ranking and all reasons.")] = False,

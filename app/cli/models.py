@@ -171,8 +171,7 @@ def export(
     ] = None,
     quantize: Annotated[str, typer.Option(metavar="PRECISION", help="Precision: float16, int8, q5_0 ...")] = "",
     check_with: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Recording to compare with; may be repeated."),
+        list[Path] | None, typer.Option(metavar="FILE", help="Recording to compare with; may be repeated.")
     ] = None,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Compare with the original.")] = True,
     max_difference: Annotated[
