@@ -51,12 +51,11 @@ def title_of(plan: RunPlan) -> str:
 
 
 def document(ended: Ended) -> dict[str, Any]:
-    """Return the JSON document of a run that has ended."""
+    """Return the JSON document of a run that has ended, without the exit code at its end."""
     content: dict[str, Any] = {
         "run_id": ended.plan.run_id,
         "run_dir": str(ended.run_dir),
         "status": ended.status,
-        "exit_code": int(ended.exit_code),
         "profile": ended.plan.profile.name,
         "strategy": SCRIPT if ended.plan.launch else ended.plan.profile.strategy.strategy,
         "engine": ended.plan.engine,

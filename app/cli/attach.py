@@ -15,7 +15,7 @@ import typer
 
 from app.cli.arguments import OUTPUT, Ascii, Detach, Json, Output, RunReference
 from app.cli.terminal import answer, heard_by, somebody
-from app.console import can_only_print, command_about, say, say_error, show_json, show_line, visible
+from app.console import can_only_print, command_about, say, say_error, show_line, visible
 from app.follow import Follower, Replay
 from app.progress import PlainProgress, progress_for
 from app.report import Ended, completed_lines, document, evaluation_lines, failure_hint, stopped_line, title_of
@@ -101,7 +101,7 @@ def tell_of_run(path: Path) -> None:
 def tell(ended: Ended, as_json: bool) -> None:
     """Write how a run ended: the document on stdout, or lines for a person."""
     if as_json:
-        show_json(document(ended))
+        answer(True, document(ended), (), ended.exit_code)
     elif ended.status == "completed":
         for line in completed_lines(ended):
             show_line(line)

@@ -173,6 +173,9 @@ def plan_of(job: Launch, places: Sequence[Place], output: Path) -> RunPlan:
 @contextlib.contextmanager
 def shown_logs(path: Path, as_json: bool) -> Iterator[None]:
     """Write what all ranks write to stdout meanwhile, each line with its rank."""
+    if as_json:
+        yield
+        return
     over = threading.Event()
 
     def show() -> None:
@@ -180,14 +183,12 @@ def shown_logs(path: Path, as_json: bool) -> Iterator[None]:
             show_line(line)
 
     reader = threading.Thread(target=show, daemon=True)
-    if not as_json:
-        reader.start()
+    reader.start()
     try:
         yield
     finally:
         over.set()
-        if not as_json:
-            reader.join()
+        reader.join()
 
 
 def follow(path: Path, as_json: bool) -> ExitCode:
@@ -216,8 +217,7 @@ def follow(path: Path, as_json: bool) -> ExitCode:
 def tell_end(ended: Ended, left: Mapping[str, list[str]], as_json: bool) -> ExitCode:
     """Tell how it ended, of a failure first the traceback of the rank that failed first, and what is left where."""
     if as_json:
-        content = {name: value for name, value in document(ended).items() if name != "exit_code"}
-        return answer(True, {**content, "left": left}, (), ended.exit_code)
+        return answer(True, {**document(ended), "left": left}, (), ended.exit_code)
     if ended.status == "failed" and ended.run_dir.exists():
         errors = (event for event in read_events(ended.run_dir / "events.jsonl") if isinstance(event, ErrorEvent))
         for line in next((error.traceback for error in errors), "").splitlines():

@@ -27,7 +27,7 @@ from training.outcome import RunOutcome, noted_failure
 from training.plan import RunPlan, read_plan
 from training.resources import whole_cores
 from training.run_folder import RunFolder
-from training.runs import list_runs, remove_run
+from training.runs import list_runs, remove_run, summarise
 
 _LOOK = 0.1
 _STEPS_OF_A_CURVE = 10
@@ -185,7 +185,8 @@ class Bench:
         if outcome.status == "completed":
             return held.path
         if self.stopped.is_set():
-            self._remove(held.path)
+            with contextlib.suppress(MusterError):  # the next comparison removes it
+                remove_run(self.folder, summarise(held.path))
         else:
             self.refused[trial.strategy] = outcome.message or outcome.status
         return None
@@ -213,12 +214,6 @@ class Bench:
         with self._guard:
             if total or trial in self._steps:
                 self._steps[trial] = (step, total or self._steps[trial][1])
-
-    def _remove(self, path: Path) -> None:
-        for summary in list_runs(self.folder):
-            if summary.path == path:
-                with contextlib.suppress(MusterError):  # the next comparison removes it
-                    remove_run(self.folder, summary)
 
 
 @contextlib.contextmanager
