@@ -6,6 +6,7 @@ import importlib
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -70,14 +71,8 @@ def test_what_a_microphone_hears_is_a_file_for_as_long_as_it_is_needed() -> None
 
 
 def test_without_a_microphone_a_line_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(error: Exception) -> Any:
-        def load(name: str) -> Any:
-            raise error
-
-        return load
-
     for error, words in ((ImportError(), "sounddevice is not installed"), (OSError(), "PortAudio")):
-        monkeypatch.setattr(importlib, "import_module", missing(error))
+        monkeypatch.setattr(importlib, "import_module", Mock(side_effect=error))
         with pytest.raises(BadInput, match=words), recorded(1.0):
             pass
     for seconds, words in ((1.0, "nothing was recorded"), (1e9, "cannot be recorded")):
@@ -103,9 +98,6 @@ def test_blocks_of_a_device_are_joined_and_its_failure_is_told(monkeypatch: pyte
     monkeypatch.setattr(importlib, "import_module", lambda name: Library)
     assert len(hear_microphone(0.3)) == round(0.3 * RATE)
 
-    def refused(**how: object) -> Any:
-        raise RuntimeError("Error querying device -1")
-
-    Library.InputStream = staticmethod(refused)
+    Library.InputStream = Mock(side_effect=RuntimeError("Error querying device -1"))
     with pytest.raises(BadInput, match="no microphone can be used here: Error querying device -1"):
         hear_microphone(0.3)

@@ -11,8 +11,7 @@ import pytest
 from app.cli.access import trust
 from app.cli.main import main
 from distributed.ssh.host_keys import HostKeyInfo
-from profiles.resolve import profile_from_options
-from training.local_plan import plan_local_run
+from tests.report.report_runs import write_run
 from training.run_folder import RunFolder
 
 Capture = pytest.CaptureFixture[str]
@@ -21,10 +20,8 @@ KEY = HostKeyInfo("studio", "studio.local", "ssh-ed25519", b"key")
 
 @pytest.fixture
 def run() -> RunFolder:
-    plan = plan_local_run(profile_from_options("p", {"task": "custom", "model_path": "a.b:c"}), 1)
-    with RunFolder.create(Path("output"), plan, []) as folder:
-        folder.log_path("studio").write_text("first\n\x1b[31msecond\n")
-        folder.finish("cancelled", {})
+    folder = RunFolder.open(write_run(Path("output"), [], status="cancelled"))
+    folder.log_path("studio").write_text("first\n\x1b[31msecond\n")
     return folder
 
 
