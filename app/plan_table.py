@@ -56,7 +56,7 @@ def _row(candidate: Candidate, chosen: bool) -> str:
 def table_lines(planning: Planning) -> Iterator[str]:
     """Yield the ranking, each way once; no line is longer than 80 columns."""
     yield _HEAD
-    seen = set()
+    seen = set[object]()
     for index, candidate in enumerate(planning.ranking):
         if candidate.choice.way not in seen and len(seen) < ROWS:
             seen.add(candidate.choice.way)
