@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from profiles.errors import MusterError, RunFailed, counted, where_it_failed
-from training.data import Cursor, Schedule
+from training.data import Cursor
 from training.device import is_out_of_memory
 from training.randomness import Turns, batch_key, evaluation_key, kept, sample_key, seed_with
+from training.split import Schedule
 from training.tasks.base import Batch, SizedDataset, Task
 
 V = TypeVar("V")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,32 +35,6 @@ class Cursor:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parts", tuple((epoch, offset) for epoch, offset in self.parts))
-
-
-class Schedule(Protocol):
-    """Who takes which sample in which step."""
-
-    def start(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> Cursor:
-        """Return where the step at ``cursor`` begins."""
-
-    def step(self, cursor: Cursor, batch_sizes: Mapping[int, int], rank: int) -> tuple[list[list[int]], Cursor]:
-        """Return the micro-batches of ``rank`` at ``cursor`` and the cursor of the next step."""
-
-    def epoch_of(self, cursor: Cursor, rank: int) -> int:
-        """Return how often ``rank`` has been through what it trains on."""
-
-    def longest(self, cursor: Cursor, batch_sizes: Mapping[int, int], rank: int, own: Sequence[int]) -> int:
-        """Return how long the batches of ``rank`` are to be made; 0 where all are alike."""
-
-    def total_steps(self, batch_sizes: Mapping[int, int], epochs: float) -> int:
-        """Return the steps of ``epochs`` epochs."""
-
-    def epoch_fraction(self, cursor: Cursor, batch_sizes: Mapping[int, int]) -> float:
-        """Return the epochs behind ``cursor``."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the parts; empty where there are none."""
 
 
 class SampleSchedule:

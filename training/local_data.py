@@ -16,11 +16,11 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from profiles.errors import BadInput, counted
 from training.bounded import Count
-from training.data import Cursor, SampleSchedule, Schedule, evaluation_slice
+from training.data import Cursor, SampleSchedule, evaluation_slice
 from training.exchange.base import Anchor, Exchange
 from training.plan import RunPlan
 from training.same_data import BROUGHT_BACK
-from training.split import SplitSchedule, schedule_of, stream_seed
+from training.split import Schedule, SplitSchedule, schedule_of, stream_seed
 from training.tasks.base import Task
 
 Sizes = dict[str, int]

@@ -17,9 +17,7 @@ from training.tasks.published_models import with_local_model
 logger = logging.getLogger("muster.plan")
 
 
-def plan_local_run(
-    profile: Profile, workers: int, resume: bool = False, *, here: bool = True, simulated: bool = False
-) -> RunPlan:
+def plan_local_run(profile: Profile, workers: int, *, here: bool = True, simulated: bool = False) -> RunPlan:
     """Return the plan of a run with ``workers`` workers on this machine, or elsewhere if not ``here``.
 
     Args:
@@ -60,7 +58,6 @@ def plan_local_run(
             for rank, size in enumerate(batch_sizes)
         ),
         engine="simulated" if simulated else "nccl" if strategy.engine == "nccl" else "mesh",
-        resume=resume,
     )
 
 

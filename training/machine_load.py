@@ -14,7 +14,7 @@ import psutil
 
 from training.events import MachineEvent
 from training.lazy import lazy
-from training.sensors import Claim, Gpu, Meter, OtherLoad, Packages, battery, nvidia_library, processor_celsius
+from training.sensors import Claim, Gpu, OtherLoad, Packages, battery, nvidia_library, processor_celsius
 
 if TYPE_CHECKING:
     import torch
@@ -103,7 +103,7 @@ class MachineLoad:
         self._gpu: Gpu | None = None
         self._on_gpu = self._gpu_wanted = device is not None and device.type == "cuda"
         self._on_processor = device is None or device.type == "cpu"
-        self._meters: list[tuple[Meter, Claim]] = []
+        self._meters: list[tuple[Packages | Gpu, Claim]] = []
         packages = packages or Packages()
         if packages.zones:
             self._take(packages, "processor")
@@ -136,7 +136,7 @@ class MachineLoad:
         for _, claim in self._meters:
             claim.release()
 
-    def _take(self, meter: Meter, name: str) -> None:
+    def _take(self, meter: Packages | Gpu, name: str) -> None:
         self._meters.append((meter, Claim(self._private, name)))
 
     def _found_gpu(self) -> Gpu | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 from filelock import FileLock, Timeout
@@ -30,22 +30,6 @@ LONGEST_GAP = 60.0
 BUSY = 0.2
 """Share of the processors from which others are worth a word."""
 _FULL = 0.9
-
-
-class Meter(Protocol):
-    """Something that measures energy."""
-
-    name: str
-    """What it measures: ``gpu`` or ``processor``."""
-
-    @property
-    def joules(self) -> float | None:
-        """Energy since the first reading; ``None``: it was never read."""
-        ...
-
-    def watts(self, at: float) -> float | None:
-        """Read it at a time in seconds, and return the power, if it tells that."""
-        ...
 
 
 def plausible(celsius: float | None) -> float | None:
@@ -81,6 +65,7 @@ class Packages:
     """
 
     name = "processor"
+    """What they measure."""
 
     def __init__(self, folder: Path | None = None) -> None:
         zones = sorted((folder or RAPL).glob("intel-rapl:*"))
@@ -92,10 +77,11 @@ class Packages:
 
     @property
     def joules(self) -> float | None:
+        """Energy since the first reading; ``None``: they were never read."""
         return sum(counter.joules for counter in self.zones.values()) if self._read else None
 
     def watts(self, at: float) -> float | None:
-        """One package that cannot be read makes the sum unknown."""
+        """Read them at a time in seconds, and return the power; one that cannot be read makes the sum unknown."""
         counted = {zone: _microjoules(zone / "energy_uj") for zone in self.zones}
         if not counted or None in counted.values():
             return None
@@ -152,7 +138,7 @@ class Gpu:
         return self._meter.joules if self._read else None
 
     def watts(self, at: float) -> float | None:
-        """GPUs before Volta do not count energy: their power is read and summed up."""
+        """Read it; GPUs before Volta do not count energy: their power is read and summed up."""
         counts = isinstance(self._meter, Counter)
         value = self._millijoules() if counts else self._of_gpu("nvmlDeviceGetPowerUsage")
         if value is None:

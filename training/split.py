@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from profiles.errors import BadInput, counted
 from profiles.split import Split, split_of
-from training.data import Cursor, SampleSchedule, Schedule
+from training.data import Cursor, SampleSchedule
 from training.plan import RunPlan
 from training.tasks.base import Task
 
@@ -33,7 +33,7 @@ _DRAWS = 1000
 """How often shares are drawn until every member has a sample."""
 
 
-def schedule_of(plan: RunPlan, task: Task) -> Schedule:
+def schedule_of(plan: RunPlan, task: Task) -> SampleSchedule | SplitSchedule:
     """Return who trains on which samples, as a plan says.
 
     Raises:
@@ -164,6 +164,10 @@ class SplitSchedule:
         last = min(self._holders(batch_sizes), key=lambda part: (self._passes(places[part], part), part))
         parts = tuple((place.epoch, place.offset) for place in places)
         return Cursor(places[last].epoch, places[last].offset, parts)
+
+
+Schedule = SampleSchedule | SplitSchedule
+"""Who takes which sample in which step."""
 
 
 def deal(split: Split, labels: Sequence[str], members: int, seed: int) -> list[Part]:

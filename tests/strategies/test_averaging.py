@@ -13,10 +13,10 @@ from small_models import Vectors, Watched, attached, in_a_group
 from profiles.errors import BadInput, RunFailed
 from profiles.schema import StrategySettings
 from tests.training.memory_exchange import Late, RoomExchange
+from training.strategies.averaging import islands, shuffled
 from training.strategies.base import Strategy, StrategyContext
 from training.strategies.costs import Course, Rhythm
 from training.strategies.fedavg import FedAvg
-from training.strategies.islands import islands, shuffled
 from training.strategies.local_sgd import LocalSGD
 from training.strategies.weights import flatten
 

@@ -13,8 +13,8 @@ from profiles.errors import RunFailed
 from profiles.schema import StrategySettings
 from tests.training.memory_exchange import Late, RoomExchange
 from training.exchange.base import SoloExchange
+from training.strategies.averaging import islands, shuffled
 from training.strategies.costs import Course, Rhythm
-from training.strategies.islands import islands, shuffled
 from training.strategies.noloco import NoLoCo, NoLoCoOptions
 from training.strategies.registry import cost_model
 from training.strategies.weights import flatten

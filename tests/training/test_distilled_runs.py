@@ -40,7 +40,8 @@ def plan(place: Path, workers: int, resume: bool = False, **options: Any) -> Run
              "cache_dir": place / "cache",
              "batch_size": 8 // workers, "max_steps": 6, "lr_scaling": "off", "warmup_steps": 0, "eval_before": False,
              "eval_generate": False, "eval_interval": 0, "learning_rate": 1e-2, "device": "cpu"}  # fmt: skip
-    return plan_local_run(profile_from_options("student", {**given, **options}), workers, resume)
+    plan = plan_local_run(profile_from_options("student", {**given, **options}), workers)
+    return plan.model_copy(update={"resume": resume})
 
 
 class Distilling(OneByOne, DistillationTask):

@@ -172,7 +172,7 @@ class Run:
     def __init__(self, folder: Path, snapshots: Path | None = None, workers: int = 2, **options: object) -> None:
         chosen = {"task": "custom", "model_path": f"{SPIRALS}:build", "eval_before": False, "eval_interval": 0}
         profile = profile_from_options("spirals", {**chosen, **options})
-        plan = plan_local_run(profile, workers, resume=snapshots is not None)
+        plan = plan_local_run(profile, workers).model_copy(update={"resume": snapshots is not None})
         self.events: list[Event] = []
         self.pids: dict[int, int] = {}
         self.folder = RunFolder.create(folder, plan, ["test"])

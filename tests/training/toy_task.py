@@ -87,4 +87,4 @@ def toy_plan(
         strategy=StrategySettings(**{"strategy": "allreduce"} | (strategy or {})),
         run=RunSettings(**(run or {})),
     )
-    return plan_local_run(profile, workers, resume)
+    return plan_local_run(profile, workers).model_copy(update={"resume": resume})

@@ -2,12 +2,17 @@
 
 With a codec that loses nothing the weights themselves travel. With another one it is their difference to the last mean,
 which is small, so that little is lost; all members hold that mean then, and compare it in every round.
+
+Where means are those of a few members, new ones in every round, who meets whom follows from the run's seed, the round,
+and who is there (:func:`shuffled`, :func:`islands`): everybody finds it out alone.
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from profiles.declarations import Section, option
@@ -228,3 +233,14 @@ class Averaging(InRounds):
             self._last_mean.copy_(tensors["mean"])
         if self._stream and (kept := Kept.of(tensors, "mean_residual")) is not None:
             self._exchange.restore_residual(self._stream, kept)
+
+
+def shuffled(ranks: Sequence[int], seed: int, round_: int) -> list[int]:
+    """Return ranks in the order of their hashes, which no version of anything changes."""
+    return sorted(ranks, key=lambda rank: hashlib.sha256(f"{seed}/{round_}/{rank}".encode()).digest())
+
+
+def islands(ranks: Sequence[int], size: int) -> list[list[int]]:
+    """Cut ranks, in their order, into as few islands of at most ``size`` as there must be; 0: one of all."""
+    count = math.ceil(len(ranks) / size) if size else 1
+    return [list(ranks[len(ranks) * i // count : len(ranks) * (i + 1) // count]) for i in range(count)]

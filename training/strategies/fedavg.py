@@ -26,9 +26,8 @@ from pydantic import field_validator
 from profiles.declarations import OptionError, Owning, option
 from profiles.schema import StrategySettings
 from training.exchange.base import Exchange, MeanResult
-from training.strategies.averaging import Averaging, AveragingCosts, AveragingOptions
+from training.strategies.averaging import Averaging, AveragingCosts, AveragingOptions, islands, shuffled
 from training.strategies.base import StrategyContext
-from training.strategies.islands import islands, shuffled
 from training.strategies.registry import register
 from training.strategies.weights import mean_held
 

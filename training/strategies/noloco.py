@@ -37,10 +37,9 @@ from profiles.schema import StrategySettings
 from training.events import SyncEvent
 from training.exchange.base import Exchange, MeanResult
 from training.lazy import lazy
-from training.strategies.averaging import AveragingOptions, InRounds
+from training.strategies.averaging import AveragingOptions, InRounds, islands, shuffled
 from training.strategies.base import FOR_DIFFERENCES, StrategyContext, sync_event
 from training.strategies.costs import CostModel, Course, Learning, Rhythm, Start, intervals
-from training.strategies.islands import islands, shuffled
 from training.strategies.outer import OuterOptions
 from training.strategies.outer_costs import OuterCosts
 from training.strategies.registry import register
