@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.exchange.base import MeanResult
+from training.exchange.base import Exchange, MeanResult
 from training.exchange.codecs import Codec, SparseCodec, all_finite, roundtrip
 from training.lazy import lazy
 
@@ -29,12 +29,13 @@ class ErrorFeedback:
     """A member's side, for the contributions of one stream.
 
     Args:
-        keeps_loss: whether what the codec drops is kept; what came too late always is.
+        exchange: where their means are made.
+        stream: empty: what the codec drops is not kept; what came too late always is.
     """
 
-    def __init__(self, codec: Codec, keeps_loss: bool = True) -> None:
-        self._codec = codec
-        self._keeps_loss = keeps_loss
+    def __init__(self, codec: Codec, exchange: Exchange, stream: str) -> None:
+        self._codec, self._exchange = codec, exchange
+        self.stream = stream
         self.residual: torch.Tensor | None = None
         """Flat fp32 on the device of the values; ``None`` for zero. Part of a snapshot."""
 
@@ -53,13 +54,29 @@ class ErrorFeedback:
         if weight == 0.0:
             self.residual = sent
             return
-        lost = sent - roundtrip(self._codec, sent) if self._keeps_loss else None
+        lost = sent - roundtrip(self._codec, sent) if self.stream else None
         if result.left_out and lost is None:
             lost = torch.zeros_like(sent)
         for start, stop in result.left_out:
             assert lost is not None
             lost[start:stop] = sent[start:stop]
         self.residual = lost
+
+    def tensors(self, suffix: str = "") -> dict[str, torch.Tensor]:
+        """Return what a snapshot holds of it, and of what this member lost as the owner of means.
+
+        Args:
+            suffix: of the names, which tells streams apart.
+        """
+        found = {} if self.residual is None else {f"residual{suffix}": self.residual}
+        owed = self._exchange.residual(self.stream) if self.stream else None
+        return found if owed is None else found | owed.tensors(f"mean_residual{suffix}")
+
+    def load(self, tensors: Mapping[str, torch.Tensor], suffix: str = "") -> None:
+        """Take back what :meth:`tensors` gave."""
+        self.residual = tensors.get(f"residual{suffix}")
+        if self.stream and (owed := Kept.of(tensors, f"mean_residual{suffix}")) is not None:
+            self._exchange.restore_residual(self.stream, owed)
 
 
 @dataclass(frozen=True)

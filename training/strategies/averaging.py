@@ -20,7 +20,7 @@ from profiles.schema import StrategySettings
 from training.events import SyncEvent
 from training.exchange.base import Exchange, Group, MeanResult
 from training.exchange.codecs import codec_by_name
-from training.exchange.error_feedback import ErrorFeedback, Kept
+from training.exchange.error_feedback import ErrorFeedback
 from training.lazy import lazy
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.costs import CostModel, Course, Learning, Rhythm, interpolate, intervals, merge_efficiency
@@ -158,9 +158,8 @@ class Averaging(InRounds):
         super().attach(model, exchange)
         lossy = exchange.engine != "solo" and self._codec.name != "fp32"
         self._last_mean = self._weights() if lossy else None
-        keeps_loss = lossy and self.context.settings.error_feedback
-        self._feedback = ErrorFeedback(self._codec, keeps_loss)
-        self._stream = self.name if keeps_loss else ""
+        stream = self.name if lossy and self.context.settings.error_feedback else ""
+        self._feedback = ErrorFeedback(self._codec, exchange, stream)
 
     def finish(self) -> SyncEvent | None:
         return self._end_round() if self._inner else None
@@ -205,7 +204,7 @@ class Averaging(InRounds):
             if self.context.settings.verify_interval:
                 flags = agreement_flags(weight_hash(self._last_mean))
         name = f"{self.name}/{self._round}"
-        result = self._exchange.mean(name, sent, weight, self._codec, flags, self._stream, among)
+        result = self._exchange.mean(name, sent, weight, self._codec, flags, self._feedback.stream, among)
         if self._last_mean is not None and counts:
             self._feedback.settle(sent, weight, result)
         return result
@@ -218,21 +217,16 @@ class Averaging(InRounds):
             self.context.warn(f"round {self._round}: this machine's steps {what}")
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        found = self.newcomer_tensors()
-        found |= {"residual": kept} if (kept := self._feedback.residual) is not None else {}
-        owed = self._exchange.residual(self._stream) if self._stream else None
-        return found | owed.tensors("mean_residual") if owed is not None else found
+        return self.newcomer_tensors() | self._feedback.tensors()
 
     def newcomer_tensors(self) -> dict[str, torch.Tensor]:
         return {} if self._last_mean is None else {"mean": self._last_mean}
 
     def load(self, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
         super().load(tensors, state)
-        self._feedback.residual = tensors.get("residual")
+        self._feedback.load(tensors)
         if self._last_mean is not None:
             self._last_mean.copy_(tensors["mean"])
-        if self._stream and (kept := Kept.of(tensors, "mean_residual")) is not None:
-            self._exchange.restore_residual(self._stream, kept)
 
 
 def shuffled(ranks: Sequence[int], seed: int, round_: int) -> list[int]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.exchange.base import Exchange, ExchangeError, MeanResult, Pending, Traffic
 from training.exchange.codecs import Codec
-from training.exchange.error_feedback import ErrorFeedback, Kept
+from training.exchange.error_feedback import ErrorFeedback
 from training.lazy import lazy
 from training.strategies.outer import OuterOptimizer
 from training.strategies.weights import (
@@ -45,8 +45,8 @@ class MeanOfDeltas:
     """
 
     def __init__(self, exchange: Exchange, codec: Codec, stream: str) -> None:
-        self.exchange, self.codec, self.stream = exchange, codec, stream
-        self.feedback = ErrorFeedback(codec, bool(stream))
+        self.exchange, self.codec = exchange, codec
+        self.feedback = ErrorFeedback(codec, exchange, stream)
         self._pending: Pending[MeanResult] | None = None
         self._sent: torch.Tensor | None = None
         self._weight = 0.0
@@ -54,7 +54,7 @@ class MeanOfDeltas:
     def start(self, name: str, delta: torch.Tensor, weight: float, flags: bytes) -> None:
         """Start to merge this member's ``delta``, flat fp32, which is given away."""
         self._sent, self._weight = self.feedback.compensate(delta), weight
-        self._pending = self.exchange.start_mean(name, self._sent, weight, self.codec, flags, self.stream)
+        self._pending = self.exchange.start_mean(name, self._sent, weight, self.codec, flags, self.feedback.stream)
 
     def wait(self) -> tuple[MeanResult, torch.Tensor]:
         """Return the result and what this member gave to it, and keep what of that is not in it."""
@@ -265,11 +265,7 @@ class MergedPart:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors of a snapshot."""
-        found = self.newcomer_tensors()
-        kept, stream = self._merge.feedback.residual, self._merge.stream
-        found |= {"residual": kept} if kept is not None else {}
-        owed = self._merge.exchange.residual(stream) if stream else None
-        return found | owed.tensors("mean_residual") if owed is not None else found
+        return self.newcomer_tensors() | self._merge.feedback.tensors()
 
     def newcomer_tensors(self) -> dict[str, torch.Tensor]:
         """Return those of them that belong to the group."""
@@ -303,11 +299,9 @@ class MergedPart:
         self.anchor.copy_(tensors["anchor"])
         self._outer.load(tensors)
         self.sent_from, self._digest = tensors.get("sent_from"), ""
-        self._merge.feedback.residual = tensors.get("residual")
+        self._merge.feedback.load(tensors)
         self.round, self.inner = int(state["round"]), int(state["inner"])
         self._tokens, self._steps = float(state["weight"]), int(state["steps"])
-        if self._merge.stream and (kept := Kept.of(tensors, "mean_residual")) is not None:
-            self._merge.exchange.restore_residual(self._merge.stream, kept)
         if "outcome" in state:
             said = state["outcome"]
             self._outcome = Outcome(tensors["mean"], **{**said, "members": tuple(said["members"])})

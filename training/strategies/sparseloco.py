@@ -33,7 +33,6 @@ from training.exchange.base import (
     joined,
 )
 from training.exchange.codecs import Codec
-from training.exchange.error_feedback import ErrorFeedback
 from training.lazy import lazy
 from training.strategies.base import StrategyContext
 from training.strategies.costs import Course, Rhythm, intervals
@@ -103,7 +102,6 @@ class SumOfAll(MeanOfDeltas):
 
     def __init__(self, exchange: Exchange, codec: Codec, sizes: Sequence[int], decay: float) -> None:
         super().__init__(exchange, codec, "")
-        self.feedback = ErrorFeedback(codec)
         self._sizes, self._decay = sizes, decay
         self._total = torch.empty(0)
         self._flags = 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from profiles.declarations import Owning
 from training.exchange.base import MeanResult, Pending
-from training.exchange.error_feedback import ErrorFeedback, Kept
+from training.exchange.error_feedback import ErrorFeedback
 from training.strategies.compressors.base import Compressor, Place, Price, Turn, register
 
 if TYPE_CHECKING:
@@ -29,17 +29,16 @@ class Plain(Compressor):
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         keeps = place.settings.error_feedback and place.codec.name != "fp32"
-        self._feedback = ErrorFeedback(place.codec) if keeps else None
-        self._stream = f"grad/{place.index}" if keeps else ""
+        self._feedback = ErrorFeedback(place.codec, place.exchange, f"grad/{place.index}") if keeps else None
         self._under_way: tuple[Turn, torch.Tensor | None, Pending[MeanResult]] | None = None
         self._result: MeanResult | None = None
 
     def start(self, values: torch.Tensor, turn: Turn) -> None:
-        if self._feedback is not None:
-            values = self._feedback.compensate(values)
-        name, place = f"grad/{turn.step}/{self.place.index}", self.place
-        pending = place.exchange.start_mean(name, values, turn.weight, place.codec, turn.flags, self._stream)
-        self._under_way = (turn, values if self._feedback is not None else None, pending)
+        name, place, feedback = f"grad/{turn.step}/{self.place.index}", self.place, self._feedback
+        values = feedback.compensate(values) if feedback is not None else values
+        stream = feedback.stream if feedback is not None else ""
+        pending = place.exchange.start_mean(name, values, turn.weight, place.codec, turn.flags, stream)
+        self._under_way = (turn, values if feedback is not None else None, pending)
 
     def wait(self) -> MeanResult:
         assert self._under_way is not None
@@ -54,19 +53,8 @@ class Plain(Compressor):
         self._under_way = self._result = None
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = {}
-        if self._feedback is not None:
-            index = self.place.index
-            if self._feedback.residual is not None:
-                found[f"residual/{index}"] = self._feedback.residual
-            owed = self.place.exchange.residual(self._stream)
-            found |= owed.tensors(f"mean_residual/{index}") if owed is not None else {}
-        return found
+        return {} if self._feedback is None else self._feedback.tensors(f"/{self.place.index}")
 
     def load(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
-        if self._feedback is None:
-            return
-        if (found := tensors.get(f"residual/{self.place.index}")) is not None:
-            self._feedback.residual = found.to(device)
-        if (kept := Kept.of(tensors, f"mean_residual/{self.place.index}")) is not None:
-            self.place.exchange.restore_residual(self._stream, kept)
+        if self._feedback is not None:
+            self._feedback.load(tensors, f"/{self.place.index}")
