@@ -21,7 +21,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from training.exchange.codecs import all_finite, chunk_bounds, codec_by_name
-from training.strategies.outer import nesterov_step
+from training.strategies.outer import Nesterov
 from training.strategies.weights import weight_hash
 
 Way = Callable[[], object]
@@ -100,9 +100,10 @@ def parts(values: torch.Tensor) -> dict[str, list[Way]]:
         found[f"{name} encode"] = [each(way, [(p,) for p in pieces]) for way in (codec.encode, plain.get(name)) if way]
         ways = (codec.decode, plain_int8_decoding if name == "int8" else None)
         found[f"{name} decode"] = [each(way, coded) for way in ways if way]
-    others = torch.randn_like(values), torch.randn_like(values)
+    others, outer = (torch.randn_like(values), torch.randn_like(values)), Nesterov(0.7, 0.9)
+    outer.attach(values)
     found["outer step"] = [
-        lambda: nesterov_step(values, *others, 0.7, 0.9),
+        lambda: outer.step(values, others[1], 1),
         lambda: plain_nesterov(values, *others),
     ]
     array = values.numpy()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, TextIO
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_serializer
@@ -309,6 +310,8 @@ KnownEvent = Annotated[
     Field(discriminator="kind"),
 ]
 Event = KnownEvent | UnknownEvent
+Emit = Callable[[Event], None]
+"""Takes an event."""
 
 _known: TypeAdapter[KnownEvent] = TypeAdapter(KnownEvent)
 

@@ -57,6 +57,7 @@ class LocalEngine:
         self._open_log = open_log
         self._watch = watch
         self._listen = listen
+        self._host = f"[{listen}]" if ":" in listen else listen
         self._start_process = start_coordinator or self._start_here
         self._coordinator: CoordinatorHandle | None = None
         self._store: StoreServer | None = None
@@ -85,8 +86,7 @@ class LocalEngine:
             for rank in range(self._plan.world_size):
                 self._store.admit(secrets / f"member-{rank}")
             return f"127.0.0.1:{self._store.port}"
-        host = f"[{self._listen}]" if ":" in self._listen else self._listen
-        return f"{host}:{self._port}"
+        return f"{self._host}:{self._port}"
 
     def _start_coordinator(self) -> None:
         config = self._coordinator_config()
@@ -155,8 +155,7 @@ class LocalEngine:
     @property
     def relay(self) -> str:
         """Address of the relay; empty: there is none."""
-        host = f"[{self._listen}]" if ":" in self._listen else self._listen
-        return f"{host}:{self._relay_port}" if self._relay_port else ""
+        return f"{self._host}:{self._relay_port}" if self._relay_port else ""
 
     def ban(self, rank: int) -> None:
         """Let nobody exchange anything with a member any more, whether its machine obeys or not."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiles.errors import BadInput, ExitCode, MusterError, RunFailed
-from training.events import ErrorEvent, Event, MemberEvent, ProgressEvent, WarningEvent
+from training.events import Emit, ErrorEvent, MemberEvent, ProgressEvent, WarningEvent
 from training.orders import Control
 from training.plan import RunPlan
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from training.exchange.base import Exchange
     from training.tasks.base import Task
-
-Emit = Callable[[Event], None]
 
 
 @contextmanager

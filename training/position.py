@@ -75,7 +75,7 @@ class EarlyStopping:
 
     patience: int
     min_delta: float
-    best: float = float("inf")
+    best: float | None = None
     best_step: int = -1
     waited: int = 0
     kept: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class EarlyStopping:
 
     def update(self, value: float, step: int) -> bool:
         """Note a result; return whether it is the best so far."""
-        if value < self.best - self.min_delta:
+        if self.best is None or value < self.best - self.min_delta:
             self.best, self.best_step, self.waited = value, step, 0
             return True
         self.waited += 1
@@ -110,16 +110,13 @@ class EarlyStopping:
     def should_stop(self) -> bool:
         return 0 < self.patience <= self.waited
 
-    def to_state(self) -> dict[str, float | int | None]:
+    def to_state(self) -> dict[str, Any]:
         """JSON-able state for a snapshot."""
-        best = None if self.best == float("inf") else self.best
-        return {"best": best, "best_step": self.best_step, "waited": self.waited}
+        return {"best": self.best, "best_step": self.best_step, "waited": self.waited}
 
-    def load(self, state: Mapping[str, float | int | None], kept: Mapping[str, torch.Tensor]) -> None:
+    def load(self, state: Mapping[str, Any], kept: Mapping[str, torch.Tensor]) -> None:
         """Take back what :meth:`to_state` gave, and :attr:`kept`."""
-        best = state["best"]
-        self.best = float("inf") if best is None else float(best)
-        self.best_step, self.waited = int(state["best_step"] or 0), int(state["waited"] or 0)
+        self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]
         self.kept = dict(kept)
 
 

@@ -273,7 +273,10 @@ def narrowed(
     Raises:
         BadInput: no such status, or no time.
     """
-    _check_statuses(statuses)
+    known = (*get_args(Status), "interrupted", "damaged")
+    for status in statuses:
+        if status not in known:
+            raise BadInput(f"no status '{status}'", f"there are: {', '.join(known)}")
     begin = _moment(since) if since else None
     return [
         run
@@ -282,13 +285,6 @@ def narrowed(
         and (not profile or run.profile == profile)
         and (begin is None or (run.started is not None and run.started >= begin))
     ]
-
-
-def _check_statuses(statuses: Sequence[str]) -> None:
-    known = (*get_args(Status), "interrupted", "damaged")
-    for status in statuses:
-        if status not in known:
-            raise BadInput(f"no status '{status}'", f"there are: {', '.join(known)}")
 
 
 def _moment(text: str) -> datetime:
@@ -322,14 +318,11 @@ def to_clean(
     """
     if older_than_days is None and keep is None and not statuses:
         raise BadInput("no runs to remove were named", "pass --older-than DAYS, --status STATUS or --keep N")
-    _check_statuses(statuses)
     now = datetime.now(timezone.utc)
     return [
         run
-        for run in runs[keep or 0 :]
-        if not run.live
-        and (not statuses or run.status in statuses)
-        and (older_than_days is None or _age_days(run, now) > older_than_days)
+        for run in narrowed(runs[keep or 0 :], statuses=statuses)
+        if not run.live and (older_than_days is None or _age_days(run, now) > older_than_days)
     ]
 
 

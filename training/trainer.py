@@ -7,7 +7,6 @@ state (fresh, from a snapshot, or from the group as a newcomer), trains to the l
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from torch import nn
@@ -19,7 +18,7 @@ from training.checkpoint import Snapshot, SnapshotStore
 from training.compression import Compression
 from training.device import Precision, clip, select_device, select_precision, start_training
 from training.evaluation import Evaluator
-from training.events import Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent
+from training.events import Emit, MemberEvent, RunEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent
 from training.exchange.base import Anchor, Exchange, Traffic
 from training.exchange.codecs import all_finite
 from training.local_data import LocalSchedule, schedule_for
@@ -38,8 +37,6 @@ from training.strategies.own_file import opened
 from training.strategies.registry import strategy_class
 from training.strategies.weights import equalised, trainable
 from training.tasks.base import Task
-
-Emit = Callable[[Event], None]
 
 
 class Trainer:

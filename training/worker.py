@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TextIO
 
 from profiles.errors import ExitCode, MusterError
-from training.events import ErrorEvent, Event, EventSink, MemberEvent, RequestEvent, StepEvent
-from training.member import Emit, exit_code_of, prepared, train
+from training.events import Emit, ErrorEvent, Event, EventSink, MemberEvent, RequestEvent, StepEvent
+from training.member import exit_code_of, prepared, train
 from training.orders import Command, Control
 from training.plan import MemberPlan, RunPlan, read_plan
 from training.processes import PhaseTimer

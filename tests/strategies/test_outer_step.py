@@ -15,7 +15,7 @@ from profiles.schema import StrategySettings
 from tests.training.memory_exchange import RoomExchange
 from training.strategies.costs import Course, Rhythm, Start
 from training.strategies.diloco import DiLoCo
-from training.strategies.outer import OuterOptions, nesterov_step
+from training.strategies.outer import Nesterov, OuterOptions
 from training.strategies.registry import cost_model
 
 Torchs = type[torch.optim.Optimizer]
@@ -113,8 +113,11 @@ def test_the_outer_step_rounds_every_product_and_sum_by_itself(elements: int) ->
     anchor, momentum, mean = torch.randn(3, elements, generator=generator).unbind()
     expected_momentum = momentum * 0.9 + mean
     expected = anchor - (expected_momentum * 0.9 + mean) * 0.7
-    nesterov_step(anchor, momentum, mean, 0.7, 0.9)
-    assert torch.equal(momentum, expected_momentum) and torch.equal(anchor, expected)
+    outer = Nesterov(0.7, 0.9)
+    outer.attach(anchor)
+    outer.load({"momentum": momentum})
+    outer.step(anchor, mean, 1)
+    assert torch.equal(outer.tensors()["momentum"], expected_momentum) and torch.equal(anchor, expected)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from profiles.errors import ExitCode, RunFailed
-from training.events import Event, MemberEvent, StepEvent
-from training.member import Emit, exit_code_of, prepare_data, prepared, train
+from training.events import Emit, Event, MemberEvent, StepEvent
+from training.member import exit_code_of, prepare_data, prepared, train
 from training.orders import Command, Control
 from training.plan import RunPlan
 from training.randomness import seed_everything

@@ -138,20 +138,22 @@ class Nesterov(OuterOptimizer):
     names = ("momentum",)
 
     def step(self, anchor: torch.Tensor, mean: torch.Tensor, round_: int) -> None:
-        nesterov_step(anchor, self._vectors[0], mean, self.rate, self.momentum)
-
-
-class HeavyBall(OuterOptimizer):
-    """``m = mu m + d``, ``anchor -= rate m`` (Polyak 1964); with ``mu = 0`` plain averaging at a rate."""
-
-    names = ("momentum",)
-
-    def step(self, anchor: torch.Tensor, mean: torch.Tensor, round_: int) -> None:
         scratch = torch.empty_like(anchor[:_AT_ONCE])
         for start in range(0, anchor.numel(), _AT_ONCE):
             part, speed, by = (vector[start : start + _AT_ONCE] for vector in (anchor, self._vectors[0], mean))
             speed.mul_(self.momentum).add_(by)
-            part.sub_(torch.mul(speed, self.rate, out=scratch[: part.numel()]))
+            room = scratch[: part.numel()]
+            part.sub_(torch.mul(self._direction(speed, by, room), self.rate, out=room))
+
+    def _direction(self, speed: torch.Tensor, by: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
+        return torch.mul(speed, self.momentum, out=room).add_(by)
+
+
+class HeavyBall(Nesterov):
+    """``m = mu m + d``, ``anchor -= rate m`` (Polyak 1964); with ``mu = 0`` plain averaging at a rate."""
+
+    def _direction(self, speed: torch.Tensor, by: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
+        return speed
 
 
 class AdamW(OuterOptimizer):
@@ -210,15 +212,6 @@ class OwnOuter(OuterOptimizer):
 
 
 _OPTIMIZERS: dict[str, type[OuterOptimizer]] = {"nesterov": Nesterov, "sgd": HeavyBall, "adamw": AdamW}
-
-
-def nesterov_step(anchor: torch.Tensor, momentum: torch.Tensor, mean: torch.Tensor, rate: float, mu: float) -> None:
-    """One step of :class:`Nesterov` in place."""
-    scratch = torch.empty_like(anchor[:_AT_ONCE])
-    for start in range(0, anchor.numel(), _AT_ONCE):
-        part, speed, by = (vector[start : start + _AT_ONCE] for vector in (anchor, momentum, mean))
-        speed.mul_(mu).add_(by)
-        part.sub_(torch.mul(speed, mu, out=scratch[: part.numel()]).add_(by).mul_(rate))
 
 
 def _power(base: float, exponent: int) -> float:
