@@ -158,8 +158,8 @@ def test_what_an_owner_has_kept_follows_it_when_shares_change() -> None:
     kept, codec = MeanResiduals(), codec_by_name("bf16")
     values = values_of(0, 300)
 
-    def encode(start: int, stop: int) -> dict[tuple[str, int], torch.Tensor]:
-        owed: dict[tuple[str, int], torch.Tensor] = {}
+    def encode(start: int, stop: int) -> dict[int, torch.Tensor]:
+        owed: dict[int, torch.Tensor] = {}
         back = partial(codec.decode, elements=stop - start)
         kept.encode("s", start, values[start:stop], codec, codec.encode_view, back, owed)
         return owed
@@ -167,10 +167,10 @@ def test_what_an_owner_has_kept_follows_it_when_shares_change() -> None:
     kept.settle("s", {**encode(0, 100), **encode(100, 200)})
     before = kept.part("s", 0, 300)
     assert before is not None and before[:200].abs().max() > 0 and not before[200:].any()
-    owed = encode(50, 250)["s", 50]
+    owed = encode(50, 250)[50]
     total = values[50:250] + before[50:250]
     assert torch.equal(owed, total - roundtrip(codec, total))
-    kept.settle("s", {("s", 50): owed})
+    kept.settle("s", {50: owed})
     after = kept.part("s", 0, 300)
     assert after is not None and not after[:50].any() and torch.equal(after[50:250], owed)
 

@@ -8,9 +8,7 @@ lost, however many rounds there were (DoubleSqueeze: Tang et al. 2019, arXiv 190
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -112,17 +110,11 @@ class Kept:
 
 
 class MeanResiduals:
-    """The averaging owner's side: what encoding the means of every stream lost, piece by piece. Thread-safe.
+    """The averaging owner's side: what encoding the means of every stream lost, piece by piece. Thread-safe."""
 
-    Args:
-        limit: elements that are kept at most; the pieces that were used longest ago go first.
-    """
-
-    def __init__(self, limit: int = sys.maxsize) -> None:
-        self.limit = limit
-        self._kept: OrderedDict[tuple[str, int], torch.Tensor] = OrderedDict()
-        self._restored: dict[tuple[str, int], torch.Tensor] = {}
-        self._elements = 0
+    def __init__(self) -> None:
+        self._kept: dict[str, dict[int, torch.Tensor]] = {}
+        """By stream, and by the start of each piece."""
         self._lock = threading.Lock()
 
     def encode(
@@ -133,54 +125,45 @@ class MeanResiduals:
         codec: Codec,
         encode: Callable[[torch.Tensor], torch.Tensor],
         decode: Callable[[torch.Tensor], torch.Tensor],
-        owed: dict[tuple[str, int], torch.Tensor] | None = None,
+        owed: dict[int, torch.Tensor],
     ) -> torch.Tensor:
-        """Encode a piece of a mean and keep what that loses for the stream's next one.
+        """Encode a piece of a mean; what that loses is for the stream's next one.
 
         Args:
             stream: empty: nothing is added, and nothing kept.
             start: of the piece in the vector.
             mean: flat fp32.
             encode: as ``codec`` does; ``decode`` is its inverse.
-            owed: where to put what is to be kept; it counts when it is given to :meth:`settle`.
+            owed: where to put what is to be kept, by start; it counts when it is given to :meth:`settle`.
 
         Raises:
             ValueError: the codec cannot carry the mean.
         """
         if not stream:
             return encode(mean)
-        residual = self._take((stream, start), mean, moves=owed is not None)
+        residual = self._of_piece(stream, start, mean)
         # What a sparse reply leaves at zero costs no bytes: a residual there waits until its position travels again.
         repaid = residual * (mean != 0) if isinstance(codec, SparseCodec) else residual
         total = mean + repaid
         if not codec.carries(total):
             total, repaid = mean, torch.zeros_like(mean)
         data = encode(total)
-        lost = residual - repaid + (total - decode(data))
-        if owed is None:
-            self.keep({(stream, start): lost})
-        else:
-            owed[stream, start] = lost
+        owed[start] = residual - repaid + (total - decode(data))
         return data
 
-    def settle(self, stream: str, owed: Mapping[tuple[str, int], torch.Tensor]) -> None:
+    def settle(self, stream: str, owed: Mapping[int, torch.Tensor]) -> None:
         """Keep what encoding all of this owner's pieces of one mean lost; nothing else of its stream is kept then.
 
         Where the pieces are others than those of the mean before, because the owners' shares have changed, each has
         been given what was kept of its place.
         """
         with self._lock:
-            self._restored = {at: part for at, part in self._restored.items() if at[0] != stream}
-            for key in [key for key in self._kept if key[0] == stream and key not in owed]:
-                self._elements -= self._kept.pop(key).numel()
-        self.keep(owed)
+            self._kept[stream] = dict(owed)
 
     def part(self, stream: str, start: int, stop: int) -> torch.Tensor | None:
         """Return what is kept of a part of a stream's vector, on the CPU; ``None`` if that is nothing."""
-        with self._lock:
-            known = [*self._restored.items(), *self._kept.items()]  # what is kept is newer
-        pieces = [(at, piece) for (name, at), piece in known if name == stream]
-        found = [(at, piece) for at, piece in pieces if at < stop and at + piece.numel() > start]
+        known = self._pieces(stream).items()
+        found = [(at, piece) for at, piece in known if at < stop and at + piece.numel() > start]
         if not found:
             return None
         whole = torch.zeros(stop - start)
@@ -191,12 +174,7 @@ class MeanResiduals:
 
     def all(self, stream: str) -> Kept | None:
         """Return all that is kept of a stream's vector, on the CPU; ``None`` if that is nothing."""
-        with self._lock:
-            kept, restored = (
-                {at: part for (name, at), part in store.items() if name == stream}
-                for store in (self._kept, self._restored)
-            )
-        known = kept or restored  # what is kept is newer, and of all that this owner has
+        known = self._pieces(stream)
         bounds: list[list[int]] = []
         for start in sorted(known):
             if not bounds or bounds[-1][1] != start:
@@ -207,43 +185,23 @@ class MeanResiduals:
         return Kept(torch.cat([known[start].to("cpu") for start in sorted(known)]), torch.tensor(bounds))
 
     def restore(self, stream: str, kept: Kept) -> None:
-        """Take parts back, before the first mean of their stream; later, or beyond the limit, they are not looked at.
+        """Take parts back, before the first mean of their stream; later they are not looked at.
 
         Raises:
             ValueError: they have no place in a vector.
         """
         parts = kept.parts()
         with self._lock:
-            known = any(name == stream for name, _ in self._kept)
-            size = kept.values.numel() + sum(part.numel() for part in self._restored.values())
-            if not known and size <= self.limit and all_finite(kept.values):
-                self._restored.update({(stream, start): part for start, part in parts.items()})
+            if not self._kept.get(stream) and all_finite(kept.values):
+                self._kept[stream] = parts
 
-    def _take(self, key: tuple[str, int], like: torch.Tensor, moves: bool) -> torch.Tensor:
-        """Return what is kept of a piece; ``moves``: pieces of one vector may have other bounds than before."""
+    def _pieces(self, stream: str) -> Mapping[int, torch.Tensor]:
         with self._lock:
-            found = self._kept.get(key)
-            if found is not None and self._restored:  # a second mean of this stream: all of the first is taken
-                self._restored = {at: part for at, part in self._restored.items() if at[0] != key[0]}
-            elif found is None:
-                found = self._given(*key, like.numel())
-        if moves and (found is None or found.shape != like.shape):
-            found = self.part(key[0], key[1], key[1] + like.numel())
-        return found.to(like.device) if found is not None and found.shape == like.shape else torch.zeros_like(like)
+            return self._kept.get(stream, {})
 
-    def _given(self, stream: str, start: int, size: int) -> torch.Tensor | None:
-        for (name, at), part in self._restored.items():
-            if name == stream and at <= start and start + size <= at + part.numel():
-                return part[start - at : start - at + size]
-        return None
-
-    def keep(self, owed: Mapping[tuple[str, int], torch.Tensor]) -> None:
-        """Keep what encoding pieces lost, by stream and start."""
-        with self._lock:
-            for key, residual in owed.items():
-                before = self._kept.pop(key, None)
-                self._elements += residual.numel() - (0 if before is None else before.numel())
-                self._kept[key] = residual
-            while self._elements > self.limit:
-                _, oldest = self._kept.popitem(last=False)
-                self._elements -= oldest.numel()
+    def _of_piece(self, stream: str, start: int, like: torch.Tensor) -> torch.Tensor:
+        """Return what is kept of a piece, whose bounds may be others than before."""
+        found = self._pieces(stream).get(start)
+        if found is None or found.shape != like.shape:
+            found = self.part(stream, start, start + like.numel())
+        return torch.zeros_like(like) if found is None else found.to(like.device)

@@ -88,7 +88,7 @@ class _Average:
         self._mesh, self._own, self._codec, self._residuals = mesh, own, own.codec, residuals
         self.members = tuple(members)
         self.peers = [rank for rank in self.members if rank != mesh.rank]
-        self._owed: dict[tuple[str, int], torch.Tensor] = {}
+        self._owed: dict[int, torch.Tensor] = {}
         self._what = what_it_is("mean", own.name, own)
         self._seal = seal_of(self._what)
         self._tail = memoryview(_TAIL.pack(own.weight, self._seal, mesh.full, not own.fit) + own.flags)

@@ -58,7 +58,7 @@ class Attempt:
         assert mesh.group is not None
         self._mesh, self._group, self._look, self._residuals, self._shares = mesh, mesh.group, look, residuals, shares
         self._full = mesh.full
-        self.owed: dict[tuple[str, int], torch.Tensor] = {}
+        self.owed: dict[int, torch.Tensor] = {}
         self._frames: list[Frame] = []
         self._weights: dict[int, float] = {}
         self._flags: list[bytes] = []

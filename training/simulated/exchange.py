@@ -42,13 +42,15 @@ def average(contributions: Collection[Contribution], residuals: MeanResiduals) -
     """
     first = next(iter(contributions))
     mean, codec, reply = torch.zeros_like(first.values), first.codec, first.codec.reply
+    owed: dict[int, torch.Tensor] = {}
     for start, stop in chunk_bounds(mean.numel()):
         if stop == start:
             continue
         terms = [(one.weight, roundtrip(codec, one.values[start:stop])) for one in contributions]
         back = functools.partial(reply.decode, elements=stop - start)
         part = weighted_mean(terms)
-        mean[start:stop] = back(residuals.encode(first.stream, start, part, reply, reply.encode_view, back))
+        mean[start:stop] = back(residuals.encode(first.stream, start, part, reply, reply.encode_view, back, owed))
+    residuals.settle(first.stream, owed)
     return mean
 
 
