@@ -161,7 +161,7 @@ def test_what_an_owner_has_kept_follows_it_when_shares_change() -> None:
     def encode(start: int, stop: int) -> dict[int, torch.Tensor]:
         owed: dict[int, torch.Tensor] = {}
         back = partial(codec.decode, elements=stop - start)
-        kept.encode("s", start, values[start:stop], codec, codec.encode_view, back, owed)
+        kept.encode("s", start, values[start:stop], codec, codec.encode, back, owed)
         return owed
 
     kept.settle("s", {**encode(0, 100), **encode(100, 200)})

@@ -127,7 +127,7 @@ class _Average:
         if stop > start and not direct:
             if stream:
                 back = functools.partial(reply.decode, elements=stop - start)
-                data = self._residuals.encode(stream, start, mean, reply, reply.encode_view, back, self._owed)
+                data = self._residuals.encode(stream, start, mean, reply, reply.encode, back, self._owed)
                 into[: (size := data.numel())] = data
             else:
                 size = reply.encode_into(mean, into)
@@ -221,7 +221,7 @@ class MeanReduction(_Average, Reduction):
 
     def _encoded(self, owner: int, piece: int) -> torch.Tensor:
         start, stop = self._piece(owner, piece)
-        return self._codec.encode_view(self._own.values[start:stop]) if stop > start else as_tensor(memoryview(b""))
+        return self._codec.encode(self._own.values[start:stop]) if stop > start else as_tensor(memoryview(b""))
 
     def contribution(self, owner: int, piece: int) -> Sequence[memoryview]:
         data = self._encoded(owner, piece).numpy().data

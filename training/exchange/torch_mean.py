@@ -253,7 +253,7 @@ def encoded(codec: Codec, values: torch.Tensor) -> torch.Tensor:
         return torch.empty(0, dtype=torch.uint8, device=values.device)
     if isinstance(codec, CastCodec):
         return values.to(codec.dtype).view(torch.uint8)
-    return codec.encode_view(values).to(values.device)
+    return codec.encode(values).to(values.device)
 
 
 def decoded(codec: Codec, data: torch.Tensor, elements: int) -> torch.Tensor:

@@ -49,7 +49,7 @@ def average(contributions: Collection[Contribution], residuals: MeanResiduals) -
         terms = [(one.weight, roundtrip(codec, one.values[start:stop])) for one in contributions]
         back = functools.partial(reply.decode, elements=stop - start)
         part = weighted_mean(terms)
-        mean[start:stop] = back(residuals.encode(first.stream, start, part, reply, reply.encode_view, back, owed))
+        mean[start:stop] = back(residuals.encode(first.stream, start, part, reply, reply.encode, back, owed))
     residuals.settle(first.stream, owed)
     return mean
 

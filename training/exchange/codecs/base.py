@@ -48,7 +48,8 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        """Return flat fp32 ``values`` (any device) as flat uint8 on the CPU; cast on the device, then copied.
+        """Return flat fp32 ``values`` (any device) as flat uint8 on the CPU; cast on the device, then copied. The result
+        may share memory with ``values``.
 
         Raises:
             ValueError: ``values`` hold NaN or infinity and the codec cannot carry them.
@@ -58,14 +59,10 @@ class Codec(ABC):
         """Return whether all of flat fp32 ``values`` arrive as numbers: none is NaN, infinity, or beyond the range."""
         return all_finite(values)
 
-    def encode_view(self, values: torch.Tensor) -> torch.Tensor:
-        """Like :meth:`encode`, but the result may share memory with ``values``."""
-        return self.encode(values)
-
     def encode_into(self, values: torch.Tensor, room: torch.Tensor) -> int:
         """Encode to the beginning of flat uint8 ``room`` of the CPU, :meth:`max_encoded_bytes` at least; return the
         size."""
-        data = self.encode_view(values)
+        data = self.encode(values)
         room[: data.numel()] = data
         return data.numel()
 
@@ -128,10 +125,6 @@ class CastCodec(Codec):
         return _within(values, self._limit)
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        data = self.encode_view(values)
-        return data.clone() if data.data_ptr() == values.data_ptr() else data
-
-    def encode_view(self, values: torch.Tensor) -> torch.Tensor:
         return values.detach().to(self.dtype).to("cpu").contiguous().view(torch.uint8)
 
     def encode_into(self, values: torch.Tensor, room: torch.Tensor) -> int:
