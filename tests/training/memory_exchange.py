@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
@@ -17,6 +16,7 @@ from training.exchange.base import (
     Exchange,
     ExchangeError,
     Group,
+    Later,
     MeanResult,
     Pending,
     Traffic,
@@ -25,7 +25,6 @@ from training.exchange.base import (
 from training.exchange.error_feedback import Kept, MeanResiduals
 from training.simulated.exchange import average
 
-T = TypeVar("T")
 Late = Callable[[str], Collection[int]]
 """``late(name)``: the ranks whose contribution to the mean of that name comes after its deadline."""
 
@@ -198,19 +197,6 @@ class RoomExchange(Exchange):
 
     def close(self) -> None:
         pass
-
-
-class Later(Generic[T]):
-    """A result that is formed when it is first waited for."""
-
-    def __init__(self, form: Callable[[], T]) -> None:
-        self._form = functools.cache(form)
-
-    def wait(self, timeout: float | None = None) -> T:
-        return self._form()
-
-    def done(self) -> bool:
-        return False
 
 
 def together(

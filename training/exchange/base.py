@@ -18,7 +18,7 @@ import functools
 import operator
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -83,10 +83,6 @@ class Pending(Protocol, Generic[T]):
             ExchangeTimeout: the deadline passed.
             ExchangeError: the operation cannot finish.
         """
-        ...
-
-    def done(self) -> bool:
-        """Whether :meth:`wait` would return at once."""
         ...
 
 
@@ -335,17 +331,14 @@ class Exchange(ABC):
         return f"{name}{among}:{self.operations}"
 
 
-@dataclass(frozen=True)
-class Finished(Generic[V]):
-    """A result that is already there."""
+class Later(Generic[V]):
+    """An operation whose result is formed when it is first waited for."""
 
-    value: V
+    def __init__(self, form: Callable[[], V]) -> None:
+        self._form = functools.cache(form)
 
     def wait(self, timeout: float | None = None) -> V:
-        return self.value
-
-    def done(self) -> bool:
-        return True
+        return self._form()
 
 
 class SoloExchange(Exchange):
@@ -362,12 +355,13 @@ class SoloExchange(Exchange):
         return (0,)
 
     def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:
-        return Finished(MeanResult(given.values.clone(), given.weight, (0,), flags=given.flags))
+        result = MeanResult(given.values.clone(), given.weight, (0,), flags=given.flags)
+        return Later(lambda: result)
 
     def _start_gather(
         self, name: str, payload: bytes, group: Group = (), waits: bool = False
     ) -> Pending[dict[int, bytes]]:
-        return Finished({0: payload})
+        return Later(lambda: {0: payload})
 
 
 def weighted_mean(contributions: Sequence[tuple[float, torch.Tensor]], out: torch.Tensor | None = None) -> torch.Tensor:

@@ -99,12 +99,23 @@ class Meter:
         self._since = now
 
 
-class Operation(ABC, Generic[R]):
-    """A started operation: waiting, failing and finishing."""
+_ONE_ROUND = 1
+"""Marks a mean that goes in one round."""
+_SEAL = struct.Struct("<I")
+"""Before what a member gives to a gather: which gather it is."""
+Ended = Callable[[Exception | None], None]
 
-    def __init__(self, name: str, meter: Meter) -> None:
-        self.name = name
+
+class MeshOperation(ABC, Generic[R]):
+    """An operation with a number, the same on all members, and ``what`` it is in words.
+
+    Exactly one of two ends brings the result: :meth:`complete` after :meth:`begin` has ended well, or :meth:`adopt`.
+    """
+
+    def __init__(self, number: int, name: str, what: str, meter: Meter, group: Group = ()) -> None:
+        self.number, self.name, self.what, self.group = number, name, what, group
         self._meter = meter
+        self._value: R | None = None
         self._settled = threading.Event()
         self._lock = threading.Lock()
         self._error: ExchangeError | None = None
@@ -128,39 +139,19 @@ class Operation(ABC, Generic[R]):
     def done(self) -> bool:
         return self._settled.is_set()
 
-    def finish(self, error: ExchangeError | str = "") -> None:
+    def finish(self, error: ExchangeError | None = None) -> None:
         """Let :meth:`wait` return the result, or raise ``error``; the first end counts."""
         with self._lock:
             if self._settled.is_set():
                 return
-            self._error = ExchangeError(error) if error and isinstance(error, str) else error or None
+            self._error = error
             self._settled.set()
         if self._counts:
             self._meter.end()
 
-    @abstractmethod
-    def _result(self) -> R: ...
-
-
-_ONE_ROUND = 1
-"""Marks a mean that goes in one round."""
-_SEAL = struct.Struct("<I")
-"""Before what a member gives to a gather: which gather it is."""
-Ended = Callable[[Exception | None], None]
-
-
-class MeshOperation(Operation[R]):
-    """An operation with a number, the same on all members, and ``what`` it is in words.
-
-    Exactly one of two ends brings the result: :meth:`complete` after :meth:`begin` has ended well, or :meth:`adopt`.
-    """
-
-    def __init__(self, number: int, name: str, what: str, meter: Meter, group: Group = ()) -> None:
-        super().__init__(name, meter)
-        self.number = number
-        self.what = what
-        self.group = group
-        self._value: R | None = None
+    def _result(self) -> R:
+        assert self._value is not None
+        return self._value
 
     def members(self, mesh: Mesh) -> list[int]:
         """Return who takes part on a mesh."""
@@ -181,10 +172,6 @@ class MeshOperation(Operation[R]):
         Raises:
             ExchangeError: it is not one of such an operation.
         """
-
-    def _result(self) -> R:
-        assert self._value is not None
-        return self._value
 
 
 class MeshMean(MeshOperation[MeanResult]):

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +19,7 @@ from training.exchange.base import (
     Exchange,
     ExchangeError,
     Group,
+    Later,
     MeanResult,
     Pending,
     Traffic,
@@ -139,10 +140,6 @@ class Room:
             operation.heard.add(rank)
             self._forget(name)
             return found
-
-    def done(self, name: str) -> bool:
-        with self._lock:
-            return name not in self._operations or self._operations[name].complete.is_set()
 
     def leave(self, rank: int, failed: bool = False) -> None:
         """A member is gone: what it has not said the others will never hear."""
@@ -278,7 +275,7 @@ class SimulatedExchange(Exchange):
     def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:
         own = replace(given, values=given.values.detach().clone()).checked()
         self._room.give(own.name, self.rank, own, own.group)
-        return _Later(self, own.name, lambda: self._mean(own))
+        return Later(lambda: self._mean(own))
 
     def _mean(self, own: Contribution) -> MeanResult:
         said, mean = self._hear(own.name, self._averaged)
@@ -309,7 +306,7 @@ class SimulatedExchange(Exchange):
         self, name: str, payload: bytes, group: Group = (), waits: bool = False
     ) -> Pending[dict[int, bytes]]:
         self._room.give(name, self.rank, payload, group)
-        return _Later(self, name, lambda: self._gathered(name, len(payload), group))
+        return Later(lambda: self._gathered(name, len(payload), group))
 
     def _gathered(self, name: str, size: int, group: Group) -> dict[int, bytes]:
         said = self._hear(name, dict)
@@ -325,24 +322,8 @@ class SimulatedExchange(Exchange):
         finally:
             self.traffic.wait_seconds += time.monotonic() - start
 
-    def is_done(self, name: str) -> bool:
-        return self._room.done(name)
-
     def residual(self, stream: str) -> Kept | None:
         return self._room.residuals.all(stream) if self.rank == 0 else None
 
     def restore_residual(self, stream: str, kept: Kept) -> None:
         self._room.residuals.restore(stream, kept)
-
-
-class _Later(Generic[T]):
-    """An operation whose result is taken when it is first waited for."""
-
-    def __init__(self, end: SimulatedExchange, name: str, take: Callable[[], T]) -> None:
-        self._end, self._name, self._take = end, name, functools.cache(take)
-
-    def wait(self, timeout: float | None = None) -> T:
-        return self._take()
-
-    def done(self) -> bool:
-        return self._end.is_done(self._name)

@@ -48,8 +48,8 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        """Return flat fp32 ``values`` (any device) as flat uint8 on the CPU; cast on the device, then copied. The result
-        may share memory with ``values``.
+        """Return flat fp32 ``values`` (any device) as flat uint8 on the CPU; cast on the device, then copied. Both may
+        share memory.
 
         Raises:
             ValueError: ``values`` hold NaN or infinity and the codec cannot carry them.
