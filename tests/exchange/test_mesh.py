@@ -25,7 +25,7 @@ from training.exchange import pairs
 from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.link import MAX_EARLY, PeerLost
-from training.exchange.listener import Identity, Listener, Timeouts, Transport
+from training.exchange.listener import Identity, Listener, Timeouts
 from training.exchange.mesh import Mesh
 from training.exchange.pairs import Pairs
 from training.exchange.sealing import MAX_FRAME
@@ -72,13 +72,9 @@ def at_once(*calls: Callable[[], T]) -> list[T]:
 class Group:
     """Members 0 to n - 1, each with its listener."""
 
-    def __init__(
-        self, members: int, folder: Path | None, transport: Transport = "auto", timeouts: Timeouts | None = None
-    ) -> None:
+    def __init__(self, members: int, folder: Path | None, timeouts: Timeouts | None = None) -> None:
         self.listeners = [
-            Listener(
-                "127.0.0.1", Identity(RUN, rank, folder and folder / f"member-{rank}", transport), timeouts=timeouts
-            )
+            Listener("127.0.0.1", Identity(RUN, rank, folder and folder / f"member-{rank}"), timeouts=timeouts)
             for rank in range(members)
         ]
         self.addresses = {rank: [one.address] for rank, one in enumerate(self.listeners)}
@@ -99,9 +95,9 @@ class Group:
             listener.close()
 
 
-@pytest.fixture(scope="module", params=["auto", "tls", "clear"])
+@pytest.fixture(scope="module", params=["sealed", "clear"])
 def three(request: pytest.FixtureRequest, certificates: Path) -> Iterator[list[Mesh]]:
-    group = Group(3, None if request.param == "clear" else certificates, "tls" if request.param == "tls" else "auto")
+    group = Group(3, None if request.param == "clear" else certificates)
     yield group.form()
     group.close()
 

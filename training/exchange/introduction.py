@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from profiles.errors import BadInput
 from training.exchange.base import ExchangeError
@@ -25,8 +24,6 @@ from training.exchange.connection import Connection
 from training.exchange.sealing import SECRET, Cipher, faster_cipher
 from training.exchange.strangers import HANDSHAKE_SECONDS
 from training.exchange.ways import keep_alive
-
-Transport = Literal["auto", "tls"]
 
 SENDS, RECEIVES = 0, 1
 MAX_CHANNEL = 128
@@ -65,13 +62,11 @@ class Identity:
     Args:
         certificates: folder of :func:`~training.exchange.certificates.issue_run_certificates`; ``None``: in clear, on
             loopback only.
-        transport: ``tls`` sends all through TLS instead of sealed frames.
     """
 
     run_id: str
     rank: int
     certificates: Path | None
-    transport: Transport = "auto"
 
 
 Key = tuple[str, int, int]
@@ -239,8 +234,7 @@ class Introductions:
 
     def _ready(self, arrival: Arrival, round_trip: float) -> Connection:
         connection = arrival.socket
-        sealed = isinstance(connection, ssl.SSLSocket) and self.identity.transport == "auto"
-        if sealed:
+        if sealed := isinstance(connection, ssl.SSLSocket):
             connection = socket.socket(fileno=connection.detach())
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

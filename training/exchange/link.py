@@ -10,7 +10,6 @@ import contextlib
 import queue
 import select
 import socket
-import ssl
 import struct
 import sys
 import threading
@@ -289,13 +288,10 @@ class Incoming(_Link):
         super()._begin(connection)
         self._opener = Opener(connection.secret, connection.cipher) if connection.sealed else None
         self._sealed = memoryview(bytearray(MAX_FRAME + TAG if connection.sealed else 0))
-        self._flags = 0 if isinstance(connection.socket, ssl.SSLSocket) else socket.MSG_WAITALL
 
     def comes(self, seconds: float) -> bool:
         """Wait up to so many seconds; return whether there is something to receive, or the connection has ended."""
         if self._early or self._socket is None:
-            return True
-        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return True
         if self._poll is None:
             poll = select.poll()
@@ -383,12 +379,12 @@ class Incoming(_Link):
 
     def _fill(self, into: memoryview) -> None:
         while len(into):
-            wakes_at = _WAKE if self._flags and self._coming >= 2 * _WAKE and sys.platform == "linux" else 1
+            wakes_at = _WAKE if self._coming >= 2 * _WAKE and sys.platform == "linux" else 1
             if wakes_at != self._wakes_at:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wakes_at)
                 self._wakes_at = wakes_at
             part = into if wakes_at == 1 else into[:_WAKE]  # of which some may be there: as much again is still to come
-            size = self._socket.recv_into(part, len(part), self._flags)
+            size = self._socket.recv_into(part, len(part), socket.MSG_WAITALL)
             if not size:
                 raise EOFError("it closed the connection")
             self.bytes += size

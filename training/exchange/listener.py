@@ -26,13 +26,12 @@ from training.exchange.introduction import (
     Introductions,
     Key,
     Timeouts,
-    Transport,
 )
 from training.exchange.meeting import Arrivals, Meeting
 from training.exchange.strangers import Strangers
 from training.exchange.ways import Address, Ways, listen_on
 
-__all__ = ["Address", "Identity", "Listener", "Timeouts", "Transport"]
+__all__ = ["Address", "Identity", "Listener", "Timeouts"]
 
 
 class Listener:
