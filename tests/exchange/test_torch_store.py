@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from profiles.errors import BadInput
 from training.exchange import store_server
 from training.exchange.base import ExchangeError
-from training.exchange.store_client import StoreClient, StoreTimeout
+from training.exchange.store_client import StoreClient
 from training.exchange.store_server import (
     MAX_KEY,
     MAX_LINE,
@@ -54,7 +55,6 @@ def test_a_taken_port_is_an_os_error(server: StoreServer) -> None:
 def test_values_of_any_bytes_come_back(client: StoreClient) -> None:
     client.set("key", bytes(range(256)))
     assert client.get("key") == bytes(range(256))
-    assert client.read(["key", "none"]) == [bytes(range(256)), None]
     assert client.check(["key"])
     assert not client.check(["key", "none"])
 
@@ -87,15 +87,14 @@ def test_a_get_waits_for_another_client(client: StoreClient) -> None:
 
 def test_a_missing_key_is_named(client: StoreClient) -> None:
     client.set("here", "1")
-    with pytest.raises(StoreTimeout, match="had no there within") as caught:
-        client.get_all(["here", "there"], 0.05)
-    assert caught.value.missing == ["there"]
+    with pytest.raises(ExchangeError, match="had no there within"):
+        client.wait(["here", "there"], timedelta(seconds=0.05))
 
 
 def test_clients_of_different_prefixes_do_not_meet(server: StoreServer) -> None:
     one, other = (StoreClient(f"127.0.0.1:{server.port}", server.token, 5.0, prefix) for prefix in ("a/", "b/"))
     one.set("key", "1")
-    assert other.read(["key"]) == [None]
+    assert not other.check(["key"])
     one.close()
     other.close()
 
@@ -196,8 +195,8 @@ def test_a_member_that_asks_for_too_much_is_cut_off(server: StoreServer, request
 def test_an_answer_fits_its_line(server: StoreServer) -> None:
     with stranger_at(server, knows=True) as member:
         assert asked(member, {"op": "set", "key": "large", "value": encode(b"x" * 1000)}) == b"{}\n"
-        assert len(asked(member, {"op": "read", "keys": ["large"] * 700})) < MAX_LINE
-        assert asked(member, {"op": "read", "keys": ["large"] * 800}) == b""
+        assert len(asked(member, {"op": "get", "keys": ["large"] * 700, "timeout": 0})) < MAX_LINE
+        assert asked(member, {"op": "get", "keys": ["large"] * 800, "timeout": 0}) == b""
 
 
 def test_what_is_held_is_counted() -> None:
@@ -225,7 +224,7 @@ def test_a_full_store_refuses_more_and_keeps_what_it_has(monkeypatch: pytest.Mon
         for request in ({"key": "d", "value": ""}, {"key": "a", "value": encode(b"x" * 30)}):
             with pytest.raises(ValueError, match="more than the store holds"):
                 server.answer({"op": "set", **request})
-        assert server.answer({"op": "read", "keys": ["a", "d"]}) == {"values": [encode(b"x"), None]}
+        assert server.answer({"op": "get", "keys": ["a", "d"], "timeout": 0}) == {"missing": ["d"]}
 
 
 def test_a_line_without_end_is_cut_off(server: StoreServer) -> None:

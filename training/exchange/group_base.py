@@ -25,7 +25,7 @@ from training.exchange.link import MARKS, OPERATIONS, Incoming, Outgoing, PeerLo
 from training.exchange.listener import Address, Listener
 from training.exchange.mesh import Mesh
 from training.exchange.pairs import Pairs
-from training.exchange.tensor_operations import Pieces, names, on_host, view
+from training.exchange.tensor_operations import Pieces, names, on_host, room_for, view
 from training.exchange.work import BACKEND, MusterWork
 
 
@@ -93,11 +93,7 @@ class GroupBase(dist.ProcessGroup):
     def size(self) -> int:
         return self._size
 
-    def getRank(self) -> int:
-        return self._rank
-
-    def getSize(self) -> int:
-        return self._size
+    getRank, getSize = rank, size
 
     # Without a backend in C++ the base class knows no name, and functional collectives ask for one.
     def setGroupName(self, name: str) -> None:
@@ -166,9 +162,8 @@ class GroupBase(dist.ProcessGroup):
         return self._submit(dst, Outgoing, tag, work, lambda link, operation: link.send(operation, data))
 
     def recv(self, tensors: Pieces, src: int, tag: int = 0) -> MusterWork:
-        room = on_host(tensors[0], filled=False)
-        work = self._work(f"recv {names(tensors)}", tensors).copy_back(tensors[0], room)
-        into = view(room)
+        work = self._work(f"recv {names(tensors)}", tensors)
+        into = view(room_for(tensors[0], work))
 
         def receive(link: Incoming, operation: int) -> None:
             size = link.receive(operation, into)

@@ -18,7 +18,6 @@ from training.exchange.listener import Listener
 from training.exchange.mesh import Mesh
 from training.exchange.outcomes import Outcome, gather_room
 from training.exchange.payloads import anchor_from_bytes, anchor_to_bytes
-from training.exchange.transfer import Transfer
 from training.exchange.ways import Address
 
 _SIZE = struct.Struct("<Q")
@@ -164,9 +163,13 @@ class AnchorDesk:
             connection = self._listener.meet(channel_of(order), rank, True, peer.addresses, by, relay)
         except ExchangeError:
             return
+
+        def send(link: Outgoing) -> None:
+            for part in (_SIZE.pack(len(data)), data):
+                link.send(TAG, memoryview(part))
+
         link = Outgoing(connection, rank, {rank: peer.name}, lambda lost: None)
-        for part in (_SIZE.pack(len(data)), data):
-            link.submit(_sender(memoryview(part)), lambda error: None)
+        link.submit(send, lambda error: None)
         link.close(_PATIENCE)
 
     def fetch(
@@ -198,19 +201,12 @@ def channel_of(order: AnchorOrder) -> str:
     return f"anchor {order.number}"
 
 
-def _sender(data: memoryview) -> Callable[[Outgoing], None]:
-    return lambda link: link.send(TAG, data)
-
-
 def _received(link: Incoming, into: memoryview) -> None:
-    operation = Transfer(1)
-
     def receive(one: Incoming) -> None:
         if one.receive(TAG, into) != len(into):
             raise one.lost("it sent less than it announced")
 
-    link.submit(receive, operation.part_ended)
-    operation.wait()
+    link.try_now(receive)
 
 
 def _checked(size: int, most: int) -> int:

@@ -183,15 +183,8 @@ class Introductions:
         Raises:
             OSError, EOFError, ExchangeError: the other end does not answer, or is somebody else.
         """
-        with contextlib.suppress(_Unwanted):
-            return self._say(connection, key, way, round_trip, timeout)
-        return None
-
-    def _say(
-        self, connection: socket.socket, key: Key, way: str, round_trip: float, timeout: HandshakeTimeout
-    ) -> Connection:
         channel, peer, does = key
-        with contextlib.ExitStack() as hanging_up:
+        with contextlib.suppress(_Unwanted), contextlib.ExitStack() as hanging_up:
             hanging_up.callback(lambda: connection.close())
             if self._client is not None:
                 connection = secured = self._client.wrap_socket(connection, do_handshake_on_connect=False)
@@ -213,6 +206,7 @@ class Introductions:
             found = self._ready(Arrival(connection, secret, self._cipher, way), round_trip)
             hanging_up.pop_all()
             return found
+        return None
 
     def take(self, arrival: Arrival, does: int, timeout: HandshakeTimeout) -> Connection:
         """Make a connection that has come this member's own; a sender tells the other end.

@@ -94,9 +94,6 @@ class Mesh:
             mesh._in[peer] = Incoming(into[peer], peer, told, mesh.break_off, believes=on_lost is None)
         return mesh
 
-    def prepare(self, member: object) -> None:
-        """Be made ready for the first operation of ``member``; an ``ExchangeError`` says why that cannot be."""
-
     @property
     def bytes_sent(self) -> int:
         return sum(link.bytes for link in self._out.values())

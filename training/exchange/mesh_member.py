@@ -320,7 +320,7 @@ class MeshMember(Exchange):
             )
             with self._changed:
                 self._forming = mesh
-            mesh.prepare(self)
+            self._prepare(mesh)
             even_out(mesh, form, self._ledger, self._changed, most_of(self._report.elements, len(form.peers)))
         except (ExchangeError, OSError) as error:
             if mesh is not None:
@@ -345,6 +345,9 @@ class MeshMember(Exchange):
         if self._away:
             self._away = False
             self._joining.came_back()
+
+    def _prepare(self, mesh: Mesh) -> None:
+        """Make a mesh ready for its first operation; an ``ExchangeError`` says why that cannot be."""
 
     def _broken(self, epoch: int, error: Exception) -> None:
         """The mesh of an epoch is broken."""

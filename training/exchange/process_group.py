@@ -40,7 +40,7 @@ from training.exchange.group_base import GroupBase
 from training.exchange.link import PeerLost
 from training.exchange.listener import Identity, Listener
 from training.exchange.mesh import SMALL, Mesh
-from training.exchange.tensor_operations import Pieces, Reducer, TensorReduction, names, on_host, view
+from training.exchange.tensor_operations import Pieces, Reducer, TensorReduction, names, on_host, room_for, view
 from training.exchange.work import BACKEND, MusterWork
 
 
@@ -59,9 +59,6 @@ class MusterGroup(GroupBase):
         if not tensors:
             work.part_ended(None)
         return work
-
-    def allreduce_coalesced(self, tensors: Pieces, opts: Any = None) -> MusterWork:
-        return self.allreduce(tensors, opts)
 
     def _all_reduce(self, values: torch.Tensor, reducer: Reducer, work: MusterWork, now: bool) -> None:
         if self._mesh is None:
@@ -123,15 +120,9 @@ class MusterGroup(GroupBase):
         if self._rank == root:
             hosts = [on_host(tensor) for tensor in tensors]
             return self._exchange(dict.fromkeys(self._peers, hosts), {}, work)
-        hosts = [on_host(tensor, filled=False) for tensor in tensors]
-        for tensor, host in zip(tensors, hosts):
-            work.copy_back(tensor, host)
-        return self._exchange({}, {root: hosts}, work)
+        return self._exchange({}, {root: [room_for(tensor, work) for tensor in tensors]}, work)
 
     def allgather(self, outputs: list[Pieces], inputs: Pieces, opts: Any = None) -> MusterWork:
-        return self._all_gather(list(zip(outputs, inputs)), outputs)
-
-    def allgather_coalesced(self, outputs: list[Pieces], inputs: Pieces, opts: Any = None) -> MusterWork:
         return self._all_gather(list(zip(outputs, inputs)), outputs)
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> MusterWork:
@@ -148,9 +139,7 @@ class MusterGroup(GroupBase):
         for outputs, one in pairs:
             outputs[self._rank].detach().copy_(one.detach())
             for peer in self._peers:
-                room = on_host(outputs[peer], filled=False)
-                receives[peer].append(room)
-                work.copy_back(outputs[peer], room)
+                receives[peer].append(room_for(outputs[peer], work))
         return self._exchange(dict.fromkeys(self._peers, sends), receives, work)
 
     def reduce_scatter(self, outputs: Pieces, inputs: list[Pieces], opts: Any = None) -> MusterWork:
@@ -198,12 +187,10 @@ class MusterGroup(GroupBase):
         work = self._work(f"all_to_all {names(inputs[:1])}", result)
         if any(one.dtype != inputs[0].dtype for one in (*inputs, *outputs)):
             raise ValueError(f"{BACKEND}: all_to_all of several types")
-        rooms = {peer: on_host(outputs[peer], filled=False) for peer in self._peers}
-        for peer, room in rooms.items():
-            work.copy_back(outputs[peer], room)
+        receives = {peer: [room_for(outputs[peer], work)] for peer in self._peers}
         outputs[self._rank].detach().copy_(inputs[self._rank].detach())
         sends = {peer: [on_host(inputs[peer])] for peer in self._peers}
-        return self._exchange(sends, {peer: [room] for peer, room in rooms.items()}, work)
+        return self._exchange(sends, receives, work)
 
     def gather(self, outputs: list[Pieces], inputs: Pieces, opts: Any = None) -> MusterWork:
         root, work = opts.rootRank, self._work(f"gather to {opts.rootRank} {names(inputs)}", outputs)
@@ -213,9 +200,7 @@ class MusterGroup(GroupBase):
         for rooms, one in zip(outputs, inputs):
             rooms[root].detach().copy_(one.detach())
             for peer in self._peers:
-                room = on_host(rooms[peer], filled=False)
-                receives[peer].append(room)
-                work.copy_back(rooms[peer], room)
+                receives[peer].append(room_for(rooms[peer], work))
         return self._exchange({}, receives, work)
 
     def scatter(self, outputs: Pieces, inputs: list[Pieces], opts: Any = None) -> MusterWork:
@@ -223,15 +208,16 @@ class MusterGroup(GroupBase):
         if self._rank == root:
             outputs[0].detach().copy_(inputs[0][root].detach())
             return self._exchange({peer: [on_host(inputs[0][peer])] for peer in self._peers}, {}, work)
-        room = on_host(outputs[0], filled=False)
-        return self._exchange({}, {root: [room]}, work.copy_back(outputs[0], room))
+        return self._exchange({}, {root: [room_for(outputs[0], work)]}, work)
 
     def barrier(self, opts: Any = None) -> MusterWork:
         empty = {peer: [torch.empty(0, dtype=torch.uint8)] for peer in self._peers}
         seconds = max(0.0, opts.timeout.total_seconds()) if opts is not None else 0.0
         return self._exchange(empty, empty, self._work("barrier", [], seconds=seconds))
 
-    # torch's newer names of the same collectives
+    # further names of the same collectives
+    allreduce_coalesced = allreduce
+    allgather_coalesced = allgather
     all_gather_single = _allgather_base
     all_gather_single_coalesced = allgather_into_tensor_coalesced
     reduce_scatter_single = _reduce_scatter_base

@@ -55,19 +55,18 @@ class StoreClient(Store):
         self._ask(op="set", key=self._prefix + key, value=encode(value))
 
     def get(self, key: str) -> bytes:
-        return self.get_all([key], self._seconds)[0]
+        return self._get_all([key], self._seconds)[0]
 
-    def get_all(self, keys: Sequence[str], seconds: float) -> list[bytes]:
+    def _get_all(self, keys: Sequence[str], seconds: float) -> list[bytes]:
         """Wait for all ``keys`` and return their values."""
-        reply = self._ask(seconds, op="get", keys=[self._prefix + key for key in keys], timeout=seconds)
+        reply = self._get(keys, seconds)
         if "missing" in reply:
-            raise StoreTimeout([key.removeprefix(self._prefix) for key in reply["missing"]], seconds)
+            missing = ", ".join(key.removeprefix(self._prefix) for key in reply["missing"])
+            raise ExchangeError(f"the rendezvous store had no {missing} within {seconds:g} s")
         return [decode(value) for value in reply["values"]]
 
-    def read(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Return the values of ``keys`` as they are, ``None`` where there is none."""
-        values = self._ask(op="read", keys=[self._prefix + key for key in keys])["values"]
-        return [None if value is None else decode(value) for value in values]
+    def _get(self, keys: Sequence[str], seconds: float) -> Reply:
+        return self._ask(seconds, op="get", keys=[self._prefix + key for key in keys], timeout=seconds)
 
     def add(self, key: str, amount: int) -> int:
         return int(self._ask(op="add", key=self._prefix + key, amount=amount)["total"])
@@ -77,10 +76,10 @@ class StoreClient(Store):
         return decode(reply["values"][0])
 
     def check(self, keys: Sequence[str]) -> bool:
-        return None not in self.read(keys)
+        return "missing" not in self._get(keys, 0.0)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        self.get_all(keys, self._seconds if timeout is None else timeout.total_seconds())
+        self._get_all(keys, self._seconds if timeout is None else timeout.total_seconds())
 
     def delete_key(self, key: str) -> bool:
         return bool(self._ask(op="delete", key=self._prefix + key)["deleted"])
@@ -119,14 +118,6 @@ class StoreClient(Store):
             raise ExchangeError(f"the rendezvous store at {self.address} is gone: the connection was closed")
         reply: Reply = json.loads(line)
         return reply
-
-
-class StoreTimeout(ExchangeError):
-    """Keys did not appear in time."""
-
-    def __init__(self, missing: list[str], seconds: float) -> None:
-        super().__init__(f"the rendezvous store had no {', '.join(missing)} within {seconds:g} s")
-        self.missing = missing
 
 
 def _connect(address: str, timeout: float) -> socket.socket:

@@ -72,7 +72,6 @@ class StoreServer(socketserver.ThreadingTCPServer):
         self._operations: dict[str, Callable[[Mapping[str, Any]], Reply]] = {
             "set": lambda request: self._put(str(request["key"]), str(request["value"])),
             "get": self._get,
-            "read": lambda request: self._found([str(key) for key in request["keys"]]),
             "add": self._add,
             "compare_set": self._compare_set,
             "delete": self._delete,
@@ -145,7 +144,10 @@ class StoreServer(socketserver.ThreadingTCPServer):
             raise ValueError("the wait is too long")
         if not self._changed.wait_for(lambda: all(key in self._values for key in keys), seconds):
             return {"missing": [key for key in keys if key not in self._values]}
-        return self._found(keys)
+        values = [self._values[key] for key in keys]
+        if sum(len(value) + len('"", ') for value in values) > MAX_LINE - len('{"values": []}\n'):
+            raise ValueError("more than a line holds")
+        return {"values": values}
 
     def _add(self, request: Mapping[str, Any]) -> Reply:
         key = str(request["key"])
@@ -173,12 +175,6 @@ class StoreServer(socketserver.ThreadingTCPServer):
             raise ValueError("more than the store holds")
         self._values[key], self._held = value, held
         return {}
-
-    def _found(self, keys: list[str]) -> Reply:
-        values = [self._values.get(key) for key in keys]
-        if sum(len(value or "") + len("null, ") for value in values) > MAX_LINE - len('{"values": []}\n'):
-            raise ValueError("more than a line holds")
-        return {"values": values}
 
 
 class _Handler(socketserver.StreamRequestHandler):

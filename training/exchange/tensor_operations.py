@@ -13,7 +13,7 @@ from training.exchange.mesh import Mesh
 from training.exchange.reduction import Reduction
 from training.exchange.sealing import MAX_FRAME
 from training.exchange.staging import to_host
-from training.exchange.work import BACKEND
+from training.exchange.work import BACKEND, MusterWork
 
 Pieces = list[torch.Tensor]
 
@@ -40,6 +40,13 @@ def on_host(tensor: torch.Tensor, filled: bool = True) -> torch.Tensor:
     if not filled:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     return to_host([tensor], tensor.dtype).wait().view(tensor.shape)
+
+
+def room_for(tensor: torch.Tensor, work: MusterWork) -> torch.Tensor:
+    """Return room of the host for what ``tensor`` holds when ``work`` is complete."""
+    room = on_host(tensor, filled=False)
+    work.copy_back(tensor, room)
+    return room
 
 
 _OPERATORS: dict[str, Callable[..., torch.Tensor]] = {

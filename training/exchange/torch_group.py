@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllToAllOptions, Store
@@ -33,6 +32,7 @@ from training.exchange.base import STANDSTILL, ExchangeError
 from training.exchange.link import PeerLost
 from training.exchange.mesh import Mesh
 from training.exchange.transfer import Done
+from training.exchange.ways import interface_at
 
 _FORM_SECONDS = 20.0
 _LOOK = 0.02
@@ -359,8 +359,7 @@ def _way(mesh: Mesh) -> str:
     """Return the interface over which the mesh reaches most others."""
     own = Counter(link.socket.getsockname()[0] for link in mesh.links() if link.socket is not None)
     near = next((host for host, _ in own.most_common() if not host.startswith("127.")), "127.0.0.1")
-    there = psutil.net_if_addrs().items()
-    return next((name for name, addresses in there if near in {one.address for one in addresses}), "")
+    return interface_at(near)
 
 
 def _set_environment(backend: str, interface: str) -> None:

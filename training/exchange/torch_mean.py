@@ -267,18 +267,6 @@ SMALL = 16_384
 """Bytes of a payload up to which it goes over the links of the mesh."""
 
 
-class PreparedMesh(TorchMesh):
-    """A mesh that forms its group before its first operation."""
-
-    def prepare(self, member: object) -> None:
-        assert isinstance(member, TorchMember)
-        try:
-            self.open(member.device, member.interface)
-        except Unusable as error:  # and in no other one
-            member.leave(str(error))
-            raise
-
-
 class TorchMember(MeshMember):
     """One member.
 
@@ -288,15 +276,19 @@ class TorchMember(MeshMember):
     """
 
     engine = "nccl"
-    mesh_kind = PreparedMesh
+    mesh_kind = TorchMesh
 
     def __init__(self, joining: Joining, device: torch.device) -> None:
         self.device, self.interface = device, joining.interface
         super().__init__(joining)
 
-    def leave(self, why: str) -> None:
-        """Leave the group: this member has lost it."""
-        self._end(why, False)
+    def _prepare(self, mesh: Mesh) -> None:
+        assert isinstance(mesh, TorchMesh)
+        try:
+            mesh.open(self.device, self.interface)
+        except Unusable as error:  # and in no other one
+            self._end(str(error), False)
+            raise
 
     def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:
         values, codec = given.values, given.codec

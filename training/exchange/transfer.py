@@ -78,9 +78,6 @@ class Transfer:
         if last:
             self._finish()
 
-    def done(self) -> bool:
-        return self._ended.is_set()
-
     def wait(self, timeout: float | None = None) -> None:
         """Block until it is complete.
 

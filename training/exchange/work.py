@@ -42,14 +42,7 @@ class MusterWork(dist.Work):
         seconds: after which :meth:`wait` gives up, if nothing else is said; 0: never.
     """
 
-    def __init__(
-        self,
-        result: Any,
-        parts: int = 1,
-        name: str = "",
-        waits_for: Callable[[], str] = str,
-        seconds: float = 0.0,
-    ) -> None:
+    def __init__(self, result: Any, parts: int, name: str, waits_for: Callable[[], str], seconds: float) -> None:
         super().__init__()
         self._name, self._waits_for, self._seconds = name, waits_for, seconds
         self.mark = zlib.crc32(name.encode()) % MARKS
@@ -105,7 +98,7 @@ class MusterWork(dist.Work):
         return True
 
     def _told(self, what: str) -> str:
-        return f"{BACKEND}: {self._name}: {what}" if self._name else f"{BACKEND}: {what}"
+        return f"{BACKEND}: {self._name}: {what}"
 
     def is_completed(self) -> bool:
         return self._future.done()
