@@ -59,13 +59,14 @@ def exchange_of(engine: str, rank: int, world: int, address: str, secrets: str, 
             torch.distributed.all_reduce(kept.copy_(values))  # fresh memory would cost as much as an exchange
 
         return mean
+    from training.exchange.control_line import Joining
     from training.exchange.mesh_member import MeshMember
 
     own = Path(secrets) / f"member-{rank}" if engine == "run" else None
     listen, shares = os.environ.get("MUSTER_LISTEN", "127.0.0.1"), json.loads(os.environ.get("BENCH_SHARES", "[]"))
-    exchange = MeshMember.connect(
-        address, own, RUN, rank, world, f"m{rank}", listen, shares=dict(enumerate(shares)), timeout=CONNECT_WITHIN
-    )
+    exchange = MeshMember(
+        Joining(address, own, RUN, rank, world, f"m{rank}", listen, shares=dict(enumerate(shares)))
+    ).join(CONNECT_WITHIN)
     chosen = codec_by_name(codec)
     return lambda name, values: exchange.mean(name, values, 1.0, chosen)
 

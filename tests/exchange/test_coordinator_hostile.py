@@ -17,6 +17,7 @@ from tests.waiting import PATIENCE, until
 from training.exchange import coordinator
 from training.exchange.base import ExchangeError
 from training.exchange.control import MAX_LINE, PROTOCOL_VERSION, Hello, Report, Status, line, parse
+from training.exchange.control_line import Joining
 from training.exchange.mesh_member import MeshMember
 
 
@@ -125,4 +126,4 @@ def test_a_certificate_speaks_for_its_own_rank_only(tmp_path_factory: pytest.Tem
         assert one.certificates is not None
         one.connect_all()
         with pytest.raises(ExchangeError, match="not that of rank 1"):
-            MeshMember.connect(one.address, one.certificates / "member-0", RUN, 1, 2, "x", timeout=PATIENCE)
+            MeshMember(Joining(one.address, one.certificates / "member-0", RUN, 1, 2, "x")).join(PATIENCE)

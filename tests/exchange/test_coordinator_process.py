@@ -17,6 +17,7 @@ from training.events import MemberEvent, from_line
 from training.exchange import control_line
 from training.exchange.base import ExchangeError
 from training.exchange.codecs import codec_by_name
+from training.exchange.control_line import Joining
 from training.exchange.coordinator_main import main
 from training.exchange.mesh_member import MeshMember
 
@@ -42,7 +43,7 @@ def coordinator(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def connect(process: subprocess.Popen[str]) -> MeshMember:
     assert process.stdout is not None
     port = json.loads(process.stdout.readline())["port"]
-    return MeshMember.connect(f"127.0.0.1:{port}", None, "r", 0, 1, "a", timeout=60)
+    return MeshMember(Joining(f"127.0.0.1:{port}", None, "r", 0, 1, "a")).join(60)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from training.exchange import mesh_operations
 from training.exchange.base import Anchor, ExchangeError, ExchangeTimeout, weighted_mean
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
 from training.exchange.control import Report
+from training.exchange.control_line import Joining
 from training.exchange.coordination import Member
 from training.exchange.error_feedback import Kept
 from training.exchange.mesh_member import MeshMember
@@ -315,7 +316,7 @@ def test_incomplete_group_names_who_is_missing(tmp_path: Path) -> None:
 
 def test_no_coordinator() -> None:
     with pytest.raises(ExchangeError, match=r"cannot reach the coordinator at 127.0.0.1:9"):
-        MeshMember.connect("127.0.0.1:9", None, RUN, 0, 1, "a", timeout=0.5)
+        MeshMember(Joining("127.0.0.1:9", None, RUN, 0, 1, "a")).join(0.5)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +326,7 @@ def test_no_coordinator() -> None:
 def test_a_stranger_is_refused(tmp_path: Path, rank: int, size: int, run: str, message: str) -> None:
     with lab(tmp_path, 2) as running:
         with pytest.raises(ExchangeError, match=message):
-            MeshMember.connect(running.address, None, run, rank, size, "x", timeout=60)
+            MeshMember(Joining(running.address, None, run, rank, size, "x")).join(60)
         assert message in running.warnings()[0]
 
 

@@ -9,6 +9,7 @@ import pytest
 from group import Connect, Serve
 
 from training.exchange.certificates import issue_run_certificates
+from training.exchange.control_line import Joining
 from training.exchange.coordinator import Coordinator
 from training.exchange.group_member import CoordinatorConfig
 from training.exchange.mesh_member import MeshMember
@@ -29,15 +30,11 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         coordinator = Coordinator(config)
         coordinators.append(coordinator)
         port = coordinator.start()
-        return lambda rank: MeshMember.connect(
-            f"127.0.0.1:{port}",
-            folder / f"member-{rank}",
-            plan.run_id,
-            rank,
-            plan.world_size,
-            f"worker-{rank}",
-            timeout=30.0,
-        )
+        return lambda rank: MeshMember(
+            Joining(
+                f"127.0.0.1:{port}", folder / f"member-{rank}", plan.run_id, rank, plan.world_size, f"worker-{rank}"
+            )
+        ).join(30.0)
 
     yield start
     for coordinator in coordinators:

@@ -43,7 +43,11 @@ _HERE = 0.02
 
 
 class MeshMember(Exchange):
-    """One member: a line to the coordinator, and a mesh with the other members that changes under its operations."""
+    """One member: a line to the coordinator, and a mesh with the other members that changes under its operations.
+
+    Raises:
+        BadInput: unreadable certificates.
+    """
 
     engine, mesh_kind = "mesh", Mesh
 
@@ -74,22 +78,13 @@ class MeshMember(Exchange):
         # A thread that is still inside C++ when the interpreter goes would abort the process.
         atexit.register(self.close)
 
-    @classmethod
-    def connect(cls, *arguments: Any, timeout: float = 120.0, **named: Any) -> MeshMember:
+    def join(self, timeout: float) -> MeshMember:
         """Join the group; return when all members have come, or at once as a newcomer to a running group.
-
-        Args:
-            arguments: of :class:`~training.exchange.control_line.Joining`, as ``named``.
 
         Raises:
             ExchangeTimeout: no coordinator, or members missing after ``timeout`` seconds; the message names them.
             ExchangeError: the coordinator refused this member.
-            BadInput: unreadable certificates.
         """
-        return cls(Joining(*arguments, **named)).join(timeout)
-
-    def join(self, timeout: float) -> MeshMember:
-        """Carry out :meth:`connect`."""
         deadline = time.monotonic() + timeout
         try:
             self._line.start(timeout)
