@@ -46,44 +46,32 @@ def _option(*names: str, **settings: Any) -> Any:
     return typer.Option(*names, rich_help_panel="Strategies", **settings)
 
 
-References = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="A [B]",
-        help="Runs, or files predictions.csv; a single run is compared before and after training. With --strategies: "
-        "a profile.",
-    ),
-]
-Strategies = Annotated[
-    str, _option(metavar="NAMES", help="Train a profile with each of these, separated by commas, and compare.")
-]
-Members = Annotated[int, _option(metavar="N", min=2, max=64, help="Members of a run, simulated here.")]
-Seeds = Annotated[int, _option(metavar="N", min=1, max=100, help="Runs of each strategy.")]
-Links = Annotated[str, _option(metavar="RATES", help="Links to predict times for, in Mbit/s.")]
-Cluster = Annotated[
-    str, _option(metavar="FILE", help="Machines to simulate, whose time is told instead (docs/scale.md).")
-]
-Jobs = Annotated[int, _option(metavar="N", min=0, max=256, help="Runs at a time; 0: one for every two cores.")]
-Save = Annotated[str, _option(metavar="NAME", help="Save the best as a profile.")]
-ForAll = Annotated[
-    list[str],
-    _option("--set", metavar="KEY=VALUE", help="Any option, for all strategies that read it; may be repeated."),
-]
-Trusted = Annotated[bool, _option("--trust-code", help="Run the Python code that the profile names.")]
-
-
 def compare(
-    references: References = None,
+    references: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="A [B]",
+            help="Runs, or files predictions.csv; a single run is compared before and after training. "
+            "With --strategies: a profile.",
+        ),
+    ] = None,
     seed: Seed = 0,
-    strategies: Strategies = "",
-    members: Members = 4,
-    seeds: Seeds = 3,
-    links: Links = _USUAL_LINKS,
-    cluster: Cluster = "",
-    jobs: Jobs = 0,
-    save: Save = "",
-    settings: ForAll = [],  # noqa: B006 - typer copies it
-    trust_code: Trusted = False,
+    strategies: Annotated[
+        str, _option(metavar="NAMES", help="Train a profile with each of these, separated by commas, and compare.")
+    ] = "",
+    members: Annotated[int, _option(metavar="N", min=2, max=64, help="Members of a run, simulated here.")] = 4,
+    seeds: Annotated[int, _option(metavar="N", min=1, max=100, help="Runs of each strategy.")] = 3,
+    links: Annotated[str, _option(metavar="RATES", help="Links to predict times for, in Mbit/s.")] = _USUAL_LINKS,
+    cluster: Annotated[
+        str, _option(metavar="FILE", help="Machines to simulate, whose time is told instead (docs/scale.md).")
+    ] = "",
+    jobs: Annotated[int, _option(metavar="N", min=0, max=256, help="Runs at a time; 0: one for every two cores.")] = 0,
+    save: Annotated[str, _option(metavar="NAME", help="Save the best as a profile.")] = "",
+    settings: Annotated[
+        list[str],
+        _option("--set", metavar="KEY=VALUE", help="Any option, for all strategies that read it; may be repeated."),
+    ] = [],  # noqa: B006 - typer copies it
+    trust_code: Annotated[bool, _option("--trust-code", help="Run the Python code that the profile names.")] = False,
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
@@ -158,10 +146,6 @@ class Asked:
                 raise BadInput(f"--set {name}: the comparison decides it", "use --strategies and --members")
         return found
 
-    @property
-    def at_once(self) -> int:
-        return self.jobs or max(1, whole_cores() // 2)
-
 
 def compare_strategies(asked: Asked) -> ExitCode:
     """Carry out ``compare --strategies``.
@@ -170,7 +154,7 @@ def compare_strategies(asked: Asked) -> ExitCode:
         BadInput: the job cannot be used with any of the strategies.
         StoppedByUser: a signal came; runs that are whole stay.
     """
-    rates, jobs = asked.rates, asked.at_once
+    rates, jobs = asked.rates, asked.jobs or max(1, whole_cores() // 2)
     if asked.save:
         check_name(asked.save)
     trials, refused = _planned(asked, jobs)
