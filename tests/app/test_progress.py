@@ -40,10 +40,10 @@ def plain() -> Plain:
 
 
 def picture(events: list[Event], width: int = 100, **settings: Any) -> str:
-    console = Console(file=io.StringIO(), width=width, height=24, force_terminal=True, **settings)
-    console.print(RunView("demo", reduce_events(events), now=100.0))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    console = Console(width=width, height=24, force_terminal=True, **settings)
+    with console.capture() as captured:
+        console.print(RunView("demo", reduce_events(events), now=100.0))
+    return captured.get()
 
 
 RUNNING: list[Event] = [

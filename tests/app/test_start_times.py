@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from app.figures import start_line
-from training.events import StepEvent, TimingEvent
+from tests.app.app_events import step
+from training.events import TimingEvent
 
 
 def test_the_slowest_machine_stands_for_a_part() -> None:
@@ -21,7 +22,4 @@ def test_a_resumed_run_shows_its_newest_start() -> None:
 
 
 def test_a_run_without_measurements_says_nothing() -> None:
-    step = StepEvent(
-        step=1, epoch=0, loss=1, learning_rate=1, samples=1, weight=1, compute=1, wait=0, transfer=0, member=0
-    )
-    assert start_line([step]) == ""
+    assert start_line([step(1)]) == ""

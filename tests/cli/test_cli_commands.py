@@ -11,8 +11,9 @@ import pytest
 import typer
 from fake_run import finished_run
 
-from app.cli.main import COMMANDS, command_list, command_tree, main
+from app.cli.main import COMMANDS, command_list, command_tree, main, run_app
 from benchmarks.whisper_memory_limit import UNFITTED
+from profiles.errors import ExitCode
 from profiles.options import options
 from training.run_folder import RunFolder
 from training.runs import find_run
@@ -307,3 +308,30 @@ def test_every_problem_of_a_config_is_shown(capsys: Capture) -> None:
     assert "unknown option 'learning_rat'" in out
     assert "not a whole number" in out
     assert err.startswith("error: 2 problems in the profiles")
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    made = typer.Typer()
+
+    @made.command()
+    def interrupted(as_json: bool = typer.Option(False, "--json")) -> ExitCode:
+        raise KeyboardInterrupt
+
+    @made.command()
+    def told() -> ExitCode:
+        return ExitCode.STOPPED
+
+    return made
+
+
+def test_ctrl_c_is_one_document_with_json(app: typer.Typer, capsys: Capture) -> None:
+    assert run_app(lambda: app, ["interrupted", "--json"], "x") == 130
+    assert json.loads(capsys.readouterr().out) == {"error": {"message": "stopped", "hint": ""}, "exit_code": 130}
+
+
+def test_ctrl_c_is_one_line_and_not_told_twice(app: typer.Typer, capsys: Capture) -> None:
+    assert run_app(lambda: app, ["interrupted"], "x") == 130
+    assert capsys.readouterr().err == "error: stopped\n"
+    assert run_app(lambda: app, ["told"], "x") == 130
+    assert capsys.readouterr().err == ""

@@ -237,17 +237,12 @@ def test_a_dry_run_of_diloco_spreads_a_round_over_its_inner_steps(capsys: Captur
     assert measured["seconds_total"] == pytest.approx(1000 * 0.41)
 
 
-def test_a_dry_run_estimates_the_steps_of_all_epochs(capsys: Capture) -> None:
-    overrides = {"max_steps": "0", "epochs": "3"}
-    rehearsal(FakeRun(training()), as_json=True, overrides=overrides)
-    assert json.loads(capsys.readouterr().out)["total_steps"] == 300
-
-
-def test_a_dry_run_counts_the_short_step_of_each_epoch(capsys: Capture) -> None:
-    """An epoch of six and a half steps has seven, so three have 21."""
-    said = [step(number, member, epoch=number / 6.5) for number in range(1, 7) for member in (0, 1)]
+@pytest.mark.parametrize(("in_epoch", "in_all"), [(100, 300), (6.5, 21)])
+def test_a_dry_run_estimates_the_steps_of_all_epochs(in_epoch: float, in_all: int, capsys: Capture) -> None:
+    """An epoch of six and a half steps has seven."""
+    said = [step(number, member, epoch=number / in_epoch) for number in range(1, 7) for member in (0, 1)]
     rehearsal(FakeRun(said), as_json=True, overrides={"max_steps": "0", "epochs": "3"})
-    assert json.loads(capsys.readouterr().out)["total_steps"] == 21
+    assert json.loads(capsys.readouterr().out)["total_steps"] == in_all
 
 
 def test_a_dry_run_for_a_person(capsys: Capture) -> None:
