@@ -86,7 +86,6 @@ def agreed(question: str) -> bool:
 
 
 def _wait_for_line() -> None:
-    """Return when there is something to read."""
     while not select.select([sys.stdin], [], [], _LOOK)[0]:
         see_whether_stopped()
 

@@ -76,6 +76,9 @@ class Box(ModalScreen[T]):
         """Return what may be pressed."""
         return (self.CLOSE,)
 
+    def action_close(self) -> None:
+        self.dismiss()
+
 
 class Dialog(Box[bool]):
     """A box with text; ``esc`` closes it."""
@@ -98,9 +101,6 @@ class Dialog(Box[bool]):
     def content(self) -> Content:
         """Return what the box holds."""
         return Content("\n").join(self._lines)
-
-    def action_close(self) -> None:
-        self.dismiss(False)
 
 
 class HelpDialog(Dialog):
@@ -169,7 +169,6 @@ class CommandsDialog(Box[None]):
         yield RowTable((Column("command", "command", most=200, folds=True),), headed=False, id="commands")
 
     def on_mount(self) -> None:
-        super().on_mount()
         table = self.query_one(RowTable)
         table.show([Row(command, (literal(command),)) for command in self._commands])
         table.focus()
@@ -183,9 +182,6 @@ class CommandsDialog(Box[None]):
 
     def action_copy(self) -> None:
         app_of(self).copy(self.query_one(RowTable).cursor)
-
-    def action_close(self) -> None:
-        self.dismiss()
 
 
 class QuestionDialog(Dialog):
@@ -244,7 +240,6 @@ class CommandLogDialog(Dialog):
         super().__init__("Commands by machine", *(map(_record, ordered) if records else (nothing,)))
 
     def on_mount(self) -> None:
-        super().on_mount()
         self.query_one("#content").anchor()  # at the newest, also when lines fold after the first layout
 
 
@@ -348,9 +343,6 @@ class TextDialog(Box[str | None]):
     def action_choices(self) -> None:
         for table in self.query(RowTable):
             table.focus()
-
-    def action_close(self) -> None:
-        self.dismiss(None)
 
 
 class ChoiceDialog(TextDialog):
