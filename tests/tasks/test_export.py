@@ -365,6 +365,18 @@ def test_a_model_of_two_languages_is_checked_in_the_language_it_hears(
     assert outcome.result.same == 3
 
 
+@pytest.mark.parametrize("languages", [["fr"], ["de", "en"]])
+def test_an_exported_model_keeps_its_languages(
+    multilingual_whisper: Path, trained_whisper: Path, tmp_path: Path, languages: list[str]
+) -> None:
+    wrapper, source = WhisperModelWrapper(settings_of(multilingual_whisper)), ModelSource(tmp_path / "model", None)
+    wrapper.save(wrapper.build(), source.folder, languages)
+    export(request_of(trained_whisper, tmp_path / "out", source=source, check=False), told)
+    saved = WhisperModelWrapper(settings_of(tmp_path / "out"))
+    assert saved.generation.trained_languages == languages
+    assert saved.default_language == ("fr" if languages == ["fr"] else "")
+
+
 def test_only_a_whisper_is_exported(trained_whisper: Path, tmp_path: Path) -> None:
     (tmp_path / "gpt").mkdir()
     (tmp_path / "gpt" / "config.json").write_text('{"model_type": "gpt2"}')

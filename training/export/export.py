@@ -303,7 +303,7 @@ def _plain(source: ModelSource) -> Iterator[Plain]:
         yield Plain(source.folder, wrapper, model)
         return
     with tempfile.TemporaryDirectory(prefix="muster-merged-") as name:
-        wrapper.save(model, Path(name), wrapper.default_language)
+        wrapper.save(model, Path(name))
         yield Plain(Path(name), wrapper, model)
 
 

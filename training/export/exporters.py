@@ -195,7 +195,7 @@ def _write_plain(plain: Plain, folder: Path, quantize: str) -> None:
     """Write a folder of transformers, in half precision if wanted."""
     kind = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(quantize)
     model = copy.deepcopy(plain.model).to(kind) if kind else plain.model
-    plain.wrapper.save(model, folder, plain.wrapper.default_language)
+    plain.wrapper.save(model, folder)
 
 
 def _listen_plain(folder: Path, plain: Plain, clips: Sequence[CheckClip]) -> list[str]:

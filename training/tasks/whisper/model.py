@@ -342,22 +342,23 @@ class WhisperModelWrapper:
         given = len(self._context) + self.prompt_length - int(timestamps)
         return ids[:, given:] if raw else ids
 
-    def save(self, model: nn.Module, directory: Path, languages: Sequence[str]) -> None:
+    def save(self, model: nn.Module, directory: Path, languages: Sequence[str] | None = None) -> None:
         """Write a folder that ``transformers.pipeline`` opens; the live model stays as it is.
 
         Args:
             languages: codes it was trained for. One: the saved model writes it by default; else it detects the
-                language, here among these.
+                language, here among these. ``None``: those that it was saved for before.
         """
         save_weights(model, directory, self._read_with_generation, merge=self.settings.lora_merge)
         self._generation_to_save(languages).save_pretrained(str(directory))
         self.tokenizer.save_pretrained(str(directory))
         self.extractor.save_pretrained(str(directory))
 
-    def _generation_to_save(self, languages: Sequence[str]) -> Any:
+    def _generation_to_save(self, languages: Sequence[str] | None) -> Any:
         generation = copy.deepcopy(self.generation)
         if self.is_multilingual:
             generation.task = self.settings.speech_task
+        if self.is_multilingual and languages is not None:
             generation.language = languages[0] if len(languages) == 1 else None
             generation.trained_languages = list(languages) or None
         return generation
