@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -105,19 +106,13 @@ class Task(ABC):
 
     train: SizedDataset
     """Set by :meth:`prepare`."""
-    evaluation: dict[str, SizedDataset]
+    evaluation: Mapping[str, SizedDataset]
     """Data sets by split (``validation``, ``test``); set by :meth:`prepare`; may be empty."""
 
-    _device: torch.device | None = None
-
-    @property
+    @cached_property
     def device(self) -> torch.device:
         """What this member trains on; set before :meth:`prepare`."""
-        return self._device or torch.device("cpu")
-
-    @device.setter
-    def device(self, device: torch.device) -> None:
-        self._device = device
+        return torch.device("cpu")
 
     @abstractmethod
     def prepare(self, progress: Progress) -> None:

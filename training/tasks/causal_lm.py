@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from profiles.errors import BadInput, counted
 from profiles.schema import Profile
-from training.tasks.base import Batch, Progress, SizedDataset, Task
+from training.tasks.base import Batch, Progress, Task
 from training.tasks.cache import cache_root
 from training.tasks.conversations import (
     IGNORED,
@@ -55,21 +55,17 @@ class CausalLMTask(Task):
     draws_globally = False
     shows = "text"
     most_shown = 3
+    train: Blocks | ChatTokens
+    evaluation: Mapping[str, Blocks | ChatTokens]
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         path = profile.model.model_path
         self.config: Any = load_part(AutoConfig, path, "model")
         self.tokenizer: Any = load_part(AutoTokenizer, path, "tokenizer")
-        self._check_block_size()
-        self.train: SizedDataset
-        self.evaluation: dict[str, SizedDataset] = {}
-
-    def _check_block_size(self) -> None:
-        positions = getattr(self.config, "max_position_embeddings", None)
-        size = self.profile.data.block_size
+        positions, size = getattr(self.config, "max_position_embeddings", None), profile.data.block_size
         if positions is not None and size > positions:
-            message = f"block_size is {size}, but model {self.profile.model.model_path} has {positions} positions"
+            message = f"block_size is {size}, but model {path} has {positions} positions"
             raise BadInput(message, f"set block_size to {positions} or less")
 
     def prepare(self, progress: Progress) -> None:
@@ -125,8 +121,7 @@ class CausalLMTask(Task):
         ready = {split: encode(split, rows, self.tokenizer, size) for split, rows in conversations.items()}
         for split, chats in ready.items():
             self._check_vocabulary(split, np.concatenate([ids for ids, _ in chats.rows]))
-        self.train = ready.pop("train")
-        self.evaluation = dict(ready)
+        self.train, self.evaluation = ready.pop("train"), ready
 
     def _check_vocabulary(self, split: str, tokens: Any) -> None:
         if len(tokens) < 2:
@@ -160,7 +155,6 @@ class CausalLMTask(Task):
         blocks = self.train if split == "train" else self.evaluation[split]
         if isinstance(blocks, ChatTokens):
             return blocks.fingerprint()
-        assert isinstance(blocks, Blocks)
         tokens = np.asarray(blocks.tokens[:: max(1, len(blocks.tokens) // _HASHED)], dtype=np.int64)
         return hashlib.blake2b(tokens.tobytes(), digest_size=8).hexdigest()
 

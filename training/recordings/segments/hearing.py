@@ -43,7 +43,7 @@ class Hearer(Listener):
     @property
     def seconds(self) -> float:
         """Length of the model's window."""
-        return self.wrapper.log_mel.n_samples / self.wrapper.log_mel.rate
+        return self.wrapper.log_mel.seconds
 
     @torch.no_grad()
     def hear(self, pieces: Sequence[Samples], starts: Sequence[float]) -> list[list[HeardWord]]:
@@ -65,10 +65,7 @@ class Hearer(Listener):
 
     def _times(self, encoded: Any, texts: Sequence[Sequence[int]], seconds: Sequence[float]) -> list[list[float]]:
         """Return the seconds at which each token begins, and the end token as the end of the last, for each text."""
-        prompt = self.wrapper.prompt(self.language)
-        longest = max(map(len, texts))
-        fill = int(self.wrapper.tokenizer.eos_token_id)
-        ids = torch.tensor([[*prompt, *text[:-1], *[fill] * (longest - len(text))] for text in texts])
+        ids, prompt = self.wrapper.decoder_inputs([self.language] * len(texts), texts), self.wrapper.prompt_length
         model = unwrap(self.model)
         model.set_attn_implementation("eager")  # the others do not give their weights
         layers = model(encoder_outputs=encoded, decoder_input_ids=ids.to(self.device), output_attentions=True)
@@ -77,8 +74,8 @@ class Hearer(Listener):
         frame = self.seconds / self.wrapper.config.max_source_positions
         found = []
         for weights, text, length in zip(heads.float().cpu().numpy(), texts, seconds):
-            rows = weights[:, : len(prompt) + len(text) - 1, : max(1, round(length / frame))]
-            begins = warp(sharpened(rows)[len(prompt) - 1 :])
+            rows = weights[:, : prompt + len(text) - 1, : max(1, round(length / frame))]
+            begins = warp(sharpened(rows)[prompt - 1 :])
             found.append([begin * frame for begin in begins])
         return found
 

@@ -197,7 +197,6 @@ class DistillationTask(WhisperTask):
             logger.info("the teacher runs in every step: samples change between epochs, or each is seen only once")
             return
         data = self.train
-        assert isinstance(data, SpeechData)
         if not self.default_language and not all(data.languages):
             self.ensure_language(self._build_teacher(), data)
         root, waiting = cache_root(self.profile.data.cache_dir), "the teacher's answers"

@@ -129,13 +129,9 @@ def probabilities(
     wrapper: WhisperModelWrapper, model: nn.Module, sound: Any, languages: Sequence[str], texts: Sequence[str]
 ) -> tuple[list[float], list[float]]:
     """Return each text's mean log-probability, and the probability of silence after the start token."""
-    limit = wrapper.room + 1
-    tokens = [ids[:limit] for ids in wrapper.encode(texts)]
-    rows = [[*wrapper.prompt(code), *ids] for code, ids in zip(languages, tokens, strict=True)]
+    tokens = [ids[: wrapper.room + 1] for ids in wrapper.encode(texts)]
     device = next(model.parameters()).device
-    inputs = torch.full((len(rows), max(map(len, rows)) - 1), int(wrapper.tokenizer.eos_token_id), device=device)
-    for index, row in enumerate(rows):
-        inputs[index, : len(row) - 1] = torch.tensor(row[:-1])
+    inputs = wrapper.decoder_inputs(languages, tokens).to(device)
     logits = model(encoder_outputs=sound, decoder_input_ids=inputs, use_cache=False).logits.float()
     start, sure = wrapper.prompt_length - 1, list[float]()
     for index, ids in enumerate(tokens):

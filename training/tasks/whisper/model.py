@@ -6,6 +6,7 @@ import contextlib
 import copy
 import logging
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -147,6 +148,11 @@ class WhisperModelWrapper:
                 message = f"model {self.path}: mask_{axis}_length is {length}, but it hears {size} {what}"
                 raise BadInput(message, "correct config.json, or set apply_spec_augment to false there")
 
+    @cached_property
+    def languages(self) -> dict[str, int]:
+        """Token of each language that the model knows, by its code."""
+        return {token.strip("<|>"): token_id for token, token_id in self.generation.lang_to_id.items()}
+
     @property
     def is_multilingual(self) -> bool:
         """Whether language and task are part of the prompt."""
@@ -211,15 +217,15 @@ class WhisperModelWrapper:
 
     def check_language(self, code: str, where: str) -> None:
         """Raise ``BadInput`` if this model has no token for a language."""
-        if self.is_multilingual and f"<|{code}|>" not in self.generation.lang_to_id:
-            have = ", ".join(token.strip("<|>") for token in self.generation.lang_to_id)
-            raise BadInput(f"{where}: model {self.path} has no language {code!r}", f"it has: {have}")
+        if self.is_multilingual and code not in self.languages:
+            have = f"it has: {', '.join(self.languages)}"
+            raise BadInput(f"{where}: model {self.path} has no language {code!r}", have)
 
     def prompt(self, language: str) -> list[int]:
         """Tokens the decoder starts from: start, language, task, no time stamps (the last three where it has them)."""
         ids = [int(self.generation.decoder_start_token_id)]
         if self.is_multilingual:
-            ids.append(self.generation.lang_to_id[f"<|{language}|>"])
+            ids.append(self.languages[language])
             ids.append(self.generation.task_to_id[self.settings.speech_task])
         if self.generation.no_timestamps_token_id is not None:
             ids.append(int(self.generation.no_timestamps_token_id))
@@ -227,12 +233,20 @@ class WhisperModelWrapper:
 
     def prompts(self) -> dict[str, list[int]]:
         """:meth:`prompt` of every language that the model knows."""
-        codes = [token.strip("<|>") for token in self.generation.lang_to_id] if self.is_multilingual else ["en"]
-        return {code: self.prompt(code) for code in codes}
+        return {code: self.prompt(code) for code in (self.languages if self.is_multilingual else ["en"])}
 
     @property
     def prompt_length(self) -> int:
-        return len(self.prompt(next(iter(self.generation.lang_to_id)).strip("<|>") if self.is_multilingual else "en"))
+        return len(self.prompt(next(iter(self.languages)) if self.is_multilingual else "en"))
+
+    def decoder_inputs(self, languages: Sequence[str], tokens: Sequence[Sequence[int]]) -> torch.Tensor:
+        """What the decoder reads [texts, longest prompt + text - 1] while it writes texts of these tokens: prompts, and
+        all but the last token of each text; end tokens fill the rest."""
+        rows = [[*self.prompt(code), *text[:-1]] for code, text in zip(languages, tokens, strict=True)]
+        inputs = torch.full((len(rows), max(map(len, rows))), int(self.tokenizer.eos_token_id))
+        for index, row in enumerate(rows):
+            inputs[index, : len(row)] = torch.tensor(row)
+        return inputs
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokens of each text with the end token, without the prompt."""
@@ -292,7 +306,7 @@ class WhisperModelWrapper:
             known = self.generation.lang_to_id
             generation.lang_to_id = {name: known[name] for code in trained if (name := f"<|{code}|>") in known} or known
         found = unwrap(model).detect_language(encoder_outputs=heard, generation_config=generation).tolist()
-        codes = {token_id: token.strip("<|>") for token, token_id in self.generation.lang_to_id.items()}
+        codes = {token_id: code for code, token_id in self.languages.items()}
         return [codes[token_id] for token_id in found]
 
     def hear(self, model: nn.Module, features: torch.Tensor) -> Any:

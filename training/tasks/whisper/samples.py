@@ -304,4 +304,4 @@ class ModelEar(Listener):
             code = language_code(language) if language else ""
         except BadInput:
             return ""
-        return code if f"<|{code}|>" in self.wrapper.generation.lang_to_id else ""
+        return code if code in self.wrapper.languages else ""

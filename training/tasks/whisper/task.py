@@ -18,7 +18,7 @@ from torch import nn
 from profiles.errors import BadInput, counted
 from profiles.schema import AUTO_LANGUAGE, Profile
 from training.device import evaluating
-from training.tasks.base import Answer, Batch, Progress, SizedDataset, Task
+from training.tasks.base import Answer, Batch, Progress, Task
 from training.tasks.cache import cache_root
 from training.tasks.predictions import Prediction, first_of, prediction_of
 from training.tasks.speech_clips import HOW_TO_MEND, SPEAKER_COLUMNS, Clip, longer_than, named, refused_as_long
@@ -59,6 +59,8 @@ class WhisperTask(Task):
     name = "whisper"
     counts = Task.counts | {"word_edits", "words", "char_edits", "chars", "texts", "cut_texts"}
     draws_globally = False
+    train: SpeechData
+    evaluation: Mapping[str, SpeechData]
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
@@ -73,8 +75,6 @@ class WhisperTask(Task):
         self.writes_texts = profile.evaluation.eval_generate
         self.default_language = self.wrapper.default_language
         self.languages = wanted_languages(profile.data.languages)
-        self.train: SizedDataset
-        self.evaluation: dict[str, SizedDataset] = {}
         self._rates = ErrorRates(self.wrapper.tokenizer)
         self._encoded: EncoderCache | None = None
 
@@ -135,7 +135,6 @@ class WhisperTask(Task):
 
     def table(self, split: str) -> str:
         data = self.train if split == "train" else self.evaluation[split]
-        assert isinstance(data, SpeechData)
         lines = [[clip.id, clip.text, language] for clip, language in zip(data.clips, data.languages, strict=True)]
         return hashlib.blake2b(json.dumps(lines).encode(), digest_size=8).hexdigest()
 
@@ -224,16 +223,15 @@ class WhisperTask(Task):
     def _cache_for(self, model: nn.Module) -> EncoderCache | None:
         """Return the outputs of the model's encoder for the training clips, where they are always the same."""
         encoder, data = unwrap(model).model.encoder, self.train
-        if self.profile.data.augmentation or not isinstance(data, SpeechData) or not is_constant(encoder):
+        if self.profile.data.augmentation or not is_constant(encoder):
             return None
         if self._encoded is None:
             root = cache_root(self.profile.data.cache_dir)
             self._encoded = EncoderCache(root, encoder, data.store.key, len(data.store))
         return self._encoded
 
-    def ensure_language(self, model: nn.Module, data: SizedDataset) -> None:
+    def ensure_language(self, model: nn.Module, data: SpeechData) -> None:
         """Let the model listen to a few clips if nobody said what language they are in."""
-        assert isinstance(data, SpeechData)
         if self.default_language or all(data.languages):
             return
         clips = torch.from_numpy(np.stack([data.store[i] for i in data.positions[:_DETECT_ON]]))
@@ -256,14 +254,10 @@ class WhisperTask(Task):
         and the padding are ``-100``.
         """
         languages = [sample.language or self.default_language for sample in samples]
-        rows = [[*self.wrapper.prompt(code), *sample.tokens] for code, sample in zip(languages, samples)]
-        longest = max(len(row) for row in rows) - 1
-        inputs = torch.full((len(rows), longest), int(self.wrapper.tokenizer.eos_token_id))
-        labels = torch.full((len(rows), longest), IGNORED)
-        for index, row in enumerate(rows):
-            start = self.wrapper.prompt_length - 1
-            inputs[index, : len(row) - 1] = torch.tensor(row[:-1])
-            labels[index, start : len(row) - 1] = torch.tensor(row[start + 1 :])
+        inputs = self.wrapper.decoder_inputs(languages, [sample.tokens for sample in samples])
+        labels, start = torch.full_like(inputs, IGNORED), self.wrapper.prompt_length - 1
+        for row, sample in zip(labels, samples):
+            row[start : start + len(sample.tokens)] = torch.tensor(sample.tokens)
         return {
             "input_features": self._features(samples, rngs),
             "silence": [sample.silence for sample in samples],
@@ -292,19 +286,16 @@ class WhisperTask(Task):
 
     def lengths(self) -> npt.NDArray[np.int64] | None:
         """Frames of the windows that the clips are trained on in."""
-        return self.train.frames if self.windows.are_cut and isinstance(self.train, SpeechData) else None
+        return self.train.frames if self.windows.are_cut else None
 
     def labels(self, of: Literal["label", "speaker"]) -> Sequence[str]:
-        assert isinstance(self.train, SpeechData)
         if of == "label":
             return self.train.languages
         return [first_of(clip.columns, SPEAKER_COLUMNS) for clip in self.train.clips]
 
     def evaluation_lengths(self, split: str) -> npt.NDArray[np.int64] | None:
         """Tokens of the transcripts: a batch generates until its last text ends."""
-        data = self.evaluation[split]
-        assert isinstance(data, SpeechData)
-        return np.array([len(tokens) for tokens in data.tokens], dtype=np.int64)
+        return np.array([len(tokens) for tokens in self.evaluation[split].tokens], dtype=np.int64)
 
     def lengthen(self, batch: Batch, length: int) -> Batch:
         features, silence = batch["input_features"], torch.tensor(batch["silence"])
@@ -353,9 +344,7 @@ class WhisperTask(Task):
         return sums, answers
 
     def predictions(self, split: str, answers: Sequence[Answer]) -> list[Prediction]:
-        data = self.evaluation[split]
-        assert isinstance(data, SpeechData)
-        return self.predictions_of(data, answers)
+        return self.predictions_of(self.evaluation[split], answers)
 
     def predictions_of(self, data: SpeechData, answers: Sequence[Answer]) -> list[Prediction]:
         """Return answers beside the clips of a split, in the order of its table."""
@@ -371,9 +360,7 @@ class WhisperTask(Task):
         return sample.text
 
     def sound(self, split: str, index: int) -> bytes | str:
-        data = self.evaluation[split]
-        assert isinstance(data, SpeechData)
-        return data.sound(index)
+        return self.evaluation[split].sound(index)
 
     def _normalised(self, text: str, language: str) -> str:
         return self._rates.normalised(text, "en" if self.profile.model.speech_task == "translate" else language)
@@ -393,6 +380,5 @@ class WhisperTask(Task):
         return found
 
     def save(self, model: nn.Module, directory: Path) -> None:
-        data = self.train
-        codes = {code or self.default_language for code in data.languages} if isinstance(data, SpeechData) else set()
+        codes = {code or self.default_language for code in self.train.languages}
         self.wrapper.save(model, directory, sorted(codes - {""}))
