@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from profiles.errors import counted
 from training.recordings.recording import Recording
+from training.tasks.speech_clips import SPLITS
 
 _CROWD = 2.0  # times its share that a split may get with one speaker more
 _LITTLE = 0.5  # share of the clips left to train on, below which it is said
@@ -42,9 +43,8 @@ def divide(recordings: Sequence[Recording], shares: Shares) -> Division:
     """
     named = {recording.split for recording in recordings} - {""}
     if len(named) < 2:
-        drawn = _draw(recordings, {"test": shares.test, "validation": shares.validation})
-        return Division(drawn.recordings, drawn.notes)
-    notes = [f"the splits are the source's own: {', '.join(split for split in _ORDER if split in named)}"]
+        return _draw(recordings, {"test": shares.test, "validation": shares.validation})
+    notes = [f"the splits are the source's own: {', '.join(split for split in SPLITS if split in named)}"]
     kept = [dataclasses.replace(one, split=one.split or "train") for one in recordings]
     if "validation" not in named:
         train = [one for one in kept if one.split == "train"]
@@ -55,14 +55,13 @@ def divide(recordings: Sequence[Recording], shares: Shares) -> Division:
     return Division(kept, notes + _shared_speakers(kept))
 
 
-_ORDER = ("train", "validation", "test")
-
-
 def _draw(recordings: Sequence[Recording], shares: dict[str, float]) -> Division:
     wanted = {split: round(share * len(recordings)) or 1 for split, share in shares.items() if share > 0}
     ways: dict[str, Callable[[Recording], str]] = {"speaker": _group, "file": _file, "clip": _clip}
     for way, name_of in ways.items():
-        groups = _grouped(recordings, name_of)
+        groups: dict[str, list[int]] = defaultdict(list)
+        for index, recording in enumerate(recordings):
+            groups[name_of(recording)].append(index)
         if len(groups) > len(wanted) and not (way == "file" and len(groups) == len(recordings)):
             break
     splits = ["train"] * len(recordings)
@@ -71,13 +70,6 @@ def _draw(recordings: Sequence[Recording], shares: dict[str, float]) -> Division
             splits[index] = split
     found = [dataclasses.replace(one, split=split) for one, split in zip(recordings, splits)]
     return Division(found, _how(found, way, wanted))
-
-
-def _grouped(recordings: Sequence[Recording], name_of: Callable[[Recording], str]) -> dict[str, list[int]]:
-    groups: dict[str, list[int]] = defaultdict(list)
-    for index, recording in enumerate(recordings):
-        groups[name_of(recording)].append(index)
-    return groups
 
 
 def _group(recording: Recording) -> str:

@@ -8,15 +8,15 @@ limits fetches only what the earlier one left out.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import soundfile
 
@@ -29,10 +29,12 @@ from training.recordings.recording import Fault, NoSource, Reason, Recording, Re
 from training.recordings.workplace import FORMS, Journal, Kept, Origin, Result, Workplace, open_workplace, write_result
 from training.tasks.audio import AudioError, Samples, decode
 from training.tasks.base import Progress
+from training.tasks.cache import digest
 from training.tasks.speech_clips import FileSource
 
 if TYPE_CHECKING:
     from training.recordings.recording import Source
+    from training.tasks.whisper.samples import ModelEar  # imports torch
 
 _BATCH = 16  # clips of which a model tells the languages at once
 _BEYOND = 0.5  # seconds decoded after the longest that is kept
@@ -40,8 +42,7 @@ _BEYOND = 0.5  # seconds decoded after the longest that is kept
 
 def key_of(recording: Recording, form: str) -> str:
     """Return what a recording's sound is known by: it changes with the file, the part of it, and the form written."""
-    parts = (recording.audio.stamp(), repr(recording.offset), repr(recording.duration), form)
-    return hashlib.blake2b("\n".join(parts).encode("utf-8", "replace"), digest_size=16).hexdigest()
+    return digest([recording.audio.stamp(), repr(recording.offset), repr(recording.duration), form])
 
 
 def hear(recording: Recording, target: Path, aside: Path, limits: Limits, fetcher: Fetcher, form: str) -> Measures:
@@ -118,24 +119,7 @@ def _write(samples: Samples, target: Path, aside: Path, form: str) -> None:
         aside.unlink(missing_ok=True)
 
 
-class Ear(Protocol):
-    """A model that tells languages."""
-
-    @property
-    def name(self) -> str:
-        """What its answers are remembered by."""
-        ...
-
-    def languages(self, files: Sequence[Path]) -> list[str]:
-        """Codes of the languages in sound files."""
-        ...
-
-    def code(self, language: str) -> str:
-        """The code of a language given by name or code; empty if the model does not know it."""
-        ...
-
-
-def hear_languages(ear: Ear, clips: Sequence[tuple[str, Path]], journal: Journal, progress: Progress) -> None:
+def hear_languages(ear: ModelEar, clips: Sequence[tuple[str, Path]], journal: Journal, progress: Progress) -> None:
     """Let the model listen to the clips (key and file) that it has not heard before."""
     fresh = [(key, file) for key, file in dict(clips).items() if (ear.name, key) not in journal.heard]
     for start in range(0, len(fresh), _BATCH):
@@ -145,7 +129,7 @@ def hear_languages(ear: Ear, clips: Sequence[tuple[str, Path]], journal: Journal
         progress("languages", min(start + _BATCH, len(fresh)), len(fresh))
 
 
-def judge_language(recording: Recording, ear: Ear, key: str, journal: Journal) -> Fault | None:
+def judge_language(recording: Recording, ear: ModelEar, key: str, journal: Journal) -> Fault | None:
     """Return why a recording is left out: another language was heard than is told. Where none is told: ``None``."""
     told, heard = ear.code(recording.language), journal.heard.get((ear.name, key), "")
     if told and heard and told != heard:
@@ -185,7 +169,7 @@ class _Item:
     file: Path
 
 
-def prepare(job: Job, progress: Progress, ear: Ear | None = None) -> Result:
+def prepare(job: Job, progress: Progress, ear: ModelEar | None = None) -> Result:
     """Make the folder ``job.out``, or go on with it.
 
     Args:
@@ -201,7 +185,7 @@ def prepare(job: Job, progress: Progress, ear: Ear | None = None) -> Result:
     source = job.request.source
     lasting = source if kind in ("hub", "bigquery") else str(Path(source).expanduser().resolve())
     with open_workplace(job.out, Origin(lasting, kind, job.form)) as place:
-        with Journal(place.journal) as journal:
+        with closing(Journal(place.journal)) as journal:
             run = _Run(job, place, _items(division.recordings, place, job.form), journal, progress)
             items = run.items
             run.hear_all()

@@ -232,30 +232,26 @@ def _identity(cells: dict[str, str], cell: str, offset: float | None) -> str:
 
 
 def located(cell: str, base: Path, roots: Sequence[Path] = ()) -> tuple[Source, Fault | None]:
-    """Return :func:`source_of`, or what the cell holds and why that cannot be used."""
-    try:
-        return source_of(cell, base, roots), None
-    except Unusable as error:
-        return NoSource(cell), error.fault
-
-
-def source_of(cell: str, base: Path, roots: Sequence[Path] = ()) -> FileSource | UrlSource:
-    """Return the recording that ``cell`` names.
+    """Return the recording that ``cell`` names; or what it holds, and why that is none or is not followed.
 
     Args:
         base: the table's folder.
         roots: further folders in which recordings may be; relative paths are looked for in all of them.
-
-    Raises:
-        Unusable: it names none, or one that is not followed.
     """
+    try:
+        return _source(cell, (base, *roots)), None
+    except Unusable as error:
+        return NoSource(cell), error.fault
+
+
+def _source(cell: str, folders: Sequence[Path]) -> FileSource | UrlSource:
     if not cell:
         raise Unusable(Reason.NOT_THERE, "no file and no address")
     if len(cell) > _LONGEST_CELL:
         raise Unusable(Reason.BAD_CELL, f"a path of {len(cell)} characters")
     scheme = _SCHEME.match(cell)
     if scheme is None:
-        return _file(cell, (base, *roots))
+        return _file(cell, folders)
     match scheme[1].lower():
         case "https":
             return UrlSource(cell)

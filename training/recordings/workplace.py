@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -22,11 +21,7 @@ from training.recordings.checks import Measures
 from training.recordings.recording import Fault, Reason, Recording
 from training.run_files import explain, write_whole
 from training.tasks.speech_clips import SPLITS
-from training.tasks.tables import csv_lines
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
+from training.tasks.tables import write_table
 
 _ELSEWHERE = "choose another folder with --out"
 FORMS = {"flac": ("flac", "FLAC", "PCM_16"), "opus": ("opus", "OGG", "OPUS"), "wav": ("wav", "WAV", "PCM_16")}
@@ -54,10 +49,6 @@ class Workplace:
         self.own = folder / ".prepare"
         self.journal = self.own / "journal.jsonl"
         self.partial = self.own / "partial"
-
-    def write(self, name: str, content: bytes) -> None:
-        """Write a file of the folder whole."""
-        write_whole(self.folder / name, content, 0o644)
 
     def file_of(self, identity: str, key: str, form: str) -> Path:
         """Return where the sound of a recording lies: its name can be read, and holds nothing that a path means."""
@@ -120,14 +111,13 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.measures: dict[str, Measures] = {}
         self.heard: dict[tuple[str, str], str] = {}
-        self._path = path
-        self._read()
-
-    def _read(self) -> None:
-        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
             for line in file:
                 with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
                     self._take(json.loads(line))
+        self._file = path.open("ab")
+        if path.stat().st_size:
+            self._file.write(b"\n")  # ends a line that was cut short
 
     def _take(self, entry: dict[str, object]) -> None:
         key = str(entry["key"])
@@ -139,15 +129,8 @@ class Journal:
         if math.isfinite(found.seconds + found.loudest + found.clipped + found.fetched):
             self.measures[key] = found
 
-    def __enter__(self) -> Self:
-        self._file = self._path.open("ab")
-        if self._path.stat().st_size:
-            self._file.write(b"\n")  # ends a line that was cut short
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Let the file go."""
         self._file.close()
 
     def add(self, key: str, measures: Measures) -> None:
@@ -213,7 +196,7 @@ def write_result(
         BadInput: nothing is kept.
     """
     rows = [(one.id, why.reason.value, why.detail, one.where, one.shown_source, one.text) for one, why in left_out]
-    place.write(LEFT_OUT, csv_lines([_LEFT_OUT_COLUMNS, *rows]))
+    write_table(place.folder / LEFT_OUT, [_LEFT_OUT_COLUMNS, *rows], option="--out")
     reasons = Counter(fault.reason.value for _, fault in left_out)
     examples: dict[str, str] = {}
     for recording, fault in left_out:
@@ -241,7 +224,7 @@ def _write_split(place: Workplace, split: str, kept: Sequence[Kept]) -> SplitSiz
         (one.id, file.relative_to(place.folder).as_posix(), one.text, f"{seconds:.3f}", one.speaker, one.language)
         for one, file, seconds in found
     ]
-    place.write(f"{split}.csv", csv_lines([_COLUMNS, *rows]))
+    write_table(place.folder / f"{split}.csv", [_COLUMNS, *rows], option="--out")
     speakers = {one.recording.speaker for one in found} - {""}
     return SplitSize(len(found), sum(one.seconds for one in found) / 3600, len(speakers))
 

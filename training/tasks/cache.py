@@ -15,7 +15,7 @@ import logging
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -74,9 +74,9 @@ def get_or_build(
     return entry
 
 
-def digest(parts: Sequence[str]) -> str:
+def digest(parts: Iterable[str]) -> str:
     """Return a hash of texts, to name an entry by."""
-    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b("\n".join(parts).encode("utf-8", "replace"), digest_size=16).hexdigest()
 
 
 def key_of_files(root: Path, files: Sequence[Path]) -> str:
@@ -86,15 +86,27 @@ def key_of_files(root: Path, files: Sequence[Path]) -> str:
         BadInput: one of them cannot be read, or the cache folder cannot be written.
     """
 
-    def find_key(folder: Path) -> None:
-        contents = (add_file(hashlib.blake2b(digest_size=16), file).hexdigest() for file in files)
-        (folder / "key").write_text(digest([f"{file.name} {found}" for file, found in zip(files, contents)]))
-
     try:
         stamps = [f"{file} {(status := file.stat()).st_size} {status.st_mtime_ns}" for file in files]
     except OSError as error:
         raise BadInput(f"{error.filename}: {error.strerror}", "name the folder of a saved model") from error
-    return (get_or_build(root / "stamps", digest(stamps), find_key) / "key").read_text()
+    hashes = (f"{file.name} {add_file(hashlib.blake2b(digest_size=16), file).hexdigest()}" for file in files)
+    return key_of_contents(root, stamps, lambda: hashes)
+
+
+def key_of_contents(
+    root: Path, stamps: Sequence[str], contents: Callable[[], Iterable[str]], waiting: Callable[[], None] = lambda: None
+) -> str:
+    """Return a hash of ``contents()``, which takes long and is asked only where ``stamps`` were never seen before.
+
+    Raises:
+        BadInput: the cache folder cannot be written.
+    """
+
+    def find_key(folder: Path) -> None:
+        (folder / "key").write_text(digest(contents()))
+
+    return (get_or_build(root / "stamps", digest(stamps), find_key, waiting) / "key").read_text()
 
 
 def _locked(path: Path, waiting: Callable[[], None]) -> AbstractContextManager[object]:

@@ -24,8 +24,10 @@ from filelock import FileLock, Timeout
 
 from profiles.errors import BadInput
 from training.recordings.segments.cutting import SegmentOptions
-from training.recordings.segments.recording import Listener, Segments, batches, segment_recording
+from training.recordings.segments.hearing import Hearer
+from training.recordings.segments.recording import Segments, batches, segment_recording
 from training.recordings.segments.transcript import ENDINGS, read_transcript
+from training.run_files import write_whole
 from training.tasks.audio import RATE, AudioError
 from training.tasks.base import Progress
 from training.tasks.speech_clips import FileSource
@@ -35,7 +37,7 @@ SOUNDS = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".w
 COLUMNS = ("id", "audio_path", "text", "duration", "speaker", "source", "start", "end", "agreement")
 LEFT_OUT = ("source", "start", "end", "reason", "agreement", "text", "heard")
 WORDS = ("id", "word", "start", "end")
-Hear = Callable[[], Listener]
+Hear = Callable[[], Hearer]
 
 
 @dataclass(frozen=True)
@@ -148,9 +150,7 @@ def _once(source: Source, aside: Path, settings: Sequence[Any], make: Callable[[
         known = {**make(), "key": key}
         if not known["outcome"]["error"]:
             note.parent.mkdir(exist_ok=True)
-            part = note.with_suffix(".part")
-            part.write_text(json.dumps(known), encoding="utf-8")
-            os.replace(part, note)
+            write_whole(note, json.dumps(known).encode())
     return Outcome(**known["outcome"])
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Protocol
 
 from training.recordings.segments.cutting import (
     PAUSE,
@@ -21,7 +20,7 @@ from training.recordings.segments.cutting import (
     spoken,
     within_speech,
 )
-from training.recordings.segments.hearing import HeardWord
+from training.recordings.segments.hearing import HeardWord, Hearer
 from training.recordings.segments.matching import MISSED, Match, keys_of, match, timed
 from training.recordings.segments.transcript import Transcript, joined
 from training.tasks.audio import RATE, Activity, Samples, SoundStream, decode, length_of, listen_for_speech, stream
@@ -31,17 +30,6 @@ from training.tasks.word_errors import normalizer_for
 _TOGETHER = 8  # pieces that the model hears at a time
 _NEAR = 0.12  # seconds around a gap between words in which the quietest place is looked for
 _SHORTEST = 0.3  # seconds: what is shorter is not worth a clip
-
-
-class Listener(Protocol):
-    """What hears words in sound; :class:`~training.recordings.segments.hearing.Hearer` is one."""
-
-    language: str
-
-    @property
-    def seconds(self) -> float: ...
-
-    def hear(self, pieces: Sequence[Samples], starts: Sequence[float]) -> list[list[HeardWord]]: ...
 
 
 @dataclass(frozen=True)
@@ -78,7 +66,7 @@ class Segments:
 
 
 def segment_recording(
-    path: Path, transcript: Transcript | None, listener: Listener | None, options: SegmentOptions, progress: Progress
+    path: Path, transcript: Transcript | None, listener: Hearer | None, options: SegmentOptions, progress: Progress
 ) -> Segments:
     """Cut a recording, and give each segment its text.
 
@@ -109,7 +97,7 @@ class _Ear:
     """Hears stretches of one recording."""
 
     path: Path
-    listener: Listener
+    listener: Hearer
     progress: Progress
 
     def hear(self, stretches: Sequence[Stretch], phase: str = "listening") -> list[list[HeardWord]]:

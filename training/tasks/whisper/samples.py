@@ -27,7 +27,7 @@ from training.resources import whole_cores
 from training.runs import find_model
 from training.tasks.audio import AudioError, as_mp3, decode
 from training.tasks.base import Progress
-from training.tasks.cache import digest, get_or_build, key_of_files
+from training.tasks.cache import digest, get_or_build, key_of_contents, key_of_files
 from training.tasks.speech_clips import AudioSource, Clip
 from training.tasks.speech_dataset import looks_like_path
 from training.tasks.whisper.features import Features, LogMel, Windows
@@ -164,17 +164,15 @@ def open_features(
     """
     threads = workers or whole_cores()
     settings = log_mel.fingerprint()
-    stamps = digest([settings, *(source.stamp() for source in sources)])
 
     def waiting() -> None:
         progress(f"{phase}: waiting for another worker", 0, len(sources))
 
-    def find_key(folder: Path) -> None:
+    def contents() -> list[str]:
         with ThreadPoolExecutor(threads) as pool:
-            contents = list(pool.map(_content_hash, sources))
-        (folder / "key").write_text(digest([settings, *contents]))
+            return [settings, *pool.map(_content_hash, sources)]
 
-    key = (get_or_build(root / "stamps", stamps, find_key, waiting) / "key").read_text()
+    key = key_of_contents(root, [settings, *(source.stamp() for source in sources)], contents, waiting)
     build = partial(_write, sources, log_mel, threads, lambda done: progress(phase, done, len(sources)))
     return FeatureStore(get_or_build(root / "features", key, build, waiting), log_mel)
 
