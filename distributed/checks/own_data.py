@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -17,6 +18,7 @@ from profiles.errors import BadInput, MusterError
 from profiles.schema import Profile
 from training.plan import MemberPlan
 from training.tasks.speech_clips import find_text_column
+from training.tasks.tables import Table
 
 _TIMEOUT = 60.0
 _Name = Annotated[str, Field(max_length=200)]
@@ -88,7 +90,7 @@ def judge_own_data(
         return Finding("data", "problem", f"its data: {seen.path} {seen.problem}", "data of its own", fix)
     if profile.model.trait == "speech" and seen.columns:
         try:
-            find_text_column(seen.columns, profile.data.text_column, None, seen.path)
+            find_text_column(Table(Path(seen.path), tuple(seen.columns), ()), profile.data.text_column)
         except BadInput as error:
             return Finding("data", "problem", error.message, "transcripts", f"{error.hint}, or rename the column there")
     others = Counter(frozenset(names) for other, names in columns.items() if other != place and names)

@@ -64,7 +64,7 @@ def test_what_is_at_a_path(tmp_path: Path) -> None:
     ("columns", "level", "said"),
     [
         (("audio", "text"), "ok", "its data: /d; they stay there"),
-        (("audio", "words"), "problem", "no column text"),
+        (("audio", "words"), "problem", "no column 'text'"),
         (("path", "text"), "warning", "its table has the columns path, text, that of b audio, text"),
         ((), "ok", "its data"),
     ],

@@ -87,7 +87,7 @@ def test_a_task_takes_them(on_the_hub: dict[str, Any], make_profile: ProfileMake
 
 def test_missing_columns(on_the_hub: dict[str, Any]) -> None:
     on_the_hub["train"] = hub_data(1, words=["one"])
-    with pytest.raises(BadInput, match="no column text or .* it has: audio, words"):
+    with pytest.raises(BadInput, match="no column 'text' or .* it has: audio, words"):
         read_speech("somebody/speech")
     on_the_hub["train"] = datasets.Dataset.from_dict({"text": ["one"]})
     with pytest.raises(BadInput, match="no audio column; it has: text"):

@@ -16,19 +16,8 @@ from typing import Any, Protocol
 
 from profiles.errors import BadInput
 from training.recordings import corpora
-from training.recordings.recording import (
-    LANGUAGE,
-    SPEAKER,
-    TEXT,
-    Fault,
-    Reason,
-    Recording,
-    Request,
-    names_in,
-    one_line,
-    recording_of,
-)
-from training.tasks.speech_clips import FileSource, find_text_column, split_named
+from training.recordings.recording import Fault, Reason, Recording, Request, names_in, one_line, recording_of
+from training.tasks.speech_clips import FileSource, split_named
 from training.tasks.speech_dataset import looks_like_path
 from training.tasks.tables import JSON_LINES, Row, Table, check_size, read_table
 
@@ -204,20 +193,19 @@ def _of_split(dataset: Any, where: str, split: str, request: Request) -> Iterato
 
     there = dataset.column_names
     audio, column = undecoded_audio(dataset, where)
-    wanted = request.columns.text or next((name for name in TEXT if name in there), "")
-    text = find_text_column(there, wanted, None, f"data set {where}")
-    speaker = request.columns.speaker or next((name for name in SPEAKER if name in there), "")
-    language = next((name for name in LANGUAGE if name in there), "")
-    rest = dataset.select_columns([name for name in dict.fromkeys(("id", text, speaker, language)) if name in there])
+    asked = dataclasses.replace(request, columns=dataclasses.replace(request.columns, audio=column))
+    names = names_in(Table(Path(f"data set {where}"), tuple(there), ()), asked)
+    wanted = dict.fromkeys(("id", names.text, names.speaker, names.language))
+    rest = dataset.select_columns([name for name in wanted if name in there])
     for number, row in enumerate(rest):
         cells = {name: "" if value is None else str(value) for name, value in row.items()}
         yield Recording(
             cells.get("id") or f"{where.partition(', ')[2]}-{number}",
             HubSource(audio, column, number),
-            one_line(cells[text]),
+            one_line(cells[names.text]),
             f"{where}, row {number}",
-            cells.get(speaker, ""),
-            cells.get(language, ""),
+            cells.get(names.speaker, ""),
+            cells.get(names.language, ""),
             split,
         )
 

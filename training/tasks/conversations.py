@@ -19,7 +19,7 @@ import numpy.typing as npt
 from jinja2 import TemplateError
 
 from profiles.errors import BadInput
-from training.tasks.speech_clips import by_split, held_out
+from training.tasks.speech_clips import by_split, held_out, id_hash
 from training.tasks.tables import json_lines, read_table, read_text
 
 PROMPTS = ("prompt", "question", "instruction")
@@ -86,15 +86,11 @@ def hold_out_rows(splits: Conversations) -> Conversations:
     train = splits["train"]
     if len(train) < 2:
         raise BadInput("the data set has fewer than 2 conversations and no validation split", "add rows")
-    ranked = sorted(range(len(train)), key=lambda index: _hash(train[index]))
+    ranked = sorted(range(len(train)), key=lambda index: id_hash(json.dumps(train[index].messages)))
     held = set(ranked[: held_out(len(train))])
     logger.warning("no validation split: %d of %d conversations are held out to evaluate on", len(held), len(train))
     rest = [one for index, one in enumerate(train) if index not in held]
     return {**splits, "train": rest, "validation": [train[index] for index in sorted(held)]}
-
-
-def _hash(conversation: Conversation) -> bytes:
-    return hashlib.blake2b(json.dumps(conversation.messages).encode(), digest_size=16).digest()
 
 
 def _rows(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:

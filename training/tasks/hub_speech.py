@@ -14,6 +14,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from profiles.errors import BadInput, counted
 from training.tasks.pretrained import reachable
 from training.tasks.speech_clips import NOISE_COLUMNS, SPEAKER_COLUMNS, Clip, SpeechSplits, by_split, find_text_column
+from training.tasks.tables import Table
 
 logger = logging.getLogger("muster.data")
 
@@ -99,7 +100,7 @@ def undecoded_audio(dataset: Any, where: str) -> tuple[Any, str]:
 
 def _clips(dataset: Any, where: str, text_column: str) -> list[Clip]:
     undecoded, audio = undecoded_audio(dataset, where)
-    text = find_text_column(dataset.column_names, text_column, None, f"data set {where}")
+    text = find_text_column(Table(Path(f"data set {where}"), tuple(dataset.column_names), ()), text_column)
     texts = dataset[text]
     languages = dataset["language"] if "language" in dataset.column_names else [""] * len(dataset)
     ids = dataset["id"] if "id" in dataset.column_names else range(len(dataset))

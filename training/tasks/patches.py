@@ -24,8 +24,8 @@ from unicodedata import normalize
 
 from profiles.errors import BadInput
 from profiles.options import hint_for
-from training.tasks.speech_clips import SPLITS, Clip, SpeechSplits, find_text_column, split_named
-from training.tasks.tables import Row, as_stored, read_table
+from training.tasks.speech_clips import SPLITS, TEXT_COLUMNS, Clip, SpeechSplits, split_named
+from training.tasks.tables import Row, as_stored, check_size, read_table
 
 Kind = Literal["override_text", "protect", "delete"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -108,7 +108,9 @@ def read_patches(folder: Path, text_column: str = "") -> Patches:
     if not top.is_dir():
         return patches
     files = _files(top, patches.notes)
-    _check_sizes(top, [path for _, path in files])
+    if len(files) > MOST_FILES or sum(path.stat().st_size for _, path in files) > MOST_BYTES:
+        message = f"{top}: more than {MOST_FILES} files or {MOST_BYTES >> 20} MiB of patches"
+        raise BadInput(message, "put what they say into fewer lines, or correct the tables themselves")
     for kind, path in files:
         for patch in _lines(kind, path, text_column):
             _add(patches, patch)
@@ -118,8 +120,10 @@ def read_patches(folder: Path, text_column: str = "") -> Patches:
 def _files(top: Path, notes: list[str]) -> list[tuple[Kind, Path]]:
     try:
         for entry in sorted(top.iterdir()):
-            if not entry.name.startswith(".") and (entry.is_dir() or entry.suffix.lower() == ".csv"):
-                _check_folder(entry)
+            is_meant = not entry.name.startswith(".") and (entry.is_dir() or entry.suffix.lower() == ".csv")
+            if is_meant and not (entry.is_dir() and entry.name in KINDS):
+                hint = hint_for(entry.name, KINDS, f"files of patches are in {', '.join(KINDS)}")
+                raise BadInput(f"{entry}: no kind of patch", hint)
         found = list[tuple[Kind, Path]]()
         for kind in KINDS:
             for path in sorted((top / kind).iterdir()) if (top / kind).is_dir() else []:
@@ -134,26 +138,12 @@ def _files(top: Path, notes: list[str]) -> list[tuple[Kind, Path]]:
     return found
 
 
-def _check_folder(entry: Path) -> None:
-    if entry.is_dir() and entry.name in KINDS:
-        return
-    hint = hint_for(entry.name, KINDS, f"files of patches are in {', '.join(KINDS)}")
-    raise BadInput(f"{entry}: no kind of patch", hint)
-
-
-def _check_sizes(top: Path, files: list[Path]) -> None:
-    if len(files) > MOST_FILES or sum(path.stat().st_size for path in files) > MOST_BYTES:
-        message = f"{top}: more than {MOST_FILES} files or {MOST_BYTES >> 20} MiB of patches"
-        raise BadInput(message, "put what they say into fewer lines, or correct the tables themselves")
-
-
 def _lines(kind: Kind, path: Path, text_column: str) -> Iterator[Patch]:
     table = read_table(path)
     table.column(("id",), "samples")
     text = ""
     if kind == "override_text":
-        known = text_column if text_column in table.columns else ""
-        text = find_text_column(table.columns, known, table, str(path))
+        text = table.column((text_column, *TEXT_COLUMNS) if text_column else TEXT_COLUMNS, "transcripts")
     for row in table.rows:
         yield _patch(kind, row, text)
 
@@ -165,17 +155,12 @@ def _patch(kind: Kind, row: Row, text: str) -> Patch:
     if text and not row.cells.get(text):
         hint = "write what is said; a sample to leave out belongs in delete"
         raise BadInput(f"{row.where}, column {text}: empty", hint)
-    return Patch(kind, identity, _split(row), row.cells[text] if text else "", row.where)
-
-
-def _split(row: Row) -> str:
-    name = row.cells.get("split", "")
-    found = split_named(name)
-    if name and not found:
-        raise BadInput(
-            f"{row.where}, column split: no split {name.lower()!r}", f"it is one of: {', '.join(SPLITS)}, or empty"
-        )
-    return found
+    named = row.cells.get("split", "")
+    split = split_named(named)
+    if named and not split:
+        hint = f"it is one of: {', '.join(SPLITS)}, or empty"
+        raise BadInput(f"{row.where}, column split: no split {named.lower()!r}", hint)
+    return Patch(kind, identity, split, row.cells[text] if text else "", row.where)
 
 
 def _add(patches: Patches, patch: Patch) -> None:
@@ -327,9 +312,8 @@ def read_rows(table: Path) -> Iterator[PseudoRow]:
     Raises:
         BadInput: it cannot be read, or is another table.
     """
+    check_size(table, _LARGEST_PSEUDO, "move it away")
     try:
-        if table.stat().st_size > _LARGEST_PSEUDO:
-            raise BadInput(f"{table}: larger than {_LARGEST_PSEUDO >> 30} GiB", "move it away")
         data = table.read_bytes()
     except OSError as error:
         raise BadInput(f"{table}: {error.strerror}", "make it readable, or move it away") from error

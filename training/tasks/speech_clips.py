@@ -136,16 +136,13 @@ def hold_out(splits: SpeechSplits) -> SpeechSplits:
     return {**splits, "train": rest, "validation": [clip for clip in train if clip.id in held]}
 
 
-def find_text_column(columns: Sequence[str], text_column: str, table: Table | None, where: str) -> str:
-    """Return the column with the transcripts: ``text_column``, or the first known name that is there."""
-    names = (text_column,) if text_column else TEXT_COLUMNS
-    if table is not None:
-        return table.column(names, "transcripts", "text_column" if text_column else "")
-    for name in names:
-        if name in columns:
-            return name
-    message = f"{where}: no column {' or '.join(names)} for the transcripts; it has: {', '.join(columns)}"
-    raise BadInput(message, "name the column with text_column")
+def find_text_column(table: Table, text_column: str) -> str:
+    """Return the column with the transcripts: ``text_column``, or the first known name that is there.
+
+    Raises:
+        BadInput: there is none.
+    """
+    return table.column((text_column,) if text_column else TEXT_COLUMNS, "transcripts", "text_column")
 
 
 def refused_as_long(clips: Sequence[Clip], what: str, window: float) -> BadInput:

@@ -303,7 +303,7 @@ def _by_first_folder(table: _Part, folder: Path) -> dict[str, _Part]:
 def _table(path: Path, text_column: str) -> _Part:
     table = read_table(path)
     audio = table.column(AUDIO_COLUMNS, "recordings")
-    text = find_text_column(table.columns, text_column, table, str(table.path))
+    text = find_text_column(table, text_column)
     clips = [_clip(row, audio, text) for row in table.rows if row.cells.get(KEPT, "").lower() != "no"]
     _refuse_doubled(clips, "id" if "id" in table.columns else audio)
     return _Part(clips, audio, text)

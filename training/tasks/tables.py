@@ -65,7 +65,7 @@ class Table:
         """Return the first of ``names`` the table has.
 
         Args:
-            option: the option that gave the names, if one did.
+            option: the option that names the column, if there is one.
 
         Raises:
             BadInput: it has none; the message lists what is there, and the nearest.
@@ -75,7 +75,7 @@ class Table:
                 return name
         wanted = " or ".join(repr(name) for name in names)
         pairs = [(match, name) for name in names for match in difflib.get_close_matches(name, self.columns, 1, 0.6)]
-        hint = f"add {wanted} to its first line"
+        hint = (f"name it with {option}, or " if option else "") + f"add {wanted} to its first line"
         if pairs:
             near, name = pairs[0]
             hint = f"did you mean {near!r}? " + (f"Set {option} = {near}" if option else f"Rename it to {name!r} there")
