@@ -195,7 +195,7 @@ def test_weights_count_before_the_configuration(tmp_path: Path) -> None:
     header = json.dumps({"w": {"dtype": "F32", "shape": [10, 7], "data_offsets": [0, 280]}, "__metadata__": {}})
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header.encode() + bytes(280))
     assert size_of(tmp_path) == ModelSize(70)
-    assert model_folder(str(tmp_path)) == tmp_path and model_folder("no/such", tmp_path) is None
+    assert model_folder(str(tmp_path)) == tmp_path and model_folder("no/such") is None
 
 
 CONFIGS = st.dictionaries(

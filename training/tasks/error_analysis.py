@@ -194,9 +194,7 @@ class Difference:
         return (self.low > 0 or self.high < 0) and self.p < 0.05
 
 
-def difference(
-    first: Sequence[Prediction], second: Sequence[Prediction], seed: int = 0, resamples: int = RESAMPLES
-) -> Difference:
+def difference(first: Sequence[Prediction], second: Sequence[Prediction], seed: int = 0) -> Difference:
     """Return the difference in WER with its 95 % interval.
 
     Both models are measured on the same draws: units are drawn with replacement, as many as there are, and the WER of
@@ -215,7 +213,7 @@ def difference(
     speakers = {two.speaker for _, two in pairs}
     by_speaker = "" not in speakers and len(speakers) >= FEWEST_SPEAKERS
     counts = _counts(pairs, by_speaker)
-    drawn = _resampled(counts, np.random.default_rng(seed), min(resamples, max(1000, _WORK // len(counts))))
+    drawn = _resampled(counts, np.random.default_rng(seed), min(RESAMPLES, max(1000, _WORK // len(counts))))
     total = counts.sum(axis=0)
     low, high = np.quantile(drawn, [0.025, 0.975])
     below, above = int((drawn <= 0).sum()), int((drawn >= 0).sum())

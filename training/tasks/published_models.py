@@ -87,12 +87,12 @@ def local_folder(model_path: str) -> str:
     return str(made) if is_made else model_path
 
 
-def model_folder(model_path: str, cache: Path | None = None) -> Path | None:
+def model_folder(model_path: str) -> Path | None:
     """Return the folder of a model on this machine: its own, or what the hub's library has kept; ``None`` if none."""
     path = Path(local_folder(model_path)).expanduser()
     if path.is_dir():
         return path
-    found = hub_snapshots(model_path, cache, "config.json") if model_path.count("/") == 1 else []
+    found = hub_snapshots(model_path, "config.json") if model_path.count("/") == 1 else []
     return found[-1] if found else None
 
 
@@ -101,10 +101,10 @@ def made_folder(name: str) -> Path:
     return cache_root("") / "models" / name.replace("/", "--")
 
 
-def hub_snapshots(name: str, cache: Path | None = None, file: str = "*.safetensors") -> list[Path]:
+def hub_snapshots(name: str, file: str = "*.safetensors") -> list[Path]:
     """Return the folders in which the hub's client keeps the model ``owner/name`` with a file of this kind."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    hub = cache or Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     found = (hub / f"models--{name.replace('/', '--')}" / "snapshots").glob(f"*/{file}")
     return sorted({path.parent for path in found if path.is_file()})
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from profiles.errors import BadInput
 from training.run_files import add_file, explain
-from training.tasks.audio import AudioError, Samples, decode, hears_voice
+from training.tasks.audio import AudioError, decode, hears_voice
 from training.tasks.base import Progress
 from training.tasks.patches import PSEUDO_COLUMNS, PseudoRow, TextBounds, read_rows
 from training.tasks.tables import csv_lines, write_table
@@ -67,7 +68,8 @@ def label(job: Labelling, files: Sequence[tuple[str, Path]], table: Path, progre
     heard_by = "+".join(fingerprint(folder) for folder in (job.model, job.second) if folder)
     heard_by += f" {first.language}" if job.language else ""
     pair = _Pair(first, second, job.second is None, heard_by)
-    pair.load()  # before anything is written: a model that cannot be read costs no line
+    for ear in (first, second):  # before anything is written: a model that cannot be read costs no line
+        ear.model  # noqa: B018 - it is read when it is first asked for
     known, others = _known(table, files)
     done = {name: job.bounds.judged(row) for name, row in known.items() if row.heard_by == heard_by}
     others = [job.bounds.judged(row) for row in others]
@@ -113,16 +115,11 @@ def _known(table: Path, files: Sequence[tuple[str, Path]]) -> tuple[dict[str, Ps
     return known, [row for row in rows.values() if row.path.is_file()]
 
 
-@dataclass(frozen=True)
-class _Sound:
-    """A recording as both models hear it."""
+class _Sound(NamedTuple):
+    """A recording as both models hear it, and whether a voice is in it."""
 
-    features: tuple[Features, Features]
-    samples: Samples
-    rate: int
-
-    def has_voice(self) -> bool:
-        return hears_voice(self.samples, self.rate)
+    features: Sequence[Features]
+    has_voice: Callable[[], bool]
 
 
 @dataclass(frozen=True)
@@ -134,11 +131,6 @@ class _Pair:
     noisy: bool
     heard_by: str
 
-    def load(self) -> None:
-        """Read the models' weights."""
-        for ear in (self.first, self.second):
-            ear.model  # noqa: B018 - it is read when it is first asked for
-
     def rows(self, batch: Sequence[tuple[str, Path]]) -> list[PseudoRow]:
         read = [self._sound(name, path) for name, path in batch]
         sounds = [sound for _, sound in read if sound is not None]
@@ -148,7 +140,7 @@ class _Pair:
     def _sound(self, name: str, path: Path) -> tuple[PseudoRow, _Sound | None]:
         """Return what the models hear of a recording; without it the row says why."""
         row = PseudoRow(name, path, heard_by=self.heard_by)
-        found, samples = list[Features](), list[Samples]()
+        found, has_voice = list[Features](), list[Callable[[], bool]]()
         for ear in (self.first, self.second):
             log_mel = ear.wrapper.log_mel
             try:
@@ -159,12 +151,12 @@ class _Pair:
             if audio.seconds > log_mel.seconds + 1e-3:
                 long = f"longer than the model's window of {log_mel.seconds:g} s"
                 return dataclasses.replace(row, unusable=long), None
-            samples.append(audio.samples)
+            has_voice.append(partial(hears_voice, audio.samples, log_mel.rate))
             found.append(log_mel.fill(*log_mel(audio.samples)))
         if self.noisy:
             seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
             found[1] = augment(found[1], NOISE, np.random.default_rng(seed))
-        return row, _Sound((found[0], found[1]), samples[0], self.first.wrapper.log_mel.rate)
+        return row, _Sound(found, has_voice[0])
 
     def _measures(self, sounds: Sequence[_Sound]) -> Iterator[dict[str, Any]]:
         """Yield what a row says of each sound: its text, and how far that can be trusted; silence has no text."""
