@@ -17,7 +17,6 @@ import random
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -114,28 +113,20 @@ def sentences(rng: random.Random) -> Iterator[str]:
             yield re.sub(r"\{(\w+)\}", lambda found: a_part(found[1], rng), shape) + "."
 
 
-@dataclass(frozen=True)
-class Wish:
-    """What to make."""
-
-    clips: int
-    """Of all splits together."""
-    seed: int = 0
-
-
-def plan_split(split: str, wish: Wish, installed: set[str]) -> list[Clip]:
-    """Choose voice, sentence, pace and pitch of every clip of a split; voices that are not installed are left out."""
-    rng = random.Random(f"{wish.seed} {split}")
+def plan_split(split: str, total: int, seed: int, installed: set[str]) -> list[Clip]:
+    """Choose voice, sentence, pace and pitch of every clip of a split (``total``: of all splits together); voices that
+    are not installed are left out."""
+    rng = random.Random(f"{seed} {split}")
     people = [(voice, warp) for voice, warp in draw_speakers()[split] if voice in installed]
     synthetic = [(voice, 1.0) for voice in espeak_voices(split)] if "espeak" in installed else []
-    count = max(1, round(wish.clips * SHARES[split]))
+    count = max(1, round(total * SHARES[split]))
     spoken = [*islice(cycle(people), round(count * PEOPLE) if synthetic else count)] if people else []
     spoken += [*islice(cycle(synthetic), count - len(spoken))]
     texts = sentences(rng)
     clips = []
     for number, (voice, warp) in enumerate(spoken):
         name = voice if voice.startswith("espeak") else f"{voice}-{warp:.2f}"
-        identity = f"{split}-{wish.seed}-{number:04d}"
+        identity = f"{split}-{seed}-{number:04d}"
         clips.append(Clip(identity, split, name, next(texts), warp, rng.uniform(0.85, 1.1), rng.uniform(-1, 1)))
     return clips
 
@@ -168,8 +159,8 @@ def write_split(split: str, clips: Sequence[Clip], folder: Path) -> None:
         writer.writerows([COLUMNS, *rows])
 
 
-def make(folder: Path, wish: Wish, tell: bool = True) -> None:
-    """Make all splits that somebody installed can speak.
+def make(folder: Path, total: int, seed: int = 0, tell: bool = True) -> None:
+    """Make all splits, ``total`` clips in all, that somebody installed can speak.
 
     Raises:
         SystemExit: no synthesizer is installed.
@@ -180,7 +171,7 @@ def make(folder: Path, wish: Wish, tell: bool = True) -> None:
     if tell and left_out(installed):
         print(f"not installed and left out: {', '.join(left_out(installed))}")
     for split in SHARES:
-        clips = speak(plan_split(split, wish, installed), LONGEST)
+        clips = speak(plan_split(split, total, seed, installed), LONGEST)
         if not clips:
             continue
         write_split(split, clips, folder)
@@ -199,7 +190,7 @@ def main() -> None:
         parser.error("--clips must be at least 1")
     if arguments.folder.exists() and (not arguments.folder.is_dir() or any(arguments.folder.iterdir())):
         parser.error(f"{arguments.folder} is there already: give a new folder")
-    make(arguments.folder, Wish(arguments.clips, arguments.seed))
+    make(arguments.folder, arguments.clips, arguments.seed)
 
 
 if __name__ == "__main__":
