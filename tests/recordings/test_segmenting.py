@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 from long_talk import RATE, Listening, Talk, make_talk
+from sounds import read_rows
 
 from app.cli.main import main
 from profiles.errors import BadInput
@@ -27,11 +27,6 @@ from training.tasks.speech_dataset import read_speech
 
 def silent(name: str) -> Progress:
     return lambda phase, done, total: None
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with open(path, newline="", encoding="utf-8") as table:
-        return list(csv.DictReader(table))
 
 
 @pytest.fixture
@@ -50,7 +45,7 @@ def segmented(talk: Talk, text: str, listener: Listening, **options: float) -> t
 def test_each_clip_has_the_words_that_are_said_in_it(talk: Talk) -> None:
     listener = Listening(talk)
     folder, outcome = segmented(talk, talk.text, listener)
-    table = rows(folder / "train.csv")
+    table = read_rows(folder / "train.csv")
     assert " ".join(row["text"] for row in table) == talk.text and len(table) == outcome.clips >= 2
     for row in table:
         about = soundfile.info(str(folder / row["audio_path"]))
@@ -63,7 +58,7 @@ def test_each_clip_has_the_words_that_are_said_in_it(talk: Talk) -> None:
         assert row["text"].split() == said
     assert outcome.given_words == outcome.transcript_words == len(talk.words)
     assert [clip.text for clip in read_speech(str(folder))["train"]] == [row["text"] for row in table]
-    words = rows(folder / "words.csv")
+    words = read_rows(folder / "words.csv")
     assert [row["word"] for row in words] == talk.text.split()
     assert not list(folder.glob("*lock*")) and not folder.with_name("made.partial").exists()
 
@@ -72,7 +67,7 @@ def test_each_clip_has_the_words_that_are_said_in_it(talk: Talk) -> None:
 def test_casing_and_numbers_are_those_of_the_transcript(talk: Talk) -> None:
     wanted = talk.text.upper().replace(" ", ", ")
     folder, _ = segmented(talk, wanted, Listening(talk))
-    assert ", ".join(row["text"].rstrip(",") for row in rows(folder / "train.csv")) == wanted
+    assert ", ".join(row["text"].rstrip(",") for row in read_rows(folder / "train.csv")) == wanted
 
 
 @pytest.mark.slow
@@ -81,7 +76,7 @@ def test_words_that_nobody_says_are_in_no_clip(talk: Talk) -> None:
     first = [word.text for word in talk.words if word.end < talk.words[0].start + 5.0]
     rest = [word.text for word in talk.words[len(first) :]]
     folder, outcome = segmented(talk, " ".join([*first, *["never"] * 9, *rest]), listener)
-    assert " ".join(row["text"] for row in rows(folder / "train.csv")) == talk.text
+    assert " ".join(row["text"] for row in read_rows(folder / "train.csv")) == talk.text
     assert outcome.transcript_words - outcome.given_words == 9
 
 
@@ -90,7 +85,7 @@ def test_what_agrees_too_little_is_cut_finer_and_left_out_with_its_reason(talk: 
     last = [number for number, word in enumerate(talk.words) if word.start > talk.words[-1].start - 0.8]
     listener = Listening(talk, dict.fromkeys(last, "elephantine"))
     folder, outcome = segmented(talk, talk.text, listener, agreement=0.75)
-    (lost,) = rows(folder / "left_out.csv")
+    (lost,) = read_rows(folder / "left_out.csv")
     assert lost["reason"].startswith("agreement ") and "elephantine" in lost["heard"]
     assert outcome.reasons == {"agreement below 0.75": 1} and outcome.clips >= 3
     assert float(lost["start"]) > 8.0
@@ -99,14 +94,14 @@ def test_what_agrees_too_little_is_cut_finer_and_left_out_with_its_reason(talk: 
 def test_without_a_transcript_there_are_clips_with_empty_texts(talk: Talk) -> None:
     sources, folder = sources_of(talk.path, None), talk.path.parent / "made"
     (outcome,) = segment_all(sources, folder, "", lambda: Listening(talk), "", SegmentOptions(), silent)
-    assert outcome.clips >= 2 and {row["text"] for row in rows(folder / "train.csv")} == {""}
+    assert outcome.clips >= 2 and {row["text"] for row in read_rows(folder / "train.csv")} == {""}
 
 
 @pytest.mark.slow
 def test_a_draft_is_what_the_model_hears(talk: Talk) -> None:
     sources, folder = sources_of(talk.path, None), talk.path.parent / "made"
     segment_all(sources, folder, "m", lambda: Listening(talk), "", SegmentOptions(draft=True), silent)
-    assert " ".join(row["text"] for row in rows(folder / "train.csv")) == talk.text
+    assert " ".join(row["text"] for row in read_rows(folder / "train.csv")) == talk.text
 
 
 def test_a_second_start_goes_on_after_what_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +125,7 @@ def test_a_second_start_goes_on_after_what_is_whole(tmp_path: Path, monkeypatch:
     assert not (tmp_path / "out").exists()
     outcomes = segment_all(*given)
     assert [path.name for path in calls] == ["a.wav", "b.wav", "b.wav"] and [one.clips for one in outcomes] == [1, 1]
-    assert {row["speaker"] for row in rows(tmp_path / "out" / "train.csv")} == {"a", "b"}
+    assert {row["speaker"] for row in read_rows(tmp_path / "out" / "train.csv")} == {"a", "b"}
     with pytest.raises(BadInput, match="is there already"):
         segment_all(*given)
 
@@ -176,7 +171,7 @@ def test_a_real_model_listens_through_the_command(
     words = ["segment", str(talk.path), "--model", str(whisper_tiny_en), "--out", str(out), "--device", "cpu"]
     assert main([*words, "--agreement", "0.3"]) == 0
     assert capsys.readouterr().err.count("listening with") == 1
-    table = rows(out / "train.csv")
+    table = read_rows(out / "train.csv")
     assert table and all(row["text"] in talk.text for row in table)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_speech import ProfileMaker, silent, tiny_whisper, write_clips, write_csv
+from tiny_speech import Prepared, ProfileMaker, learn, silent, tiny_whisper, write_clips, write_csv
 
 from profiles.schema import DataSettings, ModelSettings, Profile, Section
 from training.tasks.whisper.task import WhisperTask
@@ -39,10 +39,11 @@ def speech_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def make_profile(tmp_path: Path) -> ProfileMaker:
-    """Make a profile from flat options; its cache is in the test's own folder."""
+    """Make a profile from flat options (paths as they are); its cache is in the test's own folder."""
 
     def make(**options: object) -> Profile:
-        options = {"cache_dir": str(tmp_path / "cache"), **options}
+        given = {"cache_dir": tmp_path / "cache", **options}
+        options = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
         sections: dict[str, dict[str, object]] = {}
         for section, field in Profile.model_fields.items():
             kind = field.annotation
@@ -50,6 +51,18 @@ def make_profile(tmp_path: Path) -> ProfileMaker:
                 sections[section] = {name: options.pop(name) for name in kind.model_fields if name in options}
         assert not options, options
         return Profile(name="test", **sections)
+
+    return make
+
+
+@pytest.fixture
+def prepared(make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path) -> Prepared:
+    """Make a task of flat options and prepare it: the English model on ``speech_folder``, where they name no others."""
+
+    def make(**options: object) -> WhisperTask:
+        task = WhisperTask(make_profile(**{"model_path": english_whisper, "dataset_path": speech_folder, **options}))
+        task.prepare(silent)
+        return task
 
     return make
 
@@ -67,14 +80,20 @@ def trained_whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     model = task.build_model().train()
     batch = task.collate([task.train[i] for i in range(4)], None)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(120):
-        optimizer.zero_grad()
-        task.loss(model, batch).backward()
-        optimizer.step()
+    learn(task, model, [batch] * 120, 1e-2)
     (folder / "model").mkdir()
     task.save(model, folder / "model")
     return folder
+
+
+@pytest.fixture
+def adapter(prepared: Prepared, trained_whisper: Path, tmp_path: Path) -> Path:
+    """A folder with adapters of that model, not merged."""
+    options = {"model_path": trained_whisper / "model", "dataset_path": trained_whisper}
+    task = prepared(tuning="lora", lora_merge=False, **options)
+    (tmp_path / "adapter").mkdir()
+    task.save(task.build_model(), tmp_path / "adapter")
+    return tmp_path / "adapter"
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_speech import ProfileMaker, silent
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tiny_speech import ProfileMaker, byte_tokenizer, learn, silent
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -32,42 +32,38 @@ from training.tasks.texts import Blocks, hold_out_tail, read_texts
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 20
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    vocabulary = {symbol: index for index, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    inner = Tokenizer(models.BPE(vocab={**vocabulary, "<|end|>": 256}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>")
-
-
 @pytest.fixture(scope="session", params=["gpt2", "llama"])
 def small_lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lm") / str(request.param)
-    tokenizer().save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
     if request.param == "gpt2":
-        config = GPT2Config(vocab_size=257, n_positions=32, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0, embd_pdrop=0)
+        config = GPT2Config(vocab_size=258, n_positions=32, n_embd=16, n_layer=1, n_head=2, resid_pdrop=0, embd_pdrop=0)
         config.attn_pdrop, config.eos_token_id, config.bos_token_id = 0, 256, 256
         GPT2LMHeadModel(config).save_pretrained(folder)
     else:
         shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
         LlamaForCausalLM(
-            LlamaConfig(vocab_size=257, max_position_embeddings=32, eos_token_id=256, bos_token_id=256, **shape)
+            LlamaConfig(vocab_size=258, max_position_embeddings=32, eos_token_id=256, bos_token_id=256, **shape)
         ).save_pretrained(folder)
     return folder
 
 
-def prepared(make_profile: ProfileMaker, model: Path, data: Path, **options: object) -> CausalLMTask:
-    options = {"block_size": 16, **options}
-    task = CausalLMTask(make_profile(task="causal_lm", model_path=str(model), dataset_path=str(data), **options))
-    task.prepare(silent)
-    return task
+Prepared = Callable[..., CausalLMTask]
 
 
 @pytest.fixture
-def text_file(tmp_path: Path) -> Path:
-    path = tmp_path / "input.txt"
-    path.write_text(TEXT)
-    return path
+def prepared(make_profile: ProfileMaker, small_lm: Path, tmp_path: Path) -> Prepared:
+    """Make a task of flat options and prepare it: on :data:`TEXT`, where they name no other data set."""
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "input.txt").write_text(TEXT)
+    given = {"task": "causal_lm", "model_path": small_lm, "dataset_path": tmp_path / "text", "block_size": 16}
+
+    def make(**options: object) -> CausalLMTask:
+        task = CausalLMTask(make_profile(**{**given, **options}))
+        task.prepare(silent)
+        return task
+
+    return make
 
 
 @given(st.integers(0, 100), st.integers(2, 20))
@@ -87,8 +83,8 @@ def test_held_out_tail_shares_no_prediction_with_training(count: int, size: int)
     assert targets == list(range(1, count))
 
 
-def test_loss_is_the_models_own(make_profile: ProfileMaker, small_lm: Path, text_file: Path) -> None:
-    task = prepared(make_profile, small_lm, text_file)
+def test_loss_is_the_models_own(prepared: Prepared) -> None:
+    task = prepared()
     model = task.build_model().eval()
     inputs, targets = task.train[0]
     whole = torch.from_numpy(np.append(inputs, targets[-1]))[None]
@@ -98,8 +94,8 @@ def test_loss_is_the_models_own(make_profile: ProfileMaker, small_lm: Path, text
     assert float(ours) == pytest.approx(float(theirs), abs=1e-5)
 
 
-def test_short_block_counts_only_its_own_tokens(make_profile: ProfileMaker, small_lm: Path, text_file: Path) -> None:
-    task = prepared(make_profile, small_lm, text_file)
+def test_short_block_counts_only_its_own_tokens(prepared: Prepared) -> None:
+    task = prepared()
     model = task.build_model().eval()
     validation = task.evaluation["validation"]
     short = validation[len(validation) - 1]
@@ -128,7 +124,7 @@ class Counted:
 
 @pytest.mark.parametrize("with_validation", [True, False])
 def test_an_early_look_tokenises_what_it_looks_at(
-    make_profile: ProfileMaker, small_lm: Path, tmp_path: Path, with_validation: bool
+    prepared: Prepared, make_profile: ProfileMaker, small_lm: Path, tmp_path: Path, with_validation: bool
 ) -> None:
     (tmp_path / "train.txt").write_text("".join(f"{line} the quick brown fox\n" for line in range(4000)))
     if with_validation:
@@ -139,38 +135,29 @@ def test_an_early_look_tokenises_what_it_looks_at(
     samples = task.prepare_some(silent, 40)
     assert 40 * 16 < task.tokenizer.characters <= 16 * 40 * 16
     assert len(task.train) == 40 and task.evaluation == {}
-    assert len(set(re.findall(r"\d{4}", tokenizer().decode(task.train.tokens)))) >= 8  # from all over the text
-    assert samples == pytest.approx(len(prepared(make_profile, small_lm, tmp_path).train), rel=0.1)
+    assert len(set(re.findall(r"\d{4}", byte_tokenizer().decode(task.train.tokens)))) >= 8  # from all over the text
+    assert samples == pytest.approx(len(prepared(dataset_path=tmp_path).train), rel=0.1)
     limited = CausalLMTask(make_profile(**options, max_train_samples=7))
     assert limited.prepare_some(silent, 5) == 7
 
 
-def test_an_early_look_at_little_text_is_all_of_it(make_profile: ProfileMaker, small_lm: Path, text_file: Path) -> None:
-    task = prepared(make_profile, small_lm, text_file)
+def test_an_early_look_at_little_text_is_all_of_it(prepared: Prepared) -> None:
+    task = prepared()
     whole = len(task.train)
     assert task.prepare_some(silent, 40) == len(task.train) == whole
 
 
-def test_metrics_are_loss_and_perplexity(make_profile: ProfileMaker, small_lm: Path, text_file: Path) -> None:
-    metrics = prepared(make_profile, small_lm, text_file).metrics({"loss_sum": 6.0, "weight": 3.0})
+def test_metrics_are_loss_and_perplexity(prepared: Prepared) -> None:
+    metrics = prepared().metrics({"loss_sum": 6.0, "weight": 3.0})
     assert metrics == {"loss": 2.0, "perplexity": math.exp(2.0)}
 
 
 @pytest.mark.parametrize("options", [{"tuning": "full"}, {"tuning": "lora", "gradient_checkpointing": True}])
-def test_training_saving_and_opening(
-    make_profile: ProfileMaker, small_lm: Path, text_file: Path, tmp_path: Path, options: dict[str, object]
-) -> None:
-    task = prepared(make_profile, small_lm, text_file, **options)
+def test_training_saving_and_opening(prepared: Prepared, tmp_path: Path, options: dict[str, object]) -> None:
+    task = prepared(**options)
     model = task.build_model().train()
     batch = task.collate([task.train[i] for i in range(8)], None)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3)
-    losses = []
-    for _ in range(15):
-        loss = task.loss(model, batch)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = learn(task, model, [batch] * 15, 3e-3)
     assert losses[-1] < losses[0]
     out = tmp_path / "out"
     out.mkdir()
@@ -181,19 +168,15 @@ def test_training_saving_and_opening(
     assert pipeline("text-generation", model=str(out))("the quick", max_new_tokens=2, max_length=None)
 
 
-def test_cached_tokens_are_not_made_again(
-    make_profile: ProfileMaker, small_lm: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = prepared(make_profile, small_lm, text_file).train[3]
+def test_cached_tokens_are_not_made_again(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = prepared().train[3]
     monkeypatch.setattr(texts, "_pieces", None)
-    np.testing.assert_array_equal(prepared(make_profile, small_lm, text_file).train[3], first)
+    np.testing.assert_array_equal(prepared().train[3], first)
 
 
-def test_long_texts_are_tokenised_in_pieces(
-    make_profile: ProfileMaker, small_lm: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_texts_are_tokenised_in_pieces(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "_PIECE", 50)
-    task = prepared(make_profile, small_lm, text_file)
+    task = prepared()
     assert isinstance(task.train, Blocks)
     assert task.tokenizer.decode(task.train.tokens) == TEXT[: len(task.train.tokens)]
 
@@ -211,15 +194,15 @@ def test_folder_of_texts(tmp_path: Path) -> None:
     assert read_texts(str(tmp_path)) == {"train": ["1", "2"], "test": ["3"]}
 
 
-def test_documents_are_divided_by_the_end_token(make_profile: ProfileMaker, small_lm: Path, tmp_path: Path) -> None:
+def test_documents_are_divided_by_the_end_token(prepared: Prepared, tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_text(name * 40)
-    task = prepared(make_profile, small_lm, tmp_path)
+    task = prepared(dataset_path=tmp_path)
     assert isinstance(task.train, Blocks)
     assert task.train.tokens[40] == 256
 
 
-def test_bad_inputs(make_profile: ProfileMaker, small_lm: Path, tmp_path: Path) -> None:
+def test_bad_inputs(prepared: Prepared, tmp_path: Path) -> None:
     empty = tmp_path / "empty.txt"
     empty.touch()
     latin = tmp_path / "latin.txt"
@@ -236,19 +219,19 @@ def test_bad_inputs(make_profile: ProfileMaker, small_lm: Path, tmp_path: Path) 
         (tmp_path / "none.txt", "no such file"),
     ):
         with pytest.raises(BadInput, match=said):
-            prepared(make_profile, small_lm, path)
+            prepared(dataset_path=path)
 
 
-def test_block_longer_than_the_positions(make_profile: ProfileMaker, small_lm: Path, text_file: Path) -> None:
+def test_block_longer_than_the_positions(prepared: Prepared) -> None:
     with pytest.raises(BadInput, match="block_size is 64, but model .* has 32 positions"):
-        prepared(make_profile, small_lm, text_file, block_size=64)
+        prepared(block_size=64)
 
 
-def test_tokenizer_of_another_model(make_profile: ProfileMaker, text_file: Path, tmp_path: Path) -> None:
-    tokenizer().save_pretrained(tmp_path)
+def test_tokenizer_of_another_model(prepared: Prepared, tmp_path: Path) -> None:
+    byte_tokenizer().save_pretrained(tmp_path)
     GPT2Config(vocab_size=50, n_positions=32, n_embd=16, n_layer=1, n_head=2).save_pretrained(tmp_path)
     with pytest.raises(BadInput, match="is outside the model's vocabulary of 50"):
-        prepared(make_profile, tmp_path, text_file, from_scratch=True)
+        prepared(model_path=tmp_path, from_scratch=True)
 
 
 def test_another_end_token_is_not_answered_from_the_cache(tmp_path: Path) -> None:
@@ -266,10 +249,8 @@ def test_another_end_token_is_not_answered_from_the_cache(tmp_path: Path) -> Non
     assert made == [[97, 1, 98, 1], [97, 2, 98, 2], [97, 1, 98, 1]]
 
 
-def test_a_shown_text_goes_on_from_the_beginning_of_a_held_out_one(
-    make_profile: ProfileMaker, small_lm: Path, text_file: Path
-) -> None:
-    task = prepared(make_profile, small_lm, text_file)
+def test_a_shown_text_goes_on_from_the_beginning_of_a_held_out_one(prepared: Prepared) -> None:
+    task = prepared()
     model, sample = task.build_model().eval(), task.evaluation["validation"][0]
     text = task.tokenizer.decode([*sample[0], sample[1][-1]])
     found = task.shown(model, task.collate([sample], None))

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from tiny_speech import custom_task
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from profiles.errors import BadInput, RunFailed
-from profiles.resolve import profile_from_options
 from training.device import move
 from training.simulation import LocalTrainer
-from training.tasks.custom import CustomJob, CustomTask, check_data
+from training.tasks.custom import check_data
 
 DATA = TensorDataset(torch.arange(12.0).reshape(6, 2), torch.arange(6.0)[:, None])
 META = torch.device("meta")
@@ -100,14 +100,8 @@ class ByName(Base):
 PAIRS = [(x, y) for x, y in DATA]
 
 
-def task_of(*parts: Any, **more: Any) -> CustomTask:
-    task = CustomTask(profile_from_options("own", {"task": "custom"}), lambda: CustomJob(*parts, **more))
-    task.prepare(lambda phase, done, total: None)
-    return task
-
-
 def loss_of(model: nn.Module, samples: list[Any], **options: Any) -> Tensor:
-    task = task_of(model, samples, **options)
+    task = custom_task(model, samples, **options)
     batch = task.collate(samples, None)
     assert task.weight(batch) == 6
     return task.loss(task.build_model(), move(batch, torch.device("cpu")))
@@ -172,7 +166,7 @@ def test_what_has_its_own_way_to_a_device_keeps_its_kind() -> None:
 
 def test_samples_of_unequal_shape_are_told_with_what_to_do() -> None:
     with pytest.raises(RunFailed, match=r"2 samples cannot be put together .*equal size.*a collate function"):
-        task_of(nn.Linear(1, 1), PAIRS).collate([torch.ones(2), torch.ones(3)], None)
+        custom_task(nn.Linear(1, 1), PAIRS).collate([torch.ones(2), torch.ones(3)], None)
 
 
 class Endless(IterableDataset[int]):

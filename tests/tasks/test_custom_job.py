@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_model
-from tiny_speech import ProfileMaker, silent
+from tiny_speech import ProfileMaker, custom_task, silent
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -18,13 +18,6 @@ from profiles.resolve import profile_from_options
 from training.tasks.custom import CustomJob, CustomTask
 
 DATA = TensorDataset(torch.arange(12.0).reshape(6, 2), torch.arange(6.0)[:, None])
-
-
-def task_with(*parts: Any, **more: Any) -> CustomTask:
-    """The task of a job that its factory makes of these parts."""
-    task = CustomTask(profile_from_options("own", {"task": "custom"}), lambda: CustomJob(*parts, **more))
-    task.prepare(silent)
-    return task
 
 
 class WithLoss(nn.Module):
@@ -43,7 +36,7 @@ class WithLoss(nn.Module):
 
 @pytest.mark.parametrize("form", ["scalar", "dict", "object", "tuple"])
 def test_forward_that_gives_a_loss(form: str) -> None:
-    task = task_with(WithLoss(form), DATA)
+    task = custom_task(WithLoss(form), DATA)
     model = task.build_model()
     batch = task.collate([DATA[i] for i in range(4)], None)
     loss = task.loss(model, batch)
@@ -54,7 +47,7 @@ def test_forward_that_gives_a_loss(form: str) -> None:
 
 
 def test_loss_function_and_metrics() -> None:
-    task = task_with(nn.Linear(2, 1), DATA, DATA, nn.functional.mse_loss, lambda output, target: {"bias": 2.0})
+    task = custom_task(nn.Linear(2, 1), DATA, DATA, nn.functional.mse_loss, lambda output, target: {"bias": 2.0})
     batch = task.collate([DATA[i] for i in range(3)], None)
     with torch.no_grad():
         sums = task.evaluate(task.build_model(), batch, generate=False)
@@ -68,12 +61,12 @@ def test_mapping_samples_with_a_target() -> None:
             return super().forward(features)
 
     data = [{"features": x, "label": y} for x, y in (DATA[i] for i in range(6))]
-    task = task_with(Named(2, 1), data, loss=nn.functional.mse_loss)
+    task = custom_task(Named(2, 1), data, loss=nn.functional.mse_loss)
     assert task.loss(task.build_model(), task.collate(data, None)).shape == ()
 
 
 def test_weight_function_counts_what_the_loss_is_a_mean_over() -> None:
-    task = task_with(nn.Linear(2, 1), DATA, loss=nn.functional.mse_loss, weight=lambda data: float(data[0].numel()))
+    task = custom_task(nn.Linear(2, 1), DATA, loss=nn.functional.mse_loss, weight=lambda data: float(data[0].numel()))
     assert task.weight(task.collate([DATA[0], DATA[1]], None)) == 4
 
 
@@ -86,7 +79,7 @@ def test_weight_function_counts_what_the_loss_is_a_mean_over() -> None:
     ],
 )
 def test_jobs_without_a_usable_loss(model: nn.Module, data: Any, loss: Any, said: str) -> None:
-    task = task_with(model, data, loss=loss)
+    task = custom_task(model, data, loss=loss)
     with pytest.raises(RunFailed, match=said):
         task.loss(task.build_model(), task.collate(data, None))
 
@@ -101,7 +94,7 @@ def test_built_models_share_no_weights() -> None:
 
 def test_empty_data_set() -> None:
     with pytest.raises(BadInput, match="training data set is empty"):
-        task_with(nn.Linear(1, 1), [])
+        custom_task(nn.Linear(1, 1), [])
 
 
 class Tied(nn.Module):
@@ -114,7 +107,7 @@ class Tied(nn.Module):
 
 def test_tied_weights_are_saved_once(tmp_path: Path) -> None:
     model = Tied()
-    task_with(model, DATA).save(model, tmp_path)
+    custom_task(model, DATA).save(model, tmp_path)
     again = Tied()
     load_model(again, tmp_path / "model.safetensors")
     assert torch.equal(again.second.weight, model.first.weight)
@@ -148,8 +141,8 @@ def job_file(tmp_path: Path) -> Path:
     return path
 
 
-def task_of(make_profile: ProfileMaker, path: str) -> CustomTask:
-    task = CustomTask(make_profile(task="custom", model_path=path, batch_size=5))
+def task_of(make_profile: ProfileMaker, path: str, samples: int = 0) -> CustomTask:
+    task = CustomTask(make_profile(task="custom", model_path=path, batch_size=5, max_train_samples=samples))
     task.prepare(silent)
     return task
 
@@ -163,8 +156,7 @@ def test_factories(make_profile: ProfileMaker, job_file: Path, name: str) -> Non
 
 
 def test_limits_on_samples(make_profile: ProfileMaker, job_file: Path) -> None:
-    task = CustomTask(make_profile(task="custom", model_path=f"{job_file}:job", max_train_samples=3))
-    task.prepare(silent)
+    task = task_of(make_profile, f"{job_file}:job", 3)
     assert len(task.train) == 3
     assert torch.equal(task.train[2][0], torch.ones(2))
 
@@ -214,7 +206,7 @@ def test_modules_that_cannot_be_imported(make_profile: ProfileMaker, tmp_path: P
 
 
 def test_a_shown_sample_has_its_loss_and_a_target_that_is_a_whole_number() -> None:
-    task = task_with(nn.Linear(2, 1), DATA, DATA, nn.functional.mse_loss)
+    task = custom_task(nn.Linear(2, 1), DATA, DATA, nn.functional.mse_loss)
     model = task.build_model()
     with torch.no_grad():
         loss = float(nn.functional.mse_loss(model(DATA[3][0]), DATA[3][1]))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_speech import ProfileMaker, silent
+from tiny_speech import Prepared
 from transformers import WhisperForConditionalGeneration
 
 from profiles.errors import BadInput
@@ -18,28 +18,22 @@ from training.tasks.whisper.model import unwrap
 from training.tasks.whisper.task import WhisperTask
 
 
-def built(make: ProfileMaker, model: Path, speech: Path, **options: Any) -> tuple[WhisperTask, Any]:
-    chosen = {"model_path": str(model), "dataset_path": str(speech), "tuning": "lora", "lora_rank": 2}
-    task = WhisperTask(make(**{**chosen, **options}))
-    task.prepare(silent)
+def built(prepared: Prepared, **options: Any) -> tuple[WhisperTask, Any]:
+    task = prepared(tuning="lora", lora_rank=2, **options)
     torch.manual_seed(0)
     return task, task.build_model()
 
 
-def test_without_the_library_it_is_refused(
-    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_library_it_is_refused(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(BadInput, match="int8 needs bitsandbytes"):
-        built(make_profile, english_whisper, speech_folder, base_precision="int8")
+        built(prepared, base_precision="int8")
 
 
-def test_only_adapters_are_trained_over_it(
-    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path
-) -> None:
+def test_only_adapters_are_trained_over_it(prepared: Prepared) -> None:
     pytest.importorskip("bitsandbytes")
-    task, model = built(make_profile, english_whisper, speech_folder, base_precision="int8")
-    _, usual = built(make_profile, english_whisper, speech_folder)
+    task, model = built(prepared, base_precision="int8")
+    _, usual = built(prepared)
     layer = unwrap(model).model.decoder.layers[0].fc1.base_layer
     assert (layer.weight.dtype, unwrap(model).proj_out.weight.dtype) == (torch.int8, torch.float32)
     assert all(".lora_" in name for name, parameter in model.named_parameters() if parameter.requires_grad)
@@ -52,10 +46,10 @@ def test_only_adapters_are_trained_over_it(
 
 
 def test_adapters_are_merged_into_the_weights_as_they_were_read(
-    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, tmp_path: Path
+    prepared: Prepared, english_whisper: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("bitsandbytes")
-    task, model = built(make_profile, english_whisper, speech_folder, base_precision="int8", lora_alpha=4)
+    task, model = built(prepared, base_precision="int8", lora_alpha=4)
     adapted = unwrap(model).model.decoder.layers[0].fc1
     with torch.no_grad():
         adapted.lora_B["default"].weight.normal_()
@@ -69,14 +63,14 @@ def test_adapters_are_merged_into_the_weights_as_they_were_read(
 
 
 def test_weights_stored_in_16_bits_never_lie_in_memory_as_a_whole(
-    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, tmp_path: Path
+    prepared: Prepared, english_whisper: Path, tmp_path: Path
 ) -> None:
     """Freed, they would stay the process's, and what is published in 16 bits is what needs 8."""
     pytest.importorskip("bitsandbytes")
     half = Path(shutil.copytree(english_whisper, tmp_path / "half"))
     read: Any = WhisperForConditionalGeneration.from_pretrained
     read(half).half().save_pretrained(half)
-    task, model = built(make_profile, half, speech_folder, base_precision="int8")
+    task, model = built(prepared, model_path=half, base_precision="int8")
     assert next(task.wrapper._read_model().parameters()).dtype == torch.float16
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32, torch.int8}
     task.save(model, tmp_path / "model")

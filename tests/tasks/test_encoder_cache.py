@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,32 +11,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_speech import ProfileMaker, silent
+from tiny_speech import Prepared, learn
 
 from training.tasks.whisper import encoder as encoder_cache
 from training.tasks.whisper.task import WhisperTask
 
 
-def prepared(make_profile: ProfileMaker, model: Path, data: Path, **options: object) -> WhisperTask:
-    task = WhisperTask(make_profile(model_path=str(model), dataset_path=str(data), freeze_encoder=True, **options))
-    task.prepare(silent)
-    return task
+@pytest.fixture
+def prepared(prepared: Prepared) -> Prepared:
+    return partial(prepared, freeze_encoder=True)
 
 
 def trained(task: WhisperTask, steps: int = 4) -> tuple[list[float], torch.Tensor]:
     """Losses of some steps over two batches in turn, and the weights after them."""
     torch.manual_seed(0)
     model = task.build_model().train()
-    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-3)
-    losses = []
-    for step in range(steps):
-        indices = range(4) if step % 2 else range(4, 8)
-        batch = task.collate([task.train[i] for i in indices], [np.random.default_rng(i) for i in indices])
-        loss = task.loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
+    batches = [
+        task.collate([task.train[i] for i in indices], [np.random.default_rng(i) for i in indices])
+        for indices in (range(4, 8), range(4))
+    ]
+    losses = learn(task, model, [batches[step % 2] for step in range(steps)], 1e-3)
     return losses, torch.cat([one.detach().flatten() for one in model.parameters()])
 
 
@@ -55,17 +50,13 @@ class Encodings:
 
 @pytest.mark.parametrize("options", [{}, {"tuning": "lora", "lora_rank": 2, "lora_alpha": 4, "lora_dropout": 0.0}])
 def test_each_clip_is_encoded_once_and_the_training_is_the_same(
-    make_profile: ProfileMaker,
-    english_whisper: Path,
-    speech_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: dict[str, object],
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
 ) -> None:
-    task = prepared(make_profile, english_whisper, speech_folder, **options)
+    task = prepared(**options)
     first = Encodings(monkeypatch, task)
     losses, weights = trained(task)
     assert first.clips == 8
-    again = prepared(make_profile, english_whisper, speech_folder, **options)
+    again = prepared(**options)
     second = Encodings(monkeypatch, again)
     assert trained(again)[0] == losses and second.clips == 0  # the same bits, whether they were there or not
     monkeypatch.setattr(WhisperTask, "_cache_for", lambda *_: None)
@@ -76,12 +67,10 @@ def test_each_clip_is_encoded_once_and_the_training_is_the_same(
     torch.testing.assert_close(weights, without, atol=5e-3, rtol=0)
 
 
-def test_nothing_is_kept_of_what_is_random_or_trained(
-    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path
-) -> None:
-    task = prepared(make_profile, english_whisper, speech_folder, augmentation=0.5)
+def test_nothing_is_kept_of_what_is_random_or_trained(prepared: Prepared) -> None:
+    task = prepared(augmentation=0.5)
     assert task._cache_for(task.build_model()) is None
-    task = prepared(make_profile, english_whisper, speech_folder)
+    task = prepared()
     model = task.build_model()
     assert task._cache_for(model) is not None
     model.model.encoder.config.attention_dropout = 0.1
@@ -91,10 +80,8 @@ def test_nothing_is_kept_of_what_is_random_or_trained(
     assert task._cache_for(model) is None
 
 
-def test_other_weights_are_another_entry(
-    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, tmp_path: Path
-) -> None:
-    task = prepared(make_profile, english_whisper, speech_folder)
+def test_other_weights_are_another_entry(prepared: Prepared, tmp_path: Path) -> None:
+    task = prepared()
     trained(task, 1)
     model = task.build_model()
     with torch.no_grad():
@@ -108,22 +95,18 @@ def test_other_weights_are_another_entry(
     assert len([one for one in (tmp_path / "cache" / "encoded").iterdir() if one.is_dir()]) == 3
 
 
-def test_a_full_disk_costs_the_cache_and_not_the_run(
-    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_costs_the_cache_and_not_the_run(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(encoder_cache, "_put", full)
-    task = prepared(make_profile, english_whisper, speech_folder)
+    task = prepared()
     count = Encodings(monkeypatch, task)
     assert all(np.isfinite(trained(task)[0])) and count.clips == 16
 
 
-def test_most_of_the_disk_stays_free(
-    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    task = prepared(make_profile, english_whisper, speech_folder)
+def test_most_of_the_disk_stays_free(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = prepared()
     free = iter([1000_000, 800_000, *[740_000] * 9])
     monkeypatch.setattr(encoder_cache.shutil, "disk_usage", lambda _: SimpleNamespace(free=next(free)))
     count = Encodings(monkeypatch, task)
@@ -132,14 +115,9 @@ def test_most_of_the_disk_stays_free(
 
 
 def test_a_cache_that_cannot_be_made_costs_no_run(
-    make_profile: ProfileMaker,
-    english_whisper: Path,
-    speech_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    task = prepared(make_profile, english_whisper, speech_folder)
+    task = prepared()
     (tmp_path / "cache" / "encoded").write_text("in the way")
     count = Encodings(monkeypatch, task)
     assert all(np.isfinite(trained(task)[0])) and count.clips == 16
@@ -159,28 +137,18 @@ def flip_one_bit(path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [cut, scramble, flip_one_bit, Path.unlink])
-def test_damage_is_computed_again(
-    make_profile: ProfileMaker,
-    english_whisper: Path,
-    speech_folder: Path,
-    tmp_path: Path,
-    harm: Callable[[Path], None],
-) -> None:
-    losses, _ = trained(prepared(make_profile, english_whisper, speech_folder))
+def test_damage_is_computed_again(prepared: Prepared, tmp_path: Path, harm: Callable[[Path], None]) -> None:
+    losses, _ = trained(prepared())
     for file in (tmp_path / "cache" / "encoded").glob("*/*"):
         before = file.read_bytes()
         harm(file)
-        assert trained(prepared(make_profile, english_whisper, speech_folder))[0] == pytest.approx(losses, rel=1e-6)
+        assert trained(prepared())[0] == pytest.approx(losses, rel=1e-6)
         assert file.read_bytes() == before
 
 
 def test_what_would_fill_the_disk_is_not_begun(
-    make_profile: ProfileMaker,
-    english_whisper: Path,
-    speech_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encoder_cache, "_SHARE", 10**15)
-    trained(prepared(make_profile, english_whisper, speech_folder), 1)
+    trained(prepared(), 1)
     assert list((tmp_path / "cache" / "encoded").iterdir()) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_speech import ProfileMaker, silent
+from tiny_speech import ProfileMaker, learn, silent
 from transformers import AutoTokenizer
 
 from training.tasks.base import Task
@@ -22,15 +22,13 @@ def losses_of(task: Task, steps: int, batch_size: int, learning_rate: float) -> 
     task.prepare(silent)
     torch.manual_seed(0)
     model = task.build_model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
-    losses = [validation_loss(task, model, batch_size)]
-    for step in range(steps):
-        indices = [(step * batch_size + i) % len(task.train) for i in range(batch_size)]
-        loss = task.loss(model.train(), task.collate([task.train[i] for i in indices], None))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return [*losses, validation_loss(task, model, batch_size)]
+    before, count = validation_loss(task, model, batch_size), len(task.train)
+    batches = [
+        task.collate([task.train[(step * batch_size + i) % count] for i in range(batch_size)], None)
+        for step in range(steps)
+    ]
+    learn(task, model.train(), batches, learning_rate)
+    return [before, validation_loss(task, model, batch_size)]
 
 
 @torch.no_grad()

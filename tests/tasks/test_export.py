@@ -15,19 +15,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_speech import WORDS, ProfileMaker, silent, tiny_tokenizer
+from tiny_speech import WORDS, tiny_tokenizer
 from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
 from profiles.errors import BadInput, RunFailed
 from training.export import exporters
 from training.export.export import ExportRequest, export
-from training.export.exporters import Exporter, Heard, compare
+from training.export.exporters import CheckResult, Exporter, Heard, compare
 from training.export.formats import FORMATS, ModelSource, find_format, find_source
 from training.export.ggml_model import q5_0, q8_0
 from training.plan import RunMetadata
 from training.run_files import sha256
 from training.tasks.whisper.model import WhisperModelWrapper
-from training.tasks.whisper.task import WhisperTask
 
 
 def request_of(trained: Path, out: Path, to: str = "hf", **more: Any) -> ExportRequest:
@@ -41,12 +40,18 @@ def told(text: str) -> None:
     """Stages that nobody watches."""
 
 
+def checked(request: ExportRequest) -> CheckResult:
+    """Export, and return what was heard."""
+    outcome = export(request, told)
+    assert outcome.result is not None
+    return outcome.result
+
+
 @pytest.mark.slow
 def test_ctranslate2_writes_the_same_texts(trained_whisper: Path, tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
-    outcome = export(request_of(trained_whisper, tmp_path / "out", "ctranslate2"), told)
-    assert outcome.result is not None
-    assert [(one.original, one.exported) for one in outcome.result.heard] == [(word, word) for word in WORDS[:3]]
+    outcome = checked(request_of(trained_whisper, tmp_path / "out", "ctranslate2"))
+    assert [(one.original, one.exported) for one in outcome.heard] == [(word, word) for word in WORDS[:3]]
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["check"] == {"checked": True, "samples": 3, "texts_the_same": 3, "words_differing": 0, "bound": 0.1}
     assert manifest["source"]["sha256"] == {
@@ -81,9 +86,8 @@ def test_a_plain_folder_has_a_card_and_opens(trained_whisper: Path, tmp_path: Pa
         metrics=metrics,
     )  # fmt: skip
     source = ModelSource(trained_whisper / "model", run)
-    outcome = export(request_of(trained_whisper, tmp_path / "out", source=source, files=(), quantize="float16"), told)
-    assert outcome.result is not None
-    assert outcome.result.same == 3  # of the validation split
+    outcome = checked(request_of(trained_whisper, tmp_path / "out", source=source, files=(), quantize="float16"))
+    assert outcome.same == 3  # of the validation split
     card = (tmp_path / "out" / "README.md").read_text()
     assert "| validation | WER | 80.0 % | 5.3 % |" in card
     assert 'license: "apache-2.0"' in card
@@ -102,16 +106,10 @@ def settings_of(folder: Path) -> Any:
     return ModelSettings(model_path=str(folder))
 
 
-def test_adapters_are_merged_or_stay_apart(trained_whisper: Path, make_profile: ProfileMaker, tmp_path: Path) -> None:
-    options = {"tuning": "lora", "lora_merge": False, "dataset_path": str(trained_whisper)}
-    task = WhisperTask(make_profile(model_path=str(trained_whisper / "model"), **options))
-    (tmp_path / "adapter").mkdir()
-    task.prepare(silent)
-    task.save(task.build_model(), tmp_path / "adapter")
-    source = ModelSource(tmp_path / "adapter", None)
-    merged = export(request_of(trained_whisper, tmp_path / "merged", source=source), told)
-    assert merged.result is not None
-    assert merged.result.same == 3
+def test_adapters_are_merged_or_stay_apart(trained_whisper: Path, adapter: Path, tmp_path: Path) -> None:
+    source = ModelSource(adapter, None)
+    merged = checked(request_of(trained_whisper, tmp_path / "merged", source=source))
+    assert merged.same == 3
     assert (tmp_path / "merged" / "config.json").is_file()
     apart = export(request_of(trained_whisper, tmp_path / "apart", source=source, adapter=True), told)
     assert apart.manifest["check"]["checked"] is False
@@ -129,9 +127,8 @@ def test_other_texts_are_refused_and_nothing_is_left(
     with pytest.raises(RunFailed, match=r"differs in 33.3% of the words: clip2.wav: 'three' became 'something'"):
         export(request_of(trained_whisper, tmp_path / "deep" / "out"), told)
     assert list(tmp_path.iterdir()) == []
-    allowed = export(request_of(trained_whisper, tmp_path / "deep" / "out", bound=0.4), told)
-    assert allowed.result is not None
-    assert allowed.result.heard[2] == Heard("clip2.wav", "three", "something")
+    allowed = checked(request_of(trained_whisper, tmp_path / "deep" / "out", bound=0.4))
+    assert allowed.heard[2] == Heard("clip2.wav", "three", "something")
 
 
 def test_nothing_is_overwritten_unasked(trained_whisper: Path, tmp_path: Path) -> None:
@@ -293,9 +290,8 @@ def test_blocks_stand_for_the_weights(seed: int, size: float) -> None:
 def test_onnx_writes_the_same_texts(trained_whisper: Path, tmp_path: Path) -> None:
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
-    outcome = export(request_of(trained_whisper, tmp_path / "out", "onnx"), told)
-    assert outcome.result is not None
-    assert outcome.result.same == 3
+    outcome = checked(request_of(trained_whisper, tmp_path / "out", "onnx"))
+    assert outcome.same == 3
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx", "tokenizer.json"} <= names
 
@@ -360,9 +356,8 @@ def test_a_model_of_two_languages_is_checked_in_the_language_it_hears(
     trained_whisper: Path, multilingual_whisper: Path, tmp_path: Path
 ) -> None:
     source = ModelSource(multilingual_whisper, None)
-    outcome = export(request_of(trained_whisper, tmp_path / "out", source=source), told)
-    assert outcome.result is not None
-    assert outcome.result.same == 3
+    outcome = checked(request_of(trained_whisper, tmp_path / "out", source=source))
+    assert outcome.same == 3
 
 
 @pytest.mark.parametrize("languages", [["fr"], ["de", "en"]])

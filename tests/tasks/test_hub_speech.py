@@ -9,12 +9,11 @@ from typing import Any
 import datasets
 import pytest
 import soundfile
-from tiny_speech import RATE, ProfileMaker, silent, tone, write_clips
+from tiny_speech import RATE, Prepared, tone, write_clips
 
 from profiles.errors import BadInput
 from training.tasks import hub_speech, texts
 from training.tasks.speech_dataset import read_speech
-from training.tasks.whisper.task import WhisperTask
 
 
 def sound(word: int) -> bytes:
@@ -78,10 +77,9 @@ def test_rows_without_text_are_left_out(on_the_hub: dict[str, Any], caplog: pyte
     assert "left out 2 rows without a text" in caplog.text
 
 
-def test_a_task_takes_them(on_the_hub: dict[str, Any], make_profile: ProfileMaker, english_whisper: Path) -> None:
+def test_a_task_takes_them(on_the_hub: dict[str, Any], prepared: Prepared) -> None:
     on_the_hub["train"] = hub_data(4, text=["one", "two", "three", "four"])
-    task = WhisperTask(make_profile(model_path=str(english_whisper), dataset_path="somebody/speech"))
-    task.prepare(silent)
+    task = prepared(dataset_path="somebody/speech")
     assert len(task.train) + len(task.evaluation["validation"]) == 4
 
 

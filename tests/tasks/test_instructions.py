@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_speech import ProfileMaker, silent
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tiny_speech import ProfileMaker, byte_tokenizer, learn, silent
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from profiles.errors import BadInput
 from training.tasks.causal_lm import CausalLMTask
@@ -39,18 +38,6 @@ GEMMA = (
 )
 
 
-def tokenizer(template: str = "") -> PreTrainedTokenizerFast:
-    """Bytes, a beginning and an end."""
-    vocabulary = {symbol: index for index, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    inner = Tokenizer(models.BPE(vocab={**vocabulary, "<|end|>": 256, "<bos>": 257}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", bos_token="<bos>")
-    if template:
-        made.chat_template = template
-    return made
-
-
 def conversation(*texts: str, system: str = "") -> Conversation:
     roles = ("user", "assistant")
     said = [{"role": roles[index % 2], "content": text} for index, text in enumerate(texts)]
@@ -58,7 +45,7 @@ def conversation(*texts: str, system: str = "") -> Conversation:
 
 
 def learnt_text(template: str, talk: Conversation, longest: int = 500) -> str:
-    made = tokenizer(template)
+    made = byte_tokenizer(template)
     inputs, targets = encode("train", [talk], made, longest)[0]
     np.testing.assert_array_equal(targets[targets != IGNORED], np.append(inputs[1:], targets[-1])[targets != IGNORED])
     return str(made.decode(targets[targets != IGNORED]))
@@ -77,28 +64,28 @@ def test_only_responses_and_their_ends_are_learnt(template: str, learnt: str) ->
 
 
 def test_a_template_without_a_system_role_gets_it_in_the_users_words() -> None:
-    (before, _) = turns(conversation("is it?", "yes", system="Be short."), renderer_of(tokenizer(GEMMA)))
+    (before, _) = turns(conversation("is it?", "yes", system="Be short."), renderer_of(byte_tokenizer(GEMMA)))
     assert before.text == "<bos><start_of_turn>user\nBe short.\n\nis it?<end_of_turn>\n<start_of_turn>model\n"
 
 
 def test_the_plain_template() -> None:
-    (before, said) = turns(conversation("is it?", "yes", system="Be short."), renderer_of(tokenizer()))
+    (before, said) = turns(conversation("is it?", "yes", system="Be short."), renderer_of(byte_tokenizer()))
     assert before.text + said.text == "Be short.\n\n### Instruction:\nis it?\n\n### Response:\nyes<|end|>"
 
 
 def test_a_template_that_refuses_is_named() -> None:
     twice = Conversation(({"role": "user", "content": "a"}, *conversation("b", "c").messages), "row")
     with pytest.raises(BadInput, match="chat template refuses a conversation: roles must alternate"):
-        encode("train", [twice], tokenizer(GEMMA), 100)
+        encode("train", [twice], byte_tokenizer(GEMMA), 100)
 
 
 def test_long_ones_are_cut_and_those_of_only_a_prompt_left_out(caplog: pytest.LogCaptureFixture) -> None:
     talks = [conversation("a", "b" * 99), conversation("a" * 99, "b"), conversation("a", "b")]
-    found = encode("train", talks, tokenizer(), 60)
+    found = encode("train", talks, byte_tokenizer(), 60)
     assert [len(found[index][0]) for index in range(len(found))] == [60, 35]
     assert "2 of 3 conversations are longer than block_size = 60 tokens and cut at their end; 1 left out" in caplog.text
     with pytest.raises(BadInput, match="no response fits into block_size = 60 tokens"):
-        encode("train", talks[1:2], tokenizer(), 60)
+        encode("train", talks[1:2], byte_tokenizer(), 60)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +139,7 @@ def test_tables_of_a_folder(tmp_path: Path) -> None:
 
 
 def test_training_learns_the_responses(make_profile: ProfileMaker, tmp_path: Path) -> None:
-    tokenizer(CHATML).save_pretrained(tmp_path / "model")
+    byte_tokenizer(CHATML).save_pretrained(tmp_path / "model")
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     torch.manual_seed(0)
     config = LlamaConfig(vocab_size=258, max_position_embeddings=128, eos_token_id=256, bos_token_id=257, **shape)
@@ -167,14 +154,7 @@ def test_training_learns_the_responses(make_profile: ProfileMaker, tmp_path: Pat
     model = task.build_model().train()
     batch = task.collate([task.train[index] for index in range(3)], None)
     assert task.weight(batch) == sum(len(word) + len("<|im_end|>\n") for word in learnt_words(task))
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-    losses = []
-    for _ in range(15):
-        optimizer.zero_grad()
-        loss = task.loss(model, batch)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = learn(task, model, [batch] * 15, 1e-2)
     assert losses[-1] < losses[0]
     with torch.no_grad():
         sums = task.evaluate(model, batch, generate=False)
@@ -186,7 +166,7 @@ def test_training_learns_the_responses(make_profile: ProfileMaker, tmp_path: Pat
 
 
 def test_an_early_look_encodes_what_it_looks_at(make_profile: ProfileMaker, tmp_path: Path) -> None:
-    tokenizer(CHATML).save_pretrained(tmp_path / "model")
+    byte_tokenizer(CHATML).save_pretrained(tmp_path / "model")
     LlamaConfig(vocab_size=258, max_position_embeddings=128).save_pretrained(tmp_path / "model")
     rows = [{"prompt": f"say {number}", "response": f"{number}"} for number in range(40)]
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))

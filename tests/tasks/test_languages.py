@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_speech import ProfileMaker, silent, tiny_whisper, write_clips, write_csv
+from tiny_speech import Prepared, ProfileMaker, tiny_whisper, write_clips, write_csv
 
 from profiles.errors import BadInput
 from tests.training.group import OneByOne, run_group
@@ -20,7 +21,7 @@ from training.tasks.error_analysis import by_language
 from training.tasks.predictions import read_predictions
 from training.tasks.whisper import samples
 from training.tasks.whisper.model import WhisperModelWrapper
-from training.tasks.whisper.task import SpeechData, WhisperTask
+from training.tasks.whisper.task import WhisperTask
 from training.tasks.word_errors import count_errors, normalizer_for
 from training.trainer import Trainer
 
@@ -36,33 +37,28 @@ def mixed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def prepared(make_profile: ProfileMaker, model: Path, data: Path, **options: object) -> tuple[WhisperTask, SpeechData]:
-    task = WhisperTask(make_profile(model_path=str(model), dataset_path=str(data), **options))
-    task.prepare(silent)
-    assert isinstance(task.train, SpeechData)
-    return task, task.train
+@pytest.fixture
+def prepared(prepared: Prepared, multilingual_whisper: Path, mixed: Path) -> Prepared:
+    return partial(prepared, model_path=multilingual_whisper, dataset_path=mixed)
 
 
-def test_clips_of_some_languages_are_taken(make_profile: ProfileMaker, multilingual_whisper: Path, mixed: Path) -> None:
-    _, data = prepared(make_profile, multilingual_whisper, mixed, language="en", languages="german, fr")
+def test_clips_of_some_languages_are_taken(prepared: Prepared) -> None:
+    data = prepared(language="en", languages="german, fr").train
     assert [clip.id for clip in data.clips] == ["clip0", "clip1", "clip4"]
-    _, data = prepared(make_profile, multilingual_whisper, mixed, language="en", languages="en")
+    data = prepared(language="en", languages="en").train
     assert [clip.id for clip in data.clips] == ["clip2", "clip3", "clip5"]
     with pytest.raises(BadInput, match="line 4: clip2 has no language"):
-        prepared(make_profile, multilingual_whisper, mixed, languages="en")
+        prepared(languages="en")
     none = r"train: no clip is in one of the languages es: they are in en \(3\), de \(2\), fr \(1\)"
     with pytest.raises(BadInput, match=none):
-        prepared(make_profile, multilingual_whisper, mixed, language="en", languages="es")
+        prepared(language="en", languages="es")
 
 
 def test_what_no_table_says_the_model_hears_once(
-    make_profile: ProfileMaker,
-    multilingual_whisper: Path,
-    mixed: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    prepared: Prepared, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task, data = prepared(make_profile, multilingual_whisper, mixed, language="auto")
+    task = prepared(language="auto")
+    data = task.train
     model = task.wrapper.build().eval()
     with torch.no_grad():
         features = torch.from_numpy(data.store[2])[None]
@@ -76,20 +72,16 @@ def test_what_no_table_says_the_model_hears_once(
         raise AssertionError("it listens again")
 
     monkeypatch.setattr(samples.WhisperModelWrapper, "detect_languages", refuse)
-    assert prepared(make_profile, multilingual_whisper, mixed, language="auto")[1].languages == data.languages
+    assert prepared(language="auto").train.languages == data.languages
 
 
-def test_an_untrained_model_hears_no_language(
-    make_profile: ProfileMaker, multilingual_whisper: Path, mixed: Path
-) -> None:
+def test_an_untrained_model_hears_no_language(prepared: Prepared) -> None:
     with pytest.raises(BadInput, match="from scratch cannot tell the language"):
-        prepared(make_profile, multilingual_whisper, mixed, language="auto", from_scratch=True)
+        prepared(language="auto", from_scratch=True)
 
 
-def test_a_saved_model_keeps_what_it_was_trained_for(
-    make_profile: ProfileMaker, multilingual_whisper: Path, mixed: Path, tmp_path: Path
-) -> None:
-    task, _ = prepared(make_profile, multilingual_whisper, mixed, language="en", languages="en, de")
+def test_a_saved_model_keeps_what_it_was_trained_for(prepared: Prepared, tmp_path: Path) -> None:
+    task = prepared(language="en", languages="en, de")
     model = task.build_model().eval()
     (tmp_path / "saved").mkdir()
     task.save(model, tmp_path / "saved")
@@ -130,7 +122,7 @@ def spoken(tmp_path: Path) -> Path:
 def test_two_workers_train_on_two_languages(make_profile: ProfileMaker, spoken: Path, tmp_path: Path) -> None:
     model = tiny_whisper(tmp_path / "model", ("en", "de"))
     options = {"max_steps": 3, "batch_size": 2, "eval_before": False, "eval_interval": 0, "long_audio": "cut"}
-    profile = make_profile(model_path=str(model), dataset_path=str(spoken), device="cpu", **options)
+    profile = make_profile(model_path=model, dataset_path=spoken, device="cpu", **options)
     plan = plan_local_run(profile, 2)
     members = train(plan, tmp_path / "run")
     assert torch.equal(*(torch.cat([one.reshape(-1) for one in member.parameters]) for member in members))

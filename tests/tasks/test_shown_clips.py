@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from tiny_speech import ProfileMaker, silent
+from tiny_speech import Prepared
 
 from profiles.schema import EvaluationSettings
 from training.batches import Samples
@@ -39,15 +39,12 @@ def kept(task: WhisperTask, run_dir: Path, settings: EvaluationSettings) -> Show
 
 @pytest.mark.parametrize("generates", [True, False])
 def test_clips_and_silence_are_kept_with_their_sound(
-    generates: bool, make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, tmp_path: Path
+    generates: bool, prepared: Prepared, speech_folder: Path, tmp_path: Path
 ) -> None:
     soundfile.write(speech_folder / "audio" / "clip9.wav", np.zeros(8000, np.float32), 16_000)
-    options = {"model_path": str(english_whisper), "dataset_path": str(speech_folder), "eval_generate": generates}
-    profile = make_profile(**options)
-    task = WhisperTask(profile)
-    task.prepare(silent)
+    task = prepared(eval_generate=generates)
     (speech_folder / "audio" / "clip8.wav").unlink()
-    found = kept(task, tmp_path / "run", profile.evaluation)
+    found = kept(task, tmp_path / "run", task.profile.evaluation)
     assert (found.kind, found.of) == (("speech", 2) if generates else ("items", 2))
     sounds = {one.reference: one.sound for one in found.samples}
     assert len(sounds) == 2

@@ -12,7 +12,7 @@ import soundfile
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_speech import RATE, WORDS, ProfileMaker, silent, tone
+from tiny_speech import RATE, WORDS, tone
 
 from profiles.errors import BadInput
 from training.device import select_device
@@ -20,7 +20,6 @@ from training.tasks.audio import Samples
 from training.tasks.speech_clips import hold_out
 from training.tasks.speech_dataset import read_speech
 from training.tasks.whisper.evaluation import evaluate_model
-from training.tasks.whisper.task import WhisperTask
 from training.tasks.whisper.transcription import TranscriptionOptions, next_cut, pieces_of, transcribe
 
 
@@ -97,13 +96,8 @@ def test_bad_model_folder(tmp_path: Path) -> None:
         transcribe(tmp_path, [])
 
 
-def test_adapter_folder(trained_whisper: Path, make_profile: ProfileMaker, tmp_path: Path) -> None:
-    settings = {"tuning": "lora", "lora_merge": False, "dataset_path": str(trained_whisper)}
-    task = WhisperTask(make_profile(model_path=str(trained_whisper / "model"), **settings))
-    (tmp_path / "adapter").mkdir()
-    task.prepare(silent)
-    task.save(task.build_model(), tmp_path / "adapter")
-    found = list(transcribe(tmp_path / "adapter", [trained_whisper / "audio/clip3.wav"], device="cpu"))
+def test_adapter_folder(trained_whisper: Path, adapter: Path) -> None:
+    found = list(transcribe(adapter, [trained_whisper / "audio/clip3.wav"], device="cpu"))
     assert found[0].text == "four"
 
 

@@ -11,7 +11,7 @@ import soundfile
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_speech import ProfileMaker, silent, tiny_whisper, write_clips, write_csv
+from tiny_speech import Prepared, tiny_whisper, write_clips, write_csv
 from torch import nn
 from transformers import AutoProcessor, WhisperConfig, WhisperForConditionalGeneration, pipeline
 
@@ -20,12 +20,6 @@ from profiles.schema import ModelSettings
 from training.tasks.pretrained import add_lora, merged_copy
 from training.tasks.whisper.model import unwrap
 from training.tasks.whisper.task import WhisperTask, generation_bound
-
-
-def prepared(make_profile: ProfileMaker, model: Path, data: Path, **options: object) -> WhisperTask:
-    task = WhisperTask(make_profile(model_path=str(model), dataset_path=str(data), **options))
-    task.prepare(silent)
-    return task
 
 
 def batch_of(task: WhisperTask, count: int = 4) -> dict[str, object]:
@@ -44,10 +38,8 @@ def said_by(task: WhisperTask, model: nn.Module, max_new_tokens: int) -> str:
     return task.wrapper.generate(model, heard, ["en"], max_new_tokens)[0].text
 
 
-def test_prompt_is_what_generate_forces(
-    make_profile: ProfileMaker, multilingual_whisper: Path, speech_folder: Path
-) -> None:
-    task = prepared(make_profile, multilingual_whisper, speech_folder, language="german")
+def test_prompt_is_what_generate_forces(prepared: Prepared, multilingual_whisper: Path) -> None:
+    task = prepared(model_path=multilingual_whisper, language="german")
     model = task.build_model()
     features = batch_of(task)["input_features"]
     generation = task.wrapper._generation_to_save(["de"])
@@ -57,8 +49,8 @@ def test_prompt_is_what_generate_forces(
     assert task.wrapper.tokenizer.decode(forced[0]) == "<|startoftranscript|><|de|><|transcribe|><|notimestamps|>"
 
 
-def test_english_only_prompt(make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path) -> None:
-    task = prepared(make_profile, english_whisper, speech_folder)
+def test_english_only_prompt(prepared: Prepared) -> None:
+    task = prepared()
     model = task.build_model()
     model.generation_config.return_timestamps = False
     forced = model._retrieve_init_tokens(None, 1, model.generation_config, model.config, 100, {})
@@ -66,20 +58,16 @@ def test_english_only_prompt(make_profile: ProfileMaker, english_whisper: Path, 
     assert task.wrapper.tokenizer.decode(task.wrapper.prompt("en")) == "<|startoftranscript|><|notimestamps|>"
 
 
-def test_labels_hold_the_text_and_not_the_prompt(
-    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path
-) -> None:
-    task = prepared(make_profile, english_whisper, speech_folder)
+def test_labels_hold_the_text_and_not_the_prompt(prepared: Prepared) -> None:
+    task = prepared()
     labels = batch_of(task, 3)["labels"]
     assert isinstance(labels, torch.Tensor)
     decoded = [task.wrapper.tokenizer.decode(row[row != -100]) for row in labels]
     assert decoded == [" one<|endoftext|>", " two<|endoftext|>", " three<|endoftext|>"]
 
 
-def test_loss_is_the_mean_over_the_weight(
-    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path
-) -> None:
-    task = prepared(make_profile, english_whisper, speech_folder)
+def test_loss_is_the_mean_over_the_weight(prepared: Prepared) -> None:
+    task = prepared()
     model = task.build_model().eval()
     whole = batch_of(task, 3)
     parts = [dict(task.collate([task.train[i]], None)) for i in range(3)]
@@ -88,48 +76,40 @@ def test_loss_is_the_mean_over_the_weight(
     assert loss_of(task, model, whole) == pytest.approx(total / task.weight(whole), abs=1e-5)
 
 
-def test_language_column_wins_over_the_setting(
-    make_profile: ProfileMaker, multilingual_whisper: Path, tmp_path: Path
-) -> None:
+def test_language_column_wins_over_the_setting(prepared: Prepared, multilingual_whisper: Path, tmp_path: Path) -> None:
     rows = [(*row, code) for row, code in zip(write_clips(tmp_path, 4), ("de", "French", "", "en"))]
     write_csv(tmp_path / "train.csv", rows, "id,audio_path,text,language")
     write_csv(tmp_path / "validation.csv", rows, "id,audio_path,text,language")
-    task = prepared(make_profile, multilingual_whisper, tmp_path, language="de")
+    task = prepared(model_path=multilingual_whisper, dataset_path=tmp_path, language="de")
     assert batch_of(task)["languages"] == ["de", "fr", "de", "en"]
 
 
 def test_model_is_asked_for_the_language(
-    make_profile: ProfileMaker, multilingual_whisper: Path, speech_folder: Path, caplog: pytest.LogCaptureFixture
+    prepared: Prepared, multilingual_whisper: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    task = prepared(make_profile, multilingual_whisper, speech_folder)
+    task = prepared(model_path=multilingual_whisper)
     task.build_model()
     assert task.default_language in {"en", "de", "fr"}
     assert "language is not set" in caplog.text
 
 
-def test_from_scratch_needs_a_language(
-    make_profile: ProfileMaker, multilingual_whisper: Path, speech_folder: Path
-) -> None:
+def test_from_scratch_needs_a_language(prepared: Prepared, multilingual_whisper: Path) -> None:
     with pytest.raises(BadInput, match="set language"):
-        prepared(make_profile, multilingual_whisper, speech_folder, from_scratch=True)
+        prepared(model_path=multilingual_whisper, from_scratch=True)
 
 
-def test_unknown_language_names_the_nearest(
-    make_profile: ProfileMaker, multilingual_whisper: Path, speech_folder: Path
-) -> None:
+def test_unknown_language_names_the_nearest(prepared: Prepared, multilingual_whisper: Path) -> None:
     with pytest.raises(BadInput, match="did you mean 'german'"):
-        prepared(make_profile, multilingual_whisper, speech_folder, language="germn")
+        prepared(model_path=multilingual_whisper, language="germn")
 
 
-def test_language_the_model_has_no_token_for(
-    make_profile: ProfileMaker, multilingual_whisper: Path, speech_folder: Path
-) -> None:
+def test_language_the_model_has_no_token_for(prepared: Prepared, multilingual_whisper: Path) -> None:
     with pytest.raises(BadInput, match="has no language 'it'"):
-        prepared(make_profile, multilingual_whisper, speech_folder, language="it")
+        prepared(model_path=multilingual_whisper, language="it")
 
 
-def test_evaluation_sums_add_up(make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path) -> None:
-    task = prepared(make_profile, english_whisper, speech_folder, eval_max_new_tokens=5)
+def test_evaluation_sums_add_up(prepared: Prepared) -> None:
+    task = prepared(eval_max_new_tokens=5)
     model = task.build_model().eval()
     with torch.no_grad():
         sums = task.evaluate(model, batch_of(task), generate=True)
@@ -140,20 +120,16 @@ def test_evaluation_sums_add_up(make_profile: ProfileMaker, english_whisper: Pat
     assert metrics["loss"] == pytest.approx(sums["loss_sum"] / task.weight(batch_of(task)))
 
 
-def test_evaluation_without_generation_gives_the_loss_alone(
-    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path
-) -> None:
-    task = prepared(make_profile, english_whisper, speech_folder, eval_generate=False)
+def test_evaluation_without_generation_gives_the_loss_alone(prepared: Prepared) -> None:
+    task = prepared(eval_generate=False)
     with torch.no_grad():
         sums = task.evaluate(task.build_model().eval(), batch_of(task), generate=False)
     assert set(task.metrics(sums)) == {"loss"}
     assert task.monitor == "loss"
 
 
-def test_generation_is_bounded_by_the_setting_and_the_positions(
-    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path
-) -> None:
-    task = prepared(make_profile, english_whisper, speech_folder)
+def test_generation_is_bounded_by_the_setting_and_the_positions(prepared: Prepared) -> None:
+    task = prepared()
     model = task.build_model().eval()
     never_ends = torch.nn.Parameter(torch.zeros_like(model.proj_out.weight))  # all logits equal: token 0 for ever
     model.proj_out.weight = never_ends
@@ -187,14 +163,14 @@ def writing(task: WhisperTask, lengths: list[int]) -> nn.Module:
 
 @pytest.mark.parametrize(("cap", "bound"), [(0, 20), (3, 3), (200, 20)])
 def test_texts_are_bounded_by_the_longest_reference_of_their_split(
-    make_profile: ProfileMaker, tmp_path: Path, cap: int, bound: int
+    prepared: Prepared, tmp_path: Path, cap: int, bound: int
 ) -> None:
     rows = write_clips(tmp_path, 4)
     write_csv(tmp_path / "train.csv", rows)
     longest = [(name, audio, "nine words" if name == "clip3" else "a") for name, audio, _ in rows]
     write_csv(tmp_path / "validation.csv", longest)
     model = tiny_whisper(tmp_path / "model", positions=40)
-    task = prepared(make_profile, model, tmp_path, eval_max_new_tokens=cap)
+    task = prepared(model_path=model, dataset_path=tmp_path, eval_max_new_tokens=cap)
     data = task.evaluation["validation"]
     batch = dict(task.collate([data[i] for i in range(3)], None))  # the longest one is in another batch
     assert generation_bound(batch["longest"], cap, 38) == bound
@@ -213,12 +189,8 @@ def test_bound_holds_every_reference_unless_a_person_sets_it_lower(longest: int,
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_lora_trains_adapters_only(
-    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, checkpointing: bool
-) -> None:
-    task = prepared(
-        make_profile, english_whisper, speech_folder, tuning="lora", lora_rank=2, gradient_checkpointing=checkpointing
-    )
+def test_lora_trains_adapters_only(prepared: Prepared, checkpointing: bool) -> None:
+    task = prepared(tuning="lora", lora_rank=2, gradient_checkpointing=checkpointing)
     model = task.build_model().train()
     task.loss(model, batch_of(task)).backward()
     trained = {name for name, weights in model.named_parameters() if weights.requires_grad}
@@ -231,12 +203,10 @@ def test_lora_trains_adapters_only(
     assert missing == []
 
 
-def test_gradient_checkpointing_gives_the_same_gradients(
-    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path
-) -> None:
+def test_gradient_checkpointing_gives_the_same_gradients(prepared: Prepared) -> None:
     gradients = []
     for checkpointing in (False, True):
-        task = prepared(make_profile, english_whisper, speech_folder, gradient_checkpointing=checkpointing)
+        task = prepared(gradient_checkpointing=checkpointing)
         model = task.build_model().train()
         task.loss(model, batch_of(task)).backward()
         gradients.append(model.model.encoder.layers[0].fc1.weight.grad)
@@ -244,10 +214,8 @@ def test_gradient_checkpointing_gives_the_same_gradients(
     torch.testing.assert_close(*gradients)
 
 
-def test_merged_weights_take_no_memory_that_cannot_be_taken_away(
-    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, tmp_path: Path
-) -> None:
-    model = prepared(make_profile, english_whisper, speech_folder, tuning="lora", lora_rank=2).build_model()
+def test_merged_weights_take_no_memory_that_cannot_be_taken_away(prepared: Prepared, tmp_path: Path) -> None:
+    model = prepared(tuning="lora", lora_rank=2).build_model()
     layer = unwrap(model).model.decoder.layers[0].fc1
     with torch.no_grad():
         layer.lora_B["default"].weight.fill_(0.5)
@@ -259,12 +227,12 @@ def test_merged_weights_take_no_memory_that_cannot_be_taken_away(
 
 
 def test_adapters_over_8_bits_are_merged_into_the_weights_as_they_are_read_again(
-    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, tmp_path: Path
+    prepared: Prepared, english_whisper: Path, tmp_path: Path
 ) -> None:
     """Rounded ones, as the live model holds, must not be saved. What rounds here is not bitsandbytes, which a test of
     its own needs."""
     read: Any = WhisperForConditionalGeneration.from_pretrained
-    model = prepared(make_profile, english_whisper, speech_folder, tuning="lora", lora_rank=2).build_model()
+    model = prepared(tuning="lora", lora_rank=2).build_model()
     base, layer = unwrap(model), unwrap(model).model.decoder.layers[0].fc1
     with torch.no_grad():
         layer.lora_B["default"].weight.fill_(0.5)
@@ -304,30 +272,20 @@ def test_merging_leaves_no_holes_as_large_as_the_weights(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])
-def test_frozen_encoder_has_nothing_to_train(
-    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, tuning: str
-) -> None:
-    task = prepared(make_profile, english_whisper, speech_folder, tuning=tuning, freeze_encoder=True)
+def test_frozen_encoder_has_nothing_to_train(prepared: Prepared, tuning: str) -> None:
+    task = prepared(tuning=tuning, freeze_encoder=True)
     trained = [name for name, weights in task.build_model().named_parameters() if weights.requires_grad]
     assert trained
     assert not [name for name in trained if ".encoder." in name]
 
 
-def test_the_encoders_sinusoids_are_not_trained(
-    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path
-) -> None:
-    trained = {
-        name
-        for name, weight in prepared(make_profile, english_whisper, speech_folder).build_model().named_parameters()
-        if weight.requires_grad
-    }
+def test_the_encoders_sinusoids_are_not_trained(prepared: Prepared) -> None:
+    trained = {name for name, weight in prepared().build_model().named_parameters() if weight.requires_grad}
     assert {name for name in trained if "embed_positions" in name} == {"model.decoder.embed_positions.weight"}
 
 
-def test_lora_target_that_is_not_there(make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path) -> None:
-    task = prepared(
-        make_profile, english_whisper, speech_folder, tuning="lora", lora_target_modules="q_proj, value_proj"
-    )
+def test_lora_target_that_is_not_there(prepared: Prepared) -> None:
+    task = prepared(tuning="lora", lora_target_modules="q_proj, value_proj")
     with pytest.raises(BadInput, match="no layer 'value_proj' in the model; it has: fc1, fc2, k_proj"):
         task.build_model()
 
@@ -343,9 +301,9 @@ def disturb(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])
 def test_saved_folder_opens_in_pipeline_and_says_the_same(
-    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, tmp_path: Path, tuning: str
+    prepared: Prepared, speech_folder: Path, tmp_path: Path, tuning: str
 ) -> None:
-    task = prepared(make_profile, english_whisper, speech_folder, tuning=tuning)
+    task = prepared(tuning=tuning)
     model = task.build_model().eval()
     disturb(model)
     before = {name: weights.clone() for name, weights in model.state_dict().items()}
@@ -362,31 +320,25 @@ def test_saved_folder_opens_in_pipeline_and_says_the_same(
     assert AutoProcessor.from_pretrained(tmp_path).feature_extractor.feature_size == 16
 
 
-def test_unmerged_adapter_folder_is_a_model_path(
-    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path, tmp_path: Path
-) -> None:
-    task = prepared(make_profile, english_whisper, speech_folder, tuning="lora", lora_merge=False)
+def test_unmerged_adapter_folder_is_a_model_path(prepared: Prepared, tmp_path: Path) -> None:
+    task = prepared(tuning="lora", lora_merge=False)
     model = task.build_model().eval()
     disturb(model)
     task.save(model, tmp_path)
     assert not (tmp_path / "model.safetensors").exists()
     assert "lora_merge" in (tmp_path / "README.md").read_text()
-    again = prepared(make_profile, tmp_path, speech_folder).build_model().eval()
+    again = prepared(model_path=tmp_path).build_model().eval()
     assert loss_of(task, again, batch_of(task)) == pytest.approx(loss_of(task, model, batch_of(task)), abs=1e-5)
 
 
-def test_saved_model_keeps_the_one_language(
-    make_profile: ProfileMaker, multilingual_whisper: Path, speech_folder: Path, tmp_path: Path
-) -> None:
-    task = prepared(make_profile, multilingual_whisper, speech_folder, language="french")
+def test_saved_model_keeps_the_one_language(prepared: Prepared, multilingual_whisper: Path, tmp_path: Path) -> None:
+    task = prepared(model_path=multilingual_whisper, language="french")
     task.save(task.build_model(), tmp_path)
-    assert prepared(make_profile, tmp_path, speech_folder).default_language == "fr"
+    assert prepared(model_path=tmp_path).default_language == "fr"
 
 
-def test_augmentation_changes_training_batches_only(
-    make_profile: ProfileMaker, english_whisper: Path, speech_folder: Path
-) -> None:
-    task = prepared(make_profile, english_whisper, speech_folder, augmentation=1.0)
+def test_augmentation_changes_training_batches_only(prepared: Prepared) -> None:
+    task = prepared(augmentation=1.0)
     sample = [task.train[0]]
     plain = task.collate(sample, None)["input_features"]
     first, second = (task.collate(sample, [np.random.default_rng(3)])["input_features"] for _ in range(2))

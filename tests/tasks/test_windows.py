@@ -13,7 +13,7 @@ import soundfile
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_speech import RATE, WORDS, ProfileMaker, silent, tone, write_csv
+from tiny_speech import RATE, WORDS, Prepared, tone, write_csv
 from torch import nn
 from transformers import WhisperForConditionalGeneration
 
@@ -38,12 +38,6 @@ def lengths_folder(tmp_path: Path) -> Path:
     write_csv(folder / "train.csv", rows[:4])
     write_csv(folder / "validation.csv", rows[4:])
     return folder
-
-
-def prepared(make_profile: ProfileMaker, model: Path, data: Path, **options: object) -> WhisperTask:
-    task = WhisperTask(make_profile(model_path=str(model), dataset_path=str(data), **options))
-    task.prepare(silent)
-    return task
 
 
 def generators(count: int) -> list[np.random.Generator]:
@@ -85,10 +79,8 @@ def test_impossible_lengths_are_refused(english_whisper: Path, frames: int) -> N
         encode(model, torch.zeros(1, 16, frames))
 
 
-def test_training_cuts_and_evaluation_does_not(
-    make_profile: ProfileMaker, english_whisper: Path, lengths_folder: Path
-) -> None:
-    task = prepared(make_profile, english_whisper, lengths_folder)
+def test_training_cuts_and_evaluation_does_not(prepared: Prepared, lengths_folder: Path) -> None:
+    task = prepared(dataset_path=lengths_folder)
     short = [task.train[0], task.train[1]]
     cut = task.collate(short, generators(2))["input_features"]
     full = task.collate(short, None)["input_features"]
@@ -121,14 +113,14 @@ def test_a_cut_window_is_masked_as_the_full_one(english_whisper: Path, half: int
 
 @pytest.mark.parametrize("asked", [{"mask_time_prob": 0.1, "mask_time_length": 101}, {"mask_feature_prob": 0.1}])
 def test_masks_longer_than_what_is_heard_are_refused(
-    make_profile: ProfileMaker, english_whisper: Path, lengths_folder: Path, tmp_path: Path, asked: dict[str, float]
+    prepared: Prepared, english_whisper: Path, lengths_folder: Path, tmp_path: Path, asked: dict[str, float]
 ) -> None:
     model = shutil.copytree(english_whisper, tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
     asked = {"mask_feature_length": 17, "apply_spec_augment": True, **asked}
     (model / "config.json").write_text(json.dumps({**config, **asked}))
     with pytest.raises(BadInput, match=r"mask_\w+_length is 1\d*, but it hears 1\d* (frames|mels).*apply_spec_augment"):
-        prepared(make_profile, model, lengths_folder)
+        prepared(model_path=model, dataset_path=lengths_folder)
 
 
 def encoder_gradients(model: nn.Module) -> list[str]:
@@ -145,9 +137,9 @@ def encoder_gradients(model: nn.Module) -> list[str]:
     ],
 )
 def test_a_cut_step_reaches_every_trained_weight(
-    make_profile: ProfileMaker, english_whisper: Path, lengths_folder: Path, options: dict[str, object]
+    prepared: Prepared, lengths_folder: Path, options: dict[str, object]
 ) -> None:
-    task = prepared(make_profile, english_whisper, lengths_folder, **options)
+    task = prepared(dataset_path=lengths_folder, **options)
     torch.manual_seed(0)
     model = task.build_model().train()
     batch = dict(task.collate([task.train[0]], None))
@@ -157,10 +149,8 @@ def test_a_cut_step_reaches_every_trained_weight(
     assert trained and encoder_gradients(model) == trained
 
 
-def test_a_frozen_encoder_keeps_nothing_for_backward(
-    make_profile: ProfileMaker, english_whisper: Path, lengths_folder: Path
-) -> None:
-    task = prepared(make_profile, english_whisper, lengths_folder, freeze_encoder=True, gradient_checkpointing=True)
+def test_a_frozen_encoder_keeps_nothing_for_backward(prepared: Prepared, lengths_folder: Path) -> None:
+    task = prepared(dataset_path=lengths_folder, freeze_encoder=True, gradient_checkpointing=True)
     model = task.build_model().train()
     batch = task.collate([task.train[0]], None)
     assert not task.wrapper.hear(model, batch["input_features"]).last_hidden_state.requires_grad
@@ -187,16 +177,12 @@ def step_gradient(task: WhisperTask, model: nn.Module, batch_sizes: dict[int, in
 
 @pytest.mark.parametrize("augmentation", [0.0, 1.0])
 def test_members_and_micro_batches_equal_one_with_the_joint_batch(
-    make_profile: ProfileMaker,
-    english_whisper: Path,
-    lengths_folder: Path,
-    augmentation: float,
-    monkeypatch: pytest.MonkeyPatch,
+    prepared: Prepared, lengths_folder: Path, augmentation: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever holds a step's longest clip, and wherever the others are: all hear as much silence."""
     monkeypatch.setattr(features, "GRID", 0.1)
     monkeypatch.setattr(features, "MARGIN", 0.0)
-    task = prepared(make_profile, english_whisper, lengths_folder, augmentation=augmentation)
+    task = prepared(dataset_path=lengths_folder, augmentation=augmentation)
     assert set(task.lengths()) == {20, 40, 60, 100}
     model = task.build_model().eval()
     joint = step_gradient(task, model, {0: 4}, 1)

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import soundfile
-from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import nn
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+)
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.whisper.tokenization_whisper import WhisperTokenizer
 
+from profiles.resolve import profile_from_options
 from profiles.schema import Profile
+from training.tasks.base import Batch, Task
+from training.tasks.custom import CustomJob, CustomTask
+from training.tasks.whisper.task import WhisperTask
 
 RATE = 16000
 WINDOW = 1.0
@@ -35,6 +49,37 @@ def tiny_tokenizer(languages: tuple[str, ...] = ()) -> WhisperTokenizer:
     tokenizer = WhisperTokenizer(vocab=vocabulary, merges=[])
     tokenizer.add_special_tokens({"extra_special_tokens": names[1:]})
     return tokenizer
+
+
+def custom_task(*parts: Any, **more: Any) -> CustomTask:
+    """The task of a job that its factory makes of these parts."""
+    task = CustomTask(profile_from_options("own", {"task": "custom"}), lambda: CustomJob(*parts, **more))
+    task.prepare(silent)
+    return task
+
+
+def byte_tokenizer(template: str = "") -> PreTrainedTokenizerFast:
+    """Bytes, a beginning and an end."""
+    vocabulary = {symbol: index for index, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    inner = Tokenizer(models.BPE(vocab={**vocabulary, "<|end|>": 256, "<bos>": 257}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>", bos_token="<bos>")
+    made.chat_template = template or None
+    return made
+
+
+def learn(task: Task, model: nn.Module, batches: Sequence[Batch], rate: float) -> list[float]:
+    """Take an optimizer step on each batch; return the losses."""
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=rate)
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = task.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
 
 
 def tiny_whisper(
@@ -88,3 +133,4 @@ def silent(phase: str, done: int, total: int | None) -> None:
 
 
 ProfileMaker = Callable[..., Profile]
+Prepared = Callable[..., WhisperTask]
