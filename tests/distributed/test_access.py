@@ -18,6 +18,7 @@ from distributed.ssh.connection import SshTarget
 from distributed.ssh.errors import SshError, Stage
 from tests.lab.light import LightLab
 from tests.lab.spec import HostSpec
+from tests.lab.ssh_setup import configured
 from tests.waiting import PATIENCE
 
 
@@ -125,15 +126,9 @@ def test_side_by_side_a_silent_machine_holds_nobody_up(lab: LightLab, tmp_path: 
     assert not both.broken  # both were connected to at the same time
 
 
-def configured(lab: LightLab, folder: Path, text: str) -> str:
-    path = folder / "config"
-    path.write_text(f"{text}\nMatch all\nInclude {lab.ssh_config}\n")
-    return str(path)
-
-
 def test_the_first_meeting_shows_the_fingerprint_and_how_to_compare(lab: LightLab, tmp_path: Path) -> None:
     known = tmp_path / "known"
-    target = lab.target("a", config_file=configured(lab, tmp_path, f"UserKnownHostsFile {known}"))
+    target = lab.target("a", config_file=configured(lab.ssh_config, tmp_path, f"UserKnownHostsFile {known}"))
     report = check_access(target)
     assert ended(report) == (Stage.HOST_KEY, "unknown_host_key")
     assert report.fingerprint in report.problem
@@ -145,7 +140,7 @@ def test_the_first_meeting_shows_the_fingerprint_and_how_to_compare(lab: LightLa
 def test_a_changed_key_names_the_line_and_is_refused_whatever_is_trusted(lab: LightLab, tmp_path: Path) -> None:
     known = tmp_path / "known"
     known.write_text(f"# mine\n[127.0.0.1]:{lab['a'].port} {lab['b'].host_key}\n")
-    config = configured(lab, tmp_path, f"UserKnownHostsFile {known}")
+    config = configured(lab.ssh_config, tmp_path, f"UserKnownHostsFile {known}")
     report = check_access(lab.target("a", config_file=config), trust=lambda _: True)
     assert ended(report) == (Stage.HOST_KEY, "host_key_changed")
     assert f"{known}:2" in report.problem and "compare on that machine" in report.fix
@@ -154,7 +149,7 @@ def test_a_changed_key_names_the_line_and_is_refused_whatever_is_trusted(lab: Li
 
 
 def test_a_jump_host_is_named_as_the_cause(lab: LightLab, tmp_path: Path) -> None:
-    config = configured(lab, tmp_path, "Host a\n  ProxyJump keyless")
+    config = configured(lab.ssh_config, tmp_path, "Host a\n  ProxyJump keyless")
     report = check_access(lab.target("a", config_file=config))
     assert ended(report) == (Stage.LOGIN, "no_key_accepted")
     assert "through keyless" in report.problem and not report.password_possible

@@ -14,6 +14,7 @@ import pytest
 
 from tests.lab.lab import Lab
 from tests.lab.spec import HostSpec
+from tests.lab.ssh_setup import configured
 from tests.lab.terminal import CLI, Terminal, environment
 
 pytestmark = pytest.mark.lab
@@ -39,10 +40,9 @@ def lab() -> Iterator[Lab]:
 @pytest.fixture
 def hosts(lab: Lab, tmp_path: Path) -> list[str]:
     """Options that name the lab's hosts, with a known_hosts file that knows none of them."""
-    config = tmp_path / "ssh_config"
-    config.write_text(f"UserKnownHostsFile {tmp_path / 'known_hosts'}\nMatch all\nInclude {lab.ssh_config}\n")
+    config = configured(lab.ssh_config, tmp_path, f"UserKnownHostsFile {tmp_path / 'known_hosts'}")
     file = tmp_path / "hosts.json"
-    file.write_text(json.dumps({"machines": ["box", "other"], "ssh_config": str(config)}))
+    file.write_text(json.dumps({"machines": ["box", "other"], "ssh_config": config}))
     return ["--hosts", str(file)]
 
 
@@ -114,7 +114,7 @@ def test_one_password_on_a_terminal_then_none_then_nothing_is_left(lab: Lab, tmp
 
 def test_three_wrong_passwords_are_enough(lab: Lab, tmp_path: Path, hosts: list[str]) -> None:
     # Where no known_hosts file remembers, an accepted key holds for the whole command.
-    (tmp_path / "ssh_config").write_text(f"UserKnownHostsFile none\nMatch all\nInclude {lab.ssh_config}\n")
+    configured(lab.ssh_config, tmp_path, "UserKnownHostsFile none")
     terminal = Terminal(tmp_path, "access", "box", "--trust-new", *hosts)
     for _ in range(3):
         terminal.wait_for("Password of root at")

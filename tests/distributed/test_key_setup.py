@@ -18,6 +18,7 @@ from profiles.errors import BadInput
 from tests.lab.host import LabHost
 from tests.lab.lab import Lab
 from tests.lab.spec import HostSpec
+from tests.lab.ssh_setup import configured
 
 SECRET = "correct horse 7"
 LINE = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOurs muster@here"
@@ -195,9 +196,7 @@ def test_many_keys_before_it_do_not_use_up_the_attempts(lab: Lab, home: Path) ->
         path = home / f"k{number}"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
         files.append(f"IdentityFile {path}")
-    config = home / "config"
-    config.write_text("\n".join(files) + f"\nMatch all\nInclude {lab.ssh_config}\n")
-    target = lab.target("plain", config_file=str(config))
+    target = lab.target("plain", config_file=configured(lab.ssh_config, home, "\n".join(files)))
     assert check_access(target).password_possible
     assert install_key(target, SECRET).report.ok
     assert os.path.samefile(check_access(target).authenticated_by, own_key_path())

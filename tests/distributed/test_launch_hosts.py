@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -127,12 +128,16 @@ def test_one_that_fails_is_told_with_its_traceback_and_its_machine(
     assert {"a: nothing left running", "b: nothing left running"} <= set(lines)
 
 
+def waiting(folder: Path, hosts_file: Path) -> subprocess.Popen[str]:
+    """Launch the script that waits, and return the command when it does on both machines."""
+    process = Muster(folder, hosts_file).popen("launch", "--hosts", str(hosts_file), "--", job(folder, WAITS))
+    until(lambda: list((folder / "output").glob("*/logs/b.log")))
+    until(lambda: all("waits" in (only_run(folder).logs / f"{name}.log").read_text() for name in "ab"), 120)
+    return process
+
+
 def test_ctrl_c_ends_all(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
-    lab = make_light_lab("a", "b")
-    muster = Muster(tmp_path, lab.hosts_file)
-    process = muster.popen("launch", "--hosts", str(lab.hosts_file), "--", job(tmp_path, WAITS))
-    until(lambda: list((tmp_path / "output").glob("*/logs/b.log")))
-    until(lambda: all("waits" in (only_run(tmp_path).logs / f"{name}.log").read_text() for name in "ab"), 120)
+    process = waiting(tmp_path, make_light_lab("a", "b").hosts_file)
     until(lambda: any(isinstance(event, MachineEvent) for event in only_run(tmp_path).events()))
     process.send_signal(signal.SIGINT)
     _, complained = process.communicate(timeout=120)
@@ -182,10 +187,7 @@ def test_what_knows_nothing_of_us_trains_on_two_hosts(
 
 @pytest.mark.lab
 def test_a_host_whose_cable_is_pulled_is_named_and_the_other_ends(lab: Lab, tmp_path: Path) -> None:
-    muster = Muster(tmp_path, lab.hosts_file)
-    process = muster.popen("launch", "--hosts", str(lab.hosts_file), "--", job(tmp_path, WAITS))
-    until(lambda: list((tmp_path / "output").glob("*/logs/b.log")))
-    until(lambda: all("waits" in (only_run(tmp_path).logs / f"{name}.log").read_text() for name in "ab"), 120)
+    process = waiting(tmp_path, lab.hosts_file)
     lab["b"].cut()
     _, complained = process.communicate(timeout=200)
     assert process.returncode == 1, complained

@@ -125,11 +125,14 @@ def test_events_come_once_and_in_order_over_broken_connections(machines: Machine
     assert machines.log.getvalue() == b"all done\n"
 
 
-def test_the_model_is_fetched_and_the_machine_keeps_nothing(machines: Machines) -> None:
-    worker = machines.worker()
+def train_to_the_end(worker: RemoteWorker) -> None:
     worker.send({"address": "coordinator:1"})
     go_on(worker, 4)
     assert sum(1 for _ in worker.lines()) == 41
+
+
+def test_the_model_is_fetched_and_the_machine_keeps_nothing(machines: Machines) -> None:
+    train_to_the_end(machines.worker())
     assert (machines.root / "model" / "weights").stat().st_size == 100000
     assert not machines.folder.exists()
 
@@ -138,9 +141,7 @@ def test_the_model_is_fetched_and_the_machine_keeps_nothing(machines: Machines) 
 def test_what_is_there_stays_until_it_is_known_what_becomes_of_the_run(machines: Machines, needed: bool) -> None:
     worker = machines.worker()
     worker.keep = Future()
-    worker.send({"address": "coordinator:1"})
-    go_on(worker, 4)
-    assert sum(1 for _ in worker.lines()) == 41
+    train_to_the_end(worker)
     assert worker.exit_code() == 0 and worker.ended
     until(lambda: machines.processes[-1]._process.poll() is None)  # attached, so that the lease goes on
     assert not worker.wait(0.5) and machines.folder.exists()
@@ -153,9 +154,7 @@ def test_what_is_there_stays_until_it_is_known_what_becomes_of_the_run(machines:
 def test_a_model_that_is_not_the_runs_is_not_fetched(machines: Machines) -> None:
     worker = machines.worker()
     worker.delivers = lambda: False
-    worker.send({"address": "coordinator:1"})
-    go_on(worker, 4)
-    assert sum(1 for _ in worker.lines()) == 41
+    train_to_the_end(worker)
     assert worker.exit_code() == 0 and not (machines.root / "model").exists()
 
 

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import paramiko
@@ -33,6 +34,7 @@ from tests.lab import ssh_setup
 from tests.lab.light import LightLab
 from tests.lab.processes import signal_all, until_it_runs
 from tests.lab.spec import HostSpec
+from tests.lab.ssh_setup import configured
 from tests.waiting import PATIENCE, until
 
 _KIND = "OPENSSH " + "PRIVATE KEY"
@@ -60,13 +62,6 @@ def a(lab: LightLab, connections: list[SshConnection]) -> SshConnection:
     if not connections or not connections[-1].alive():
         connections.append(SshConnection.connect(lab.target("a")))
     return connections[-1]
-
-
-def configured(lab: LightLab, folder: Path, text: str) -> str:
-    """Put settings before those of the lab's configuration."""
-    path = folder / "config"
-    path.write_text(f"{text}\nMatch all\nInclude {lab.ssh_config}\n")
-    return str(path)
 
 
 # --- commands ---
@@ -122,15 +117,9 @@ def test_noise_of_start_files_is_dropped(lab: LightLab, a: SshConnection) -> Non
 
 
 def test_many_threads_share_a_connection(a: SshConnection) -> None:
-    results: list[bytes] = []
-    threads = [
-        threading.Thread(target=lambda n=number: results.append(a.run(["echo", str(n)]).stdout)) for number in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(results) == [f"{number}\n".encode() for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda number: a.run(["echo", str(number)]).stdout, range(8)))
+    assert results == [f"{number}\n".encode() for number in range(8)]
 
 
 def test_an_end_of_input_that_comes_after_the_close_does_not_end_the_connection(a: SshConnection) -> None:
@@ -164,19 +153,10 @@ def test_a_close_while_new_keys_are_agreed_on_does_not_wait_in_the_thread_that_r
 
 
 def test_a_connection_that_changes_its_keys_all_the_time_loses_nothing(lab: LightLab) -> None:
-    results: list[int] = []
-    with SshConnection.connect(lab.target("a")) as connection:
+    with SshConnection.connect(lab.target("a")) as connection, ThreadPoolExecutor(4) as pool:
         connection._transport.packetizer.REKEY_BYTES = 50_000
-
-        def work() -> None:
-            for _ in range(4):
-                results.append(len(connection.run(["head", "-c", "200000"], input=bytes(200_000)).stdout))
-
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        words, given = ["head", "-c", "200000"], bytes(200_000)
+        results = list(pool.map(lambda _: len(connection.run(words, input=given).stdout), range(16)))
     assert results == [200_000] * 16
 
 
@@ -328,7 +308,7 @@ def test_a_used_remote_port_is_refused(a: SshConnection, echo: int) -> None:
 
 
 def test_a_trusted_stranger_is_known_from_then_on(lab: LightLab, tmp_path: Path) -> None:
-    config = configured(lab, tmp_path, f"UserKnownHostsFile {tmp_path / 'known'}\nHashKnownHosts yes")
+    config = configured(lab.ssh_config, tmp_path, f"UserKnownHostsFile {tmp_path / 'known'}\nHashKnownHosts yes")
     asked: list[HostKeyInfo] = []
     for _ in range(2):
         SshConnection.connect(lab.target("a", config_file=config), trust=lambda key: not asked.append(key)).close()
@@ -342,7 +322,9 @@ def test_another_known_type_is_no_stranger(lab: LightLab, tmp_path: Path) -> Non
     known = tmp_path / "known"
     known.write_text(f"[127.0.0.1]:{lab['a'].port} {ssh_setup.public_key(tmp_path / 'rsa')}\n")
     with pytest.raises(HostKeyChanged):
-        SshConnection.connect(lab.target("a", config_file=configured(lab, tmp_path, f"UserKnownHostsFile {known}")))
+        SshConnection.connect(
+            lab.target("a", config_file=configured(lab.ssh_config, tmp_path, f"UserKnownHostsFile {known}"))
+        )
 
 
 # --- log-in ---
@@ -377,13 +359,13 @@ def test_the_agents_keys_log_in(lab: LightLab, tmp_path: Path, agent: str) -> No
     allow(lab, "keyless", key)
     subprocess.run(["ssh-add", "-q", str(key)], env={**os.environ, "SSH_AUTH_SOCK": agent}, check=True)
     key.unlink()
-    config = configured(lab, tmp_path, f"IdentityAgent {agent}\nIdentitiesOnly no")
+    config = configured(lab.ssh_config, tmp_path, f"IdentityAgent {agent}\nIdentitiesOnly no")
     with SshConnection.connect(lab.target("keyless", config_file=config)) as connection:
         assert connection.authenticated_by == "agent key lab"
 
 
 def test_a_dead_agent_is_no_obstacle(lab: LightLab, tmp_path: Path) -> None:
-    config = configured(lab, tmp_path, f"IdentityAgent {tmp_path / 'none'}")
+    config = configured(lab.ssh_config, tmp_path, f"IdentityAgent {tmp_path / 'none'}")
     SshConnection.connect(lab.target("a", config_file=config)).close()
 
 
@@ -421,14 +403,14 @@ def test_a_server_that_has_seen_too_many_keys_is_understood(lab: LightLab, tmp_p
     for number in range(8):
         ssh_setup.make_key(tmp_path / f"k{number}")
         files.append(f"IdentityFile {tmp_path / f'k{number}'}")
-    config = configured(lab, tmp_path, "\n".join(files))
+    config = configured(lab.ssh_config, tmp_path, "\n".join(files))
     with pytest.raises(NoKeyAccepted, match=r"gave up after \d keys") as caught:
         SshConnection.connect(lab.target("locked", config_file=config))
     assert "'key' in the hosts file" in caught.value.hint
 
 
 def test_a_server_that_stops_during_the_log_in_is_left_in_time(lab: LightLab, tmp_path: Path) -> None:
-    config = configured(lab, tmp_path, f"UserKnownHostsFile {tmp_path / 'known'}")
+    config = configured(lab.ssh_config, tmp_path, f"UserKnownHostsFile {tmp_path / 'known'}")
 
     def freeze(_: HostKeyInfo) -> bool:
         lab["b"].cut()
@@ -449,7 +431,7 @@ def test_a_server_that_stops_during_the_log_in_is_left_in_time(lab: LightLab, tm
 
 
 def test_a_jump_goes_through_several_machines(lab: LightLab, tmp_path: Path) -> None:
-    config = configured(lab, tmp_path, "Host far\n  ProxyJump a,b\n" + _entry(lab, "b"))
+    config = configured(lab.ssh_config, tmp_path, "Host far\n  ProxyJump a,b\n" + _entry(lab, "b"))
     with SshConnection.connect(SshTarget("far", "far", config_file=config)) as far:
         assert far.run(["pwd"]).stdout.decode().strip() == str(lab["b"].files)
         assert far._gateway is not None and far._gateway._gateway is not None
@@ -462,7 +444,7 @@ def _entry(lab: LightLab, name: str) -> str:
 
 
 def test_a_jump_that_cannot_reach_on_is_named(lab: LightLab, tmp_path: Path) -> None:
-    config = configured(lab, tmp_path, "Host off\n  ProxyJump a")
+    config = configured(lab.ssh_config, tmp_path, "Host off\n  ProxyJump a")
     with pytest.raises(
         ForwardRefused, match=f"off: 127.0.0.1:{lab['a'].port} cannot reach 127.0.0.1:{lab['off'].port}"
     ):
@@ -471,7 +453,7 @@ def test_a_jump_that_cannot_reach_on_is_named(lab: LightLab, tmp_path: Path) -> 
 
 def test_a_proxy_command_of_the_users_is_used(lab: LightLab, tmp_path: Path) -> None:
     command = f"ProxyCommand ssh -F {lab.ssh_config} -W %h:%p a"
-    config = configured(lab, tmp_path, f"Host b\n  {command}")
+    config = configured(lab.ssh_config, tmp_path, f"Host b\n  {command}")
     with SshConnection.connect(lab.target("b", config_file=config)) as b:
         assert b.run(["pwd"]).stdout.decode().strip() == str(lab["b"].files)
 

@@ -117,6 +117,13 @@ def client_config(folder: Path, places: Iterable[Place], key: Path) -> Path:
     return path
 
 
+def configured(config: Path, folder: Path, text: str) -> str:
+    """Write a configuration to a folder that says something before all that ``config`` says, and return its path."""
+    path = folder / "ssh_config"
+    path.write_text(f"{text}\nMatch all\nInclude {config}\n")
+    return str(path)
+
+
 def session_environment(spec: HostSpec) -> dict[str, str]:
     """Return variables that every session on the host gets.
 

@@ -6,9 +6,9 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -202,13 +202,8 @@ def test_nothing_is_left_after_the_end(make_lab: MakeLab) -> None:
 
 
 def test_two_labs_at_once_do_not_meet(make_lab: MakeLab) -> None:
-    built: list[Lab] = []
-    threads = [threading.Thread(target=lambda: built.append(make_lab("x", "y"))) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    first, second = built
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: make_lab("x", "y"), range(2))
     assert first.slot != second.slot
     with SshConnection.connect(first.target("x")) as x:
         assert not x.run(["ping", "-c", "1", "-W", "1", second["x"].address]).ok
