@@ -17,6 +17,7 @@ from distributed.planning.document import Choice
 from profiles.declarations import Owning
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name
 from training.lazy import lazy
+from training.strategies.costs import CostModel
 from training.strategies.registry import cost_model as strategy_costs
 
 if TYPE_CHECKING:
@@ -156,43 +157,35 @@ class ExchangeCosts:
         return self._known[key]
 
     def _group(self, choice: Choice) -> _Group:
-        costs = strategy_costs(choice.strategy, self._settings)
-        elements = max(1, costs.elements(self._trainable)) if costs is not None else self._trainable
-        gathers, meeting = (costs.gathers, costs.group) if costs is not None else (False, 0)
-        return _Group(self._cluster, choice, elements, self.places, self._coordinator, gathers, meeting)
+        costs = strategy_costs(choice.strategy, self._settings) or CostModel()
+        relay = self.places.get(self._coordinator, "") if choice.engine == "mesh" else ""
+        return _Group(self._cluster, choice, costs, max(1, costs.elements(self._trainable)), self.places, relay)
 
 
 class _Group:
-    """The members of a choice in an exchange of so many elements, where ``meeting`` of them meet at once; 0: all.
+    """The members of a choice in an exchange of so many elements.
 
     Everything is linear in the members' shares: it is worked out for every member as the only owner (a star), and the
     rest is the mean of these, weighted by the shares.
     """
 
     def __init__(
-        self,
-        cluster: Cluster,
-        choice: Choice,
-        elements: int,
-        places: Mapping[str, str],
-        coordinator: str,
-        gathers: bool = False,
-        meeting: int = 0,
+        self, cluster: Cluster, choice: Choice, costs: CostModel, elements: int, places: Mapping[str, str], relay: str
     ) -> None:
         self._cluster, self._choice, self._elements, self._places = cluster, choice, elements, places
-        self._meeting = min(meeting or len(choice.members), len(choice.members))
-        rarer = _peers_a_value(self._meeting) / _peers_a_value(len(choice.members))
+        count = len(choice.members)
+        self._meeting = min(costs.group or count, count)
+        rarer = _peers_a_value(self._meeting) / _peers_a_value(count)
         self._up = rarer * cost_model.payload_bytes(elements, choice.codec)
         self._down = rarer * codec_by_name(choice.codec).expected_reply_bytes(elements, self._meeting)
-        self._gathers = gathers
-        if gathers:  # with equal shares: everybody's to everybody
-            self._down = (len(choice.members) - 1) * self._up
+        self._gathers = costs.gathers
+        if costs.gathers:  # with equal shares: everybody's to everybody
+            self._down = (count - 1) * self._up
         hosts = [places[name] for name in choice.members]
-        relay = places.get(coordinator, "") if choice.engine == "mesh" else ""
         stars = (cost_model.star_flows(hosts, owner, self._up, self._down) for owner in hosts)
         self.stars = [self._led(star, relay) for star in stars] if not choice.alone else []
         """Bytes from machine to machine, by owner."""
-        self._carried = tuple((self._up + self._down) * peers for peers in (1, len(choice.members) - 1))
+        self._carried = tuple((self._up + self._down) * peers for peers in (1, count - 1))
         """Bytes that a member moves, as another one and as the owner."""
         self._work = (self._core_seconds(owner=False), self._core_seconds(owner=True))
         """Core seconds of both."""
