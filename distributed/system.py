@@ -48,8 +48,7 @@ def own_addresses() -> list[tuple[str, str]]:
 
 def interface_of(address: str) -> str:
     """Return the interface that has an address; empty if none is found."""
-    plain = address.partition("%")[0]
-    plain = plain[7:] if plain.startswith("::ffff:") else plain
+    plain = address.partition("%")[0].removeprefix("::ffff:")
     return next((name for name, one in own_addresses() if one == plain), "")
 
 

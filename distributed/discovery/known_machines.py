@@ -76,17 +76,15 @@ def candidates(sources: Sources, known: KnownKeys) -> list[Candidate]:
     Raises:
         BadInput: a hosts file cannot be used, or what was typed is no address.
     """
-    found = []
-    for text in sources.typed:
-        found.append(Candidate(Origin.TYPED, SshTarget.of(typed_machine(text))))
+    found = [Candidate(Origin.TYPED, SshTarget.of(typed_machine(text))) for text in sources.typed]
     for origin, path in sources.hosts_files:
         hosts = load_hosts(path)
         unread = bool(hosts.ssh_config) and not sources.configurations
         found += [Candidate(origin, SshTarget.of(machine, hosts), str(path), unread) for machine in hosts.machines]
     config = sources.ssh_config
     chosen = "" if config == USER_CONFIG else str(config)
-    for name in config_names(config.expanduser()):
-        found.append(Candidate(Origin.SSH_CONFIG, SshTarget(name, name, config_file=chosen)))
+    named = (SshTarget(name, name, config_file=chosen) for name in config_names(config.expanduser()))
+    found += [Candidate(Origin.SSH_CONFIG, target) for target in named]
     if sources.peers:
         found += [Candidate(origin, target) for origin, target in peers(chosen)]
     for name in known.local:

@@ -176,8 +176,6 @@ class OwnKey:
     """The private half; only this user may read it."""
     line: str
     """The public half as authorized_keys has it: type, base64, comment."""
-    made: bool = False
-    """It did not exist before."""
 
     @property
     def blob(self) -> str:
@@ -225,15 +223,16 @@ def own_key() -> OwnKey:
     """
     path = own_key_path()
     try:
-        made = not path.exists() and _make(path)
+        if not path.exists():
+            _make(path)
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or error}", "make ~/.ssh writable for you") from None
     key = read_own_key()
     assert key is not None
-    return replace(key, made=made)
+    return key
 
 
-def _make(path: Path) -> bool:
+def _make(path: Path) -> None:
     """Write a new pair; the private file appears whole, once, and never readable by others."""
     private = Ed25519PrivateKey.generate()
     secret = private.private_bytes(
@@ -248,11 +247,10 @@ def _make(path: Path) -> bool:
             stream.write(secret)
         os.link(part, path)
     except FileExistsError:  # another process was faster
-        return False
+        return
     finally:
         part.unlink()
     path.with_name(f"{path.name}.pub").write_text(f"{public.decode()} {_comment()}\n")
-    return True
 
 
 def _comment() -> str:
