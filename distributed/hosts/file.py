@@ -202,7 +202,7 @@ def typed_machine(text: str) -> Machine:
     """
     place = split_address(text)
     try:
-        return Machine(name=place["name"], address=place["name"], port=place["port"], user=place["user"] or "")
+        return Machine(name=place["name"][:64], address=place["name"], port=place["port"], user=place["user"] or "")
     except ValidationError as error:
         hint = "write it as after ssh, for example ada@studio.local"
         raise BadInput(f"'{text.strip()[:40]}' is not a machine", hint) from error

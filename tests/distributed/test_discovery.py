@@ -457,6 +457,13 @@ def test_candidates_are_looked_up_by_ssh(tmp_path: Path) -> None:
     assert typed is not None and typed.key.origin is Origin.TYPED
 
 
+def test_a_long_name_may_be_typed() -> None:
+    (found,) = candidates(
+        Sources((f"ada@{'a' * 100}.example:23",), ssh_config=Path("/dev/null"), peers=False), KnownKeys()
+    )
+    assert (found.target.host, found.target.port, found.target.user) == ("a" * 100 + ".example", 23, "ada")
+
+
 @pytest.mark.parametrize("text", ["", "-oProxyCommand=x", "@", "ada@"])
 def test_what_is_no_machine_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="is not a machine"):
