@@ -104,7 +104,6 @@ class Measurement(Document):
 class Machine(Document):
     """One member to be: a machine, or one device of it. Entries with the same identity share a machine."""
 
-    gone = ("hub_mbit",)
     name: Name
     identity: Text = ""
     """SSH host key (fingerprint); empty: the name tells machines apart."""

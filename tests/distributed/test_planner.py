@@ -359,13 +359,6 @@ def test_a_plan_from_before_the_mesh_is_read(tmp_path: Path) -> None:
     assert read.overlay(Profile(name="p")).strategy.engine == "mesh"
 
 
-def test_figures_from_before_the_mesh_are_read() -> None:
-    there = cluster([8, 8], 950)
-    document = json.loads(there.model_dump_json())
-    document["machines"][0]["hub_mbit"] = 900.0
-    assert Cluster.model_validate(document) == there
-
-
 def test_a_plan_is_refused_for_another_profile() -> None:
     there = cluster([8, 8])
     planning = signed(plan(there, job()), there, Profile(name="p"))
