@@ -52,7 +52,6 @@ from training.strategies.outer import OuterOptions, momentum_option, rate_option
 from training.strategies.outer_costs import OuterCosts
 from training.strategies.registry import register
 from training.strategies.weights import (
-    Refusals,
     difference_mended,
     flatten,
     taken_from,
@@ -149,7 +148,6 @@ class AsyncDiLoCo(Strategy):
         super().__init__(context)
         self._own = context.settings.of(AsyncDiLoCoOptions)
         self._codec = codec_by_name(self.codec(context.settings))
-        self._refusals = Refusals(context.warn)
         self._work = Work(self._own.sync_interval)
         self._places: deque[Place] = deque()
         self._since: dict[int, int] = {}
@@ -256,7 +254,7 @@ class AsyncDiLoCo(Strategy):
         delta = self._base - own
         if self._residual is not None:
             delta.add_(self._residual)
-        if self._exchange.engine == "solo":
+        if self._alone:
             if self.asked():
                 self.cut()
             self.apply(self._exchange.rank, delta, 0.0)

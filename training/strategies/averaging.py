@@ -26,7 +26,6 @@ from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.costs import CostModel, Course, Learning, Rhythm, interpolate, intervals, merge_efficiency
 from training.strategies.weights import (
     NOT_COMPARED,
-    Refusals,
     agreement_flags,
     difference_mended,
     differences,
@@ -101,7 +100,6 @@ class InRounds(Strategy):
         super().__init__(context)
         self._codec = codec_by_name(self.codec(context.settings))
         self._interval = self.rhythm(context.settings).interval
-        self._refusals = Refusals(context.warn)
         self._round = self._inner = 0
         self._weight = 0.0
 

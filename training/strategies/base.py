@@ -23,7 +23,7 @@ from profiles.schema import StrategySettings
 from training.events import SyncEvent
 from training.exchange.base import Exchange, Traffic
 from training.strategies.costs import CostModel, Rhythm, Start
-from training.strategies.weights import trainable
+from training.strategies.weights import Refusals, trainable
 
 if TYPE_CHECKING:
     import torch
@@ -144,6 +144,7 @@ class Strategy(ABC):
     def __init__(self, context: StrategyContext) -> None:
         self.context = context
         self._members: tuple[int, ...] = ()
+        self._refusals = Refusals(context.warn)
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
         """Get to know the optimizer that makes the steps, before :meth:`attach`: a strategy may take away the state of
@@ -152,7 +153,7 @@ class Strategy(ABC):
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
         """Take hold of the trainable parameters. They are equal on all members where a run begins; a partial strategy
         may be attached to others after a resume, or as a newcomer."""
-        self._exchange, self._members = exchange, exchange.members
+        self._exchange, self._members, self._alone = exchange, exchange.members, exchange.engine == "solo"
         self._parameters = trainable(model)
         self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 

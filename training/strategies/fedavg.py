@@ -25,7 +25,7 @@ from pydantic import field_validator
 
 from profiles.declarations import OptionError, Owning, option
 from profiles.schema import StrategySettings
-from training.exchange.base import Exchange, MeanResult
+from training.exchange.base import MeanResult
 from training.strategies.averaging import Averaging, AveragingCosts, AveragingOptions, islands, shuffled
 from training.strategies.base import StrategyContext
 from training.strategies.registry import register
@@ -33,7 +33,6 @@ from training.strategies.weights import mean_held
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 
 class FedAvgOptions(AveragingOptions):
@@ -85,10 +84,6 @@ class FedAvg(Averaging):
         super().__init__(context)
         own = context.settings.of(self.options)
         self._fraction, self._size = own.fraction, own.island_size
-
-    def attach(self, model: nn.Module, exchange: Exchange) -> None:
-        super().attach(model, exchange)
-        self._alone = exchange.engine == "solo"
 
     def _exchanged(self, own: torch.Tensor) -> MeanResult:
         if self._alone or (self._fraction == 1.0 and not self._size):

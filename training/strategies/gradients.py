@@ -13,7 +13,7 @@ from training.exchange.base import MAX_FLAGS, Exchange, MeanResult, Traffic
 from training.exchange.codecs import Codec
 from training.lazy import lazy
 from training.strategies.base import Strategy, StrategyContext, sync_event
-from training.strategies.weights import Refusals, difference_mended, equalised, unfit_parameter
+from training.strategies.weights import difference_mended, equalised, unfit_parameter
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,6 @@ class GradientStrategy(Strategy):
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
-        self._refusals = Refusals(context.warn)
         self._step, self._before = 0, Traffic()
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
@@ -51,12 +50,12 @@ class GradientStrategy(Strategy):
 
     def end_step(self) -> SyncEvent | None:
         interval = self.context.settings.verify_interval
-        if self._exchange.engine == "solo" or not interval or (self._step + 1) % interval:
+        if self._alone or not interval or (self._step + 1) % interval:
             return None
         return self._verified()
 
     def finish(self) -> SyncEvent | None:
-        return None if self._exchange.engine == "solo" else self._verified()
+        return None if self._alone else self._verified()
 
     def _verified(self) -> SyncEvent:
         """Compare weights over the members and mend a difference.

@@ -143,7 +143,6 @@ class NoLoCo(InRounds):
     summary: ClassVar[str] = "changing pairs share an outer step every so many steps; the members' weights differ"
     options = NoLoCoOptions
     costs = NoLoCoCosts()
-    merges = "weights"
     equal = "never"
 
     def __init__(self, context: StrategyContext) -> None:
@@ -227,7 +226,7 @@ class NoLoCo(InRounds):
     @contextmanager
     def consensus(self) -> Iterator[None]:
         """The mean of all members' weights."""
-        if self._averaged or self._exchange.engine == "solo":
+        if self._averaged or self._alone:
             yield
             return
         with mean_held(self._parameters, self._exchange, f"{self.name}/consensus"):

@@ -15,7 +15,7 @@ from training.lazy import lazy
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.merged_part import MeanOfDeltas, MergedPart, Place
 from training.strategies.outer import OuterOptimizer
-from training.strategies.weights import Refusals, flatten
+from training.strategies.weights import flatten
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,6 @@ class OuterStrategy(Strategy):
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
         self._codec: Codec = codec_by_name(self.codec(context.settings))
-        self._refusals = Refusals(context.warn)
         self._parts: list[MergedPart] = []
         self._rounds = 0
         self._reported = Traffic()

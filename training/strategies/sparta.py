@@ -41,7 +41,6 @@ from training.strategies.permutation import permuted
 from training.strategies.registry import register
 from training.strategies.weights import (
     NOT_COMPARED,
-    Refusals,
     differences,
     flatten,
     mean_held,
@@ -185,14 +184,12 @@ class Sparta(Strategy):
     summary: ClassVar[str] = "a small share of the weights averaged in every step; the members' weights differ"
     options = SpartaOptions
     costs = SpartaCosts()
-    merges = "weights"
     equal = "never"
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
         self._own = context.settings.of(SpartaOptions)
         self._codec = codec_by_name(self.codec(context.settings))
-        self._refusals = Refusals(context.warn)
         self._under_way: deque[_Sent] = deque()
         self._step = -1
         self._weight = 0.0
@@ -233,7 +230,7 @@ class Sparta(Strategy):
         return bool(self._under_way) and self._under_way[0].step + self._own.delay <= step
 
     def end_step(self) -> SyncEvent | None:
-        if self._exchange.engine == "solo":
+        if self._alone:
             return None
         report = self._merge() if self._is_due(self._step) else None
         if self._sends(self._step):
@@ -243,7 +240,7 @@ class Sparta(Strategy):
 
     def finish(self) -> SyncEvent | None:
         """Merge what is under way, and then all weights: every member holds their mean after it."""
-        if self._exchange.engine == "solo":
+        if self._alone:
             return None
         while self._under_way:
             self._merge()
@@ -340,7 +337,7 @@ class Sparta(Strategy):
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        if self._averaged or self._exchange.engine == "solo":
+        if self._averaged or self._alone:
             yield
             return
         with mean_held(self._parameters, self._exchange, "sparta/consensus"):

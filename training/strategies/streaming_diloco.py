@@ -182,7 +182,7 @@ class StreamingDiLoCo(OuterStrategy):
         label = f"fragment {index + 1} of {count}, " if count > 1 else ""
         place = Place(f"stream/{index}", label, names, lambda: [piece.values for piece in pieces])
         directed = [piece.elements for piece in pieces if not piece.is_embedding]
-        is_rda = self._own.merge == "rda" and directed and self._exchange.engine != "solo"
+        is_rda = self._own.merge == "rda" and directed and not self._alone
         part = self.make_part(place, functools.partial(RadialDirectional, sizes=directed) if is_rda else MeanOfDeltas)
         part.keeps_start = part.carries_idle = False
         if self._own.weighting == "tokens-squared-per-step":
@@ -193,7 +193,7 @@ class StreamingDiLoCo(OuterStrategy):
     def merge(self, part: MergedPart, last: bool = False) -> float | None:
         self._apart = 0.0
         mended = super().merge(part, last)
-        return mended if last or self._exchange.engine == "solo" else self._apart
+        return mended if last or self._alone else self._apart
 
     def kept(self, part: MergedPart) -> torch.Tensor:
         current = part.flat()

@@ -177,7 +177,6 @@ class ZeRO1(GradientStrategy):
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
         super().attach(model, exchange)
-        self._alone = exchange.engine == "solo"
         places = {parameter: index for index, parameter in enumerate(self._parameters)}
         self._numbers = {number: places[p] for number, p in enumerate(self._ordered) if p in places}
 
