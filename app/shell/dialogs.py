@@ -42,6 +42,7 @@ class Box(ModalScreen[T]):
     Box #keys { height: 1; margin-top: 1; }
     """
     CLOSE = Key("escape", "close", "Close")
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", show=False)]
 
     def __init__(self, heading: str) -> None:
         super().__init__()
@@ -88,7 +89,7 @@ class Dialog(Box[bool]):
     Dialog #heading { padding-bottom: 1; }
     Dialog #content { height: auto; max-height: 55vh; }  /* what heading and keys leave of the box at 24 rows */
     """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "close", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "close", show=False)]
 
     def __init__(self, heading: str, *lines: Content) -> None:
         super().__init__(heading)
@@ -156,10 +157,7 @@ class CommandsDialog(Box[None]):
     CommandsDialog > #box { width: 96; }
     CommandsDialog #commands { margin-top: 1; max-height: 12; background: $surface; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q,n", "close", show=False),
-        Binding("y", "copy", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("q,n", "close", show=False), Binding("y", "copy", show=False)]
 
     def __init__(self, heading: str, commands: Sequence[str]) -> None:
         super().__init__(heading)
@@ -273,10 +271,7 @@ class TextDialog(Box[str | None]):
     """
     FREE: ClassVar[bool] = True
     """Whether anything may be typed."""
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "close", show=False),
-        Binding("down", "choices", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("down", "choices", show=False)]
 
     def __init__(
         self,
