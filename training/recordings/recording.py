@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiles.errors import BadInput
-from training.tasks.speech_clips import SPLITS, TEXT_COLUMNS, FileSource, split_named
+from training.tasks.speech_clips import SPEAKER_COLUMNS, SPLITS, TEXT_COLUMNS, FileSource, split_named
 from training.tasks.tables import Row, Table, as_stored
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ AUDIO = (
     *("path", "file", "filename", "audio"),
 )
 TEXT = (*TEXT_COLUMNS, "transcript", "raw_text", "normalized_text")
-SPEAKER = ("speaker", "speaker_id", "client_id", "voice", "user_id")
+SPEAKER = (*SPEAKER_COLUMNS, "user_id")
 LANGUAGE = ("language", "lang", "locale", "source_lang")
 OFFSET = ("offset", "start")
 LONGEST_ID = 200

@@ -10,7 +10,8 @@ from transformers.models.whisper.english_normalizer import BasicTextNormalizer, 
 
 Normalizer = Callable[[str], str]
 
-_WITHOUT_SPACES = frozenset({"zh", "yue", "ja", "th", "lo", "my"})
+WITHOUT_SPACES = frozenset({"zh", "yue", "ja", "th", "lo", "my"})
+"""Languages whose words are not set apart: every character stands for itself."""
 
 
 def normalizer_for(language: str, spelling: Mapping[str, str] | None = None) -> Normalizer:
@@ -27,7 +28,7 @@ def normalizer_for(language: str, spelling: Mapping[str, str] | None = None) -> 
         english = cast(Normalizer, EnglishTextNormalizer(dict(spelling or {})))  # type: ignore[no-untyped-call]
         # of dots at the end of a text it leaves one, which would count as a word
         return lambda text: " ".join(word for word in english(text).split() if word != ".")
-    return cast(Normalizer, BasicTextNormalizer(split_letters=language in _WITHOUT_SPACES))
+    return cast(Normalizer, BasicTextNormalizer(split_letters=language in WITHOUT_SPACES))
 
 
 def count_errors(references: Sequence[str], hypotheses: Sequence[str]) -> dict[str, float]:

@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from profiles.errors import BadInput
 from training.tasks.tables import check_size, read_text
+from training.tasks.word_errors import WITHOUT_SPACES
 
 ENDINGS = (".txt", ".srt", ".vtt")
 _LARGEST = 20_000_000  # bytes: a thousand hours of speech
-_WITHOUT_SPACES = {"zh", "yue", "ja", "th", "lo", "my", "km"}
-"""Languages whose words are not set apart: every character stands for itself."""
+_WITHOUT_SPACES = WITHOUT_SPACES | {"km"}
 _TIME = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})[.,](\d{1,3})"
 _CUE = re.compile(rf"^\s*{_TIME}\s*-->\s*{_TIME}", re.MULTILINE)
 _NOT_SAID = re.compile(r"<[^<>]*>|\{[^{}]*\}|\[[^\[\]]*\]|[♪♫]")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import BadInput, counted
-from profiles.schema import Profile, StrategySettings
+from profiles.schema import Profile
 from training.run_files import explained, write_whole
 from training.tasks.base import Progress
 from training.tasks.speech_clips import Clip, FileSource, id_hash
@@ -98,7 +98,6 @@ def plan_folds(root: Path, profile: Profile, clips: Sequence[Clip], count: int, 
 
 def _key(profile: Profile, clips: Sequence[Clip], count: int) -> str:
     sections = profile.model_dump(mode="json", include={"model", "data", "training", "strategy"})
-    sections["strategy"] = StrategySettings.with_former_names(sections["strategy"])
     lines = [(clip.id, clip.audio.stamp(), clip.text, clip.language) for clip in clips]
     return hashlib.blake2b(json.dumps([sections, lines, count]).encode(), digest_size=8).hexdigest()
 
