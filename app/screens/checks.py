@@ -20,7 +20,6 @@ from app.screens.step_screen import (
     shown_state,
     shown_status,
 )
-from app.shell.base_app import MusterApp
 from app.shell.keys import Key
 from app.shell.link_map import Kind, Line, drawn, legend
 from app.shell.text import MARGIN, Column, Row, literal, muted, widths
@@ -78,7 +77,7 @@ class ChecksScreen(StepScreen):
         shown = shown_status(app, Status.SKIPPED) if skipped else shown_state(app, check)
         head = Row(check.key, (literal(check.name, "bold"), shown, seen, Content("")))
         kept = [finding for finding in check.findings if self._all or finding.level != "ok"]
-        return [head, *([] if skipped else [_finding(app, check, finding) for finding in kept])]
+        return [head, *([] if skipped else [_finding(check, finding) for finding in kept])]
 
     def draw(self) -> None:
         """The cursor begins at the first problem, when all is known."""
@@ -144,16 +143,11 @@ class ChecksScreen(StepScreen):
         return command_line("distributed-check", self.state.answers.profile)
 
 
-def _finding(app: MusterApp, check: Check, finding: Finding) -> Row:
-    return Row(
-        f"{check.key}{_BETWEEN}{finding.check}",
-        (
-            literal("  " + finding.check),
-            shown_state(app, of_finding(finding)),
-            literal(finding.seen),
-            muted(finding.needed),
-        ),
-    )
+def _finding(check: Check, finding: Finding) -> Row:
+    found = of_finding(finding)
+    state = MARKS[found.status].show(found.label)
+    cells = (literal("  " + finding.check), state, literal(finding.seen), muted(finding.needed))
+    return Row(f"{check.key}{_BETWEEN}{finding.check}", cells)
 
 
 class LinksScreen(StepScreen):
@@ -181,7 +175,7 @@ class LinksScreen(StepScreen):
     )
 
     def rows(self, state: WizardState) -> Sequence[Row]:
-        return [_pair_row(self.steered, pair) for pair in state.links.found]
+        return [_pair_row(pair) for pair in state.links.found]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         pair = next((pair for pair in state.links.found if _pair_key(pair) == key), None)
@@ -240,8 +234,8 @@ def _line(pair: PairFigures) -> Line:
     return Line(pair.source, pair.target, kind, found.mbit, found.mbit_back)
 
 
-def _pair_row(app: MusterApp, pair: PairFigures) -> Row:
-    figures = pair.figures
+def _pair_row(pair: PairFigures) -> Row:
+    figures, found = pair.figures, of_pair(pair)
     return Row(
         _pair_key(pair),
         (
@@ -249,7 +243,7 @@ def _pair_row(app: MusterApp, pair: PairFigures) -> Row:
             literal(_rate(figures.mbit) if figures else ""),
             literal(_rate(figures.mbit_back) if figures and figures.mbit_back else ""),
             literal(f"{figures.rtt_ms:.2g}" if figures else ""),
-            shown_state(app, of_pair(pair)),
+            MARKS[found.status].show(found.label),
             muted(path_of(pair)),
         ),
     )

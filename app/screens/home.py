@@ -10,8 +10,7 @@ from textual.content import Content
 
 from app.console import command_line
 from app.report import what_next
-from app.screens.step_screen import StepScreen, cause_lines, shown_state
-from app.shell.base_app import MusterApp
+from app.screens.step_screen import MARKS, StepScreen, cause_lines
 from app.shell.keys import EVERYWHERE, Key
 from app.shell.text import Column, Mark, Row, join, literal, muted
 from app.wizard import actions
@@ -58,18 +57,17 @@ class HomeScreen(StepScreen):
     _watched = False
 
     def rows(self, state: WizardState) -> Sequence[Row]:
-        app = self.steered
         live = [run for run in state.home.found.runs if run.live]
         done = [run for run in state.home.found.runs if not run.live][:_FINISHED]
         saved = [profile for profile in state.home.found.profiles if profile.saved]
         shipped = [profile for profile in state.home.found.profiles if not profile.saved]
-        findings = [_finding(app, found) for found in state.doctor.found]
+        findings = [_finding(found) for found in state.doctor.found]
         sections = [
-            _section("Running now", [_run(app, run) for run in live]),
+            _section("Running now", [_run(run) for run in live]),
             _section("Start", [_line(NEW, "New set-up", "machines, job, strategy; then a plan to confirm")]),
-            _section("Saved", [_profile(app, profile, state.presence_of(profile)) for profile in saved]),
-            _section("Ready-made", [_profile(app, profile, state.presence_of(profile)) for profile in shipped]),
-            _section("Finished", [_run(app, run) for run in done]),
+            _section("Saved", [_profile(profile, state.presence_of(profile)) for profile in saved]),
+            _section("Ready-made", [_profile(profile, state.presence_of(profile)) for profile in shipped]),
+            _section("Finished", [_run(run) for run in done]),
             _section("This computer", [_line(DOCTOR, "Doctor", _doctor_words(state)), *findings]),
         ]
         shown = [section for section in sections if section]
@@ -91,7 +89,7 @@ class HomeScreen(StepScreen):
 
     def _about(self, profile: KnownProfile) -> list[Content]:
         entry, present = profile.entry, self.state.presence_of(profile)
-        machines = [_presence(self.steered, one) for one in present]
+        machines = [_presence(one) for one in present]
         about = [muted(entry.description)] if len(entry.description) > _LONG else []
         far = any(one.far for one in present)
         bring = [literal(f"enter {MEASURES.format(names='its machines')}", "$text-warning")] if far else []
@@ -162,26 +160,26 @@ def _line(key: str, name: str, about: str) -> Row:
     return Row(key, (Content("  " + name), muted(about)))
 
 
-def _run(app: MusterApp, run: RunSummary) -> Row:
+def _run(run: RunSummary) -> Row:
     found = of_run(run)
-    live = literal(f"{app.symbol(Mark.RUNNING)} {found.label}", Mark.RUNNING.style)
-    about = join(live if run.live else shown_state(app, found), muted(started_text(run)), muted(run.run_id))
+    mark = Mark.RUNNING if run.live else MARKS[found.status]
+    about = join(mark.show(found.label), muted(started_text(run)), muted(run.run_id))
     return Row(f"run:{run.run_id}", (literal("  " + (run.profile or run.run_id)), about))
 
 
-def _profile(app: MusterApp, profile: KnownProfile, machines: Sequence[Presence]) -> Row:
+def _profile(profile: KnownProfile, machines: Sequence[Presence]) -> Row:
     here = [one.present for one in machines]
     present = f"{sum(one is True for one in here)} of {counted(len(here), 'machine')} online" if here else ""
-    wrong = literal(app.symbol(Mark.PROBLEM), Mark.PROBLEM.style) if profile.entry.error else ""
+    wrong = Mark.PROBLEM.show("") if profile.entry.error else ""
     style = "$text-success" if here and all(here) else "$text-muted"
     about = join(wrong, literal(present, style), muted(profile.entry.description))
     return Row(f"profile:{profile.name}", (literal("  " + profile.name), about))
 
 
-def _presence(app: MusterApp, one: Presence) -> Content:
+def _presence(one: Presence) -> Content:
     look = {True: Mark.ONLINE, False: Mark.OFFLINE, None: Mark.WAITING}[one.present]
     word = {True: "online", False: "not found", None: "not known yet"}[one.present]
-    return literal(f"{app.symbol(look)} {one.name}: {word}", look.style)
+    return look.show(f"{one.name}: {word}")
 
 
 def _doctor_words(state: WizardState) -> str:
@@ -192,6 +190,7 @@ def _doctor_words(state: WizardState) -> str:
     return f"{counted(len(state.doctor.found), 'check')}, {problems}"
 
 
-def _finding(app: MusterApp, finding: Finding) -> Row:
-    about = join(shown_state(app, of_finding(finding)), muted(finding.seen))
+def _finding(finding: Finding) -> Row:
+    found = of_finding(finding)
+    about = join(MARKS[found.status].show(found.label), muted(finding.seen))
     return Row(f"finding:{finding.check}", (literal("    " + finding.check), about))

@@ -8,8 +8,7 @@ from typing import ClassVar
 from textual.content import Content
 
 from app.console import bytes_text, command_line
-from app.screens.step_screen import MARKS, StepScreen, cause_lines, shown_status
-from app.shell.base_app import MusterApp
+from app.screens.step_screen import MARKS, StepScreen, cause_lines
 from app.shell.dialogs import ChoiceDialog, TextDialog
 from app.shell.keys import Key
 from app.shell.text import Column, Mark, Row, join, literal, muted
@@ -49,47 +48,46 @@ class JobScreen(StepScreen):
     _open = False
 
     def rows(self, state: WizardState) -> Sequence[Row]:
-        app, job, profile = self.steered, state.job.found, state.answers.profile
+        job, profile = state.job.found, state.answers.profile
         wanted = self.ready and bool(self.table.filter_text)
         main = [row for row in job.options if not row.advanced and row.name not in (MODEL, DATASET)]
         advanced = [row for row in job.options if row.advanced and row.name not in (MODEL, DATASET)]
-        fold = ("v" if app.ascii_only else "▾") if self._open else (">" if app.ascii_only else "▸")
+        fold = "▾" if self._open else "▸"
         return [
             Row(GO, (Content.styled("Continue", "bold $text-primary"), muted(profile), muted("with these values"))),
             Row(PROFILE, (Content("profile"), literal(profile, "bold"), muted("all values start from it"))),
             Row(MODEL, (Content("model"), literal(job.model, "bold"), self._fits(state))),
             Row(DATASET, (Content("data set"), literal(job.dataset, "bold"), self._data(state.data))),
-            *[_option(app, row) for row in main],
+            *[_option(row) for row in main],
             Row(ADVANCED, (muted(f"{fold} Advanced"), muted(f"{len(advanced)} options"), Content(""))),
-            *([_option(app, row) for row in advanced] if self._open or wanted else []),
+            *([_option(row) for row in advanced] if self._open or wanted else []),
         ]
 
     def _fits(self, state: WizardState) -> Content:
-        app, part = self.steered, state.fits
+        part = state.fits
         bad = [row for row in part.found if row.status in (Status.FAILED, Status.WARNING)]
         if not state.members:
             return Content("")
         if part.status in UNSETTLED:
             return muted("comparing with the machines' memory")
         if part.status is Status.FAILED:
-            return literal(f"{app.symbol(Mark.WARNING)} {part.cause}", Mark.WARNING.style)
+            return Mark.WARNING.show(part.cause)
         if not bad:
             number = len(part.found)
             them = {1: "the machine", 2: "both machines"}.get(number, f"all {number} machines")
-            return literal(f"{app.symbol(Mark.OK)} fits {them}", Mark.OK.style)
-        look = MARKS[bad[0].status]
-        return literal(f"{app.symbol(look)} " + ", ".join(f"{row.name}: {row.label}" for row in bad), look.style)
+            return Mark.OK.show(f"fits {them}")
+        return MARKS[bad[0].status].show(", ".join(f"{row.name}: {row.label}" for row in bad))
 
     def _data(self, data: Part[DataSummary]) -> Content:
         if data.status in UNSETTLED:
             return muted("being read")
         if data.status is Status.FAILED:
-            return literal(f"{self.steered.symbol(Mark.PROBLEM)} {data.cause}", Mark.PROBLEM.style)
-        return join(shown_status(self.steered, data.status, data_words(data)))
+            return Mark.PROBLEM.show(data.cause)
+        return MARKS[data.status].show(data_words(data))
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         if key == MODEL:
-            fits = [line for row in state.fits.found for line in (_fit(self.steered, row), *cause_lines(row))]
+            fits = [line for row in state.fits.found for line in (_fit(row), *cause_lines(row))]
             return _whole(state.job.found.model) + fits
         if key == DATASET:
             return _whole(state.job.found.dataset) + _about_data(state.data)
@@ -228,19 +226,18 @@ def _about_data(part: Part[DataSummary]) -> list[Content]:
     return [*lines, muted(f"and {more} more")] if more > 0 else lines
 
 
-def _fit(app: MusterApp, row: Fit) -> Content:
+def _fit(row: Fit) -> Content:
     figures = f"needs {bytes_text(row.needed)} of {bytes_text(row.free)} free" if row.needed and row.free else ""
-    return join(shown_status(app, row.status, f"{row.name}: {row.label}"), muted(figures))
+    return join(MARKS[row.status].show(f"{row.name}: {row.label}"), muted(figures))
 
 
 def _about_option(spec: OptionSpec) -> list[str]:
     return [text for text in (spec.help, spec.unit, spec.limits) if text]
 
 
-def _option(app: MusterApp, row: JobOption) -> Row:
+def _option(row: JobOption) -> Row:
     style = "$text-error" if row.problem else "bold $text-primary" if row.changed else ""
     changed = " *" if row.changed else ""
-    wrong = f"{app.symbol(Mark.PROBLEM)} {row.problem}" if row.problem else ""
-    about = literal(wrong, "$text-error") if wrong else muted(row.spec.help)
+    about = Mark.PROBLEM.show(row.problem) if row.problem else muted(row.spec.help)
     value = Content.assemble(literal(row.value or "-", style), (changed, "$text-primary"))
     return Row(f"option:{row.name}", (literal(row.name), value, about))

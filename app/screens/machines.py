@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual.content import Content
 
-from app.console import command_line, visible
-from app.screens.step_screen import GO_ON, NEXT, StepScreen, cause_lines, shown_state, shown_status
+from app.console import command_line
+from app.screens.step_screen import GO_ON, MARKS, NEXT, StepScreen, cause_lines, shown_state, shown_status
 from app.shell.base_app import MusterApp
 from app.shell.dialogs import TextDialog, TrustDialog
 from app.shell.keys import Key
@@ -61,7 +61,7 @@ class MachinesScreen(StepScreen):
 
     def _about(self, row: MachineRow) -> list[Content]:
         lines = cause_lines(row)
-        lines += [_path(self.steered, path) for path in row.paths if not row.here]
+        lines += [_path(path) for path in row.paths if not row.here]
         found = f"found by {' and '.join(row.found_by)}" if row.found_by else ""
         about = ", ".join(filter(None, (row.system, found)))
         lines += [muted(about)] if about and not row.here else []
@@ -72,10 +72,9 @@ class MachinesScreen(StepScreen):
     def head(self, state: WizardState) -> Content:
         if not state.machines.advice:
             return Content("")
-        dash = "- " if self.steered.ascii_only else "· "
         others = any(not row.here for row in state.machines.rows)
         first = [] if others else [literal("No other machine found so far.", "$text-warning")]
-        return Content("\n").join([*first, *[muted(dash + line) for line in state.machines.advice]])
+        return Content("\n").join([*first, *[muted(f"· {line}") for line in state.machines.advice]])
 
     def empty(self, state: WizardState) -> Content:
         return muted("Searching for machines: " + ", ".join(state.machines.searched))
@@ -134,8 +133,7 @@ class MachinesScreen(StepScreen):
 def _machine_row(app: MusterApp, row: MachineRow, picked: bool) -> Row:
     box, style = ("[x]", "bold $text-primary") if picked else ("[ ]", "$text-muted")
     here = " (here)" if row.here else ""
-    online = app.symbol(Mark.ONLINE) if row.status.value == "ok" else ""
-    state = literal(f"{online} {row.label}", Mark.ONLINE.style) if online else shown_state(app, row)
+    state = Mark.ONLINE.show(row.label) if row.status is Status.OK else shown_state(app, row)
     return Row(
         row.key,
         (
@@ -150,10 +148,10 @@ def _machine_row(app: MusterApp, row: MachineRow, picked: bool) -> Row:
     )
 
 
-def _path(app: MusterApp, path: FoundPath) -> Content:
+def _path(path: FoundPath) -> Content:
     look, way = Mark.ONLINE if path.online else Mark.OFFLINE, path.endpoint
     words = "  ".join(filter(None, (way.where, way.kind.value, way.interface and f"on {way.interface}")))
-    return Content.assemble((app.symbol(look) + " ", look.style), muted(words))
+    return Content.assemble((look.symbol + " ", look.style), muted(words))
 
 
 class AccessScreen(StepScreen):
@@ -274,17 +272,16 @@ class AccessScreen(StepScreen):
 
 def _access_row(app: MusterApp, row: Access, skipped: bool) -> Row:
     passed = {stage.value: went for stage, went in row.report.stages.items()} if row.report is not None else {}
-    cells = [_stage(app, row, _WENT[passed.get(stage)]) for stage in _STAGES]
+    cells = [_stage(row, _WENT[passed.get(stage)]) for stage in _STAGES]
     state = shown_state(app, row)
     if skipped:
         state = shown_status(app, Status.SKIPPED)
     elif row.need is not Need.NOTHING:
-        state = Mark.ASKING.show(visible(row.label), ascii_only=app.ascii_only)
+        state = Mark.ASKING.show(row.label)
     return Row(row.key, (literal(row.name), *cells, state))
 
 
-def _stage(app: MusterApp, row: Access, status: Status) -> Content:
+def _stage(row: Access, status: Status) -> Content:
     """A stage that ended for want of an answer has not failed."""
-    if status is Status.FAILED and row.need is not Need.NOTHING:
-        return Mark.ASKING.show("", ascii_only=app.ascii_only)
-    return shown_status(app, status, "")
+    asking = status is Status.FAILED and row.need is not Need.NOTHING
+    return (Mark.ASKING if asking else MARKS[status]).show("")

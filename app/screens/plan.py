@@ -69,7 +69,7 @@ class PlanScreen(StepScreen):
         if state.plan.status in UNSETTLED:
             return ()
         room = self.query_one("#about").size.width or self.app.size.width // 2
-        return facts(state.plan.found, self.steered.ascii_only, room)
+        return facts(state.plan.found, room)
 
     def head(self, state: WizardState) -> Content:
         failed = [part for part in (state.plan, state.strategy) if part.status is Status.FAILED]
@@ -159,15 +159,14 @@ def _change_row(change: Change, named: bool) -> Row:
     return Row(change.key, (literal(change.machine if named else ""), what, size))
 
 
-def facts(plan: Plan, ascii_only: bool, room: int) -> list[Content]:
+def facts(plan: Plan, room: int) -> list[Content]:
     """Return what a person should know of a plan before it begins, in lines of ``room`` cells."""
-    lock, open_ = Mark.OK, Mark.WARNING
     rows = [
         ("copies", bytes_text(plan.bytes_to_copy) if plan.bytes_to_copy else "", ""),
         ("training", _time(plan), ""),
         ("ports", "; ".join(plan.ports), ""),
-        *[("encrypted", f"{lock.symbol(ascii_only)} {text}", lock.style) for text in plan.encrypted],
-        *[("plaintext", f"{open_.symbol(ascii_only)} {text}", open_.style) for text in plan.in_clear],
+        *[("encrypted", f"{Mark.OK.symbol} {text}", Mark.OK.style) for text in plan.encrypted],
+        *[("plaintext", f"{Mark.WARNING.symbol} {text}", Mark.WARNING.style) for text in plan.in_clear],
         ("data", plan.staying, ""),
         ("saved as", plan.profile, ""),
         ("command", plan.command, "bold"),

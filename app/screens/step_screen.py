@@ -242,7 +242,7 @@ def _crumb(step: Step, current: Step) -> Content:
 def shown_status(app: MusterApp, status: Status, word: str | None = None) -> Content:
     """Return symbol and word of a status; what is worked on turns."""
     look = MARKS[status]
-    symbol = app.spinner() if status is Status.WORKING else app.symbol(look)
+    symbol = app.spinner() if status is Status.WORKING else look.symbol
     text = status.value if word is None else word
     return literal(f"{symbol} {text}".rstrip(), look.style)
 

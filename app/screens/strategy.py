@@ -10,7 +10,6 @@ from textual.content import Content
 
 from app.console import bytes_text, command_line, duration_text
 from app.screens.step_screen import GO_ON, NEXT, StepScreen, failure, progress
-from app.shell.base_app import MusterApp
 from app.shell.keys import WIDE, Key
 from app.shell.text import Column, Mark, Row, bar, literal, muted
 from app.wizard import actions
@@ -61,13 +60,12 @@ class StrategyScreen(StepScreen):
     def rows(self, state: WizardState) -> Sequence[Row]:
         chosen = state.chosen
         best = max((way.candidate.useful_speed_up for way in state.ways), default=0.0) if self._is_wide else 0.0
-        return [_row(self.steered, way, way is chosen, best) for way in state.ways]
+        return [_row(way, way is chosen, best) for way in state.ways]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         """What a way is, and why the recommended one is recommended."""
         lines = [line for way in state.ways if str(way.index) == key for line in _about(way)]
-        dash = "- " if self.steered.ascii_only else "· "
-        why = [muted(dash + text) for text in state.strategy.found.reasons[1:]]
+        why = [muted(f"· {text}") for text in state.strategy.found.reasons[1:]]
         return [*lines, *([Content(""), literal("Why the recommended way"), *why] if why and lines else [])]
 
     def head(self, state: WizardState) -> Content:
@@ -118,28 +116,28 @@ class StrategyScreen(StepScreen):
         return command_line("plan", self.state.answers.profile)
 
 
-def _row(app: MusterApp, way: Way, chosen: bool, best: float) -> Row:
+def _row(way: Way, chosen: bool, best: float) -> Row:
     """Return a row; its speed-up is drawn against the ``best`` one, unless that is 0."""
     look, choice, key = Mark.CHOSEN if chosen else Mark.NOT_CHOSEN, way.choice, str(way.index)
     advice = " recommended" if way.recommended else ""
     who = f" {choice.over}" if choice.alone else f" x{len(choice.members)}"
     who += " nccl" if choice.engine == "nccl" and not way.recommended else ""
-    symbol = Content.styled(app.symbol(look) + " ", look.style)
+    symbol = Content.styled(look.symbol + " ", look.style)
     name = Content.assemble(
         symbol, literal(choice.name, "bold" if chosen else ""), muted(who), (advice, "$text-success")
     )
     if way.problem:
         return Row(key, (name, literal("does not fit", "$text-error"), *[Content("")] * 6), selectable=False)
-    return Row(key, (name, *_figures(app, way, best)))
+    return Row(key, (name, *_figures(way, best)))
 
 
-def _figures(app: MusterApp, way: Way, best: float) -> tuple[Content, ...]:
+def _figures(way: Way, best: float) -> tuple[Content, ...]:
     found = way.candidate
     if not found.predicted:
         return (muted("not predicted"), *[Content("-")] * 6)
     if not found.step:
         return (muted("not measured"), *[Content("-")] * 6)
-    drawn = " " + bar(found.useful_speed_up / best, 8, app.ascii_only) if best else ""
+    drawn = " " + bar(found.useful_speed_up / best, 8) if best else ""
     fast = "$text-success" if found.useful_speed_up > 1.05 else "$text-warning" if found.useful_speed_up < 0.95 else ""
     return (
         Content.assemble((f"{found.useful_speed_up:.2f}x", fast), muted(drawn)),

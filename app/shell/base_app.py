@@ -27,7 +27,7 @@ from app.shell.dialogs import CommandLogDialog, QuestionDialog
 from app.shell.jump import JumpScreen
 from app.shell.keys import BESIDES, EVERYWHERE, OF_APPS, bindings, fit, too_small
 from app.shell.look import FOR_ALL, THEMES, PureAscii, ThinBar, WithoutColour, theme_after
-from app.shell.text import Mark, spinner
+from app.shell.text import spinner
 from distributed.ssh.command_log import CommandRecord, commands_run
 from profiles.errors import ExitCode
 
@@ -90,10 +90,6 @@ class MusterApp(App[None]):
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         return FOR_ALL
-
-    def symbol(self, mark: Mark) -> str:
-        """Return the cell of a state."""
-        return mark.symbol(self.ascii_only)
 
     def spinner(self) -> str:
         """Return the frame of the moment for something that goes on."""

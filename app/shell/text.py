@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
 
 from textual.content import Content
 
@@ -29,47 +28,33 @@ def join(*parts: Content | str, between: str = "  ") -> Content:
     return Content(between).join(kept)
 
 
-class _Look(NamedTuple):
-    symbol: str
-    plain: str
-    """The symbol in ASCII."""
-    word: str
-    style: str
-    """A style of the theme."""
-
-
 class Mark(Enum):
-    """A state that anything shown may be in."""
+    """A state that anything shown may be in: its symbol, of one cell, and a style of the theme."""
 
-    OK = _Look("✓", "+", "ok", "$text-success")
-    WARNING = _Look("▲", "!", "warning", "$text-warning")
-    PROBLEM = _Look("✗", "x", "problem", "$text-error")
-    ONLINE = _Look("●", "*", "online", "$text-success")
-    OFFLINE = _Look("○", "o", "offline", "$text-muted")
-    LOST = _Look("✗", "x", "lost", "$text-error")
-    WORKING = _Look("◐", "~", "working", "$text-primary")
-    WAITING = _Look("·", ".", "waiting", "$text-muted")
-    ASKING = _Look("?", "?", "asks you", "$text-warning")
-    SKIPPED = _Look("–", "-", "skipped", "$text-muted")
-    CHOSEN = _Look("●", "x", "chosen", "$text-primary")
-    NOT_CHOSEN = _Look("○", " ", "not chosen", "$text-muted")
-    RUNNING = _Look("▶", ">", "running", "$text-success")
-    PAUSED = _Look("‖", "=", "paused", "$text-warning")
-    DONE = _Look("✓", "+", "done", "$text-success")
-    STOPPED = _Look("■", "#", "stopped", "$text-muted")
+    OK = "✓", "$text-success"
+    WARNING = "▲", "$text-warning"
+    PROBLEM = "✗", "$text-error"
+    ONLINE = "●", "$text-success"
+    OFFLINE = "○", "$text-muted"
+    LOST = PROBLEM
+    WORKING = "◐", "$text-primary"
+    WAITING = "·", "$text-muted"
+    ASKING = "?", "$text-warning"
+    SKIPPED = "–", "$text-muted"
+    CHOSEN = "●", "$text-primary"
+    NOT_CHOSEN = OFFLINE
+    RUNNING = "▶", "$text-success"
+    PAUSED = "‖", "$text-warning"
+    DONE = OK
+    STOPPED = "■", "$text-muted"
 
-    @property
-    def style(self) -> str:
-        return self.value.style
+    def __init__(self, symbol: str, style: str) -> None:
+        self.symbol = symbol
+        self.style = style
 
-    def symbol(self, ascii_only: bool = False) -> str:
-        """Return the one cell that stands for the state."""
-        return self.value.plain if ascii_only else self.value.symbol
-
-    def show(self, word: str | None = None, *, ascii_only: bool = False) -> Content:
-        """Return symbol and word in the state's colour; another word, or ``""`` for the symbol alone."""
-        text = self.value.word if word is None else word
-        return Content.styled(f"{self.symbol(ascii_only)} {text}".rstrip(), self.style)
+    def show(self, word: str) -> Content:
+        """Return symbol and word in the state's colour; ``""`` for the symbol alone."""
+        return literal(f"{self.symbol} {word}".rstrip(), self.style)
 
 
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -82,11 +67,10 @@ def spinner(now: float, ascii_only: bool = False) -> str:
     return frames[int(now * 4) % len(frames)]
 
 
-def bar(share: float, cells: int, ascii_only: bool = False) -> str:
+def bar(share: float, cells: int) -> str:
     """Return a bar of so many cells, filled by ``share`` (0 to 1)."""
     full = round(min(1.0, max(0.0, share)) * cells)
-    filled, empty = ("#", ".") if ascii_only else ("━", "─")
-    return filled * full + empty * (cells - full)
+    return "━" * full + "─" * (cells - full)
 
 
 GAP = 2
