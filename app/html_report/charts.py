@@ -5,14 +5,13 @@ A chart that has nothing to show is left out.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.console import visible
 from app.html_report.evidence import Evidence
 from app.html_report.ribbon import NOTE, bands
+from app.html_report.sections import label
 from app.metrics import RATES, metric_label
 from app.promise import at_promised_pace, pace_of
 from app.ribbon import rate_of_run
@@ -64,11 +63,6 @@ class Chart:
     figure: Mapping[str, Any]
 
 
-def label(text: object) -> str:
-    """Return text from outside for a chart: plotly reads a subset of HTML, so markup is escaped."""
-    return html.escape(visible(text), quote=False)
-
-
 def charts_of(evidence: Evidence) -> list[Chart]:
     """Return the charts that have something to show."""
     state = evidence.state
@@ -103,8 +97,17 @@ def drawn(name: str, title: str, note: str, traces: Sequence[Mapping[str, Any]],
     return Chart(name, title, note, {"data": list(traces), "layout": whole})
 
 
-def _over_steps(title: str, **more: Any) -> dict[str, Any]:
-    return {"xaxis": {"title": {"text": "step"}, "rangemode": "tozero"}, "yaxis": {"title": {"text": title}, **more}}
+def axes(across: str, up: str, **more: Any) -> dict[str, Any]:
+    """Return the layout of axes with these titles; ``more``: of the vertical one."""
+    return {"xaxis": {"title": {"text": across}, "rangemode": "tozero"}, "yaxis": {"title": {"text": up}, **more}}
+
+
+def curve(
+    points: Sequence[Point], name: str, style: Mapping[str, Any], mode: str = "lines", factor: float = 1.0
+) -> dict[str, Any]:
+    """Return the trace of a curve."""
+    x, y = [point.step for point in points], [point.mean * factor for point in points]
+    return {"x": x, "y": y, "mode": mode, "name": name, "line": style}
 
 
 def _loss(evidence: Evidence) -> Chart | None:
@@ -117,7 +120,7 @@ def _loss(evidence: Evidence) -> Chart | None:
     traces: list[dict[str, Any]] = [
         {**edge, "y": [point.high for point in shown]},
         {**edge, "y": [point.low for point in shown], **band},
-        {"x": steps, "y": [p.mean for p in shown], "mode": "lines", "name": "training", "line": {"color": BLUE}},
+        curve(shown, "training", {"color": BLUE}),
     ]
     for number, split in enumerate(evidence.state.evaluations, 1):
         style = {"color": COLOURS[number % len(COLOURS)], "dash": "dot"}
@@ -126,7 +129,7 @@ def _loss(evidence: Evidence) -> Chart | None:
     if (ghost := _at_promised_pace(evidence, shown)) is not None:
         traces.append(ghost)
         note += f" {_GHOST_NOTE}"
-    layout = {"updatemenus": [_SCALE_BUTTONS], **_marks(evidence), **_over_steps("loss")}
+    layout = {"updatemenus": [_SCALE_BUTTONS], **_marks(evidence), **axes("step", "loss")}
     return _with_machines(evidence, note, traces, layout)
 
 
@@ -147,8 +150,7 @@ def _with_machines(evidence: Evidence, note: str, traces: list[dict[str, Any]], 
 def _at_promised_pace(evidence: Evidence, shown: Sequence[Point]) -> dict[str, Any] | None:
     promise, pace = evidence.promise, pace_of(evidence.state)
     points = at_promised_pace(smoothed(list(shown), _SMOOTHING), pace, promise) if promise and pace else []
-    x, y = [point.step for point in points], [point.mean for point in points]
-    return {"x": x, "y": y, "mode": "lines", "name": "at the promised pace", "line": _GHOST} if points else None
+    return curve(points, "at the promised pace", _GHOST) if points else None
 
 
 def _throughput(evidence: Evidence, rate: Series) -> Chart | None:
@@ -159,7 +161,7 @@ def _throughput(evidence: Evidence, rate: Series) -> Chart | None:
         return chart
     ghost = {"x": [points[0].step, points[-1].step], "y": [promise.rate] * 2, "mode": "lines", "name": "promised"}
     return drawn(chart.id, chart.title, chart.note, [*chart.figure["data"], {**ghost, "line": _GHOST}],
-                 **_over_steps("samples/s", rangemode="tozero"))  # fmt: skip
+                 **axes("step", "samples/s", rangemode="tozero"))  # fmt: skip
 
 
 def _loss_in_time(state: RunState) -> Chart | None:
@@ -174,8 +176,8 @@ def _loss_in_time(state: RunState) -> Chart | None:
         x, y = [hours for hours, _ in points], [loss for _, loss in points]
         traces.append({"x": x, "y": y, "mode": "lines", "name": words, "line": style})
     note = "Time of the machines in the file, by the cost model; evaluations and snapshots are not in it."
-    axes = {"xaxis": {"title": {"text": SIMULATED}, "rangemode": "tozero"}, "yaxis": {"title": {"text": "loss"}}}
-    return drawn("loss-time", "Loss over simulated time", note, traces, updatemenus=[_SCALE_BUTTONS], **axes)
+    layout = {"updatemenus": [_SCALE_BUTTONS], **axes(SIMULATED, "loss")}
+    return drawn("loss-time", "Loss over simulated time", note, traces, **layout)
 
 
 def _marks(evidence: Evidence) -> dict[str, Any]:
@@ -208,10 +210,10 @@ def _metrics(state: RunState, *, rates: bool) -> Chart | None:
     if not shown:
         return None
     if not rates:
-        return drawn("metrics", "Other metrics", "", lines, **_over_steps(""))
+        return drawn("metrics", "Other metrics", "", lines, **axes("step", ""))
     title = ", ".join(label(name) for name in sorted({metric_label(name) for _, name in shown}))
     note = "Measured on data that is not used for training."
-    return drawn("rates", title, note, lines, **_over_steps("per cent", rangemode="tozero"))
+    return drawn("rates", title, note, lines, **axes("step", "per cent", rangemode="tozero"))
 
 
 def _measured(
@@ -219,16 +221,12 @@ def _measured(
 ) -> list[dict[str, Any]]:
     """Return the course of one metric of a split as a line; none where it was never measured."""
     points = of_run(state.curves, evaluated(split, name)).points()
-    line = {"mode": "lines+markers", "name": words, "line": style}
-    x, y = [point.step for point in points], [point.mean * factor for point in points]
-    return [{**line, "x": x, "y": y}] if points else []
+    return [curve(points, words, style, "lines+markers", factor)] if points else []
 
 
-def _line(name: str, series: Series, colour: str, unit: str, line: str, note: str = "", **axis: Any) -> Chart | None:
+def _line(name: str, series: Series, colour: str, unit: str, of: str, note: str = "", **axis: Any) -> Chart | None:
     points = series.points()
-    x, y = [point.step for point in points], [point.mean for point in points]
-    trace = {"x": x, "y": y, "mode": "lines", "name": line, "line": {"color": colour}}
-    layout = _over_steps(unit, rangemode="tozero", **axis)
+    trace, layout = curve(points, of, {"color": colour}), axes("step", unit, rangemode="tozero", **axis)
     return drawn(name, name.replace("-", " ").capitalize(), note, [trace], **layout) if points else None
 
 
@@ -295,7 +293,7 @@ def _synchronisations(evidence: Evidence) -> Chart | None:
             }
         )
     note = "From the start of an exchange to its result, on each machine."
-    layout = _over_steps("ms", rangemode="tozero")
+    layout = axes("step", "ms", rangemode="tozero")
     return drawn("syncs", "Synchronisations", note, traces, **layout) if traces else None
 
 
@@ -304,10 +302,9 @@ def _exchanged(state: RunState, name: str, what: str) -> Chart | None:
     points = of_run(state.curves, name).points()
     if not points:
         return None
-    x, y = [point.step for point in points], [point.mean for point in points]
-    trace = {"x": x, "y": y, "mode": "lines+markers", "name": name, "line": {"color": BLUE}}
-    note = f"{what} Last: {y[-1]:.4g}."
-    return drawn(name.replace(" ", "-"), name.capitalize(), note, [trace], **_over_steps(name))
+    trace = curve(points, name, {"color": BLUE}, "lines+markers")
+    note = f"{what} Last: {points[-1].mean:.4g}."
+    return drawn(name.replace(" ", "-"), name.capitalize(), note, [trace], **axes("step", name))
 
 
 def _prediction(evidence: Evidence) -> Chart | None:
@@ -323,6 +320,6 @@ def _prediction(evidence: Evidence) -> Chart | None:
         {**bar, "x": rest, "name": "compute", "marker": {"color": GREEN}},
         {**bar, "x": [waits[kind] * 1000 for kind in kinds], "name": "exposed wait", "marker": {"color": ORANGE}},
     ]
-    axes = {"xaxis": {"title": {"text": "ms a step"}}, "yaxis": {"autorange": "reversed"}}
-    layout = {"barmode": "stack", "height": 260, "hovermode": "closest", **axes}
+    layout = {"barmode": "stack", "height": 260, "hovermode": "closest", "xaxis": {"title": {"text": "ms a step"}},
+              "yaxis": {"autorange": "reversed"}}  # fmt: skip
     return drawn("prediction", "A step, predicted and measured", "", traces, **layout)

@@ -10,9 +10,9 @@ from typing import Any
 
 from app.comparison import Comparison, Curve, Row
 from app.console import bytes_text, duration_text
-from app.html_report.charts import COLOURS, Chart, drawn, label
+from app.html_report.charts import COLOURS, Chart, axes, drawn
 from app.html_report.page import figure, whole_page
-from app.html_report.sections import table, text
+from app.html_report.sections import label, table, text
 from app.metrics import four_digits
 from app.run_series import OF_EXCHANGES
 from profiles.errors import counted
@@ -73,8 +73,8 @@ def last_exchanged(result: Comparison) -> str:
 
 def _exchanged(rows: list[Row], name: str, what: str) -> Chart | None:
     traces = [_line(curve, row, number) for number, row in enumerate(rows) if (curve := row.exchanged(name))]
-    axes = _axes("samples of all members", name)
-    return drawn(name.replace(" ", "-"), name.capitalize(), what, traces, **axes) if traces else None
+    layout = axes("samples of all members", name)
+    return drawn(name.replace(" ", "-"), name.capitalize(), what, traces, **layout) if traces else None
 
 
 def _over_samples(rows: list[Row]) -> Chart:
@@ -85,7 +85,7 @@ def _over_samples(rows: list[Row]) -> Chart:
             traces += [{**one, **group} for one in _band([run.curve for run in row.runs])]
         traces.append({**_line(row.curve, row, number), **group})
     note = "Mean of the seeds; the band holds all of them. Click a name in the legend to hide its line."
-    return drawn("samples", "Loss over samples", note, traces, **_axes("samples of all members"))
+    return drawn("samples", "Loss over samples", note, traces, **axes("samples of all members", "loss"))
 
 
 def _over_time(rows: list[Row], place: int, mbit: float) -> Chart:
@@ -97,7 +97,7 @@ def _over_time(rows: list[Row], place: int, mbit: float) -> Chart:
         scale = row.times[place].to_end / row.runs[0].samples / seconds
         traces.append(_line(tuple((samples * scale, loss) for samples, loss in row.curve), row, number))
     where = f"links of {mbit:g} Mbit/s" if mbit else "on the simulated machines"
-    return drawn(f"time-{place}", f"Loss over time, {where}", "By the cost model.", traces, **_axes(unit))
+    return drawn(f"time-{place}", f"Loss over time, {where}", "By the cost model.", traces, **axes(unit, "loss"))
 
 
 def _line(curve: Curve, row: Row, number: int) -> dict[str, Any]:
@@ -114,10 +114,6 @@ def _band(curves: list[Curve]) -> list[Mapping[str, Any]]:
     edge = {"x": common, "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
     low, high = ([choose(own[x] for own in places) for x in common] for choose in (min, max))
     return [{**edge, "y": high}, {**edge, "y": low, "fill": "tonexty", "fillcolor": _BAND}]
-
-
-def _axes(title: str, value: str = "loss") -> dict[str, Any]:
-    return {"xaxis": {"title": {"text": title}, "rangemode": "tozero"}, "yaxis": {"title": {"text": value}}}
 
 
 @dataclass(frozen=True)

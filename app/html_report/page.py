@@ -18,9 +18,8 @@ from pathlib import Path
 from app.html_report import sections
 from app.html_report.charts import Chart, charts_of
 from app.html_report.evidence import Evidence, read_evidence
-from app.html_report.recordings import recordings
+from app.html_report.recordings import recordings, showcase
 from app.html_report.sections import text
-from app.html_report.showcase import showcase
 from app.run_series import OF_EXCHANGES
 from training.plan import finite, utc_now
 from training.run_files import explained, write_whole

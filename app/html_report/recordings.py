@@ -1,4 +1,5 @@
-"""The part of a report about recordings: for whom the model errs, what it takes for what, and the worst ten to hear.
+"""What a model makes of data that it was not trained on: a few samples before and after training, to be shown to
+friends; for whom it errs, what it takes for what, and the worst ten recordings to hear.
 
 The sound is in the page, as MP3, which every browser plays; it is cut and bounded, so that the page can be mailed.
 """
@@ -13,10 +14,13 @@ from app.figures import WAYS, changed_lines
 from app.html_report.evidence import Evidence
 from app.html_report.sections import table, text
 from app.metrics import metric_text
+from app.showcase import Piece, change_of
+from app.showcase import rows as texts_of
 from profiles.errors import BadInput
 from training.plan import RunPlan
 from training.tasks.error_analysis import Part, aligned, confusions, worst
 from training.tasks.predictions import Prediction
+from training.tasks.showcase import Sample, Showcase
 from training.tasks.speech_clips import FileSource
 from training.tasks.speech_dataset import read_speech
 
@@ -26,6 +30,32 @@ LONGEST = 30.0
 MOST_SOUND = 300_000
 """Bytes of sound in this part, so that a page stays below 2 MB."""
 _SHOWN_PARTS = 60
+_MARKS = {"": "{}", "wrong": "<mark>{}</mark>", "left out": "<del>{}</del>"}
+_NOTE = (
+    "<mark>Marked</mark> words were not said, <del>struck</del> ones were left out. Texts are as the WER counts them."
+)
+
+
+def showcase(found: Showcase | None) -> str:
+    """Return the section; empty where a run shows nothing."""
+    if found is None or not found.samples:
+        return ""
+    note = f" {_NOTE}" if found.kind == "speech" else ""
+    shown = "".join(_sample(found.kind, one) for one in found.samples)
+    return f'<p>{text(found.rule)}{note}</p><div class="samples">{shown}</div>'
+
+
+def _sample(kind: str, one: Sample) -> str:
+    figures = change_of(kind, one).replace("->", "→")
+    about = " · ".join(text(part) for part in (one.id, figures) if part)
+    sound = player(one.sound) if one.sound else f"<p>{text(one.soundless)}</p>" if one.soundless else ""
+    texts = "".join(f"<dt>{name}</dt><dd>{_words(said)}</dd>" for name, said in texts_of(kind, one))
+    heading = f"<h3>{text(one.why)}</h3>" if one.why else ""
+    return f"<div>{heading}<p>{about}</p>{sound}<dl>{texts}</dl></div>"
+
+
+def _words(found: list[Piece]) -> str:
+    return " ".join(_MARKS[mark].format(text(words)) for words, mark in found)
 
 
 def recordings(evidence: Evidence) -> str:

@@ -5,13 +5,12 @@ A machine is a band: computing from below, waiting above it and hatched, so that
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.console import visible
 from app.html_report.evidence import Evidence
+from app.html_report.sections import label
 from app.ribbon import Ribbon, ribbons, worthiest
 from app.run_series import coarser
 
@@ -58,7 +57,7 @@ def bands(evidence: Evidence, colours: Mapping[str, str]) -> Bands | None:
         {**area, "x": waited.x, "y": waited.y, "name": "waiting", "fillcolor": colours["wait"], "fillpattern": hatch},
     ]
     traces += _signs(evidence, shown, last, colours)
-    names = [html.escape(visible(evidence.name(one.rank)[:24]), quote=False) for one in shown]
+    names = [label(evidence.name(one.rank)[:24]) for one in shown]
     places = [len(shown) - row - _THICK / 2 for row in range(len(shown))]
     axis = {
         "range": [0, len(shown) + 0.15],
@@ -113,10 +112,10 @@ def _signs(
     line: list[dict[str, Any]] = [{"x": [], "y": [], "text": []} for _ in range(4)]
     away, went, came, wrote = line
     for row, one in enumerate(shown):
-        name = html.escape(visible(evidence.name(one.rank)[:40]), quote=False)
+        name = label(evidence.name(one.rank)[:40])
         middle = len(shown) - row - _THICK / 2
         for gone in one.away:
-            why = f"{name} {html.escape(visible(gone.why[:80]), quote=False)}"
+            why = f"{name} {label(gone.why[:80])}"
             away["x"] += [gone.first, min(gone.until, last), None]
             away["y"] += [middle, middle, None]
             _put(went, gone.first, middle, why)

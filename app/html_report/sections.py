@@ -31,6 +31,11 @@ def text(content: object) -> str:
     return html.escape(visible(content))
 
 
+def label(content: object) -> str:
+    """Return text from outside for a chart: plotly reads a subset of HTML, so markup is escaped."""
+    return html.escape(visible(content), quote=False)
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[int] = ()) -> str:
     """Return a table; ``numbers`` are the columns that are aligned to the right."""
 

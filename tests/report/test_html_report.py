@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from app.demo.services import write_demo_run
-from app.html_report.charts import charts_of, label
+from app.html_report.charts import charts_of
 from app.html_report.evidence import read_evidence
 from app.html_report.page import body, embedded, show_report, write_report
+from app.html_report.sections import label
 from cli_typer import main
 from distributed.planning.document import Choice
 from distributed.planning.feedback import Comparison
