@@ -21,7 +21,7 @@ from profiles.errors import BadInput, counted
 from profiles.locations import is_location
 from training.outcome import NOT_THIS_RUN, RunOutcome
 from training.plan import SCRIPT, RunPlan
-from training.runs import RunSummary, lost_in
+from training.runs import RunSummary, finished_model, lost_in
 from training.schedule import ends_in_warm_up
 
 
@@ -34,8 +34,7 @@ class Ended(RunOutcome):
 
     @property
     def model(self) -> Path | None:
-        path = self.run_dir / "model"
-        return path if path.is_dir() and any(path.iterdir()) else None
+        return finished_model(self.run_dir)
 
     @property
     def resume_command(self) -> str:

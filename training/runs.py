@@ -174,10 +174,10 @@ def find_model(output_dir: Path, reference: str) -> Path:
     path = Path(reference)
     if reference and path.is_dir() and not (path / "metadata.json").is_file():
         return path
-    with_model = (run for run in list_runs(output_dir) if run.profile == reference and _has_model(run.path))
+    with_model = (run for run in list_runs(output_dir) if run.profile == reference and finished_model(run.path))
     newest = next(with_model, None)
     run = newest.path if newest else find_run(output_dir, reference)
-    if not _has_model(run):
+    if not finished_model(run):
         state = summarise(run)
         name = state.run_id if output_dir == USUAL else run  # a path says too where the run is
         live = f"the model is written at the end; watch the run with: attach {name}"
@@ -206,13 +206,15 @@ def find_models(output_dir: Path, reference: str, most: int = 1) -> list[Path]:
         if run.metadata
         and (run.profile, run.metadata.dataset) == (first.profile, first.metadata.dataset)
         and run.path.resolve() != model.parent.resolve()
-        and _has_model(run.path)
+        and finished_model(run.path)
     ]
     return [model, *same][:most]
 
 
-def _has_model(run: Path) -> bool:
-    return (run / "model").is_dir() and any((run / "model").iterdir())
+def finished_model(run: Path) -> Path | None:
+    """Return the folder of a run's model; ``None`` where none was saved."""
+    path = run / "model"
+    return path if path.is_dir() and any(path.iterdir()) else None
 
 
 def _names(runs: Sequence[RunSummary]) -> str:

@@ -17,7 +17,7 @@ from app.shell.dialogs import Dialog
 from app.shell.text import Mark, literal
 from app.verdict import verdict
 from distributed.cleaning.clean import leftovers
-from distributed.hosts.file import without_strange_pythons
+from distributed.hosts.file import RUN_HOSTS, without_strange_pythons
 from distributed.hosts.schema import Machine
 from distributed.run.requests import Action, leave_request
 from distributed.run.run_machines import all_hosts
@@ -26,7 +26,6 @@ from profiles.errors import BadInput, MusterError
 from training.events import RequestEvent
 from training.run_files import is_live
 
-HOSTS = "hosts.json"
 _EVERY = 0.25
 
 
@@ -84,7 +83,7 @@ class Proof:
         self._path, self._run_id = path, run_id
         self.ended = threading.Event()
         """Whether the run has ended: then the machines are asked."""
-        self.needed = (path / HOSTS).is_file()
+        self.needed = (path / RUN_HOSTS).is_file()
         if self.needed:
             threading.Thread(target=self._ask, name="dashboard-proof", daemon=True).start()
 

@@ -25,6 +25,7 @@ from app.run_series import Series, names, of_run
 from app.run_state import INTERRUPTED, RunState, apply, at_its_end, reduce_events
 from app.since import Visit
 from distributed.planning.document import Candidate, Figures, Planning
+from distributed.planning.feedback import FIGURES, PLANNING
 from profiles.errors import BadInput, MusterError
 from training.event_log import read_events
 from training.events import Event, SyncEvent
@@ -34,7 +35,6 @@ from training.runs import list_runs
 from training.tasks.predictions import FOLDER
 from training.tasks.showcase import NAME, Showcase, read_showcase
 
-PLANNING, FIGURES = "planning.json", "figures.json"
 LOOK = 0.25
 """Seconds between two looks at the logs, and between two at the small files of the folder."""
 GRACE = 2.0

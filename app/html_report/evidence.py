@@ -16,11 +16,11 @@ from app.run_series import RUN
 from app.run_state import RunState, state_of
 from app.showcase import showcase_in
 from distributed.planning.document import Planning
-from distributed.planning.feedback import Comparison, compare
+from distributed.planning.feedback import PLANNING, Comparison, compare
 from profiles.errors import BadInput
 from training.plan import RunMetadata, RunPlan
 from training.run_folder import RunFolder
-from training.runs import RunSummary, size_of, summarise
+from training.runs import RunSummary, finished_model, size_of, summarise
 from training.tasks.predictions import Prediction
 from training.tasks.showcase import Showcase
 
@@ -77,13 +77,13 @@ def read_evidence(path: Path) -> Evidence:
     with contextlib.suppress(BadInput):
         plan = folder.plan()
     with contextlib.suppress(BadInput):
-        planning = Planning.read(path / "planning.json")
+        planning = Planning.read(path / PLANNING)
     metrics = folder.metadata.metrics
     with contextlib.suppress(OSError, ValueError, RecursionError):
         written = json.loads((path / "metrics.json").read_bytes())
         metrics = written if isinstance(written, dict) and written else metrics
     best = planning.best if planning else None
-    model = folder.model if folder.model.is_dir() and any(folder.model.iterdir()) else None
+    model = finished_model(path)
     return Evidence(
         path=path,
         metadata=folder.metadata,

@@ -118,18 +118,21 @@ class ChecksScreen(StepScreen):
             return muted("F fixes what is safe to fix; nothing else is changed.")
         return muted("Checking changes nothing on any machine.")
 
+    @property
+    def _machine_at_cursor(self) -> str:
+        return self.table.cursor.partition(_BETWEEN)[0]
+
     def action_fix(self) -> None:
-        machine, _, check = self.table.cursor.partition(_BETWEEN)
-        self.do(actions.fix(machine, check))
+        self.do(actions.fix(self._machine_at_cursor))
 
     def action_fix_all(self) -> None:
         self.do(actions.fix_all())
 
     def action_skip(self) -> None:
-        self.toggle_skip(self.table.cursor.partition(_BETWEEN)[0])
+        self.toggle_skip(self._machine_at_cursor)
 
     def action_retry(self) -> None:
-        self.do(actions.retry(self.table.cursor.partition(_BETWEEN)[0]))
+        self.do(actions.retry(self._machine_at_cursor))
 
     def action_show_all(self) -> None:
         self._all = not self._all

@@ -221,22 +221,22 @@ def unskip(state: State, key: str) -> State:
 
 
 @action
-def fix(state: State, key: str, check: str = "") -> State:
-    """Fix one problem of one machine, or all of it."""
-    return _repair(state, check, [row for row in state.checks if row.key == key])
+def fix(state: State, key: str) -> State:
+    """Fix what is safe to fix on one machine."""
+    return _repair(state, [row for row in state.checks if row.key == key])
 
 
 @action
 def fix_all(state: State) -> State:
     """Fix everything that is safe to fix, on all machines."""
-    return _repair(state, "", state.checks)
+    return _repair(state, state.checks)
 
 
-def _repair(state: State, check: str, rows: Iterable[Check]) -> State:
+def _repair(state: State, rows: Iterable[Check]) -> State:
     keys = tuple(row.key for row in rows if row.fixable and row.status is not Status.SKIPPED)
     if not keys or state.under_repair.issuperset(keys):
         return state.noting("no problem there can be fixed from here")
-    return state.ordering(Kind.REPAIR, check, keys)
+    return state.ordering(Kind.REPAIR, inputs=keys)
 
 
 # --------------------------------------------------------------------------------------------------- job and strategy

@@ -194,7 +194,7 @@ class Wizard:
             ),
             Kind.CHECKS: lambda: dict(zip([row.key for row in members], services.examine(members, job), strict=True)),
             Kind.REPAIR: lambda: services.repair(
-                [row for row in members if row.key in cast("tuple[str, ...]", task.inputs)], job, task.key, tell
+                [row for row in members if row.key in cast("tuple[str, ...]", task.inputs)], job, tell
             ),
             Kind.LINKS: lambda: tuple(services.measure_links(members, job, tell)),
             Kind.JOB: lambda: services.job(job),

@@ -20,9 +20,8 @@ from distributed.discovery.sightings import Status as Seen
 from distributed.hosts.file import Hosts, Machine, split_address, typed_machine
 from distributed.ssh.connection import SshTarget, Trust
 from distributed.ssh.host_keys import HostKeyInfo
-from distributed.system import output
+from distributed.system import output, read
 
-_LONGEST_FILE = 65_536
 LONGEST_NAME = 64
 HERE_KEY = "here"
 _STATUSES = {
@@ -80,11 +79,7 @@ def linux(root: Path = Path("/")) -> tuple[str, str]:
 
 def _value(path: Path, pattern: str) -> str:
     """Return the first match of a pattern in a file of the system."""
-    try:
-        with path.open(encoding="utf-8", errors="replace") as stream:
-            found = re.search(pattern, stream.read(_LONGEST_FILE), re.MULTILINE)
-    except OSError:
-        return ""
+    found = re.search(pattern, read(str(path)), re.MULTILINE)
     return found[1].strip() if found else ""
 
 

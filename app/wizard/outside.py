@@ -15,20 +15,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from app.wizard.records import Tell
+from training.lazy import lazy
 
 if TYPE_CHECKING:
+    from app.wizard import machines as own
     from app.wizard.machines import ThisComputer
+    from distributed.checks import examination
     from distributed.checks.examination import Examined
+    from distributed.discovery import discovery
     from distributed.discovery.discovery import Sources, State
     from distributed.hosts.file import Hosts
+    from distributed.measuring import measure
     from distributed.measuring.measure import Measured, MeasureOptions
+    from distributed.preparation import code_sync, prepare
     from distributed.preparation.preflight import Ready
     from distributed.preparation.prepare import PrepareOptions
+    from distributed.ssh import access
     from distributed.ssh.access import AccessReport
     from distributed.ssh.connection import SshTarget, Trust
     from profiles.errors import MusterError
     from profiles.schema import Profile
     from training.plan import RunPlan
+else:  # loaded when they are used, so that Home is painted at once
+    own, examination = lazy("app.wizard.machines"), lazy("distributed.checks.examination")
+    discovery, measure = lazy("distributed.discovery.discovery"), lazy("distributed.measuring.measure")
+    code_sync, prepare = lazy("distributed.preparation.code_sync"), lazy("distributed.preparation.prepare")
+    access = lazy("distributed.ssh.access")
 
 _PROJECT = Path(__file__).resolve().parents[2]
 _PATIENCE = 120.0
@@ -47,28 +59,22 @@ class Search(Protocol):
 
 
 class Outside:
-    """The world as it is. Its methods import what they need, so that Home is painted at once."""
+    """The world as it is."""
 
     def now(self) -> float:
         """Return seconds since any moment."""
         return time.monotonic()
 
     def this_computer(self) -> ThisComputer:
-        from app.wizard.machines import this_computer
-
-        return this_computer()
+        return own.this_computer()
 
     def search(self, sources: Sources, browse: bool = True) -> Search:
         """Look for machines until the search is closed."""
-        from distributed.discovery.discovery import Discovery
-
-        return Discovery(sources, browse=browse).__enter__()
+        return discovery.Discovery(sources, browse=browse).__enter__()
 
     def check_access(self, target: SshTarget, trust: Trust) -> AccessReport:
         """Go the whole way to a machine once."""
-        from distributed.ssh.access import check_access
-
-        return check_access(target, trust=trust)
+        return access.check_access(target, trust=trust)
 
     def install_key(self, target: SshTarget, password: str, trust: Trust) -> AccessReport:
         """Install our key with the password, and go the way with the key alone.
@@ -76,21 +82,15 @@ class Outside:
         Raises:
             MusterError: it was not installed.
         """
-        from distributed.ssh.access import install_key
-
-        return install_key(target, password, trust=trust).report
+        return access.install_key(target, password, trust=trust).report
 
     def examine(self, hosts: Hosts, task: str, trust: Trust | None = None) -> Sequence[Examined]:
         """Look at all machines side by side; their connections are closed again."""
-        from distributed.checks.examination import examine
-
-        return examine(hosts, task, trust)
+        return examination.examine(hosts, task, trust)
 
     def repair(self, found: Sequence[Examined], tell: Tell) -> Sequence[MusterError]:
         """Do what is safe to do unasked; return what did not go."""
-        from distributed.checks.examination import repair
-
-        return repair(found, tell)
+        return examination.repair(found, tell)
 
     def prepare(self, hosts: Hosts, task: str, options: PrepareOptions) -> Sequence[Ready]:
         """Make all machines ready, and return them connected.
@@ -98,9 +98,7 @@ class Outside:
         Raises:
             NotReady: a machine cannot take part.
         """
-        from distributed.preparation.prepare import prepare
-
-        return prepare(hosts, task, options)
+        return prepare.prepare(hosts, task, options)
 
     def measure(self, machines: Sequence[Ready], profile: Profile, options: MeasureOptions) -> Measured:
         """Measure what is not known yet.
@@ -108,9 +106,7 @@ class Outside:
         Raises:
             MusterError: the data or the machines cannot be used.
         """
-        from distributed.measuring.measure import measure_ready
-
-        return measure_ready(machines, profile, options)
+        return measure.measure_ready(machines, profile, options)
 
     def look_at_data(self, profile: Profile) -> Mapping[str, Any]:
         """Return what :mod:`training.data_findings` says of a profile's data set."""
@@ -123,9 +119,7 @@ class Outside:
             MusterError: they cannot be used.
             OSError: they cannot be read.
         """
-        from distributed.preparation.code_sync import collect
-
-        return collect(plan).bytes
+        return code_sync.collect(plan).bytes
 
 
 def _ask_about_data(profile: Profile) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from app.console import command_line
+from app.console import command_line, near
 from app.wizard.forecasting import Forecast
 from app.wizard.job_view import WAYS, resolved
 from app.wizard.machines import hosts_of
@@ -63,7 +63,7 @@ class Saving:
     @property
     def command(self) -> str:
         """What to type for just this run, once it is saved."""
-        plan = ["--plan", shown(self.plan_file)] if self.planning is not None else []
+        plan = ["--plan", near(self.plan_file)] if self.planning is not None else []
         return command_line("distributed-train", self.name, *plan)
 
     def write(self, config: Path | None) -> tuple[str, ...]:
@@ -85,14 +85,7 @@ class Saving:
                 with suppress(OSError):
                     path.unlink()
             raise
-        return tuple(shown(path) for path in self.files)
-
-
-def shown(path: Path) -> str:
-    """A path as one would type it here."""
-    with suppress(ValueError):
-        return str(path.relative_to(Path.cwd()))
-    return str(path)
+        return tuple(map(near, self.files))
 
 
 def saving(request: Request, config: Path | None = None) -> Saving:
@@ -244,7 +237,7 @@ def plan_of(request: Request, config: Path | None = None, outside: Outside = OUT
         in_clear=(CLEAR,) if planned is not None and planned.in_clear else (),
         staying=DATA_STAY if profile.data.local_data else "",
         profile=kept.name,
-        files=tuple(map(shown, kept.files)),
+        files=tuple(map(near, kept.files)),
         command=kept.command,
         hash=run.hash() if run is not None else "",
     )
@@ -266,7 +259,7 @@ def _changes(request: Request, kept: Saving, size: int, stay: bool) -> Iterator[
         stay: data stay on their machines.
     """
     for path in kept.files:
-        yield Change(f"file:{path.name}", "this computer", shown(path), "~" if path.exists() else "+")
+        yield Change(f"file:{path.name}", "this computer", near(path), "~" if path.exists() else "+")
     yield Change("run", "this computer", "the run's folder under output/: events, logs, snapshots, the model")
     settings = kept.planning.settings if kept.planning is not None else None
     for machine, row in zip(kept.hosts.machines, request.machines, strict=True):

@@ -130,7 +130,7 @@ class Services:
         self._memory.update({row.key: one.memory for row, one in zip(rows, found, strict=True)})
         return [tuple(one.findings) for one in found]
 
-    def repair(self, rows: Sequence[MachineRow], job: JobAnswers, check: str, tell: Tell) -> None:
+    def repair(self, rows: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> None:
         """Install the packages on machines that lack them, in an environment of Muster's.
 
         Raises:

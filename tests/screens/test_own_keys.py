@@ -52,7 +52,7 @@ def test_keys_are_exchanged_and_pressed_and_shown(tmp_path: Path, monkeypatch: p
         assert "f Skip" in text(pilot.app) and "s Fix" in text(pilot.app)
         await pilot.press("f", "s")
         await pilot.pause()
-        assert steering.done == [do.skip("SHA256:studio"), do.fix("SHA256:studio", "")]
+        assert steering.done == [do.skip("SHA256:studio"), do.fix("SHA256:studio")]
 
     run(WizardApp(steering, clock=fixed_clock, keymap=keymap), drive)
 

@@ -186,7 +186,7 @@ class FakeServices:
         self._asked("examine")
         return [self.findings.get(row.name, FINE) for row in machines]
 
-    def repair(self, machines: Sequence[MachineRow], job: JobAnswers, check: str, tell: Tell) -> None:
+    def repair(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> None:
         self._asked("repair")
         for row in machines:
             tell(f"{row.name}: fixed")

@@ -56,7 +56,7 @@ ACTIONS = st.one_of(
     st.builds(do.pick, KEYS, st.sampled_from([None, True, False])),
     st.builds(do.add_machine, TEXT | st.just("ada@c")), st.builds(do.remove_machine, TEXT | st.just("ada@c")),
     st.builds(do.trust_key, KEYS, TEXT), st.builds(do.install_key, KEYS), st.builds(do.retry, KEYS),
-    st.builds(do.skip, KEYS), st.builds(do.fix, KEYS, TEXT), st.just(do.fix_all()),
+    st.builds(do.skip, KEYS), st.builds(do.fix, KEYS), st.just(do.fix_all()),
     st.builds(do.choose_profile, TEXT), st.builds(do.set_option, TEXT, TEXT), st.builds(do.reset_option, TEXT),
     st.builds(do.choose_strategy, st.integers(-2, 5)), st.builds(do.set_interval, st.integers(-5, 10**9)),
     st.builds(do.set_preference, TEXT | st.just("least-traffic")), st.builds(do.save_as, TEXT),
