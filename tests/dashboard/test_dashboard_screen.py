@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pilot import SIZES, lines, resize, run, text, until, until_text
 from run_folders import BEGAN, live, new_folder, started, steps
 from textual.pilot import Pilot
 
@@ -14,6 +13,7 @@ from app.dashboard.app import DashboardApp
 from app.dashboard.machines import Machines
 from app.dashboard.one_machine import OneMachine
 from distributed.run.requests import take_requests
+from tests.screens.pilot import SIZES, lines, resize, run, text, until, until_text
 from training.events import EvaluationEvent, MemberEvent, RequestEvent, RunEvent
 from training.run_folder import RunFolder
 from training.tasks.predictions import FOLDER

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pilot import run, text, until_text
 from run_folders import BEGAN, live, new_folder, started, steps
 from textual.pilot import Pilot
 
@@ -14,6 +13,7 @@ from app.dashboard.app import DashboardApp
 from app.dashboard.reader import RunReader
 from app.run_state import INTERRUPTED, RunState, apply, at_its_end
 from app.since import MARK, Mark, Visit, away_text, read_mark
+from tests.screens.pilot import run, text, until_text
 from tests.waiting import until
 from training.events import Event, MemberEvent, RunEvent, SnapshotEvent
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pilot import fixed_clock, run, until_text
 from rich.style import Style
 from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
 from app.wizard.state import Step
+from tests.screens.pilot import fixed_clock, run, until_text
 from tests.screens.states import at
 
 

@@ -5,7 +5,6 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from pilot import fixed_clock, run, text
 from rich.cells import cell_len
 from textual.pilot import Pilot
 
@@ -13,6 +12,7 @@ from app.screens.app import WizardApp
 from app.shell.link_map import IDEAL, Kind, Line, drawn, legend
 from app.wizard.state import Kind as Asked
 from app.wizard.state import Step
+from tests.screens.pilot import fixed_clock, run, text
 from tests.screens.states import STRATEGY, at
 
 NAMES = ("this-pc", "demo-studio", "MacBook", "tower", "mini", "attic", "pc", "nas")
