@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import BadInput
+from training.run_files import write_whole
 
 MAX_LINE = 1 << 20
 MAX_CLIENTS = 512
@@ -87,9 +88,7 @@ class StoreServer(socketserver.ThreadingTCPServer):
     def admit(self, folder: Path) -> None:
         """Put the token where :func:`read_token` finds it: into the folder (0700) with a member's keys."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = folder / _TOKEN_FILE
-        path.touch(mode=0o600)
-        path.write_text(self.token)
+        write_whole(folder / _TOKEN_FILE, self.token.encode())
 
     def close(self) -> None:
         """Stop answering. Idempotent."""

@@ -7,6 +7,7 @@ segment of 65,536 elements, then ``u16`` offsets in their segment, ascending) or
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
@@ -97,6 +98,18 @@ class SparseCodec(Codec):
         return positions
 
 
+def share_of(text: str) -> float:
+    """Return the share of elements that a codec's argument says.
+
+    Raises:
+        ValueError: it is no number above 0 and at most 1.
+    """
+    with contextlib.suppress(ValueError):
+        if 0.0 < (share := float(text)) <= 1.0:
+            return share
+    raise ValueError("bad share")
+
+
 class TopKCodec(SparseCodec):
     """The ``share`` of elements with the largest magnitude, the rest read as zero (Aji and Heafield 2017,
     arXiv 1704.05021). About ``4 * share`` bytes an element. Wants error feedback.
@@ -111,11 +124,9 @@ class TopKCodec(SparseCodec):
         "sparse": "sparse deltas over hundreds of rounds: as dense ones (SparseLoCo, arXiv 2508.15706)"
     }
 
-    def __init__(self, share: float) -> None:
-        if not 0.0 < share <= 1.0:
-            raise ValueError(f"topk: the share must be above 0 and at most 1, not {share:g}")
-        self.share = share
-        self.name = f"topk:{share!r}"
+    def __init__(self, share: str) -> None:
+        self.share = share_of(share)
+        self.name = f"topk:{self.share!r}"
 
     @property
     def reply(self) -> Codec:
@@ -185,16 +196,9 @@ def _unpack_positions(packed: Bytes, elements: int, kept: int) -> npt.NDArray[np
     return np.repeat(np.arange(segments, dtype=np.int64) * _SEGMENT, counts) + offsets
 
 
-def _topk(share: str) -> Codec:
-    try:
-        return TopKCodec(float(share))
-    except ValueError:
-        raise ValueError("bad share") from None
-
-
 register(
     "topk",
-    _topk,
+    TopKCodec,
     "about 4 bytes for each element that is sent, the share of largest magnitude; needs error feedback",
     example="0.03",
     argument="SHARE",

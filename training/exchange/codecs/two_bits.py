@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from training.exchange.codecs.base import CHUNK_ELEMENTS, Codec, all_finite, check_length, typed_view
 from training.exchange.codecs.registry import register
-from training.exchange.codecs.sparsification import SparseCodec
+from training.exchange.codecs.sparsification import SparseCodec, share_of
 from training.lazy import lazy
 
 if TYPE_CHECKING:
@@ -52,11 +52,9 @@ class TwoBitCodec(Codec):
         "two-bits": "sparse deltas in 2 bits over hundreds of rounds: as dense ones (SparseLoCo, arXiv 2508.15706)"
     }
 
-    def __init__(self, share: float) -> None:
-        if not 0.0 < share <= 1.0:
-            raise ValueError(f"topk2bit: the share must be above 0 and at most 1, not {share:g}")
-        self.share = share
-        self.name = f"topk2bit:{share!r}"
+    def __init__(self, share: str) -> None:
+        self.share = share_of(share)
+        self.name = f"topk2bit:{self.share!r}"
 
     @property
     def reply(self) -> Codec:
@@ -170,16 +168,9 @@ def _unpacked_numbers(data: Bytes, count: int) -> npt.NDArray[np.int64]:
     return fours.reshape(-1)[:count].astype(np.int64)
 
 
-def _two_bits(share: str) -> Codec:
-    try:
-        return TwoBitCodec(float(share))
-    except ValueError:
-        raise ValueError("bad share") from None
-
-
 register(
     "topk2bit",
-    _two_bits,
+    TwoBitCodec,
     "14 bits for each element that is sent, the share of largest magnitude; needs error feedback",
     example="0.015625",
     argument="SHARE",
