@@ -144,6 +144,20 @@ def movements(rank: int, world: int) -> list[str]:
         dist.all_gather(uneven, torch.full((rank,), rank, dtype=own.dtype))
         for here, found in enumerate(uneven):
             wrong.same(f"all_gather of different sizes {name}", found, torch.full((here,), here, dtype=own.dtype))
+    right, left = (rank + 1) % world, (rank - 1) % world
+    rooms = [torch.empty(3), torch.empty(3)]
+    requests = [dist.isend(drawn(rank, (3,), "float32", tag), right, tag=tag) for tag in (1, 2)]
+    requests += [dist.irecv(rooms[tag - 1], left, tag=tag) for tag in (2, 1)]
+    for request in requests:
+        request.wait()
+    for tag in (1, 2):
+        wrong.same(f"recv of tag {tag}", rooms[tag - 1], drawn(left, (3,), "float32", tag))
+    objects: list[Any] = [None] * world
+    dist.all_gather_object(objects, {"rank": rank})
+    box = [{"said": 1}] if rank == 0 else [None]
+    dist.broadcast_object_list(box)
+    if (objects, box) != ([{"rank": here} for here in range(world)], [{"said": 1}]):
+        wrong.append(f"objects: {objects}, {box}")
     return wrong
 
 

@@ -193,82 +193,6 @@ def interleaved(rank: int, world: int) -> Any:
     return _pipeline(rank, world, ScheduleInterleaved1F1B, stages_each=2)
 
 
-def collectives(rank: int, world: int) -> Any:
-    """What c10d offers, one after the other, with random contents."""
-    draw = torch.Generator().manual_seed(rank)
-    mine = torch.randn(world * 3, generator=draw)
-    found: list[Any] = []
-
-    def note(*tensors: torch.Tensor) -> None:
-        found.append([tensor.tolist() for tensor in tensors])
-
-    for operation in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT):
-        value = mine.clone()
-        dist.all_reduce(value, op=operation)
-        note(value)
-    bits = torch.tensor([1 << rank, 3], dtype=torch.int32)
-    dist.all_reduce(bits, op=dist.ReduceOp.BOR)
-    note(bits)
-    value = mine.clone()
-    dist.broadcast(value, 1)
-    note(value)
-    value = mine.clone()
-    dist.reduce(value, 1)
-    if rank == 1:
-        note(value)
-    gathered = [torch.empty(world * 3) for _ in range(world)]
-    dist.all_gather(gathered, mine)
-    note(*gathered)
-    rooms = [torch.empty(world * 3) for _ in range(world)] if rank == 1 else None
-    dist.gather(mine, rooms, dst=1)
-    note(*(rooms or []))
-    part = torch.empty(3)
-    dist.scatter(part, [piece.contiguous() for piece in mine.chunk(world)] if rank == 1 else None, src=1)
-    note(part)
-    dist.reduce_scatter_tensor(part, mine.clone())
-    note(part)
-    whole = torch.empty(world * 3)
-    dist.all_gather_into_tensor(whole, part)
-    note(whole)
-    dist.all_to_all_single(whole, mine)
-    note(whole)
-    sizes = [[1 + (here + there) % 3 for there in range(world)] for here in range(world)]
-    out = torch.empty(sum(row[rank] for row in sizes))
-    dist.all_to_all_single(
-        out, torch.randn(sum(sizes[rank]), generator=draw), [row[rank] for row in sizes], sizes[rank]
-    )
-    note(out)
-    objects: list[Any] = [None] * world
-    dist.all_gather_object(objects, {"rank": rank})
-    found.append(objects)
-    box = [{"said": 1}] if rank == 0 else [None]
-    dist.broadcast_object_list(box)
-    found.append(box)
-    group = dist.new_group([0, world - 1])
-    if rank in (0, world - 1):
-        value = mine.clone()
-        dist.all_reduce(value, group=group)
-        note(value)
-    dist.barrier()
-    works = [dist.all_reduce(torch.full((size,), float(rank)), async_op=True) for size in (100_003, 5, 30_000)]
-    for work in works:
-        work.wait()
-    found.append([float(work.get_future().value()[0].sum()) for work in works])
-    right, left = (rank + 1) % world, (rank - 1) % world
-    first, second = torch.empty(3), torch.empty(3)
-    requests = [
-        dist.isend(mine[:3].clone(), right, tag=1),
-        dist.isend(mine[3:6].clone(), right, tag=2),
-        dist.irecv(second, left, tag=2),
-        dist.irecv(first, left, tag=1),
-    ]
-    for request in requests:
-        assert request is not None
-        request.wait()
-    note(first, second)
-    return found
-
-
 def strided(rank: int, world: int) -> Any:
     """A reduction of memory with gaps; gloo gets it wrong."""
     whole = torch.randn(8, 6, generator=torch.Generator().manual_seed(rank))
@@ -276,13 +200,6 @@ def strided(rank: int, world: int) -> Any:
     dist.all_gather(parts, whole.clone())
     dist.all_reduce(whole[::2, 1:4].t())
     return whole.tolist(), torch.stack(parts).sum(0).tolist(), parts[rank].tolist()
-
-
-def lost(rank: int, world: int) -> Any:
-    """The last member ends without a word while the others reduce."""
-    if rank == world - 1:
-        os._exit(1)
-    dist.all_reduce(torch.zeros(1_000_000))
 
 
 _kept: list[Any] = []

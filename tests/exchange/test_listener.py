@@ -41,13 +41,6 @@ from training.exchange.ways import Address, Ways, first_to_answer
 RUN = "run"
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("certificates")
-    issue_run_certificates(folder, RUN, range(4), ["127.0.0.1"])
-    return folder
-
-
 @pytest.fixture
 def pair(certificates: Path) -> Iterator[Group]:
     made = Group(2, certificates)

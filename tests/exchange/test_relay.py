@@ -17,13 +17,14 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_listener import exchanged, hung_up
 from test_mesh import at_once, told
 from waiting import PATIENCE, until
 
 from profiles.errors import BadInput
 from training.exchange import relay
 from training.exchange.base import ExchangeTimeout
-from training.exchange.certificates import issue_run_certificates, relay_key
+from training.exchange.certificates import relay_key
 from training.exchange.link import PeerLost
 from training.exchange.listener import Identity, Listener, Timeouts
 from training.exchange.mesh import Mesh
@@ -34,13 +35,6 @@ from training.exchange.ways import Address
 T = TypeVar("T")
 NAMES = {0: "studio", 1: "tower"}
 SIDES = ("group/1", 0, 1)
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("certificates")
-    issue_run_certificates(folder, "run", range(2), ["127.0.0.1"])
-    return folder
 
 
 class Loop:
@@ -63,9 +57,14 @@ class Loop:
         self.loop.close()
 
 
+@pytest.fixture(scope="module")
+def key(certificates: Path) -> bytes:
+    return relay_key(certificates / "coordinator")
+
+
 @pytest.fixture
-def serving(certificates: Path) -> Iterator[Loop]:
-    made = Loop(relay_key(certificates / "coordinator"))
+def serving(key: bytes) -> Iterator[Loop]:
+    made = Loop(key)
     yield made
     made.close()
 
@@ -102,34 +101,11 @@ def form(
     return at_once(*(functools.partial(one, listener) for listener in listeners))
 
 
-def exchanged(meshes: list[Mesh], size: int) -> None:
-    """Send random bytes both ways at once, and look at what comes."""
-    sent = [os.urandom(size), os.urandom(size)]
-    rooms = [bytearray(size), bytearray(size)]
-    operations = [
-        mesh.exchange({1 - rank: [memoryview(sent[rank])]}, {1 - rank: [memoryview(rooms[rank])]})
-        for rank, mesh in enumerate(meshes)
-    ]
-    for one in operations:
-        one.wait(PATIENCE)
-    assert rooms == [bytearray(sent[1]), bytearray(sent[0])]
-
-
 def claim(address: Address, key: bytes, sends: bool, stop: Callable[[], bool] = lambda: False) -> socket.socket:
     found = at_relay(address, key, SIDES, sends, stop)
     assert found is not None
     found.settimeout(PATIENCE)
     return found
-
-
-def hung_up(connection: socket.socket) -> bool:
-    """Wait until the other end has hung up."""
-    connection.settimeout(PATIENCE)
-    with contextlib.suppress(ConnectionError):
-        while connection.recv(1000):
-            pass
-    connection.close()
-    return True
 
 
 def test_who_cannot_be_dialled_is_met_at_the_relay(listeners: list[Listener], serving: Loop) -> None:
@@ -215,8 +191,7 @@ def test_any_claim_without_the_key_is_hung_up_on(serving: Loop, side: int, token
     assert hung_up(stranger) and not serving.relay._waiting
 
 
-def test_ipv4_and_ipv6_meet_at_one_relay(certificates: Path) -> None:
-    key = relay_key(certificates / "coordinator")
+def test_ipv4_and_ipv6_meet_at_one_relay(key: bytes) -> None:
     serving = Loop(key, "::")
     port = serving.address[1]
     one, other = at_once(lambda: claim(("127.0.0.1", port), key, True), lambda: claim(("::1", port), key, False))
@@ -236,8 +211,7 @@ def test_silent_strangers_of_one_host_take_no_more_than_their_part(serving: Loop
     until(lambda: not serving.relay._tasks)
 
 
-def test_a_proof_that_was_overheard_is_of_no_use(serving: Loop, certificates: Path) -> None:
-    key = relay_key(certificates / "coordinator")
+def test_a_proof_that_was_overheard_is_of_no_use(serving: Loop, key: bytes) -> None:
     overheard = socket.create_connection(serving.address, PATIENCE)
     said = relay._CLAIM.pack(0, token := secrets.token_bytes(32), relay._proof(key, overheard.recv(16), 0, token))
     overheard.sendall(said)
@@ -250,8 +224,7 @@ def test_a_proof_that_was_overheard_is_of_no_use(serving: Loop, certificates: Pa
     until(lambda: not serving.relay._waiting)
 
 
-def test_what_was_sent_before_hanging_up_still_arrives(serving: Loop, certificates: Path) -> None:
-    key = relay_key(certificates / "coordinator")
+def test_what_was_sent_before_hanging_up_still_arrives(serving: Loop, key: bytes) -> None:
     one, other = at_once(*(lambda sends=sends: claim(serving.address, key, sends) for sends in (True, False)))
     threading.Thread(target=lambda: (one.sendall(bytes(1_000_000)), one.close()), daemon=True).start()
     came = 0
@@ -262,8 +235,7 @@ def test_what_was_sent_before_hanging_up_still_arrives(serving: Loop, certificat
     until(lambda: not serving.relay._tasks)
 
 
-def test_who_does_not_read_holds_up_the_sender_and_takes_no_memory(serving: Loop, certificates: Path) -> None:
-    key = relay_key(certificates / "coordinator")
+def test_who_does_not_read_holds_up_the_sender_and_takes_no_memory(serving: Loop, key: bytes) -> None:
     one, other = at_once(*(lambda sends=sends: claim(serving.address, key, sends) for sends in (True, False)))
     one.settimeout(0.5)
     sent = 0
@@ -275,8 +247,7 @@ def test_who_does_not_read_holds_up_the_sender_and_takes_no_memory(serving: Loop
     other.close()
 
 
-def test_who_comes_again_takes_the_place_of_its_older_connection(serving: Loop, certificates: Path) -> None:
-    key = relay_key(certificates / "coordinator")
+def test_who_comes_again_takes_the_place_of_its_older_connection(serving: Loop, key: bytes) -> None:
     older: list[Exception] = []
 
     def first() -> None:

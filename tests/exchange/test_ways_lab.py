@@ -12,8 +12,9 @@ from typing import TypeVar
 
 import pytest
 import torch
+from test_listener import exchanged
 from test_mesh import at_once, told
-from test_relay import Loop, exchanged
+from test_relay import Loop
 from waiting import PATIENCE
 
 from tests.lab.network import need_root_and_tools
