@@ -21,7 +21,7 @@ from tests.lab.network import need_root_and_tools
 from training.events import WaysEvent
 from training.exchange import ways
 from training.exchange.base import ExchangeTimeout
-from training.exchange.certificates import issue_run_certificates, relay_key
+from training.exchange.certificates import relay_key
 from training.exchange.codecs import codec_by_name
 from training.exchange.control_line import Joining
 from training.exchange.coordinator import Coordinator
@@ -119,12 +119,6 @@ def nets() -> Iterator[Nets]:
     made = Nets("a", "b", "r")
     yield made
     made.close()
-
-
-@pytest.fixture
-def certificates(tmp_path: Path) -> Path:
-    issue_run_certificates(tmp_path, "run", range(2), ["127.0.0.1"])
-    return tmp_path
 
 
 @pytest.fixture

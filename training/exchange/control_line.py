@@ -104,7 +104,9 @@ class ControlLine:
     ) -> None:
         self.address = parsed(joining.address)
         self._local = joining.local
-        self._context = _client(joining.certificates)
+        _, self._context = tls_contexts(joining.certificates)
+        if self._context is not None:
+            self._context.check_hostname = True
         self._hello = joining.hello(listening)
         self._report = report
         self._heard = heard
@@ -228,13 +230,6 @@ class ControlLine:
             beat = self._loop.call_later(BEAT, self._news.set)
             await self._news.wait()
             beat.cancel()
-
-
-def _client(certificates: Path | None) -> ssl.SSLContext | None:
-    context = tls_contexts(certificates)[1]
-    if context is not None:
-        context.check_hostname = True
-    return context
 
 
 def parsed(address: str) -> tuple[str, int]:

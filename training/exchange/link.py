@@ -202,17 +202,8 @@ class Outgoing(_Link):
     """To a peer."""
 
     _socket: socket.socket
-
-    def __init__(
-        self,
-        connection: Connection | Callable[[], Connection],
-        peer: int,
-        names: Mapping[int, str],
-        on_error: Callable[[PeerLost], None],
-    ) -> None:
-        self._counter = 0
-        self._last_word: PeerLost | None = None
-        super().__init__(connection, peer, names, on_error)
+    _counter = 0
+    _last_word: PeerLost | None = None
 
     def say_farewell(self, lost: PeerLost) -> None:
         """Tell the peer which member is lost, after the message under way, and send nothing more."""

@@ -122,13 +122,13 @@ class Mesh:
         """
         return self._exchange(self._next(mark), sends, receives, then)
 
-    def send(self, peer: int, tag: int, data: memoryview, then: Done | None = None) -> Transfer:
+    def send(self, peer: int, tag: int, data: memoryview) -> Transfer:
         """Send one message to a member, who asks for ``tag``; not mixed with other operations of this mesh."""
-        return self._exchange(tag * MARKS, {peer: [data]}, {}, then)
+        return self._exchange(tag * MARKS, {peer: [data]}, {}, None)
 
-    def receive(self, peer: int, tag: int, into: memoryview, then: Done | None = None) -> Transfer:
+    def receive(self, peer: int, tag: int, into: memoryview) -> Transfer:
         """Receive what a member sends with ``tag``."""
-        return self._exchange(tag * MARKS, {}, {peer: [into]}, then)
+        return self._exchange(tag * MARKS, {}, {peer: [into]}, None)
 
     def exchange_now(self, data: memoryview, rooms: Mapping[int, memoryview], mark: int = 0) -> bool:
         """Send ``data``, which is small, to all, and receive as much of each, in this thread.
