@@ -14,18 +14,18 @@ import torch
 from coordinated_lab import cut, lab, means
 
 from training.exchange.base import ExchangeError, MeanResult, weighted_mean
-from training.exchange.codecs import codec_by_name, roundtrip
+from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
 from training.exchange.mesh_member import MeshMember
 
 FP32 = codec_by_name("fp32")
-SIZES = [0, 1, 3, 1_000_001]
+SIZES = [0, 1, 33, CHUNK_ELEMENTS, CHUNK_ELEMENTS + 1, 1_000_001]
 
 
 def drawn(rank: int, elements: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(elements, generator=torch.Generator().manual_seed(100 * seed + rank))
 
 
-@pytest.mark.parametrize("members", [3, 4])
+@pytest.mark.parametrize("members", [2, 3, 4])
 @pytest.mark.parametrize("codec_name", ["fp32", "int8"])
 def test_all_hold_the_bits_of_the_sum_in_rank_order(tmp_path: Path, members: int, codec_name: str) -> None:
     codec = codec_by_name(codec_name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from app.cli.train import TrainRequest, hosts_file_of, plan_of
 from profiles.errors import BadInput, RunFailed
 from profiles.resolve import profile_from_options
 from tests.distributed.muster_runs import JOB
+from tests.training.turns import in_turns
 from training.events import ErrorEvent, Event, RunEvent, StepEvent
-from training.exchange.base import ExchangeError
 from training.exchange.codecs import codec_by_name
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
@@ -173,26 +172,8 @@ def test_a_member_that_fails_ends_the_run_with_its_own_cause_alone(tmp_path: Pat
 
 def members(size: int, body: Callable[[SimulatedExchange], Any]) -> list[Any]:
     """Let every member do something; return what came of it, or what it raised."""
-    baton = Baton(CPU)
-    room, found = Room(size, baton), dict[int, Any]()
-
-    def one(rank: int) -> None:
-        baton.take()
-        try:
-            found[rank] = body(SimulatedExchange(room, rank))
-        except (ExchangeError, RunFailed) as error:
-            found[rank] = error
-        finally:
-            room.leave(rank, failed=isinstance(found.get(rank), RunFailed))
-            baton.give()
-
-    threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a member hangs"
-    return [found[rank] for rank in range(size)]
+    room = Room(size, baton := Baton(CPU))
+    return in_turns(room, baton, size, lambda rank: body(SimulatedExchange(room, rank)))
 
 
 def test_everybody_has_random_generators_of_its_own() -> None:

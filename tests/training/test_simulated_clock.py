@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any
-
 import pytest
 import torch
 
-from training.exchange.base import Anchor, ExchangeDropped
+from tests.training.turns import in_turns
+from training.exchange.base import Anchor
 from training.exchange.codecs import codec_by_name
 from training.simulated.baton import Baton
 from training.simulated.clock import Absence, Cost, Timeline
@@ -60,8 +58,7 @@ def test_the_last_member_stays() -> None:
 
 def test_a_loss_and_a_return_are_what_the_others_see_in_a_real_run() -> None:
     """Member 1 is lost before the second mean, and is let in after it with what the lowest one hands over."""
-    baton, found = Baton(torch.device("cpu")), dict[int, list[Any]]()
-    steps = [0, 0, 0]
+    baton, steps = Baton(torch.device("cpu")), [0, 0, 0]
     room = Room(3, baton, lambda rank: (steps[rank], 0, (1,) if steps[rank] == 2 else ()))
 
     def mean(exchange: SimulatedExchange) -> tuple[float, tuple[int, ...]]:
@@ -71,55 +68,32 @@ def test_a_loss_and_a_return_are_what_the_others_see_in_a_real_run() -> None:
             exchange.publish_anchor(Anchor({"w": torch.ones(2)}, {"step": steps[exchange.rank]}))
         return float(result.mean[0]), result.members
 
-    def trained(rank: int) -> None:
-        exchange = SimulatedExchange(room, rank)
+    def trained(rank: int) -> list[tuple[float, tuple[int, ...]]]:
+        exchange, found = SimulatedExchange(room, rank), []
         if rank == 1:
-            found[rank].append(mean(exchange))
+            found.append(mean(exchange))
             room.lose(rank)
             exchange = SimulatedExchange(room, rank)
             anchor = exchange.fetch_anchor()
             assert exchange.is_newcomer and torch.equal(anchor.tensors["w"], torch.ones(2))
             steps[rank] = anchor.state["step"]
         while steps[rank] < 3:
-            found[rank].append(mean(exchange))
+            found.append(mean(exchange))
+        return found
 
-    run_all(room, baton, 3, trained, found)
+    found = in_turns(room, baton, 3, trained)
     all_there, without = (pytest.approx(5 / 3), (0, 1, 2)), (2.0, (0, 2))
     assert found[0] == found[2] == [all_there, without, all_there] and found[1] == [all_there, all_there]
 
 
 def test_who_is_away_at_the_end_hears_of_it() -> None:
-    baton, found = Baton(torch.device("cpu")), dict[int, list[Any]]()
-    room = Room(2, baton)
+    room = Room(2, baton := Baton(torch.device("cpu")))
 
-    def trained(rank: int) -> None:
+    def trained(rank: int) -> object:
         if rank == 0:
             room.lose(rank)
-            with pytest.raises(AnotherFailed, match="ended while it was away"):
-                SimulatedExchange(room, rank)
-            found[rank].append("ended")
-        else:
-            SimulatedExchange(room, rank).gather("a", b"")
+        exchange = SimulatedExchange(room, rank)
+        return exchange.gather("a", b"")
 
-    run_all(room, baton, 2, trained, found)
-    assert found[0] == ["ended"]
-
-
-def run_all(room: Room, baton: Baton, size: int, body: Any, found: dict[int, list[Any]]) -> None:
-    def one(rank: int) -> None:
-        baton.take()
-        try:
-            body(rank)
-        except ExchangeDropped:
-            pass
-        finally:
-            room.leave(rank)
-            baton.give()
-
-    found |= {rank: [] for rank in range(size)}
-    threads = [threading.Thread(target=one, args=(rank,), daemon=True) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive(), "a member hangs"
+    away, _ = in_turns(room, baton, 2, trained)
+    assert isinstance(away, AnotherFailed) and "ended while it was away" in str(away)
