@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from training.exchange.base import MAX_GATHER_BYTES, Anchor, ExchangeDropped, ExchangeError, ExchangeTimeout, Group
 from training.exchange.control import AnchorOrder, Form, Held, Status, line, parse
@@ -275,21 +275,13 @@ class Newcomer:
                 return anchor
 
     def _wait(self, what: Callable[[], T | None]) -> T:
-        found: list[Any] = []
-
-        def there() -> bool:
-            found[:] = [what()]
-            return bool(self._ended() or found[0])
-
         with self._changed:
-            self._changed.wait_for(there, self._deadline - time.monotonic())
-            ended = self._ended()
-        if ended is not None:
-            raise ended
-        if not found[0]:
+            found = self._changed.wait_for(lambda: self._ended() or what(), self._deadline - time.monotonic())
+        if isinstance(found, ExchangeError):
+            raise found
+        if not found:
             raise ExchangeTimeout("the training state did not arrive in time")
-        result: T = found[0]
-        return result
+        return found
 
     def _new_order(self) -> AnchorOrder | None:
         status = self._status()

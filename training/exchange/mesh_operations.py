@@ -60,11 +60,6 @@ class Meter:
                 self.traffic.bytes_received += received - before[1]
                 self._moved = time.perf_counter()
 
-    @property
-    def busy(self) -> bool:
-        """Whether an operation is under way."""
-        return self._under_way > 0
-
     def wait(self, settled: Callable[[float], bool]) -> bool:
         """Wait until ``settled(seconds)`` is true, or nothing has moved for :data:`STANDSTILL` seconds."""
         began = time.perf_counter()
@@ -78,18 +73,11 @@ class Meter:
             self.traffic.wait_seconds += seconds
             self._settle()
 
-    def begin(self) -> None:
-        """An operation starts."""
+    def count(self, operations: int) -> None:
+        """Note that one more operation is under way, or, with -1, that one has its result or failed."""
         with self._lock:
             self._settle()
-            self._under_way += 1
-            self._moved = self._since
-
-    def end(self) -> None:
-        """An operation has its result, or failed."""
-        with self._lock:
-            self._settle()
-            self._under_way -= 1
+            self._under_way += operations
             self._moved = self._since
 
     def _settle(self) -> None:
@@ -121,7 +109,7 @@ class MeshOperation(ABC, Generic[R]):
         self._error: ExchangeError | None = None
         self._counts = this_thread.counts
         if self._counts:
-            meter.begin()
+            meter.count(1)
 
     def wait(self, timeout: float | None = None) -> R:
         """Block until the result is there; see :class:`training.exchange.base.Pending`."""
@@ -147,7 +135,7 @@ class MeshOperation(ABC, Generic[R]):
             self._error = error
             self._settled.set()
         if self._counts:
-            self._meter.end()
+            self._meter.count(-1)
 
     def _result(self) -> R:
         assert self._value is not None

@@ -28,8 +28,8 @@ from training.export.exporters import (
     exporter_of,
     listen,
 )
-from training.export.formats import Format, ModelSource, versions
-from training.plan import document, finite, utc_now
+from training.export.formats import Format, ModelSource
+from training.plan import document, finite, utc_now, versions_of
 from training.run_files import sha256, whole_folder, write_whole
 from training.tasks.whisper.model import WhisperModelWrapper
 
@@ -77,7 +77,7 @@ def write_manifest(
             {"name": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size, "sha256": sha256(path)}
             for path in paths
         ],
-        "versions": versions(made),
+        "versions": versions_of(("muster-train", "torch", "transformers", *made.converter, *made.runtime)),
         "check": dict(check),
     }
     write_whole(folder / MANIFEST, document(finite(content)), mode=0o644)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import BadInput
-from training.plan import RunMetadata, read_metadata, versions_of
+from training.plan import RunMetadata, read_metadata
 from training.run_files import sha256
 from training.runs import find_model
 
@@ -112,11 +112,6 @@ def find_format(name: str, quantize: str) -> Format:
     if needed:
         raise BadInput(f"export to {name} needs {', '.join(needed)}, not installed here", found.install)
     return found
-
-
-def versions(found: Format) -> dict[str, str]:
-    """Return the versions of what writes and reads a format, by package."""
-    return versions_of(("muster-train", "torch", "transformers", *found.converter, *found.runtime))
 
 
 def _lacking(modules: tuple[str, ...]) -> tuple[str, ...]:
