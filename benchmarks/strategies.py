@@ -4,7 +4,7 @@
         [--seeds 1 2 3] [--steps 240] [--table]
 
 Four members, simulated, of the small GPT of ``examples/nanogpt`` (0.9 million weights, bytes as tokens), batches of 4
-blocks of 64 bytes for each, AdamW at 1e-3 times the root of the batch's growth, falling to 0 (the product's defaults).
+blocks of 64 bytes for each, AdamW at 1e-3 (times what ``lr_scaling`` says), falling to 0 (the product's defaults).
 The text is 2 MB of C headers (``/usr/include``). ``scratch`` begins with random weights; ``fine-tune`` with a model
 that learnt 4 MB of the Python sources of this Python's standard library first. Validation: 300 pieces of 128 bytes
 from the middle of headers that are not trained on. ``single`` is one of the machines alone, with as many steps.
@@ -28,6 +28,8 @@ from typing import Any
 
 from local_runs import train
 
+from training.strategies.registry import strategy_class
+
 MEMBERS, BATCH, BLOCK, RATE = 4, 4, 64, 1e-3
 TRAINED, HELD_OUT, PIECE = 2_000_000, 300, 128
 FIRST_STEPS = 1200
@@ -37,18 +39,18 @@ LOCAL = {"eval_local": "true"}
 """Also evaluate what each member holds before the last mean."""
 
 
-def cells(steps: int) -> dict[str, dict[str, Any]]:
-    """Return the options of every row, the most wanted first; a number after ``/`` is that of the exchanges."""
+def cells(steps: int, setting: str) -> dict[str, dict[str, Any]]:
+    """Return the options of every row, the most wanted first; a number after ``/`` is that of the exchanges. Rows that
+    merge weights come again with the learning-rate rule that is not their default in this setting."""
 
     def rounds(strategy: str, count: int, **own: Any) -> dict[str, Any]:
         found = {f"{strategy}.{name}": value for name, value in own.items()}
         return {"strategy": strategy, f"{strategy}.sync_interval": max(1, steps // count), **found}
 
     paper, short = {"outer_lr": 0.7, "outer_momentum": 0.9}, {"outer_lr": 1.0, "outer_momentum": 0.5}
-    off = {"lr_scaling": "off"}
     force = {"sparseloco.force": "true"}
     dgc = {"allreduce.compressor": "dgc", "optimizer": "sgd", "learning_rate": 0.1}
-    return {
+    found: dict[str, dict[str, Any]] = {
         "single": {"strategy": "allreduce"},
         "allreduce": {"strategy": "allreduce"},
         "diloco / 10": rounds("diloco", 10),
@@ -57,14 +59,10 @@ def cells(steps: int) -> dict[str, dict[str, Any]]:
         "diloco, 1.0 and 0.5 / 10": rounds("diloco", 10, **short),
         "diloco, 0.7 and 0.9 / 10": rounds("diloco", 10, **paper),
         "sparta 0.5 %": {"strategy": "sparta", **LOCAL},
-        "sparta 0.5 %, lr_scaling off": {"strategy": "sparta", **LOCAL, **off},
         "demo": {"strategy": "demo"},
         "sparseloco / 100": rounds("sparseloco", 100),
         "noloco / 10": rounds("noloco", 10) | LOCAL,
         "local_sgd / 10": rounds("local_sgd", 10),
-        "diloco, lr_scaling off / 10": rounds("diloco", 10) | off,
-        "diloco, 1.0 and 0.5, lr_scaling off / 10": rounds("diloco", 10, **short) | off,
-        "streaming_diloco, lr_scaling off / 30": rounds("streaming_diloco", 30) | off,
         "allreduce, powersgd": {"strategy": "allreduce", "allreduce.compressor": "powersgd"},
         "sparta 5 %": {"strategy": "sparta", "sparta.share": 0.05, **LOCAL},
         "allreduce, sgd": {"strategy": "allreduce", "optimizer": "sgd", "learning_rate": 0.1},
@@ -83,7 +81,16 @@ def cells(steps: int) -> dict[str, dict[str, Any]]:
         "streaming_diloco, 0.7 and 0.9 / 30": rounds("streaming_diloco", 30, **paper),
         "local_sgd / 30": rounds("local_sgd", 30),
         "noloco / 30": rounds("noloco", 30) | LOCAL,
+        "async_diloco / 10": rounds("async_diloco", 10),
     }
+    start, again = "pretrained" if setting == "fine-tune" else "scratch", {}
+    for name, options in found.items():
+        kind = strategy_class(options["strategy"])
+        if kind.merges == "weights":
+            rule = "off" if start in kind.raises_rate else "sqrt"
+            said, slash, exchanges = name.partition(" / ")
+            again[f"{said}, lr_scaling {rule}{slash}{exchanges}"] = options | {"lr_scaling": rule}
+    return found | again
 
 
 # ---------------------------------------------------------------------------------------------------------------- texts
@@ -181,7 +188,7 @@ def table(results: dict[str, Any], setting: str, seeds: list[int], steps: int) -
     single, every = ({seed: one["loss"] for seed, one in found(name).items()} for name in ("single", "allreduce"))
     print(f"\n{setting}\n\n| strategy / exchanges | seeds | loss | over `allreduce` | gain kept | alone | MB sent |")
     print("|---|---|---|---|---|---|---|")
-    for name in cells(steps):
+    for name in cells(steps, setting):
         runs = {seed: one for seed, one in found(name).items() if seed in single and seed in every}
         if not runs:
             continue
@@ -212,19 +219,24 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     given = parser.parse_args()
     results = kept(given.work)
-    rows = cells(given.steps)
-    if unknown := set(given.only) - set(rows):
-        raise SystemExit(f"no such row: {', '.join(unknown)}; there are: {'; '.join(rows)}")
+    rows = {setting: cells(given.steps, setting) for setting in given.settings}
+    if unknown := set(given.only) - set().union(*rows.values()):
+        known = "; ".join(dict.fromkeys(name for some in rows.values() for name in some))
+        raise SystemExit(f"no such row: {', '.join(unknown)}; there are: {known}")
     if not given.table:
         made(given.work, given.headers)
         wanted = [
-            (setting, seed, name) for setting in given.settings for seed in given.seeds for name in given.only or rows
+            (setting, seed, name)
+            for setting, known in rows.items()
+            for seed in given.seeds
+            for name in given.only or known
+            if name in known
         ]
         for setting, seed, name in wanted:
             at = key(setting, name, seed, given.steps)
             if at in results:
                 continue
-            options = {"max_steps": given.steps, "seed": seed, **rows[name]}
+            options = {"max_steps": given.steps, "seed": seed, **rows[setting][name]}
             try:
                 found = run(given.work, setting, options, 1 if name == "single" else MEMBERS)
             except SystemExit as error:

@@ -33,8 +33,10 @@ class TrainingSettings(Section):
     warmup_steps: StepsOrShare = option(
         50, "steps of linear warm-up; below 1: a share of the run, so 0.1 is its first tenth", unit="steps", ge=0
     )
-    lr_scaling: Literal["off", "sqrt", "linear"] = option(
-        "sqrt", "how the learning rate follows the global batch, relative to one worker's batch"
+    lr_scaling: Literal["auto", "off", "sqrt", "linear"] = option(
+        "auto",
+        "how the learning rate follows the global batch, relative to one worker's batch; auto: sqrt, but off where "
+        "weights are merged and the model is new (sparta: always), as each machine steps on its own part",
     )
     epochs: float = option(3.0, "passes over the training data", unit="epochs", gt=0)
     max_steps: int = option(0, "optimizer steps, instead of 'epochs'; 0: follow 'epochs'", unit="steps", ge=0)

@@ -11,7 +11,8 @@ from training.data import shares_to_batch_sizes
 from training.plan import JOB_FACTORY, MemberPlan, RunPlan
 from training.resources import count_gpus, whole_cores
 from training.run_folder import new_run_id
-from training.strategies.registry import check_strategy, stretch_of, usual_strategy
+from training.strategies.costs import start_of
+from training.strategies.registry import check_strategy, scaling_rule_of, stretch_of, usual_strategy
 from training.tasks.published_models import with_local_model
 
 logger = logging.getLogger("muster.plan")
@@ -37,7 +38,12 @@ def plan_local_run(profile: Profile, workers: int, *, here: bool = True, simulat
     threads = profile.training.threads or max(1, whole_cores() // (1 if simulated else workers))
     strategy = profile.strategy
     name = usual_strategy() if strategy.strategy == "auto" else check_strategy(strategy.strategy)
-    chosen = with_local_model(profile).model_copy(update={"strategy": strategy.model_copy(update={"strategy": name})})
+    rule = scaling_rule_of(profile.training.lr_scaling, name, start_of(profile))
+    update = {
+        "strategy": strategy.model_copy(update={"strategy": name}),
+        "training": profile.training.model_copy(update={"lr_scaling": rule}),
+    }
+    chosen = with_local_model(profile).model_copy(update=update)
     if workers > 1 and stretch_of(chosen.strategy):
         _check_own_pace(chosen)
     devices = _device_indices(profile.training.device, workers) if here and not simulated else [0] * workers

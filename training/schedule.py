@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 Schedule = Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"]
 ScalingRule = Literal["off", "sqrt", "linear"]
+AskedRule = Literal["auto", "off", "sqrt", "linear"]
 _ROUNDING = 1e-9
 
 
@@ -70,6 +71,13 @@ def ends_in_warm_up(steps: int, profile: Profile) -> str:
     said = f"all of its {steps} steps are in the warm-up of {warmup_steps}"
     reached = f"the learning rate reaches {steps / warmup_steps:.0%} of its peak"
     return f"{said}: {reached}; set warmup_steps to 0.1, a tenth of the run, or raise epochs"
+
+
+def scaling_rule(asked: AskedRule, raised: bool) -> ScalingRule:
+    """Return the rule that was asked for; ``auto`` is sqrt where a strategy says that the rate is to be raised."""
+    if asked != "auto":
+        return asked
+    return "sqrt" if raised else "off"
 
 
 def scaled_learning_rate(peak: float, rule: ScalingRule, global_batch: int, reference_batch: int) -> float:

@@ -29,7 +29,7 @@ from training.position import MOST_CUT_SHORT, EarlyStopping, Position
 from training.randomness import seed_everything
 from training.resuming import agree_on_snapshot, hand_over, take_over
 from training.same_data import check_same, check_unchanged, describe, other_precision
-from training.schedule import learning_rate_at, scaled_learning_rate, warm_up_of
+from training.schedule import learning_rate_at, scaled_learning_rate, scaling_rule, warm_up_of
 from training.state import TrainingState, longest_vector, part, prefixed, synchronise_buffers
 from training.strategies.base import Strategy, StrategyContext
 from training.strategies.costs import start_of
@@ -107,8 +107,9 @@ class Trainer:
         self.total_steps = order.max_steps or self.schedule.total_steps(self.position.batch_sizes, order.epochs)
         self._warm_up = warm_up_of(order, self.total_steps)
         alone = order.batch_size * order.gradient_accumulation
-        self.peak_rate = scaled_learning_rate(order.learning_rate, order.lr_scaling, self.plan.global_batch, alone)
         start, norm = start_of(self.profile), order.max_grad_norm
+        rule = scaling_rule(order.lr_scaling, start in kind.raises_rate)
+        self.peak_rate = scaled_learning_rate(order.learning_rate, rule, self.plan.global_batch, alone)
         self.strategy: Strategy = kind(StrategyContext(strategy, self.total_steps, order.seed, self._warn, start, norm))
         self.strategy.use(self.optimizer)
         self.samples = Samples(self.task, order.seed, self.device, self.profile.data.max_broken_share, self.member.name)

@@ -19,7 +19,7 @@ from profiles.errors import BadInput
 from profiles.options import canonical, less_memory, options_by_name
 from profiles.schema import AskedEngine, Profile
 from training.optimizers import state_bytes
-from training.schedule import steps_in
+from training.schedule import AskedRule, steps_in
 from training.strategies.costs import Start, start_of
 
 Preference = Literal["fastest", "closest-to-exact", "least-traffic"]
@@ -76,7 +76,7 @@ class Job(Owning, ModelCounts):
     gradient_checkpointing: bool = False
     adaptable: bool = True
     """Whether its task can recompute activations and train adapters."""
-    lr_scaling: Literal["off", "sqrt", "linear"] = "sqrt"
+    lr_scaling: AskedRule = "auto"
     strategy: Text = "auto"
     engine: AskedEngine = "auto"
     codec: Text = "auto"

@@ -14,6 +14,7 @@ from profiles.split import DATA_STAY
 from training.schedule import scaled_learning_rate
 from training.sensors import BUSY
 from training.strategies.costs import Course
+from training.strategies.registry import scaling_rule_of
 
 WORTH = 1.05
 """Two ways of which one is predicted to be less than so many times as fast are about equal: predictions are not that
@@ -104,10 +105,13 @@ def _why_group(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
 
 def _about_members(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
     choice, cluster, job = best.choice, predictor.cluster, predictor.job
-    factor = scaled_learning_rate(1.0, job.lr_scaling, best.global_batch, job.reference_batch)
+    rule = scaling_rule_of(job.lr_scaling, choice.strategy, job.start)
+    factor = 1.0 if rule == "auto" else scaled_learning_rate(1.0, rule, best.global_batch, job.reference_batch)
     if factor != 1.0:
-        yield Reason.of("learning-rate", job.lr_scaling, factor=factor, batch=best.global_batch,
+        yield Reason.of("learning-rate", rule, factor=factor, batch=best.global_batch,
                         reference=job.reference_batch)  # fmt: skip
+    elif job.lr_scaling == "auto" and rule == "off" and not choice.alone:
+        yield Reason.of("own-learning-rate", choice.strategy)
     (least, first), *_, (most, last) = sorted((member.micro_batch, member.name) for member in best.members)
     if least != most:
         yield Reason.of("unequal-shares", first, last, least=least, most=most)
@@ -239,6 +243,8 @@ WORDS = {
     "that of per-step averaging (at most {bound:.2g} % is accepted)",
     "learning-rate": "the learning rate is multiplied by {factor:.2f} (lr_scaling = {subject}): it was chosen for a "
     "batch of {reference:.0f}, and a step here has {batch:.0f} samples",
+    "own-learning-rate": "the learning rate stays as it is (lr_scaling = auto): with {subject} a machine's step sees "
+    "its own samples only, and a higher rate made new models worse",
     "unequal-shares": "each machine's share of the batch follows its speed: from {least:.0f} samples ({subject}) to "
     "{most:.0f} ({other})",
     "in-clear": "training traffic of engine nccl is not encrypted",

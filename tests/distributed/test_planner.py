@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -125,6 +126,19 @@ def test_a_full_fine_tune_over_a_hundred_megabit_is_periodic() -> None:
     assert best.loss_increase <= 0.02
     assert planning.settings is not None
     assert planning.settings.options["diloco.sync_interval"] == best.choice.interval
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"start": "scratch"}, "stays as it is (lr_scaling = auto): with diloco a machine's step sees its own samples"),
+        ({"start": "scratch", "lr_scaling": "sqrt"}, "is multiplied by 1.41 (lr_scaling = sqrt)"),
+        ({"start": "pretrained"}, "is multiplied by 1.41 (lr_scaling = sqrt)"),
+    ],
+)
+def test_a_plan_says_whether_the_rate_follows_the_batch(asked: dict[str, Any], words: str) -> None:
+    planning = plan(cluster([8, 8]), job(strategy="diloco", **asked))
+    assert any(sentence(reason).startswith(f"the learning rate {words}") for reason in planning.reasons)
 
 
 def test_a_tighter_bound_means_more_frequent_exchanges() -> None:

@@ -11,6 +11,7 @@ from profiles.resolve import profile_from_options
 from training import local_plan
 from training.local_plan import plan_local_run
 from training.resources import count_gpus
+from training.strategies.registry import scaling_rule_of
 
 SHARED = "3 workers share 2 GPUs"
 
@@ -52,6 +53,27 @@ def test_gpus_are_counted_by_the_drivers_program(tmp_path: Path, monkeypatch: py
     program.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: a)'\necho 'GPU 1: NVIDIA H200 (UUID: b)'\n")
     program.chmod(0o755)
     assert count_gpus() == 2
+
+
+@pytest.mark.parametrize(
+    ("strategy", "trained", "new"),
+    [
+        *[(name, "sqrt", "sqrt") for name in ("auto", "zero1", "demo")],
+        *[(name, "sqrt", "off") for name in ("diloco", "streaming_diloco", "local_sgd", "noloco")],
+        *[(name, "off", "off") for name in ("sparta", "sparta + diloco")],
+    ],
+)
+def test_a_plan_says_by_which_rule_the_rate_follows_the_batch(strategy: str, trained: str, new: str) -> None:
+    def rule(**asked: str) -> str:
+        plan = plan_local_run(profile_from_options("p", {"strategy": strategy, **asked}), 2)
+        return plan.profile.training.lr_scaling
+
+    assert (rule(planned_as="pretrained"), rule(planned_as="scratch")) == (trained, new)
+    assert rule(planned_as="scratch", lr_scaling="linear") == "linear"
+
+
+def test_the_rule_of_ones_own_strategy_is_left_to_those_who_run_its_code() -> None:
+    assert scaling_rule_of("auto", "own.py:Half", "scratch") == "auto"
 
 
 @pytest.mark.parametrize("option", ["local_data = true", "split = label", "eval_local = true"])

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from profiles.optimisation import TrainingSettings
 from profiles.schema import Profile
 from training.schedule import (
+    AskedRule,
     ScalingRule,
     Schedule,
     ends_in_warm_up,
     learning_rate_at,
     scaled_learning_rate,
+    scaling_rule,
     steps_in,
     warm_up_of,
 )
@@ -72,6 +74,16 @@ def test_rule_for_a_four_times_larger_batch(rule: ScalingRule, factor: float) ->
 @pytest.mark.parametrize("rule", ["off", "sqrt", "linear"])
 def test_same_batch_keeps_the_rate_exactly(rule: ScalingRule) -> None:
     assert scaled_learning_rate(1e-3, rule, 8, 8) == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("asked", "raised", "rule"),
+    [("auto", True, "sqrt"), ("auto", False, "off"), ("linear", False, "linear"), ("off", True, "off")],
+)
+def test_a_strategy_says_whether_the_rate_is_raised_unless_a_rule_is_asked_for(
+    asked: AskedRule, raised: bool, rule: ScalingRule
+) -> None:
+    assert scaling_rule(asked, raised) == rule
 
 
 TUNED = Profile(name="tuned", training=TrainingSettings(warmup_steps=50))

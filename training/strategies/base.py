@@ -97,6 +97,10 @@ class Strategy(ABC):
     """What it costs; ``None``: not known, so that it is only taken where a person asks for it."""
     merges: ClassVar[Literal["gradients", "weights"]] = "weights"
     """What members exchange: gradients, which are final after :meth:`gradients`, or weights between two steps."""
+    raises_rate: ClassVar[tuple[Start, ...]] = ("pretrained",)
+    """Which models ``lr_scaling = auto`` trains at a rate that follows the batch of all members: both, where a step
+    sees that batch. Where it sees a member's own, that helped trained models whose weights were merged often; models
+    from scratch ended worse than on one machine alone (docs/strategies.md)."""
     equal: ClassVar[Literal["always", "synchronised", "never"]] = "synchronised"
     """When all members hold the same weights, bit for bit: after every step, where :attr:`synchronised` is true, or
     nowhere but in :meth:`consensus`."""

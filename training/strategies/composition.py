@@ -275,6 +275,7 @@ def _composed(text: str) -> type[Composition]:
         "name": text,
         "parts": parts,
         "merges": "gradients" if any(part.merges == "gradients" for part in parts) else "weights",
+        "raises_rate": tuple(set.intersection(*(set(part.raises_rate) for part in parts))),
         "updates": any(part.updates for part in parts),
         "equal": "never" if any(part.equal == "never" for part in parts) else "synchronised",
         "costs": ComposedCosts(parts) if known else None,

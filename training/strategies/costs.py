@@ -31,7 +31,7 @@ def start_of(profile: Profile) -> Start:
 
 
 BATCH_SOURCE = {"batch": "larger batch by the learning-rate rule: own check, 0.87 M parameters, one seed, batch x 4"}
-_BATCH_GAIN = {"off": 0.37, "sqrt": 0.80, "linear": 1.0}
+_BATCH_GAIN = {"off": 0.37, "sqrt": 0.80, "linear": 1.0, "auto": 0.80}
 """Share of four times the batch that counts, in steps of one machine to the same loss: 635, 1023 and over 1200 to 300.
 Own check, a fine-tune at 1, 2 and 4 times the learning rate."""
 

@@ -26,6 +26,7 @@ class GradientStrategy(Strategy):
     """Members hold the same weights after every step, and compare them now and then."""
 
     merges = "gradients"
+    raises_rate = ("pretrained", "scratch")
     equal = "always"
 
     def __init__(self, context: StrategyContext) -> None:

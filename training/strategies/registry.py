@@ -11,12 +11,14 @@ from typing import TypeVar
 
 from profiles.declarations import Owning, declare, declare_form, forms, import_all, withdraw
 from profiles.errors import BadInput, where_it_failed
+from profiles.locations import own_code_in
 from profiles.options import hint_for
 from profiles.schema import StrategySettings
 from training.exchange.codecs import one_of_each
+from training.schedule import AskedRule, scaling_rule
 from training.strategies.base import Strategy
 from training.strategies.checked_costs import CheckedCosts
-from training.strategies.costs import BATCH_SOURCE, CostModel
+from training.strategies.costs import BATCH_SOURCE, CostModel, Start
 
 S = TypeVar("S", bound=Strategy)
 
@@ -148,6 +150,12 @@ def strategy_class(name: str) -> type[Strategy]:
 def stretch_of(settings: StrategySettings) -> int:
     """Return :meth:`Strategy.stretch`; 0 where it is a person's own strategy, whose code not everybody runs."""
     return 0 if settings.own_strategy else strategy_class(settings.strategy).stretch(settings)
+
+
+def scaling_rule_of(asked: AskedRule, strategy: str, start: Start) -> AskedRule:
+    """Return how the learning rate follows the batch with a strategy; ``auto`` stays for code of a person's own, which
+    only those run who train."""
+    return asked if own_code_in(strategy) else scaling_rule(asked, start in strategy_class(strategy).raises_rate)
 
 
 def cost_model(name: str, settings: Owning | None = None) -> CostModel | None:
