@@ -16,9 +16,9 @@ from typing import NamedTuple
 from app.run_series import Point
 
 BAND, LINE = 0, 1
-PATTERNS = ((1, 0), (6, 4), (2, 2))
-"""Columns of points that are drawn, and that are left out: a line, dashes, dots."""
-SAMPLES = ("━", "╍", "┅")
+PATTERNS = ((1, 0), (6, 4), (2, 2), (12, 4), (1, 3))
+"""Columns of points that are drawn, and that are left out: a line, dashes, dots; long dashes, dots far apart."""
+SAMPLES = ("━", "╍", "┅", "╸", "┈")
 """How each pattern looks in a legend."""
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Bits of the braille characters by row and column of a cell."""
@@ -99,6 +99,16 @@ def _low(point: Point, log: bool) -> float:
     return point.low if not log or point.low > 0 else point.mean
 
 
+class _Column(NamedTuple):
+    """What falls into one column of points."""
+
+    column: int
+    first: float
+    """Step of the first point; the last one's is that of ``point``."""
+    points: int
+    point: Point
+
+
 class Raster:
     """The points of ``width`` by ``height`` cells."""
 
@@ -112,7 +122,7 @@ class Raster:
     def draw(self, curve: Curve, window: Window) -> None:
         """Draw a curve over what is there; lines always lie over bands."""
         columns = self._columns(curve, window)
-        for column, _, point in columns if curve.band else ():
+        for column, *_, point in columns if curve.band else ():
             low, high = self._row(_low(point, window.log), window), self._row(point.high, window)
             for row in range(high, low + 1):
                 if self._ascii or (row + column) % 2 == 0:
@@ -131,32 +141,32 @@ class Raster:
                     cells[column] = (sign, self._styles[layer][place])
             yield together(cells)
 
-    def _columns(self, curve: Curve, window: Window) -> list[tuple[int, float, Point]]:
-        """Return one point a column of points: means of what falls together; and the step where it stands."""
+    def _columns(self, curve: Curve, window: Window) -> list[_Column]:
+        """Return one point a column of points: means of what falls together."""
         across = self.width * self._fine[0]
-        found: list[tuple[int, float, Point, int]] = []
+        found: list[_Column] = []
         for point in curve.points:
             if not window.left <= point.step <= window.right or (window.log and point.mean <= 0):
                 continue
             column = min(across - 1, int(window.across(point.step) * across))
-            if found and found[-1][0] == column:
-                _, _, known, count = found[-1]
+            if found and found[-1].column == column:
+                _, first, count, known = found[-1]
                 mean = (known.mean * count + point.mean) / (count + 1)
                 both = Point(point.step, min(known.low, point.low), mean, max(known.high, point.high))
-                found[-1] = (column, point.step, both, count + 1)
+                found[-1] = _Column(column, first, count + 1, both)
             else:
-                found.append((column, point.step, point, 1))
-        return [(column, step, point) for column, step, point, _ in found]
+                found.append(_Column(column, point.step, 1, point))
+        return found
 
-    def _draw_line(self, columns: list[tuple[int, float, Point]], curve: Curve, window: Window) -> None:
+    def _draw_line(self, columns: list[_Column], curve: Curve, window: Window) -> None:
         before: tuple[int, float, int] | None = None
-        for column, step, point in columns:
+        for column, first, _, point in columns:
             row = self._row(point.mean, window)
-            if before is None or step - before[1] > curve.gap:
+            if before is None or first - before[1] > curve.gap:
                 self._point(column, row, curve)
             else:
                 self._stroke(before[0], before[2], column, row, curve)
-            before = (column, step, row)
+            before = (column, point.step, row)
 
     def _stroke(self, x0: int, y0: int, x1: int, y1: int, curve: Curve) -> None:
         count = max(abs(x1 - x0), abs(y1 - y0), 1)

@@ -331,8 +331,8 @@ class Charts(Pane):
         legend += promised(lines)
         former = picture.former.curves.get(name) if picture.former else None
         if former is not None and picture.former is not None:
-            curves.insert(0, self._curve(former, "$text-muted"))
-            legend.append((f"- {picture.former.name}", "$text-muted"))
+            curves.insert(0, self._curve(former, "$text-muted", 1))
+            legend.append((sample(picture.former.name, curves[0]), "$text-muted"))
         how = [f"smoothed {STRENGTHS[self._strength]:g}"] if STRENGTHS[self._strength] else []
         how += ["log"] if self._log else []
         how += [f"zoom {1 / ZOOMS[self._zoom]:g}x"] if self._zoom else []

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.dashboard.braille import Curve, Raster, Window, ticks, window_of
+from app.dashboard.braille import SAMPLES, Curve, Raster, Window, ticks, window_of
 from app.dashboard.charts import ChartData, Mark, drawn, value_text
 from app.run_series import Point
 
@@ -39,6 +39,9 @@ def test_lines_among_others_differ_without_their_colours() -> None:
     points = [Point(n, 1, 1, 1) for n in range(10)]
     drawn_lines = {rows(Curve(points, pattern=pattern), Window(0, 9, 0, 2))[2] for pattern in range(3)}
     assert drawn_lines == {"**********", "******    ", "**  **  **"}
+    long = [Point(n, 1, 1, 1) for n in range(20)]
+    five = [rows(Curve(long, pattern=pattern), Window(0, 19, 0, 2), width=20)[2] for pattern in range(5)]
+    assert len({*five}) == len({*SAMPLES}) == 5
 
 
 def test_a_gap_is_left_where_there_are_no_values() -> None:
@@ -46,6 +49,11 @@ def test_a_gap_is_left_where_there_are_no_values() -> None:
     joined, parted = (rows(Curve(points, gap=gap), Window(0, 9, 0, 2))[2] for gap in (100, 2))
     assert joined == "**********"
     assert "   " in parted
+
+
+def test_many_points_in_a_column_are_no_gap() -> None:
+    points = [Point(n, 0, n // 100 % 2, 1) for n in range(1000)]
+    assert all("*" in row for row in rows(Curve(points, gap=8), Window(0, 999, 0, 1)))
 
 
 def test_the_band_lies_under_the_line() -> None:
