@@ -7,6 +7,7 @@ the mark: the newest thing that any of them was shown counts.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.history import Chronicle, Happening, in_order
-from app.run_series import of_run, smoothed
+from app.run_series import of_run
 from app.run_state import INTERRUPTED, RunState
 from profiles.errors import counted
 from training.events import Event
@@ -27,8 +28,8 @@ MARK = "seen.json"
 SOON = 60.0
 """Seconds after which somebody who comes back has been away."""
 _LARGEST = 4096
-SMOOTHING = 0.8
-"""Of the loss, as the overview draws it."""
+_LAST = 10
+"""Steps, or buckets of steps, whose mean is where the loss is; a single step says little."""
 _MOST = 3
 """Losses of machines that are told one by one."""
 _ENDS = {"completed": "completed", "failed": "failed", "cancelled": "stopped", INTERRUPTED: "ended without a word"}
@@ -126,9 +127,8 @@ def _news(then: RunState, state: RunState, now: float) -> Iterator[str]:
 
 
 def _loss(state: RunState) -> float | None:
-    """Return where the smoothed loss is; a single step says little."""
-    points = smoothed(of_run(state.curves, "loss").points(), SMOOTHING)
-    return points[-1].mean if points else None
+    points = of_run(state.curves, "loss").points()[-_LAST:]
+    return statistics.fmean(point.mean for point in points) if points else None
 
 
 def _losses(state: RunState, new: Sequence[Happening], now: float) -> Iterator[str]:
@@ -149,10 +149,11 @@ def _losses(state: RunState, new: Sequence[Happening], now: float) -> Iterator[s
     if len(told) <= _MOST:
         yield from (words for _, words in sorted(told))
         return
-    names = dict.fromkeys(state.name(one.member, {}) for one in moved)
-    count = sum(one.kind == "lost" for one in moved)
+    shown = [one for one in moved if one.kind == "lost"] or moved
+    names = dict.fromkeys(state.name(one.member, {}) for one in shown)
     away = [state.name(rank, {}) for rank, member in state.members.items() if member.status in ("lost", "failed")]
-    yield f"{count} times a machine lost ({', '.join(names)})" + (f", {', '.join(away)} still away" if away else "")
+    still = f", {', '.join(away)} still away" if away else ""
+    yield f"{counted(len(shown), 'time')} a machine {shown[0].kind} ({', '.join(names)}){still}"
 
 
 def _clock(moment: float, now: float) -> str:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,13 @@ def back(at: float, member: int = 1, name: str = "air") -> MemberEvent:
     return MemberEvent(member=member, time=at, status="joined", name=name)
 
 
-def line(tmp_path: Path, later: Iterable[Event], now: float = NOW, ending: str = "") -> str:
+def line(
+    tmp_path: Path, later: Iterable[Event], now: float = NOW, ending: str = "", first: Sequence[Event] = FIRST
+) -> str:
     """What is said to who left after the first events and comes back."""
-    seen(tmp_path, FIRST).leave(LEFT)
+    seen(tmp_path, first).leave(LEFT)
     visit, state = Visit(tmp_path), RunState()
-    for seq, event in enumerate([*FIRST, *later]):
+    for seq, event in enumerate([*first, *later]):
         visit.note(event.model_copy(update={"seq": seq}), state)
         state = apply(state, event)
     return visit.line(at_its_end(state, ending) if ending else state, now)
@@ -100,6 +102,19 @@ def test_many_losses_are_counted(tmp_path: Path) -> None:
     assert line(tmp_path, [*later, lost(BEGAN + 90, 2, "pc")]).endswith(
         "6 times a machine lost (air, pc), pc still away"
     )
+
+
+def test_many_that_came_back_are_not_lost(tmp_path: Path) -> None:
+    first = [*FIRST, *(lost(BEGAN + 5, n, f"pc{n}") for n in range(3, 7))]
+    later = [back(BEGAN + 60, n, f"pc{n}") for n in range(3, 7)]
+    assert line(tmp_path, later, first=first).endswith("4 times a machine back (pc3, pc4, pc5, pc6)")
+    later.append(lost(BEGAN + 70))
+    assert line(tmp_path, later, first=first).endswith("1 time a machine lost (air), air still away")
+
+
+def test_one_step_is_not_where_the_loss_is(tmp_path: Path) -> None:
+    later = [*steps(5, 20, loss=1.0), *steps(21, 21, loss=0.1)]
+    assert "loss 2.31 -> 0.91" in line(tmp_path, later)
 
 
 def test_of_several_viewers_what_the_last_one_saw_counts(tmp_path: Path) -> None:
