@@ -126,11 +126,12 @@ def _drawn(one: Strip, window: Window, across: int) -> list[tuple[str, str]] | N
             why = "".join(sign if cell_len(sign) == 1 else "?" for sign in visible(away.why))
             text = f"{why[: until - first]:{ABSENT}<{until - first}}"
             cells[first + 1 : until + 1] = [(sign, "$text-muted") for sign in text]
-            if away.first >= window.left:
-                cells[first] = (WENT, "bold $text-error")
     written = [step for step in ribbon.snapshots if window.left <= step <= window.right]
     for step in written if 4 * len(written) <= across else ():
         cells[place(step)] = (SNAPSHOT, "$text-accent")
+    for step in (away.first for away in ribbon.away):  # over a snapshot in the same cell
+        if window.left <= step <= window.right:
+            cells[place(step)] = (WENT, "bold $text-error")
     for step in ribbon.came:
         if window.left <= step <= window.right:
             cells[place(step)] = (CAME, "bold $text-success")

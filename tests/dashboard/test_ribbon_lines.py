@@ -46,6 +46,12 @@ def test_a_ribbon_stands_under_the_steps_of_the_loss() -> None:
     assert "8.0/s" in studio and studio.endswith("%") and last.endswith("wait")
 
 
+def test_a_snapshot_does_not_hide_that_a_machine_was_lost() -> None:
+    saved = SnapshotEvent(member=1, time=BEGAN + 20, step=20, path="", bytes=1, seconds=1.0)
+    shown = lines(loss_chart(picture(*started(), *steps(1, 20), saved, LOST, *steps(21, 400, ranks=(0, 2)))))
+    assert "✗" in next(line for line in shown if "air" in line)
+
+
 @pytest.mark.parametrize(("height", "machines"), [(15, 3), (10, 3), (9, 1), (8, 1), (7, 0), (4, 0)])
 def test_where_there_is_no_room_the_worthiest_stays(height: int, machines: int) -> None:
     shown = lines(loss_chart(whole()), height=height)
