@@ -172,6 +172,7 @@ def distributed_train(
 ) -> ExitCode:
     """Start or resume a run with workers of this machine or of several; ``flags`` are the options by name."""
     from app.cli import train
+    from app.cli.attach import fits_here
 
     references = {name: value for name, value in (("model", model), ("dataset", dataset)) if value}
     overrides = merged_overrides(settings, flags, references)
@@ -183,6 +184,10 @@ def distributed_train(
     hosts = train.hosts_file_of(request)
     if hosts is None and plan_file is not None:
         raise BadInput("--plan needs machines", "name a hosts file with --hosts FILE")
+    if dashboard and fits_here():
+        from app.screens.own_keys import own_keys
+
+        own_keys()  # refused before anything starts
     if dry_run or plan_only:
         from app.cli.dry_run import not_for_real, rehearse, show_plan
 

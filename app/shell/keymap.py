@@ -40,13 +40,15 @@ def read_keymap(path: Path | None = None) -> dict[str, str]:
     path = path or keymap_file()
     reader = configparser.ConfigParser(interpolation=None, delimiters=("=",), comment_prefixes=("#", ";"))
     try:
-        reader.read_string(path.read_text(encoding="utf-8"))
+        reader.read_string(path.read_text(encoding="utf-8-sig"), path.name)
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeError, configparser.Error) as error:
         raise BadInput(
             f"{path}: {' '.join(str(error).split())}", "write [keys], then lines like: snapshot = S"
         ) from None
+    if other := {*reader.sections(), *(["DEFAULT"] if reader.defaults() else ())} - {_SECTION}:
+        raise BadInput(f"{path}: there is no section [{min(other)}]", f"write [{_SECTION}] above the lines")
     known = known_actions()
     chosen = {}
     for action, keys in reader[_SECTION].items() if _SECTION in reader else ():
@@ -54,14 +56,15 @@ def read_keymap(path: Path | None = None) -> dict[str, str]:
             near = difflib.get_close_matches(action, known, 1)
             hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(sorted(known))}"
             raise BadInput(f"{path}: there is no action '{action}'", hint)
-        chosen[action] = ",".join(_key(word.strip(), action, path) for word in keys.split(","))
+        chosen[action] = ",".join(_key(word.strip(), action, path) for word in " ".join(keys.split()).split(","))
     _see_that_no_two_clash(chosen, path)
     return chosen
 
 
 def _key(word: str, action: str, path: Path) -> str:
     named = word in _NAMED or word.rpartition("+")[2] in _NAMED or key_to_character(word) is not None
-    if not (named or (len(word) == 1 and word.isprintable())):
+    one = len(word) == 1 and word.isprintable()
+    if not one and not (named and word == word.lower()):  # names of signs are found in capitals, too, and never pressed
         hint = "write a sign, or a name such as slash, space, f5, ctrl+n"
         raise BadInput(f"{path}: {action} = {word}: there is no such key", hint)
     return word

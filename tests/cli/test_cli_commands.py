@@ -335,3 +335,15 @@ def test_ctrl_c_is_one_line_and_not_told_twice(app: typer.Typer, capsys: Capture
     assert capsys.readouterr().err == "error: stopped\n"
     assert run_app(lambda: app, ["told"], "x") == 130
     assert capsys.readouterr().err == ""
+
+
+def test_wrong_keys_of_a_person_are_refused_before_a_run_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr("app.cli.attach.fits_here", lambda: True)
+    (tmp_path / "muster").mkdir()
+    (tmp_path / "muster" / "keys.ini").write_text("[keys]\nsnapshop = S\n")
+    assert main(["distributed-train", "demo-scratch", "--local", "1", "--dashboard"]) == ExitCode.BAD_INPUT
+    assert "there is no action 'snapshop'" in capsys.readouterr().err
+    assert not Path("output").exists()

@@ -30,6 +30,10 @@ assert app.dashboard.screen  # its keys are known once it is loaded
         ("[keys]\nsnapshot = t", "two actions of Dashboard have the key t", "'next_theme' and 'snapshot'"),
         ("[keys]\nsnapshot = l", "two actions of Dashboard have the key l", "another key"),
         ("snapshot = S", "no section headers", "write [keys]"),
+        ("[Keys]\nsnapshot = S", "there is no section [Keys]", "write [keys]"),
+        ("[DEFAULT]\nsnapshot = S", "there is no section [DEFAULT]", "write [keys]"),
+        ("[keys]\nsnapshot = S\n  Z", "snapshot = S Z: there is no such key", "a sign"),
+        ("[keys]\nsnapshot = SPACE", "snapshot = SPACE: there is no such key", "a sign"),
     ],
 )
 def test_a_wrong_key_is_refused_in_one_line(content: str, message: str, hint: str, tmp_path: Path) -> None:
@@ -39,6 +43,12 @@ def test_a_wrong_key_is_refused_in_one_line(content: str, message: str, hint: st
         read_keymap(path)
     assert message in caught.value.message and hint in caught.value.hint
     assert "keys.ini" in caught.value.message and "\n" not in caught.value.message + caught.value.hint
+
+
+def test_a_file_of_a_windows_editor_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "keys.ini"
+    path.write_bytes(b"\xef\xbb\xbf[keys]\r\nsnapshot = S\r\n")
+    assert read_keymap(path) == {"snapshot": "S"}
 
 
 def test_keys_are_exchanged_and_pressed_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
