@@ -42,6 +42,8 @@ _SMOOTHING = 0.8
 _LOSS_HEIGHT = 420
 """Pixels, without the machines under it."""
 COLOURS = (BLUE, ORANGE, GREEN, "#7d4cdb", "#0e8a9a", "#b5338a")
+SIGNS = ("circle", "diamond", "square", "triangle-up", "x", "star")
+"""Of lines, which do not differ by their colours alone."""
 _SCALE_BUTTONS = {
     "type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom",
     "buttons": [{"label": kind, "method": "relayout", "args": [{"yaxis.type": kind}]} for kind in ("linear", "log")],
@@ -123,8 +125,7 @@ def _loss(evidence: Evidence) -> Chart | None:
         curve(shown, "training", {"color": BLUE}),
     ]
     for number, split in enumerate(evidence.state.evaluations, 1):
-        style = {"color": COLOURS[number % len(COLOURS)], "dash": "dot"}
-        traces += _measured(evidence.state, split, "loss", label(split), style)
+        traces += _measured(evidence.state, split, "loss", label(split), number, dash="dot")
     note = "The band holds every step of every machine. Click a name in the legend to hide its line."
     if (ghost := _at_promised_pace(evidence, shown)) is not None:
         traces.append(ghost)
@@ -205,8 +206,7 @@ def _metrics(state: RunState, *, rates: bool) -> Chart | None:
     lines: list[dict[str, Any]] = []
     for split, name in shown:
         words = f"{label(metric_label(name))} {label(split)}"
-        colour = {"color": COLOURS[len(lines) % len(COLOURS)]}
-        lines += _measured(state, split, name, words, colour, 100 if rates else 1)
+        lines += _measured(state, split, name, words, len(lines), 100 if rates else 1)
     if not shown:
         return None
     if not rates:
@@ -217,11 +217,14 @@ def _metrics(state: RunState, *, rates: bool) -> Chart | None:
 
 
 def _measured(
-    state: RunState, split: str, name: str, words: str, style: Mapping[str, str], factor: float = 1.0
+    state: RunState, split: str, name: str, words: str, number: int, factor: float = 1.0, **style: str
 ) -> list[dict[str, Any]]:
-    """Return the course of one metric of a split as a line; none where it was never measured."""
+    """Return the course of one metric of a split as a line, the ``number``-th of its chart; none where it was never
+    measured."""
     points = of_run(state.curves, evaluated(split, name)).points()
-    return [curve(points, words, style, "lines+markers", factor)] if points else []
+    line = {"color": COLOURS[number % len(COLOURS)], **style}
+    marker = {"symbol": SIGNS[number % len(SIGNS)], "size": 7}
+    return [curve(points, words, line, "lines+markers", factor) | {"marker": marker}] if points else []
 
 
 def _line(name: str, series: Series, colour: str, unit: str, of: str, note: str = "", **axis: Any) -> Chart | None:

@@ -62,6 +62,14 @@ def test_a_report_says_what_is_there_and_what_is_not(tmp_path: Path) -> None:
     assert charts["correlation"].figure["data"][0]["y"][-1] == 0.75 and "1: the same. Last: 0.75." in page
 
 
+def test_lines_of_one_chart_differ_without_their_colours(tmp_path: Path) -> None:
+    measured = [evaluation(40, 0.5, split).model_copy(update={"metrics": {"wer": 0.5, "cer": 0.3}})
+                for split in ("validation", "test")]  # fmt: skip
+    charts = {chart.id: chart for chart in charts_of(read_evidence(write_run(tmp_path, [*events(), *measured])))}
+    signs = [line["marker"]["symbol"] for line in charts["rates"].figure["data"]]
+    assert len(set(signs)) == len(signs) > 2
+
+
 def test_a_run_without_a_step_still_has_a_report(tmp_path: Path) -> None:
     run = write_run(tmp_path, [ErrorEvent(message="no data", time=1)], status="failed", error_message="no data")
     (run / "plan.json").write_text("broken")
