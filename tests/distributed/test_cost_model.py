@@ -183,7 +183,7 @@ def test_shares_of_unequal_machines_end_together() -> None:
 
 @pytest.mark.parametrize(
     ("rounds", "start", "gain"),
-    [(3, "pretrained", 1.0), (1000, "pretrained", 1.0), (3, "scratch", 0.04), (10, "scratch", 0.55)],
+    [(3, "pretrained", 1.0), (1000, "pretrained", 1.0), (3, "scratch", 0.04), (10, "scratch", 0.43)],
 )
 def test_gain_kept_is_the_measured_one(rounds: int, start: Any, gain: float) -> None:
     learnt = DiLoCo.costs.learning(Course(10 * rounds, start), Rhythm(10), 3.0)

@@ -148,7 +148,7 @@ def test_a_tighter_bound_means_more_frequent_exchanges() -> None:
         )
         return best_of(plan(cluster([8, 8, 8, 8], 500), wanted)).choice.interval
 
-    assert [interval(0.03), interval(0.05), interval(0.07)] == [20, 50, 100]
+    assert [interval(0.03), interval(0.05), interval(0.07)] == [10, 20, 100]
 
 
 @some

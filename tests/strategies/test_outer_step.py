@@ -123,8 +123,8 @@ def test_the_outer_step_rounds_every_product_and_sum_by_itself(elements: int) ->
 @pytest.mark.parametrize(
     ("steps", "start", "expected"),
     [
-        (50 * 30, "scratch", (0.7, 0.9)),
-        (50 * 30 - 1, "scratch", (1.0, 0.5)),
+        (50 * 100, "scratch", (0.7, 0.9)),
+        (50 * 100 - 1, "scratch", (1.0, 0.5)),
         (50 * 30, "pretrained", (1.0, 0.0)),
         (100, "pretrained", (1.0, 0.0)),
     ],

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-MANY_ROUNDS = 30
+MANY_ROUNDS = 100
 _AT_ONCE = 1 << 18
 """Elements of an outer step whose four vectors stay in a processor's cache until the step is done."""
 _ADAM_RATE, _ADAM_MOMENTUM, _ADAM_SECOND, _ADAM_EPSILON = 0.3, 0.9, 0.99, 0.1
@@ -74,8 +74,8 @@ class OuterOptions(Section):
 
         A trained model takes the plain mean (1.0 / 0): momentum adds to a learning rate that is right already, and a
         published Whisper ended worse with it than on one machine (see docs/planning.md). From scratch the paper's
-        0.7 / 0.9 needs tens of rounds for its momentum to pay; below :data:`MANY_ROUNDS` rounds 1.0 / 0.5 kept 55 % of
-        the gain of per-step averaging where 0.7 / 0.9 kept 30 %. Both are for Nesterov's momentum.
+        0.7 / 0.9 needs many rounds for its momentum to pay: with 30, 1.0 / 0.5 kept 43 % of the gain of per-step
+        averaging and 0.7 / 0.9 kept 6 % (docs/strategies.md, three seeds). Both are for Nesterov's momentum.
         """
         rate, momentum = 1.0, 0.0
         if self.outer_optimizer == "adamw":
