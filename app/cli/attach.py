@@ -70,6 +70,18 @@ def fits_here() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty() and not can_only_print()
 
 
+def refuse_bad_keys() -> None:
+    """Read the keys a person chose, if a dashboard would open here, so that a fault ends the command before a run.
+
+    Raises:
+        BadInput: see :func:`app.shell.keymap.read_keymap`.
+    """
+    from app.screens.own_keys import own_keys
+
+    if fits_here():
+        own_keys()
+
+
 def ascii_lines() -> Callable[[str], None]:
     """Return what writes lines of nothing but ASCII to stderr."""
     from app.shell.look import ascii_text  # loads textual

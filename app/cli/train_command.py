@@ -172,22 +172,19 @@ def distributed_train(
 ) -> ExitCode:
     """Start or resume a run with workers of this machine or of several; ``flags`` are the options by name."""
     from app.cli import train
-    from app.cli.attach import fits_here
+    from app.cli.attach import refuse_bad_keys
 
     references = {name: value for name, value in (("model", model), ("dataset", dataset)) if value}
     overrides = merged_overrides(settings, flags, references)
-    command, machines = tuple(sys.argv), (plan_file, allow_missing, offline_wheels, trust_new)
     request = train.TrainRequest(
-        profile, overrides, resume, dry_run, as_json, command, trust_code, no_input, detach, dashboard, *machines,
-        plan_only, out,
+        profile, overrides, resume, dry_run, as_json, tuple(sys.argv), trust_code, no_input, detach, dashboard,
+        plan_file, allow_missing, offline_wheels, trust_new, plan_only, out,
     )  # fmt: skip
     hosts = train.hosts_file_of(request)
     if hosts is None and plan_file is not None:
         raise BadInput("--plan needs machines", "name a hosts file with --hosts FILE")
-    if dashboard and fits_here():
-        from app.screens.own_keys import own_keys
-
-        own_keys()  # refused before anything starts
+    if dashboard:
+        refuse_bad_keys()
     if dry_run or plan_only:
         from app.cli.dry_run import not_for_real, rehearse, show_plan
 
