@@ -10,7 +10,8 @@ from pathlib import Path
 
 from app.dashboard.screen import DashboardScreen
 from app.follow import Follower
-from app.shell.base_app import NO_KEYS, MusterApp
+from app.shell.base_app import MusterApp
+from app.shell.terminal_app import NO_KEYS
 from distributed.ssh.command_log import CommandRecord
 from profiles.errors import ExitCode
 

@@ -24,8 +24,9 @@ from app.promise import at_promised_pace, pace_of
 from app.ribbon import rate_of_run
 from app.run_series import Point, Series, names, newest, of_member, of_run, smoothed
 from app.run_state import RunState, machine_changes
-from app.shell.keys import Key, app_of
+from app.shell.keys import Key
 from app.shell.row_table import RowTable
+from app.shell.terminal_app import app_of
 from app.shell.text import Column, Row, literal
 
 _LEFT = 8

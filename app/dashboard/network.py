@@ -15,9 +15,9 @@ from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
 from app.member_state import pair_lines, pairs
 from app.plan_table import way_in_words
-from app.shell.keys import app_of
 from app.shell.link_map import Kind, Line, drawn, legend
 from app.shell.row_table import RowTable
+from app.shell.terminal_app import app_of
 from app.shell.text import Column, Row, literal
 from distributed.planning.cables import CABLES
 from distributed.planning.reasons import OWNERSHIP, sentence

@@ -17,7 +17,7 @@ from app.screens.machines import AccessScreen, MachinesScreen
 from app.screens.plan import LaunchScreen, PlanScreen
 from app.screens.step_screen import SteeredApp, StepScreen
 from app.screens.strategy import StrategyScreen
-from app.shell.base_app import NO_KEYS
+from app.shell.terminal_app import NO_KEYS
 from app.wizard.engine import Asked, Wizard
 from app.wizard.records import Status
 from app.wizard.services import Services

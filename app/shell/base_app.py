@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from types import MappingProxyType
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rich.text import Text
 from textual import events
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.binding import Binding
-from textual.filter import Monochrome, NoColor
 from textual.screen import Screen
-from textual.scrollbar import ScrollBar
 from textual.widgets import Input
 
-from app.console import command_line, save_traceback, visible
+from app.console import save_traceback, visible
 from app.shell.base_screen import BaseScreen
 from app.shell.dialogs import CommandLogDialog, QuestionDialog
 from app.shell.jump import JumpScreen
 from app.shell.keys import BESIDES, EVERYWHERE, OF_APPS, bindings, fit, too_small
-from app.shell.look import FOR_ALL, THEMES, PureAscii, ThinBar, WithoutColour, theme_after
-from app.shell.text import spinner
+from app.shell.look import theme_after
+from app.shell.terminal_app import TerminalApp
 from distributed.ssh.command_log import CommandRecord, commands_run
 from profiles.errors import ExitCode
 
-NO_KEYS: Mapping[str, str] = MappingProxyType({})
 _LEAVING = ("ctrl+c", "ctrl+q", "q")
 _AT_ANY_TIME = ("ctrl+c", "ctrl+q", "escape")
 """Keys that decide nothing but to go."""
@@ -39,14 +31,8 @@ OPENING_PAUSE = float(os.environ.get("MUSTER_OPENING_PAUSE", "0.5"))
 """Seconds in which a screen that has just opened takes no key; the variable is for programs that press keys."""
 
 
-class MusterApp(App[None]):
-    """Base of both applications.
-
-    Args:
-        ascii_only: nothing but ASCII reaches the terminal.
-        clock: seconds since 1970; a test gives its own, so that nothing moves.
-        keymap: the person's keys by action (:func:`app.shell.keymap.read_keymap`).
-    """
+class MusterApp(TerminalApp):
+    """Base of both applications."""
 
     TITLE = "Muster"
     ENABLE_COMMAND_PALETTE = True
@@ -64,40 +50,11 @@ class MusterApp(App[None]):
     SearchIcon { display: none; }
     """
 
-    def __init__(
-        self, *, ascii_only: bool = False, clock: Callable[[], float] = time.time, keymap: Mapping[str, str] = NO_KEYS
-    ) -> None:
-        super().__init__()
-        self.keymap = keymap
-        self.set_keymap(dict(keymap))
-        self.ascii_only = ascii_only
-        self.clock = clock
-        self.monotonic: Callable[[], float] = time.monotonic
-        self.opening_pause = OPENING_PAUSE
-        self._opened = float("-inf")
-        self.no_color = bool(os.environ.get("NO_COLOR"))
-        for theme in THEMES:
-            self.register_theme(theme)
-        self.theme = "muster-dark"
-        ScrollBar.renderer = ThinBar
-        self._filters = [one for one in self._filters if not isinstance(one, Monochrome | NoColor)]
-        if self.no_color:
-            self._filters.insert(0, WithoutColour())
-        if ascii_only:
-            self._filters.append(PureAscii())
+    monotonic: Callable[[], float] = staticmethod(time.monotonic)
+    opening_pause = OPENING_PAUSE
+    _opened = float("-inf")
 
     # ------------------------------------------------------------------------------------------- what is shown
-
-    def get_theme_variable_defaults(self) -> dict[str, str]:
-        return FOR_ALL
-
-    def spinner(self) -> str:
-        """Return the frame of the moment for something that goes on."""
-        return spinner(self.clock(), self.ascii_only)
-
-    def headless_command(self) -> str:
-        """Return the command for a person who cannot use this screen."""
-        return command_line("--help")
 
     def command_records(self) -> list[CommandRecord]:
         """Return what was done, and every command that was run on any machine."""
@@ -175,30 +132,3 @@ class MusterApp(App[None]):
 
     def action_command_log(self) -> None:
         self.push_screen(CommandLogDialog(self.command_records()))
-
-    def copy(self, text: str) -> None:
-        """Copy a text to the clipboard of the person, and say so."""
-        if not text:
-            return
-        copied = _copied(text)
-        if not copied:
-            self.copy_to_clipboard(text)
-        title = "Copied" if copied else "Sent to the terminal's clipboard"  # which may not take it, and does not say so
-        self.notify(visible(text), title=title, timeout=2, markup=False)
-
-
-def _copied(text: str) -> bool:
-    """Copy with the desktop's own program, which over SSH is another desktop's; whether there was one, and it did."""
-    programs = {
-        ("pbcopy",): sys.platform == "darwin",
-        ("wl-copy",): "WAYLAND_DISPLAY" in os.environ,
-        ("xclip", "-selection", "clipboard"): "DISPLAY" in os.environ,
-    }
-    for command, there in programs.items():
-        if there and "SSH_CONNECTION" not in os.environ and shutil.which(command[0]):
-            with suppress(OSError, subprocess.SubprocessError):
-                # xclip stays, to answer who pastes: it must not hold our pipes.
-                quiet = subprocess.DEVNULL
-                subprocess.run(command, input=text, text=True, timeout=2, check=True, stdout=quiet, stderr=quiet)
-                return True
-    return False

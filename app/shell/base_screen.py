@@ -17,8 +17,9 @@ from textual.widgets import Static
 
 from app.shell.dialogs import CommandDialog, HelpDialog
 from app.shell.jump import JumpScreen, Place
-from app.shell.keys import EVERYWHERE, OF_SCREENS, Key, KeyBar, TooSmall, app_of, bindings, fit
+from app.shell.keys import EVERYWHERE, OF_SCREENS, Key, KeyBar, TooSmall, bindings, fit
 from app.shell.row_table import RowTable
+from app.shell.terminal_app import app_of
 
 
 class TitleBar(Static):

@@ -15,8 +15,9 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import Input, Static
 
 from app.console import visible
-from app.shell.keys import BESIDES, EVERYWHERE, WIDE, Key, TooSmall, app_of, fit, key_line
+from app.shell.keys import BESIDES, EVERYWHERE, WIDE, Key, TooSmall, fit, key_line
 from app.shell.row_table import RowTable
+from app.shell.terminal_app import app_of
 from app.shell.text import Column, Row, literal
 from distributed.ssh.command_log import CommandRecord
 from distributed.ssh.host_keys import COMPARED

@@ -5,18 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.geometry import Size
-from textual.message_pump import MessagePump
 from textual.screen import Screen
 from textual.style import Style
 from textual.widgets import Static
 
-if TYPE_CHECKING:
-    from app.shell.base_app import MusterApp
+from app.shell.terminal_app import app_of
 
 _GAP = "   "
 NAMES = {
@@ -141,11 +139,6 @@ class KeyBar(Static):
 
 LEAST = Size(72, 20)
 WIDE, WIDEST = 100, 140
-
-
-def app_of(node: MessagePump) -> MusterApp:
-    """Return the application that a screen or widget is in."""
-    return cast("MusterApp", node.app)
 
 
 def too_small(size: Size) -> bool:

@@ -18,7 +18,7 @@ from textual.style import Style
 from textual.visual import Visual
 from textual.widgets import Input
 
-from app.shell.keys import app_of
+from app.shell.terminal_app import app_of
 from app.shell.text import MARGIN, Column, Line, Row, draw, header, literal, widths
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from training.exchange.base import Contribution, ExchangeError
 from training.exchange.codecs import codec_by_name
-from training.exchange.error_feedback import MeanResiduals
 from training.exchange.ledger import Ledger
 from training.exchange.mesh_operations import MeshGather, MeshMean, Meter
 from training.exchange.outcomes import Outcome, completed
+from training.exchange.residuals import MeanResiduals
 
 CODECS = ["fp32", "bf16", "fp16", "int8", "mxfp4", "topk:0.5"]
 

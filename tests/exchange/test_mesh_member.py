@@ -21,8 +21,8 @@ from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
 from training.exchange.control import Report
 from training.exchange.control_line import Joining
 from training.exchange.coordination import Member
-from training.exchange.error_feedback import Kept
 from training.exchange.mesh_member import MeshMember
+from training.exchange.residuals import Kept
 
 FP32 = codec_by_name("fp32")
 

@@ -17,10 +17,10 @@ from test_mesh import PATIENCE, Group
 from training.exchange.base import Contribution, MeanResult
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.codecs import CHUNK_ELEMENTS, chunk_bounds, codec_by_name, roundtrip
-from training.exchange.error_feedback import MeanResiduals
 from training.exchange.link import PeerLost
 from training.exchange.mesh import Mesh
 from training.exchange.owners import MeanReduction, SharedMean, share_bounds
+from training.exchange.residuals import MeanResiduals
 
 CODECS = ["fp32", "bf16", "fp16", "int8", "mxfp4", "topk:0.05"]
 EQUAL = {0: 1.0, 1: 1.0, 2: 1.0}

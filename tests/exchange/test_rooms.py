@@ -19,11 +19,11 @@ from distributed.planning.memory_model import exchange_bytes, mesh_bytes
 from training.exchange.base import Contribution
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name
-from training.exchange.error_feedback import MeanResiduals
 from training.exchange.mesh_member import MeshMember
 from training.exchange.mesh_operations import MeshMean, Meter
 from training.exchange.outcomes import Outcome
 from training.exchange.reduction import AT_ONCE, Rooms
+from training.exchange.residuals import MeanResiduals
 
 FP32 = codec_by_name("fp32")
 

@@ -24,9 +24,9 @@ from tests.waiting import until
 from training.exchange.base import Anchor, Contribution, ExchangeError, MeanResult, weighted_mean
 from training.exchange.codecs import codec_by_name, roundtrip
 from training.exchange.codecs.microscaling import Int8Codec
-from training.exchange.error_feedback import Kept, MeanResiduals
 from training.exchange.link import PeerLost
 from training.exchange.mesh_member import MeshMember
+from training.exchange.residuals import Kept, MeanResiduals
 from training.exchange.torch_group import MeshStore, TorchMesh, Unusable, choose_backend
 from training.exchange.torch_mean import Attempt
 

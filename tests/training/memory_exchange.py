@@ -22,7 +22,7 @@ from training.exchange.base import (
     Traffic,
     joined,
 )
-from training.exchange.error_feedback import Kept, MeanResiduals
+from training.exchange.residuals import Kept, MeanResiduals
 from training.simulated.exchange import average
 
 Late = Callable[[str], Collection[int]]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from training.exchange.codecs import Codec
-    from training.exchange.error_feedback import Kept
+    from training.exchange.residuals import Kept
 else:
     torch = lazy("torch")
 

@@ -1,20 +1,20 @@
 """Error feedback: what a lossy codec dropped travels with the next vector of the same stream (Seide et al. 2014;
 Karimireddy et al. 2019, arXiv 1901.09847, algorithm 2).
 
-A mean is encoded twice: every member encodes its contribution, and whoever averages encodes the mean. Each keeps what
-its own encoding lost, so that the sum of what was applied lags behind the sum of what was meant by what the last round
-lost, however many rounds there were (DoubleSqueeze: Tang et al. 2019, arXiv 1905.05957).
+A mean is encoded twice: every member encodes its contribution, and whoever averages encodes the mean
+(:mod:`training.exchange.residuals`). Each keeps what its own encoding lost, so that the sum of what was applied lags
+behind the sum of what was meant by what the last round lost, however many rounds there were (DoubleSqueeze: Tang et al.
+2019, arXiv 1905.05957).
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from training.exchange.base import Exchange, MeanResult
-from training.exchange.codecs import Codec, SparseCodec, all_finite, roundtrip
+from training.exchange.codecs import Codec, roundtrip
+from training.exchange.residuals import Kept
 from training.lazy import lazy
 
 if TYPE_CHECKING:
@@ -75,133 +75,3 @@ class ErrorFeedback:
         self.residual = tensors.get(f"residual{suffix}")
         if self.stream and (owed := Kept.of(tensors, f"mean_residual{suffix}")) is not None:
             self._exchange.restore_residual(self.stream, owed)
-
-
-@dataclass(frozen=True)
-class Kept:
-    """Parts of a vector."""
-
-    values: torch.Tensor
-    """Flat fp32 on the CPU: the parts, one behind another."""
-    bounds: torch.Tensor | None = None
-    """int64 of [parts, 2]: start and stop of each in the vector; ``None``: it is the whole vector."""
-
-    def parts(self) -> dict[int, torch.Tensor]:
-        """Return the parts by their start in the vector.
-
-        Raises:
-            ValueError: the bounds are not those of the values.
-        """
-        if self.bounds is None:
-            return {0: self.values}
-        starts, sizes = self.bounds[:, 0].tolist(), (self.bounds[:, 1] - self.bounds[:, 0]).tolist()
-        if min([*starts, *sizes], default=0) < 0 or sum(sizes) != self.values.numel():
-            raise ValueError("what was kept of a mean does not fit its bounds")
-        return dict(zip(starts, torch.split(self.values, sizes)))
-
-    def tensors(self, name: str) -> dict[str, torch.Tensor]:
-        """Return it as named tensors of a snapshot."""
-        return {name: self.values} | ({f"{name}/bounds": self.bounds} if self.bounds is not None else {})
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, torch.Tensor], name: str) -> Kept | None:
-        """Find it among the tensors of a snapshot."""
-        return cls(tensors[name], tensors.get(f"{name}/bounds")) if name in tensors else None
-
-
-class MeanResiduals:
-    """The averaging owner's side: what encoding the means of every stream lost, piece by piece. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, dict[int, torch.Tensor]] = {}
-        """By stream, and by the start of each piece."""
-        self._lock = threading.Lock()
-
-    def encode(
-        self,
-        stream: str,
-        start: int,
-        mean: torch.Tensor,
-        codec: Codec,
-        encode: Callable[[torch.Tensor], torch.Tensor],
-        decode: Callable[[torch.Tensor], torch.Tensor],
-        owed: dict[int, torch.Tensor],
-    ) -> torch.Tensor:
-        """Encode a piece of a mean; what that loses is for the stream's next one.
-
-        Args:
-            stream: empty: nothing is added, and nothing kept.
-            start: of the piece in the vector.
-            mean: flat fp32.
-            encode: as ``codec`` does; ``decode`` is its inverse.
-            owed: where to put what is to be kept, by start; it counts when it is given to :meth:`settle`.
-
-        Raises:
-            ValueError: the codec cannot carry the mean.
-        """
-        if not stream:
-            return encode(mean)
-        residual = self._of_piece(stream, start, mean)
-        # What a sparse reply leaves at zero costs no bytes: a residual there waits until its position travels again.
-        repaid = residual * (mean != 0) if isinstance(codec, SparseCodec) else residual
-        total = mean + repaid
-        if not codec.carries(total):
-            total, repaid = mean, torch.zeros_like(mean)
-        data = encode(total)
-        owed[start] = residual - repaid + (total - decode(data))
-        return data
-
-    def settle(self, stream: str, owed: Mapping[int, torch.Tensor]) -> None:
-        """Keep what encoding all of this owner's pieces of one mean lost; nothing else of its stream is kept then.
-
-        Where the pieces are others than those of the mean before, because the owners' shares have changed, each has
-        been given what was kept of its place.
-        """
-        with self._lock:
-            self._kept[stream] = dict(owed)
-
-    def part(self, stream: str, start: int, stop: int) -> torch.Tensor | None:
-        """Return what is kept of a part of a stream's vector, on the CPU; ``None`` if that is nothing."""
-        known = self._pieces(stream).items()
-        found = [(at, piece) for at, piece in known if at < stop and at + piece.numel() > start]
-        if not found:
-            return None
-        whole = torch.zeros(stop - start)
-        for at, piece in found:
-            first, last = max(at, start), min(at + piece.numel(), stop)
-            whole[first - start : last - start] = piece[first - at : last - at].to("cpu")
-        return whole
-
-    def all(self, stream: str) -> Kept | None:
-        """Return all that is kept of a stream's vector, on the CPU; ``None`` if that is nothing."""
-        known = self._pieces(stream)
-        bounds: list[list[int]] = []
-        for start in sorted(known):
-            if not bounds or bounds[-1][1] != start:
-                bounds.append([start, start])
-            bounds[-1][1] = start + known[start].numel()
-        if not known:
-            return None
-        return Kept(torch.cat([known[start].to("cpu") for start in sorted(known)]), torch.tensor(bounds))
-
-    def restore(self, stream: str, kept: Kept) -> None:
-        """Take parts back, before the first mean of their stream; later they are not looked at.
-
-        Raises:
-            ValueError: they have no place in a vector.
-        """
-        parts = kept.parts()
-        with self._lock:
-            if not self._kept.get(stream) and all_finite(kept.values):
-                self._kept[stream] = parts
-
-    def _pieces(self, stream: str) -> Mapping[int, torch.Tensor]:
-        with self._lock:
-            return self._kept.get(stream, {})
-
-    def _of_piece(self, stream: str, start: int, like: torch.Tensor) -> torch.Tensor:
-        """Return what is kept of a piece, whose bounds may be others than before."""
-        found = self._pieces(stream).get(start)
-        if found is None or found.shape != like.shape:
-            found = self.part(stream, start, start + like.numel())
-        return torch.zeros_like(like) if found is None else found.to(like.device)

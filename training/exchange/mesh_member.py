@@ -25,7 +25,6 @@ from training.exchange.base import (
 )
 from training.exchange.control import Form, Report, Status
 from training.exchange.control_line import ControlLine, Joining, parsed
-from training.exchange.error_feedback import Kept, MeanResiduals
 from training.exchange.handover import AnchorDesk, Newcomer, even_out, most_of
 from training.exchange.ledger import Ledger
 from training.exchange.link import PeerLost
@@ -33,6 +32,7 @@ from training.exchange.listener import Address, Identity, Listener
 from training.exchange.mesh import Mesh
 from training.exchange.mesh_operations import MeshGather, MeshMean, MeshOperation, Meter
 from training.exchange.reduction import Rooms
+from training.exchange.residuals import Kept, MeanResiduals
 from training.exchange.transfer import Transfer
 
 _FORM_SECONDS, _LEAVE_SECONDS = 20.0, 15.0

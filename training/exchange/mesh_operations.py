@@ -23,12 +23,12 @@ from training.exchange.base import (
     Traffic,
 )
 from training.exchange.beside import this_thread
-from training.exchange.error_feedback import MeanResiduals
 from training.exchange.link import PeerLost
 from training.exchange.mesh import Mesh
 from training.exchange.outcomes import Outcome, completed, copied, gather_room, seal_of, what_it_is
 from training.exchange.owners import MeanReduction, SharedMean, takes_one_round
 from training.exchange.reduction import Rooms
+from training.exchange.residuals import MeanResiduals
 from training.exchange.transfer import Transfer
 
 R = TypeVar("R")

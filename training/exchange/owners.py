@@ -4,7 +4,7 @@ Every member owns a share of the vector. Contributions to it go to its owner enc
 in fp32 **in rank order** (:func:`~training.exchange.base.weighted_mean`), encodes the outcome and sends it to all. All
 pieces begin on a multiple of the codec's block, so a share's bounds change no bit: members hold the same mean for every
 choice of shares, one owner with everything (a star) included. What the owner's encoding loses stays with the owner
-(:class:`~training.exchange.error_feedback.MeanResiduals`).
+(:class:`~training.exchange.residuals.MeanResiduals`).
 
 Weight, flags and whether the values are numbers at all travel behind the first piece. An owner that finds values that
 are no numbers leaves them out and names their sender to all.
@@ -25,7 +25,6 @@ import torch
 
 from training.exchange.base import LARGEST_WEIGHT, Contribution, MeanResult, joined, weighted_mean
 from training.exchange.codecs import CHUNK_ELEMENTS, CastCodec
-from training.exchange.error_feedback import MeanResiduals
 from training.exchange.link import PeerLost
 from training.exchange.mesh import SMALL, Mesh
 from training.exchange.outcomes import (
@@ -39,6 +38,7 @@ from training.exchange.outcomes import (
     what_it_is,
 )
 from training.exchange.reduction import AT_ONCE, Reduction
+from training.exchange.residuals import MeanResiduals
 
 _LEAST_PIECE = 65_536
 """Elements of a piece at least: each costs a message."""

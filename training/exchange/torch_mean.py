@@ -19,7 +19,6 @@ import torch
 from training.exchange.base import LARGEST_WEIGHT, Contribution, MeanResult, Pending, joined, weighted_mean
 from training.exchange.codecs import CHUNK_ELEMENTS, CastCodec, Codec, SparseCodec
 from training.exchange.control_line import Joining
-from training.exchange.error_feedback import MeanResiduals
 from training.exchange.link import PeerLost
 from training.exchange.mesh import Mesh
 from training.exchange.mesh_member import MeshMember
@@ -27,6 +26,7 @@ from training.exchange.mesh_operations import Ended, MeshOperation, Meter
 from training.exchange.outcomes import OUTCOME, Outcome, completed, seal_of, what_it_is
 from training.exchange.owners import share_bounds
 from training.exchange.reduction import AT_ONCE
+from training.exchange.residuals import MeanResiduals
 from training.exchange.torch_group import TorchMesh, Unusable
 from training.exchange.transfer import Transfer
 

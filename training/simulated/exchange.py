@@ -27,8 +27,8 @@ from training.exchange.base import (
     weighted_mean,
 )
 from training.exchange.codecs import chunk_bounds, roundtrip
-from training.exchange.error_feedback import Kept, MeanResiduals
 from training.exchange.payloads import anchor_from_bytes, anchor_to_bytes
+from training.exchange.residuals import Kept, MeanResiduals
 from training.simulated.baton import Baton
 
 T = TypeVar("T")

@@ -29,7 +29,7 @@ from profiles.declarations import Owning, Section, option
 from profiles.errors import BadInput
 from training.exchange.base import MeanResult, Pending
 from training.exchange.codecs import Codec, codec_by_name, roundtrip
-from training.exchange.error_feedback import Kept
+from training.exchange.residuals import Kept
 from training.lazy import lazy
 from training.strategies.compressors.base import Compressor, Place, Price, Turn, is_set, register
 
