@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,6 +32,21 @@ def until(happened: Callable[[], Found], patience: float = PATIENCE) -> Found:
         now = time.monotonic()
         assert now < end, f"not within {patience:.0f} s: {words_of(happened)} (now: {found!r})"
         time.sleep(max(_LOOK, 2 * (now - asked)))
+
+
+def timed_out(wait: Callable[[float], object], error: type[Exception], said: str) -> None:
+    """Let a wait for so many seconds end with an error that matches ``said``; where a busy machine does not come as far
+    in few seconds, it has more."""
+    for seconds in (0.5, 4.0, 32.0):
+        try:
+            wait(seconds)
+        except error as found:
+            told = str(found)
+            if re.search(said, told):
+                return
+        else:
+            told = "no error"
+    raise AssertionError(f"{told!r} is not {said!r}")
 
 
 def until_state(wizard: Wizard, condition: Callable[[WizardState], Any], patience: float = PATIENCE) -> WizardState:

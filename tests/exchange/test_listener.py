@@ -24,7 +24,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_mesh import Group, at_once, told
-from waiting import PATIENCE, until
+from waiting import PATIENCE, timed_out, until
 
 from tests.preloaded.python import python_itself
 from training.exchange import introduction, link
@@ -356,8 +356,9 @@ def test_groups_are_formed_at_once_over_the_same_listeners(certificates: Path) -
 
 
 def test_a_member_that_is_frozen_is_told_from_one_that_is_gone(pair: Group) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as frozen, pytest.raises(ExchangeTimeout, match="but says nothing"):
-        Mesh.form(pair.listeners[0], "c", {0: [], 1: [frozen.getsockname()]}, seconds=0.5)
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        form = functools.partial(Mesh.form, pair.listeners[0], "c", {0: [], 1: [frozen.getsockname()]}, None)
+        timed_out(form, ExchangeTimeout, "but says nothing")
 
 
 def test_who_is_not_wanted_any_more_is_not_waited_for(pair: Group) -> None:
@@ -405,8 +406,7 @@ def test_a_frozen_member_is_met_again_when_it_goes_on(certificates: Path) -> Non
             assert child.stdout is not None
             places: dict[int, list[Address]] = {0: [], 1: [("127.0.0.1", int(child.stdout.readline()))]}
             child.send_signal(signal.SIGSTOP)
-            with pytest.raises(ExchangeTimeout, match="says nothing"):
-                Mesh.form(host, "frozen", places, seconds=1.0)
+            timed_out(functools.partial(Mesh.form, host, "frozen", places, None), ExchangeTimeout, "says nothing")
             child.send_signal(signal.SIGCONT)
             mesh = Mesh.form(host, "awake", places)
             room = bytearray(5)
@@ -513,8 +513,8 @@ def test_a_listener_survives_the_end_of_descriptors(pair: Group) -> None:
         with contextlib.suppress(OSError):
             while True:
                 taken.append(os.open(os.devnull, os.O_RDONLY))
-        with pytest.raises(ExchangeTimeout, match="Too many open files"):
-            Mesh.form(pair.listeners[0], "early", pair.addresses, seconds=0.5)
+        form = functools.partial(Mesh.form, pair.listeners[0], "early", pair.addresses, None)
+        timed_out(form, ExchangeTimeout, "Too many open files")
     finally:
         for one in taken:
             os.close(one)

@@ -137,7 +137,7 @@ def test_a_socket_needs_a_page_and_its_screen_ends_with_it(monkeypatch: pytest.M
         about: dict[str, Any] = {"headers": {"Cookie": cookie, "Origin": door.home}}
         before = set(psutil.Process().children())
         async with door.client.ws_connect(f"{door.home}/ws?width=x&height=-5", **about) as socket_:
-            (screen,) = set(psutil.Process().children()) - before
+            (screen,) = await asyncio.to_thread(until, lambda: set(psutil.Process().children()) - before)
             await asyncio.to_thread(until, lambda: screen.name() == "sleep")
             await socket_.send_str('["stdin"]')  # nonsense ends the screen, not the server
         await asyncio.to_thread(until, lambda: not screen.is_running())
