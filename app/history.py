@@ -52,6 +52,8 @@ class Happening(NamedTuple):
     """-1: none is known."""
     status: str = ""
     """Of the member, where it is told."""
+    why: str = ""
+    """What its teller gave as the reason of that status; the text has it too."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def happening(event: Event, member: MemberState | None) -> Happening | None:
         case MemberEvent():
             found = member_news(event, member)
             step = member.step if member and member.step and event.status in GONE else -1  # 0: it has just come back
-            return said(*found, step=step, status=event.status) if found else None
+            return said(*found, step=step, status=event.status, why=event.message) if found else None
         case EvaluationEvent():
             text = ", ".join(
                 f"{metric_label(name)} {metric_text(name, value)}" for name, value in metrics_of(event).items()

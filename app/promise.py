@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from app.console import duration_text
-from app.member_state import pairs
+from app.member_state import TROUBLE, pairs
 from app.ribbon import Ribbon, ribbons, steps_away
 from app.run_series import Point, coarser, of_member
 from app.run_state import RunState
@@ -284,7 +284,7 @@ def _losses(state: RunState, promise: Promise, pace: Pace, usual: float) -> Iter
 
 def _stood_still(ribbon: Ribbon, pace: Pace, interval: int, usual: float) -> Iterator[float]:
     """Yield how much longer the steps took up to the exchange in which a machine was found to be lost."""
-    for first in (one.first for one in ribbon.away if one.why.startswith(("lost", "failed"))):
+    for first in (one.first for one in ribbon.away if one.status in TROUBLE):
         found = [piece for piece in pace.pieces() if first < piece.end and piece.end - piece.steps < first + interval]
         yield max(0.0, sum(piece.seconds - piece.steps * usual for piece in found))
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from app.history import because
 from app.member_state import MemberState
 from app.run_series import SNAPSHOTS, Bucket, Series, of_member, summed
 from app.run_state import RunState, machine_changes
@@ -28,8 +29,14 @@ class Away(NamedTuple):
     """Step at which it went."""
     until: float
     """Step at which it was back; infinite: it was not."""
+    status: str
+    """Of the machine since then."""
     why: str
-    """``lost: silent for 5 s``."""
+
+    @property
+    def text(self) -> str:
+        """``lost: silent for 5 s``."""
+        return because(self.status, self.why)
 
 
 @dataclass(frozen=True)
@@ -58,8 +65,7 @@ def ribbons(state: RunState) -> list[Ribbon]:
             if own and own[-1].until == math.inf:
                 own[-1] = own[-1]._replace(until=max(step, own[-1].first))
         else:
-            name = state.members[one.member].label if one.member in state.members else ""
-            own.append(Away(step, math.inf, one.text.removeprefix(f"{name} ")))
+            own.append(Away(step, math.inf, one.status, one.why))
     return [
         Ribbon(
             rank,

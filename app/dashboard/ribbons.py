@@ -123,7 +123,7 @@ def _drawn(one: Strip, window: Window, across: int) -> list[tuple[str, str]] | N
     for away in ribbon.away:
         if away.until >= window.left and away.first <= window.right:
             first, until = place(away.first), place(away.until if away.until < window.right else window.right)
-            why = "".join(sign if cell_len(sign) == 1 else "?" for sign in visible(away.why))
+            why = "".join(sign if cell_len(sign) == 1 else "?" for sign in visible(away.text))
             text = f"{why[: until - first]:{ABSENT}<{until - first}}"
             cells[first + 1 : until + 1] = [(sign, "$text-muted") for sign in text]
     written = [step for step in ribbon.snapshots if window.left <= step <= window.right]

@@ -115,7 +115,7 @@ def _signs(
         name = label(evidence.name(one.rank)[:40])
         middle = len(shown) - row - _THICK / 2
         for gone in one.away:
-            why = f"{name} {label(gone.why[:80])}"
+            why = f"{name} {label(gone.text[:80])}"
             away["x"] += [gone.first, min(gone.until, last), None]
             away["y"] += [middle, middle, None]
             _put(went, gone.first, middle, why)

@@ -31,9 +31,16 @@ def test_a_machine_that_was_away_says_from_when_to_when_and_why() -> None:
     pc, air = ribbons(lost_and_back())
     assert pc.away == () and pc.snapshots == (20.0,)
     (away,) = air.away
-    assert (away.first, away.why) == (10.0, "lost: silent for 5 s")
+    assert (away.first, away.text) == (10.0, "lost: silent for 5 s")
     assert away.until == pytest.approx(30.0, abs=1) and air.came == (away.until,)
     assert steps_away(air, 40) == pytest.approx(20, abs=1) and steps_away(pc, 40) == 0
+
+
+def test_why_a_machine_was_away_does_not_depend_on_what_it_is_called() -> None:
+    lost = reduce_events([step(1, member=1), MemberEvent(member=1, time=2, status="lost", message="silent")])
+    named = reduce_events([MemberEvent(member=1, time=3, status="joined", name="air")], lost)
+    (away,) = ribbons(named)[0].away
+    assert (away.status, away.text) == ("lost", "lost: silent")
 
 
 def test_who_did_not_come_back_is_away_to_the_end() -> None:
