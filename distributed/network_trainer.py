@@ -226,4 +226,4 @@ def _stop(path: Path) -> None:
 def with_machine(error: ErrorEvent, plan: RunPlan) -> str:
     names: dict[int | None, str] = {member.rank: member.name for member in plan.members}
     name = names.get(error.member, "")  # one that came later is not in the plan
-    return error.message if name in error.message else f"{name}: {error.message}"
+    return error.message if error.machine or not name else f"{name}: {error.message}"

@@ -299,7 +299,7 @@ def supervise_folder(path: Path) -> ExitCode:
 
 def _leave_failure(folder: RunFolder, error: MusterError) -> None:
     with contextlib.suppress(MusterError):
-        folder.append(ErrorEvent(message=error.message, hint=error.hint, exit_code=int(error.exit_code)))
+        folder.append(ErrorEvent.of(error))
         write_end(folder, folder.append, "failed", error.exit_code, error.message)
 
 

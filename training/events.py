@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TextIO
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_serializer
 
+from profiles.errors import MusterError
 from training.bounded import (
     MOST_RANKS,
     Count,
@@ -226,11 +227,17 @@ class ErrorEvent(_Event):
     message: Text
     hint: Text = ""
     machine: Name = ""
-    """The far machine that the message begins with; empty: it names none, or needs none."""
+    """The machine that the message begins with; empty: it names none, or needs none."""
     traceback: Text = ""
     """Of a launched script."""
     step: Step | None = None
     exit_code: int = Field(1, ge=0, le=255)
+
+    @classmethod
+    def of(cls, error: MusterError, member: int | None = None) -> ErrorEvent:
+        """Return the event that tells of an error."""
+        code = int(error.exit_code)
+        return cls(member=member, message=error.message, hint=error.hint, machine=error.machine, exit_code=code)
 
 
 class RequestEvent(_Event):

@@ -240,7 +240,7 @@ def main() -> int:
     try:
         plan = read_plan(arguments.plan)
     except MusterError as error:
-        emit(ErrorEvent(message=error.message, hint=error.hint, exit_code=int(error.exit_code)))
+        emit(ErrorEvent.of(error))
         return int(error.exit_code)
     line = sys.stdin.buffer.readline(LONGEST_LINE)
     if not line:

@@ -240,7 +240,7 @@ class LocalRun:
         hint = f"see {self.folder.logs / (name + '.log')}"
         if code == -signal.SIGKILL:
             hint = f"the memory may have run out: a smaller batch_size or fewer workers need less; {hint}"
-        error = ErrorEvent(member=rank, message=message, hint=hint)
+        error = ErrorEvent(member=rank, message=message, hint=hint, machine=name)
         self._record(error)
         self._note_error(rank, error)
 

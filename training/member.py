@@ -88,13 +88,13 @@ def exit_code_of(trained: Callable[[], ExitCode], name: str, emit: Emit) -> Exit
     try:
         ending = trained()
     except MusterError as error:
-        emit(ErrorEvent(message=error.message, hint=error.hint, exit_code=int(error.exit_code)))
+        emit(ErrorEvent.of(error))
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - the process boundary: whatever it is, the run must hear of it
         traceback.print_exc()
         line = " ".join(str(error).split()) or "no message"
         message = f"{name}: {error.__class__.__name__}: {line:.500}"
-        emit(ErrorEvent(message=message, hint=f"the traceback is in the log of {name}"))
+        emit(ErrorEvent(message=message, hint=f"the traceback is in the log of {name}", machine=name))
         return ExitCode.RUN_FAILED
     if ending is ExitCode.DONE:
         emit(MemberEvent(status="done", name=name))

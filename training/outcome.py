@@ -179,7 +179,7 @@ def noted_failure(folder: RunFolder) -> Iterator[None]:
     except Exception as error:  # whatever it is, the folder must say so; it is raised again
         told = error if isinstance(error, MusterError) else RunFailed(str(error))
         with contextlib.suppress(MusterError):
-            folder.append(ErrorEvent(message=told.message, hint=told.hint, exit_code=told.exit_code))
+            folder.append(ErrorEvent.of(told))
             write_end(folder, folder.append, "failed", told.exit_code, told.message)
         raise
 

@@ -153,7 +153,7 @@ def main(make_task: Callable[[RunPlan, Path], Task] | None = None, module: str =
         task = task_of(arguments.rank)
         from training import trainer  # noqa: F401 - here, so that the time of its imports is counted as such
     except MusterError as error:
-        emit(ErrorEvent(message=error.message, hint=error.hint, exit_code=int(error.exit_code)))
+        emit(ErrorEvent.of(error))
         return int(error.exit_code)
 
     gc.freeze()  # what was imported stays: later searches for garbage pass over it

@@ -145,15 +145,8 @@ class RemoteWorker:
 
     def _failure(self, error: MusterError | OSError) -> bytes:
         known = error if isinstance(error, MusterError) else MusterError(str(error), machine=self.link.name)
-        return to_line(
-            ErrorEvent(
-                member=self.assignment.rank,
-                message=known.message,
-                hint=known.hint,
-                machine=known.machine,
-                exit_code=ExitCode.NOT_READY,
-            )
-        ).encode()
+        told = ErrorEvent.of(known, self.assignment.rank)
+        return to_line(told.model_copy(update={"exit_code": int(ExitCode.NOT_READY)})).encode()
 
     # ------------------------------------------------------------------------------------------------------ start
 

@@ -85,7 +85,10 @@ def test_one_table_is_a_training_split(speech_folder: Path) -> None:
     [
         ("a,audio/clip0.wav,,1.0,en", "train.csv, line 3, column text: empty"),
         ("a,,hello,1.0,en", "train.csv, line 3, column audio_path: empty"),
-        ("clip0,audio/clip0.wav,hello,1.0,en", "train.csv, line 3, column id: 'clip0' is there already in line 2"),
+        (
+            "clip0,audio/clip0.wav,hello,1.0,en",
+            "line 3, column id: 'clip0' is there already, in .*train.csv, line 2",
+        ),
         ("a,audio/none.wav,hello,1.0,en", "train.csv, line 3, column audio_path: .*none.wav is not there"),
         ("a,audio/clip0.wav,hello,long,en", "train.csv, line 3, column duration: 'long' is not a number"),
     ],
@@ -100,7 +103,7 @@ def test_faults_name_file_line_and_column(tmp_path: Path, line: str, said: str) 
 def test_a_recording_that_is_named_twice_is_no_id_that_is_there_twice(tmp_path: Path) -> None:
     row = write_clips(tmp_path, 1)[0][1:]
     write_csv(tmp_path / "train.csv", [row, row], "audio_path,text")
-    with pytest.raises(BadInput, match="line 3, column audio_path: 'audio.clip0.wav' is there already in line 2"):
+    with pytest.raises(BadInput, match="line 3, column audio_path: 'audio.clip0.wav' is there already, in .*line 2"):
         read_speech(str(tmp_path))
 
 

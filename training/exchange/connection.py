@@ -34,7 +34,7 @@ class Connection:
         socket: connected, blocking.
         sealed: whether frames are encrypted; not in clear on loopback.
         round_trip: seconds to the peer and back; 0 if that is not known.
-        way: that it goes, for people: ``direct 192.168.1.7``, ``relayed``.
+        address: of the peer; empty: the relay passes everything on.
         how: the two have met, as seen from this end.
     """
 
@@ -43,7 +43,7 @@ class Connection:
     cipher: Cipher
     sealed: bool
     round_trip: float = 0.0
-    way: str = ""
+    address: str = ""
     how: How = "dialled"
 
     def __post_init__(self) -> None:

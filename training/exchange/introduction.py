@@ -80,7 +80,7 @@ class Arrival:
     socket: socket.socket
     secret: bytes
     cipher: Cipher
-    way: str
+    address: str
 
     def is_off(self, does: int) -> bool:
         """Whether the other end has given this connection up.
@@ -146,7 +146,7 @@ class Introductions:
         self._server, self._client = tls_contexts(identity.certificates)
         self._cipher = faster_cipher()
 
-    def hear(self, connection: socket.socket, way: str) -> tuple[Key, Arrival]:
+    def hear(self, connection: socket.socket, address: str) -> tuple[Key, Arrival]:
         """Answer a dialled connection: learn who it is and what it is for; close it if it is not of the run.
 
         Raises:
@@ -172,11 +172,11 @@ class Introductions:
                 connection.sendall(_WELCOME)
             hanging_up.pop_all()
             return (channel, rank, RECEIVES if does == SENDS else SENDS), Arrival(
-                connection, secret, _CIPHERS[cipher], way
+                connection, secret, _CIPHERS[cipher], address
             )
 
     def say(
-        self, connection: socket.socket, key: Key, way: str, round_trip: float, timeout: HandshakeTimeout
+        self, connection: socket.socket, key: Key, address: str, round_trip: float, timeout: HandshakeTimeout
     ) -> Connection | None:
         """Open the handshake on a connection that was dialled; ``None`` where it is no longer wanted.
 
@@ -203,7 +203,7 @@ class Introductions:
                 except TimeoutError:  # the sender is elsewhere yet; that says nothing about the way
                     raise _Unwanted from None
                 connection.sendall(_WELCOME)
-            found = self._ready(Arrival(connection, secret, self._cipher, way), round_trip)
+            found = self._ready(Arrival(connection, secret, self._cipher, address), round_trip)
             hanging_up.pop_all()
             return found
         return None
@@ -233,7 +233,7 @@ class Introductions:
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keep_alive(connection)
-        return Connection(connection, arrival.secret, arrival.cipher, sealed, round_trip, arrival.way)
+        return Connection(connection, arrival.secret, arrival.cipher, sealed, round_trip, arrival.address)
 
 
 def tls_contexts(folder: Path | None) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:

@@ -181,8 +181,7 @@ class Listener:
     def _greet(self, connection: socket.socket, host: str) -> None:
         """Learn who has dialled; whoever is not of the run is hung up on."""
         try:
-            way = f"direct {host.removeprefix('::ffff:')}"
-            self.arrivals.keep(*self._introductions.hear(connection, way))
+            self.arrivals.keep(*self._introductions.hear(connection, host.removeprefix("::ffff:")))
         except (OSError, EOFError, ExchangeError, ValueError):
             pass
         finally:

@@ -18,8 +18,6 @@ from training.exchange.introduction import LOOK, SENDS, Arrival, HandshakeTimeou
 from training.exchange.relay import at_relay
 from training.exchange.ways import Address, How, Ways, first_to_answer
 
-RELAYED = "relayed"
-"""The way of a connection through the relay."""
 MOST_WAITING = 32
 """Connections of one peer that nobody here has taken yet."""
 
@@ -127,7 +125,7 @@ class Meeting:
         while not self._over():
             for how, attempt in attempts.items():
                 if (found := attempt()) is not None:
-                    how = "relayed" if found.way == RELAYED else how
+                    how = how if found.address else "relayed"
                     self._ways.met(self._peer, self._does, how)
                     return replace(found, how=how)
             self._arrivals.wait(self._stop, self._pause())
@@ -156,7 +154,7 @@ class Meeting:
             return self._introductions.take(arrival, self._does, self._timeout(self._timeouts.hurried))
         except (OSError, EOFError, ExchangeError) as error:
             arrival.socket.close()
-            self._problems[arrival.way] = _words(error)
+            self._problems[f"direct {arrival.address}" if arrival.address else "relayed"] = _words(error)
             return None
 
     def _dial(self) -> Connection | None:
@@ -168,9 +166,8 @@ class Meeting:
                 return None
             left.remove(answer.address)
             try:
-                way = f"direct {answer.address[0]}"
                 seconds = times.hurried if left else times.handshake
-                found = self._say(answer.socket, way, answer.round_trip, seconds)
+                found = self._say(answer.socket, answer.address[0], answer.round_trip, seconds)
             except (OSError, EOFError, ExchangeError) as error:
                 self._failed(answer.address, _words(error))
                 continue
@@ -194,14 +191,14 @@ class Meeting:
             if connection is None:
                 return None
             if self._does == SENDS:
-                return self._say(connection, RELAYED, 0.0, self._timeouts.handshake)
-            self._arrivals.keep(*self._introductions.hear(connection, RELAYED))
+                return self._say(connection, "", 0.0, self._timeouts.handshake)
+            self._arrivals.keep(*self._introductions.hear(connection, ""))
         except (OSError, EOFError, ExchangeError, MusterError, ValueError) as error:
             self._problems[f"relay {self._relay[0]}:{self._relay[1]}"] = _words(error)
         return None
 
-    def _say(self, connection: socket.socket, way: str, round_trip: float, seconds: float) -> Connection | None:
-        return self._introductions.say(connection, self._key, way, round_trip, self._timeout(seconds))
+    def _say(self, connection: socket.socket, address: str, round_trip: float, seconds: float) -> Connection | None:
+        return self._introductions.say(connection, self._key, address, round_trip, self._timeout(seconds))
 
     def _timeout(self, seconds: float) -> HandshakeTimeout:
         seconds = min(seconds, self._deadline - time.monotonic())

@@ -340,5 +340,4 @@ def _receiver(number: int, buffers: Sequence[memoryview]) -> Callable[[Incoming]
 
 def _way(connection: Connection, peer: int) -> Way:
     own = str(connection.socket.getsockname()[0])
-    address = connection.way.removeprefix("direct ") if connection.how != "relayed" else ""
-    return Way(peer=peer, how=connection.how, address=address, interface=interface_at(own))
+    return Way(peer=peer, how=connection.how, address=connection.address, interface=interface_at(own))

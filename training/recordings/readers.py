@@ -185,12 +185,13 @@ def read_hub(request: Request) -> Iterator[Recording]:
     loaded = load_hub_dataset(request.source)
     splits = {key: split_named(re.split(r"[.\-_]", key)[0]) for key in loaded}  # train.clean.100, test.other
     for key in [key for key in loaded if splits[key]] or list(loaded):
-        yield from _of_split(loaded[key], f"{request.source}, {key}", splits[key], request)
+        yield from _of_split(loaded[key], key, splits[key], request)
 
 
-def _of_split(dataset: Any, where: str, split: str, request: Request) -> Iterator[Recording]:
+def _of_split(dataset: Any, key: str, split: str, request: Request) -> Iterator[Recording]:
     from training.tasks.hub_speech import HubSource, undecoded_audio
 
+    where = f"{request.source}, {key}"
     there = dataset.column_names
     audio, column = undecoded_audio(dataset, where)
     asked = dataclasses.replace(request, columns=dataclasses.replace(request.columns, audio=column))
@@ -200,7 +201,7 @@ def _of_split(dataset: Any, where: str, split: str, request: Request) -> Iterato
     for number, row in enumerate(rest):
         cells = {name: "" if value is None else str(value) for name, value in row.items()}
         yield Recording(
-            cells.get("id") or f"{where.partition(', ')[2]}-{number}",
+            cells.get("id") or f"{key}-{number}",
             HubSource(audio, column, number),
             one_line(cells[names.text]),
             f"{where}, row {number}",

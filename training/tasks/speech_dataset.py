@@ -325,9 +325,8 @@ def _refuse_doubled(clips: Sequence[Clip], column: str) -> None:
     for clip in clips:
         first = seen.setdefault(clip.id, clip)
         if first is not clip:
-            line = first.where.rpartition(" ")[2]
             hint = "ids are unique" if column == "id" else "remove one of the lines, or add a column id"
-            raise BadInput(f"{clip.where}, column {column}: {clip.id!r} is there already in line {line}", hint)
+            raise BadInput(f"{clip.where}, column {column}: {clip.id!r} is there already, in {first.where}", hint)
 
 
 def _refuse_incomplete(clips: Sequence[Clip], part: _Part) -> None:

@@ -181,7 +181,7 @@ def _segment(
         found.seconds,
         len(found.kept),
         sum(segment.stretch.seconds for segment in found.kept),
-        dict(Counter(re.sub(r" [\d.]+ ", " ", segment.reason) for segment in found.left_out)),
+        dict(Counter(segment.reason for segment in found.left_out)),
         found.transcript_words,
         found.given_words,
     )

@@ -182,5 +182,5 @@ def _reason(one: Match, bound: float) -> str:
     if one.first == one.end:
         return "no part of the transcript matches"
     if one.agreement < bound:
-        return f"agreement {one.agreement:.2f} below {bound:g}"
+        return f"agreement below {bound:g}"
     return "words in a row are only heard, or only in the transcript" if one.missed > MISSED else ""
