@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from profiles.errors import BadInput, counted
 from training.bounded import Count
 from training.data import Cursor, SampleSchedule, evaluation_slice
-from training.exchange.base import Anchor, Exchange
+from training.exchange.base import Exchange, JoiningState
 from training.plan import RunPlan
 from training.same_data import BROUGHT_BACK
 from training.split import Schedule, SplitSchedule, schedule_of, stream_seed
@@ -68,13 +68,13 @@ class LocalSchedule(SplitSchedule):
         self._parts: list[int] = []
         """By rank."""
         self._held: frozenset[int] = frozenset()
-        self.arrived: Anchor | None = None
+        self.arrived: JoiningState | None = None
         """What a newcomer is handed; it has to know the sizes before it can build anything on them."""
         self._grow(plan)
         own = {"train": len(task.train), **{split: len(data) for split, data in task.evaluation.items()}}
         self._own = own
         if exchange.is_newcomer:
-            self.arrived = exchange.fetch_anchor()
+            self.arrived = exchange.fetch_state()
             self._take_over(self.arrived.state["holdings"])
         else:
             self._agree(exchange, "start/sizes")

@@ -40,7 +40,7 @@ class OwnPaceTrainer(Trainer):
 
     def _asked(self, step: int) -> bool:
         """Whether this member is to meet the others after so many steps: for an order, or for one to be let in."""
-        return self.control.asks(step) or (not self.exchange.shares_process and self.exchange.anchor_wanted)
+        return self.control.asks(step) or (not self.exchange.shares_process and self.exchange.state_wanted)
 
     def _ends(self, step: int) -> None:
         self._end = step

@@ -1,4 +1,4 @@
-"""Where a run stands: the same on every member, part of every snapshot and of every newcomer's anchor."""
+"""Where a run stands: the same on every member, part of every snapshot and of every newcomer's joining state."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ValidationError
 from profiles.errors import BadInput
 from training.bounded import Rank, Step, Text
 from training.checkpoint import SnapshotStore
-from training.exchange.base import Anchor, Exchange
-from training.exchange.payloads import anchor_from_bytes, anchor_to_bytes
+from training.exchange.base import Exchange, JoiningState
+from training.exchange.payloads import state_from_bytes, state_to_bytes
 from training.outcome import NOT_THIS_RUN
 
 
@@ -85,18 +85,18 @@ def _nothing_to_resume(damaged: list[str]) -> BadInput:
     return BadInput(f"{number} damaged: {damaged[0]}", f"{NOT_THIS_RUN}; the damaged files are left as they are")
 
 
-def hand_over(agreed: Agreed, exchange: Exchange, make_anchor: Callable[[], Anchor]) -> None:
+def hand_over(agreed: Agreed, exchange: Exchange, make_state: Callable[[], JoiningState]) -> None:
     """Send the loaded snapshot to the members that do not have it, if there are any; called by those that have it."""
     if not agreed.all_have_it:
-        _share(agreed, exchange, make_anchor() if exchange.rank == agreed.holders[0] else None)
+        _share(agreed, exchange, make_state() if exchange.rank == agreed.holders[0] else None)
 
 
-def take_over(agreed: Agreed, exchange: Exchange) -> Anchor:
+def take_over(agreed: Agreed, exchange: Exchange) -> JoiningState:
     """Return the state of the lowest rank that has the snapshot; called by those that do not."""
     return _share(agreed, exchange, None)
 
 
-def _share(agreed: Agreed, exchange: Exchange, mine: Anchor | None) -> Anchor:
+def _share(agreed: Agreed, exchange: Exchange, mine: JoiningState | None) -> JoiningState:
     """All members do this together, whatever they have."""
-    data = anchor_to_bytes(mine) if mine is not None else b""
-    return anchor_from_bytes(exchange.broadcast("resume/state", data, agreed.holders[0]))
+    data = state_to_bytes(mine) if mine is not None else b""
+    return state_from_bytes(exchange.broadcast("resume/state", data, agreed.holders[0]))

@@ -12,7 +12,7 @@ from torch import nn
 
 from training.checkpoint import Snapshot, load_optimizer, optimizer_tensors
 from training.device import Precision
-from training.exchange.base import Anchor, Exchange
+from training.exchange.base import Exchange, JoiningState
 from training.exchange.codecs import codec_by_name
 from training.exchange.payloads import documents
 from training.randomness import restore_rng, rng_state
@@ -49,9 +49,9 @@ class TrainingState:
         self.adopt(snapshot)
         restore_rng(part("rng", snapshot.tensors), self._device)
 
-    def anchor(self, others: Mapping[str, torch.Tensor], state: dict[str, Any]) -> Anchor:
+    def joining(self, others: Mapping[str, torch.Tensor], state: dict[str, Any]) -> JoiningState:
         """Return what a newcomer needs; random state stays each member's own."""
-        return Anchor(self._tensors() | dict(others), {**state, "scaler": self._scaler.state_dict()})
+        return JoiningState(self._tensors() | dict(others), {**state, "scaler": self._scaler.state_dict()})
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         trained = {n: p.detach() for n, p in self._model.named_parameters() if p.requires_grad}
@@ -62,7 +62,7 @@ class TrainingState:
         )
 
     @torch.no_grad()
-    def adopt(self, found: Snapshot | Anchor) -> None:
+    def adopt(self, found: Snapshot | JoiningState) -> None:
         """Take over the state of a snapshot, or the group's as a newcomer."""
         parameters = dict(self._model.named_parameters())
         for name, value in part("model", found.tensors).items():

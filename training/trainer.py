@@ -19,7 +19,7 @@ from training.compression import Compression
 from training.device import Precision, clip, select_device, select_precision, start_training
 from training.evaluation import Evaluator
 from training.events import Emit, MemberEvent, RunEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent
-from training.exchange.base import Anchor, Exchange, Traffic
+from training.exchange.base import Exchange, JoiningState, Traffic
 from training.exchange.codecs import all_finite
 from training.local_data import LocalSchedule, schedule_for
 from training.optimizers import build_optimizer, plain_steps, set_learning_rate
@@ -132,7 +132,7 @@ class Trainer:
         self.told = self.data.without_samples() if self.local else self.data
         arrived = self.local.arrived if self.local else None
         if arrived is not None or self.exchange.is_newcomer:
-            return self._join(arrived or self.exchange.fetch_anchor())
+            return self._join(arrived or self.exchange.fetch_state())
         check_same(self.told, self.exchange, self._name_of, self._warn)
         found = None
         if self.plan.resume:
@@ -144,7 +144,7 @@ class Trainer:
         elif self.rank in found.holders:
             self.strategy.attach(self.model, self.exchange)
             self._restore(self.store.load(found.step, self.plan.hash()))
-            hand_over(found, self.exchange, self._anchor)
+            hand_over(found, self.exchange, self._joining)
         else:
             self._join(take_over(found, self.exchange))
         self.control.arrive(self.position.step)
@@ -280,9 +280,9 @@ class Trainer:
                 if self.rank == min(live):
                     self._warn(line)
         self._evaluate_if_due()
-        if self.exchange.anchor_wanted:  # only the one who is to publish it knows
+        if self.exchange.state_wanted:  # only the one who is to publish it knows
             with self.strategy.for_newcomer():
-                self.exchange.publish_anchor(self._anchor())
+                self.exchange.publish_state(self._joining())
 
     def _evaluate_if_due(self) -> None:
         interval = self.profile.evaluation.eval_interval
@@ -367,20 +367,20 @@ class Trainer:
         self.position.cut_short = 0  # by the stop before this start
         self.strategy.load(part("strategy", snapshot.tensors), snapshot.state["strategy"])
 
-    def _anchor(self) -> Anchor:
+    def _joining(self) -> JoiningState:
         tensors = prefixed("strategy", self.strategy.newcomer_tensors()) | self.position.tensors()
         state = {**self.position.state(), "strategy": self.strategy.newcomer_state(), "data": self.told.model_dump()}
         state["holdings"] = self.local.state() if self.local else {}
-        return self.state.anchor(tensors, state)
+        return self.state.joining(tensors, state)
 
-    def _join(self, anchor: Anchor) -> None:
-        state = anchor.state
+    def _join(self, joining: JoiningState) -> None:
+        state = joining.state
         check_unchanged(state["data"], self.told, "the others have")
-        self.state.adopt(anchor)
+        self.state.adopt(joining)
         self.position.batch_sizes = {m.rank: m.batch_size for m in self.control.grown(self.plan).seats}
-        self.position.load(state, anchor.tensors)
+        self.position.load(state, joining.tensors)
         self.strategy.attach(self.model, self.exchange)
-        tensors = part("strategy", anchor.tensors)
+        tensors = part("strategy", joining.tensors)
         if tensors or state["strategy"]:
             self.strategy.load(tensors, state["strategy"])
         self.emit(MemberEvent(status="joined", name=self.member.name, message=f"at step {self.position.step}"))

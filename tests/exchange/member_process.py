@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from training.exchange.base import Anchor, ExchangeDropped
+from training.exchange.base import ExchangeDropped, JoiningState
 from training.exchange.codecs import codec_by_name
 from training.exchange.control_line import Joining
 from training.exchange.mesh_member import MeshMember
@@ -29,14 +29,14 @@ def connect(address: str, rank: int, size: int, engine: str, certificates: str) 
     member.join(60)
     member.expect_model(ELEMENTS)
     if member.is_newcomer:
-        member.fetch_anchor(60)
+        member.fetch_state(60)
     print(json.dumps({"in": member.operations}), flush=True)
     return member
 
 
 def exchange(member: MeshMember) -> None:
-    if member.anchor_wanted:
-        member.publish_anchor(Anchor({}, {}))
+    if member.state_wanted:
+        member.publish_state(JoiningState({}, {}))
     result = member.mean("x", torch.full((ELEMENTS,), float(member.rank)), 1.0, codec_by_name("fp32"))
     said = {"n": member.operations, "mean": result.mean[:: ELEMENTS // 4].tolist(), "members": result.members}
     print(json.dumps({**said, "included": result.included, "at": time.time()}), flush=True)

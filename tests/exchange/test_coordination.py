@@ -123,7 +123,7 @@ class World:
         if status.failed:
             fake.ended, fake.again = status.failed, status.again
             return
-        if fake.holds is not None and (status.anchor is None or status.anchor.number != fake.published):
+        if fake.holds is not None and (status.joining is None or status.joining.number != fake.published):
             fake.holds = None
         if status.newcomer:
             self.fetch(fake, status)
@@ -136,7 +136,7 @@ class World:
         elif status.epoch > report.epoch:
             assert report.elements >= 0
             mine = {"epoch": status.epoch, "mesh": status.epoch, "members": tuple(form.peers)}
-            fake.note(**mine, lost=None, up=True, ready=False, anchored=0)
+            fake.note(**mine, lost=None, up=True, ready=False, taken=0)
             donor = self.fakes[form.donor]
             if fake.rank in form.behind:
                 assert form.behind[fake.rank] == report.full
@@ -154,18 +154,18 @@ class World:
             fake.note(ready=True)
             self.say(fake.rank)
             return
-        if status.anchor is None or fake.report.anchored == status.anchor.number:
+        if status.joining is None or fake.report.taken == status.joining.number:
             return
-        donor = self.fakes[status.anchor.donor]
+        donor = self.fakes[status.joining.donor]
         if donor.dead or donor.report.started > donor.report.full or donor.holds is not None:
             return
         seen = donor.status
-        if seen is None or seen.anchor is None or seen.anchor.number != status.anchor.number:
+        if seen is None or seen.joining is None or seen.joining.number != status.joining.number:
             return
         number = donor.report.full
-        donor.published, donor.holds = status.anchor.number, number
+        donor.published, donor.holds = status.joining.number, number
         fake.results = dict(donor.results)
-        fake.note(anchored=status.anchor.number, started=number, full=number, kept=number)
+        fake.note(taken=status.joining.number, started=number, full=number, kept=number)
         self.say(fake.rank)
 
     def start(self, rank: int) -> None:
@@ -403,8 +403,8 @@ def test_a_newcomer_that_never_takes_the_anchor_holds_nobody_for_ever() -> None:
     for rank in (0, 1):
         world.hear(rank)
     donor = world.fakes[0]
-    assert donor.status is not None and donor.status.anchor is not None
-    donor.published, donor.holds = donor.status.anchor.number, donor.report.full
+    assert donor.status is not None and donor.status.joining is not None
+    donor.published, donor.holds = donor.status.joining.number, donor.report.full
     for rank in (0, 1):
         world.start(rank)
     for _ in range(50):

@@ -20,10 +20,10 @@ from waiting import PATIENCE, until
 from training.events import MemberEvent
 from training.exchange.base import ExchangeError
 from training.exchange.certificates import issue_run_certificates
-from training.exchange.control import AnchorOrder, Form, Held, Peer, Report, line
+from training.exchange.control import Form, Held, Peer, Report, StateOrder, line
 from training.exchange.control_line import Joining
 from training.exchange.coordinator import Coordinator
-from training.exchange.handover import TAG, AnchorDesk, channel_of, even_out
+from training.exchange.handover import TAG, StateDesk, channel_of, even_out
 from training.exchange.ledger import Ledger
 from training.exchange.link import Outgoing, PeerLost
 from training.exchange.mesh import Mesh
@@ -69,8 +69,8 @@ def test_a_result_that_is_larger_than_one_can_be_takes_no_memory(pair: Group) ->
 
 def test_a_state_that_is_larger_than_one_can_be_takes_no_memory(pair: Group) -> None:
     peers = {rank: Peer(name=f"m{rank}", addresses=(pair.listeners[rank].address,)) for rank in range(2)}
-    order, deadline = AnchorOrder(number=1, donor=0, peers=peers), time.monotonic() + PATIENCE
-    newcomer = AnchorDesk(pair.listeners[1])
+    order, deadline = StateOrder(number=1, donor=0, peers=peers), time.monotonic() + PATIENCE
+    newcomer = StateDesk(pair.listeners[1])
 
     def lie() -> None:
         found = pair.listeners[0].meet(channel_of(order), 1, True, peers[1].addresses, deadline)

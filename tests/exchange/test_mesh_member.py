@@ -16,7 +16,7 @@ from stream_reference import contribution, stream_means
 
 from tests.waiting import until
 from training.exchange import mesh_operations
-from training.exchange.base import Anchor, ExchangeError, ExchangeTimeout, weighted_mean
+from training.exchange.base import ExchangeError, ExchangeTimeout, JoiningState, weighted_mean
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
 from training.exchange.control import Report
 from training.exchange.control_line import Joining
@@ -345,10 +345,10 @@ def newcomer(running: Lab, rank: int) -> MeshMember:
     return running.connect(rank)
 
 
-def fetching(pool: ThreadPoolExecutor, fresh: MeshMember, donor: MeshMember) -> Future[Anchor]:
-    anchor = pool.submit(fresh.fetch_anchor, 60)
-    until(lambda: donor.anchor_wanted)
-    return anchor
+def fetching(pool: ThreadPoolExecutor, fresh: MeshMember, donor: MeshMember) -> Future[JoiningState]:
+    joining = pool.submit(fresh.fetch_state, 60)
+    until(lambda: donor.state_wanted)
+    return joining
 
 
 def test_nobody_waits_for_a_newcomer_that_is_not_ready(tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_nobody_waits_for_a_newcomer_that_is_not_ready(tmp_path: Path) -> None:
         donor = running.connect_all()[0]
         fresh = newcomer(running, 1)
         assert donor.start_mean("x", torch.tensor([1.0]), 1.0, FP32).wait(60).members == (0,)
-        assert fresh.is_newcomer and not donor.anchor_wanted
+        assert fresh.is_newcomer and not donor.state_wanted
 
 
 def test_a_newcomer_that_is_not_ready_hears_that_nobody_is_left(tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ def test_a_newcomer_that_is_not_ready_hears_that_nobody_is_left(tmp_path: Path) 
         fresh = newcomer(running, 1)
         donor.close()
         with pytest.raises(ExchangeError, match="no machine has the training state"):
-            fresh.fetch_anchor(60)
+            fresh.fetch_state(60)
 
 
 def test_spare_ranks_are_for_later(tmp_path: Path) -> None:
@@ -384,16 +384,16 @@ def test_newcomer_gets_the_anchor_and_is_a_member_from_then_on(tmp_path: Path) -
         members = running.connect_all()
         one_by_one(members, "0")
         fresh = newcomer(running, 2)
-        assert fresh.is_newcomer and not members[1].anchor_wanted
+        assert fresh.is_newcomer and not members[1].state_wanted
         one_by_one(members[:2], "1")
         coming = fetching(pool, fresh, members[0])
-        members[0].publish_anchor(Anchor({"w": weights, "n": torch.tensor(3)}, {"step": 7, "list": [1, "a"]}))
-        assert not members[0].anchor_wanted
-        anchor = coming.result(60)
+        members[0].publish_state(JoiningState({"w": weights, "n": torch.tensor(3)}, {"step": 7, "list": [1, "a"]}))
+        assert not members[0].state_wanted
+        joining = coming.result(60)
         results = means([*members[:2], fresh], "2", [torch.ones(4)] * 3, "fp32")
         assert fresh.members == (0, 1, 2)
-    assert torch.equal(anchor.tensors["w"], weights) and anchor.tensors["n"].item() == 3
-    assert anchor.state == {"step": 7, "list": [1, "a"]} and not fresh.is_newcomer
+    assert torch.equal(joining.tensors["w"], weights) and joining.tensors["n"].item() == 3
+    assert joining.state == {"step": 7, "list": [1, "a"]} and not fresh.is_newcomer
     assert all(r.members == (0, 1, 2) and r.included for r in results)
 
 
@@ -402,7 +402,7 @@ def test_newcomer_is_waited_for_from_the_donors_next_contribution_on(tmp_path: P
         donor = running.connect_all()[0]
         fresh = newcomer(running, 1)
         coming = fetching(pool, fresh, donor)
-        donor.publish_anchor(Anchor({}, {}))
+        donor.publish_state(JoiningState({}, {}))
         pending = donor.start_mean("x", torch.tensor([1.0]), 1.0, FP32)
         coming.result(60)
         assert not pending.done()
@@ -417,12 +417,12 @@ def test_the_next_member_is_asked_when_the_donor_dies(tmp_path: Path, published:
         fresh = newcomer(running, 2)
         coming = fetching(pool, fresh, members[0])
         if published:
-            members[0].publish_anchor(Anchor({"w": torch.zeros(20_000_000)}, {}))
+            members[0].publish_state(JoiningState({"w": torch.zeros(20_000_000)}, {}))
         cut(members[0])
 
         def handed_over() -> bool:
-            if members[1].anchor_wanted:  # again, where the newcomer saw its donor go before the coordinator did
-                members[1].publish_anchor(Anchor({"w": torch.ones(3)}, {}))
+            if members[1].state_wanted:  # again, where the newcomer saw its donor go before the coordinator did
+                members[1].publish_state(JoiningState({"w": torch.ones(3)}, {}))
             return coming.done()
 
         until(handed_over)
@@ -435,7 +435,7 @@ def test_a_newcomer_that_dies_while_it_fetches_holds_nobody(tmp_path: Path) -> N
         members = running.connect_all()
         fresh = newcomer(running, 2)
         coming = fetching(pool, fresh, members[0])
-        members[0].publish_anchor(Anchor({"w": torch.zeros(20_000_000)}, {}))
+        members[0].publish_state(JoiningState({"w": torch.zeros(20_000_000)}, {}))
         pending = [m.start_gather("g", b"") for m in members[:2]]
         cut(fresh)
         assert [p.wait(60).keys() for p in pending] == [{0, 1}, {0, 1}]
@@ -448,12 +448,12 @@ def test_two_newcomers_come_at_once_while_a_member_is_lost(tmp_path: Path) -> No
         members = running.connect_all()
         one_by_one(members, "x")
         fresh = [newcomer(running, 2), newcomer(running, 3)]
-        coming = [pool.submit(one.fetch_anchor, 60) for one in fresh]
-        until(lambda: members[0].anchor_wanted)
+        coming = [pool.submit(one.fetch_state, 60) for one in fresh]
+        until(lambda: members[0].state_wanted)
         cut(members[1])
         while not all(one.done() for one in coming):
-            if members[0].anchor_wanted:
-                members[0].publish_anchor(Anchor({"w": torch.ones(3)}, {}))
+            if members[0].state_wanted:
+                members[0].publish_state(JoiningState({"w": torch.ones(3)}, {}))
             time.sleep(0.01)
         assert [one.result().tensors["w"].tolist() for one in coming] == [[1.0] * 3] * 2
         assert one_by_one([members[0], *fresh], "y") == [pytest.approx(5 / 3)] * 3

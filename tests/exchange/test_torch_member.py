@@ -21,7 +21,7 @@ from coordinated_lab import Lab, cut, lab, means
 from stream_reference import contribution, stream_means
 
 from tests.waiting import until
-from training.exchange.base import Anchor, Contribution, ExchangeError, MeanResult, weighted_mean
+from training.exchange.base import Contribution, ExchangeError, JoiningState, MeanResult, weighted_mean
 from training.exchange.codecs import codec_by_name, roundtrip
 from training.exchange.codecs.microscaling import Int8Codec
 from training.exchange.link import PeerLost
@@ -191,9 +191,9 @@ def test_a_newcomer_takes_part_from_the_next_exchange_on(tmp_path: Path) -> None
         cut(members[1])
         until(lambda: "lost" in running.statuses(1))
         fresh = running.connect(1)
-        coming = pool.submit(fresh.fetch_anchor, 60)
-        until(lambda: members[0].anchor_wanted)
-        members[0].publish_anchor(Anchor({"w": torch.ones(3)}, {}))
+        coming = pool.submit(fresh.fetch_state, 60)
+        until(lambda: members[0].state_wanted)
+        members[0].publish_state(JoiningState({"w": torch.ones(3)}, {}))
         coming.result(60)
         results = means([members[0], fresh], "y", [torch.full((100_000,), float(rank)) for rank in range(2)], "fp32", 1)
     assert [(result.mean[0].item(), result.members) for result in results] == [(0.5, (0, 1))] * 2

@@ -81,7 +81,7 @@ def the_same_bits_after_a_snapshot_at_any_step(settings: StrategySettings) -> No
 def a_newcomer_takes_part(settings: StrategySettings) -> None:
     def body(exchange: RoomExchange) -> Any:
         if exchange.is_newcomer:
-            member = Member(settings, exchange, anchor=exchange.fetch_anchor())
+            member = Member(settings, exchange, joining=exchange.fetch_state())
             begun = member.step
         else:
             member = Member(settings, exchange)

@@ -13,7 +13,7 @@ from torch import nn
 
 from profiles.schema import StrategySettings
 from training.events import SyncEvent
-from training.exchange.base import Anchor, Exchange
+from training.exchange.base import Exchange, JoiningState
 from training.state import part, prefixed
 from training.strategies.base import StrategyContext
 from training.strategies.costs import Course, Rhythm
@@ -68,7 +68,7 @@ class Member:
     """One member, of the weight ``rank + 1``.
 
     Args:
-        anchor: of a newcomer.
+        joining: of a newcomer.
         saved: what :meth:`snapshot` gave.
     """
 
@@ -76,7 +76,7 @@ class Member:
         self,
         settings: StrategySettings,
         exchange: Exchange,
-        anchor: Anchor | None = None,
+        joining: JoiningState | None = None,
         saved: dict[str, Any] | None = None,
         make: Callable[[], nn.Module] = Shapes,
     ) -> None:
@@ -87,7 +87,7 @@ class Member:
         self.stretch = strategy_class(settings.strategy).stretch(settings)
         if self.stretch:
             exchange.shares_process = True  # type: ignore[misc]  # the order of what comes is that of the speeds
-        self._owners: tuple[int, ...] = exchange.members if anchor is None else tuple(anchor.state["owners"])
+        self._owners: tuple[int, ...] = exchange.members if joining is None else tuple(joining.state["owners"])
         self.warnings: list[str] = []
         self.reports: list[SyncEvent] = []
         self.step = 0
@@ -95,12 +95,12 @@ class Member:
         self.strategy = strategy_class(settings.strategy)(
             StrategyContext(opened(settings), STEPS, 7, self.warnings.append, "pretrained")
         )
-        if anchor is not None:
-            self._adopt(anchor)
+        if joining is not None:
+            self._adopt(joining)
         self.strategy.use(self.optimizer)
         self.strategy.attach(self.model, exchange)
-        if anchor is not None:
-            tensors, state = part("strategy", anchor.tensors), anchor.state["strategy"]
+        if joining is not None:
+            tensors, state = part("strategy", joining.tensors), joining.state["strategy"]
             if tensors or state:
                 self.strategy.load(tensors, state)
         if saved is not None:
@@ -110,10 +110,10 @@ class Member:
             self.strategy.load(saved["tensors"], json.loads(saved["state"]))
 
     @torch.no_grad()
-    def _adopt(self, anchor: Anchor) -> None:
-        self.step = anchor.state["step"]
-        self.model.load_state_dict(part("model", anchor.tensors))
-        moments = part("optimizer", anchor.tensors)
+    def _adopt(self, joining: JoiningState) -> None:
+        self.step = joining.state["step"]
+        self.model.load_state_dict(part("model", joining.tensors))
+        moments = part("optimizer", joining.tensors)
         for name, parameter in self.model.named_parameters():
             if name in moments:
                 self.optimizer.state[parameter]["momentum_buffer"] = moments[name].clone()
@@ -136,7 +136,7 @@ class Member:
             tensors = prefixed("model", self.model.state_dict()) | prefixed("optimizer", moments)
             tensors |= prefixed("strategy", self.strategy.newcomer_tensors())
             state = {"step": self.step, "strategy": self.strategy.newcomer_state(), "owners": self._owners}
-            self.exchange.publish_anchor(Anchor(tensors, state))
+            self.exchange.publish_state(JoiningState(tensors, state))
 
     def one_step(self) -> bool:
         """Make a step; return whether it ended at a synchronisation point."""

@@ -280,7 +280,7 @@ def test_members_of_islands_leave_and_come() -> None:
 
     def body(exchange: RoomExchange) -> Any:
         newcomer = exchange.is_newcomer
-        member = Member(settings, exchange, anchor=exchange.fetch_anchor() if newcomer else None)
+        member = Member(settings, exchange, joining=exchange.fetch_state() if newcomer else None)
         if not newcomer:
             member.until_synchronised(4)
             if exchange.rank == 0:

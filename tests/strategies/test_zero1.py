@@ -226,7 +226,7 @@ def test_a_greeting_that_is_none_is_not_believed(said: bytes) -> None:
 def test_a_newcomer_gets_the_state_of_what_it_owns() -> None:
     def body(exchange: RoomExchange) -> Any:
         if exchange.is_newcomer:
-            member = Member(settings_of("zero1"), exchange, anchor=exchange.fetch_anchor())
+            member = Member(settings_of("zero1"), exchange, joining=exchange.fetch_state())
         else:
             member = Member(settings_of("zero1"), exchange)
             member.until(5)

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from training.exchange.base import (
-    Anchor,
     Contribution,
     Exchange,
     ExchangeError,
     Group,
+    JoiningState,
     Later,
     MeanResult,
     Pending,
@@ -33,7 +33,7 @@ class Room:
     """Where the contributions of a group meet. Members leave, and others come, between two of their own operations.
 
     Args:
-        newcomers: ranks that come when one of the others publishes an anchor.
+        newcomers: ranks that come when one of the others publishes a joining state.
     """
 
     def __init__(self, members: int, late: Late, timeout: float = 30.0, newcomers: Collection[int] = ()) -> None:
@@ -42,8 +42,8 @@ class Room:
         """Those who are not let in yet."""
         self.came_later = frozenset(newcomers)
         self.waiting: set[int] = set()
-        """Those of them that want an anchor."""
-        self._anchor: Anchor | None = None
+        """Those of them that want a joining state."""
+        self._joining: JoiningState | None = None
         self.residuals = MeanResiduals()
         self._late = late
         self._timeout = timeout
@@ -66,21 +66,21 @@ class Room:
             del self._since[rank]
             self._changed.notify_all()
 
-    def admit(self, anchor: Anchor) -> None:
-        """Let the newcomers in: they take part in what begins after the anchor."""
+    def admit(self, joining: JoiningState) -> None:
+        """Let the newcomers in: they take part in what begins after the joining state."""
         with self._changed:
-            self._anchor = anchor
-            self._since |= dict.fromkeys(self.newcomers, anchor.operations)
+            self._joining = joining
+            self._since |= dict.fromkeys(self.newcomers, joining.operations)
             self.newcomers, self.waiting = set(), set()
             self._changed.notify_all()
 
-    def anchor(self, rank: int) -> Anchor:
+    def joining(self, rank: int) -> JoiningState:
         """Return what a newcomer is given when it is let in."""
         with self._changed:
             self.waiting.add(rank)
             assert self._changed.wait_for(lambda: rank not in self.newcomers, self._timeout), f"{rank} is not let in"
-            assert self._anchor is not None
-            return self._anchor
+            assert self._joining is not None
+            return self._joining
 
     def give(self, name: str, rank: int, value: Any) -> None:
         """Say something under ``name``."""
@@ -142,7 +142,7 @@ class RoomExchange(Exchange):
         return self._fetches  # it may have been let in before its thread came to ask
 
     @property
-    def anchor_wanted(self) -> bool:
+    def state_wanted(self) -> bool:
         return bool(self.room.waiting) and self.rank == min(self.room.members)
 
     def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:
@@ -185,15 +185,15 @@ class RoomExchange(Exchange):
     def restore_residual(self, stream: str, kept: Kept) -> None:
         self.room.residuals.restore(stream, kept)
 
-    def publish_anchor(self, anchor: Anchor) -> None:
-        copies = {name: tensor.detach().clone() for name, tensor in anchor.tensors.items()}
-        self.room.admit(Anchor(copies, json.loads(json.dumps(anchor.state)), self.operations))
+    def publish_state(self, joining: JoiningState) -> None:
+        copies = {name: tensor.detach().clone() for name, tensor in joining.tensors.items()}
+        self.room.admit(JoiningState(copies, json.loads(json.dumps(joining.state)), self.operations))
 
-    def fetch_anchor(self, timeout: float = 0.0) -> Anchor:
-        anchor = self.room.anchor(self.rank)
+    def fetch_state(self, timeout: float = 0.0) -> JoiningState:
+        joining = self.room.joining(self.rank)
         self._fetches = False
-        self.operations, self._members = anchor.operations, self.room.members
-        return anchor
+        self.operations, self._members = joining.operations, self.room.members
+        return joining
 
     def close(self) -> None:
         pass
@@ -204,7 +204,7 @@ def together(
 ) -> tuple[dict[int, Any], Room]:
     """Let every member of a group do ``body``, a thread each; return their results by rank.
 
-    What a member raises is its result. The last ``newcomers`` of them are none before they have fetched an anchor.
+    What a member raises is its result. The last ``newcomers`` of them are none before they have a joining state.
     """
     first = members - newcomers
     room, found = Room(first, late, newcomers=range(first, members)), dict[int, Any]()

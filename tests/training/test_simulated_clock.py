@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.training.turns import in_turns
-from training.exchange.base import Anchor
+from training.exchange.base import JoiningState
 from training.exchange.codecs import codec_by_name
 from training.simulated.baton import Baton
 from training.simulated.clock import Absence, Cost, Timeline
@@ -64,8 +64,8 @@ def test_a_loss_and_a_return_are_what_the_others_see_in_a_real_run() -> None:
     def mean(exchange: SimulatedExchange) -> tuple[float, tuple[int, ...]]:
         steps[exchange.rank] += 1
         result = exchange.mean("m", torch.full((4,), float(exchange.rank**2)), 1.0, codec_by_name("fp32"))
-        if exchange.anchor_wanted:
-            exchange.publish_anchor(Anchor({"w": torch.ones(2)}, {"step": steps[exchange.rank]}))
+        if exchange.state_wanted:
+            exchange.publish_state(JoiningState({"w": torch.ones(2)}, {"step": steps[exchange.rank]}))
         return float(result.mean[0]), result.members
 
     def trained(rank: int) -> list[tuple[float, tuple[int, ...]]]:
@@ -74,7 +74,7 @@ def test_a_loss_and_a_return_are_what_the_others_see_in_a_real_run() -> None:
             found.append(mean(exchange))
             room.lose(rank)
             exchange = SimulatedExchange(room, rank)
-            anchor = exchange.fetch_anchor()
+            anchor = exchange.fetch_state()
             assert exchange.is_newcomer and torch.equal(anchor.tensors["w"], torch.ones(2))
             steps[rank] = anchor.state["step"]
         while steps[rank] < 3:

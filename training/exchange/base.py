@@ -6,7 +6,7 @@ same bits on both.
 
 Members start the same operations in the same order; the exchange numbers them, and the number is part of the name on
 the wire. So no name can be used twice, whatever the caller calls an operation, and members that are not at the same
-operation never meet. A newcomer goes on with the number of its anchor.
+operation never meet. A newcomer goes on with the number of its joining state.
 
 What is not finite (NaN, infinity, or beyond the codec's range) never reaches a mean: the member that has it takes part
 with weight 0, and all are told.
@@ -41,7 +41,7 @@ V = TypeVar("V")
 STANDSTILL = 1800.0
 """Seconds without a byte and without a result after which a wait ends. A sound coordinator is sooner: it gives a
 round up after 900 s. What moves is waited for, however slow it is."""
-ANCHOR_DEADLINE = 6 * 3600.0
+JOINING_DEADLINE = 6 * 3600.0
 """Seconds a newcomer waits to be let in: the next synchronisation may be hundreds of slow steps away, and the run may
 be paused."""
 MAX_BROADCAST = 1 << 40
@@ -158,7 +158,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Anchor:
+class JoiningState:
     """What a newcomer needs to go on with the others: named tensors and a JSON document (step, cursor, ...)."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -185,12 +185,12 @@ class Exchange(ABC):
 
     @property
     def is_newcomer(self) -> bool:
-        """Whether this member joined a group that was already training and must :meth:`fetch_anchor` first."""
+        """Whether this member joined a group that was already training and must :meth:`fetch_state` first."""
         return False
 
     @property
-    def anchor_wanted(self) -> bool:
-        """Whether a newcomer waits for an anchor and this member is the one to publish it."""
+    def state_wanted(self) -> bool:
+        """Whether a newcomer waits for a joining state and this member is the one to publish it."""
         return False
 
     def expect_model(self, elements: int) -> None:
@@ -258,12 +258,12 @@ class Exchange(ABC):
         The member adds what lies in its share. What lies where another member owns now is lost, once.
         """
 
-    def publish_anchor(self, anchor: Anchor) -> None:
+    def publish_state(self, joining: JoiningState) -> None:
         """Hand the state after the last synchronisation to the waiting newcomers, which then are members."""
         raise ExchangeError(_FIXED)
 
-    def fetch_anchor(self, timeout: float = ANCHOR_DEADLINE) -> Anchor:
-        """Wait for the anchor as a newcomer.
+    def fetch_state(self, timeout: float = JOINING_DEADLINE) -> JoiningState:
+        """Wait for the joining state as a newcomer.
 
         Raises:
             ExchangeTimeout: none came in ``timeout`` seconds.

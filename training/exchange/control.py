@@ -96,9 +96,9 @@ class Report(_Message):
     elements: int = Field(-1, ge=-1, lt=1 << 53)
     """Of the longest vector of its model; -1 while that is being built."""
     ready: bool = False
-    """A newcomer: the anchor may come."""
-    anchored: Count = 0
-    """A newcomer: it has the anchor with this number."""
+    """A newcomer: the joining state may come."""
+    taken: Count = 0
+    """A newcomer: it has the joining state with this number."""
     leaving: bool = False
     """It has done its work, and goes as soon as everybody has the results that it has."""
     leaves: bool = False
@@ -136,7 +136,7 @@ class Held(_Message):
     """Number, group and members of the results that it holds."""
 
 
-class AnchorOrder(_Message):
+class StateOrder(_Message):
     """Which member hands the training state to which newcomers."""
 
     number: Count
@@ -161,7 +161,7 @@ class Status(_Message):
     """Everybody has the results up to this one."""
     closed: Count = 0
     """So far nobody lacks the result of an operation that it has started."""
-    anchor: AnchorOrder | None = None
+    joining: StateOrder | None = None
     relay: int = Field(0, ge=0, lt=65536)
     """Port of the relay on the coordinator's machine; 0: there is none."""
     failed: Reason = ""

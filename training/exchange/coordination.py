@@ -15,7 +15,7 @@ from typing import Literal
 
 from training.events import MemberEvent, WarningEvent, WaysEvent
 from training.exchange import verdicts
-from training.exchange.control import BEAT, LAST_EPOCH, LEASE, AnchorOrder, Form, ProtocolError, Report, Status
+from training.exchange.control import BEAT, LAST_EPOCH, LEASE, Form, ProtocolError, Report, StateOrder, Status
 from training.exchange.group_member import CoordinatorConfig, Member, Role, ToldWays, seen_by
 from training.exchange.verdicts import Verdict
 
@@ -23,7 +23,7 @@ Log = Callable[[MemberEvent | WarningEvent | WaysEvent], None]
 _BANNED = "it was dropped from the run"
 _MODEL_SHARE = 0.8
 """Of the time after which an operation is given up: how long a member may build its model while the others wait."""
-_ANCHOR_PATIENCE = 4  # times the same time, for a newcomer that takes the state
+_STATE_PATIENCE = 4  # times the same time, for a newcomer that takes the state
 _MOST_AHEAD = 1000
 """Meshes that a member may have heard of and a coordinator that was started again has not."""
 _PATIENCE = 2 * LEASE
@@ -48,8 +48,8 @@ class Coordination:
         """Port on which pairs meet that cannot dial one another."""
         self._started, self._epoch = False, 0
         self._form: Form | None = None
-        self._anchor: AnchorOrder | None = None
-        self._anchors, self._building = 0, 0.0
+        self._joining: StateOrder | None = None
+        self._orders, self._building = 0, 0.0
         self._quarrels = verdicts.Quarrels()
         self._size, self._odds = verdicts.ModelSize(), verdicts.Odds(config.give_up)
         self._last: Form | None = None
@@ -218,7 +218,7 @@ class Coordination:
         if self._resuming_until is not None and not self._resumed():
             return False
         outrun = verdicts.outrun(self._of("live"), self._of("late"))
-        if self._drop_all(outrun, again=True) or self._drop_all(self._unfit()) or self._order_anchor():
+        if self._drop_all(outrun, again=True) or self._drop_all(self._unfit()) or self._order_state():
             return True
         if self._form is None:
             return self._form_next()
@@ -240,7 +240,7 @@ class Coordination:
         expected = {rank for member in live for rank in member.report.members}
         if expected - set(self._members) and self._now < (self._resuming_until or 0.0):
             return False
-        self._resuming_until, self._anchors = None, 1000 * self._epoch  # no number that there was before
+        self._resuming_until, self._orders = None, 1000 * self._epoch  # no number that there was before
         self._drop_all(verdicts.left_behind(live), again=True)
         return True
 
@@ -254,21 +254,21 @@ class Coordination:
         gone = set(form.peers) - {member.rank for member in there}
         if gone - self._left or (gone and any(member.waits for member in there)) or not there:
             return True
-        still = self._anchor is None and self._standstill.noted(there, self._now)
+        still = self._joining is None and self._standstill.noted(there, self._now)
         return bool(self._entering()) or self._leave_behind(there) or still
 
     def _entering(self) -> list[Member]:
         """Return who can be let into the next mesh: with the state of the others, or little behind it."""
         found = [member for member in self._of("late") if not member.frozen and member.waits and not member.report.up]
         guests = self._guests()
-        if self._anchor is None or any(member.report.anchored != self._anchor.number for member in guests):
+        if self._joining is None or any(member.report.taken != self._joining.number for member in guests):
             return found
         least = min((member.report.full for member in self._of("live")), default=0)
         return found + [member for member in guests if member.report.full <= least]
 
     def _guests(self) -> list[Member]:
         """Return the newcomers to whom the state is handed now."""
-        there = self._anchor.peers if self._anchor is not None else {}
+        there = self._joining.peers if self._joining is not None else {}
         return [member for member in self._of("newcomer") if member.rank in there and member.report.ready]
 
     def _leave_behind(self, there: list[Member]) -> bool:
@@ -282,7 +282,7 @@ class Coordination:
         self._awaited = self._awaited if self._awaited[0] == number else (number, self._now)
         waited = self._now - self._awaited[1]
         if not absent:
-            late = guests if waited >= _ANCHOR_PATIENCE * config.give_up else ()
+            late = guests if waited >= _STATE_PATIENCE * config.give_up else ()
             return self._drop_all([(m.rank, f"did not take the training state within {waited:.0f} s") for m in late])
         if waited >= config.give_up:
             return self._drop_all([(m.rank, f"did not reach exchange {number} within {waited:.0f} s") for m in absent])
@@ -324,7 +324,7 @@ class Coordination:
         for member in entering:
             if member.role == "newcomer":
                 self._tell_event(member, "ready", "has the training state")
-                self._anchor = None
+                self._joining = None
         self._new_epoch(group)
         return True
 
@@ -362,19 +362,19 @@ class Coordination:
         for member in members:
             member.role = "live"
 
-    def _order_anchor(self) -> bool:
+    def _order_state(self) -> bool:
         """Have the state handed to newcomers that are ready; return whether that has changed."""
         ready = [member for member in self._of("newcomer") if member.report.ready]
-        live, order = self._of("live"), self._anchor
+        live, order = self._of("live"), self._joining
         donates = order is not None and any(member.rank == order.donor for member in live)
         if order is not None and donates and any(member.rank in order.peers for member in ready):
             return False
         if not ready or not live:
-            self._anchor = None
+            self._joining = None
             return order is not None
-        self._anchors += 1
+        self._orders += 1
         peers = {member.rank: member.peer(member) for member in (live[0], *ready)}
-        self._anchor = AnchorOrder(number=self._anchors, donor=live[0].rank, peers=peers)
+        self._joining = StateOrder(number=self._orders, donor=live[0].rank, peers=peers)
         return True
 
     def _tell_all(self) -> None:
@@ -394,7 +394,7 @@ class Coordination:
                     missing=missing,
                     settled=min((one.full for one in reports), default=0),
                     closed=min((one.full for one in reports if one.started > one.full), default=last),
-                    anchor=seen_by(member, self._anchor, self._members),
+                    joining=seen_by(member, self._joining, self._members),
                     relay=self.relay,
                 )
             )

@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from training.events import Way, WaysEvent
-from training.exchange.control import LEASE, MAX_RANKS, AnchorOrder, Form, Hello, Peer, Report, Status
+from training.exchange.control import LEASE, MAX_RANKS, Form, Hello, Peer, Report, StateOrder, Status
 
 
 class CoordinatorConfig(BaseModel):
@@ -61,7 +61,7 @@ class ToldWays:
         return WaysEvent(member=rank, ways=fresh) if fresh else None
 
 
-Order = TypeVar("Order", Form, AnchorOrder)
+Order = TypeVar("Order", Form, StateOrder)
 Role = Literal["waiting", "live", "late", "newcomer"]
 """Waiting for the group to begin; in the mesh; left behind, with its state; without the state."""
 

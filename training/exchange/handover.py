@@ -10,14 +10,21 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
-from training.exchange.base import MAX_GATHER_BYTES, Anchor, ExchangeDropped, ExchangeError, ExchangeTimeout, Group
-from training.exchange.control import AnchorOrder, Form, Held, Status, line, parse
+from training.exchange.base import (
+    MAX_GATHER_BYTES,
+    ExchangeDropped,
+    ExchangeError,
+    ExchangeTimeout,
+    Group,
+    JoiningState,
+)
+from training.exchange.control import Form, Held, StateOrder, Status, line, parse
 from training.exchange.ledger import Ledger
 from training.exchange.link import OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.listener import Listener
 from training.exchange.mesh import Mesh
 from training.exchange.outcomes import Outcome, gather_room
-from training.exchange.payloads import anchor_from_bytes, anchor_to_bytes
+from training.exchange.payloads import state_from_bytes, state_to_bytes
 from training.exchange.ways import Address
 
 _SIZE = struct.Struct("<Q")
@@ -119,10 +126,10 @@ def _take(mesh: Mesh, donor: int, number: int, ledger: Ledger, lock: AbstractCon
         raise PeerLost(donor, mesh.names[donor], str(error)) from error
 
 
-class AnchorDesk:
+class StateDesk:
     """Hands a member's state to newcomers, over connections of their own.
 
-    The donor begins no operation after the anchor until the newcomers are in: so they take part from there on.
+    The donor begins no operation after the joining state until the newcomers are in: so they take part from there on.
     """
 
     def __init__(self, listener: Listener) -> None:
@@ -132,8 +139,8 @@ class AnchorDesk:
         self._after: int | None = None
 
     def wanted(self, status: Status | None, rank: int) -> bool:
-        """Whether this member is to publish an anchor and has not."""
-        order = status.anchor if status is not None else None
+        """Whether this member is to publish a joining state and has not."""
+        order = status.joining if status is not None else None
         return order is not None and order.donor == rank and order.number != self._order
 
     def holds(self, number: int) -> bool:
@@ -142,20 +149,20 @@ class AnchorDesk:
 
     def release(self, status: Status) -> bool:
         """Stop holding operations back once the newcomers are in, or gone; return whether they are."""
-        if self._after is None or (status.anchor is not None and status.anchor.number == self._order):
+        if self._after is None or (status.joining is not None and status.joining.number == self._order):
             return False
         self._after = None
         return True
 
-    def publish(self, order: AnchorOrder, anchor: Anchor, relay: Address | None) -> None:
-        """Hand the anchor to all newcomers of an order, in threads of their own."""
-        self._order, self._after = order.number, anchor.operations
-        data = anchor_to_bytes(anchor)
+    def publish(self, order: StateOrder, joining: JoiningState, relay: Address | None) -> None:
+        """Hand the joining state to all newcomers of an order, in threads of their own."""
+        self._order, self._after = order.number, joining.operations
+        data = state_to_bytes(joining)
         for rank in order.peers:
             if rank != order.donor:
-                threading.Thread(target=self._send, args=(order, rank, data, relay), name="anchor", daemon=True).start()
+                threading.Thread(target=self._send, args=(order, rank, data, relay), name="state", daemon=True).start()
 
-    def _send(self, order: AnchorOrder, rank: int, data: bytes, relay: Address | None) -> None:
+    def _send(self, order: StateOrder, rank: int, data: bytes, relay: Address | None) -> None:
         """Whoever does not take it is seen by the coordinator."""
         peer = order.peers[rank]
         try:
@@ -173,9 +180,9 @@ class AnchorDesk:
         link.close(_PATIENCE)
 
     def fetch(
-        self, order: AnchorOrder, deadline: float, relay: Address | None, wanted: Callable[[], bool], most: int
-    ) -> Anchor:
-        """Receive the anchor of an order, which has at most so many bytes.
+        self, order: StateOrder, deadline: float, relay: Address | None, wanted: Callable[[], bool], most: int
+    ) -> JoiningState:
+        """Receive the joining state of an order, which has at most so many bytes.
 
         Raises:
             ExchangeTimeout: the donor did not come, or the order is off.
@@ -193,12 +200,12 @@ class AnchorDesk:
         finally:
             link.cut()
             link.close(0.0)
-        return anchor_from_bytes(bytes(data))
+        return state_from_bytes(bytes(data))
 
 
-def channel_of(order: AnchorOrder) -> str:
+def channel_of(order: StateOrder) -> str:
     """Return the name under which donor and newcomer meet."""
-    return f"anchor {order.number}"
+    return f"state {order.number}"
 
 
 def _received(link: Incoming, into: memoryview) -> None:
@@ -232,7 +239,7 @@ class Newcomer:
 
     def __init__(
         self,
-        desk: AnchorDesk,
+        desk: StateDesk,
         changed: threading.Condition,
         status: Callable[[], Status | None],
         ended: Callable[[], ExchangeError | None],
@@ -245,8 +252,8 @@ class Newcomer:
         self._number = 0
 
     def come_in(
-        self, relay: Callable[[], Address | None], take: Callable[[Anchor], None], is_in: Callable[[], bool]
-    ) -> Anchor:
+        self, relay: Callable[[], Address | None], take: Callable[[JoiningState], None], is_in: Callable[[], bool]
+    ) -> JoiningState:
         """Return the state with which this member was let in.
 
         Args:
@@ -262,17 +269,17 @@ class Newcomer:
             order = self._wait(self._new_order)
             self._number = order.number
             try:
-                anchor = self._desk.fetch(order, self._deadline, relay(), self._is_ordered, self._most)
+                joining = self._desk.fetch(order, self._deadline, relay(), self._is_ordered, self._most)
             except (PeerLost, ExchangeTimeout):
                 if self._is_ordered():  # the donor hands each order over once: there has to be another
                     self._note(ready=False)
                     self._wait(lambda: not self._is_ordered())
                 continue
-            take(anchor)
-            self._note(anchored=order.number)
+            take(joining)
+            self._note(taken=order.number)
             self._wait(lambda: is_in() or self._is_off())
             if is_in():
-                return anchor
+                return joining
 
     def _wait(self, what: Callable[[], T | None]) -> T:
         with self._changed:
@@ -283,15 +290,15 @@ class Newcomer:
             raise ExchangeTimeout("the training state did not arrive in time")
         return found
 
-    def _new_order(self) -> AnchorOrder | None:
+    def _new_order(self) -> StateOrder | None:
         status = self._status()
-        order = status.anchor if status is not None else None
+        order = status.joining if status is not None else None
         return order if order is not None and order.number != self._number else None
 
     def _is_ordered(self) -> bool:
         """Whether the order of the moment is still on."""
         status = self._status()
-        order = status.anchor if status is not None else None
+        order = status.joining if status is not None else None
         return self._ended() is None and order is not None and order.number == self._number
 
     def _is_off(self) -> bool:

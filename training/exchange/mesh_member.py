@@ -12,20 +12,20 @@ from typing import Any, TypeVar
 
 from training.events import MOST_WAYS
 from training.exchange.base import (
-    ANCHOR_DEADLINE,
-    Anchor,
+    JOINING_DEADLINE,
     Contribution,
     Exchange,
     ExchangeDropped,
     ExchangeError,
     Group,
+    JoiningState,
     MeanResult,
     Pending,
     Traffic,
 )
 from training.exchange.control import Form, Report, Status
 from training.exchange.control_line import ControlLine, Joining, parsed
-from training.exchange.handover import AnchorDesk, Newcomer, even_out, most_of
+from training.exchange.handover import Newcomer, StateDesk, even_out, most_of
 from training.exchange.ledger import Ledger
 from training.exchange.link import PeerLost
 from training.exchange.listener import Address, Identity, Listener
@@ -72,7 +72,7 @@ class MeshMember(Exchange):
         self._completing = 0
         """Operations whose end on the mesh of the moment is being worked on."""
         self._forming: Mesh | None = None
-        self._desk = AnchorDesk(self._listener)
+        self._desk = StateDesk(self._listener)
         self._line = ControlLine(joining, self._listener.address, self._tell, self._hear, self._end)
         self._keeper = threading.Thread(target=self._keep_mesh, name="mesh keeper", daemon=True)
         # A thread that is still inside C++ when the interpreter goes would abort the process.
@@ -104,7 +104,7 @@ class MeshMember(Exchange):
         return self._newcomer
 
     @property
-    def anchor_wanted(self) -> bool:
+    def state_wanted(self) -> bool:
         return self._desk.wanted(self._status, self.rank)
 
     def expect_model(self, elements: int) -> None:
@@ -298,7 +298,7 @@ class MeshMember(Exchange):
 
     def _form(self, epoch: int, form: Form) -> None:
         mine = {"epoch": epoch, "mesh": epoch, "members": tuple(form.peers), "ways": ()}
-        self._note(up=True, lost=None, why="", hung_up=False, anchored=0, ready=False, **mine)
+        self._note(up=True, lost=None, why="", hung_up=False, taken=0, ready=False, **mine)
         names = {rank: peer.name for rank, peer in form.peers.items()}
         addresses: dict[int, Sequence[Address]] = {rank: peer.addresses for rank, peer in form.peers.items()}
         mesh: Mesh | None = None
@@ -377,19 +377,19 @@ class MeshMember(Exchange):
 
     # -- newcomers ---------------------------------------------------------------------------------------------------
 
-    def publish_anchor(self, anchor: Anchor) -> None:
+    def publish_state(self, joining: JoiningState) -> None:
         with self._changed:
-            order = self._status.anchor if self._status is not None else None
+            order = self._status.joining if self._status is not None else None
         if order is not None:
-            self._desk.publish(order, replace(anchor, operations=self.operations), self._relay())
+            self._desk.publish(order, replace(joining, operations=self.operations), self._relay())
 
-    def fetch_anchor(self, timeout: float = ANCHOR_DEADLINE) -> Anchor:
+    def fetch_state(self, timeout: float = JOINING_DEADLINE) -> JoiningState:
         deadline = time.monotonic() + timeout
         state = (lambda: self._status), (lambda: self._ended), self._note
         newcomer = Newcomer(self._desk, self._changed, *state, deadline, most_of(self._report.elements, 0))
         return newcomer.come_in(self._relay, self._begin_after, lambda: self._mesh is not None)
 
-    def _begin_after(self, anchor: Anchor) -> None:
+    def _begin_after(self, joining: JoiningState) -> None:
         with self._changed:
-            self.operations = anchor.operations
-            self._ledger.begin_after(anchor.operations)
+            self.operations = joining.operations
+            self._ledger.begin_after(joining.operations)

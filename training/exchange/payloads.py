@@ -9,7 +9,7 @@ from typing import Any
 
 import safetensors.torch
 
-from training.exchange.base import Anchor, ExchangeError
+from training.exchange.base import ExchangeError, JoiningState
 
 
 def documents(gathered: Mapping[int, bytes]) -> dict[int, dict[str, Any]]:
@@ -43,17 +43,17 @@ _STATE = "state"
 _OPERATIONS = "operations"
 
 
-def anchor_to_bytes(anchor: Anchor) -> bytes:
-    """Return the anchor as one safetensors blob; tensors of any device and dtype that safetensors knows."""
-    tensors = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in anchor.tensors.items()}
+def state_to_bytes(joining: JoiningState) -> bytes:
+    """Return the joining state as one safetensors blob; tensors of any device and dtype that safetensors knows."""
+    tensors = {name: tensor.detach().to("cpu").contiguous().clone() for name, tensor in joining.tensors.items()}
     data: bytes = safetensors.torch.save(
-        tensors, metadata={_STATE: json.dumps(anchor.state), _OPERATIONS: str(anchor.operations)}
+        tensors, metadata={_STATE: json.dumps(joining.state), _OPERATIONS: str(joining.operations)}
     )
     return data
 
 
-def anchor_from_bytes(data: bytes) -> Anchor:
-    """Read what :func:`anchor_to_bytes` wrote.
+def state_from_bytes(data: bytes) -> JoiningState:
+    """Read what :func:`state_to_bytes` wrote.
 
     Raises:
         ExchangeError: it is something else.
@@ -67,4 +67,4 @@ def anchor_from_bytes(data: bytes) -> Anchor:
         raise ExchangeError(f"the training state that arrived cannot be read: {error}") from error
     if not isinstance(state, dict):
         raise ExchangeError("the training state that arrived cannot be read: it is not a JSON object")
-    return Anchor(tensors, state, operations)
+    return JoiningState(tensors, state, operations)

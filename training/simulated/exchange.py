@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 import torch
 
 from training.exchange.base import (
-    ANCHOR_DEADLINE,
-    Anchor,
+    JOINING_DEADLINE,
     Contribution,
     Exchange,
     ExchangeError,
     Group,
+    JoiningState,
     Later,
     MeanResult,
     Pending,
@@ -27,7 +27,7 @@ from training.exchange.base import (
     weighted_mean,
 )
 from training.exchange.codecs import chunk_bounds, roundtrip
-from training.exchange.payloads import anchor_from_bytes, anchor_to_bytes
+from training.exchange.payloads import state_from_bytes, state_to_bytes
 from training.exchange.residuals import Kept, MeanResiduals
 from training.simulated.baton import Baton
 
@@ -99,7 +99,7 @@ class Room:
         """Who was lost, and what says that it may go on."""
         self._let_in: set[int] = set()
         """Steps after which those who came back were let in."""
-        self._anchors: dict[int, tuple[bytes, tuple[int, ...]]] = {}
+        self._states: dict[int, tuple[bytes, tuple[int, ...]]] = {}
         self._broken: ExchangeError | None = None
 
     def give(self, name: str, rank: int, value: Any, group: Group) -> None:
@@ -176,7 +176,7 @@ class Room:
             gate.wait()
         with self._lock:
             self._check()
-            if rank not in self._anchors:
+            if rank not in self._states:
                 raise AnotherFailed("the training ended while it was away")
         return True
 
@@ -189,18 +189,18 @@ class Room:
                 self._there.update(dict.fromkeys(back, operations))
             return rank == first and bool(back), back
 
-    def publish(self, anchor: bytes, ranks: tuple[int, ...], members: tuple[int, ...]) -> None:
+    def publish(self, joining: bytes, ranks: tuple[int, ...], members: tuple[int, ...]) -> None:
         """Let members in: where the others are, and who all take part then."""
         with self._lock:
             for rank in ranks:
-                self._anchors[rank] = anchor, members
+                self._states[rank] = joining, members
                 self._away[rank].set()
 
-    def anchor(self, rank: int) -> tuple[bytes, tuple[int, ...]]:
+    def joining(self, rank: int) -> tuple[bytes, tuple[int, ...]]:
         """Return what was published for a member."""
         with self._lock:
             del self._away[rank]
-            return self._anchors.pop(rank)
+            return self._states.pop(rank)
 
     # ------------------------------------------------------------------------------------------------------- the state
 
@@ -257,20 +257,20 @@ class SimulatedExchange(Exchange):
         return self._came_back
 
     @property
-    def anchor_wanted(self) -> bool:
+    def state_wanted(self) -> bool:
         """Whether this member is to tell where it is: asked by every member where all meet."""
         wanted, self._guests = self._room.meet(self.rank, self.operations)
         self._members = tuple(sorted({*self._members, *self._guests}))
         return wanted
 
-    def publish_anchor(self, anchor: Anchor) -> None:
-        self._room.publish(anchor_to_bytes(replace(anchor, operations=self.operations)), self._guests, self._members)
+    def publish_state(self, joining: JoiningState) -> None:
+        self._room.publish(state_to_bytes(replace(joining, operations=self.operations)), self._guests, self._members)
 
-    def fetch_anchor(self, timeout: float = ANCHOR_DEADLINE) -> Anchor:
-        data, self._members = self._room.anchor(self.rank)
-        anchor = anchor_from_bytes(data)
-        self.operations = anchor.operations
-        return anchor
+    def fetch_state(self, timeout: float = JOINING_DEADLINE) -> JoiningState:
+        data, self._members = self._room.joining(self.rank)
+        joining = state_from_bytes(data)
+        self.operations = joining.operations
+        return joining
 
     def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:
         own = replace(given, values=given.values.detach().clone()).checked()

@@ -30,11 +30,11 @@ from training.events import SyncEvent
 from training.exchange.base import (
     LARGEST_WEIGHT,
     MAX_GATHER_BYTES,
-    Anchor,
     Exchange,
     ExchangeDropped,
     ExchangeError,
     Group,
+    JoiningState,
     MeanResult,
     Pending,
     joined,
@@ -339,11 +339,11 @@ class ZeRO1(GradientStrategy):
 
     def _moved(self, source: int, leaving: Sequence[int], owners: Sequence[int]) -> bool:
         """Hand over the state of some parameters; return whether it came."""
-        own = Anchor(self._states(leaving)) if source == self._exchange.rank else Anchor()
+        own = JoiningState(self._states(leaving)) if source == self._exchange.rank else JoiningState()
         gets = {index for index in leaving if owners[index] == self._exchange.rank}
         try:
-            data = self._exchange.broadcast(f"zero1/{self._step}/state", payloads.anchor_to_bytes(own), source)
-            tensors = payloads.anchor_from_bytes(data).tensors
+            data = self._exchange.broadcast(f"zero1/{self._step}/state", payloads.state_to_bytes(own), source)
+            tensors = payloads.state_from_bytes(data).tensors
         except ExchangeDropped:
             raise
         except ExchangeError:
