@@ -93,8 +93,10 @@ def give_group(distributed: Any) -> None:
     def new_group(ranks: Any = None, timeout: Any = None, backend: str | None = None, *others: Any, **more: Any) -> Any:
         return another(ranks, timeout, backend and chosen(backend), *others, **more)
 
-    for module in (distributed, c10d):
-        module.init_process_group, module.new_group = init_process_group, new_group
+    for name, module in list(sys.modules.items()):  # that of device meshes has taken hold of them already
+        for stock, given in ((first, init_process_group), (another, new_group)):
+            if name.startswith("torch.distributed") and vars(module).get(given.__name__) is stock:
+                setattr(module, given.__name__, given)
 
 
 def chosen(said: str | None) -> str | None:

@@ -24,7 +24,7 @@ MUSTER = (sys.executable, str(ROOT / "cli_typer.py"))
 DDP = ROOT / "examples" / "launch" / "ddp.py"
 SUM = """
 import torch, torch.distributed as dist
-dist.init_process_group({name})
+{begin}
 total = torch.ones(3) * (dist.get_rank() + 1)
 dist.all_reduce(total)
 print("sum", total[0].item(), dist.get_backend())
@@ -81,17 +81,24 @@ def test_whatever_a_script_says_it_gets_the_mesh_and_again_after_its_group_was_d
     monkeypatch.setenv("MUSTER_TESTS_COLD", "1")
     again = "group = dist.new_group([0, 1], backend='gloo')\n"
     again += "dist.all_reduce(total, group=group)\nprint('in it', dist.get_backend(group), total[0].item())\n"
-    names = ("", "'gloo'", "'cpu:gloo,cuda:nccl'", "'muster'", "init_method='env://'")
-    parts = (SUM.format(name=name) + again + "dist.destroy_process_group()\n" for name in names)
+    begins = [
+        f"dist.init_process_group({n})"
+        for n in ("", "'gloo'", "'cpu:gloo,cuda:nccl'", "'muster'", "init_method='env://'")
+    ]
+    begins.append("dist.init_device_mesh('cpu', (2,))")
+    parts = (SUM.format(begin=begin) + again + "dist.destroy_process_group()\n" for begin in begins)
     code, said, complained = launch("--local", "2", "--", script("".join(parts)))
     assert code == 0, complained
-    assert said.count("sum 3.0 muster") == said.count("in it muster 6.0") == 2 * len(names)
+    assert said.count("sum 3.0 muster") == said.count("in it muster 6.0") == 2 * len(begins)
 
 
 def test_modules_of_a_script_win_over_ours() -> None:
     Path("training").mkdir()
     Path("training/__init__.py").write_text("whose = 'theirs'")
-    text = SUM.format(name="") + "import training, training.here\nprint(training.whose, training.here.x)"
+    text = (
+        SUM.format(begin="dist.init_process_group()")
+        + "import training, training.here\nprint(training.whose, training.here.x)"
+    )
     Path("training/here.py").write_text("x = 7")
     code, said, complained = launch("--local", "2", "--", script(text))
     assert code == 0, complained
