@@ -144,6 +144,11 @@ def movements(rank: int, world: int) -> list[str]:
         dist.all_gather(uneven, torch.full((rank,), rank, dtype=own.dtype))
         for here, found in enumerate(uneven):
             wrong.same(f"all_gather of different sizes {name}", found, torch.full((here,), here, dtype=own.dtype))
+    own = [[drawn(here, (number + 1,), "float32", number) for number in range(world)] for here in range(world)]
+    together = [[torch.zeros_like(one) for one in row] for row in own]
+    dist.all_gather_coalesced(together, own[rank])
+    for here in range(world):
+        wrong.same("all_gather_coalesced", torch.cat(together[here]), torch.cat(own[here]))
     right, left = (rank + 1) % world, (rank - 1) % world
     rooms = [torch.empty(3), torch.empty(3)]
     requests = [dist.isend(drawn(rank, (3,), "float32", tag), right, tag=tag) for tag in (1, 2)]

@@ -125,6 +125,10 @@ class MusterGroup(GroupBase):
     def allgather(self, outputs: list[Pieces], inputs: Pieces, opts: Any = None) -> MusterWork:
         return self._all_gather(list(zip(outputs, inputs)), outputs)
 
+    def allgather_coalesced(self, outputs: list[Pieces], inputs: Pieces, opts: Any = None) -> MusterWork:
+        """Other than those of :meth:`allgather`, ``outputs`` has a list for each member."""
+        return self._all_gather(list(zip(map(list, zip(*outputs)), inputs)), outputs)
+
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> MusterWork:
         return self.allgather_into_tensor_coalesced([output], [input], opts)
 
@@ -217,7 +221,6 @@ class MusterGroup(GroupBase):
 
     # further names of the same collectives
     allreduce_coalesced = allreduce
-    allgather_coalesced = allgather
     all_gather_single = _allgather_base
     all_gather_single_coalesced = allgather_into_tensor_coalesced
     reduce_scatter_single = _reduce_scatter_base
