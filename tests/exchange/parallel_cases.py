@@ -9,6 +9,7 @@ import importlib
 import os
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -191,6 +192,21 @@ def one_f_one_b(rank: int, world: int) -> Any:
 
 def interleaved(rank: int, world: int) -> Any:
     return _pipeline(rank, world, ScheduleInterleaved1F1B, stages_each=2)
+
+
+def as_on_mps(rank: int, world: int, case: str) -> Any:
+    """Another case, where the device's module has no more than that of MPS."""
+    from training.exchange.mps import complete
+
+    whole, lacking = torch.cpu, ModuleType("lacking")
+    for name in torch.mps.__all__:
+        setattr(lacking, name, getattr(whole, name, getattr(torch.mps, name)))
+    complete(lacking)
+    torch.cpu = lacking
+    try:
+        return globals()[case](rank, world)
+    finally:
+        torch.cpu = whole
 
 
 def strided(rank: int, world: int) -> Any:

@@ -38,6 +38,13 @@ def test_fsdp2_has_the_losses_of_one_and_gloos_state_dict(members: Members, loss
     assert set(state) == set(gloos)
 
 
+@pytest.mark.parametrize("case", ["fsdp2", "tp"])
+def test_what_mps_lacks_has_stand_ins(members: Members, losses_of_one: list[float], case: str) -> None:
+    """torch.cpu stands for torch.mps; storages that cannot be resized, which FSDP2 needs, are beyond that."""
+    found = members.run(f"parallel_cases:as_on_mps:{case}", "muster", 2)[0]
+    assert (found[0] if case == "fsdp2" else found) == pytest.approx(losses_of_one, abs=1e-6)
+
+
 def test_mixed_precision_has_the_losses_of_gloo(members: Members) -> None:
     for ours, gloos in zip(members.run("fsdp2_bf16", "muster", 3), members.run("fsdp2_bf16", "gloo", 3)):
         assert ours == pytest.approx(gloos, abs=1e-6)

@@ -36,6 +36,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import training.exchange.mps  # noqa: F401 - gives torch.mps what it lacks
 from training.exchange.group_base import GroupBase
 from training.exchange.link import PeerLost
 from training.exchange.listener import Identity, Listener
