@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from members import Member
 from small_models import in_a_group
@@ -28,18 +29,19 @@ def change(step: int, rank: int) -> torch.Tensor:
     return torch.randn(SIZE, generator=torch.Generator().manual_seed(100 * step + rank)) / 10
 
 
-def reference() -> torch.Tensor:
-    """What all members hold after whole rounds: Douillard et al. 2023, algorithm 1, with SPARTA in its inner steps."""
+def reference(steps: int) -> torch.Tensor:
+    """What all members hold at the end of so many steps: Douillard et al. 2023, algorithm 1, with SPARTA in its inner
+    steps."""
     anchor, momentum = torch.ones(SIZE), torch.zeros(SIZE)
     held = [anchor.clone() for _ in WEIGHTS]
-    for step in range(STEPS):
+    for step in range(steps):
         for rank, own in enumerate(held):
             own += change(step, rank)
         chosen = torch.from_numpy(SPARTA.chosen(step, SIZE, seed=7))
         mean = torch.stack([own[chosen] for own in held]).mean(0)
         for own in held:
             own[chosen] = mean
-        if (step + 1) % INTERVAL == 0:
+        if (step + 1) % INTERVAL == 0 or step + 1 == steps:
             delta = torch.zeros(SIZE)
             for weight, own in zip(WEIGHTS, held, strict=True):
                 delta += weight / sum(WEIGHTS) * (anchor - own)
@@ -49,18 +51,20 @@ def reference() -> torch.Tensor:
     return anchor
 
 
-def test_three_members_over_three_rounds() -> None:
+@pytest.mark.parametrize("steps", [STEPS, STEPS - 1])
+def test_three_members_over_three_rounds_of_which_the_last_may_be_shorter(steps: int) -> None:
     own = {"sparta": SPARTA, "diloco": {"sync_interval": INTERVAL, "outer_lr": RATE, "outer_momentum": MU}}
     settings = StrategySettings(strategy="sparta + diloco", codec="fp32", owned=own, verify_interval=0)
 
     def body(exchange: RoomExchange) -> torch.Tensor:
         member = Member(settings, exchange, make=Vector)
-        for step in range(STEPS):
+        for step in range(steps):
             member.strategy.begin_step(step, WEIGHTS[exchange.rank])
             member.model.values.data += change(step, exchange.rank)
             member.strategy.end_step()
+        member.strategy.finish()
         return member.weights()
 
     first, *others = in_a_group(3, body)
     assert all(torch.equal(one, first) for one in others)
-    torch.testing.assert_close(first, reference(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(first, reference(steps), atol=1e-6, rtol=0)

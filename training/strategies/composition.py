@@ -135,13 +135,13 @@ class Composition(Strategy):
         return self._told({part.name: part.end_step() for part in self._parts})
 
     def finish(self) -> SyncEvent | None:
-        """What others still have under way changes nothing where the one that leads has made all weights equal."""
-        equal = self._leader.equal != "never" and self._leader.synchronised
-        held = flatten(self._parameters) if equal else None
-        report = self._told({part.name: part.finish() for part in self._parts})
+        """The one that leads ends as if it were alone, where it makes all weights equal: what the others do at the end
+        changes nothing then."""
+        held = flatten(self._parameters) if self._leader.equal != "never" else None
+        said = {part.name: part.finish() for part in self._parts[:-1]}
         if held is not None:
             unflatten_into(self._parameters, held)
-        return report
+        return self._told({**said, self._leader.name: self._leader.finish()})
 
     def _told(self, said: Mapping[str, SyncEvent | None]) -> SyncEvent | None:
         """Return one report of all that ended here, with the traffic since the report before."""
