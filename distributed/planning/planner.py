@@ -29,7 +29,7 @@ from distributed.planning.document import (
 from distributed.planning.prediction import Predictor, known_costs, significant
 from distributed.planning.reasons import WORTH, about_equal, memory_reasons, settings_of, why
 from profiles.schema import Profile
-from training.strategies.costs import CostModel
+from training.strategies.costs import LOSS_UNKNOWN, CostModel
 from training.strategies.registry import check_strategy, cost_model, strategies, usual_strategy
 
 MOST_SUSPECTS = 8
@@ -136,14 +136,24 @@ class _Planner:
         wanted = strategies() if job.strategy == "auto" else (check_strategy(job.strategy),)
         for strategy in wanted:
             costs = cost_model(strategy, job)
-            if costs is None or (job.strategy == "auto" and not costs.automatic):
-                self._note("no-cost-model", strategy, (costs or CostModel).aside)
+            if why_not := self._unsound(strategy, costs):
+                self._note("no-cost-model", strategy, why_not)
                 continue
+            assert costs is not None
             for codec in costs.codecs if job.codec == "auto" else (job.codec,):
                 if job.engine != "nccl":
                     yield _Way(strategy, codec, "mesh")
                 if job.engine != "mesh":
                     yield _Way(strategy, codec, "nccl")
+
+    def _unsound(self, strategy: str, costs: CostModel | None) -> str:
+        """Return why a strategy is not ranked; empty: it is."""
+        if costs is None:
+            return LOSS_UNKNOWN
+        if self._job.strategy != "auto":
+            return ""
+        choice = Choice(strategy=strategy, codec=costs.codecs[0], engine="mesh", members=self._predictor.workable)
+        return costs.unsound(self._predictor.course(choice)) if choice.members else ""
 
     def _groups(self, way: _Way) -> Iterator[Candidate]:
         members = self._able(way)

@@ -25,7 +25,8 @@ from profiles.errors import BadInput
 from profiles.resolve import profile_from_options
 from profiles.schema import Profile
 from training.strategies.allreduce import AllReduce, AllReduceCosts
-from training.strategies.registry import forget, register
+from training.strategies.costs import Course
+from training.strategies.registry import forget, register, strategies
 
 ROOT = Path(__file__).parents[2]
 some = settings(max_examples=12, deadline=None)
@@ -447,15 +448,35 @@ def test_machines_that_cannot_work_together_are_not_called_one_machine() -> None
     assert "only-machine" not in codes(planning)
 
 
-def test_a_strategy_whose_loss_was_not_measured_is_predicted_only_where_it_is_asked_for() -> None:
+RANKED = {
+    "speech": {"allreduce", "diloco"},
+    "texts": {"allreduce", "diloco", "streaming_diloco", "noloco", "sparta", "sparseloco"},
+    "adapters": {"allreduce", "diloco", "streaming_diloco", "noloco", "sparseloco"},
+    "scratch": {"allreduce", "diloco", "streaming_diloco", "local_sgd", "fedavg", "sparta"},
+}
+
+
+@pytest.mark.parametrize("name", RANKED)
+def test_all_that_are_sound_for_a_job_are_ranked_and_the_others_have_a_reason(name: str) -> None:
+    start: Any = "scratch" if name == "scratch" else "pretrained"
+    wanted = job(max_loss_increase=0.2, start=start, texts=name in ("texts", "adapters"), lora=name == "adapters")
+    planning = plan(cluster([8, 8], 20), wanted)
+    assert {one.choice.strategy for one in planning.ranking} == RANKED[name]
+    why_not = {one.subject for one in planning.reasons if one.code in ("no-cost-model", "no-interval")}
+    assert why_not == set(strategies()) - RANKED[name]
+
+
+def test_a_strategy_that_is_not_sound_for_a_job_is_predicted_only_where_it_is_asked_for() -> None:
     class Guessed(AllReduceCosts):
-        automatic = False
-        aside = "it is a guess"
+        def unsound(self, course: Course) -> str:
+            return "it is a guess" if course.steps < 2000 else ""
 
     register(type("Own", (AllReduce,), {"name": "guessed", "options": Section, "costs": Guessed(), "is_usual": False}))
     try:
-        reasons = plan(cluster([8, 8]), job()).reasons
-        assert "guessed was not considered: it is a guess" in map(sentence, reasons)
+        short, long = (plan(cluster([8, 8]), job(samples=16 * steps)) for steps in (1999, 2000))
+        said = "guessed was not considered: it is a guess"
+        assert said in map(sentence, short.reasons) and said not in map(sentence, long.reasons)
+        assert "guessed" in {one.choice.strategy for one in long.ranking}
         asked = best_of(plan(cluster([8, 8]), job(strategy="guessed")))
         assert (asked.predicted, asked.choice.strategy) == (True, "guessed")
     finally:

@@ -23,7 +23,8 @@ BY_SHAPE = ("demo",)
 def one_member_alone_trains_as_without_a_strategy(settings: StrategySettings) -> None:
     if strategy_class(settings.strategy).updates:
         pytest.skip("it is the optimizer as well")
-    alone, plain = Member(settings, SoloExchange()), Member(settings_of(usual_strategy()), SoloExchange())
+    alone = Member(settings, SoloExchange(), start="scratch")  # where outer rates are not those of a plain mean
+    plain = Member(settings_of(usual_strategy()), SoloExchange())
     for member in (alone, plain):
         member.until(12)
         member.strategy.finish()

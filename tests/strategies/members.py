@@ -16,7 +16,7 @@ from training.events import SyncEvent
 from training.exchange.base import Exchange, JoiningState
 from training.state import part, prefixed
 from training.strategies.base import StrategyContext
-from training.strategies.costs import Course, Rhythm
+from training.strategies.costs import Course, Rhythm, Start
 from training.strategies.own_file import opened, rehearsed
 from training.strategies.registry import strategy_class
 from training.strategies.weights import flatten, weight_hash
@@ -79,6 +79,7 @@ class Member:
         joining: JoiningState | None = None,
         saved: dict[str, Any] | None = None,
         make: Callable[[], nn.Module] = Shapes,
+        start: Start = "pretrained",
     ) -> None:
         with _DRAWING, torch.random.fork_rng():
             torch.manual_seed(3)
@@ -93,7 +94,7 @@ class Member:
         self.step = 0
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         self.strategy = strategy_class(settings.strategy)(
-            StrategyContext(opened(settings), STEPS, 7, self.warnings.append, "pretrained")
+            StrategyContext(opened(settings), STEPS, 7, self.warnings.append, start)
         )
         if joining is not None:
             self._adopt(joining)

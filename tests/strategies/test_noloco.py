@@ -300,10 +300,10 @@ def test_outer_rates_are_the_authors_from_scratch_and_a_plain_mean_for_a_trained
     assert own.rates("scratch") == own.rates("pretrained") == (0.4, 0.2)
 
 
-def test_its_costs_are_two_vectors_and_never_chosen_unasked() -> None:
+def test_its_costs_are_two_vectors() -> None:
     settings = StrategySettings.model_validate({"strategy": "noloco", "owned": {"noloco": {"outer_lr": 0.4}}})
     costs = cost_model("noloco", settings)
-    assert costs is not None and not costs.automatic and costs.elements(1000) == 2000
+    assert costs is not None and costs.elements(1000) == 2000
     course = Course(1000, "scratch")
     assert Rhythm(50) in list(costs.rhythms(course)) and not list(costs.rhythms(Course(10)))
     expected = {"noloco.sync_interval": 50, "noloco.outer_lr": 0.4, "noloco.outer_momentum": 0.5}

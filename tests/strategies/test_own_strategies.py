@@ -44,6 +44,7 @@ ASKS: dict[str, Any] = {
     "rhythms": lambda costs: costs.rhythms(COURSE),
     "hidden": lambda costs: costs.hidden(2.0, COMPUTE, RHYTHM, None),
     "learning": lambda costs: costs.learning(COURSE, RHYTHM, 2.0),
+    "unsound": lambda costs: costs.unsound(COURSE),
 }
 
 
@@ -66,6 +67,7 @@ def endless(course: Course) -> Iterator[Rhythm]:
         ("learning", lambda *given: Learning(loss=float("nan"))),
         ("learning", lambda *given: 1 / 0),
         ("learning", lambda *given: 0.9),
+        ("unsound", lambda course: True),
     ],
 )
 def test_costs_that_cannot_be_are_refused_with_the_strategy_s_name(part: str, lie: Any) -> None:

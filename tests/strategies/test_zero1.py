@@ -335,4 +335,4 @@ def test_a_part_of_more_than_a_payload_goes_in_pieces(monkeypatch: pytest.Monkey
 def test_a_codec_that_would_spoil_weights_is_refused() -> None:
     with pytest.raises(BadInput, match="half of what it sends are the weights"):
         ZeRO1(StrategyContext(StrategySettings(codec="bf16"), 100, 0))
-    assert ZeRO1.costs is not None and not ZeRO1.costs.automatic and ZeRO1.costs.exact
+    assert ZeRO1.costs is not None and ZeRO1.costs.exact

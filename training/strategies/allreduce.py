@@ -95,11 +95,14 @@ class AllReduceCosts(CostModel):
         if own.compressor == "none":
             return
         found = {"codecs": self._price.codecs, "vectors": self._price.vectors, "merge_ns": self._price.merge_ns}
-        for name, value in (found | {"automatic": False, "aside": _ASKED, "exact": False}).items():
+        for name, value in (found | {"exact": False}).items():
             setattr(self, name, value)
 
     def with_options(self, settings: Owning) -> CostModel:
         return type(self)(settings)
+
+    def unsound(self, course: Course) -> str:
+        return "" if self._compressor == "none" else _ASKED
 
     def elements(self, trainable: int) -> int:
         return self._price.elements(trainable)

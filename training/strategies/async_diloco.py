@@ -47,7 +47,7 @@ from training.lazy import lazy
 from training.strategies.arrival_rounds import Rounds, Stopwatch, Wire, believed
 from training.strategies.arrivals import DelayedNesterov, Place, Work
 from training.strategies.base import Strategy, StrategyContext, sync_event
-from training.strategies.costs import CostModel, Course, Learning, Rhythm, intervals
+from training.strategies.costs import CostModel, Course, Learning, Rhythm, Start, intervals
 from training.strategies.outer import OuterOptions, momentum_option, rate_option
 from training.strategies.outer_costs import OuterCosts
 from training.strategies.registry import register
@@ -101,17 +101,16 @@ class AsyncDiLoCoOptions(Section):
             raise OptionError("speeds", "numbers from 0.001 to 1000 with commas between them, such as 1,1,0.5")
         return text
 
-    def rates(self, rounds: int, context: StrategyContext) -> tuple[float, float]:
+    def rates(self, rounds: int, start: Start, alone: bool) -> tuple[float, float]:
         """Return outer learning rate and momentum."""
         usual = OuterOptions(outer_lr=self.outer_lr, outer_momentum=self.outer_momentum)
-        return usual.outer_rates(rounds, context.start)
+        return usual.outer_rates(rounds, start, alone)
 
 
 class AsyncDiLoCoCosts(CostModel):
     """All trainable parameters of everybody to everybody, in the time in which each makes its steps."""
 
     codecs = ("bf16", "mxfp4", "fp32")
-    automatic = False
     exact = False
     waits = False
     vectors = 8  # anchor, momentum, sum of deltas, the anchor it trains from, own delta, one that comes, both encoded
@@ -122,6 +121,9 @@ class AsyncDiLoCoCosts(CostModel):
     sources: ClassVar[Mapping[str, str]] = {
         "async": "as DiLoCo, not measured here; the paper (arXiv 2401.09135) has its loss at all mixtures of speeds"
     }
+
+    def unsound(self, course: Course) -> str:
+        return "what it costs in loss was not measured here, and a run of it cannot be repeated bit for bit"
 
     def rhythms(self, course: Course) -> Iterator[Rhythm]:
         return map(Rhythm, intervals(course))
@@ -178,7 +180,7 @@ class AsyncDiLoCo(Strategy):
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
         super().attach(model, exchange)
         rounds = self.context.total_steps // self._own.sync_interval
-        rate, momentum = self._own.rates(rounds, self.context)
+        rate, momentum = self._own.rates(rounds, self.context.start, self._alone)
         anchor, self._base = self._weights(), self._weights()
         period = self._own.momentum_period or len(self._members)
         self._server = DelayedNesterov(anchor, rate, momentum, period, self._own.damping)

@@ -59,8 +59,6 @@ class AveragingOptions(Section):
 class AveragingCosts(CostModel):
     """One mean of all trainable parameters every H steps, while nothing else goes on."""
 
-    automatic = False
-    aside = "diloco makes the same mean of a trained model, and sends less"
     exact = False
     vectors = 4  # the weights and their mean; with a lossy codec the last mean and the difference to it as well
     on_device = False
@@ -69,6 +67,9 @@ class AveragingCosts(CostModel):
         "averaging-pretrained": "plain averages in a fine-tune: own check, Whisper tiny.en, three seeds, 2 members",
         "averaging-scratch": "plain averages from scratch by H: own check, 0.87 M parameters, 4 members, one seed",
     }
+
+    def unsound(self, course: Course) -> str:
+        return "" if course.start == "scratch" else "diloco makes the same mean of a trained model, and sends less"
 
     def rhythms(self, course: Course) -> Iterator[Rhythm]:
         return map(Rhythm, intervals(course))

@@ -17,8 +17,7 @@ T = TypeVar("T")
 
 MOST_RHYTHMS = 1000
 _STATED = (
-    "codecs", "automatic", "aside", "exact", "vectors", "on_device", "gathers", "waits", "group",
-    "interval_option", "merge_ns", "sources",
+    "codecs", "exact", "vectors", "on_device", "gathers", "waits", "group", "interval_option", "merge_ns", "sources",
 )  # fmt: skip
 
 
@@ -60,6 +59,9 @@ class CheckedCosts(CostModel):
     def with_options(self, settings: Owning) -> CostModel:
         stated = self._asked("with_options", lambda: self._stated.with_options(settings), lambda _: True, "")
         return self if stated is self._stated else CheckedCosts(stated, self._name)
+
+    def unsound(self, course: Course) -> str:
+        return self._asked("unsound", lambda: self._stated.unsound(course), lambda why: isinstance(why, str), "no text")
 
     def elements(self, trainable: int) -> int:
         return self._asked("elements", lambda: self._stated.elements(trainable), _is_amount, "no number of parameters")

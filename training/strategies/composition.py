@@ -210,9 +210,6 @@ class ComposedCosts(CostModel):
     """The sum of the parts' costs: exchanges are as far apart as the most frequent ones, and carry what all parts send
     from one to the next, on average. What the parts learn together nobody measured."""
 
-    automatic = False
-    aside = "what its parts learn together is not known"
-
     def __init__(self, parts: Sequence[type[Strategy]], settings: Owning | None = None) -> None:
         chosen = StrategySettings()
         chosen = chosen.model_copy(update={"owned": chosen.owned | (settings.owned if settings else {})})
@@ -233,6 +230,9 @@ class ComposedCosts(CostModel):
         }
         for name, value in found.items():
             setattr(self, name, value)
+
+    def unsound(self, course: Course) -> str:
+        return "what its parts learn together is not known"
 
     def with_options(self, settings: Owning) -> CostModel:
         return ComposedCosts(self._parts, settings)

@@ -59,6 +59,11 @@ class Course:
     texts: bool = False
     """Whether it is a language model."""
 
+    @property
+    def trains_texts(self) -> bool:
+        """Whether it is a fine-tune of a language model."""
+        return self.texts and self.start == "pretrained"
+
     def rounds(self, rhythm: Rhythm) -> int:
         """Return how many exchanges there will be, one at least."""
         return max(1, self.steps // rhythm.interval)
@@ -92,10 +97,6 @@ class CostModel:
 
     codecs: tuple[str, ...] = ("fp32", "bf16")
     """What it may send; its own first."""
-    automatic: ClassVar[bool] = True
-    """Whether ``strategy = auto`` may choose it: its loss was measured. Others are predicted where a person asks."""
-    aside: ClassVar[str] = "what it costs in loss is not known"
-    """Why ``strategy = auto`` may not, where that is so."""
     exact: ClassVar[bool] = True
     """Whether it equals one machine with the joint batch, but for what the codec loses."""
     vectors: int = 1
@@ -118,6 +119,12 @@ class CostModel:
     def with_options(self, settings: Owning) -> CostModel:
         """Return the costs with these options of the strategy; as they stand, whatever the options are."""
         return self
+
+    def unsound(self, course: Course) -> str:
+        """Return why ``strategy = auto`` does not rank it in such a run, as words after its name; empty: it does, for
+        what it costs in loss there is known from measurements (:meth:`learning`). It is predicted where a person asks.
+        """
+        return ""
 
     def elements(self, trainable: int) -> int:
         """Return how many parameters one exchange carries."""
@@ -154,6 +161,8 @@ class CostModel:
 
 INTERVALS = (5, 10, 20, 30, 50, 100, 200, 500)
 """Steps between two exchanges of weights that a plan chooses from."""
+LOSS_UNKNOWN = "what it costs in loss is not known"
+ONLY_TEXTS = "what it costs in loss was measured for trained language models only"
 FEWEST_ROUNDS = 3
 """With fewer nothing was measured."""
 LORA_INTERVAL = 20

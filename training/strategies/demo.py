@@ -73,14 +73,15 @@ class DemoCosts(CostModel):
     """Few coefficients in every step; here of matrices that are large beside a chunk, in fp32."""
 
     codecs = ("fp32", "bf16")
-    automatic = False
-    aside = "it is another optimizer, with a learning rate of its own"
     exact = False
     vectors = 1  # momentum
     merge_ns = 60.0  # measured: transforms, top-k, and the transform of the sum back
     sources: ClassVar[Mapping[str, str]] = {
         "demo": "DeMo: own check, 0.9 M parameters, three seeds of a fine-tune, one from scratch; as AdamW at 1 B there"
     }
+
+    def unsound(self, course: Course) -> str:
+        return "it is another optimizer, with a learning rate of its own"
 
     def elements(self, trainable: int) -> int:
         own = DemoOptions()

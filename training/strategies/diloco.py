@@ -72,7 +72,7 @@ class DiLoCo(OuterStrategy):
         return settings.with_own("diloco", sync_interval=min(interval, cls.rhythm(settings).interval))
 
     def new_outer(self) -> OuterOptimizer:
-        return self._own.make_outer(self.context.total_steps // self.interval, self.context.start)
+        return self._own.make_outer(self.context.total_steps // self.interval, self.context.start, self._alone)
 
     def parts(self, model: nn.Module) -> list[MergedPart]:
         return [self.make_part(Place("diloco", "", self._names, lambda: self._parameters))]

@@ -69,8 +69,10 @@ class OuterOptions(Section):
             raise OptionError("outer_weight_decay", f"outer_optimizer = {self.outer_optimizer} has none; adamw has")
         return self
 
-    def outer_rates(self, rounds: int, start: Start) -> tuple[float, float]:
+    def outer_rates(self, rounds: int, start: Start, alone: bool = False) -> tuple[float, float]:
         """Return outer learning rate and momentum of a run with so many rounds.
+
+        Where nobody sets them, one member alone trains as without a strategy.
 
         A trained model takes the plain mean (1.0 / 0): momentum adds to a learning rate that is right already, and a
         published Whisper ended worse with it than on one machine (see docs/planning.md). From scratch the paper's
@@ -80,13 +82,13 @@ class OuterOptions(Section):
         rate, momentum = 1.0, 0.0
         if self.outer_optimizer == "adamw":
             rate, momentum = _ADAM_RATE, _ADAM_MOMENTUM
-        elif self.outer_optimizer == "nesterov" and start == "scratch":
+        elif self.outer_optimizer == "nesterov" and start == "scratch" and not alone:
             rate, momentum = (0.7, 0.9) if rounds >= MANY_ROUNDS else (1.0, 0.5)
         return self.outer_lr or rate, self.outer_momentum if self.outer_momentum >= 0 else momentum
 
-    def make_outer(self, rounds: int, start: Start) -> OuterOptimizer:
+    def make_outer(self, rounds: int, start: Start, alone: bool = False) -> OuterOptimizer:
         """Return a new outer optimizer for one vector."""
-        rate, momentum = self.outer_rates(rounds, start)
+        rate, momentum = self.outer_rates(rounds, start, alone)
         if self.outer_optimizer not in _OPTIMIZERS:
             return OwnOuter(self.outer_optimizer, rate, momentum)
         return _OPTIMIZERS[self.outer_optimizer](rate, momentum, self.outer_weight_decay)

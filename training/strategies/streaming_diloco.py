@@ -15,7 +15,7 @@ move them as far as a whole round does, and no training follows to correct that.
 From Decoupled DiLoCo (arXiv 2604.21428): ``merge = rda`` averages norm and direction apart
 (:mod:`training.strategies.rda`), and ``weighting = tokens-squared-per-step`` counts a member's work as
 ``tokens^2 / steps``, the amount times how much of it is in a step, where members did unequal work since the fragment's
-last turn. A member alone has nothing to merge with, and trains as without a strategy.
+last turn. A member alone overlaps nothing, and trains as without a strategy unless outer rates are set.
 """
 
 from __future__ import annotations
@@ -105,8 +105,6 @@ class StreamingOptions(OuterOptions):
 class StreamingCosts(OuterCosts):
     """The bytes of DiLoCo in fragments, each hidden by the steps that it overlaps with."""
 
-    automatic = False
-    aside = "it costs more loss than diloco: ask for it where links are too slow to wait for"
     losses: ClassVar = {**OuterCosts.losses, "texts": {10: 0.078, 30: 0.052, 176: 0.0}}
     gains: ClassVar = {**OuterCosts.gains, "texts": {10: 0.21, 30: 0.49, 176: 1.0}}
     sources: ClassVar[Mapping[str, str]] = {
@@ -119,6 +117,10 @@ class StreamingCosts(OuterCosts):
         # Anchor and momentum; of a fragment delta, weights, mean and outer update.
         self.vectors = 2 + -(-4 // options.fragments)
         super().__init__(name, options)
+
+    def unsound(self, course: Course) -> str:
+        known = course.texts or course.start == "scratch"
+        return "" if known else "what it costs in loss was measured for language models and from scratch only"
 
     def longest(self, trainable: int) -> int:
         return -(-trainable // self._fragments)
@@ -171,7 +173,7 @@ class StreamingDiLoCo(OuterStrategy):
         super().attach(model, exchange)
 
     def new_outer(self) -> OuterOptimizer:
-        return self._own.make_outer(self.context.total_steps // self.interval, self.context.start)
+        return self._own.make_outer(self.context.total_steps // self.interval, self.context.start, self._alone)
 
     def parts(self, model: nn.Module) -> list[MergedPart]:
         found = fragments_of(model, self._own.fragments)

@@ -70,13 +70,14 @@ class ZeRO1Costs(CostModel):
     divided is not counted: what is predicted of the memory is more than is needed."""
 
     codecs = ("fp32",)
-    automatic = False
-    aside = "it sends what allreduce sends and hides none of it: ask for it where the optimizer does not fit"
     vectors = 3  # gradients, what of them goes to others, and what comes
     on_device = False
     sources: ClassVar[Mapping[str, str]] = {
         "zero1": "zero1: the step of the joint batch, exact (Rajbhandari et al. 2019, section 5.1)"
     }
+
+    def unsound(self, course: Course) -> str:
+        return "it sends what allreduce sends and hides none of it: ask for it where the optimizer does not fit"
 
     def longest(self, trainable: int) -> int:
         return min(trainable, MAX_GATHER_BYTES // _FP32)
