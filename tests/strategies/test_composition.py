@@ -125,6 +125,8 @@ def test_the_order_in_which_they_are_named_changes_nothing() -> None:
         ("half + half", "half is there twice"),
         ("allreduce + other", "allreduce and other both make the gradients of a step final"),
         ("half + allreduce", "allreduce keeps all members' weights equal in every step, so that half would average"),
+        ("sparseloco + diloco", "sparseloco and diloco each go on from weights of their own"),
+        ("noloco + half + streaming_diloco", "noloco and streaming_diloco each go on"),
         ("half + wole", "unknown strategy 'wole'"),
         ("half + ", "unknown strategy 'half +"),
     ],

@@ -16,10 +16,10 @@ from training.strategies.registry import strategies, strategy_class
 
 
 def names() -> Iterator[str]:
-    """Yield all strategies, and those with which members stay apart together with the one that merges all."""
+    """Yield all strategies, and those with which members stay apart together with one that merges all."""
     yield from strategies()
     apart = [name for name, kind in strategies().items() if kind.merges == "weights" and kind.equal == "never"]
-    yield from (f"{name} + diloco" for name in apart)
+    yield from (f"{name} + {'local_sgd' if strategies()[name].anchored else 'diloco'}" for name in apart)
 
 
 def in_every_way() -> Iterator[Any]:

@@ -104,6 +104,9 @@ class Strategy(ABC):
     equal: ClassVar[Literal["always", "synchronised", "never"]] = "synchronised"
     """When all members hold the same weights, bit for bit: after every step, where :attr:`synchronised` is true, or
     nowhere but in :meth:`consensus`."""
+    anchored: ClassVar[bool] = False
+    """Whether members go on from weights that it keeps by itself, and not from those that it finds: another strategy
+    beside it that does so, too, would undo what it did, or do it again."""
     updates: ClassVar[bool] = False
     """Whether it is the optimizer as well: :meth:`gradients` leaves the step itself, which is made by the learning
     rate, with decoupled weight decay. What it finds in ``p.grad`` is clipped already."""

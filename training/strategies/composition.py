@@ -5,8 +5,8 @@ exchange often, last the one with the longest interval. That one *leads*: where 
 composition do, and what stands for the group with it stands for the group. Where one part sends a share ``p`` of all
 ``N`` weights in every step and another one all of them every ``H`` steps, a member gives ``(p + 1 / H) N`` a step.
 
-Two strategies go together where neither takes away what the other is for: gradients are made final by one at most, and
-where one of them keeps all weights equal, there is nothing left that another one could average.
+Two strategies go together where neither takes away what the other is for: gradients are made final by one at most,
+members go on from an anchor of one at most, and where one keeps all weights equal, nothing is left to average.
 """
 
 from __future__ import annotations
@@ -56,6 +56,11 @@ def check_parts(parts: Sequence[type[Strategy]]) -> None:
     own_pace = next((part.name for part in parts if part.costs is not None and not part.costs.waits), "")
     if own_pace and len(names) > 1:
         message = f"with {own_pace} machines make steps of their own, so that there is none in which all could exchange"
+        raise BadInput(f"{together}: {message}", hint)
+    anchored = [part.name for part in parts if part.anchored]
+    if len(anchored) > 1:
+        each = " and ".join(anchored)
+        message = f"{each} each go on from weights of their own, so that one undoes what the other did"
         raise BadInput(f"{together}: {message}", hint)
     final = [part.name for part in parts if part.merges == "gradients"]
     if len(final) > 1:

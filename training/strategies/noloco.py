@@ -148,6 +148,7 @@ class NoLoCo(InRounds):
     options = NoLoCoOptions
     costs = NoLoCoCosts()
     equal = "never"
+    anchored = True
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)

@@ -31,6 +31,7 @@ class OuterStrategy(Strategy):
     so many steps later as the overlap says.
     """
 
+    anchored = True
     merges_alone_at_the_end: ClassVar[bool] = False
     """Whether the last, shorter rounds move the anchors by the merged delta, and not by an outer step."""
     interval: int
