@@ -18,6 +18,8 @@ from typing import NamedTuple
 from training.events import EvaluationEvent, MachineEvent, SnapshotEvent, StepEvent, SyncEvent
 
 MOST_BUCKETS = 1024
+_NEAR = 2
+"""Neighbours on each side between whose least and greatest a smoothed line stays."""
 
 
 class Bucket(NamedTuple):
@@ -141,32 +143,42 @@ def _together(several: Iterable[Series], one_of: Callable[[list[Bucket]], Bucket
 
 
 def smoothed(points: list[Point], strength: float) -> list[Point]:
-    """Return the points with means over their neighbours on both sides (strength 0: as they are, towards 1: of more).
+    """Return the points with means over their neighbours on both sides (strength 0: as they are, towards 1: of more),
+    within least and greatest of the nearest ones.
 
-    A neighbour weighs ``strength ** distance``, and on each side there are as many as on the other one: so a falling
-    curve is not drawn above itself, and the ends are what they are.
+    A neighbour weighs ``strength ** distance``. On each side there are as many as on the other one, and no more than a
+    third of those that lie before: so a falling curve is drawn above itself neither at its steep beginning nor later,
+    and the ends are what they are.
     """
-    if strength <= 0:
+    if strength <= 0 or not points:
         return points
     means = [point.mean for point in points]
     before, after = _fading(means, strength), _fading(means[::-1], strength)[::-1]
+    lows, highs = _nearest([point.low for point in points], min), _nearest([point.high for point in points], max)
     found = []
-    for place, point in enumerate(points):
-        reach = min(place, len(points) - 1 - place)
+    for place, (point, low, high) in enumerate(zip(points, lows, highs)):
+        rest = len(points) - 1 - place
+        reach = min(place // 3, rest)
         beyond = strength ** (reach + 1)
         sum_ = before[place] + after[place] - point.mean
         if reach < place:
             sum_ -= beyond * before[place - reach - 1]
-        if reach < len(points) - 1 - place:
+        if reach < rest:
             sum_ -= beyond * after[place + reach + 1]
         weight = 2.0 * (1.0 - beyond) / (1.0 - strength) - 1.0
-        found.append(point._replace(mean=sum_ / weight if reach else point.mean))
+        found.append(Point(point.step, low, min(high, max(low, sum_ / weight)) if reach else point.mean, high))
     return found
 
 
 def _fading(values: list[float], strength: float) -> list[float]:
     """Return for each value the sum of it and all before it, each weighed by ``strength ** distance``."""
     return list(accumulate(values, lambda sum_, value: strength * sum_ + value))
+
+
+def _nearest(values: list[float], pick: Callable[..., float]) -> list[float]:
+    """Return for each value the least, or the greatest, of it and its nearest neighbours."""
+    padded = [*values[:1] * _NEAR, *values, *values[-1:] * _NEAR]
+    return list(map(pick, *(padded[first:] for first in range(2 * _NEAR + 1))))
 
 
 def _before(series: Series, place: int) -> Series:

@@ -130,6 +130,10 @@ class Raster:
         if curve.style:
             self._draw_line(columns, curve, window)
 
+    def line_of(self, value: float, window: Window) -> int:
+        """Return the line of cells, from the top, in which a value is drawn."""
+        return self._row(value, window) // self._fine[1]
+
     def lines(self) -> Iterator[list[Run]]:
         """Yield the cells from the top line on, neighbours of one style together."""
         for row in range(self.height):

@@ -33,6 +33,8 @@ _LEFT = 8
 """Cells of the labels at the left, at least."""
 _LEAST_ROWS = 4
 """Of a curve, before there is room for machines under it."""
+BAND_STYLE = "$primary 45%"
+"""Of the dots from least to greatest."""
 _MOST_MARKS = 24
 """Synchronisations beyond which their marks would only be a line."""
 
@@ -125,7 +127,7 @@ def drawn(data: ChartData, width: int, height: int, ascii_only: bool = False) ->
     raster = Raster(across, down, ascii_only)
     for curve in data.curves:
         raster.draw(curve, window)
-    labels = _labels(window, down, data.unit)
+    labels = _labels(window, raster, data.unit)
     lines = [_title(data, width)]
     for row, runs in enumerate(raster.lines()):
         label = f"{labels.get(row, ''):>{left}.{left}}"
@@ -203,14 +205,11 @@ def _title(data: ChartData, width: int) -> Content:
     return Content("  ").join(parts).truncate(width, ellipsis=True) if data.title or words else Content("")
 
 
-def _labels(window: Window, down: int, unit: str) -> dict[int, str]:
-    most = max(2, min(6, down // 2 - 1))
-    found: dict[int, str] = {}
-    for value in ticks(window, most):
-        row = round((1 - window.up(value)) * (down - 1))
-        if 0 <= row < down:
-            found[row] = value_text(0.0 if abs(value) < 1e-12 * max(abs(window.top), 1e-300) else value, unit)
-    return found
+def _labels(window: Window, raster: Raster, unit: str) -> dict[int, str]:
+    """Return the labels at the left by their lines: each stands where a curve of its value is drawn."""
+    most = max(2, min(6, raster.height // 2 - 1))
+    values = [0.0 if abs(value) < 1e-12 * max(abs(window.top), 1e-300) else value for value in ticks(window, most)]
+    return {raster.line_of(value, window): value_text(value, unit) for value in values}
 
 
 def _axis(data: ChartData, window: Window, across: int, left: int) -> Content:
@@ -224,7 +223,7 @@ def _axis(data: ChartData, window: Window, across: int, left: int) -> Content:
 
 def _steps(window: Window, across: int) -> str:
     first, last = f"{math.floor(window.left)}", f"step {math.ceil(window.right)}"
-    middle = f"{round((window.left + window.right) / 2)}"
+    middle = f"{round((window.left + window.right) / 2)}" if window.right - window.left > 1 else ""
     room = across - len(first) - len(last)
     text = first + (middle.center(room) if room > len(middle) + 4 else " " * max(1, room)) + last
     return f"{text[:across]:{across}}"
@@ -361,10 +360,10 @@ class Charts(Pane):
             return curves, [(sample(picture.name(rank), curve), curve.style) for rank, curve in zip(ranks, curves)]
         state = picture.state
         series = rate_of_run(state) if name == "samples/s" else of_run(state.curves, name)
-        return [Curve(series.points(), "", "$primary 45%"), self._curve(series, "bold $text-primary")], []
+        return [self._curve(series, "bold $text-primary", band=BAND_STYLE)], []
 
-    def _curve(self, series: Series, style: str, pattern: int = 0) -> Curve:
+    def _curve(self, series: Series, style: str, pattern: int = 0, band: str = "") -> Curve:
         points = series.points()
         dense = len(points) > 1 and points[-1].step - points[0].step < 4 * series.width * len(points)
         shown = smoothed(points, STRENGTHS[self._strength]) if dense else points
-        return Curve(shown, style, gap=8.0 * series.width if dense else float("inf"), pattern=pattern)
+        return Curve(shown, style, band, gap=8.0 * series.width if dense else float("inf"), pattern=pattern)

@@ -12,7 +12,7 @@ from textual.content import Content
 
 from app.console import bytes_text, duration_text, near
 from app.dashboard.braille import Curve, together
-from app.dashboard.charts import Chart, ChartData, ghost, marks, promised, sample, value_text
+from app.dashboard.charts import BAND_STYLE, Chart, ChartData, ghost, marks, promised, sample, value_text
 from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
 from app.dashboard.ribbons import strips
@@ -171,8 +171,7 @@ def loss_chart(picture: Picture) -> ChartData:
     # Machines that are ready and do not train yet look as if they hung.
     measured_first = picture.plan is not None and picture.plan.profile.evaluation.eval_before
     gap = 8.0 * series.width
-    band = Curve(points, "", "$primary 45%", gap)
-    line = Curve(smoothed(points, SMOOTHING), "bold $text-primary", gap=gap)
+    line = Curve(smoothed(points, SMOOTHING), "bold $text-primary", BAND_STYLE, gap)
     lines = ghost(picture, "loss", line.points)
     empty = "the loss appears here with the first step"
     if picture.launched:
@@ -181,7 +180,7 @@ def loss_chart(picture: Picture) -> ChartData:
         empty = "the model is evaluated first; then the loss appears here"
     return ChartData(
         title=f"loss {newest}".strip(),
-        curves=(band, *lines, line) if points else (),
+        curves=(*lines, line) if points else (),
         marks=marks(state),
         legend=promised(lines) + invalid,
         empty=empty,

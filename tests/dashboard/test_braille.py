@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -80,6 +82,19 @@ def test_ticks_are_inside_and_few(bottom: float, span: float, most: int) -> None
     found = ticks(window, most)
     assert len(found) <= most + 1
     assert all(window.bottom - 1e-6 * span <= tick <= window.top + 1e-6 * span for tick in found)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_tick_stands_where_its_value_is_drawn(plain: bool) -> None:
+    whole = Curve([Point(0, 0, 0, 1)], "", "b")
+    for height, value in product(range(7, 24), (0.0, 0.2, 0.4, 0.5, 0.6, 0.8, 1.0)):
+        flat = Curve([Point(1, value, value, value), Point(2, value, value, value)])
+        lines = [line.plain for line in drawn(ChartData(curves=(whole, flat)), 30, height, plain)]
+        assert not any(line.lstrip().startswith(f"{value:g}┤") and line.endswith(" ") for line in lines)
+
+
+def test_an_axis_of_one_step_names_each_step_once() -> None:
+    assert drawn(ChartData(curves=(Curve([Point(0, 1, 1, 1)]),)), 40, 8)[-1].plain.split() == ["0", "step", "1"]
 
 
 def test_values_are_short() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -83,11 +84,25 @@ def test_smoothing_neither_delays_a_falling_curve_nor_hides_where_it_ends() -> N
     assert [point.mean for point in smoothed(falling, 0.9)] == pytest.approx([point.mean for point in falling])
 
 
-@given(st.lists(value, min_size=3, max_size=12), st.floats(0.1, 0.99))
+@given(st.lists(value, min_size=3, max_size=24), st.floats(0.1, 0.99))
 def test_smoothing_is_the_mean_of_as_many_neighbours_on_both_sides(values: list[float], strength: float) -> None:
     found = smoothed([Point(n, v, v, v) for n, v in enumerate(values)], strength)
     for place, point in enumerate(found):
-        reach = min(place, len(values) - 1 - place)
+        reach = min(place // 3, len(values) - 1 - place)
         weights = {place + d: strength ** abs(d) for d in range(-reach, reach + 1)}
         expected = sum(values[n] * weight for n, weight in weights.items()) / sum(weights.values())
-        assert point.mean == pytest.approx(expected, abs=1e-6 * max(1.0, *map(abs, values)))
+        near = values[max(0, place - 2) : place + 3]
+        held = min(max(near), max(min(near), expected))
+        assert point.mean == pytest.approx(held, abs=1e-6 * max(1.0, *map(abs, values)))
+
+
+@pytest.mark.parametrize("course", [lambda n: 0.3 + 9 * math.exp(-n / 5), lambda n: 8 / n, lambda n: 8 / n**0.5])
+@pytest.mark.parametrize("strength", [0.6, 0.8, 0.98])
+def test_the_line_of_a_loss_that_falls_fast_stays_with_its_points(
+    course: Callable[[int], float], strength: float
+) -> None:
+    points = [Point(n, course(n), course(n), course(n)) for n in range(1, 61)]
+    for place, point in enumerate(smoothed(points, strength)):
+        near = points[max(0, place - 2) : place + 3]
+        assert near[-1].low <= point.mean <= near[0].high
+        assert point.mean < 1.15 * points[place].mean
