@@ -195,12 +195,10 @@ class MemberState:
 
     @property
     def samples_per_second(self) -> float:
-        """Samples over the wall time between the first and the last step of the window."""
-        if len(self.window) < 2:
-            busy = self.seconds_per_step
-            return self.window[0].samples / busy if busy else 0.0
-        elapsed = self.window[-1].time - self.window[0].time
-        return sum(step.samples for step in self.window[1:]) / elapsed if elapsed > 0 else 0.0
+        """Samples over the wall time of the steps in the window, as in the series: evaluations between them, snapshots
+        and pauses do not count."""
+        seconds = sum(step.seconds for step in self.window)
+        return sum(step.samples for step in self.window) / seconds if seconds > 0 else 0.0
 
     @property
     def shares(self) -> tuple[float, float, float]:

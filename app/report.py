@@ -139,11 +139,14 @@ def what_next(run: RunSummary) -> tuple[str, ...]:
 
 
 def evaluation_lines(state: RunState) -> list[str]:
-    """Return one line a metric and split: ``WER test 97.9 % -> 3.1 %``, in columns."""
+    """Return one line a metric and split: ``WER test 97.9 % -> 3.1 %``, in columns; with the step where another split
+    was evaluated later."""
     cells = []
+    newest = max((results.last.step for results in state.evaluations.values()), default=0)
     for split, results in state.evaluations.items():
+        old = f" (step {results.last.step})" if results.last.step < newest else ""
         for name in metrics_of(results.last):
-            cells.append((metric_label(name), visible(split), change(results, name)))
+            cells.append((metric_label(name), visible(split), change(results, name) + old))
     widths = [max((len(row[column]) for row in cells), default=0) for column in (0, 1)]
     return [f"{label:{max(7, widths[0])}} {split:{widths[1]}}  {course}" for label, split, course in cells]
 

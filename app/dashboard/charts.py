@@ -22,7 +22,7 @@ from app.history import in_order
 from app.metrics import RATES
 from app.promise import at_promised_pace, pace_of
 from app.ribbon import rate_of_run
-from app.run_series import Point, Series, names, newest, of_member, of_run, smoothed
+from app.run_series import Point, Series, evaluated, names, newest, of_member, of_run, smoothed
 from app.run_state import RunState, machine_changes
 from app.shell.keys import Key
 from app.shell.row_table import RowTable
@@ -33,6 +33,8 @@ _LEFT = 8
 """Cells of the labels at the left, at least."""
 _LEAST_ROWS = 4
 """Of a curve, before there is room for machines under it."""
+LEAST_CHART = 3 + _LEAST_ROWS
+"""Lines of a chart: where two would be lower, one is shown."""
 BAND_STYLE = "$primary 45%"
 """Of the dots from least to greatest."""
 _MOST_MARKS = 24
@@ -255,6 +257,19 @@ def unit_of(name: str, state: RunState) -> str:
     return "%" if evaluated_series(state).get(name) in RATES else UNITS.get(name, "")
 
 
+def newest_text(picture: Picture, name: str) -> str:
+    """Return the value at which a series ends; of an evaluation that later ones have followed, with its step."""
+    state = picture.state
+    last = rate_of_run(state).newest if name == "samples/s" else newest(state.curves, name)
+    if last is None:
+        return "-"
+    found = [(evaluated(split, metric), one.last.step) for split, one in state.evaluations.items()
+             for metric in one.last.figures]  # fmt: skip
+    step = dict(found).get(name, -1)
+    old = 0 <= step < max(step for _, step in found)
+    return value_text(last, unit_of(name, state)) + (f" at {step}" if old else "")
+
+
 class Charts(Pane):
     """A list of all series, and the one under the cursor."""
 
@@ -294,9 +309,7 @@ class Charts(Pane):
     def draw(self, picture: Picture) -> None:
         rows = []
         for name in names(picture.state.curves):
-            last = newest(picture.state.curves, name)
-            value = "-" if last is None else value_text(last, unit_of(name, picture.state))
-            rows.append(Row(name, (literal(name), Content.styled(value, "$text-muted"))))
+            rows.append(Row(name, (literal(name), Content.styled(newest_text(picture, name), "$text-muted"))))
         self.query_one(RowTable).show(rows)
         name = self.query_one(RowTable).cursor
         self.query_one(Chart).show(self._data(name, picture) if name else ChartData(empty=""))

@@ -88,24 +88,28 @@ class Machines(Pane):
 
 
 def who_is_slow(picture: Picture) -> Content:
-    """Return who holds the others up, in numbers, or that nobody does."""
+    """Return who holds the others up, in numbers, or that nobody does; who did, of a run that has ended."""
     state = picture.state
     working = [member for member in state.members.values() if member.has_worked]
     if len(working) < 2:
-        return literal("one machine trains" if working else "no machine trains right now", "$text-muted")
+        alone = "one machine trained" if state.ended is not None else "one machine trains"
+        return literal(alone if working else "no machine trains right now", "$text-muted")
+    over = state.ended is not None
     brake = slowest(state)
     waits = {m.rank: m.shares[1] for m in working}
     if brake is None:
-        return literal(f"no machine holds the others up; {statistics.fmean(waits.values()):.0%} of the time is waiting",
-                       "$text-muted")  # fmt: skip
+        share = f"{statistics.fmean(waits.values()):.0%} of the time"
+        said = f"the machines waited {share}" if over else f"no machine holds the others up; {share} is waiting"
+        return literal(said, "$text-muted")
     compute = {m.rank: statistics.fmean(step.compute for step in m.window) for m in working}
     others = [compute[m.rank] for m in working if m is not brake]
     idle = statistics.fmean(waits[m.rank] for m in working if m is not brake)
     own, rest = value_text(compute[brake.rank], "s"), value_text(statistics.fmean(others), "s")
     return Content.assemble(
         literal(picture.name(brake.rank), "bold $text-warning"),
-        f" is the slowest: it computes a step in {own}, the others in {rest}",
-        (f"; they wait {idle:.0%} of the time", "$text-muted"),
+        f" {'was' if over else 'is'} the slowest: it {'computed' if over else 'computes'} a step in {own}, "
+        f"the others in {rest}",
+        (f"; they {'waited' if over else 'wait'} {idle:.0%} of the time", "$text-muted"),
     )  # fmt: skip
 
 

@@ -137,7 +137,8 @@ def sums(picture: Picture) -> Iterator[Content]:
         words.append(f"median {value_text(middle, 's')} each, {statistics.median(map(mbit, syncs)):.1f} Mbit/s")
     waits = [m.shares[1] for m in members if m.window]
     if waits:
-        words.append(f"{statistics.fmean(waits):.0%} of the time is waiting")
+        tense = "is" if picture.state.ended is None else "was"
+        words.append(f"{statistics.fmean(waits):.0%} of the time {tense} waiting")
     yield literal("; ".join(words))
     if lines := pair_lines(picture.state.members, picture.name):
         yield literal("paths: " + "; ".join(lines), "$text-muted")

@@ -10,7 +10,7 @@ from textual.content import Content
 
 from app.console import bytes_text
 from app.dashboard.braille import Curve
-from app.dashboard.charts import Chart, ChartData, unit_of
+from app.dashboard.charts import LEAST_CHART, Chart, ChartData, unit_of
 from app.dashboard.pane import Words, state_of
 from app.dashboard.reader import Picture
 from app.run_series import of_member, smoothed
@@ -20,7 +20,7 @@ ROOM = 118
 """Cells of the tab from which on this stands beside the table."""
 _CHARTS = ("samples/s", "wait share", "temperature")
 _TALL, _LINES, _MORE_LINES = 32, 4, 8
-"""Lines of the tab from which on there is a third chart, and more of the log."""
+"""Lines of the tab from which on there is more of the log."""
 _LABEL = 12
 _SMOOTHING = 0.6
 
@@ -49,17 +49,20 @@ class OneMachine(Vertical):
             facts: labels and values that the table beside this leaves out.
         """
         width, height = self.size
-        self.query_one("#facts", Words).show(Content("\n").join(_facts(rank, picture, facts, width)))
-        charts = [data for name in _CHARTS if (data := _course(rank, picture, name)) is not None]
-        for place, chart in enumerate(self.query(Chart)):
-            chart.display = place < min(len(charts), 3 if height >= _TALL else 2)
-            if chart.display:
-                chart.show(charts[place])
+        lines = _facts(rank, picture, facts, width)
+        self.query_one("#facts", Words).show(Content("\n").join(lines))
         most = _MORE_LINES if height >= _TALL else _LINES
         own = [line for line in picture.lines if line.machine == picture.name(rank)][-most:]
         styles = {"error": "$text-error", "warning": "$text-warning", "info": "$text-muted"}
         said = [literal(line.text, styles[line.level]).truncate(max(1, width), ellipsis=True) for line in own]
-        self.query_one("#said", Words).show(Content("\n").join(said or [muted("it has logged nothing yet")]))
+        said = said or [muted("it has logged nothing yet")]
+        self.query_one("#said", Words).show(Content("\n").join(said))
+        charts = [data for name in _CHARTS if (data := _course(rank, picture, name)) is not None]
+        room = max(1, (height - len(lines) - 1 - len(said)) // (LEAST_CHART + 1))
+        for place, chart in enumerate(self.query(Chart)):
+            chart.display = place < min(len(charts), room)
+            if chart.display:
+                chart.show(charts[place])
 
 
 def _facts(rank: int, picture: Picture, facts: Sequence[tuple[str, Content]], width: int) -> list[Content]:

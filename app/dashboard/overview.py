@@ -12,7 +12,18 @@ from textual.content import Content
 
 from app.console import bytes_text, duration_text, near
 from app.dashboard.braille import Curve, together
-from app.dashboard.charts import BAND_STYLE, Chart, ChartData, ghost, marks, promised, sample, value_text
+from app.dashboard.charts import (
+    BAND_STYLE,
+    LEAST_CHART,
+    Chart,
+    ChartData,
+    ghost,
+    marks,
+    newest_text,
+    promised,
+    sample,
+    value_text,
+)
 from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
 from app.dashboard.ribbons import strips
@@ -68,7 +79,7 @@ class Events(Pane):
             return
         self._seen = seen
         rows = [_row(one, picture) for one in in_order(state.chronicles)[-MOST_ROWS:]]
-        together = sorted([*rows, *_syncs(picture)], key=lambda pair: pair[0], reverse=True)
+        together = sorted([*rows, *sync_rows(picture)], key=lambda pair: pair[0], reverse=True)
         self.query_one(RowTable).show(row for _, row in together[:MOST_ROWS])
 
 
@@ -78,17 +89,19 @@ def _row(one: Happening, picture: Picture) -> tuple[float, Row]:
     return one.time, Row(f"{one.time}/{one.member}/{one.kind}/{one.text}", cells, hint)
 
 
-def _syncs(picture: Picture) -> Iterator[tuple[float, Row]]:
-    """One line a round, from the member that said it first."""
+def sync_rows(picture: Picture) -> Iterator[tuple[float, Row]]:
+    """One line a round, when the first member said it, with the figures of tab 4."""
     for (step, number), said in picture.rounds.items():
-        sync = min((sync for _, sync in said), key=lambda sync: sync.time)
-        words = f"round {number} at step {step}: {counted(len(sync.members), 'machine')}"
+        syncs = [sync for _, sync in said]
+        began, longest = min(sync.time for sync in syncs), max(syncs, key=lambda sync: sync.seconds)
+        words = f"round {number} at step {step}: {counted(len(longest.members), 'machine')}"
+        sent = bytes_text(max(sync.bytes_sent for sync in syncs))
         cells = (
-            literal(clock_text(sync.time), "$text-muted"),
+            literal(clock_text(began), "$text-muted"),
             Mark.WORKING.show("sync"),
-            literal(f"{words}, {value_text(sync.seconds, 's')}, {bytes_text(sync.bytes_sent)} sent"),
+            literal(f"{words}, {value_text(longest.seconds, 's')}, {sent} sent"),
         )
-        yield sync.time, Row(f"sync/{step}/{number}", cells)
+        yield began, Row(f"sync/{step}/{number}", cells)
 
 
 def clock_text(moment: float) -> str:
@@ -118,6 +131,8 @@ def what(one: Happening, picture: Picture) -> str:
 
 SMOOTHING = 0.8
 _SHORTEST_BAR, _LONGEST_BAR = 6, 18
+_AROUND = 3
+"""Lines that are neither of the charts nor of the words under them."""
 
 
 class Overview(Pane):
@@ -153,12 +168,16 @@ class Overview(Pane):
         ghost_at = picture.promise.share(state, picture.now) if picture.promise else None
         self.query_one("#progress", Words).show(progress_line(state, picture.now, width, ghost_at))
         self.query_one("#loss", Chart).show(loss_chart(picture))
-        if self.screen.has_class("-wide"):
-            self.query_one("#error-rate", Chart).show(_error_chart(picture))
-            self.query_one("#rate", Chart).show(_rate_chart(picture))
         tall = height >= 26
         latest = _result(picture, 9 if tall else 5, width) or _latest(picture, 5 if tall else 2)
         self.query_one("#latest", Words).show(latest)
+        if self.screen.has_class("-wide"):
+            error, rate = self.query_one("#error-rate", Chart), self.query_one("#rate", Chart)
+            both = height - latest.plain.count("\n") - 1 - _AROUND >= 2 * LEAST_CHART
+            error.display = both or bool(state.evaluations)
+            rate.display = both or not error.display
+            error.show(_error_chart(picture))
+            rate.show(_rate_chart(picture))
 
 
 def loss_chart(picture: Picture) -> ChartData:
@@ -232,7 +251,7 @@ def _error_chart(picture: Picture) -> ChartData:
     for place, (name, style) in enumerate(zip(shown, styles)):
         points = of_run(state.curves, name).points()
         curves.append(Curve(points, style, pattern=place))
-        value = value_text(points[-1].mean, "%" if rates else "") if points else ""
+        value = newest_text(picture, name)
         legend.append((sample(f"{name} {value}".strip(), curves[-1]), style))
     empty = "" if picture.launched else "evaluations appear here"
     return ChartData(
@@ -244,10 +263,9 @@ def _rate_chart(picture: Picture) -> ChartData:
     state = picture.state
     series = rate_of_run(state)
     points = smoothed(series.points(), 0.6)
-    title = f"samples/s {value_text(state.samples_per_second)}" if state.samples_per_second else "samples/s"
     lines = ghost(picture, "samples/s", points)
     curves = (*lines, Curve(points, "$text-success", gap=8.0 * series.width)) if points else ()
-    return ChartData(title, curves, legend=promised(lines), zero=True)
+    return ChartData("samples/s", curves, legend=promised(lines), zero=True)
 
 
 def _result(picture: Picture, most: int, width: int) -> Content:

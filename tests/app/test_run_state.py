@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.history import KEPT_NOTICES
+from app.ribbon import rate_of_run
 from app.run_state import RunState, at_its_end, reduce_events
 from training.events import Event, MachineEvent, MemberEvent, RunEvent, WarningEvent
 
@@ -15,14 +16,14 @@ def test_a_step_shows_in_its_member() -> None:
     assert (member.status, member.step, member.loss) == ("training", 3, 0.5)
 
 
-def test_speed_is_measured_over_the_times_of_the_steps() -> None:
+def test_speed_counts_what_its_series_counts_and_no_evaluation_between_steps() -> None:
     state = reduce_events([step(n, time=n * 2.0, member=m) for m in (0, 1) for n in range(5)])
-    assert state.members[0].samples_per_second == pytest.approx(4.0)
-    assert state.samples_per_second == pytest.approx(8.0)
+    assert state.members[0].samples_per_second == pytest.approx(8.0)
+    assert state.samples_per_second == pytest.approx(16.0) == rate_of_run(state).newest
 
 
 def test_speed_forgets_what_lies_behind_the_window() -> None:
-    slow: list[Event] = [step(n, time=n * 20.0) for n in range(5)]
+    slow: list[Event] = [step(n, time=n * 20.0, compute=20.0) for n in range(5)]
     fast: list[Event] = [step(n, time=200.0 + n) for n in range(5, 40)]
     assert reduce_events([*slow, *fast]).members[0].samples_per_second == pytest.approx(8.0)
 

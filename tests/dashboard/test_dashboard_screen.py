@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from run_folders import BEGAN, live, new_folder, started, steps
 from textual.pilot import Pilot
 
 from app.dashboard.app import DashboardApp
+from app.dashboard.charts import Chart
 from app.dashboard.machines import Machines
 from app.dashboard.one_machine import OneMachine
 from distributed.run.requests import take_requests
@@ -246,6 +248,7 @@ def test_a_finished_run_opens_in_the_same_screens(folder: RunFolder) -> None:
         await until_text(pilot, "Completed · step 30/100")
         for key in TABS:
             await pilot.press(key)
+            assert "holds the others up" not in text(app) and "is waiting" not in text(app)
         assert "o Report" in lines(app)[-1] and "Pause" not in lines(app)[-1]
         await pilot.press("s")
         await until(pilot, lambda: any("no process is working" in one.message for one in app._notifications))
@@ -297,6 +300,23 @@ def test_a_completed_run_shows_what_its_model_made_of_clips_before_and_after(fol
         assert "Of 9 held-out clips" in text(app) and "\x1b" not in text(app) and "esc Close" in text(app)
 
     show(folder.path, drive)
+
+
+@pytest.mark.parametrize(("tab", "low", "high"), [("1", 2, 3), ("2", 1, 2)])
+def test_a_chart_has_four_rows_at_least_or_there_is_one_instead_of_two(
+    folder: RunFolder, tab: str, low: int, high: int
+) -> None:
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        def whole(count: int) -> bool:
+            shown = [chart for chart in app.dashboard.query(Chart) if chart.is_on_screen]
+            return len(shown) == count and all(chart.size.height >= 7 for chart in shown)
+
+        await pilot.press(tab)
+        for height, count in ((22, low), (32, high)):
+            await resize(pilot, 120, height)
+            await until(pilot, partial(whole, count))
+
+    show(folder.path, drive, (120, 32))
 
 
 def test_charts_take_log_scale_smoothing_zoom_and_machines(folder: RunFolder) -> None:

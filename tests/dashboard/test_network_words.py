@@ -7,6 +7,7 @@ import pytest
 from run_folders import started, steps
 
 from app.dashboard.network import advice, link_map, mbit, sums
+from app.dashboard.overview import sync_rows
 from app.dashboard.reader import Picture
 from app.run_state import reduce_events
 from distributed.planning.cluster import Cluster, Link, Machine
@@ -89,3 +90,9 @@ def test_the_map_has_what_was_measured_and_the_ways_that_are_taken() -> None:
 
 def test_in_a_low_terminal_there_is_no_map() -> None:
     assert not on_a_map(78, 19)
+
+
+def test_events_and_network_say_the_same_of_a_synchronisation() -> None:
+    said = [sync(1, member=0, seconds=0.035, bytes_sent=100), sync(1, member=1, seconds=0.124, bytes_sent=300)]
+    ((_, row),) = sync_rows(Picture(Path("run"), reduce_events([*started(), *said])))
+    assert row.cells[-1].plain == "round 1 at step 10: 2 machines, 124 ms, 300 B sent"

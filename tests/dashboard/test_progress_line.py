@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from run_folders import BEGAN, new_folder, started, steps
 
+from app.dashboard.charts import newest_text
 from app.dashboard.overview import loss_chart, progress_line
 from app.dashboard.reader import Picture
+from app.report import evaluation_lines
 from app.run_state import reduce_events
 from app.verdict import verdict
 from training.events import EvaluationEvent, MemberEvent, RunEvent
@@ -39,6 +41,15 @@ def test_the_bar_gives_way_before_words_do() -> None:
     shown = line(84, evaluated(0, 1.801))
     assert shown.endswith("WER on validation: 180.1 % before") and len(shown) <= 84
     assert len(line(78)) == len("step 30/2700  " + 18 * "-" + "  1%  24.0 samples/s  12:34")
+
+
+def test_a_value_of_an_earlier_evaluation_says_of_which_step(tmp_path: Path) -> None:
+    test = evaluated(0, 1.933).model_copy(update={"split": "test"})
+    picture = Picture(tmp_path, reduce_events([*started(), test, evaluated(0, 1.801), evaluated(30, 0.45)]))
+    assert newest_text(picture, "test wer") == "193 % at 0"
+    assert newest_text(picture, "validation wer") == "45 %"
+    first, second = evaluation_lines(picture.state)
+    assert first.endswith("193.3 % (step 0)") and second.endswith("180.1 % -> 45.0 %")
 
 
 def test_machines_that_are_ready_and_do_not_train_say_why(tmp_path: Path) -> None:
