@@ -18,7 +18,7 @@ from training.strategies.base import Strategy, StrategyContext
 from training.strategies.costs import Course, Rhythm
 from training.strategies.fedavg import FedAvg
 from training.strategies.local_sgd import LocalSGD
-from training.strategies.weights import flatten
+from training.strategies.weights import differences, flatten
 
 H, ROUNDS, SEED, RATE, MOMENTUM = 4, 3, 0, 0.1, 0.9
 Both = pytest.mark.parametrize("make", [LocalSGD, FedAvg])
@@ -317,3 +317,14 @@ def test_costs_are_one_exchange_of_everything(make: Any) -> None:
     assert learnt.share < 0.5 and learnt.loss == pytest.approx(0.062)
     assert 0 < costs.learning(Course(300, "scratch"), Rhythm(5), 4.0).loss < 0.04
     assert costs.learning(Course(300), Rhythm(30), 4.0).share == 1.0
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_what_is_told_of_differences_is_that_of_the_whole_vectors(inplace: bool) -> None:
+    dice = torch.Generator().manual_seed(1)
+    mean = 1 + torch.randn(150_000, generator=dice)
+    own = mean + 0.01 * torch.randn(150_000, generator=dice)
+    apart, pair = own - mean, torch.stack([own, mean]).double()
+    expected = (float(apart.abs().max()), float(apart.double().norm()), float(torch.corrcoef(pair)[0, 1]))
+    assert differences(own, mean, out=own if inplace else None) == pytest.approx(expected, rel=1e-6)
+    assert torch.equal(own, apart) is inplace

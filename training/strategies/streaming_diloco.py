@@ -200,7 +200,7 @@ class StreamingDiLoCo(OuterStrategy):
     def kept(self, part: MergedPart) -> torch.Tensor:
         current = part.flat()
         self._apart, _, part.correlation = differences(current, part.anchor)
-        return current.mul_(self._alpha).add_(part.anchor * (1.0 - self._alpha)) if self._alpha else part.anchor
+        return current.mul_(self._alpha).add_(part.anchor, alpha=1.0 - self._alpha) if self._alpha else part.anchor
 
     def holds_anchor(self, part: MergedPart) -> bool:
         return not self._alpha and super().holds_anchor(part)

@@ -56,6 +56,8 @@ class Differences(NamedTuple):
 
 
 NOT_COMPARED = (None, None, None)
+_TILE = 65_536
+"""Elements that a processor's cache holds while they are gone over several times."""
 
 
 def differences(own: torch.Tensor, mean: torch.Tensor, out: torch.Tensor | None = None) -> Differences:
@@ -65,17 +67,20 @@ def differences(own: torch.Tensor, mean: torch.Tensor, out: torch.Tensor | None 
     """
     if not own.numel():
         return Differences(0.0, 0.0, None)
-
-    def spread(vector: torch.Tensor) -> tuple[float, float]:
-        norm, total = float(torch.linalg.vector_norm(vector)), float(vector.sum(dtype=torch.float64))
-        return norm, norm * norm - total * total / vector.numel()
-
-    (_, one), (_, other) = spread(own), spread(mean)
-    apart = torch.sub(own, mean, out=out)
-    norm, rest = spread(apart)
+    squares, totals, farthest = [0.0] * 3, [0.0] * 3, 0.0
+    for start in range(0, own.numel(), _TILE):
+        pair = own[start : start + _TILE], mean[start : start + _TILE]
+        apart = pair[0] - pair[1]
+        for index, part in enumerate((*pair, apart)):
+            squares[index] += float(torch.dot(part, part))
+            totals[index] += float(part.sum())
+        farthest = max(farthest, *(abs(float(end)) for end in torch.aminmax(apart)))
+        if out is not None:
+            out[start : start + _TILE] = apart
+    one, other, rest = (s - total * total / own.numel() for s, total in zip(squares, totals, strict=True))
     scale = math.sqrt(max(0.0, one) * max(0.0, other))
     correlation = min(1.0, max(-1.0, (one + other - rest) / (2 * scale))) if scale else None
-    return Differences(float(torch.linalg.vector_norm(apart, math.inf)), norm, correlation)
+    return Differences(farthest, math.sqrt(squares[2]), correlation)
 
 
 def mean_of_all(own: torch.Tensor, exchange: Exchange, name: str) -> MeanResult:
