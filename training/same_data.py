@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -121,13 +122,15 @@ def check_same(
     if exchange.engine == "solo":
         return
     said = exchange.gather("start/data", mine.model_dump_json().encode())
-    found = {rank: _read(said[rank]) for rank in sorted(said)}
-    alike = {rank: [other for other in found if not difference(found[rank], found[other])] for rank in found}
-    usual = max(found, key=lambda rank: (len(alike[rank]), -rank))
-    for rank in found:
-        if rank not in alike[usual]:
-            what = difference(found[usual], found[rank])
+    kinds = {payload: _read(payload) for payload in said.values()}  # few, however many members: mostly one
+    held = Counter(said.values())
+    alike = {one: [other for other in kinds if not difference(kinds[one], kinds[other])] for one in kinds}
+    usual = max(said, key=lambda rank: (sum(held[kind] for kind in alike[said[rank]]), -rank))
+    for rank in sorted(said):
+        if said[rank] not in alike[said[usual]]:
+            what = difference(kinds[said[usual]], kinds[said[rank]])
             raise BadInput(f"{names(rank)} has other data or another model than {names(usual)}: {what}", _SAME)
+    found = {rank: kinds[said[rank]] for rank in sorted(said)}
     used = {names(rank): one.precision[:20] for rank, one in found.items() if one and one.precision}
     if len(set(used.values())) > 1 and exchange.rank == min(found):
         warn(f"{', '.join(f'{name} computes in {kind}' for name, kind in used.items())}: {_ROUNDING}")

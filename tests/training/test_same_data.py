@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from memory_exchange import together
+from memory_exchange import Room, RoomExchange, together
 from test_random_data import RandomTask
 from test_trainer import train
 from toy_task import ToyTask, toy_plan
 
 from profiles.errors import BadInput
 from training import device as precision_module
+from training import same_data
 from training.batches import Samples
 from training.device import Precision
 from training.events import WarningEvent
@@ -156,6 +157,23 @@ def test_what_nobody_understands_is_named_and_breaks_nobody(said: bytes) -> None
     assert [str(found[rank]).partition(":")[0] for rank in (0, 2)] == [
         "machine-1 has other data or another model than machine-0"
     ] * 2
+
+
+def test_what_hundreds_of_members_say_alike_is_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every member of a simulation compares all: comparing each with each would take longer than to train."""
+    compared = []
+
+    def counted(one: Any, other: Any) -> str:
+        compared.append((one, other))
+        return difference(one, other)
+
+    class Hundreds(RoomExchange):
+        def gather(self, name: str, payload: bytes, members: Any = None) -> dict[int, bytes]:
+            return dict.fromkeys(range(300), payload)
+
+    monkeypatch.setattr(same_data, "difference", counted)
+    check_same(described(SAMPLES), Hundreds(Room(1, lambda *_: False), 0), str)
+    assert len(compared) == 1
 
 
 def test_ordinary_data_are_told_nothing_about(tmp_path: Path) -> None:
