@@ -104,7 +104,9 @@ def _promise(ended: Ended) -> list[str]:
 
 
 def next_commands(ended: Ended) -> list[str]:
-    """Return what to type after a completed run."""
+    """Return what to type to use what a run has made, or to go on with it from its snapshot."""
+    if ended.status != "completed":
+        return [] if ended.plan.launch or ended.state.resume_step is None else [ended.resume_command]
     speech = _speech_commands(ended) if ended.plan.profile.model.trait == "speech" else []
     return [*speech, command_about(ended.run_dir, "runs", "show")]
 

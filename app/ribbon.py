@@ -155,7 +155,8 @@ def shares(waits: Series, left: float, right: float, cells: int) -> list[float |
     The cell of a step is that of a curve above: ``(step - left) / (right - left) * cells``, rounded down.
     """
     sums, weights = [0.0] * cells, [0.0] * cells
-    scale = cells / (right - left) if right > left else 0.0
+    right = right if right > left else left + 1  # of a single step
+    scale = cells / (right - left)
     end = -1
     for bucket in waits.buckets:
         first, after = bucket.place * waits.width, (bucket.place + 1) * waits.width

@@ -72,7 +72,8 @@ def verdict(
     if state.ended is not None and state.status != INTERRUPTED:
         return _ended(state, promise)
     if not live or state.ended is not None:
-        return Verdict("bad", "Interrupted", ("the process that ran it is gone", *_progress(state), state.kept))
+        done = _progress(state)
+        return Verdict("bad", "Interrupted", ("the process that ran it is gone", *done, state.kept), spare=done)
     every = state.members.values()
     lost = [member for member in every if member.status in TROUBLE]
     there = sum(member.active or member.status == "done" for member in every)
@@ -161,7 +162,7 @@ def _ended(state: RunState, promise: Promise | None) -> Verdict:
         return Verdict("stopped", "Stopped", (*_progress(state), state.kept, *why))
     causes = problems(state)
     message = state.message or (causes[0].text if causes else "")
-    return Verdict("bad", "Failed", (*_progress(state), *((message,) if message else ())))
+    return Verdict("bad", "Failed", (*_progress(state), *((message,) if message else ())), spare=_progress(state))
 
 
 def _progress(state: RunState) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ def window_of(curves: Sequence[Curve], log: bool = False, left: float | None = N
         low, high = (low / 2, high * 2) if log else (low - room, high + room)
     start = min(p.step for p in points) if left is None else left
     end = max(p.step for p in points) if right is None else right
-    return Window(start, end if end > start else start + 1, low, high, log)
+    return Window(start, max(start, end), low, high, log)
 
 
 def _low(point: Point, log: bool) -> float:

@@ -225,6 +225,8 @@ def _axis(data: ChartData, window: Window, across: int, left: int) -> Content:
 
 def _steps(window: Window, across: int) -> str:
     first, last = f"{math.floor(window.left)}", f"step {math.ceil(window.right)}"
+    if window.left == window.right:
+        return f"{last.center(across)[:across]:{across}}"
     middle = f"{round((window.left + window.right) / 2)}" if window.right - window.left > 1 else ""
     room = across - len(first) - len(last)
     text = first + (middle.center(room) if room > len(middle) + 4 else " " * max(1, room)) + last

@@ -30,7 +30,7 @@ from app.dashboard.ribbons import strips
 from app.dashboard.samples import sample_lines
 from app.figures import course, evaluated_series
 from app.history import Happening, in_order
-from app.report import evaluation_lines
+from app.report import evaluation_lines, failure_hint
 from app.ribbon import rate_of_run
 from app.run_series import names, of_run, smoothed
 from app.run_state import RunState
@@ -270,8 +270,11 @@ def _rate_chart(picture: Picture) -> ChartData:
 
 def _result(picture: Picture, most: int, width: int) -> Content:
     """Return what a completed run reached, what its model makes of held-out samples, where it is and what to do with
-    it; nothing for others."""
+    it; of a failed one why it failed and what to do; nothing for others."""
     ended = picture.ended
+    if ended is not None and ended.status == "failed":
+        said = (literal(ended.message, "$text-error"), literal(f"hint: {failure_hint(ended)}"))
+        return Content("\n").join([line for part in said for line in part.wrap(max(20, width))][:most])
     if ended is None or ended.status != "completed" or ended.model is None:
         return Content("")
     figures = [literal(line, "$text-success") for line in evaluation_lines(ended.state)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from rich.cells import cell_len
 from textual.content import Content
@@ -71,14 +72,16 @@ def strip_lines(
     told = room < len(every) and room > 1
     shown = worthiest([one.ribbon for one in every], room - told)
     ranks = {one.rank for one in shown}
-    lines = [_line(one, window, left, across, beside) for one in every if one.ribbon.rank in ranks]
+    names = short_names([visible(one.name) for one in every], left - 2)
+    lines = [_line(one, name, window, left, across, beside)
+             for one, name in zip(every, names) if one.ribbon.rank in ranks]  # fmt: skip
     if told:
         lines.append(literal(f"{'':{left}} ... and {len(every) - len(shown)} more on tab 2", "$text-muted"))
     return lines
 
 
-def _line(one: Strip, window: Window | None, left: int, across: int, beside: int) -> Content:
-    name = literal(_short(visible(one.name), left - 2), "bold")
+def _line(one: Strip, short: str, window: Window | None, left: int, across: int, beside: int) -> Content:
+    name = literal(short, "bold")
     drawn = _drawn(one, window, across) if window else None
     style = "$text-error" if one.trouble else "$text-muted"
     ribbon = Content.assemble(*together(drawn)) if drawn else literal(one.words, style).truncate(across, ellipsis=True)
@@ -93,6 +96,15 @@ def _line(one: Strip, window: Window | None, left: int, across: int, beside: int
         line.append(Content(" " * max(0, across - ribbon.cell_length)))
         line.append(literal(f"{one.beside[: beside - 1]:>{beside}}", style))
     return Content.assemble(*line)
+
+
+def short_names(names: Sequence[str], cells: int) -> list[str]:
+    """Return names in so many cells, without the end that all have in common where they would look alike."""
+    shown = [_short(name, cells) for name in names]
+    if len(set(shown)) == len(set(names)):
+        return shown
+    common = sum(1 for _ in takewhile(lambda ends: len({*ends}) == 1, zip(*(name[::-1] for name in names))))
+    return [_short(name[: len(name) - common], cells) for name in names]
 
 
 def _short(name: str, cells: int) -> str:

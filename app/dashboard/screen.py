@@ -354,8 +354,6 @@ class DashboardScreen(BaseScreen):
         ended = self.picture.ended
         if ended is None:
             return []
-        if ended.status != "completed":
-            return [] if self.picture.launched else [ended.resume_command]
         metadata = self.picture.metadata
         again = command_line(*metadata.command[1:]) if metadata is not None and metadata.command else ""
         return [*next_commands(ended), *([again] if again else [])]

@@ -163,8 +163,9 @@ class TooSmall(Static):
 
     def render(self) -> Content:
         width, height = self.app.size
-        least = f"needs {LEAST.width}x{LEAST.height}"
-        return Content(f"Too small: {width}x{height}, {least}. Or: {app_of(self).headless_command()}")
+        said = f"Too small: {width}x{height}, needs {LEAST.width}x{LEAST.height}."
+        other = f"Or: {app_of(self).headless_command()}"
+        return Content(f"{said} {other}" if len(said) + len(other) < width else f"{said}\n{other}")
 
 
 def fit(screen: Screen[Any], size: Size) -> None:

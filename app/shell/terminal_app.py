@@ -39,7 +39,8 @@ class TerminalApp(App[None]):
         super().__init__()
         self.keymap = keymap
         self.set_keymap(dict(keymap))
-        self.ascii_only = ascii_only
+        # A terminal with another encoding would show each sign as an escape code of six.
+        self.ascii_only = ascii_only = ascii_only or not _speaks_unicode()
         self.clock = clock
         self.no_color = bool(os.environ.get("NO_COLOR"))
         for theme in THEMES:
@@ -81,6 +82,10 @@ class TerminalApp(App[None]):
 def app_of(node: MessagePump) -> TerminalApp:
     """Return the application that a screen or widget is in."""
     return cast(TerminalApp, node.app)
+
+
+def _speaks_unicode() -> bool:
+    return (getattr(sys.__stderr__, "encoding", None) or "utf-8").lower().startswith("utf")
 
 
 def _copied(text: str) -> bool:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime, timezone
 from functools import partial
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +278,27 @@ def test_a_completed_run_shows_what_it_reached_and_lists_what_to_type(folder: Ru
         await until_text(pilot, f"runs show {folder.path.name[:20]}")
 
     show(folder.path, drive)
+
+
+def test_a_failed_run_says_why_and_what_to_do_and_offers_no_snapshot_that_is_not_there(folder: RunFolder) -> None:
+    why = "air: out of memory: the batch of 8 does not fit into 2.0 GB; set batch_size to 4 or less, or drop air"
+    folder.append(RunEvent(status="failed", message=why))
+    folder.finish("failed", {}, why)
+    folder.close()
+
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await until_text(pilot, "Failed · air: out of memory")
+        await until_text(pilot, "hint: ")
+        assert "or drop air" in text(app)
+        await pilot.press("n")
+        assert "--resume" not in text(app)
+
+    show(folder.path, drive)
+
+
+def test_a_terminal_of_another_encoding_gets_ascii(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "__stderr__", TextIOWrapper(BytesIO(), encoding="iso8859-1"))
+    assert DashboardApp(folder.path).ascii_only
 
 
 def clip(name: str, why: str, after: str) -> Sample:

@@ -10,6 +10,7 @@ from run_folders import BEGAN, started, steps
 from app.dashboard.charts import ChartData, drawn
 from app.dashboard.overview import loss_chart, progress_line
 from app.dashboard.reader import Picture
+from app.dashboard.ribbons import short_names
 from app.run_state import reduce_events
 from app.verdict import verdict
 from tests.app.test_promise import planning, promise, ran
@@ -89,3 +90,14 @@ def test_the_verdict_says_when_it_was_promised_and_in_the_end_whether() -> None:
     ended = reduce_events([RunEvent(time=40, status="completed")], state)
     assert "promised 1.60x, got 1.60x" in verdict(ended, 40.0, promise=promise()).parts
     assert verdict(ended, 40.0).parts == ("step 20/40",)
+
+
+def test_one_step_fills_its_ribbon() -> None:
+    axis, studio = lines(loss_chart(picture(*started(), *steps(1, 1))))[-5:-3]
+    assert studio[axis.index("─") :].startswith(20 * "▅")
+
+
+def test_names_that_end_alike_are_told_apart() -> None:
+    long = [f"machine-of-the-laboratory-{n}.some.domain.org" for n in range(12)]
+    assert short_names(long, 14)[:2] == ["machin…atory-0", "machin…atory-1"]
+    assert short_names(["gpu-rack-seven-left", "gpu-rack-seven-right"], 12) == ["gpu-r…n-left", "gpu-r…-right"]

@@ -39,6 +39,11 @@ def test_too_small_is_one_line_and_no_key_acts_unseen() -> None:
         await resize(pilot, 60, 16)
         said = [line.strip() for line in lines(pilot.app) if line.strip()]
         assert said == ["Too small: 60x16, needs 72x20. Or: python3 wizard.py --plain"]
+        await resize(pilot, 50, 16)  # the command is whole there, too
+        assert [line.strip() for line in lines(pilot.app) if line.strip()] == [
+            "Too small: 50x16, needs 72x20.",
+            "Or: python3 wizard.py --plain",
+        ]
         await pilot.press("enter", "escape")
         assert steering.done == []
         await resize(pilot, 80, 24)
