@@ -17,6 +17,7 @@ from stream_reference import contribution, stream_means
 from tests.waiting import until
 from training.exchange import mesh_operations
 from training.exchange.base import ExchangeError, ExchangeTimeout, JoiningState, weighted_mean
+from training.exchange.broadcast import broadcasts
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
 from training.exchange.control import Report
 from training.exchange.control_line import Joining
@@ -158,6 +159,8 @@ def test_bytes_of_any_length_are_broadcast(tmp_path: Path) -> None:
         gone = pool.map(lambda m: m.broadcast("c", b"", 5), members)
         with pytest.raises(ExchangeError, match="member 5 did not hand over"):
             list(gone)
+        both = list(pool.map(lambda m: broadcasts(m, "d", data[m.rank :: 2 + m.rank], (0, 1, 5), len(data)), members))
+        assert both == [{0: data[::2], 1: data[1::3]}] * 2
 
 
 def test_a_wait_without_a_deadline_ends_when_nothing_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

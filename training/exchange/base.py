@@ -17,11 +17,11 @@ from __future__ import annotations
 import functools
 import operator
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
+from training.exchange.broadcast import broadcasts
 from training.lazy import lazy
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ LARGEST_WEIGHT = 1e18
 MAX_FLAGS = 2048
 """Bytes of flags beside a mean."""
 _FIXED = "this engine accepts no new members while it trains; use engine = mesh for that"
-_PIECE = 4 << 20
 _TILE = 65_536
 """Elements that a processor keeps at hand while it goes over them several times."""
 
@@ -303,22 +302,10 @@ class Exchange(ABC):
         Raises:
             ExchangeError: that member is gone, did not come in time, or hands over something else than it said.
         """
-        own = data if self.rank == source else b""
-        said = self.gather(f"{name}/size", str(len(own)).encode()).get(source, b"")
-        size = int(said) if said.isdigit() and len(said) < 16 else -1
-        under_way: deque[Pending[dict[int, bytes]]] = deque()
-        whole = bytearray()
-        for start in range(0, size if size <= most else 0, _PIECE):
-            under_way.append(self.start_gather(f"{name}/{start}", own[start : start + _PIECE]))
-            if len(under_way) > 2:
-                whole += under_way.popleft().wait().get(source, b"")
-                if len(whole) % _PIECE or not whole:
-                    break
-        for pending in under_way:
-            whole += pending.wait().get(source, b"")
-        if len(whole) != size:
+        found = broadcasts(self, name, data, (source,), most).get(source)
+        if found is None:
             raise ExchangeError(f"member {source} did not hand over all of '{name}'")
-        return bytes(whole)
+        return found
 
     def _group(self, members: Collection[int] | None) -> Group:
         if members is not None and self.rank not in members:

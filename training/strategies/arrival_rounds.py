@@ -1,9 +1,9 @@
 """How deltas come to all members in one order while everybody goes on training.
 
 A thread of every member takes part in rounds: each says whether a delta waits at its side, and those that wait are
-handed to all, in the order of ranks. The threads are always there, whatever the training does, so nobody waits for the
-step of a slower member: only for the way of its own delta, and for what is under way just then. In a round a member
-also says whether all are to meet soon.
+handed to all at the same time, and applied in the order of ranks. The threads are always there, whatever the training
+does, so nobody waits for the step of a slower member: only for the way of its own delta, and for what is under way just
+then. In a round a member also says whether all are to meet soon.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from training.exchange.base import Exchange, ExchangeError
 from training.exchange.beside import beside
+from training.exchange.broadcast import broadcasts
 from training.exchange.codecs import Codec, all_finite, chunk_bounds
 from training.lazy import lazy
 
@@ -107,13 +108,14 @@ class Wire:
             return None
         return found if read == len(data) and all_finite(found) else None
 
-    def handed_over(self, version: int, data: bytes, source: int) -> torch.Tensor | None:
-        """Return the delta of a member; all do this together. ``None`` if it is none, or did not come whole."""
+    def handed_over(self, version: int, data: bytes, sources: Collection[int]) -> dict[int, bytes]:
+        """Return the encoded deltas of some members, by rank; all do this together. What did not come whole is not
+        there, on any member."""
         start = time.monotonic()
         try:
-            return self.decoded(self._exchange.broadcast(f"{self._name}/{version}", data, source, self._most))
-        except ExchangeError:  # its member is gone: the others have nothing of it either; a lost group is found next
-            return None
+            return broadcasts(self._exchange, f"{self._name}/{version}", data, sources, self._most)
+        except ExchangeError:  # a lost group is found next
+            return {}
         finally:
             if self._beside:
                 self._exchange.traffic.transfer_seconds += time.monotonic() - start
@@ -198,9 +200,10 @@ class Rounds:
             version = stretch.version
             if any(asked for _, asked, _ in heard.values()):
                 stretch.cut()
-        for rank in sorted(rank for rank, (waits, *_) in heard.items() if waits):
-            data = mine[0] if mine and rank == self._exchange.rank else b""
-            delta = self._wire.handed_over(version, data, rank)
+        ranks = sorted(rank for rank, (waits, *_) in heard.items() if waits)
+        found = self._wire.handed_over(version, mine[0] if mine else b"", ranks) if ranks else {}
+        for rank in ranks:
+            delta = self._wire.decoded(found.pop(rank, b""))
             with self.changed:
                 stretch.apply(rank, delta, believed(heard[rank][2]))
                 if rank == self._exchange.rank:

@@ -358,7 +358,8 @@ class AsyncDiLoCo(Strategy):
     def _turn_of(self, rank: int, data: bytes) -> None:
         if any(self._exchange.gather(f"{self.name}/asked", b"1" if self.asked() else b"").values()):
             self.cut()
-        self.apply(rank, self._wire.handed_over(self.version, data, rank), 0.0)
+        found = self._wire.handed_over(self.version, data, (rank,))
+        self.apply(rank, self._wire.decoded(found.get(rank, b"")), 0.0)
         self._due[rank] += len(self._work.taken[rank]) / self._work.speeds[rank]
 
     # -------------------------------------------------------------------------------------------- where all have met
