@@ -15,7 +15,7 @@ from distributed.planning.corrections import NO_CORRECTIONS, Corrections
 from distributed.planning.cost_model import Bottleneck
 from distributed.planning.document import Choice
 from profiles.declarations import Owning
-from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name
+from training.exchange.codecs import CHUNK_ELEMENTS, CastCodec, codec_by_name, is_short
 from training.lazy import lazy
 from training.strategies.costs import CostModel
 from training.strategies.registry import cost_model as strategy_costs
@@ -159,7 +159,8 @@ class ExchangeCosts:
     def _group(self, choice: Choice) -> _Group:
         costs = strategy_costs(choice.strategy, self._settings) or CostModel()
         relay = self.places.get(self._coordinator, "") if choice.engine == "mesh" else ""
-        return _Group(self._cluster, choice, costs, max(1, costs.elements(self._trainable)), self.places, relay)
+        elements = max(1, costs.carried(self._trainable, choice.codec))
+        return _Group(self._cluster, choice, costs, elements, self.places, relay)
 
 
 class _Group:
@@ -178,8 +179,8 @@ class _Group:
         rarer = _peers_a_value(self._meeting) / _peers_a_value(count)
         self._up = rarer * cost_model.payload_bytes(elements, choice.codec)
         self._down = rarer * codec_by_name(choice.codec).expected_reply_bytes(elements, self._meeting)
-        self._gathers = costs.gathers
-        if costs.gathers:  # with equal shares: everybody's to everybody
+        self._gathers = costs.gathers or (choice.engine == "mesh" and self._meeting == count and self._is_short())
+        if self._gathers:  # with equal shares: everybody's to everybody
             self._down = (count - 1) * self._up
         hosts = [places[name] for name in choice.members]
         stars = (cost_model.star_flows(hosts, owner, self._up, self._down) for owner in hosts)
@@ -189,6 +190,11 @@ class _Group:
         """Bytes that a member moves, as another one and as the owner."""
         self._work = (self._core_seconds(owner=False), self._core_seconds(owner=True))
         """Core seconds of both."""
+
+    def _is_short(self) -> bool:
+        """Whether a mean goes in one round, from everybody to everybody."""
+        codec = codec_by_name(self._choice.codec)  # those that lose more have streams of residuals, which go by owners
+        return isinstance(codec, CastCodec) and is_short(codec, self._elements, len(self._choice.members))
 
     def _led(self, flows: cost_model.Flows, relay: str) -> dict[tuple[str, str], float]:
         """Return flows that go through the coordinator where two machines have no link."""

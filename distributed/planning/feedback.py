@@ -60,8 +60,8 @@ class Comparison(Document):
     """Steps that were counted, after the warm-up."""
     predicted_step: float
     measured_step: float
-    """Of the slowest member: the median of its steps, two by two; the mean over whole rounds where only some steps
-    exchange."""
+    """Of the slowest member: the median of its steps, two by two; the mean where some steps exchange more than others,
+    over whole rounds where only some exchange."""
     predicted_wait: float
     measured_wait: float
     """Of the member that waits least: what the exchange costs and not what the others take longer."""
@@ -116,7 +116,7 @@ def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -
     def by_member(typical: Callable[[Sequence[float]], float], value: Callable[[StepEvent], float]) -> list[float]:
         return [typical([value(steps[rank][number]) for number in counted]) for rank in ranks]
 
-    typical = statistics.fmean if choice.interval > 1 else _usual
+    typical = statistics.fmean if choice.interval > 1 or (costs is not None and costs.uneven) else _usual
     walls = by_member(typical, lambda e: e.seconds)
     waits = by_member(typical, lambda e: e.wait)
     busy = by_member(typical, lambda e: e.compute)

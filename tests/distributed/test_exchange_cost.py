@@ -56,12 +56,36 @@ def test_an_exchange_may_take_longer_than_its_bytes_with_many_flows() -> None:
     assert four.exchange == pytest.approx(8e-6 * 1.5 * 80e6 / 100 * turns_factor(4), rel=0.01)
 
 
-def test_what_goes_from_every_member_to_all_is_owned_by_nobody() -> None:
-    sparse = {"strategy": "sparseloco", "codec": "topk2bit:0.015625", "interval": 30}
+@pytest.mark.parametrize(
+    ("strategy", "codec", "size"),
+    [("sparseloco", "topk2bit:0.015625", 200e6 / 64 * 14 / 8), ("demo", "fp32", 200e6 * 32 / 64**2 * 6)],
+)
+def test_what_goes_from_every_member_to_all_is_owned_by_nobody(strategy: str, codec: str, size: float) -> None:
     machines = [machine(name, cores=4) for name in "abcd"]
-    found = predict(joined(machines, 100), job(200_000_000), FP32.model_copy(update=sparse))
-    assert found.exchange == pytest.approx(8e-6 * 3 * 200e6 / 64 * 14 / 8 / 100 * turns_factor(4), rel=0.05)
+    way = FP32.model_copy(update={"strategy": strategy, "codec": codec})
+    found = predict(joined(machines, 100), job(200_000_000), way)
+    assert found.exchange == pytest.approx(8e-6 * 3 * size / 100 * turns_factor(4), rel=0.05)
     assert {member.share for member in found.members} == {0.25}
+
+
+@pytest.mark.parametrize(("weights", "times"), [(6_000, 3.0), (60_000, 1.5)])
+def test_a_short_vector_goes_in_one_round_to_all(weights: int, times: float) -> None:
+    found = predict(joined([machine(name) for name in "abcd"], 100), job(weights), FP32)
+    moved = found.members[0].bytes_per_hour * found.step / 3600
+    assert moved == pytest.approx(2 * times * 4 * weights, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("asked", "codec", "size"), [("auto", "fp32", 0.53125), ("fp32", "fp32", 4), ("auto", "bf16", 2)]
+)
+def test_each_part_of_a_composition_has_its_own_codec_unless_one_is_asked_for(
+    asked: str, codec: str, size: float
+) -> None:
+    """Four bits for DiLoCo beside SPARTA's weights; a plan sets what both have."""
+    way = FP32.model_copy(update={"strategy": "sparta + diloco", "codec": codec})
+    found = predict(joined([machine(name) for name in "abcd"], 100), job(20_000_000, codec=asked), way)
+    moved = found.members[0].bytes_per_hour * found.step / 3600
+    assert moved == pytest.approx(3 * 20e6 * (0.005 * (2 if codec == "bf16" else 4) + size / 50), rel=0.02)
 
 
 @pytest.mark.parametrize("members", [2, 4, 8])

@@ -120,6 +120,13 @@ def test_bytes_are_those_of_the_member_that_moves_most() -> None:
     assert compared(candidate, events).measured_bytes_per_hour == pytest.approx(2000 * 3600)
 
 
+def test_a_composition_takes_the_mean_of_steps_that_exchange_more_and_less() -> None:
+    choice = Choice(strategy="sparta + diloco", codec="fp32", engine="mesh", members=("a", "b"))
+    candidate = predict(MACHINES, JOB, choice)
+    events: list[Event] = [step(rank, n, 1.0, 5.0 if n % 50 == 0 else 0.0) for rank in (0, 1) for n in range(1, 54)]
+    assert compared(candidate, events).measured_step == pytest.approx(1.0 + 5.0 / 50)
+
+
 def test_members_whose_steps_are_long_and_short_by_turns_take_the_mean_of_both() -> None:
     """A member that is first after one exchange is last after the next; measured so over 100 Mbit/s."""
     candidate = predict(MACHINES, JOB, EVERY_STEP)

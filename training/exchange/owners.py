@@ -24,9 +24,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from training.exchange.base import LARGEST_WEIGHT, Contribution, MeanResult, joined, weighted_mean
-from training.exchange.codecs import CHUNK_ELEMENTS, CastCodec
+from training.exchange.codecs import CHUNK_ELEMENTS, is_short
 from training.exchange.link import PeerLost
-from training.exchange.mesh import SMALL, Mesh
+from training.exchange.mesh import Mesh
 from training.exchange.outcomes import (
     OUTCOME,
     Outcome,
@@ -42,8 +42,6 @@ from training.exchange.residuals import MeanResiduals
 
 _LEAST_PIECE = 65_536
 """Elements of a piece at least: each costs a message."""
-_PAIR, _MORE = 256 << 10, 48 << 10
-"""Bytes up to which a pair of members sends all at once, and that one round may send more than two."""
 _TAIL = struct.Struct("<dIQ?")
 """Weight, which operation it is, of how many the sender has the results, and whether its values are not numbers."""
 
@@ -298,10 +296,5 @@ class SharedMean(_Average):
 
 
 def takes_one_round(own: Contribution, members: int) -> bool:
-    """Return whether a mean goes in one round: what that sends more than two must cost less than a round trip, and so
-    must what all then do that else each does a share of. A member's share of the residuals is nobody else's."""
-    elements = own.values.numel()
-    size = own.codec.max_encoded_bytes(elements) if elements else 0
-    more = (members - 1) * (members - 2) * size / max(members, 1)
-    short = elements <= CHUNK_ELEMENTS and size <= (_PAIR if isinstance(own.codec, CastCodec) else SMALL)
-    return not own.stream and short and more <= _MORE
+    """Return whether a mean goes in one round. A member's share of the residuals is nobody else's."""
+    return not own.stream and is_short(own.codec, own.values.numel(), members)

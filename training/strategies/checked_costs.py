@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 MOST_RHYTHMS = 1000
 _STATED = (
-    "codecs", "exact", "vectors", "on_device", "gathers", "waits", "group", "interval_option", "merge_ns", "sources",
+    "codecs", "exact", "vectors", "on_device", "gathers", "waits", "uneven", "group", "interval_option", "merge_ns",
+    "sources",
 )  # fmt: skip
 
 
@@ -65,6 +66,12 @@ class CheckedCosts(CostModel):
 
     def elements(self, trainable: int) -> int:
         return self._asked("elements", lambda: self._stated.elements(trainable), _is_amount, "no number of parameters")
+
+    def carried(self, trainable: int, codec: str) -> int:
+        def ask() -> int:
+            return self._stated.carried(trainable, codec)
+
+        return self._asked("carried", ask, _is_amount, "no number of parameters")
 
     def longest(self, trainable: int) -> int:
         return self._asked("longest", lambda: self._stated.longest(trainable), _is_amount, "no number of parameters")

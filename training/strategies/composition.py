@@ -23,6 +23,7 @@ from profiles.errors import BadInput
 from profiles.schema import StrategySettings
 from training.events import SyncEvent
 from training.exchange.base import Exchange, Traffic
+from training.exchange.codecs import codec_by_name
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.costs import Compute, CostModel, Course, Learning, Rhythm
 from training.strategies.registry import Form, check_strategy, register_form, strategies, strategy_class
@@ -224,11 +225,13 @@ class ComposedCosts(CostModel):
             (model.with_options(chosen), part.rhythm(chosen)) for part, model in zip(parts, models, strict=True)
         ]
         self._least = min(rhythm.interval for _, rhythm in self._each)
+        self._own_codecs = getattr(settings, "codec", "auto") == "auto"
         common = [codec for codec in models[0].codecs if all(codec in model.codecs for model in models)]
         found = {
             "codecs": tuple(common) or models[0].codecs,
             "exact": all(model.exact for model in models),
             "vectors": sum(model.vectors for model in models),
+            "uneven": any(rhythm.interval != self._least for _, rhythm in self._each),
             "on_device": any(model.on_device for model in models),
             "merge_ns": sum(model.merge_ns * self._least / rhythm.interval for model, rhythm in self._each),
             "sources": {key: said for model in models for key, said in model.sources.items()},
@@ -245,6 +248,17 @@ class ComposedCosts(CostModel):
     def elements(self, trainable: int) -> int:
         each = (model.elements(trainable) * self._least / rhythm.interval for model, rhythm in self._each)
         return math.ceil(sum(each))
+
+    def carried(self, trainable: int, codec: str) -> int:
+        """Without a codec that is asked for, each part has its own."""
+        if not self._own_codecs or codec in self.codecs[1:] or all(codec in model.codecs for model, _ in self._each):
+            return self.elements(trainable)
+        found = 0.0
+        for model, rhythm in self._each:
+            elements = model.elements(trainable)
+            size = codec_by_name(model.codecs[0]).expected_bytes(elements)
+            found += elements * size / codec_by_name(codec).expected_bytes(elements) * self._least / rhythm.interval
+        return math.ceil(found)
 
     def longest(self, trainable: int) -> int:
         return max(model.longest(trainable) for model, _ in self._each)

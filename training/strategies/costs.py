@@ -107,6 +107,8 @@ class CostModel:
     """Whether every member sends what it has to every other one, and not to those who average it."""
     waits: ClassVar[bool] = True
     """Whether a member waits for slower ones; if not, a step of the group takes the mean of their paces."""
+    uneven: bool = False
+    """Whether some of its exchanges carry more than others: a step costs what it does on average then."""
     group: int = 0
     """How many members exchange with each other at once, each time others; 0: all do."""
     interval_option: str = ""
@@ -129,6 +131,11 @@ class CostModel:
     def elements(self, trainable: int) -> int:
         """Return how many parameters one exchange carries."""
         return trainable
+
+    def carried(self, trainable: int, codec: str) -> int:
+        """Return how many parameters in this codec have the size of one exchange: as :meth:`elements`, unless part of
+        it goes in another codec."""
+        return self.elements(trainable)
 
     def longest(self, trainable: int) -> int:
         """Return the elements of the longest vector that is exchanged at once."""

@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from profiles.declarations import Section, option
+from profiles.declarations import Owning, Section, option
 from profiles.errors import BadInput
 from profiles.schema import StrategySettings
 from training.exchange.base import Exchange, ExchangeError, Pending
@@ -70,22 +70,33 @@ class DemoOptions(Section):
 
 
 class DemoCosts(CostModel):
-    """Few coefficients in every step; here of matrices that are large beside a chunk, in fp32."""
+    """Few coefficients in every step, from everybody to all; here of matrices that are large beside a chunk, in fp32.
 
+    Args:
+        own: the options; ``None``: the usual ones.
+    """
+
+    gathers = True
     codecs = ("fp32", "bf16")
     exact = False
     vectors = 1  # momentum
-    merge_ns = 60.0  # measured: transforms, top-k, and the transform of the sum back
+    merge_ns = 50.0  # of 1.3 M weights: transforms, top-k, and the transform of the sum back
     sources: ClassVar[Mapping[str, str]] = {
         "demo": "DeMo: own check, 0.9 M parameters, three seeds of a fine-tune, one from scratch; as AdamW at 1 B there"
     }
+
+    def __init__(self, own: DemoOptions | None = None) -> None:
+        self._own = own or DemoOptions()
+
+    def with_options(self, settings: Owning) -> DemoCosts:
+        return DemoCosts(settings.of(DemoOptions))
 
     def unsound(self, course: Course) -> str:
         return "it is another optimizer, with a learning rate of its own"
 
     def elements(self, trainable: int) -> int:
-        own = DemoOptions()
-        return math.ceil(1.5 * own.topk / own.chunk**2 * trainable)  # a place takes half of a value
+        share = min(1.0, self._own.topk / self._own.chunk**2)
+        return math.ceil(1.5 * share * trainable)  # a place takes half of a value
 
     def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
         return Learning(loss=_LOSS[course.start], sources=("demo",))

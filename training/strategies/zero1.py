@@ -72,6 +72,7 @@ class ZeRO1Costs(CostModel):
     codecs = ("fp32",)
     vectors = 3  # gradients, what of them goes to others, and what comes
     on_device = False
+    merge_ns = 18.0  # of 1.3 M weights: gradients and weights to the wire and from it, and the words of a step
     sources: ClassVar[Mapping[str, str]] = {
         "zero1": "zero1: the step of the joint batch, exact (Rajbhandari et al. 2019, section 5.1)"
     }

@@ -38,11 +38,24 @@ __all__ = [
     "all_finite",
     "chunk_bounds",
     "codec_by_name",
+    "is_short",
     "one_of_each",
     "roundtrip",
 ]
 
 load()
+
+_PAIR, _CODED, _MORE = 256 << 10, 32 << 10, 48 << 10
+"""Bytes up to which a pair of members sends all at once, also where coding is work, and that one round may send more
+than two."""
+
+
+def is_short(codec: Codec, elements: int, members: int) -> bool:
+    """Return whether a mean goes in one round, from everybody to everybody: what that sends more than two must cost
+    less than a round trip, and so must what all then do that else each does a share of."""
+    size = codec.max_encoded_bytes(elements) if elements else 0
+    more = (members - 1) * (members - 2) * size / max(members, 1)
+    return elements <= CHUNK_ELEMENTS and size <= (_PAIR if isinstance(codec, CastCodec) else _CODED) and more <= _MORE
 
 
 def chunk_bounds(elements: int) -> Iterator[tuple[int, int]]:
