@@ -7,8 +7,9 @@ compute four of them. Coding, encryption and exchange are real, and all members 
 *compute* is the step of four members that do not exchange.
 DiLoCo without overlap is measured with a short interval, because the time of a synchronisation does not depend on it:
 its step is ``compute + excess / 50``, where *excess* is how much longer than the others a step with a synchronisation
-takes. With overlap it runs with its interval, and its step is the mean of whole rounds. Links are shaped from the first
-step to the last. About a quarter of an hour.
+takes. With overlap, and by fragments, it runs with its interval, and its step is the mean of whole rounds; *waited* is
+the part of it in which training stood still for exchanges. Links are shaped from the first step to the last. About
+twenty minutes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ import ideal_times
 from lab_runs import BenchLab, write_rows
 from local_runs import Measured
 
-from training.strategies.outer_costs import OVERLAPS
+from training.events import StepEvent
+from training.strategies.outer_costs import OVERLAP, OVERLAPS
+from training.strategies.streaming_diloco import StreamingOptions
 
 NAMES = ("a", "b", "c", "d")
 JOB = Path(__file__).resolve().parent / "emulated_job.py"
@@ -40,6 +43,7 @@ CASES: tuple[tuple[str, str], ...] = (
     ("diloco", "bf16"),
     ("diloco", "mxfp4"),
     ("diloco", OVERLAPPED),
+    ("streaming_diloco", "mxfp4"),
 )
 
 
@@ -75,11 +79,14 @@ def excess_seconds(run: Measured) -> float:
 
 
 def mean_step(run: Measured, steps: int, delay: int) -> float:
-    """Return the mean time of the slowest member's step in whole rounds; the first and the last, whose merge waits for
-    its exchange, are left out."""
+    """Return the mean time of the slowest member's step in whole rounds."""
+    return max(statistics.fmean(e.seconds for e in each) for each in whole_rounds(run, steps, delay))
+
+
+def whole_rounds(run: Measured, steps: int, delay: int) -> list[list[StepEvent]]:
+    """Return every member's steps in whole rounds, but for the first and the last, whose merge waits."""
     counted = range(INTERVAL + delay + 1, steps - INTERVAL + delay + 1)
-    walls = [[e.compute + e.wait for e in run.steps(rank) if e.step in counted] for rank in range(len(NAMES))]
-    return max(map(statistics.fmean, walls))
+    return [[e for e in run.steps(rank) if e.step in counted] for rank in range(len(NAMES))]
 
 
 def exchange_seconds(weights: int, codec: str, mbit: float) -> float:
@@ -92,12 +99,15 @@ def measure(lab: BenchLab, case: tuple[str, str], mbit: float, weights: int, com
     """Run one case and return its row."""
     strategy, codec = case
     lab.mbit = mbit
-    overlaps = codec == OVERLAPPED
+    streams = strategy == "streaming_diloco"
+    overlaps = streams or codec == OVERLAPPED
     codec = codec.split()[0]
     exchange = exchange_seconds(weights, codec, mbit)
     # A plan's overlaps are tried; the shortest that hides the exchange is the one that is chosen.
     delay = next((one for one in OVERLAPS if one * compute >= exchange), OVERLAPS[-1]) if overlaps else 0
     given = {"strategy": strategy, "codec": codec}
+    if streams:
+        delay = OVERLAP
     if overlaps:
         steps = INTERVAL * (ROUNDS + 1)
         given |= {"sync_interval": INTERVAL, "sync_delay": delay}
@@ -107,8 +117,9 @@ def measure(lab: BenchLab, case: tuple[str, str], mbit: float, weights: int, com
     else:
         steps = 4 if mbit < 100 else 7
     run = lab.train(NAMES, "nanogpt", options(steps) | given)
-    if strategy == "diloco":
-        exposed = max(0.0, exchange - delay * compute)
+    if strategy != "allreduce":
+        fragments = StreamingOptions().fragments if streams else 1
+        exposed = max(0.0, exchange - fragments * delay * compute)
         excess = INTERVAL * (mean_step(run, steps, delay) - compute) if overlaps else excess_seconds(run)
         step, predicted = compute + excess / INTERVAL, ideal_times.periodic_step(compute, exposed, INTERVAL)
         shown = f"{excess:.2f} / {exposed:.2f}"
@@ -116,7 +127,9 @@ def measure(lab: BenchLab, case: tuple[str, str], mbit: float, weights: int, com
         step, predicted = step_seconds(run, 1), ideal_times.per_step(compute, exchange)
         shown = f"{step - compute:.2f} / {predicted - compute:.2f}"
     own = statistics.fmean(e.compute for e in run.steps(0)[1:])
-    interval = f" H={INTERVAL}" if strategy == "diloco" else ""
+    interval = f" H={INTERVAL}" if strategy != "allreduce" else ""
+    rounds = whole_rounds(run, steps, delay) if overlaps else []
+    waited = max((statistics.fmean(e.wait for e in each) for each in rounds), default=0.0)
     row = {
         "Mbit/s": f"{mbit:g}",
         "case": f"{strategy}{interval} {codec}{f', D={delay}' if delay else ''}",
@@ -125,6 +138,7 @@ def measure(lab: BenchLab, case: tuple[str, str], mbit: float, weights: int, com
         "efficiency, %": f"{100 * compute / step:.1f}",
         "predicted, %": f"{100 * compute / predicted:.1f}",
         "exposed exchange, s / predicted": shown,
+        "waited, %": f"{100 * waited / step:.2f}" if overlaps else "",
         "compute in the run, s": f"{own:.3f}",
     }
     print(row, file=sys.stderr, flush=True)
@@ -143,7 +157,7 @@ def main() -> None:
     weights = EmulatedWhisper().weights()
     rows: list[dict[str, Any]] = []
     with BenchLab(NAMES, 2.0, 1000) as lab:
-        apart = lab.train(NAMES, "nanogpt", options(8) | {"strategy": "diloco", "sync_interval": 1000})
+        apart = lab.train(NAMES, "nanogpt", options(24) | {"strategy": "diloco", "sync_interval": 1000})
         compute = step_seconds(apart, 2)
         print(f"{weights} weights; a step of four members that do not exchange: {compute:.3f} s", flush=True)
         try:

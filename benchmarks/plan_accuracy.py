@@ -1,6 +1,7 @@
 """How exact the planner's predictions are: a grid of small clusters, each predicted, then run.
 
     .venv/bin/python benchmarks/plan_accuracy.py [--hosts 1 2 3 4] [--mbit 20 100 1000] [--resume] [--out FILE]
+    .venv/bin/python benchmarks/plan_accuracy.py --hosts 4 --quotas equal --sizes large --strategies all
     .venv/bin/python benchmarks/plan_accuracy.py --report [--of-hosts 3]
 
 Needs root. Each cell is a number of lab hosts, the rate of all links, equal CPU quotas or 3:1, a model, and a strategy.
@@ -31,98 +32,23 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from plan_lab import HERE, PlanLab
+from plan_cells import BATCHES, EMULATED, INTERVAL, NAMES, QUOTAS, WAYS, Cell, options, texts
+from plan_lab import PlanLab
+from plan_traffic import Traffic
 
 from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import Measured
 from distributed.planning import planner
-from distributed.planning.document import Candidate, Choice, Figures, Job, job_of
+from distributed.planning.document import Candidate, Figures, Job, job_of
 from distributed.planning.feedback import Comparison, compare
 from distributed.planning.prediction import Predictor
 from distributed.planning.reasons import about_equal
-from profiles.resolve import load_profile
 from training.events import Event, StepEvent
 
-NAMES = ("a", "b", "c", "d")
-QUOTAS = {"equal": (0.24, 0.24, 0.24, 0.24), "3:1": (0.36, 0.12, 0.36, 0.12)}
-"""Cores of each host."""
-BATCHES = {"small": 8, "large": 8, "computed": 32}
-EMULATED = ("small", "large")
-"""Their device is not the processor, which the machines' figures cannot know."""
-CODECS = {"allreduce": "bf16", "diloco": "mxfp4"}
-INTERVAL = 10
-ROUNDS = 3
-"""Of a periodic run; the first is not counted."""
-SECONDS = 20.0
-"""How long the steps of a run with an exchange in every step are to take in all."""
-FEWEST, MOST = 9, 24
-"""Its steps; 3 are not counted."""
 WITHIN = 0.10
 SLOWER = 1.03
 """How far from the fastest a pick may be."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run."""
-
-    hosts: int
-    mbit: float
-    quota: str
-    size: str
-    strategy: str
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return NAMES[: self.hosts]
-
-    @property
-    def place(self) -> tuple[Any, ...]:
-        """What its strategies are compared in."""
-        return (self.hosts, self.mbit, self.quota, self.size)
-
-    @property
-    def choice(self) -> Choice:
-        if self.hosts == 1:
-            return Choice(strategy="allreduce", codec="fp32", engine="mesh", members=self.names)
-        interval = INTERVAL if self.strategy == "diloco" else 1
-        codec = CODECS[self.strategy]
-        return Choice(strategy=self.strategy, codec=codec, engine="mesh", members=self.names,
-                      interval=interval)  # fmt: skip
-
-    def options(self, steps: int) -> dict[str, Any]:
-        """Return the options of the profile."""
-        return options(self.size) | {
-            "strategy": self.strategy,
-            "codec": CODECS[self.strategy] if self.hosts > 1 else "fp32",
-            "engine": "mesh",
-            **({"sync_interval": INTERVAL} if self.strategy == "diloco" else {}),
-            "max_steps": steps,
-        }
-
-
-def options(size: str) -> dict[str, Any]:
-    """Return what makes the task."""
-    return {
-        "task": "custom",
-        "model_path": f"{HERE / 'plan_job.py'}:{size}",
-        "batch_size": BATCHES[size],
-        "gradient_accumulation": 1,
-        "threads": 1,
-        "max_steps": 1000,
-        "warmup_steps": 1,
-        "eval_interval": 0,
-        "eval_before": "false",
-        "snapshot_interval": 0,
-        "verify_interval": 0,
-        "output_dir": "/root/runs",
-    }
-
-
-def texts(given: dict[str, Any]) -> dict[str, str]:
-    """Return options as a command line gives them."""
-    return {key: str(value) for key, value in given.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------------ log
@@ -162,16 +88,30 @@ class Log:
         return whole.model_copy(update={"cluster": whole.cluster.only(cell.names)})
 
     def job(self, cell: Cell) -> Job:
-        profile = load_profile("nanogpt", texts(cell.options(1000))).profile
-        return job_of(profile, self.figures(cell).workload)
+        return job_of(cell.profile(1000), self.figures(cell).workload)
 
     def predict(self, cell: Cell) -> Candidate:
         return Predictor(self.figures(cell).cluster, self.job(cell)).predict(cell.choice)
 
+    def runs(self) -> dict[Cell, dict[str, Any]]:
+        """Return every cell's last run, in the order in which they were made."""
+        found: dict[Cell, dict[str, Any]] = {}
+        for line in self.lines:
+            if line["kind"] == "run":
+                found.pop(cell := Cell(**line["cell"]), None)
+                found[cell] = line
+        return found
+
+    def traffic(self) -> Iterator[Traffic]:
+        """Return what every run of a group moved, and how fast it was."""
+        for cell, line in self.runs().items():
+            if line.get("interface"):
+                rows = list(line["steps"].values())
+                yield Traffic(cell, self.predict(cell), rows, line["interface"], line["load"])
+
     def results(self) -> Iterator[Result]:
-        """Return every cell's last run."""
-        found = {Cell(**line["cell"]): line for line in self.lines if line["kind"] == "run"}
-        for cell, line in found.items():
+        """Return every run that is compared as a plan's are."""
+        for cell, line in self.runs().items():
             candidate = self.predict(cell)
             comparison = compare(candidate, list(events(line["steps"])), self.job(cell).trainable)
             if comparison is not None:
@@ -181,7 +121,7 @@ class Log:
 def events(steps: dict[str, list[list[float]]]) -> Iterator[Event]:
     """Return the steps that were written down."""
     for rank, rows in steps.items():
-        for number, compute, wait, transfer, sent, received in rows:
+        for number, compute, wait, transfer, sent, received, *_ in rows:
             yield StepEvent(member=int(rank), step=int(number), epoch=0, loss=0, learning_rate=0, samples=0, weight=0,
                             compute=compute, wait=wait, transfer=transfer, bytes_sent=int(sent),
                             bytes_received=int(received))  # fmt: skip
@@ -193,7 +133,8 @@ def written(found: Iterable[Event]) -> dict[str, list[list[float]]]:
     for e in found:
         if isinstance(e, StepEvent):
             times = [round(x, 5) for x in (e.compute, e.wait, e.transfer)]
-            steps.setdefault(str(e.member), []).append([e.step, *times, e.bytes_sent, e.bytes_received])
+            steps.setdefault(str(e.member), []).append([e.step, *times, e.bytes_sent, e.bytes_received, e.time,
+                                                     e.samples])  # fmt: skip
     return steps
 
 
@@ -212,21 +153,18 @@ class Grid:
         self._need("speeds", cell, quota=cell.quota, size=cell.size, mbit=cell.mbit)
         self._need("links", cell, quota=cell.quota, mbit=cell.mbit)
         candidate = self.log.predict(cell)
-        steps = INTERVAL * ROUNDS
-        if cell.choice.interval == 1:
-            steps = min(MOST, max(FEWEST, round(SECONDS / candidate.step)))
+        count = cell.steps(candidate.step)
         order = {
             "hosts": self.lab.hosts(cell.names),
-            "options": texts(cell.options(steps)),
+            "options": texts(cell.options(count)),
             "batches": {one.name: one.micro_batch for one in candidate.members},
         }
         begin = time.monotonic()
-        run = self.lab.run(order, self._cores(cell.quota), cell.mbit, steps)
-        self.log.add(kind="run", cell=asdict(cell), predicted=candidate.step, steps=written(run.events()))
+        run = self.lab.run(order, self._cores(cell.quota), cell.mbit, count)
+        steps, interface = written(run.events()), self.lab.traffic
+        self.log.add(kind="run", cell=asdict(cell), predicted=candidate.step, steps=steps, interface=interface)
         self.lab.forget(run)
-        found = compare(candidate, list(events(self.log.lines[-1]["steps"])))
-        said = f"{found.ratio:.2f}" if found else "too short"
-        print(f"{cell}: {candidate.step:.3f} s x {said}, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+        print(f"{list(self.log.traffic())[-1].row}, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
 
     def _cores(self, quota: str) -> dict[str, float]:
         return dict(zip(NAMES, QUOTAS[quota], strict=True))
@@ -359,7 +297,7 @@ def report(results: Sequence[Result]) -> None:
         print(table(chosen), end="\n\n")
     shared = [r for r in ordered if r.cell.hosts > 1]
     for name, group in [("all", shared), *((f"{n} hosts", [r for r in shared if r.cell.hosts == n]) for n in (2, 3, 4)),
-                        *((s, [r for r in shared if r.cell.strategy == s]) for s in CODECS)]:  # fmt: skip
+                        *((s, [r for r in shared if r.cell.strategy == s]) for s in WAYS)]:  # fmt: skip
         if group:
             within = sum(abs(r.ratio - 1) <= WITHIN for r in group)
             middle = statistics.median(abs(r.ratio - 1) for r in group)
@@ -371,9 +309,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--mbit", type=float, nargs="+", default=[20, 100, 1000])
-    parser.add_argument("--quotas", nargs="+", default=list(QUOTAS), choices=list(QUOTAS))
+    parser.add_argument("--quotas", nargs="+", default=["equal", "3:1"], choices=list(QUOTAS))
     parser.add_argument("--sizes", nargs="+", default=list(EMULATED), choices=list(BATCHES))
-    parser.add_argument("--strategies", nargs="+", default=list(CODECS), choices=list(CODECS))
+    parser.add_argument("--strategies", nargs="+", default=["allreduce", "diloco"], choices=[*WAYS, "all"])
+    parser.add_argument("--interval", type=int, default=INTERVAL, help="steps between exchanges of weights")
     parser.add_argument("--out", type=Path, default=Path("output/plan_accuracy.jsonl"), help="JSON lines")
     parser.add_argument("--resume", action="store_true", help="leave out cells that are in the file")
     parser.add_argument("--report", action="store_true", help="run nothing")
@@ -381,9 +320,9 @@ def main() -> None:
     arguments = parser.parse_args()
     log = Log(arguments.out)
     if not arguments.report:
-        wanted = itertools.product(arguments.sizes, arguments.quotas, arguments.mbit, arguments.hosts,
-                                   arguments.strategies)  # fmt: skip
-        cells = [Cell(hosts, mbit, quota, size, strategy) for size, quota, mbit, hosts, strategy in wanted]
+        strategies = list(WAYS) if "all" in arguments.strategies else arguments.strategies
+        wanted = itertools.product(arguments.sizes, arguments.quotas, arguments.mbit, arguments.hosts, strategies)
+        cells = [Cell(hosts, mbit, quota, size, way, arguments.interval) for size, quota, mbit, hosts, way in wanted]
         cells = [c for c in cells if c.hosts > 1 or (c.strategy == "allreduce" and c.mbit == max(arguments.mbit))]
         with PlanLab(NAMES) as lab:
             grid = Grid(lab, log)
@@ -391,6 +330,8 @@ def main() -> None:
                 if not (arguments.resume and log.find(kind="run", cell=asdict(cell))):
                     grid.run(cell)
     report([r for r in log.results() if r.cell.hosts in arguments.of_hosts])
+    if rows := [one.row for one in log.traffic() if one.cell.hosts in arguments.of_hosts]:
+        print(table(rows))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -21,8 +22,9 @@ from training.run_folder import RunFolder
 HERE = Path(__file__).resolve().parent
 _UNLIMITED = 2.0
 """Cores of a host while it starts and ends: nothing is measured then."""
-_PERIOD_US = 20_000
-"""Over which a quota is counted. The usual 100 ms would make hosts wait for each other's slices."""
+_PERIOD_US = 25_000
+"""Over which a quota is counted; a quota is a millisecond at least. The usual 100 ms would make hosts wait for each
+other's slices."""
 _PRIORITY = 50_000
 """``cpu.shares`` of a host; 1024 is a control group's default."""
 _POLL = 0.2
@@ -48,6 +50,8 @@ class PlanLab:
             (group / "cpu.shares").write_text(str(_PRIORITY))
         self._seat = self.lab[first]
         self._driver: subprocess.Popen[str] | None = None
+        self.traffic: list[tuple[float, float]] = []
+        """Of the last run: bytes that the interface of a host sent and received, on average, and when that was read."""
         self.limit({}, None)
 
     def __enter__(self) -> PlanLab:
@@ -103,6 +107,7 @@ class PlanLab:
         """
         path = self._seen(self.order(op="run", **order)["folder"])
         members, state, end = len(order["batches"]), "start", time.monotonic() + _PATIENCE
+        self.traffic = []
         while is_live(path):
             text = (path / "events.jsonl").read_text()
             if state == "start" and text.count('"status":"ready"') >= members:
@@ -111,6 +116,9 @@ class PlanLab:
             if state == "training" and text.count(f'"kind":"step","step":{steps},') >= members:
                 self.limit({}, None)
                 state = "done"
+            if state != "start":
+                found = [self.lab[name].traffic() for name in order["batches"]]
+                self.traffic.append((time.time(), statistics.fmean(one.sent + one.received for one in found)))
             if time.monotonic() > end:
                 raise SystemExit(f"{path}: too slow")
             time.sleep(_POLL)
