@@ -15,6 +15,7 @@ from profiles.errors import BadInput
 from training.bounded import Rank, Step, Text
 from training.checkpoint import SnapshotStore
 from training.exchange.base import Exchange, JoiningState
+from training.exchange.broadcast import broadcast
 from training.exchange.payloads import state_from_bytes, state_to_bytes
 from training.outcome import NOT_THIS_RUN
 
@@ -99,4 +100,4 @@ def take_over(agreed: Agreed, exchange: Exchange) -> JoiningState:
 def _share(agreed: Agreed, exchange: Exchange, mine: JoiningState | None) -> JoiningState:
     """All members do this together, whatever they have."""
     data = state_to_bytes(mine) if mine is not None else b""
-    return state_from_bytes(exchange.broadcast("resume/state", data, agreed.holders[0]))
+    return state_from_bytes(broadcast(exchange, "resume/state", data, agreed.holders[0]))

@@ -17,7 +17,7 @@ from stream_reference import contribution, stream_means
 from tests.waiting import until
 from training.exchange import mesh_operations
 from training.exchange.base import ExchangeError, ExchangeTimeout, JoiningState, weighted_mean
-from training.exchange.broadcast import broadcasts
+from training.exchange.broadcast import broadcast, broadcasts
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
 from training.exchange.control import Report
 from training.exchange.control_line import Joining
@@ -154,9 +154,9 @@ def test_bytes_of_any_length_are_broadcast(tmp_path: Path) -> None:
     data = torch.randint(0, 256, (13 << 20,), dtype=torch.uint8).numpy().tobytes()
     with lab(tmp_path, 2) as running, ThreadPoolExecutor(2) as pool:
         members = running.connect_all()
-        whole = list(pool.map(lambda m: m.broadcast("b", data if m.rank == 1 else b"mine", 1), members))
+        whole = list(pool.map(lambda m: broadcast(m, "b", data if m.rank == 1 else b"mine", 1), members))
         assert whole == [data, data]
-        gone = pool.map(lambda m: m.broadcast("c", b"", 5), members)
+        gone = pool.map(lambda m: broadcast(m, "c", b"", 5), members)
         with pytest.raises(ExchangeError, match="member 5 did not hand over"):
             list(gone)
         both = list(pool.map(lambda m: broadcasts(m, "d", data[m.rank :: 2 + m.rank], (0, 1, 5), len(data)), members))

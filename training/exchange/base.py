@@ -21,7 +21,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from training.exchange.broadcast import broadcasts
 from training.lazy import lazy
 
 if TYPE_CHECKING:
@@ -44,8 +43,6 @@ round up after 900 s. What moves is waited for, however slow it is."""
 JOINING_DEADLINE = 6 * 3600.0
 """Seconds a newcomer waits to be let in: the next synchronisation may be hundreds of slow steps away, and the run may
 be paused."""
-MAX_BROADCAST = 1 << 40
-"""Bytes that one member may hand over to all."""
 MAX_GATHER_BYTES = 4 << 20
 """Bytes that each member may give to a gather."""
 LARGEST_WEIGHT = 1e18
@@ -292,20 +289,6 @@ class Exchange(ABC):
         """Blocking form of :meth:`start_gather`."""
         group = self._group(members)
         return self._start_gather(self._numbered(name, group), payload, group, True).wait()
-
-    def broadcast(self, name: str, data: bytes, source: int, most: int = MAX_BROADCAST) -> bytes:
-        """Return the ``data`` of member ``source``, byte for byte; the others' is not looked at.
-
-        Args:
-            most: bytes that it may have, equal on all members.
-
-        Raises:
-            ExchangeError: that member is gone, did not come in time, or hands over something else than it said.
-        """
-        found = broadcasts(self, name, data, (source,), most).get(source)
-        if found is None:
-            raise ExchangeError(f"member {source} did not hand over all of '{name}'")
-        return found
 
     def _group(self, members: Collection[int] | None) -> Group:
         if members is not None and self.rank not in members:

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from training.exchange.base import Exchange, Pending
+from training.exchange.base import Exchange, ExchangeError, Pending
 
+MAX_BROADCAST = 1 << 40
+"""Bytes that one member may hand over to all."""
 _PIECE = 4 << 20
 """Bytes of a gather."""
+
+
+def broadcast(exchange: Exchange, name: str, data: bytes, source: int, most: int = MAX_BROADCAST) -> bytes:
+    """Return the ``data`` of member ``source``, byte for byte; the others' is not looked at.
+
+    Args:
+        most: bytes that it may have, equal on all members.
+
+    Raises:
+        ExchangeError: that member is gone, did not come in time, or hands over something else than it said.
+    """
+    found = broadcasts(exchange, name, data, (source,), most).get(source)
+    if found is None:
+        raise ExchangeError(f"member {source} did not hand over all of '{name}'")
+    return found
 
 
 def broadcasts(exchange: Exchange, name: str, data: bytes, sources: Collection[int], most: int) -> dict[int, bytes]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from profiles.errors import RunFailed
 from training.exchange.base import Exchange, ExchangeError, MeanResult
+from training.exchange.broadcast import broadcast
 from training.exchange.codecs import Codec, all_finite, codec_by_name
 from training.exchange.staging import to_host
 from training.lazy import lazy
@@ -172,7 +173,7 @@ def taken_from(source: int, flat: torch.Tensor, exchange: Exchange, name: str) -
     """
     own = flat.detach().to("cpu", torch.float32).contiguous()
     mine = own.numpy().tobytes()
-    said = exchange.broadcast(name, mine, source, len(mine))
+    said = broadcast(exchange, name, mine, source, len(mine))
     if len(said) != len(mine):
         raise ExchangeError(f"member {source} sent another '{name}' than the others hold")
     theirs = torch.frombuffer(bytearray(said), dtype=torch.float32) if said else torch.empty(0)

@@ -40,6 +40,7 @@ from training.exchange.base import (
     joined,
     weighted_mean,
 )
+from training.exchange.broadcast import broadcast
 from training.exchange.codecs import all_finite, codec_by_name
 from training.lazy import lazy
 from training.strategies.base import StrategyContext
@@ -344,7 +345,7 @@ class ZeRO1(GradientStrategy):
         own = JoiningState(self._states(leaving)) if source == self._exchange.rank else JoiningState()
         gets = {index for index in leaving if owners[index] == self._exchange.rank}
         try:
-            data = self._exchange.broadcast(f"zero1/{self._step}/state", payloads.state_to_bytes(own), source)
+            data = broadcast(self._exchange, f"zero1/{self._step}/state", payloads.state_to_bytes(own), source)
             tensors = payloads.state_from_bytes(data).tensors
         except ExchangeDropped:
             raise
