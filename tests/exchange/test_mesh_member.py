@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +15,7 @@ import torch
 from coordinated_lab import RUN, Lab, cut, lab, means
 from stream_reference import contribution, stream_means
 
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 from training.exchange import mesh_operations
 from training.exchange.base import ExchangeError, ExchangeTimeout, JoiningState, weighted_mean
 from training.exchange.broadcast import broadcast, broadcasts
@@ -22,6 +23,7 @@ from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
 from training.exchange.control import Report
 from training.exchange.control_line import Joining
 from training.exchange.coordination import Member
+from training.exchange.coordinator import Coordinator
 from training.exchange.mesh_member import MeshMember
 from training.exchange.residuals import Kept
 
@@ -280,6 +282,24 @@ def test_a_broken_line_to_the_coordinator_is_dialled_again(tmp_path: Path) -> No
         until(lambda: running.statuses(2)[-2:] == ["lost", "joined"])
         assert one_by_one(members, "after")[0] in (0.5, 1.0)
         until(lambda: len(set(one_by_one(members, "later"))) == 1 and members[0].members == (0, 1, 2))
+
+
+def test_a_stranger_at_the_port_of_a_coordinator_that_comes_back_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lab(tmp_path, 2, tls=True) as running:
+        members = running.connect_all()
+        one_by_one(members, "before")
+        monkeypatch.setattr(running.coordinator.group, "close", lambda reason: None)  # as one that is killed
+        running.coordinator.stop()
+        with socket.create_server(("127.0.0.1", running.port)) as stranger:
+            stranger.settimeout(PATIENCE)
+            for _ in range(4):  # each member dials again after it has heard that
+                with stranger.accept()[0] as dialled:
+                    dialled.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        running.coordinator = Coordinator(running.config.model_copy(update={"port": running.port}))
+        running.coordinator.start()
+        assert one_by_one(members, "after") == [0.5, 0.5]
 
 
 @pytest.mark.parametrize("tls", [False, True])

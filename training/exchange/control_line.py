@@ -165,7 +165,9 @@ class ControlLine:
                     max(_RETRY, min(LEASE, self._deadline - time.monotonic())),
                 )
             except ssl.SSLError:
-                return f"the coordinator at {host}:{port} is of another run: its certificate does not match"
+                problem = "its certificate does not match"
+                if not self._met:  # else somebody has taken the port of one that is about to be started again
+                    return f"the coordinator at {host}:{port} is of another run: {problem}"
             except (OSError, asyncio.TimeoutError) as error:
                 problem = getattr(error, "strerror", None) or "it does not answer"
             else:
