@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -195,7 +195,8 @@ def _planned(asked: Asked, jobs: int) -> tuple[list[Trial], dict[str, tuple[str,
         own = {key: value for key, value in overrides.items() if applies(key, name) or not applies(key, together)}
         try:
             fitted, chosen = _fitted(asked, {**own, "strategy": name}), "eval_interval" in overrides
-            every.append(trials_of(fitted, asked.members, asked.seeds, jobs, evaluations_chosen=chosen))
+            trials = trials_of(fitted, asked.members, asked.seeds, jobs, evaluations_chosen=chosen)
+            every.append([replace(trial, strategy=name) for trial in trials])  # with a file's path as it was written
         except BadInput as error:
             refused[name] = (error.message, error.hint)
     return [own[number] for number in range(asked.seeds) for own in every], refused

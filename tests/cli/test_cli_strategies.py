@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from app.cli import compare
 from app.cli.main import main
 from app.cli.trials import Bench, Trial, trials_of, whole_runs
 from profiles.errors import ExitCode
@@ -72,6 +74,25 @@ def test_options_that_cannot_be_are_said_before_anything_runs(capsys: Capture) -
         assert main(asked(*words)) == 2
         assert said in capsys.readouterr().err
     assert main(["compare"]) == 2 and not Path("output").exists()
+
+
+OWN = """
+from training.strategies.local_sgd import LocalSGD
+
+class Mine(LocalSGD):
+    name = "mine"
+    costs = None
+"""
+
+
+def test_runs_of_ones_own_strategy_are_found_by_the_name_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    Path("mine.py").write_text(OWN)
+    monkeypatch.setattr(compare, "Bench", functools.partial(Bench, start_run=FakeRun(training())))
+    assert main(asked("--strategies", "mine.py:Mine", "--trust-code", "--json")) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["strategy"], row["refused"], len(row["losses"])) == ("mine.py:Mine", "", 2)
 
 
 def test_a_seed_is_a_run_and_evaluations_make_a_curve() -> None:
