@@ -42,7 +42,6 @@ class PlanScreen(StepScreen):
         Column("bytes", "size", right=True, most=9, least=6),
     )
     DETAIL_BELOW = True
-    DEFAULT_CSS = "PlanScreen.-below.-widest #side { width: 60; }"
     HELP = (
         "Nothing is trained or saved so far; other machines have what you asked for at Access and Checks, and code "
         "and data to measure with. '+' is added, '~' changes, '-' is removed. Enter saves the profile and starts; "
@@ -199,7 +198,6 @@ class LaunchScreen(StepScreen):
 
     STEP = Step.LAUNCH
     DETAIL_BELOW = True
-    DEFAULT_CSS = "LaunchScreen.-below.-widest #side { width: 60; }"
     HELP = (
         "Every machine goes through the same steps. After the first training step the run is shown live; it "
         "continues in the background when this screen is closed. If a step fails, its log is shown: fix the cause "

@@ -16,7 +16,7 @@ from app.shell.base_app import MusterApp
 from app.shell.base_screen import BaseScreen
 from app.shell.keys import WIDE, WIDEST, Key
 from app.shell.row_table import RowTable
-from app.shell.text import Column, Mark, Row, join, literal, muted
+from app.shell.text import Column, Mark, Row, join, literal, muted, whole_width
 from app.wizard import actions
 from app.wizard.dependencies import blockers, busy_here
 from app.wizard.engine import Wizard
@@ -29,6 +29,12 @@ NEXT = Key("n", "next", "Next", "Continue to the next step, whatever is selected
 
 MARKS = {status: Mark.PROBLEM if status is Status.FAILED else Mark[status.name] for status in Status}
 """How a status is drawn."""
+
+
+_SIDE = (42, 60)
+"""Cells of what stands beside a table, at least and, where the table leaves them, at most."""
+_FRAME = 8
+"""Cells at the left and right of a table and beside it."""
 
 
 class SteeredApp(MusterApp):
@@ -65,7 +71,6 @@ class StepScreen(BaseScreen):
     StepScreen.-widest #side, StepScreen.-below.-wide #side {
         display: block; width: 42; margin-left: 2; padding: 0 0 0 2; border-left: solid $border;
     }
-    StepScreen.-widest #side { width: 60; }
     StepScreen #said { height: auto; max-height: 3; margin: 1 0; }
     StepScreen #side.-nothing { border: none; }
     StepScreen.-below.-narrow #rows { height: auto; max-height: 50%; }
@@ -110,6 +115,7 @@ class StepScreen(BaseScreen):
 
     _notice = ""
     _was_blocker = False
+    _side_width: int | None = None
 
     @property
     def steered(self) -> SteeredApp:
@@ -169,11 +175,20 @@ class StepScreen(BaseScreen):
         table, rows = self.table, self.rows(state)
         lines = tuple(self.detail(state, table.cursor))
         self.query_one("#about", Static).update(Content("\n").join(lines))
+        columns, room = self.columns(state), self.app.size.width
         self.query_one("#side").set_class(not lines, "-nothing")
-        if not self.DETAIL_BELOW and self.app.size.width < WIDEST:
+        self._widen_side(min(_SIDE[1], max(_SIDE[0], room - _FRAME - whole_width(columns, rows))))
+        if not self.DETAIL_BELOW and room < WIDEST:
             rows = [replace(row, detail=lines) if row.key == table.cursor and lines else row for row in rows]
         table.say_when_empty(self.empty(state))
-        table.show(rows, columns=self.columns(state))
+        table.show(rows, columns=columns)
+
+    def _widen_side(self, cells: int) -> None:
+        """Give what stands beside the table what the table leaves, in a wide terminal; it folds its lines anew."""
+        width = cells if self.app.size.width >= WIDEST else None
+        if width != self._side_width:
+            self._side_width = self.query_one("#side").styles.width = width
+            self.call_after_refresh(self.draw)
 
     def _said(self, state: WizardState) -> Content:
         said = []

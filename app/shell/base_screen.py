@@ -79,6 +79,9 @@ class BaseScreen(Screen[None]):
         self._framed = True
         fit(self, self.app.size)
 
+    def on_screen_resume(self) -> None:
+        fit(self, self.app.size)  # the terminal may have changed while this screen was not shown
+
     @property
     def ready(self) -> bool:
         """Whether the widgets of the frame are there: not before they are mounted, and not while the screen is taken

@@ -148,6 +148,11 @@ def widths(columns: Sequence[Column], rows: Sequence[Row], room: int) -> dict[st
     return {column.key: wanted[column.key] for column in shown}
 
 
+def whole_width(columns: Sequence[Column], rows: Sequence[Row]) -> int:
+    """Return the cells of a table in which nothing is cut that is not longer than its column may be."""
+    return MARGIN + _total(columns, {one.key: _natural(place, one, rows) for place, one in enumerate(columns)})
+
+
 def _natural(place: int, column: Column, rows: Sequence[Row]) -> int:
     cells = _longest(place, rows)
     return max(min(column.most, max(len(column.label), cells)), _whole(column, cells))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from textual.pilot import Pilot
 from app.screens.app import WizardApp
 from app.shell.row_table import RowTable
 from app.wizard.state import Step
-from tests.screens.pilot import fixed_clock, lines, resize, run, text
+from tests.screens.pilot import fixed_clock, lines, resize, run, text, until_text
 from tests.screens.states import at
 
 pytestmark = pytest.mark.slow
@@ -64,3 +65,24 @@ def test_a_dialog_follows_too() -> None:
         assert "Which machines take part?" in text(pilot.app)
 
     run(WizardApp(at(Step.MACHINES), clock=fixed_clock), drive)
+
+
+def test_a_screen_that_was_not_shown_meanwhile_fits_too() -> None:
+    steering = at(Step.STRATEGY)
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        app = pilot.app
+        assert isinstance(app, WizardApp)
+
+        async def go(step: Step) -> None:
+            steering.state = replace(steering.state, step=step)
+            app.follow()
+            await pilot.pause()
+
+        await go(Step.PLAN)
+        await resize(pilot, 80, 24)
+        await go(Step.STRATEGY)
+        await until_text(pilot, "How should they train together?")
+        assert "recommended     1.59x" in text(app)
+
+    run(WizardApp(steering, clock=fixed_clock), drive, (160, 45))
