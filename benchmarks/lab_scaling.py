@@ -6,7 +6,7 @@ Needs root: the machines are lab hosts of 0.4 core each on links of 100 Mbit/s. 
 step events between the first steps (one whole synchronisation interval for DiLoCo) and the last: start, evaluation and
 the model's saving are left out, every synchronisation is in. Supervisor and coordinator run on the controller, outside
 the quotas and behind a link that is not shaped; so does the lighthouse of torchft. torchrun keeps its store on a host.
-About a quarter of an hour.
+About a quarter of an hour; as long with ``--race 2.5 2``, which compares loss over time instead.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -38,6 +39,8 @@ BATCH = 16
 INTERVAL = 50
 OVERLAP = 5
 """``sync_delay`` of the overlapped rows."""
+RACE, SMOOTHED = 20, 20
+"""Interval of the runs whose losses are compared over time, and steps over which these are means."""
 PEERS = Path(__file__).resolve().parent / "peers"
 COMMON = {
     "eval_interval": 0,
@@ -111,34 +114,73 @@ class Scaling:
     def ddp(self, members: int, mbit: float, steps: int, skip: int) -> None:
         """``torchrun``, one node a host; its store is on the first host, as usual."""
         self.lab.mbit = mbit
-        options = json.dumps({key: str(value) for key, value in self.options(steps).items()})
-        commands = {}
-        for rank, name in enumerate(NAMES[:members]):
-            where = ["--master-addr", self.lab.lab[NAMES[0]].address, "--master-port", "29511"]
-            run = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={members}", f"--node-rank={rank}", *where]
-            program = [*run, str(PEERS / "ddp_torchrun.py"), "--options", options]
-            commands[name] = ["env", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1", *program]
-        run = self.lab.run_programs(commands, steps)
+        run = self.run_ddp(members, self.options(steps))
         exchange = ideal_times.ring(ideal_times.payload_bytes(self.weights, "fp16"), members, mbit)
         predicted = ideal_times.per_step(self.compute, exchange)
         self.add("torchrun: DDP fp16, gloo", members, mbit, run, skip, predicted)
         self.lab.mbit = 100
 
+    def run_ddp(self, members: int, given: dict[str, Any]) -> Measured:
+        options, commands = json.dumps({key: str(value) for key, value in given.items()}), {}
+        for rank, name in enumerate(NAMES[:members]):
+            where = ["--master-addr", self.lab.lab[NAMES[0]].address, "--master-port", "29511"]
+            run = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={members}", f"--node-rank={rank}", *where]
+            program = [*run, str(PEERS / "ddp_torchrun.py"), "--options", options]
+            commands[name] = ["env", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1", *program]
+        return self.lab.run_programs(commands, given["max_steps"])
+
     def torchft(self, members: int, python: Path) -> None:
         """torchft's DiLoCo, one replica group a host; the lighthouse is on the controller."""
-        steps = self.samples // self.batch // members
-        options = json.dumps({key: str(value) for key, value in self.options(steps).items()})
+        run = self.run_torchft(members, self.options(self.samples // self.batch // members), INTERVAL, python)
+        exchange = ideal_times.ring(ideal_times.payload_bytes(self.weights, "fp32"), members, 100)
+        predicted = ideal_times.periodic_step(self.compute, exchange, INTERVAL)
+        self.add(f"torchft: DiLoCo H={INTERVAL} fp32, gloo", members, 100, run, INTERVAL, predicted)
+
+    def run_torchft(self, members: int, given: dict[str, Any], interval: int, python: Path) -> Measured:
+        options = json.dumps({key: str(value) for key, value in given.items()})
         with lighthouse(python, self.lab.lab.address, members) as address:
             commands = {}
             for rank, name in enumerate(NAMES[:members]):
                 program = [str(python), str(PEERS / "diloco_torchft.py"), "--rank", str(rank), "--world", str(members)]
                 own = ["--address", self.lab.lab[name].address, "--lighthouse", address, "--options", options]
                 environment = ["env", "GLOO_SOCKET_IFNAME=eth0", "OMP_NUM_THREADS=1"]
-                commands[name] = [*environment, *program, *own, "--interval", str(INTERVAL)]
-            run = self.lab.run_programs(commands, steps)
-        exchange = ideal_times.ring(ideal_times.payload_bytes(self.weights, "fp32"), members, 100)
-        predicted = ideal_times.periodic_step(self.compute, exchange, INTERVAL)
-        self.add(f"torchft: DiLoCo H={INTERVAL} fp32, gloo", members, 100, run, INTERVAL, predicted)
+                commands[name] = [*environment, *program, *own, "--interval", str(interval)]
+            return self.lab.run_programs(commands, given["max_steps"])
+
+    def race(self, members: int, losses: list[float], python: Path | None) -> None:
+        """Every program with as many samples, and when the training loss first comes down to some values."""
+        steps = self.samples // self.batch // members
+        often, given = max(1, steps // 100), self.options(steps)
+        ways: dict[str, dict[str, Any]] = {
+            "`allreduce` bf16": {"strategy": "allreduce", "codec": "bf16"},
+            f"`diloco` H={RACE} mxfp4": {"strategy": "diloco", "sync_interval": RACE},
+            f"`streaming_diloco` H={RACE} mxfp4": {"strategy": "streaming_diloco", "sync_interval": RACE},
+            "`demo`": {"strategy": "demo"},
+            f"`sparseloco` H={often}": {"strategy": "sparseloco", "sync_interval": often},
+        }
+        for name, way in ways.items():
+            self.add_race(name, members, self.train(members, steps, way), losses)
+        # As the product does: a rate for the batch of all where gradients are averaged, and for one's own else.
+        self.add_race("torchrun: DDP fp16", members, self.run_ddp(members, given | {"lr_scaling": "sqrt"}), losses)
+        if python is not None:
+            own = given | {"lr_scaling": "off"}
+            self.add_race(
+                f"torchft: DiLoCo H={RACE} fp32", members, self.run_torchft(members, own, RACE, python), losses
+            )
+
+    def add_race(self, name: str, members: int, run: Measured, losses: list[float]) -> None:
+        course = course_of(run, members)
+        row = {
+            "program": name,
+            "ms a step": f"{1000 * course[-1][0] / len(course):.0f}",
+            **{f"s to {loss:g}": first_below(course, loss) for loss in losses},
+            "s in all": f"{course[-1][0]:.0f}",
+            "training loss": f"{course[-1][1]:.3f}",
+            "validation loss": f"{run.final_loss():.3f}",
+            "load": f"{os.getloadavg()[0]:.0f}",
+        }
+        self.rows.append(row)
+        print(row, file=sys.stderr, flush=True)
 
     def add(self, name: str, members: int, mbit: float, run: Measured, skip: int, predicted: float) -> None:
         """Note a run."""
@@ -159,6 +201,19 @@ class Scaling:
         }
         self.rows.append(row)
         print(row, file=sys.stderr, flush=True)
+
+
+def course_of(run: Measured, members: int) -> list[tuple[float, float]]:
+    """Return, for every step, when its last member had ended it and the mean loss of all over the last steps."""
+    each = [run.steps(rank) for rank in range(members)]
+    begin = min(steps[0].time - steps[0].seconds for steps in each)
+    losses = [statistics.fmean(e.loss for e in step) for step in zip(*each, strict=True)]
+    times = [max(e.time for e in step) - begin for step in zip(*each, strict=True)]
+    return [(t, statistics.fmean(losses[max(0, i - SMOOTHED + 1) : i + 1])) for i, t in enumerate(times)]
+
+
+def first_below(course: list[tuple[float, float]], loss: float) -> str:
+    return next((f"{seconds:.0f}" for seconds, at in course if at <= loss), "-")
 
 
 def weights_of(options: dict[str, Any]) -> int:
@@ -257,6 +312,7 @@ def main() -> None:
     parser.add_argument("--cores", type=float, default=0.4)
     parser.add_argument("--parts", nargs="+", default=["diloco", "allreduce", "peers"], help="which cases")
     parser.add_argument("--turns", type=int, default=0, help="DiLoCo's speed only, so often, beside one host")
+    parser.add_argument("--race", type=float, nargs="+", help="training losses: when each program comes down to them")
     parser.add_argument("--torchft", type=Path, help="Python of an environment with torchft")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -265,7 +321,9 @@ def main() -> None:
         scaling = Scaling(lab, arguments)
         scaling.prepare()
         try:
-            if arguments.turns:
+            if arguments.race:
+                scaling.race(max(arguments.hosts), arguments.race, arguments.torchft)
+            elif arguments.turns:
                 run_turns(scaling, arguments.turns, arguments.hosts)
             else:
                 run_cases(scaling, arguments)

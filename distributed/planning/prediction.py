@@ -102,17 +102,22 @@ class Predictor:
         key = (members, strategy)
         if key not in self._splits:
             caps = self.caps(members, strategy)
-            found = self._fitting(members, caps, fits=True)
-            self._splits[key] = found or self._fitting(members, [10**9] * len(members), fits=False)
+            costs = costs_of(strategy) if strategy else None
+            even = (
+                costs is not None and not costs.waits
+            )  # who is slower takes fewer parts, not smaller ones
+            found = self._fitting(members, caps, even, fits=True)
+            self._splits[key] = found or self._fitting(members, [10**9] * len(members), even, fits=False)
         return self._splits[key]
 
-    def _fitting(self, members: tuple[str, ...], caps: list[int], fits: bool) -> Split | None:
+    def _fitting(self, members: tuple[str, ...], caps: list[int], even: bool, fits: bool) -> Split | None:
         machines = [self.cluster.machine(name) for name in members]
         overheads, speeds = [m.overhead for m in machines], [m.speed for m in machines]
         batch = self.job.global_batch_of(len(members))
         whole = [k for k in divisors(self.job.reference_batch) if batch % k == 0]  # cuts that change no result
         for accumulation in [k for k in whole if k >= self.job.accumulation] or whole[-1:]:
-            found = cost_model.shares(batch // accumulation, overheads, speeds, caps)
+            parts = ([0.0] * len(machines), [1.0] * len(machines)) if even else (overheads, speeds)
+            found = cost_model.shares(batch // accumulation, *parts, caps)
             if found is not None:
                 each = zip(overheads, found, speeds, strict=True)
                 return Split(tuple(found), accumulation, tuple(accumulation * (o + b / v) for o, b, v in each), fits)

@@ -95,6 +95,7 @@ def test_a_run_that_is_too_short_tells_nothing(choice: Choice, steps: int) -> No
 def test_members_with_a_pace_of_their_own_advance_by_its_mean_and_tell_nothing() -> None:
     choice = Choice(strategy="async_diloco", codec="bf16", engine="mesh", members=("a", "b"), interval=10)
     candidate = predict(cluster([8.0, 0.5], mbit=1e6), JOB, choice)
+    assert {one.micro_batch for one in candidate.members} == {8}  # the slower one takes fewer parts, not smaller ones
     assert candidate.step == pytest.approx(2 / sum(1 / one.busy for one in candidate.members), rel=0.01)
     assert candidate.exposed >= 0
     assert compare(candidate, run(candidate, 30)) is None
