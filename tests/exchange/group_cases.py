@@ -185,7 +185,8 @@ def stands_still(rank: int, world: int) -> list[str]:
     found = []
     for call in KINDS.values():
         group: Any = dist.new_group()
-        group._pairs.seconds = 0.3  # once it is formed, which may take longer
+        # Once it is formed, which may take longer. Who gives up ends its connections, and could be named by the first.
+        group._pairs.seconds = 0.3 if rank == 0 else 1.0
         if rank == 0:
             found.append(told(lambda: call(group, rank, world)))  # noqa: B023 - called at once
         elif rank < world - 1:  # these may be done before they notice

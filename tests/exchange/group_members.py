@@ -52,6 +52,8 @@ class Members:
         self.folder = folder
         self._places = places
         self._runs = 0
+        self._owing: set[int] = set()
+        """Who has not answered yet."""
         addresses = ["127.0.0.1", *(address for _, address in places)]
         issue_run_certificates(folder / "certificates", "run", range(4), addresses)
         self.pipes: list[Connection] = []
@@ -79,11 +81,19 @@ class Members:
         """Return whether one member came to the case's end, and what it found, or its error."""
         assert self.pipes[rank].poll(100), f"{case}: rank {rank} gave no answer"
         good, found = self.pipes[rank].recv()
+        self._owing.discard(rank)
         return good, found
 
     def send(self, case: str, backend: str, world: int) -> None:
-        """Have the first ``world`` members begin a case: a function's name, or ``module:function``."""
+        """Have the first ``world`` members begin a case: a function's name, or ``module:function``.
+
+        Who still owes the answer to a case that was given up is replaced: or it would be taken for that of this one.
+        """
+        for rank in sorted(self._owing):
+            self.processes[rank].kill()
+            self.replace(rank)
         self._runs += 1
+        self._owing = set(range(world))
         for rank, pipe in enumerate(self.pipes[:world]):
             store, certificates = self.folder / f"store-{self._runs}", self.folder / "certificates"
             pipe.send((case, backend, rank, world, str(store), str(certificates)))
@@ -94,6 +104,7 @@ class Members:
         process.join(60)
         assert process.exitcode is not None, f"rank {rank} does not end"
         self._start(rank)
+        self._owing.discard(rank)
         return int(process.exitcode)
 
     def close(self) -> None:
