@@ -83,9 +83,9 @@ def completed_lines(ended: Ended) -> list[str]:
         return ["", f"Done in {duration_text(passed)}", f"run     {ended.run_dir}"]
     lines = ["", f"Done: {counted(steps, 'step')} in {took}{speed}", *_promise(ended), *evaluation_lines(ended.state)]
     if ended.state.simulated_hours is not None:
-        lines.append(f"clock   {simulated_text(ended.state.simulated_hours)} on the machines of the file")
+        lines.append(f"clock   {simulated_text(ended.state.simulated_hours)} on the simulated machines")
     if lost := lost_in(ended.metrics):
-        lines.append(f"lost    {visible(', '.join(lost))}; the others did the work to the end")
+        lines.append(f"lost    {visible(', '.join(lost))}; the others completed the work")
     lines += run_lines(ended.run_dir)
     if remark := ends_in_warm_up(steps, ended.plan.profile):
         lines.append(f"short   {remark}")

@@ -32,7 +32,7 @@ _LAST = 10
 """Steps, or buckets of steps, whose mean is where the loss is; a single step says little."""
 _MOST = 3
 """Losses of machines that are told one by one."""
-_ENDS = {"completed": "completed", "failed": "failed", "cancelled": "stopped", INTERRUPTED: "ended without a word"}
+_ENDS = {"completed": "completed", "failed": "failed", "cancelled": "stopped", INTERRUPTED: "ended without a message"}
 
 
 class Mark(BaseModel):

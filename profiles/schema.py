@@ -18,6 +18,7 @@ from profiles.optimisation import TrainingSettings
 from profiles.split import LOCAL_DATA_HELP, SPLIT_HELP, SplitText, divided_in_one_way
 
 WHISPER, CAUSAL_LM, CUSTOM = "whisper", "causal_lm", "custom"
+USUAL_TASK = WHISPER
 PUBLISHED = (WHISPER, CAUSAL_LM)
 """Tasks that know how their model is built."""
 
@@ -32,7 +33,7 @@ class ModelSettings(Owning, Section):
 
     owned_section = "model"
 
-    task: str = option("whisper", "kind of job", names="model")
+    task: str = option(USUAL_TASK, "kind of job", names="model")
     model_path: str = option("", "hub name or local folder of the model; for 'custom' module:factory", kind="location")
     from_scratch: bool = option(False, "start from random weights, with the model's configuration")
     tuning: Literal["full", "lora"] = option("full", "train all weights, or low-rank adapters", tasks=PUBLISHED)
@@ -107,7 +108,7 @@ class ModelSettings(Owning, Section):
     @classmethod
     def _student_of_its_teacher(cls, values: Any) -> Any:
         """A student whose own model is not named is made of its teacher's weights."""
-        if not isinstance(values, dict) or values.get("task", WHISPER) != WHISPER:
+        if not isinstance(values, dict) or values.get("task", USUAL_TASK) != WHISPER:
             return values
         if values.get("teacher_path") and not values.get("model_path"):
             return {**values, "model_path": values["teacher_path"]}

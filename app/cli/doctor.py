@@ -11,6 +11,7 @@ from app.cli.arguments import Json
 from app.cli.terminal import answer
 from app.console import visible
 from profiles.errors import BadInput, ExitCode
+from profiles.schema import USUAL_TASK
 
 
 def doctor(
@@ -35,7 +36,7 @@ def doctor(
         if name not in CHECKS:
             near = difflib.get_close_matches(name, CHECKS, 1)
             raise BadInput(f"there is no check '{name}'", f"did you mean '{near[0]}'?" if near else "--list shows them")
-    (one,) = examine(this_machine(), "whisper")
+    (one,) = examine(this_machine(), USUAL_TASK)
     found = [finding for finding in one.findings if not checks or finding.check in checks]
     lines = []
     for finding in found:

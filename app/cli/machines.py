@@ -22,6 +22,7 @@ from distributed.hosts.file import Hosts, Machine
 from distributed.machine.link import CACHE, Link, link_to
 from distributed.ssh.access import own_key_path, read_own_key
 from profiles.errors import ExitCode, MusterError, counted
+from profiles.schema import USUAL_TASK
 
 if TYPE_CHECKING:
     from distributed.checks.examination import Examined
@@ -48,7 +49,7 @@ def distributed_check(
     from training.tasks.published_models import usable_profile
 
     job = usable_profile(profile, tell=say).profile if profile else None
-    task = job.model.task if job else "whisper"
+    task = job.model.task if job else USUAL_TASK
     machines = read_hosts(hosts or USUAL_HOSTS, named=hosts is not None, person=somebody(as_json))
     found = examine(machines, task, trust(trust_new), job)
     if (fix or offline_wheels) and any(one.readiness.provisionable for one in found):

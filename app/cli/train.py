@@ -21,6 +21,7 @@ from app.trackers.tracking import checked_trackers, start_trackers
 from distributed.planning.fitting import fit
 from distributed.planning.simulated import Machines
 from distributed.preparation.preflight import room_here
+from profiles.declarations import trait_of
 from profiles.errors import BadInput, ExitCode
 from profiles.resolve import load_profile, profile_from_options
 from profiles.schema import Profile, tracker_names
@@ -166,8 +167,9 @@ def profile_of(request: TrainRequest) -> Profile:
         found = usable_profile(request.profile, request.overrides, tell=say)
         stand_behind_profile(found, trusted=request.trust_code, person=request.person)
         return found.profile
-    if request.overrides.get("task") == "custom" and request.overrides.get("model_path"):
-        profile = profile_from_options("custom", request.overrides)
+    task = request.overrides.get("task", "")
+    if trait_of(task) == "own code" and request.overrides.get("model_path"):
+        profile = profile_from_options(task, request.overrides)
         stand_behind_code(profile, "the command line", named=True, person=False)
         return profile
     raise BadInput("no profile given", f"{command_line('profiles', 'list')} lists them")

@@ -50,8 +50,8 @@ class Machines(Pane):
         "One row a machine. The bar is the wall time of a step: computing, then standing still for an exchange. "
         "Transfer is the time exchanges were under way, hidden or not. Lag: steps behind the foremost. "
         "Heat: of what it computes on. Power: what its meters measure, not the whole machine. "
-        "Heard: since its last sign. '-' lets the machine under the cursor go. With 120 columns its other figures, its "
-        "course and its newest log lines stand beside the table."
+        "Heard: time since its last message. '-' drops the machine under the cursor. With 120 columns its other "
+        "figures, its curve and its newest log lines are shown beside the table."
     )
     DEFAULT_CSS = """
     Machines #who { height: auto; padding-bottom: 1; }

@@ -246,7 +246,7 @@ class Player:
             self._say_of(rank, "joined", "joins a running group")
             self._say_of(rank, "ready", "")
             return "trains with the others"
-        self._say_of(rank, "left", "let go by the user")
+        self._say_of(rank, "left", "dropped by the user")
         self._dropped.add(rank)
         return "left after a synchronisation"
 

@@ -69,7 +69,7 @@ def recordings(evidence: Evidence) -> str:
         if len(parts) > 1:
             shown.append(f"<h3>By {way}</h3>{_parts(way, parts[:_SHOWN_PARTS], earlier)}")
             left = len(parts) - _SHOWN_PARTS
-            shown.append(f"<p>{left} more, all at most as bad.</p>" if left > 0 else "")
+            shown.append(f"<p>{left} more, none of them worse.</p>" if left > 0 else "")
     if found := confusions(after, 20):
         rows = [(one.said or "(nothing)", one.heard or "(nothing)", one.times) for one in found]
         shown.append(f"<h3>Words heard as others</h3>{table(('said', 'heard', 'times'), rows, numbers=(2,))}")
@@ -101,7 +101,7 @@ def _worst(evidence: Evidence, before: Sequence[Prediction], after: Sequence[Pre
     head = "".join(f"<th>{name}</th>" for name in ("recording", "sound", "said", "heard before", "heard after"))
     note = (
         "Texts are normalised as for the WER. <mark>Marked</mark> words were not said, <del>struck</del> ones "
-        "were left out, <ins>underlined</ins> ones are right that were wrong before."
+        "were left out, <ins>underlined</ins> ones were wrong before and are right now."
     )
     return (
         f'<h3>The worst {len(chosen)}</h3><p>{note}</p><div class="wide"><table class="heard"><thead><tr>{head}</tr>'

@@ -34,6 +34,7 @@ from profiles.errors import BadInput, MachinesNotReady, MusterError
 from profiles.library import Library
 from profiles.locations import absolute_path
 from profiles.resolve import ProfileEntry, list_profiles
+from profiles.schema import USUAL_TASK
 from training.lazy import lazy
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Services:
 
     def doctor(self) -> Sequence[Finding]:
         """Check this computer."""
-        return self._examine([machines.this_row(self.outside.this_computer())], "whisper")[0]
+        return self._examine([machines.this_row(self.outside.this_computer())], USUAL_TASK)[0]
 
     def watch(self, see: Callable[[Machines], None]) -> DiscoveryWatch:
         """Look for machines; ``see`` is called at once and after every change, from a thread of its own."""

@@ -20,26 +20,26 @@ _NOT_NEEDED = "only engine = nccl needs it; on the mesh the other machine connec
 
 
 CHECKS = {
-    "ready": "everything without which it cannot take part: Python, packages, a folder, room, the time",
+    "ready": "what every machine needs: Python, packages, a folder, free disk space, a correct clock",
     "system": "the operating system",
     "python": "the version of Python",
     "torch": "the version of torch",
     "disk": "free space",
-    "clock": "the time, beside this computer's",
+    "clock": "its clock, compared with this computer's",
     "folder": "a folder that macOS does not protect",
     "device": "a product of two matrices on every device",
     "driver": "the NVIDIA driver, and whether torch can use it",
     "gpu memory": "free memory of the NVIDIA GPU",
-    "arch": "a Python for this processor",
+    "arch": "a Python built for this processor",
     "memory": "free memory",
     "power": "mains or battery",
     "power saving": "Low Power Mode",
     "sleep": "whether it can be kept awake",
     "heat": "how hot it is",
     "ports": "a port that is free",
-    "mtu": "the size of packets, beside the other machines'",
+    "mtu": "its packet size, compared with the other machines'",
     "ways": "connections to the other machines",
-    "health": "whether it tells of its hardware at all",
+    "health": "whether its hardware can be read",
 }
 """What is looked at on every machine, without a job, by the word for programs."""
 

@@ -110,7 +110,7 @@ def judge_memory(profile: Profile, size: ModelSize | None, measured: SpeedFigure
         return _judged(profile, need, "as measured there", health)
     if size is None:
         unknown = "how much memory the model needs is not known before it has run"
-        return Finding("model", "ok", unknown, fix="'measure' finds it out")
+        return Finding("model", "ok", unknown, fix="'measure' determines it")
     try:
         found = fitted(profile, size, [Room("it", free_memory(health)[1])], alone=False)
     except BadInput as error:
@@ -155,7 +155,7 @@ def judge_data(trees: Mapping[str, Tree], lack: Lack, facts: Facts) -> list[Find
     for place, tree in trees.items():
         name = _NAMES.get(place, place)
         if tree.name not in lack.trees:
-            found.append(Finding("data", "ok", f"{name}: there, equal by hash ({tree.name[:12]})"))
+            found.append(Finding("data", "ok", f"{name}: already there, with the same hash ({tree.name[:12]})"))
             continue
         sizes = {blob: path.stat().st_size for blob, path in tree.sources.items()}
         left = sum(sizes[blob] - lack.begun.get(blob, 0) for blob in lack.blobs if blob in sizes)

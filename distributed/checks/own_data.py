@@ -71,9 +71,9 @@ def _look(link: Link, path: str) -> Seen | Finding:
         words = [link.python, "-c", packed("distributed.checks.data_there"), path]
         return Seen.model_validate_json(link.connection().run(words, timeout=_TIMEOUT).stdout)
     except ValidationError:
-        return Finding("data", "warning", f"its data at {path} could not be looked at: it gave no proper answer")
+        return Finding("data", "warning", f"its data at {path} could not be checked: its answer cannot be read")
     except MusterError as error:
-        return Finding("data", "warning", f"its data at {path} could not be looked at: {error.message}")
+        return Finding("data", "warning", f"its data at {path} could not be checked: {error.message}")
 
 
 def judge_own_data(
@@ -98,5 +98,7 @@ def judge_own_data(
     if seen.columns and many and usual != frozenset(seen.columns):
         whose = next(other for other, names in columns.items() if other != place and frozenset(names) == usual)
         told = f"its table has the columns {', '.join(seen.columns)}, that of {whose[0]} {', '.join(columns[whose])}"
-        return Finding("data", "warning", told, "columns of one meaning", "rename them there if they mean the same")
+        return Finding(
+            "data", "warning", told, "the same columns on all machines", "rename them there if they mean the same"
+        )
     return Finding("data", "ok", f"its data: {seen.path}; {_STAY}")

@@ -181,7 +181,7 @@ class Probe:
             said = self._process.stderr.decode(errors="replace").strip().splitlines()[-1:]
             raise SshError(self.name, f"its link probe ended ({' '.join(said) or 'no message'})") from None
         if not isinstance(found, dict) or "error" in found:
-            raise SshError(self.name, str(found.get("error")) if isinstance(found, dict) else "its link probe broke")
+            raise SshError(self.name, str(found.get("error")) if isinstance(found, dict) else "its link probe failed")
         return found
 
 

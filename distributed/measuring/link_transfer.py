@@ -52,7 +52,7 @@ class Lines:
         end = time.monotonic() + patience
         while b"\n" not in self._rest:
             if len(self._rest) > LONGEST_LINE:
-                raise ValueError("a line without end")
+                raise ValueError("a line that is too long")
             more = receive(self.socket, 4096, end)
             if not more:
                 raise ConnectionError("the peer closed the connection")

@@ -109,7 +109,7 @@ def test_what_travels_and_whether_there_is_room(tmp_path: Path) -> None:
         facts = Facts(**{**FACTS.__dict__, "free": free})
         return [f"{finding.level}: {finding.seen}" for finding in judge_data(trees, lack, facts)]
 
-    assert seen(False) == [f"ok: data: there, equal by hash ({tree.name[:12]})"]
+    assert seen(False) == [f"ok: data: already there, with the same hash ({tree.name[:12]})"]
     assert seen(True) == ["ok: data: absent, a run sends 3.0 of 3.0 MB"]
     assert seen(True, begun=1_000_000) == ["ok: data: partly there, a run sends 2.0 of 3.0 MB"]
     assert seen(True, free=201_000_000)[1:] == ["problem: 201 MB free, a run sends 3.0 MB"]

@@ -73,8 +73,8 @@ def test_any_bytes_of_a_stranger_are_refused(parts: list[bytes]) -> None:
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        ([b"x" * (MAX_LINE + 1)], "without end"),
-        ([hello(2), b"y" * (MAX_LINE + 1)], "without end"),
+        ([b"x" * (MAX_LINE + 1)], "too long"),
+        ([hello(2), b"y" * (MAX_LINE + 1)], "too long"),
         ([hello(2), line(Report(epoch=1 << 50, mesh=0))], "has not been"),
         ([hello(2), b'{"full": 1e300}\n'], "not a message"),
         ([hello(2), line(Report(full=3, kept=9))], "contradicts"),
@@ -93,7 +93,7 @@ def test_who_breaks_the_rules_is_refused(running: Lab, lines: list[bytes], reaso
     [
         (b'{"epoch": 99}\n', "has not been"),
         (b'{"colour": 1}\n', "not a message"),
-        (b"z" * (MAX_LINE + 1), "without end"),
+        (b"z" * (MAX_LINE + 1), "too long"),
         (hello(2), "not a message"),
     ],
 )

@@ -190,7 +190,7 @@ class Coordinator:
             if member is None:
                 self._refuse(writer, reason)
         except ValueError:
-            reason = "it sent a line without end"
+            reason = "it sent a line that is too long"
         except (OSError, asyncio.TimeoutError, EOFError):
             pass
         finally:
@@ -208,7 +208,7 @@ class Coordinator:
         try:
             said = [await asyncio.wait_for(reader.readline(), HANDSHAKE_SECONDS) for _ in range(2)]
         except ValueError:
-            raise ProtocolError("a line without end") from None
+            raise ProtocolError("a line that is too long") from None
         hello = parse(Hello, said[0])
         self._check_peer(writer, hello.rank)
         if hello.rank < len(self._config.names):  # what it calls itself would be said of others
