@@ -121,6 +121,27 @@ def workplace(launch: Launch, run_dir: Path, rank: int) -> Path:
     return place
 
 
+class Guard:
+    """A process of its own that ends all that a rank's script has started, whatever that has made of itself, when this
+    one is gone, even if it was killed. It keeps this one's output open until that is done."""
+
+    def __init__(self, run_id: str, rank: int) -> None:
+        gone, self._here = os.pipe()
+        self._pid = os.fork()
+        if not self._pid:
+            os.close(self._here)
+            os.setsid()
+            os.read(gone, 1)
+            end_processes(run_id, rank)
+            os._exit(0)
+        os.close(gone)
+
+    def end(self) -> None:
+        """Have that done now."""
+        os.close(self._here)
+        os.waitpid(self._pid, 0)
+
+
 class Script:
     """The script's process, and what it says of its end.
 
@@ -135,6 +156,7 @@ class Script:
         self._emit, self._variables = emit, variables
         self._asked = threading.Event()
         self._told = False
+        self._guard = Guard(variables[RUN_VARIABLE], int(variables["RANK"]))
         ours, theirs = socket.socketpair()
         words = [variables[RUN_VARIABLE], "module" if launch.module else "file", launch.script, *launch.arguments]
         with theirs:
@@ -161,7 +183,7 @@ class Script:
     def end(self) -> ExitCode:
         """Wait for the end; report a failure that the script has not reported."""
         code = self._process.wait()
-        end_processes(self._variables[RUN_VARIABLE], int(self._variables["RANK"]))  # what it has left behind
+        self._guard.end()
         self._reader.join(_GRACE)
         if self._asked.is_set():
             return ExitCode.STOPPED

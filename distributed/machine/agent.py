@@ -38,7 +38,7 @@ BEAT = 1.0
 LONGEST_LINE = 1 << 18
 """Bytes of a worker's line in one record; six times as much in JSON is still a line that the far side takes."""
 LOG_BUDGET = 64 << 20  # bytes of a worker's log that are kept
-OLD_AGENT_PATIENCE = 10.0
+PATIENCE = 10.0
 _TICK = 0.1
 _INHIBIT = """systemd-inhibit --what=sleep:idle --who=muster --why='a training run' cat ||
 exec systemd-inhibit --what=idle --who=muster --why='a training run' cat"""
@@ -157,7 +157,7 @@ class Daemon:
         self._kill()  # what it started may hold its streams open
         self._over = True  # its number may be another group's from now on
         for pump in pumps:
-            pump.join()
+            pump.join(PATIENCE)  # what has left its group may hold them open for ever
         self._spool.append({"end": code, "why": self._why})
         os.write(self._guard, b" over")
 
@@ -309,7 +309,7 @@ def start(folder: Path, document: dict[str, Any]) -> None:
             become_daemon(folder, document, tell)
         os._exit(0)
     os.close(tell)
-    if not (select.select([ready], [], [], OLD_AGENT_PATIENCE)[0] and os.read(ready, 1)):
+    if not (select.select([ready], [], [], PATIENCE)[0] and os.read(ready, 1)):
         raise OSError("the agent did not start: " + (folder / "agent.log").read_text()[-500:])
 
 
@@ -336,12 +336,12 @@ def can_connect() -> bool:
 
 def end_old_agent() -> None:
     """End an agent that an earlier attempt of the same run left here."""
-    end = time.monotonic() + OLD_AGENT_PATIENCE
+    end = time.monotonic() + PATIENCE
     while can_connect():
         if time.monotonic() > end:
             raise OSError("another agent of this run is active here and does not end")
         with socket.socket(socket.AF_UNIX) as old, contextlib.suppress(OSError, ValueError):
-            old.settimeout(OLD_AGENT_PATIENCE)  # it may be stopped
+            old.settimeout(PATIENCE)  # it may be stopped
             old.connect(SOCKET)
             old.sendall(b'{"after": 0}\n')
             commands = json.loads(old.makefile("rb").readline())["commands"]

@@ -226,6 +226,21 @@ def test_a_group_that_has_ended_is_not_signalled_again() -> None:
         assert stranger.wait(60) == -signal.SIGTERM
 
 
+def test_a_process_that_left_the_group_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "PATIENCE", 0.2)
+    program = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid)"
+    daemon = Daemon.__new__(Daemon)
+    daemon._spool, daemon._guard, daemon._why, daemon._over = Spool(tmp_path / "spool"), os.pipe()[1], "", False
+    words, pipe = [sys.executable, "-c", program], subprocess.PIPE
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, start_new_session=True) as daemon._worker:
+        daemon._follow()
+        first, last = (json.loads(daemon._spool.read(number, 0.0)) for number in (1, 2))
+        os.kill(int(first["event"]), signal.SIGKILL)
+    assert last["end"] == 0
+
+
 def test_good_bye_removes_everything_unless_it_is_to_be_kept(agents: Agents) -> None:
     for keep in (True, False):
         agents.start()
@@ -252,7 +267,7 @@ def test_an_agent_that_is_stopped_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(agent, "OLD_AGENT_PATIENCE", 0.3)
+    monkeypatch.setattr(agent, "PATIENCE", 0.3)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(agent.SOCKET)
         listener.listen(1)

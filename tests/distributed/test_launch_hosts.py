@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from tests.distributed.muster_runs import Muster
 from tests.lab.fixtures import MakeLab, MakeLightLab
 from tests.lab.lab import Lab
 from tests.waiting import until
-from training.events import MachineEvent
+from training.events import MachineEvent, MemberEvent
 from training.processes import processes_of
 from training.run_folder import RunFolder
 
@@ -46,8 +47,9 @@ dist.send(one, 1) if dist.get_rank() == 0 else dist.recv(one.zero_(), 0)
 print("got", one.item(), flush=True)
 """
 WAITS = """
-import os, sys, time, torch.distributed as dist
+import os, subprocess, sys, time, torch.distributed as dist
 dist.init_process_group()
+subprocess.Popen(["sleep", "1000"], start_new_session=True)
 print("waits", flush=True)
 while True:
     dist.barrier()
@@ -144,6 +146,17 @@ def test_ctrl_c_ends_all(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
     assert process.returncode == 130, complained
     assert {"a: nothing left running", "b: nothing left running"} <= set(complained.splitlines())
     assert processes_of(only_run(tmp_path).metadata.run_id) == []
+
+
+def test_nothing_is_left_where_what_watches_a_script_is_killed(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
+    process = waiting(tmp_path, make_light_lab("a", "b").hosts_file)
+    run = only_run(tmp_path)
+    started = (event for event in run.events() if isinstance(event, MemberEvent) and event.status == "started")
+    os.kill(next(int(event.message.removeprefix("pid ")) for event in started if event.name == "b"), signal.SIGKILL)
+    _, complained = process.communicate(timeout=120)
+    assert process.returncode == 1, complained
+    assert {"a: nothing left running", "b: nothing left running"} <= set(complained.splitlines())
+    assert processes_of(run.metadata.run_id) == []
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "launch"
