@@ -141,10 +141,11 @@ class Composition(Strategy):
         return self._told({part.name: part.end_step() for part in self._parts})
 
     def finish(self) -> SyncEvent | None:
-        """The one that leads ends as if it were alone, where it makes all weights equal: what the others do at the end
-        changes nothing then."""
-        held = flatten(self._parameters) if self._leader.equal != "never" else None
-        said = {part.name: part.finish() for part in self._parts[:-1]}
+        """The one that leads ends as if it were alone, where it makes all weights equal: of the others only what is
+        under way is ended, and changes nothing then."""
+        equal = self._leader.equal != "never"
+        held = flatten(self._parameters) if equal else None
+        said = {part.name: None if equal and part.synchronised else part.finish() for part in self._parts[:-1]}
         if held is not None:
             unflatten_into(self._parameters, held)
         return self._told({**said, self._leader.name: self._leader.finish()})
