@@ -74,13 +74,14 @@ def trainer(folder: Path, **how: Any) -> LocalTrainer:
         },
         {"strategy": "sparta + diloco", "sync_interval": 3},
         {"strategy": "zero1"},
+        {"strategy": "diloco", "sync_interval": 3, "members": 1},
         {"strategy": "fedavg", "fedavg.sync_interval": 3, "fedavg.island_size": 2, "fedavg.fraction": 0.5},
         {"strategy": "noloco", "noloco.sync_interval": 3},
     ],
 )
 def test_the_result_has_the_bits_of_real_processes(tmp_path: Path, options: dict[str, Any]) -> None:
     options = {"batch_size": 4, **options, "max_steps": 8, "threads": 1, "seed": 3}
-    size = 4 if options["strategy"] in ("fedavg", "noloco") else 3
+    size = options.pop("members", 4 if options["strategy"] in ("fedavg", "noloco") else 3)
     real, simulated = trainer(tmp_path, workers=size), trainer(tmp_path, simulate=size)
     one, other = real.fit(**options).state_dict(), simulated.fit(**options).state_dict()
     assert all(torch.equal(one[name], other[name]) for name in one)

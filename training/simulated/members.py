@@ -16,6 +16,7 @@ from torch import nn
 
 from profiles.errors import ExitCode, RunFailed
 from training.events import Emit, Event, MemberEvent, StepEvent
+from training.exchange.base import Exchange, SoloExchange
 from training.member import exit_code_of, prepare_data, prepared, train
 from training.orders import Command, Control
 from training.plan import RunPlan
@@ -134,9 +135,12 @@ def _as_member(emit: Emit, rank: int, event: Event) -> None:
 def _member(
     plan: RunPlan, baton: Baton, room: Room, run_dir: Path, task: Task, rank: int, emit: Emit, control: Control
 ) -> None:
+    def exchange() -> Exchange:
+        return SimulatedExchange(room, rank) if plan.world_size > 1 else SoloExchange()
+
     def trained() -> ExitCode:
         try:
-            return train(plan, rank, task, lambda: SimulatedExchange(room, rank), run_dir, emit, control)
+            return train(plan, rank, task, exchange, run_dir, emit, control)
         except (RunFailed, AnotherFailed) as error:
             cause = error.__cause__ if isinstance(error, RunFailed) else error
             if not isinstance(cause, AnotherFailed):
