@@ -265,11 +265,15 @@ def newest_text(picture: Picture, name: str) -> str:
     last = rate_of_run(state).newest if name == "samples/s" else newest(state.curves, name)
     if last is None:
         return "-"
-    found = [(evaluated(split, metric), one.last.step) for split, one in state.evaluations.items()
-             for metric in one.last.figures]  # fmt: skip
-    step = dict(found).get(name, -1)
-    old = 0 <= step < max(step for _, step in found)
-    return value_text(last, unit_of(name, state)) + (f" at {step}" if old else "")
+    old = old_step(state, name)
+    return value_text(last, unit_of(name, state)) + (f" at {old}" if old is not None else "")
+
+
+def old_step(state: RunState, name: str) -> int | None:
+    """Return the step of a series' newest evaluation where another split was evaluated later."""
+    each = state.evaluations.items()
+    steps = {evaluated(split, metric): one.last.step for split, one in each for metric in one.last.figures}
+    return steps[name] if name in steps and steps[name] < max(steps.values()) else None
 
 
 class Charts(Pane):

@@ -20,6 +20,7 @@ from app.dashboard.charts import (
     ghost,
     marks,
     newest_text,
+    old_step,
     promised,
     sample,
     value_text,
@@ -246,12 +247,14 @@ def _error_chart(picture: Picture) -> ChartData:
     every, metrics = names(state.curves), evaluated_series(state)
     rates = [name for name in every if metrics.get(name) in ("wer", "cer")]
     shown = rates[:2] or [name for name in every if metrics.get(name) == "loss"][:2]
+    shown.sort(key=lambda name: old_step(state, name) is not None)  # where there is no room, the old one is cut
     styles = ("$text-accent", "$text-secondary")
     curves, legend = [], []
     for place, (name, style) in enumerate(zip(shown, styles)):
         points = of_run(state.curves, name).points()
         curves.append(Curve(points, style, pattern=place))
-        value = newest_text(picture, name)
+        old = old_step(state, name)
+        value = newest_text(picture, name) if old is None else f"at {old}"
         legend.append((sample(f"{name} {value}".strip(), curves[-1]), style))
     empty = "" if picture.launched else "evaluations appear here"
     return ChartData(

@@ -342,6 +342,17 @@ def test_a_chart_has_four_rows_at_least_or_there_is_one_instead_of_two(
     show(folder.path, drive, (120, 32))
 
 
+@pytest.mark.parametrize("width", [100, 120])
+def test_the_newest_error_rate_is_whole_beside_an_older_one(folder: RunFolder, width: int) -> None:
+    for step, split, wer in ((0, "test", 0.302), (0, "validation", 0.264), (30, "validation", 0.258)):
+        folder.append(EvaluationEvent(step=step, split=split, metrics={"wer": wer}, samples=8, seconds=1.0))
+
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await until_text(pilot, "━ validation wer 25.8 %  ╍ test wer")
+
+    show(folder.path, drive, (width, 32))
+
+
 def test_charts_take_log_scale_smoothing_zoom_and_machines(folder: RunFolder) -> None:
     async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
         await pilot.press("3", "l", "w", "z")
