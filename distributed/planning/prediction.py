@@ -103,9 +103,7 @@ class Predictor:
         if key not in self._splits:
             caps = self.caps(members, strategy)
             costs = costs_of(strategy) if strategy else None
-            even = (
-                costs is not None and not costs.waits
-            )  # who is slower takes fewer parts, not smaller ones
+            even = costs is not None and not costs.waits  # who is slower takes fewer parts, not smaller ones
             found = self._fitting(members, caps, even, fits=True)
             self._splits[key] = found or self._fitting(members, [10**9] * len(members), even, fits=False)
         return self._splits[key]
