@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 import traceback
+import unicodedata
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -30,17 +31,23 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 200
 _LOOK = 0.2
+_JOINERS = "\u200c\u200d"
+"""Persian, Hindi and others need them to be written right; they neither move nor hide anything."""
 _stopped = threading.Event()
 KEPT_CRASH_LOGS = 20
 SCRIPT = Path(__file__).resolve().parent.parent / "cli_typer.py"
 
 
 def visible(text: object) -> str:
-    """Return ``text`` in one line with every control or direction-changing character written out."""
-    return "".join(
-        one if one.isprintable() else " " if one in "\n\t" else one.encode("unicode_escape").decode()
-        for one in str(text)
-    )
+    """Return ``text`` in one line with every control or direction-changing character written out; what many scripts
+    join and part their letters with stays."""
+    return "".join(map(_visible, str(text)))
+
+
+def _visible(one: str) -> str:
+    if one.isprintable() or one in _JOINERS:
+        return one
+    return " " if one in "\n\t" or unicodedata.category(one) == "Zs" else one.encode("unicode_escape").decode()
 
 
 @lru_cache(maxsize=1)

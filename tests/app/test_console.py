@@ -12,12 +12,19 @@ from app.console import bytes_text, command_about, command_line, duration_text, 
 
 @given(st.text())
 def test_visible_text_is_one_printable_line(text: str) -> None:
-    assert visible(text).isprintable()
+    assert visible(text).replace("\u200c", "").replace("\u200d", "").isprintable()
 
 
 @given(st.text(alphabet=st.characters(codec="ascii", exclude_categories=["Cc"])))
 def test_harmless_text_stays_as_it_is(text: str) -> None:
     assert visible(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"), [("می\u200cشود", "می\u200cشود"), ("ஸ்ரீ क\u200dष", "ஸ்ரீ क\u200dष"), ("10\u202f%\u3000今", "10 % 今")]
+)
+def test_texts_of_other_scripts_can_be_read(text: str, seen: str) -> None:
+    assert visible(text) == seen
 
 
 @pytest.mark.parametrize(
