@@ -221,8 +221,8 @@ class Outcome:
 
     @property
     def times(self) -> str:
-        """Of training, as it was and as it was promised."""
-        promised = self.pace.steps * self.promise.step
+        """Of training, as it was and as promised for as many samples: a step without a lost machine has fewer."""
+        promised = self.pace.samples / self.promise.rate
         return f"{duration_text(self.pace.seconds[-1])} of training, {duration_text(promised)} promised"
 
     def __str__(self) -> str:

@@ -80,6 +80,7 @@ def test_a_lost_machine_is_why() -> None:
     events += [lost, step(11, wait=6.0), *(step(n) for n in range(12, 21))]
     found = kept(reduce_events(events))
     assert found.why == ("air was away for 10 of 20 steps, and the others waited 5.8 s for it",)
+    assert found.times == "0:26 of training, 0:15 promised"  # half of the steps had half the samples
 
 
 def test_a_slow_machine_and_slow_exchanges_are_why() -> None:
