@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from functools import reduce
 
 from app.history import Chronicles, Happening, happening, in_order, newest, noted
-from app.member_state import GONE, MemberState, OfMember, advance, changed, phase_text, stopped, sum_of_known
-from app.run_series import RUN, SIMULATED, Curves, Told, extended, figures
+from app.member_state import GONE, HELLOS, MemberState, OfMember, advance, changed, phase_text, stopped, sum_of_known
+from app.run_series import RUN, SIMULATED, Curves, Told, extended, figures, of_member
 from app.run_series import newest as newest_value
 from training.events import (
     AnswerEvent,
@@ -185,24 +185,57 @@ def apply(state: RunState, event: Event) -> RunState:
             return state
 
 
-def machine_changes(state: RunState) -> list[tuple[float, Happening]]:
-    """Return when machines came and went, over the steps; not how every run begins and ends."""
-    found, away, since = [], dict[int, bool](), dict[int, float]()
+def came_and_went(state: RunState) -> list[Happening]:
+    """Return when machines came and went, oldest first; not that all left because the run was stopped, nor that they
+    are there again when it goes on."""
+    found: list[Happening] = []
+    there: set[int] = set()
+    away: dict[int, bool] = {}
     for one in in_order(state.chronicles):
         went = one.status in GONE or (one.kind == "error" and one.member >= 0)
-        if not went and one.kind != "back" and one.status != "joined":
+        came = one.kind == "back" or one.status == "joined"
+        if came or one.status in HELLOS:
+            there.add(one.member)
+        elif went:
+            there.discard(one.member)
+        if one.status == "done" or not (went or came) or away.get(one.member) == went:
             continue
-        if away.get(one.member) == went or one.status == "done":
+        if one.kind == "back" and one.member not in away:
             continue
         away[one.member] = went
+        found.append(one)
+        if one.status == "left" and not there:
+            while found and found[-1].status == "left" and _why(found[-1]) == _why(one):
+                away[found.pop().member] = False
+    return found
+
+
+def _why(one: Happening) -> str:
+    return one.text.partition(": ")[2]
+
+
+def machine_changes(state: RunState) -> list[tuple[float, Happening]]:
+    """Return when machines came and went, over the steps; not how a run begins and ends."""
+    found, since = [], dict[int, float]()
+    for one in came_and_went(state):
+        went = one.kind != "back" and one.status != "joined"
         step = float(one.step) if one.step >= 0 else _step_at(state, one.time)
         if step is None and went and one.member in state.members:
             step = max(state.members[one.member].step, since.get(one.member, 0.0))
+        if step is not None and one.kind == "back":
+            step = _own_step(state, one.member, step)
         last = state.total_steps if state.total_steps is not None else math.inf
         if step is not None and (went or step >= 1) and not (one.status == "left" and step >= last):
             since[one.member] = step
             found.append((step, one))
     return found
+
+
+def _own_step(state: RunState, rank: int, first: float) -> float:
+    """Return the first step from ``first`` on that a member took: until then it started and was handed the state."""
+    series = of_member(state.curves, rank, "loss")
+    own = (float(bucket.place * series.width) for bucket in series.buckets)
+    return next((step for step in own if step >= first), first)
 
 
 def _step_at(state: RunState, moment: float) -> float | None:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from app.history import Chronicle, Happening, in_order
 from app.run_series import of_run
-from app.run_state import INTERRUPTED, RunState
+from app.run_state import INTERRUPTED, RunState, came_and_went
 from profiles.errors import counted
 from training.events import Event
 from training.run_files import write_whole
@@ -55,12 +55,16 @@ def read_mark(run: Path) -> Mark | None:
 
 
 class Visit:
-    """One look at a run, from when it is opened until it is left; hears of every event before it is applied."""
+    """One look at a run, from when it is opened until it is left; hears of every event before it is applied.
 
-    def __init__(self, run: Path) -> None:
+    Args:
+        seen: number of the newest event that needs no telling; -1: none.
+    """
+
+    def __init__(self, run: Path, seen: int = -1) -> None:
         self._run = run
         self._left = read_mark(run)
-        self._seq = -1
+        self._seq = seen
         self._then: RunState | None = None
 
     def note(self, event: Event, before: RunState) -> None:
@@ -133,7 +137,8 @@ def _loss(state: RunState) -> float | None:
 
 def _losses(state: RunState, new: Sequence[Happening], now: float) -> Iterator[str]:
     """Yield who was lost and who came back, each return after its loss."""
-    moved = sorted((one for one in new if one.kind in ("lost", "back")), key=lambda one: one.member)
+    known = {one for one in came_and_went(state) if one.kind in ("lost", "back")}
+    moved = sorted((one for one in new if one in known), key=lambda one: one.member)
     told: list[tuple[float, str]] = []
     for member, changes in groupby(moved, key=lambda one: one.member):
         name, lost = state.name(member, {}), False

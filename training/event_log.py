@@ -72,6 +72,24 @@ def follow_lines(path: Path, goes_on: Callable[[], bool]) -> Iterator[bytes]:
             time.sleep(_POLL)
 
 
+def newest_number(path: Path) -> int:
+    """Return the number of the last event of a log; -1: it has none."""
+    with contextlib.suppress(OSError), path.open("rb") as stream:
+        return _last_seq(stream.fileno(), os.fstat(stream.fileno()).st_size)
+    return -1
+
+
+def _last_seq(descriptor: int, size: int) -> int:
+    for length in (_TAIL, size):
+        start = max(0, size - length)
+        lines = os.pread(descriptor, size - start, start).splitlines()
+        for line in reversed(lines):
+            event = _parse(line)
+            if event is not None and event.seq is not None:
+                return event.seq
+    return -1
+
+
 class EventLog:
     """The writing end of a log; several threads may append.
 
@@ -85,7 +103,7 @@ class EventLog:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._size = self._cut_torn_tail()
-            self._next = self._last_seq() + 1
+            self._next = _last_seq(self._descriptor, self._size) + 1
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -142,13 +160,3 @@ class EventLog:
         if end < size:
             os.ftruncate(self._descriptor, end)
         return end
-
-    def _last_seq(self) -> int:
-        for length in (_TAIL, self._size):
-            start = max(0, self._size - length)
-            lines = os.pread(self._descriptor, self._size - start, start).splitlines()
-            for line in reversed(lines):
-                event = _parse(line)
-                if event is not None and event.seq is not None:
-                    return event.seq
-        return -1

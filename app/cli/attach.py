@@ -23,7 +23,7 @@ from app.run_state import RunState, reduce_events
 from app.since import Visit
 from distributed.run.requests import Action, leave_request
 from profiles.errors import BadInput, ExitCode
-from training.event_log import follow_lines, read_events
+from training.event_log import follow_lines, newest_number, read_events
 from training.plan import SCRIPT
 from training.run_files import is_live
 from training.run_folder import RunFolder
@@ -133,7 +133,7 @@ def leave(path: Path, as_json: bool) -> ExitCode:
     run_id = RunFolder.open(path).metadata.run_id
     code = answer(as_json, {"run_id": run_id, "run_dir": str(path), "status": "starting"}, [run_id])
     if not as_json:
-        Visit(path).leave(time.time())  # what happens from here on is news
+        Visit(path, newest_number(path / "events.jsonl")).leave(time.time())  # what happens from here on is news
         say(f"runs in the background; watch it with: {command_about(path, 'attach')}")
     return code
 

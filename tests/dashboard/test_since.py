@@ -8,7 +8,7 @@ import pytest
 from run_folders import BEGAN, live, new_folder, started, steps
 from textual.pilot import Pilot
 
-from app.cli.attach import show_run
+from app.cli.attach import leave, show_run
 from app.dashboard.app import DashboardApp
 from app.dashboard.reader import RunReader
 from app.run_state import INTERRUPTED, RunState, apply, at_its_end
@@ -110,6 +110,21 @@ def test_many_that_came_back_are_not_lost(tmp_path: Path) -> None:
     assert line(tmp_path, later, first=first).endswith("4 times a machine back (pc3, pc4, pc5, pc6)")
     later.append(lost(BEGAN + 70))
     assert line(tmp_path, later, first=first).endswith("1 time a machine lost (air), air still away")
+
+
+def test_a_stop_and_going_on_lose_no_machine(tmp_path: Path) -> None:
+    every = [MemberEvent(member=rank, time=BEGAN + 60, status="left", message="stopped") for rank in range(3)]
+    again = [event.model_copy(update={"time": BEGAN + 120}) for event in started(total=5000)]
+    later = [*every, RunEvent(time=BEGAN + 61, status="cancelled"), *again, *steps(5, 9, at=BEGAN + 120)]
+    assert line(tmp_path, later) == "Since you left 7 h 12 min ago: resumed at 14:15, step 4 -> 9, loss 2.31 -> 1.19"
+
+
+def test_who_resumes_a_run_in_the_background_knows_how_far_it_was(tmp_path: Path) -> None:
+    path = new_folder(tmp_path)
+    with live(path, FIRST):
+        leave(path, as_json=False)
+    mark = read_mark(path)
+    assert mark is not None and mark.seq == SEEN - 1
 
 
 def test_one_step_is_not_where_the_loss_is(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_machine_that_is_lost_and_back_is_marked_once_each_and_the_usual_start
     lost = [member("lost", 3), step(2), member("failed", 4), member("lost", 5), member("left", 6)]
     events = [begin, member("joined", 1), step(2), *lost, member("joined", 7), member("ready", 8)]
     state = reduce_events([*events, member("joined", 9), step(4, time=10), member("left", 11)])
-    assert [(one.kind, round(at)) for at, one in machine_changes(state)] == [("lost", 2), ("back", 3)]
+    assert [(one.kind, round(at)) for at, one in machine_changes(state)] == [("lost", 2), ("back", 4)]
 
 
 def test_a_newcomer_is_marked_where_it_came_and_a_failure_where_it_was() -> None:
@@ -95,3 +95,31 @@ def test_a_flood_of_warnings_is_bounded_and_the_errors_hint_is_kept() -> None:
     kept = state.chronicles["warning"]
     assert (len(kept.kept), kept.count) == (200, 1000)
     assert [one.hint for one in state.errors] == ["mend it"]
+
+
+def test_a_stop_and_going_on_later_are_no_losses() -> None:
+    def all_of(status: str, time: float, message: str = "") -> list[Event]:
+        found = {"status": status, "message": message}
+        return [MemberEvent.model_validate({**found, "member": rank, "time": time + rank / 10}) for rank in (0, 1)]
+
+    def steps(first: int, last: int) -> list[Event]:
+        return [step(n, member=rank) for n in range(first, last + 1) for rank in (0, 1)]
+
+    stopped = [*all_of("left", 9, "stopped by the user"), RunEvent(status="cancelled", time=10)]
+    events = [*all_of("joined", 0), *steps(1, 8), *stopped, *all_of("started", 11), *all_of("joined", 12)]
+    events += [step(n, time=12 + n) for n in range(9, 13)]
+    dropped = MemberEvent(member=1, status="left", message="dropped", time=20.5)
+    assert machine_changes(reduce_events(events)) == []
+    found = machine_changes(reduce_events([*events, dropped, *all_of("left", 24, "stopped by the user")]))
+    assert [(one.member, one.status) for _, one in found] == [(1, "left")]
+
+
+def test_a_machine_is_back_where_it_takes_its_first_step() -> None:
+    def member(status: str, time: float) -> MemberEvent:
+        return MemberEvent.model_validate({"member": 1, "status": status, "time": time})
+
+    others: list[Event] = [step(n, member=0) for n in range(1, 13)]
+    own: list[Event] = [step(n, member=1) for n in (1, 2, 3)]
+    late = step(4, member=1, time=4.5)  # of when it was cut off
+    events = [*others, member("joined", 0), *own, member("lost", 4), late, member("started", 6), step(10, member=1)]
+    assert [round(at) for at, _ in machine_changes(reduce_events(events))] == [3, 10]
