@@ -301,9 +301,10 @@ def _synchronisations(evidence: Evidence) -> Chart | None:
 
 
 def _exchanged(state: RunState, name: str, what: str) -> Chart | None:
-    """Return what synchronisations tell of one figure, of all machines together, with its last value in words."""
+    """Return what synchronisations tell of one figure, of all machines together, with its last value in words; a single
+    one makes no course."""
     points = of_run(state.curves, name).points()
-    if not points:
+    if len(points) < 2:
         return None
     trace = curve(points, name, {"color": BLUE}, "lines+markers")
     note = f"{what} Last: {points[-1].mean:.4g}."

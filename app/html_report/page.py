@@ -110,14 +110,15 @@ def body(evidence: Evidence, charts: list[Chart]) -> str:
         return "".join(by_id.get(name, "") for name in names)
 
     curves = shown("loss", "rates", "metrics", "learning-rate", "throughput")
-    exchanged = [name.replace(" ", "-") for name in OF_EXCHANGES]
+    exchanged = shown(*(name.replace(" ", "-") for name in OF_EXCHANGES))
+    in_detail = f'<div class="charts in-detail">{exchanged}</div>' if exchanged else ""
     parts = (
         ("Result", sections.result(evidence)),
         ("Before and after", showcase(evidence.showcase)),
         ("Recordings", recordings(evidence)),
         ("Curves", f'<div class="charts">{curves}</div>' if curves else "<p>No step was taken.</p>"),
         ("Machines", sections.machines(evidence) + shown("time")),
-        ("Network", sections.network(evidence) + f'<div class="charts">{shown("bytes", "syncs", *exchanged)}</div>'),
+        ("Network", f'{sections.network(evidence)}<div class="charts">{shown("bytes", "syncs")}</div>{in_detail}'),
         ("Strategy", sections.strategy(evidence)),
         ("Predicted and measured", sections.prediction(evidence) + shown("prediction")),
         ("Warnings and errors", sections.notices(evidence)),

@@ -23,6 +23,7 @@ from profiles.errors import counted
 _GOOD = ("completed", "running")
 SHOWN_CANDIDATES = 8
 _TOLD_CHANGES = 6
+_NOT_CONSIDERED = ("no-cost-model", "no-interval")
 _HOW = {"dialled": "directly", "came": "directly, opened by the other", "relayed": "through the relay"}
 
 
@@ -138,7 +139,7 @@ def network(evidence: Evidence) -> str:
         mean = f"{work.sync_seconds / work.syncs * 1000:.1f} ms" if work.syncs else "-"
         moved = (bytes_text(work.bytes_sent), bytes_text(work.bytes_received))
         rows.append((evidence.name(rank), *moved, work.syncs, mean, duration_text(work.wait)))
-    header = ("machine", "sent", "received", "synchronisations reported", "mean each", "total wait")
+    header = ("machine", "sent", "received", "synchronisations reported", "mean each", "wait in steps")
     return table(header, rows, numbers=range(1, 6)) + _ways(evidence)
 
 
@@ -161,14 +162,21 @@ def strategy(evidence: Evidence) -> str:
     best = planning.best if planning else None
     if planning is None or best is None:
         return facts(rows) + "<p>No plan was kept with this run, so there is no ranking of other ways to train.</p>"
-    words = dict.fromkeys(_words(reason) for reason in (*planning.reasons, *best.reasons))  # each once
-    reasons = "".join(f"<li>{text(word)}</li>" for word in words)
+    told = (*planning.reasons, *best.reasons)
+    words = dict.fromkeys(_words(one) for one in told if one.code not in _NOT_CONSIDERED)  # each once
+    words.pop(metadata.strategy_reason, None)
+    others = [_words(one) for one in told if one.code in _NOT_CONSIDERED]
     header = ("", "strategy", "machines", "predicted step", "waiting", "speed-up", "useful", "GB an hour")
     ranking = [_candidate(one, one is best) for one in planning.ranking[:SHOWN_CANDIDATES]]
     left = len(planning.ranking) - len(ranking)
     more = f"<p>{left} more are in planning.json.</p>" if left > 0 else ""
-    listed = f"<ul>{reasons}</ul>" if reasons else ""
-    return facts(rows) + listed + table(header, ranking, numbers=range(3, 8)) + more
+    rest = f"<details><summary>Strategies that were not considered</summary>{_list(others)}</details>" if others else ""
+    return facts(rows) + _list(words) + table(header, ranking, numbers=range(3, 8)) + more + rest
+
+
+def _list(words: Iterable[str]) -> str:
+    lines = "".join(f"<li>{text(word)}</li>" for word in words)
+    return f"<ul>{lines}</ul>" if lines else ""
 
 
 def _words(reason: Reason) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import re
 import stat
@@ -95,10 +96,18 @@ def test_the_plan_and_its_ranking_are_shown_where_they_were_kept(tmp_path: Path)
     run = write_demo_run(tmp_path, 3)
     page = shown(run)
     assert "x of demo-pc alone, got 1." in page and "; demo-studio back at step " in page
+    assert "<summary>Strategies that were not considered</summary>" in page
     assert "<td>chosen</td>" in page and "more are in planning.json" in page and "measured / predicted" in page
     assert "demo-studio lost" in json.dumps(charts_of(read_evidence(run))[0].figure)
     (run / "planning.json").write_text("{}")
     assert "No plan was kept with this run" in shown(run)
+
+
+def test_one_synchronisation_makes_no_course(tmp_path: Path) -> None:
+    every = [sync(number, delta_norm=1.0) for number in (1, 2)]
+    runs = [write_run(tmp_path / str(number), [step(10), *every[:number]]) for number in (1, 2)]
+    drawn = [{chart.id for chart in charts_of(read_evidence(run))} for run in runs]
+    assert ["delta-norm" in names for names in drawn] == [False, True]
 
 
 def test_names_and_messages_from_outside_are_only_text(tmp_path: Path) -> None:
@@ -177,6 +186,23 @@ def test_many_machines_and_steps_keep_the_page_small(tmp_path: Path) -> None:
     chart = charts_of(evidence)[0]
     assert len(chart.figure["layout"]["yaxis2"]["ticktext"]) == 24 and "6 more machines" in chart.note
     assert len(embedded(chart.figure)) < 300_000
+
+
+@needs_chromium
+def test_a_usual_run_prints_on_two_pages_and_breaks_no_word_on_a_phone(tmp_path: Path) -> None:
+    report = write_report(write_demo_run(tmp_path, 3, 0, 1e9))
+    lines = "[...document.querySelectorAll('td')].find(one => one.textContent == 'validation').clientHeight / 23"
+
+    async def look() -> None:
+        async with chromium() as page:
+            await page.open(report.as_uri())
+            await page.until_true("document.documentElement.dataset.drawn")
+            answer = await page.send("Page.printToPDF")
+            assert len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(answer["data"]))) == 2
+            await page.size(390, 800)
+            assert await page.value(lines) < 2
+
+    asyncio.run(look())
 
 
 @needs_chromium
