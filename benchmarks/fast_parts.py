@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import math
 import statistics
 import sys
 import time
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from training.exchange.codecs import all_finite, chunk_bounds, codec_by_name
 from training.strategies.outer import Nesterov
-from training.strategies.weights import weight_hash
+from training.strategies.weights import differences, weight_hash
 
 Way = Callable[[], object]
 
@@ -79,6 +80,14 @@ def plain_nesterov(anchor: torch.Tensor, momentum: torch.Tensor, mean: torch.Ten
     anchor.sub_(update.add_(mean).mul_(0.7))
 
 
+def plain_differences(own: torch.Tensor, mean: torch.Tensor) -> float:
+    """Compare whole vectors, with sums in fp64."""
+    apart = own - mean
+    for vector in (own, mean, apart):
+        float(torch.linalg.vector_norm(vector)), float(vector.sum(dtype=torch.float64))
+    return float(torch.linalg.vector_norm(apart, math.inf))
+
+
 def each(way: Callable[..., object], chunks: list[tuple[object, ...]]) -> Callable[[], None]:
     """Return what goes through all chunks and drops what comes of them."""
 
@@ -105,6 +114,10 @@ def parts(values: torch.Tensor) -> dict[str, list[Way]]:
     found["outer step"] = [
         lambda: outer.step(values, others[1], 1),
         lambda: plain_nesterov(values, *others),
+    ]
+    found["drift and correlation"] = [
+        lambda: differences(values, others[1]),
+        lambda: plain_differences(values, others[1]),
     ]
     array = values.numpy()
     found["weight hash"] = [lambda: weight_hash(values), lambda: hashlib.blake2b(array.data, digest_size=8).digest()]

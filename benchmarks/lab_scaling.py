@@ -147,26 +147,29 @@ class Scaling:
                 commands[name] = [*environment, *program, *own, "--interval", str(interval)]
             return self.lab.run_programs(commands, given["max_steps"])
 
-    def race(self, members: int, losses: list[float], python: Path | None) -> None:
+    def race(self, members: int, losses: list[float], only: str, python: Path | None) -> None:
         """Every program with as many samples, and when the training loss first comes down to some values."""
         steps = self.samples // self.batch // members
         often, given = max(1, steps // 100), self.options(steps)
-        ways: dict[str, dict[str, Any]] = {
-            "`allreduce` bf16": {"strategy": "allreduce", "codec": "bf16"},
-            f"`diloco` H={RACE} mxfp4": {"strategy": "diloco", "sync_interval": RACE},
-            f"`streaming_diloco` H={RACE} mxfp4": {"strategy": "streaming_diloco", "sync_interval": RACE},
-            "`demo`": {"strategy": "demo"},
-            f"`sparseloco` H={often}": {"strategy": "sparseloco", "sync_interval": often},
-        }
-        for name, way in ways.items():
-            self.add_race(name, members, self.train(members, steps, way), losses)
         # As the product does: a rate for the batch of all where gradients are averaged, and for one's own else.
-        self.add_race("torchrun: DDP fp16", members, self.run_ddp(members, given | {"lr_scaling": "sqrt"}), losses)
+        ddp, own = given | {"lr_scaling": "sqrt"}, given | {"lr_scaling": "off"}
+
+        def ours(strategy: str, **more: Any) -> Callable[[], Measured]:
+            return lambda: self.train(members, steps, {"strategy": strategy, **more})
+
+        ways: dict[str, Callable[[], Measured]] = {
+            "`allreduce` bf16": ours("allreduce", codec="bf16"),
+            f"`diloco` H={RACE} mxfp4": ours("diloco", sync_interval=RACE),
+            f"`streaming_diloco` H={RACE} mxfp4": ours("streaming_diloco", sync_interval=RACE),
+            "`demo`": ours("demo"),
+            f"`sparseloco` H={often}": ours("sparseloco", sync_interval=often),
+            "torchrun: DDP fp16": lambda: self.run_ddp(members, ddp),
+        }
         if python is not None:
-            own = given | {"lr_scaling": "off"}
-            self.add_race(
-                f"torchft: DiLoCo H={RACE} fp32", members, self.run_torchft(members, own, RACE, python), losses
-            )
+            ways[f"torchft: DiLoCo H={RACE} fp32"] = lambda: self.run_torchft(members, own, RACE, python)
+        for name, run in ways.items():
+            if only in name:
+                self.add_race(name, members, run(), losses)
 
     def add_race(self, name: str, members: int, run: Measured, losses: list[float]) -> None:
         course = course_of(run, members)
@@ -313,6 +316,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=["diloco", "allreduce", "peers"], help="which cases")
     parser.add_argument("--turns", type=int, default=0, help="DiLoCo's speed only, so often, beside one host")
     parser.add_argument("--race", type=float, nargs="+", help="training losses: when each program comes down to them")
+    parser.add_argument("--only", default="", help="of the race: programs with this in their name")
     parser.add_argument("--torchft", type=Path, help="Python of an environment with torchft")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -322,7 +326,7 @@ def main() -> None:
         scaling.prepare()
         try:
             if arguments.race:
-                scaling.race(max(arguments.hosts), arguments.race, arguments.torchft)
+                scaling.race(max(arguments.hosts), arguments.race, arguments.only, arguments.torchft)
             elif arguments.turns:
                 run_turns(scaling, arguments.turns, arguments.hosts)
             else:

@@ -9,8 +9,8 @@ The first host is a machine somebody sits at: there the product's own ``measure`
 model and rate, the links once for each quota and rate), its launcher starts the runs, and the coordinator is there, in
 its quota. Predicted is exactly the choice that is run, before it runs. Quotas and rates hold while task and links are
 measured, and from the first step of a run to the last. All quotas together are at most one core. Exchanges are
-real; the compute of the small and the large model is emulated, ``--sizes computed`` is real (``plan_job.py``). The
-whole grid takes about 40 minutes, a cell 25 s.
+real; the compute of the small and the large model is emulated, ``--sizes computed wide`` is real (``plan_job.py``).
+The whole grid takes about 40 minutes, a cell 25 s.
 
 Figures and steps go to a file as they come; ``--report`` predicts again from the figures with the model as it is now.
 """

@@ -19,7 +19,7 @@ QUOTAS = {
     "mixed": (0.4, 0.2, 0.1, 0.04),
 }
 """Cores of each host."""
-BATCHES = {"small": 8, "large": 8, "computed": 32}
+BATCHES = {"small": 8, "large": 8, "computed": 32, "wide": 64}
 EMULATED = ("small", "large")
 """Their device is not the processor, which the machines' figures cannot know."""
 INTERVAL = 10
