@@ -310,7 +310,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--mbit", type=float, nargs="+", default=[20, 100, 1000])
     parser.add_argument("--quotas", nargs="+", default=["equal", "3:1"], choices=list(QUOTAS))
-    parser.add_argument("--sizes", nargs="+", default=list(EMULATED), choices=list(BATCHES))
+    parser.add_argument("--sizes", nargs="+", default=["small", "large"], choices=list(BATCHES))
     parser.add_argument("--strategies", nargs="+", default=["allreduce", "diloco"], choices=[*WAYS, "all"])
     parser.add_argument("--interval", type=int, default=INTERVAL, help="steps between exchanges of weights")
     parser.add_argument("--out", type=Path, default=Path("output/plan_accuracy.jsonl"), help="JSON lines")

@@ -19,8 +19,8 @@ QUOTAS = {
     "mixed": (0.4, 0.2, 0.1, 0.04),
 }
 """Cores of each host."""
-BATCHES = {"small": 8, "large": 8, "computed": 32, "wide": 64}
-EMULATED = ("small", "large")
+BATCHES = {"small": 8, "large": 8, "many": 32, "computed": 32, "wide": 64}
+EMULATED = ("small", "large", "many")
 """Their device is not the processor, which the machines' figures cannot know."""
 INTERVAL = 10
 MEET_EVERY = 4

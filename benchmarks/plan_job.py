@@ -85,7 +85,7 @@ def computed() -> CustomJob:
 
 
 def wide() -> CustomJob:
-    """The same with larger batches, of which a slow machine's share is more than a few samples."""
+    """The same with larger batches, as :func:`many`."""
     return computed()
 
 
@@ -101,6 +101,11 @@ def _emulated(encoder: nn.Module, sample: float) -> CustomJob:
 def small() -> CustomJob:
     """0.4 M weights: one bucket."""
     return _emulated(_Encoder(128, 2), _SMALL_SAMPLE)
+
+
+def many() -> CustomJob:
+    """The same with larger batches, of which a slow machine's share is more than a few samples."""
+    return small()
 
 
 def large() -> CustomJob:
