@@ -32,8 +32,11 @@ class Measured:
     def syncs(self, rank: int) -> list[SyncEvent]:
         return [e for e in self.events if isinstance(e, SyncEvent) and e.member == rank]
 
+    def final(self, split: str = "validation") -> EvaluationEvent:
+        return [e for e in self.events if isinstance(e, EvaluationEvent) and e.split == split][-1]
+
     def final_loss(self, split: str = "validation") -> float:
-        return float([e for e in self.events if isinstance(e, EvaluationEvent) and e.split == split][-1].loss or 0.0)
+        return float(self.final(split).loss or 0.0)
 
     def samples_per_second(self, skip: int) -> float:
         """Samples of all members after each member's first ``skip`` steps, over the time these took."""

@@ -1,6 +1,6 @@
 """What every strategy costs in loss, against averaging gradients in every step, at equal samples.
 
-    .venv/bin/python benchmarks/strategies.py --work FOLDER [--only NAME ...] [--settings fine-tune scratch]
+    .venv/bin/python benchmarks/strategies.py --work FOLDER [--only NAME ...] [--settings fine-tune scratch speech]
         [--seeds 1 2 3] [--steps 240] [--table]
 
 Four members, simulated, of the small GPT of ``examples/nanogpt`` (0.9 million weights, bytes as tokens), batches of 4
@@ -9,6 +9,10 @@ The text is 2 MB of C headers (``/usr/include``). ``scratch`` begins with random
 that learnt 4 MB of the Python sources of this Python's standard library first. Validation: 300 pieces of 128 bytes
 from the middle of headers that are not trained on. ``single`` is one of the machines alone, with as many steps.
 
+``speech`` fine-tunes the small Whisper of ``demo-scratch`` (0.6 million weights), batches of 4 clips for each. It has
+learnt ``examples/spoken_commands`` as espeak-ng's voices say them, and learns the clips of recorded people (flite,
+festival, SVOX Pico). 240 of those are not trained on, and validate: loss and word error rate.
+
 A run that is in FOLDER/results.json is not done again, and ``--table`` prints what is there as Markdown. Losses do not
 depend on what else the machine does. About 40 seconds of one core a run.
 """
@@ -16,13 +20,14 @@ depend on what else the machine does. About 40 seconds of one core a run.
 from __future__ import annotations
 
 import argparse
+import csv
 import hashlib
 import json
 import statistics
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +38,9 @@ from training.strategies.registry import strategy_class
 MEMBERS, BATCH, BLOCK, RATE = 4, 4, 64, 1e-3
 TRAINED, HELD_OUT, PIECE = 2_000_000, 300, 128
 FIRST_STEPS = 1200
-SETTINGS = ("fine-tune", "scratch")
+CLIPS = Path(__file__).resolve().parent.parent / "examples" / "spoken_commands"
+SPEECH_RATE, CLIPS_HELD_OUT = 5e-4, 240
+SETTINGS = ("fine-tune", "scratch", "speech")
 RESULTS = "results.json"
 LOCAL = {"eval_local": "true"}
 """Also evaluate what each member holds before the last mean."""
@@ -83,7 +90,7 @@ def cells(steps: int, setting: str) -> dict[str, dict[str, Any]]:
         "noloco / 30": rounds("noloco", 30) | LOCAL,
         "async_diloco / 10": rounds("async_diloco", 10),
     }
-    start, again = "pretrained" if setting == "fine-tune" else "scratch", {}
+    start, again = "scratch" if setting == "scratch" else "pretrained", {}
     for name, options in found.items():
         kind = strategy_class(options["strategy"])
         if kind.merges == "weights":
@@ -122,27 +129,52 @@ def write_texts(target: Path, folder: Path, pattern: str, length: int) -> None:
     (target / "validation.txt").write_text("".join(pieces))
 
 
-def made(work: Path, headers: Path) -> Path:
-    """Return the model that fine-tunes begin with, made of the texts where it is not there yet."""
+def make_texts(work: Path, headers: Path) -> None:
+    """Make the texts, and the model that ``fine-tune`` begins with, where they are not there yet."""
     if not (work / "headers").exists():
         write_texts(work / "headers", headers, "*.h", TRAINED)
     model = work / "model"
     if not model.exists():
         write_texts(work / "python", Path(sysconfig.get_paths()["stdlib"]), "*.py", 2 * TRAINED)
         first = {"max_steps": FIRST_STEPS, "batch_size": MEMBERS * BATCH, "dataset_path": work / "python", "seed": 0}
-        train("nanogpt", 1, common(work) | first, model=model)
-    return model
+        train("nanogpt", 1, common(work, "fine-tune") | first, model=model)
+
+
+# --------------------------------------------------------------------------------------------------------------- speech
+
+
+def write_clips(target: Path, split: str, clips: Sequence[dict[str, str]]) -> None:
+    """Write the table of a split; the audio stays where it is."""
+    target.mkdir(parents=True, exist_ok=True)
+    with (target / f"{split}.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(clips[0]))
+        writer.writeheader()
+        writer.writerows(clip | {"audio_path": str(CLIPS / clip["audio_path"])} for clip in clips)
+
+
+def make_voices(work: Path) -> None:
+    """Make the tables of both families of voices, and the model that has learnt the first, where they are not there."""
+    with (CLIPS / "train.csv").open(newline="", encoding="utf-8") as file:
+        clips = sorted(csv.DictReader(file), key=lambda clip: hashlib.sha1(clip["id"].encode()).digest())
+    for family in ("espeak", "people"):
+        spoken = [clip for clip in clips if clip["speaker"].startswith("espeak") == (family == "espeak")]
+        write_clips(work / family, "validation", spoken[:CLIPS_HELD_OUT])
+        write_clips(work / family, "train", spoken[CLIPS_HELD_OUT:])
+    if not (work / "voices").exists():
+        first = {"max_steps": FIRST_STEPS, "batch_size": 32, "learning_rate": 2e-3, "warmup_steps": 100, "seed": 0}
+        options = common(work, "speech") | first | {"dataset_path": work / "espeak"}
+        train("demo-scratch", 1, options, model=work / "voices")
 
 
 # ----------------------------------------------------------------------------------------------------------------- runs
 
 
-def common(work: Path) -> dict[str, Any]:
-    """Return what all runs have in common."""
+def common(work: Path, setting: str) -> dict[str, Any]:
+    """Return what all runs of a setting have in common."""
+    own = {"learning_rate": SPEECH_RATE} if setting == "speech" else {"learning_rate": RATE, "block_size": BLOCK}
     return {
+        **own,
         "batch_size": BATCH,
-        "block_size": BLOCK,
-        "learning_rate": RATE,
         "lr_schedule": "linear",
         "warmup_steps": 0.05,
         "eval_interval": 0,
@@ -154,17 +186,22 @@ def common(work: Path) -> dict[str, Any]:
 
 
 def run(work: Path, setting: str, options: dict[str, Any], members: int) -> dict[str, Any]:
-    """Train, and return the loss, those of the members' own weights, and the bytes that a member has sent."""
-    start: dict[str, Any] = {"dataset_path": work / "headers"}
-    if setting == "fine-tune":
-        start |= {"model_path": work / "model", "from_scratch": "false"}
+    """Train, and return the loss (and word error rate), those of the members' own weights, and the bytes that a member
+    has sent."""
+    profile = "demo-scratch" if setting == "speech" else "nanogpt"
+    start: dict[str, Any] = {"dataset_path": work / ("people" if setting == "speech" else "headers")}
+    if setting != "scratch":
+        start |= {"model_path": work / ("voices" if setting == "speech" else "model"), "from_scratch": "false"}
     begun = time.monotonic()
-    measured = train("nanogpt", members, common(work) | start | options, simulated=members > 1)
-    own = (
-        [measured.final_loss(f"validation.local-{rank}") for rank in range(members)] if "eval_local" in options else []
-    )
-    sent = sum(step.bytes_sent for step in measured.steps(0))
-    return {"loss": measured.final_loss(), "local": own, "sent": sent, "seconds": time.monotonic() - begun}
+    measured = train(profile, members, common(work, setting) | start | options, simulated=members > 1)
+    local = [f"validation.local-{rank}" for rank in range(members)] if "eval_local" in options else []
+    return {
+        "loss": measured.final_loss(),
+        "wer": measured.final("validation").metrics.get("wer"),
+        "local": [measured.final_loss(split) for split in local],
+        "sent": sum(step.bytes_sent for step in measured.steps(0)),
+        "seconds": time.monotonic() - begun,
+    }
 
 
 def kept(work: Path) -> dict[str, Any]:
@@ -186,8 +223,9 @@ def table(results: dict[str, Any], setting: str, seeds: list[int], steps: int) -
         return {seed: one for seed, one in every.items() if one}
 
     single, every = ({seed: one["loss"] for seed, one in found(name).items()} for name in ("single", "allreduce"))
-    print(f"\n{setting}\n\n| strategy / exchanges | seeds | loss | over `allreduce` | gain kept | alone | MB sent |")
-    print("|---|---|---|---|---|---|---|")
+    heads = ["strategy / exchanges", "seeds", "loss", "over", "kept", "each alone", "MB sent"]
+    heads += ["WER"] if setting == "speech" else []
+    print(f"\n{setting}\n\n| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     for name in cells(steps, setting):
         runs = {seed: one for seed, one in found(name).items() if seed in single and seed in every}
         if not runs:
@@ -199,6 +237,7 @@ def table(results: dict[str, Any], setting: str, seeds: list[int], steps: int) -
         sent = statistics.fmean(one["sent"] for one in runs.values()) / 1e6
         figures = [spread(losses, ".3f"), f"{spread(over, '+.1f')} %", f"{spread(kept, '.0f')} %"]
         words = [name, str(len(runs)), *figures, f"{statistics.fmean(own):.3f}" if own else "", f"{sent:.3g}"]
+        words += [f"{spread([100 * one['wer'] for one in runs.values()], '.1f')} %"] if setting == "speech" else []
         print("| " + " | ".join(words) + " |")
 
 
@@ -224,7 +263,10 @@ def main() -> None:
         known = "; ".join(dict.fromkeys(name for some in rows.values() for name in some))
         raise SystemExit(f"no such row: {', '.join(unknown)}; there are: {known}")
     if not given.table:
-        made(given.work, given.headers)
+        if "speech" in given.settings:
+            make_voices(given.work)
+        if set(given.settings) - {"speech"}:
+            make_texts(given.work, given.headers)
         wanted = [
             (setting, seed, name)
             for setting, known in rows.items()
