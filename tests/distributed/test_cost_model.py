@@ -201,6 +201,16 @@ def test_a_trained_language_model_needs_more_rounds_than_speech() -> None:
     assert loss(10, texts=True, name="streaming_diloco") > loss(10, texts=True)
 
 
+@pytest.mark.parametrize("start", ["pretrained", "scratch"])
+def test_sparta_beside_diloco_loses_no_more_than_diloco(start: Any) -> None:
+    sparta, diloco, both = map(cost_model, ("sparta", "diloco", "sparta + diloco"))
+    assert sparta is not None and diloco is not None and both is not None
+    course, each = Course(500, start, texts=True), Rhythm(50)
+    alone, found = diloco.learning(course, each, 4.0), both.learning(course, Rhythm(), 4.0)
+    assert 0.02 < alone.loss < sparta.learning(course, Rhythm(), 4.0).loss
+    assert (found.loss, found.share) == (alone.loss, alone.share)
+
+
 @pytest.mark.parametrize(("interval", "loss"), [(25, 0.028), (100, 0.063), (500, 0.094)])
 def test_loss_from_scratch_by_interval_is_the_published_one(interval: int, loss: float) -> None:
     assert loss_increase(interval, 10_000, "scratch") == pytest.approx(loss)

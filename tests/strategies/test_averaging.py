@@ -16,6 +16,7 @@ from tests.training.memory_exchange import Late, RoomExchange
 from training.strategies.averaging import islands, shuffled
 from training.strategies.base import Strategy, StrategyContext
 from training.strategies.costs import Course, Rhythm
+from training.strategies.diloco import DiLoCo
 from training.strategies.fedavg import FedAvg
 from training.strategies.local_sgd import LocalSGD
 from training.strategies.weights import differences, flatten
@@ -328,3 +329,10 @@ def test_what_is_told_of_differences_is_that_of_the_whole_vectors(inplace: bool)
     expected = (float(apart.abs().max()), float(apart.double().norm()), float(torch.corrcoef(pair)[0, 1]))
     assert differences(own, mean, out=own if inplace else None) == pytest.approx(expected, rel=1e-6)
     assert torch.equal(own, apart) is inplace
+
+
+@Both
+@pytest.mark.parametrize("texts", [True, False])
+def test_the_mean_of_trained_weights_costs_what_it_costs_with_diloco(make: Any, texts: bool) -> None:
+    course = Course(300, texts=texts)
+    assert make.costs.learning(course, Rhythm(10), 4.0) == DiLoCo.costs.learning(course, Rhythm(10), 4.0)

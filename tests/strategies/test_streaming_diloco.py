@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -79,6 +80,21 @@ def test_two_fragments_are_under_way_at_once_and_each_comes_once_in_an_interval(
     at, names = in_a_group(2, body)[0]
     assert at == [5, 7, 9, 11, 13]  # begun at 2, 4, 6, ... and merged three steps later
     assert names[:4] == ["stream/1/0", "stream/0/0", "stream/1/1", "stream/0/1"]
+
+
+@pytest.mark.parametrize(("mixing", "tau"), [(0.0, 2), (0.5, 2), (0.5, 1), (0.75, 2)])
+def test_a_merge_drops_its_share_of_the_steps_that_the_exchange_overlapped(mixing: float, tau: int) -> None:
+    def body(member: RoomExchange) -> list[float]:
+        model, at = Vectors(), []
+        strategy = streaming(member, model, fragments=1, sync_delay=tau, mixing=mixing)
+        for number in range(16):
+            if local_step(strategy, model, 1.0, number) is not None:
+                with strategy.consensus():
+                    at.append(model.first[0].item())
+        return at
+
+    for anchors in in_a_group(2, body):
+        assert [later - sooner for sooner, later in itertools.pairwise(anchors)] == [4 - (1 - mixing) * tau] * 2
 
 
 def test_the_end_merges_all_fragments_by_their_mean_alone() -> None:

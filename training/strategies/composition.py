@@ -215,7 +215,8 @@ class Composition(Strategy):
 
 class ComposedCosts(CostModel):
     """The sum of the parts' costs: exchanges are as far apart as the most frequent ones, and carry what all parts send
-    from one to the next, on average. What the parts learn together nobody measured."""
+    from one to the next, on average. Where all parts merge weights, what they learn together is what the best of them
+    learns alone: ``sparta + diloco`` was no worse than ``diloco`` (docs/strategies.md)."""
 
     def __init__(self, parts: Sequence[type[Strategy]], settings: Owning | None = None) -> None:
         chosen = StrategySettings()
@@ -279,7 +280,10 @@ class ComposedCosts(CostModel):
     def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
         each = [model.learning(course, own, worth) for model, own in self._each]
         sources = dict.fromkeys(source for one in each for source in one.sources)
-        return Learning(min(one.share for one in each), sum(one.loss for one in each), tuple(sources))
+        shares, losses = [one.share for one in each], [one.loss for one in each]
+        if all(part.merges == "weights" for part in self._parts):
+            return Learning(max(shares), min(losses), tuple(sources))
+        return Learning(min(shares), sum(losses), tuple(sources))
 
     def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
         each = [model.settings(course, own) for model, own in self._each]
