@@ -55,6 +55,7 @@ def cells(steps: int, setting: str) -> dict[str, dict[str, Any]]:
         return {"strategy": strategy, f"{strategy}.sync_interval": max(1, steps // count), **found}
 
     paper, short = {"outer_lr": 0.7, "outer_momentum": 0.9}, {"outer_lr": 1.0, "outer_momentum": 0.5}
+    soon, plain = {"sync_delay": 1}, {"sync_delay": 1, "mixing": 0}  # less overlap, and no own weights kept in a merge
     force = {"sparseloco.force": "true"}
     dgc = {"allreduce.compressor": "dgc", "optimizer": "sgd", "learning_rate": 0.1}
     found: dict[str, dict[str, Any]] = {
@@ -80,6 +81,11 @@ def cells(steps: int, setting: str) -> dict[str, dict[str, Any]]:
         "diloco, muon / 10": rounds("diloco", 10) | {"optimizer": "muon"},
         "allreduce, muon": {"strategy": "allreduce", "optimizer": "muon"},
         "streaming_diloco, rda / 10": rounds("streaming_diloco", 10, merge="rda"),
+        "streaming_diloco, delay 0 / 10": rounds("streaming_diloco", 10, sync_delay=0),
+        "streaming_diloco, delay 1 / 10": rounds("streaming_diloco", 10, **soon),
+        "streaming_diloco, delay 1 and mixing 0 / 10": rounds("streaming_diloco", 10, **plain),
+        "streaming_diloco, delay 1 / 30": rounds("streaming_diloco", 30, **soon),
+        "streaming_diloco, delay 1 and mixing 0 / 30": rounds("streaming_diloco", 30, **plain),
         "streaming_diloco, 1.0 and 0.5 / 10": rounds("streaming_diloco", 10, **short),
         "diloco / 30": rounds("diloco", 30),
         "diloco, 1.0 and 0.5 / 30": rounds("diloco", 30, **short),
