@@ -86,7 +86,7 @@ def digits(python: Path) -> Setting:
 
 SETTINGS: dict[str, Callable[[Path], Setting]] = {"language": language, "digits": digits}
 STRATEGIES = ("allreduce", "diloco", "sparta", "demo")
-DEFAULTS = "diloco, our outer rates"
+DEFAULTS, MENDED = "diloco, our outer rates", "diloco, mended there"
 
 
 def ours(setting: Setting, name: str, seed: int, model: nn.Module) -> tuple[nn.Module, float]:
@@ -123,7 +123,13 @@ def theirs(setting: Setting, name: str, seed: int, model: nn.Module, exogym: Pat
         learning_rate_at(step, setting.steps, setting.warm_up, setting.schedule, 1.0)  # type: ignore[arg-type]
         for step in range(setting.steps)
     ]
-    job = setting.job | {"strategy": name, "rows": torch.stack(rows), "rates": course, "first": model.state_dict()}
+    job = setting.job | {
+        "strategy": name.partition(",")[0],
+        "apart": name == MENDED,
+        "rows": torch.stack(rows),
+        "rates": course,
+        "first": model.state_dict(),
+    }
     job |= {"members": MEMBERS, "share": SHARE, "interval": setting.interval, "rate": setting.rate}
     job |= {"batch": setting.batch, "steps": setting.steps, "decay": setting.decay, "norm": setting.norm}
     path = os.pathsep.join(map(str, (exogym, exogym / "example/nanogpt")))
@@ -170,7 +176,7 @@ def main() -> None:
     parser.add_argument("--python", type=Path, help="interpreter with what ExoGym needs")
     parser.add_argument("--work", type=Path, default=Path("output/beside_exogym"))
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
-    parser.add_argument("--only", nargs="+", default=[*STRATEGIES, DEFAULTS])
+    parser.add_argument("--only", nargs="+", default=[*STRATEGIES, DEFAULTS, MENDED])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
@@ -182,8 +188,9 @@ def main() -> None:
     wanted = itertools.product(arguments.seeds, arguments.settings, arguments.only, ("theirs", "ours"))
     for seed, chosen, name, side in [] if arguments.table else wanted:
         key = f"{chosen}/{name}/{side}/{seed}"
-        if key in results or (side == "theirs" and (name == DEFAULTS or (chosen == "digits" and name == "demo"))):
-            continue  # its DeMo takes no convolution
+        absent = {("theirs", DEFAULTS), ("ours", MENDED)} | ({("theirs", "demo")} if chosen == "digits" else set())
+        if key in results or (side, name) in absent:  # its DeMo takes no convolution
+            continue
         setting = SETTINGS[chosen](arguments.python)
         torch.manual_seed(seed)
         model = setting.model()

@@ -161,8 +161,8 @@ class Turns:
             tensor.copy_(found)
 
 
-def prepare(members: int) -> Turns:
-    """Put what is needed around ExoGym."""
+def prepare(members: int, apart: bool) -> Turns:
+    """Put what is needed around ExoGym; ``apart``: with the mend of :func:`copy_master`."""
     turns, node, trainer = Turns(), import_module("exogym.train_node").TrainNode, import_module("exogym.trainer")
     for name in ("all_reduce", "broadcast", "all_gather", "barrier"):
         setattr(dist, name, turns.operation(name))
@@ -176,14 +176,24 @@ def prepare(members: int) -> Turns:
         return whole(self)
 
     node.train = train
+    if apart:
+        import_module("exogym.strategy.diloco").DiLoCoCommunicator._synchronize_master_model = copy_master
     return turns
+
+
+def copy_master(self: Any, model: nn.Module) -> None:
+    """What its DiLoCo does on a GPU. On a CPU, member 0 and the master share memory from the first exchange on, so that
+    the difference of the two is zero in all others."""
+    with torch.no_grad():
+        for weight, master in zip(model.parameters(), self.master_model.parameters(), strict=True):
+            weight.copy_(master)
 
 
 def main(folder: Path) -> None:
     job = torch.load(folder / "job.pt", weights_only=True)
     model = Digits() if job["kind"] == "digits" else Language(job["characters"], job["context"])
     nn.Module.load_state_dict(model, job["first"])
-    turns = prepare(job["members"])
+    turns = prepare(job["members"], job["apart"])
     trainer = import_module("exogym").Trainer(model, Rows(job["rows"]), Rows(job["rows"][:1]), device="cpu")
     done = trainer.fit(
         num_epochs=1,
