@@ -1,4 +1,4 @@
-"""What :mod:`beside_exogym` trains, here and with ExoGym; as a script, the side of ExoGym, run by ExoGym's Python.
+"""What ``beside_exogym.py`` trains, here and with ExoGym; as a script, the side of ExoGym, run by ExoGym's Python.
 
 ExoGym's trainer, nodes and strategies run as they are, but its members take turns in one process, and operations of
 ``torch.distributed`` happen in memory: on a busy machine, hundreds of small ones a step among processes take minutes.
