@@ -230,4 +230,4 @@ def test_a_look_at_a_machine_writes_nothing_there(tmp_path: Path) -> None:
     assert not (tmp_path / "far").exists()
     link.put_agent()
     send_trees(link, collect(plan_run(job, [(link, FACTS)])).trees.values())
-    assert all("equal by hash" in finding.seen for finding in seen())
+    assert all("with the same hash" in finding.seen for finding in seen())
