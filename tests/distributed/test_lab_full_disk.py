@@ -18,7 +18,6 @@ from training.run_folder import RunFolder
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(240)]
 
 FULL_AT, SNAPSHOT_AT, LAST = 7, 10, 20
-OPTIONS = ("--max-steps", str(LAST), "--snapshot-interval", str(SNAPSHOT_AT))
 ROOM_MB = 260
 """More than the check before a run asks for."""
 
@@ -33,11 +32,11 @@ def small_output(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(output)], check=True)
 
 
-def begin(lab: Lab, folder: Path) -> tuple[Muster, str]:
-    """Start a run that stands still before its first snapshot."""
+def begin(lab: Lab, folder: Path, snapshot_at: int = SNAPSHOT_AT) -> tuple[Muster, str]:
+    """Start a run that stands still after FULL_AT steps, by default before its first snapshot."""
     muster = Muster(folder, lab.hosts_file, gate=lab.folder / "gate")
     muster.let_pass(FULL_AT)
-    run_id = muster.detach(*OPTIONS)
+    run_id = muster.detach("--max-steps", str(LAST), "--snapshot-interval", str(snapshot_at))
     muster.until_step(run_id, FULL_AT, members=2)
     return muster, run_id
 
@@ -64,7 +63,7 @@ def test_a_machine_whose_disk_is_full_is_named_and_the_others_go_on(make_lab: Ma
 
 def test_where_the_run_is_written_down_the_disk_is_full(make_lab: MakeLab, tmp_path: Path, small_output: Path) -> None:
     lab = make_lab("a", "b")
-    muster, run_id = begin(lab, tmp_path)
+    muster, run_id = begin(lab, tmp_path, FULL_AT - 2)  # how far the members come after it is full is not known
     fill(small_output / "fill")
     muster.let_pass(LAST)
     ended = muster.wait_for_end(run_id)
