@@ -1,5 +1,5 @@
 """Seconds for one mean over all members: the mesh as a process group and as a run uses it, with weights, codec and
-coordinator (each encrypted and in clear), and a stock gloo all-reduce.
+coordinator (each encrypted and in clear; a run with `transport = tls` too), and a stock gloo all-reduce.
 
     .venv/bin/python benchmarks/exchange_engines.py [--members 2 3 4] [--kilobytes 4 100 1000 10000 40000 400000]
                                                     [--codec fp32] [--json FILE]
@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-ENGINES = ("mesh", "mesh in clear", "run", "run in clear", "gloo")
+ENGINES = ("mesh", "mesh in clear", "run", "run in clear", "run through TLS", "gloo")
 STOCK = {"mesh": "muster", "mesh in clear": "muster", "gloo": "gloo"}
 """Backend of ``torch.distributed``."""
 RUN = "bench"
@@ -62,10 +62,20 @@ def exchange_of(engine: str, rank: int, world: int, address: str, secrets: str, 
     from training.exchange.control_line import Joining
     from training.exchange.mesh_member import MeshMember
 
-    own = Path(secrets) / f"member-{rank}" if engine == "run" else None
+    own = None if engine == "run in clear" else Path(secrets) / f"member-{rank}"
     listen, shares = os.environ.get("MUSTER_LISTEN", "127.0.0.1"), json.loads(os.environ.get("BENCH_SHARES", "[]"))
     exchange = MeshMember(
-        Joining(address, own, RUN, rank, world, f"m{rank}", listen, shares=dict(enumerate(shares)))
+        Joining(
+            address,
+            own,
+            RUN,
+            rank,
+            world,
+            f"m{rank}",
+            listen,
+            shares=dict(enumerate(shares)),
+            transport="tls" if engine == "run through TLS" else "auto",
+        )
     ).join(CONNECT_WITHIN)
     chosen = codec_by_name(codec)
     return lambda name, values: exchange.mean(name, values, 1.0, chosen)
@@ -159,7 +169,7 @@ def config_of(engine: str, world: int, folder: Path, at: str) -> dict[str, Any]:
     from training.exchange.certificates import issue_run_certificates
 
     config: dict[str, Any] = {"run_id": RUN, "names": [f"m{rank}" for rank in range(world)], "address": at}
-    if engine == "run":
+    if engine != "run in clear":
         issue_run_certificates(folder, RUN, range(world), [at])
         config["certificates"] = str(folder / "coordinator")
     return config

@@ -8,14 +8,15 @@ called ``owner.option`` (:mod:`profiles.declarations`).
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from profiles.declarations import OptionError, Owning, Section, Trait, forms, is_written, no_choice, option, trait_of
 from profiles.locations import own_code_in
 from profiles.optimisation import TrainingSettings
 from profiles.split import LOCAL_DATA_HELP, SPLIT_HELP, SplitText, divided_in_one_way
+from profiles.transport import TRANSPORT_HELP, AskedEngine, Transport, tls_needs_the_mesh
 
 WHISPER, CAUSAL_LM, CUSTOM = "whisper", "causal_lm", "custom"
 USUAL_TASK = WHISPER
@@ -218,13 +219,6 @@ class SnapshotSettings(Section):
     snapshot_keep: int = option(2, "how many snapshots to keep; with several workers at least 2", ge=1)
 
 
-AskedEngine = Annotated[
-    Literal["auto", "mesh", "nccl"],
-    BeforeValidator(lambda name: {"hub": "mesh", "torch": "auto"}.get(name, name) if isinstance(name, str) else name),
-]
-"""An engine as a person asks for it, or as earlier versions called it."""
-
-
 class StrategySettings(Owning, Section):
     """How the members work together."""
 
@@ -233,8 +227,9 @@ class StrategySettings(Owning, Section):
         "", "options of a strategy of your own, separated by commas: share = 0.3, interval = 10", advanced=True
     )
     engine: AskedEngine = option(
-        "auto", "transport between the workers; nccl is for CUDA devices on one network, and does not encrypt"
+        "auto", "what carries the exchanges; nccl is for CUDA devices on one network, and does not encrypt"
     )
+    transport: Transport = option("auto", TRANSPORT_HELP, advanced=True)
     codec: str = option("auto", "{codec}; auto: the strategy's own")
     error_feedback: bool = option(False, "add what a lossy codec dropped to the next exchange", advanced=True)
     verify_interval: int = option(
@@ -255,6 +250,8 @@ class StrategySettings(Owning, Section):
     coordinator_port: int = option(
         0, "TCP port of the coordinator; 0: any free one", alias="hub_port", ge=0, le=65535, advanced=True
     )
+
+    _tls_needs_the_mesh = model_validator(mode="before")(tls_needs_the_mesh)
 
     @property
     def own_code(self) -> dict[str, str]:

@@ -26,7 +26,7 @@ _GONE = ("hub_address",)
 """Fields of earlier versions, which are read past."""
 _UNCOUNTED: dict[str, Any] = {
     **dict.fromkeys(("run_id", "engine", "added", "resume", "launch"), True),
-    "profile": {"name": True, "run": True, "strategy": {"engine"}},
+    "profile": {"name": True, "run": True, "strategy": {"engine", "transport"}},
     "members": {"__all__": {"interface", "local", "share", "addresses", "machine", "data"}},
 }
 """What decides no result: names, folders, places, and what carries the exchanges."""

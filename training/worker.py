@@ -64,6 +64,7 @@ def connect(plan: RunPlan, rank: int, where: Meeting, secrets: Path, device: tor
         local=seat.local,
         interface=seat.interface,
         relay=where.relay,
+        transport=plan.profile.strategy.transport,
         came_back=lambda: emit(MemberEvent(status="joined", name=seat.name, message="is back")),
     )
     if plan.engine == "nccl":

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from waiting import until
 
 from profiles.errors import BadInput
+from profiles.transport import Transport
 from training.exchange import pairs
 from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.certificates import issue_run_certificates
@@ -64,9 +65,13 @@ def at_once(*calls: Callable[[], T]) -> list[T]:
 class Group:
     """Members 0 to n - 1, each with its listener."""
 
-    def __init__(self, members: int, folder: Path | None, timeouts: Timeouts | None = None) -> None:
+    def __init__(
+        self, members: int, folder: Path | None, timeouts: Timeouts | None = None, transport: Transport = "auto"
+    ) -> None:
         self.listeners = [
-            Listener("127.0.0.1", Identity(RUN, rank, folder and folder / f"member-{rank}"), timeouts=timeouts)
+            Listener(
+                "127.0.0.1", Identity(RUN, rank, folder and folder / f"member-{rank}", transport), timeouts=timeouts
+            )
             for rank in range(members)
         ]
         self.addresses = {rank: [one.address] for rank, one in enumerate(self.listeners)}

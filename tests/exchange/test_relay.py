@@ -22,6 +22,7 @@ from test_mesh import at_once, told
 from waiting import PATIENCE, timed_out, until
 
 from profiles.errors import BadInput
+from profiles.transport import Transport
 from training.exchange import relay
 from training.exchange.base import ExchangeTimeout
 from training.exchange.certificates import relay_key
@@ -70,10 +71,11 @@ def serving(key: bytes) -> Iterator[Loop]:
 
 
 @pytest.fixture
-def listeners(certificates: Path) -> Iterator[list[Listener]]:
+def listeners(certificates: Path, request: pytest.FixtureRequest) -> Iterator[list[Listener]]:
+    transport: Transport = getattr(request, "param", "auto")
     soon = Timeouts(relay_after=0.1)
     made = [
-        Listener("127.0.0.1", Identity("run", rank, certificates / f"member-{rank}"), timeouts=soon)
+        Listener("127.0.0.1", Identity("run", rank, certificates / f"member-{rank}", transport), timeouts=soon)
         for rank in range(2)
     ]
     yield made
@@ -140,6 +142,28 @@ def test_the_relay_sees_nothing_but_what_is_encrypted(
     assert room == word and len(seen) > len(word) and b"only the two" not in seen and b"muster 1" not in seen
 
 
+@pytest.mark.parametrize("listeners", ["tls"], indirect=True)
+def test_with_transport_tls_nothing_but_its_records_goes_over_the_wire(
+    listeners: list[Listener], serving: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meshes = form(listeners, serving.address)
+    seen, write = dict[asyncio.StreamWriter, bytes](), asyncio.StreamWriter.write
+
+    def note(self: asyncio.StreamWriter, data: bytes) -> None:
+        seen[self] = seen.get(self, b"") + data
+        write(self, data)
+
+    monkeypatch.setattr(asyncio.StreamWriter, "write", note)
+    exchanged(meshes, 300_001)
+    assert len(seen) == 2
+    for stream in seen.values():
+        assert len(stream) > 300_001
+        while stream:
+            assert stream.startswith(b"\x17\x03\x03")
+            stream = stream[5 + int.from_bytes(stream[3:5]) :]
+
+
+@pytest.mark.parametrize("listeners", ["auto", "tls"], indirect=True)
 @pytest.mark.parametrize("flaw", ["changed", "doubled", "left out"])
 def test_a_relay_that_changes_frames_ends_the_connection_and_nothing_wrong_is_read(
     listeners: list[Listener], serving: Loop, monkeypatch: pytest.MonkeyPatch, flaw: str
@@ -161,8 +185,10 @@ def test_a_relay_that_changes_frames_ends_the_connection_and_nothing_wrong_is_re
     meshes[0].exchange({1: [memoryview(bytes(5000))]}, {})
     until(lambda: lied)
     meshes[0].exchange({1: [memoryview(bytes(5000))]}, {})
-    with pytest.raises(PeerLost, match=r"studio is lost: frame \d+ was changed|studio is lost: frame \d+ where \d+"):
+    told = r"frame \d+ was changed|frame \d+ where \d+|\[SSL: "
+    with pytest.raises(PeerLost, match=f"studio is lost: ({told})") as caught:
         received.wait(PATIENCE)
+    assert not caught.value.hung_up  # nobody is: somebody on the way has changed it
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,7 @@ def test_names_are_kept(write: Write) -> None:
         ("lr_decay_share = 0", "too small"),
         ("codec = topk:2", "topk:SHARE"),
         ("shares = 2,-1", "one for each worker"),
+        ("engine = nccl\ntransport = tls", "does not encrypt: set engine = mesh"),
         ("sync_delay = 50", "must be below sync_interval (50)"),
         ("freeze_encoder = yes\ntask = causal_lm", "does not read it, only whisper"),
         ("from_scratch = yes\ntuning = lora", "use tuning = full"),

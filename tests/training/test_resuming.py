@@ -63,11 +63,12 @@ def test_who_owns_how_much_and_where_it_is_dialled_changes_no_hash() -> None:
     assert plan.model_copy(update={"members": (first, plan.members[1])}).hash() == plan.hash()
 
 
-def test_an_option_at_its_default_and_the_engine_change_no_hash() -> None:
+def test_an_option_at_its_default_and_what_carries_the_exchanges_change_no_hash() -> None:
     plan = toy_plan(2)
     document = json.loads(plan.model_dump_json())
     del document["profile"]["training"]["optimizer"], document["profile"]["strategy"]["owned"]
     document["engine"] = "nccl"
+    document["profile"]["strategy"]["transport"] = "tls"
     assert RunPlan.model_validate(document).hash() == plan.hash()
     for section, option, value in (("training", "optimizer", "sgd"), ("strategy", "sync_interval", 7)):
         document = json.loads(plan.model_dump_json())

@@ -73,7 +73,7 @@ def trainer(folder: Path, **how: Any) -> LocalTrainer:
             "batch_size": 3,
         },
         {"strategy": "sparta + diloco", "sync_interval": 3},
-        {"strategy": "zero1"},
+        {"strategy": "zero1", "transport": "tls"},
         {"strategy": "diloco", "sync_interval": 3, "members": 1},
         {"strategy": "fedavg", "fedavg.sync_interval": 3, "fedavg.island_size": 2, "fedavg.fraction": 0.5},
         {"strategy": "noloco", "noloco.sync_interval": 3},

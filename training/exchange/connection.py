@@ -32,7 +32,7 @@ class Connection:
 
     Args:
         socket: connected, blocking.
-        sealed: whether frames are encrypted; not in clear on loopback.
+        sealed: whether frames are encrypted; not where the socket itself is, or in clear on loopback.
         round_trip: seconds to the peer and back; 0 if that is not known.
         address: of the peer; empty: the relay passes everything on.
         how: the two have met, as seen from this end.

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from profiles.transport import Transport
 from training.exchange.base import ExchangeTimeout
 from training.exchange.certificates import COORDINATOR_NAME
 from training.exchange.control import (
@@ -54,6 +55,7 @@ class Joining:
         came_back: called when the others, who had gone on without this member, have taken it back.
         interface: over which most others reach this member fastest, where that was measured.
         relay: ``host:port`` of the relay; empty: on the coordinator's host, with the port that it says.
+        transport: of all members, see :class:`~training.exchange.introduction.Identity`.
     """
 
     address: str
@@ -69,6 +71,7 @@ class Joining:
     came_back: Callable[[], None] = lambda: None
     relay: str = ""
     interface: str = ""
+    transport: Transport = "auto"
 
     def hello(self, listening: tuple[str, int]) -> Hello:
         """Return the member's first message, which names the address that it listens on."""

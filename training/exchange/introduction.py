@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from profiles.errors import BadInput
+from profiles.transport import Transport
 from training.exchange.base import ExchangeError
 from training.exchange.certificates import member_uri
 from training.exchange.connection import Connection
@@ -31,9 +32,9 @@ LOOK = 0.2
 _GLANCE = 0.05
 """Seconds after which whoever waits looks whether that is still of use."""
 _HELLO = struct.Struct(f"<8sIIBB{SECRET}sH")
-_MAGIC = b"muster 1"
+_MAGIC: dict[Transport, bytes] = {"auto": b"muster 1", "tls": b"muster t"}
 _CIPHERS: tuple[Cipher, ...] = ("aes", "chacha")
-_WELCOME, _TAKEN = b"+", b"!"
+_WELCOME, _TAKEN, _OTHERWISE = b"+", b"!", b"-"
 _NO_CHECK_TIME = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME."""
 
@@ -62,11 +63,13 @@ class Identity:
     Args:
         certificates: folder of :func:`~training.exchange.certificates.issue_run_certificates`; ``None``: in clear, on
             loopback only.
+        transport: ``tls`` sends everything through TLS itself instead of sealed frames.
     """
 
     run_id: str
     rank: int
     certificates: Path | None
+    transport: Transport = "auto"
 
 
 Key = tuple[str, int, int]
@@ -160,12 +163,15 @@ class Introductions:
             magic, rank, to, does, cipher, secret, length = _HELLO.unpack(
                 _exactly(connection, _HELLO.size, self._word_seconds)
             )
-            if magic != _MAGIC or to != self.identity.rank or does > 1 or cipher >= len(_CIPHERS):
+            if magic not in _MAGIC.values() or to != self.identity.rank or does > 1 or cipher >= len(_CIPHERS):
                 raise ExchangeError("not a valid handshake")
             self._check(connection, rank)
             if length > MAX_CHANNEL:
                 raise ExchangeError("not a channel's name")
             channel = _exactly(connection, length, self._word_seconds).decode()
+            if magic != _MAGIC[self.identity.transport]:
+                connection.sendall(_OTHERWISE)
+                raise ExchangeError("its transport is another one")
             if does == SENDS:
                 connection.sendall(_WELCOME)
                 _word(connection, _TAKEN)
@@ -192,7 +198,8 @@ class Introductions:
                 self._check(connection, peer)
             secret, name = os.urandom(SECRET), channel.encode()
             cipher = _CIPHERS.index(self._cipher)
-            hello = _HELLO.pack(_MAGIC, self.identity.rank, peer, does, cipher, secret, len(name))
+            magic = _MAGIC[self.identity.transport]
+            hello = _HELLO.pack(magic, self.identity.rank, peer, does, cipher, secret, len(name))
             connection.sendall(hello + name)
             if does == SENDS:
                 timeout.wait(connection, lambda: _word(connection, _WELCOME))
@@ -228,7 +235,8 @@ class Introductions:
 
     def _ready(self, arrival: Arrival, round_trip: float) -> Connection:
         connection = arrival.socket
-        if sealed := isinstance(connection, ssl.SSLSocket):
+        sealed = isinstance(connection, ssl.SSLSocket) and self.identity.transport == "auto"
+        if sealed:
             connection = socket.socket(fileno=connection.detach())
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -264,7 +272,10 @@ def _tell(connection: socket.socket, timeout: HandshakeTimeout) -> None:
 
 def _word(connection: socket.socket, word: bytes) -> None:
     """Wait for a word of one byte."""
-    if _exactly(connection, 1) != word:
+    answer = _exactly(connection, 1)
+    if answer == _OTHERWISE:
+        raise ExchangeError("one of the two has transport = tls, the other one auto; give all the same")
+    if answer != word:
         raise ExchangeError("it gave an unexpected answer")
 
 

@@ -10,6 +10,7 @@ import contextlib
 import queue
 import select
 import socket
+import ssl
 import struct
 import sys
 import threading
@@ -76,7 +77,7 @@ class _Link:
         self.peer = peer
         self._names = names
         self.bytes = self.bytes_before = 0
-        """That went over the connection, headers and tags included; and before the job under way."""
+        """That went over the connection, headers and tags included, TLS records not; and before the job under way."""
         self._connection = connection
         self._socket: socket.socket | None = None
         self._cut = False
@@ -143,7 +144,7 @@ class _Link:
         self._cut = True
         if self._socket is not None:
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+                _shut(self._socket, socket.SHUT_RDWR)
 
     def close(self, seconds: float) -> None:
         """Let what was submitted end within ``seconds``, and hang up."""
@@ -182,10 +183,11 @@ class _Link:
             job(self)
         except PeerLost as error:
             lost = error
-        except ConnectionError:
+        except (ConnectionError, ssl.SSLEOFError):
             lost = self.lost("it closed the connection", hung_up=True)
         except Exception as error:  # noqa: BLE001 - a link whose thread ends without a word hangs the run
-            lost = self.lost(str(error) or type(error).__name__, hung_up=isinstance(error, (EOFError, OSError)))
+            ended = isinstance(error, (EOFError, OSError)) and not isinstance(error, ssl.SSLError)
+            lost = self.lost(str(error) or type(error).__name__, hung_up=ended)
         else:
             return None
         self._on_error(lost)
@@ -244,7 +246,7 @@ class Outgoing(_Link):
         self.bytes += sum(map(len, pieces))
         if lost is not None:
             self._cut = True  # for the jobs behind; the peer still reads what was sent
-            self._socket.shutdown(socket.SHUT_WR)  # and is woken, however much it waits for
+            _shut(self._socket, socket.SHUT_WR)  # and is woken, however much it waits for
             raise lost
 
 
@@ -279,10 +281,13 @@ class Incoming(_Link):
         super()._begin(connection)
         self._opener = Opener(connection.secret, connection.cipher) if connection.sealed else None
         self._sealed = memoryview(bytearray(MAX_FRAME + TAG if connection.sealed else 0))
+        self._flags = 0 if isinstance(connection.socket, ssl.SSLSocket) else socket.MSG_WAITALL
 
     def comes(self, seconds: float) -> bool:
         """Wait up to so many seconds; return whether there is something to receive, or the connection has ended."""
         if self._early or self._socket is None:
+            return True
+        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return True
         if self._poll is None:
             poll = select.poll()
@@ -370,13 +375,13 @@ class Incoming(_Link):
 
     def _fill(self, into: memoryview) -> None:
         while len(into):
-            wakes_at = _WAKE if self._coming >= 2 * _WAKE and sys.platform == "linux" else 1
+            wakes_at = _WAKE if self._flags and self._coming >= 2 * _WAKE and sys.platform == "linux" else 1
             if wakes_at != self._wakes_at:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wakes_at)
                 self._wakes_at = wakes_at
             part = into if wakes_at == 1 else into[:_WAKE]  # of which some may be there: as much again is still to come
-            size = self._socket.recv_into(part, len(part), socket.MSG_WAITALL)
-            if not size:
+            size = self._socket.recv_into(part, len(part), self._flags)
+            if not size or (self._cut and not self._flags):  # a closed SSLSocket would read on, undeciphered
                 raise EOFError("it closed the connection")
             self.bytes += size
             self._coming -= size
@@ -384,3 +389,8 @@ class Incoming(_Link):
 
     def _too_long(self, operation: int, size: int, room: int) -> PeerLost:
         return self.lost(f"it sent {size} bytes for operation {operation // MARKS} where {room} belong")
+
+
+def _shut(connection: socket.socket, how: int) -> None:
+    """Shut a connection down; :meth:`ssl.SSLSocket.shutdown` would first let a thread that uses it go on in clear."""
+    socket.socket.shutdown(connection, how)

@@ -57,7 +57,8 @@ class MeshMember(Exchange):
         self._meter = Meter()
         self.traffic: Traffic = self._meter.traffic
         self._shares = dict(joining.shares or {})
-        self._listener = Listener(joining.listen, Identity(joining.run_id, rank, joining.certificates))
+        identity = Identity(joining.run_id, rank, joining.certificates, joining.transport)
+        self._listener = Listener(joining.listen, identity)
         self._residuals = MeanResiduals()
         self._rooms = Rooms()
         self._changed = threading.Condition()
