@@ -40,6 +40,9 @@ from training.exchange.outcomes import (
 from training.exchange.reduction import AT_ONCE, Reduction
 from training.exchange.residuals import MeanResiduals
 
+_PIECES, _PIECES_OF_UNEQUAL = 16, 48
+"""Pieces of the widest share. Where shares differ, a slow member waits with every piece for what comes back of it, so
+they are smaller (docs/performance-lab.md)."""
 _LEAST_PIECE = 65_536
 """Elements of a piece at least: each costs a message."""
 _TAIL = struct.Struct("<dIQ?")
@@ -182,7 +185,8 @@ class MeanReduction(_Average, Reduction):
         elements = own.values.numel()
         self._bounds = share_bounds(elements, shares, self._codec.block)
         widest = max(stop - start for start, stop in self._bounds.values())
-        step = min(CHUNK_ELEMENTS, max(_LEAST_PIECE, widest // 16))
+        pieces = _PIECES if len(set(shares.values())) == 1 else _PIECES_OF_UNEQUAL
+        step = min(CHUNK_ELEMENTS, max(_LEAST_PIECE, widest // pieces))
         self._step = max(self._codec.block, step // self._codec.block * self._codec.block)
         # A vector that is empty still tells weight and flags: its last owner sends one empty piece.
         self.pieces = {rank: -(-(stop - start) // self._step) for rank, (start, stop) in self._bounds.items()}
