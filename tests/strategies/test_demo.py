@@ -19,13 +19,18 @@ from tests.training.memory_exchange import RoomExchange
 from tests.training.toy_task import ToyTask, toy_plan
 from training.events import StepEvent
 from training.exchange.base import ExchangeError, SoloExchange
-from training.optimizers import plain_steps
+from training.optimizers import plain_steps, set_learning_rate
 from training.orders import Control
 from training.strategies.demo import Chunks, Demo, DemoOptions, signs, transform
 from training.trainer import Trainer
 
 SHAPES = ((20, 13), (6, 3, 2, 2), (17,), (), (1, 5), (0, 4))
 RATE, DECAY = 0.01, 0.1
+
+
+def rate(step: int) -> float:
+    """The learning rate, which differs from step to step."""
+    return RATE / (1 + step)
 
 
 class Model(nn.Module):
@@ -40,6 +45,7 @@ def demo(member: Any, model: nn.Module, warnings: list[str] | None = None, **own
     more = {name: own.pop(name) for name in ("codec", "verify_interval") if name in own}
     found = attached(Demo, member, model, [] if warnings is None else warnings, owned={"demo": own}, **more)
     assert isinstance(found, Demo)
+    found.use(torch.optim.SGD(model.parameters(), lr=RATE))
     return found
 
 
@@ -52,7 +58,9 @@ def trained(member: Any, steps: int, weights: tuple[float, ...] = (1.0, 2.0, 3.0
     model = Model()
     strategy = demo(member, model, **own)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, weight_decay=DECAY)
+    strategy.use(optimizer)
     for step in range(steps):
+        set_learning_rate(optimizer, rate(step))
         strategy.begin_step(step, weights[member.rank])
         for number, parameter in enumerate(model.all):
             parameter.grad = gradient(member.rank, step, number, tuple(parameter.shape))
@@ -62,7 +70,7 @@ def trained(member: Any, steps: int, weights: tuple[float, ...] = (1.0, 2.0, 3.0
     return [parameter.detach() for parameter in model.all]
 
 
-# ------------------------------------------------------------------------------- the reference, from the paper alone
+# ------------------------------------------------------------------------------ the reference, from the equations alone
 
 
 def cosines(size: int) -> np.ndarray[Any, Any]:
@@ -80,11 +88,11 @@ def reference(shape: tuple[int, ...], number: int, steps: int, counts: tuple[flo
     for step in range(steps):
         for rank, (momentum, count) in enumerate(zip(momenta, counts)):
             momentum *= own.decay
-            momentum += count * gradient(rank, step, number, shape).double().numpy().reshape(matrix)
+            momentum += rate(step) * count * gradient(rank, step, number, shape).double().numpy().reshape(matrix)
         for top in range(0, matrix[0], height):
             for first in range(0, matrix[1], width):
                 where = np.s_[top : top + height, first : first + width]
-                total = np.zeros((height, width))
+                total, senders = np.zeros((height, width)), np.zeros((height, width))
                 for momentum in momenta:
                     block = np.zeros((height, width))
                     block[: momentum[where].shape[0], : momentum[where].shape[1]] = momentum[where]
@@ -92,12 +100,14 @@ def reference(shape: tuple[int, ...], number: int, steps: int, counts: tuple[flo
                     least = np.sort(np.abs(coefficients).ravel())[-min(own.topk, coefficients.size)]
                     kept = np.where(np.abs(coefficients) >= least, coefficients, 0)
                     total += kept
+                    senders += kept != 0
                     rows, columns = momentum[where].shape
                     momentum[where] -= (left.T @ kept @ right)[:rows, :columns]
-                update = left.T @ total @ right
-                update[np.abs(update) < 1e-9] = 0
+                update = left.T @ (total / np.maximum(senders, 1)) @ right
+                update[np.abs(update) < 1e-11] = 0
                 rows, columns = theta[where].shape
-                theta[where] = (1 - RATE * DECAY) * theta[where] - RATE * np.sign(update)[:rows, :columns]
+                theta[where] *= 1 - rate(step) * DECAY
+                theta[where] -= rate(step) * np.sign(update)[:rows, :columns]
     return torch.from_numpy(theta).float().view(shape)
 
 
@@ -253,6 +263,11 @@ def test_a_member_without_a_sample_takes_part() -> None:
         return model.all[0].grad
 
     assert all(torch.equal(found, -torch.ones(8, 8)) for found in in_a_group(2, body))
+
+
+def test_a_member_without_samples_does_not_count_among_the_senders() -> None:
+    two, three = (in_a_group(size, lambda member: trained(member, 3, (1.0, 2.0, 0.0), topk=60)) for size in (2, 3))
+    assert all(map(torch.equal, two[0], three[2]))
 
 
 def test_members_are_compared_as_often_as_is_said() -> None:

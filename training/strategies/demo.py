@@ -1,17 +1,18 @@
 """DeMo: what a member's momentum holds of few, large coefficients is sent; the rest stays with the member.
 
-Peng, Chen, Su, Quesnelle, Kingma and Liu 2024, "DeMo: Decoupled Momentum Optimization" (arXiv 2411.19870 v2). In every
-step, for the momentum m of every tensor::
+Peng, Chen, Su, Quesnelle, Kingma and Liu 2024, "DeMo: Decoupled Momentum Optimization" (arXiv 2411.19870 v2), as in the
+authors' code, github.com/bloc97/DeMo. In every step, for the momentum m of every tensor::
 
-    m   <- beta m + g                            the member's own gradient
+    m   <- beta m + lr g                         the member's own gradient
     q   <- top-k of DCT(m) in every chunk
     m   <- m - IDCT(q)                           what is not sent comes later
-    Q   <- sum of all members' q                 all-gather of places and values
+    Q   <- mean of q over those who sent it      all-gather of places and values; place by place
     theta <- (1 - lr lambda) theta - lr sign(IDCT(Q))
 
-It is the optimizer as well: :attr:`Demo.updates`. ``lr`` does not enter m, as in the paper; in the authors' code it
-does, and a coefficient's sum is divided by how many sent it. A gradient counts by its samples, so that the sum is that
-of the joint batch. ``max_grad_norm`` holds for each member's own gradient.
+It is the optimizer as well: :attr:`Demo.updates`. The paper's text has no ``lr`` in m, and sums q over all members:
+from scratch that ended higher, and a fine-tune where this does (docs/strategies.md). A gradient counts by its samples,
+so that what all have sent is that of the joint batch; a coefficient of zero does not count as sent. ``max_grad_norm``
+holds for each member's own gradient.
 
 Chunks are ``chunk`` by ``chunk``, or as large as the tensor where that is smaller. A vector is one row, and a
 convolution one row for every output; the last chunks of a row or column are filled up with zeros, which are not
@@ -170,7 +171,7 @@ def signs(coefficients: torch.Tensor, height: int, width: int) -> torch.Tensor:
     which fp64 holds, so neither their order nor the processor matters.
 
     Args:
-        coefficients: fp32, a row for each chunk. A row may be of any scale, for signs are of none.
+        coefficients: fp32 or fp64, a row for each chunk. A row may be of any scale, for signs are of none.
     """
     peak = coefficients.abs().amax(1, keepdim=True)
     power = torch.where(peak > 0, peak / torch.frexp(peak).mantissa, torch.ones_like(peak))
@@ -208,6 +209,9 @@ class Demo(GradientStrategy):
     def only_own_codecs(cls, settings: StrategySettings) -> str:
         return "is not for demo, which has chosen the few values that it sends"
 
+    def use(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
         super().attach(model, exchange)
         self._momenta = [torch.zeros_like(p, dtype=torch.float32).reshape(-1) for p in self._parameters]
@@ -220,7 +224,7 @@ class Demo(GradientStrategy):
         self._weight = weight
 
     def gradients(self) -> None:
-        """Leave the sign of the members' sum in every gradient."""
+        """Leave the sign of the members' mean in every gradient."""
         with torch.no_grad():
             if self._has_unfit():
                 self._weight = 0.0
@@ -268,7 +272,8 @@ class Demo(GradientStrategy):
         parameter, momentum, chunks = self._parameters[number], self._momenta[number], self._chunks[number]
         momentum.mul_(self._own.decay)
         if parameter.grad is not None and self._weight > 0.0:
-            momentum.add_(parameter.grad.reshape(-1).float(), alpha=self._weight)
+            share = self._weight * float(self._optimizer.param_groups[0]["lr"])
+            momentum.add_(parameter.grad.reshape(-1).float(), alpha=share)
         coefficients = chunks.encoded(chunks.cut(momentum))
         places = coefficients.abs().topk(self._count(number), dim=1).indices
         data = self._codec.encode(coefficients.gather(1, places).reshape(-1))
@@ -280,7 +285,7 @@ class Demo(GradientStrategy):
     # ---------------------------------------------------------------------------------------------- what comes back
 
     def _take(self, part: _Part) -> None:
-        """Put the sign of the sum into the gradients of the parameters of a part."""
+        """Put the sign of the mean into the gradients of the parameters of a part."""
         said = [pending.wait() for pending in part.under_way]
         if said:
             self._members = tuple(sorted(said[-1]))
@@ -320,7 +325,7 @@ class Demo(GradientStrategy):
         return found
 
     def _update(self, number: int, theirs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Return the signs of the members' sum for a parameter, as a matrix of its chunks' rows and columns."""
+        """Return the signs of the members' mean for a parameter, as a matrix of its chunks' rows and columns."""
         chunks, count = self._chunks[number], self._count(number)
         device = self._parameters[number].device
         device = torch.device("cpu") if device.type == "mps" else device  # it has no fp64
@@ -328,11 +333,15 @@ class Demo(GradientStrategy):
         for first in range(0, chunks.number, step):
             rows = min(step, chunks.number - first)
             total = torch.zeros(rows, chunks.size, device=device)
+            senders = torch.zeros_like(total)
             for places, values in theirs:  # places of one member are different ones, so the order is that of the ranks
                 where = slice(first * count, (first + rows) * count)
                 at = places[where].view(rows, count).clamp(max=chunks.size - 1).to(device)
-                total.scatter_add_(1, at, values[where].view(rows, count).to(device))
-            found.append(signs(total, chunks.height, chunks.width))
+                sent = values[where].view(rows, count).to(device)
+                total.scatter_add_(1, at, sent)
+                senders.scatter_add_(1, at, (sent != 0.0).float())  # a member without samples may have nothing to say
+            # Processors agree on a quotient in fp64; some round one in fp32 otherwise.
+            found.append(signs(total.double() / senders.clamp(min=1.0), chunks.height, chunks.width))
         return chunks.joined(torch.cat(found))
 
     # ------------------------------------------------------------------------------------------------ between steps
