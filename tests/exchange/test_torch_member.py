@@ -27,7 +27,7 @@ from training.exchange.codecs.microscaling import Int8Codec
 from training.exchange.link import PeerLost
 from training.exchange.mesh_member import MeshMember
 from training.exchange.residuals import Kept, MeanResiduals
-from training.exchange.torch_group import MeshStore, TorchMesh, Unusable, choose_backend
+from training.exchange.torch_group import MeshStore, TorchGroup, TorchMesh, Unusable, choose_backend
 from training.exchange.torch_mean import Attempt
 
 FP32 = codec_by_name("fp32")
@@ -182,6 +182,20 @@ def test_a_frozen_member_is_left_behind_and_the_exchange_is_done_again(tmp_path:
         running.silence(2)
         pending = [m.start_mean("y", torch.full((500_000,), float(m.rank)), 1.0, FP32) for m in members[:2]]
         assert [(one.wait(60).mean[0].item(), one.wait(60).members) for one in pending] == [(0.5, (0, 1))] * 2
+
+
+def test_a_group_is_given_up_where_one_has_gone_before_and_another_is_stopped(tmp_path: Path) -> None:
+    with lab(tmp_path, 3, engine="nccl") as running:
+        members = running.connect_all()
+        groups = [group_of(member) for member in members]
+        groups[2].close = groups[2].abandon = lambda *seconds: None  # it stands, as a stopped process leaves it
+        pending = [m.start_mean("x", torch.ones(100_000), 1.0, FP32) for m in members[:2]]
+        until(lambda: all(group.bytes_sent for group in groups[:2]))
+        groups[0].abandon()
+        until(lambda: not any(group._thread.is_alive() for group in groups[:2]))
+        pending.append(members[2].start_mean("x", torch.ones(100_000), 1.0, FP32))
+        assert [one.wait(60).members for one in pending] == [(0, 1, 2)] * 3
+        TorchGroup.abandon(groups[2])
 
 
 def test_a_newcomer_takes_part_from_the_next_exchange_on(tmp_path: Path) -> None:

@@ -304,10 +304,11 @@ class TorchGroup:
         if group is not None and self.backend == "nccl":
             group.abort()
         elif group is not None:
-            # gloo aborts nothing, but closes all its connections when one message does not come in time.
-            with contextlib.suppress(RuntimeError):
-                late = group.recv([torch.empty(1)], 0 if self.place else 1, _NOBODYS)
-                late.wait(timedelta(milliseconds=1))
+            # gloo aborts nothing, but closes all its connections when one message does not come in time. Of a peer that
+            # has gone it fails at once, and closes no other connection.
+            for peer in {*range(len(self.mesh.members))} - {self.place}:
+                with contextlib.suppress(RuntimeError):
+                    group.recv([torch.empty(1)], peer, _NOBODYS).wait(timedelta(milliseconds=1))
 
 
 class TorchMesh(Mesh):
