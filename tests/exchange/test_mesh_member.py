@@ -9,6 +9,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -282,6 +283,31 @@ def test_a_broken_line_to_the_coordinator_is_dialled_again(tmp_path: Path) -> No
         until(lambda: running.statuses(2)[-2:] == ["lost", "joined"])
         assert one_by_one(members, "after")[0] in (0.5, 1.0)
         until(lambda: len(set(one_by_one(members, "later"))) == 1 and members[0].members == (0, 1, 2))
+
+
+def test_a_process_that_was_stopped_keeps_its_line_to_the_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lab(tmp_path, 1) as running:
+        (member,) = running.connect_all()
+        loop: Any = member._line._loop
+        select, stopped, heard = loop._selector.select, 0.0, 0
+
+        def stops(timeout: float | None) -> list[Any]:
+            """What came is there still, and the time that it was waited for is over."""
+            nonlocal stopped, heard
+            events: list[Any] = select(timeout)
+            from_coordinator = any(key.fd != loop._ssock.fileno() for key, _ in events)
+            heard += from_coordinator
+            if not from_coordinator or stopped:
+                return events
+            stopped = 100.0
+            return []
+
+        monkeypatch.setattr(loop, "time", lambda: time.monotonic() + stopped)
+        monkeypatch.setattr(loop._selector, "select", stops)
+        until(lambda: heard > 2)
+        assert running.statuses(0) == ["joined"]
 
 
 def test_a_stranger_at_the_port_of_a_coordinator_that_comes_back_ends_nothing(

@@ -201,7 +201,7 @@ class ControlLine:
         sending = asyncio.create_task(self._send(writer))
         try:
             while True:
-                data = await asyncio.wait_for(reader.readline(), None if self._local else LEASE)
+                data = await self._next(reader)
                 if not data:
                     return "it ended the connection", self._closing
                 status = parse(Status, data)
@@ -220,6 +220,19 @@ class ControlLine:
             return str(error), True
         finally:
             sending.cancel()
+
+    async def _next(self, reader: asyncio.StreamReader) -> bytes:
+        """Wait for the next line in two parts: where the process is stopped in the first one, its time is over before
+        anybody has looked at what came meanwhile.
+
+        Raises:
+            asyncio.TimeoutError: there was none for :data:`LEASE` seconds.
+        """
+        if self._local:
+            return await reader.readline()
+        with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
+            return await asyncio.wait_for(reader.readline(), LEASE - BEAT)
+        return await asyncio.wait_for(reader.readline(), BEAT)
 
     async def _send(self, writer: asyncio.StreamWriter) -> None:
         while True:
