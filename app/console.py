@@ -19,8 +19,9 @@ import threading
 import time
 import traceback
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,27 @@ def _visible(one: str) -> str:
     if one.isprintable() or one in _JOINERS:
         return one
     return " " if one in "\n\t" or unicodedata.category(one) == "Zs" else one.encode("unicode_escape").decode()
+
+
+def short_names(names: Sequence[str], cells: int) -> list[str]:
+    """Return names in so many cells, without the end that all have in common where they would look alike."""
+    shown = [_short(name, cells) for name in names]
+    if len(set(shown)) == len(set(names)):
+        return shown
+    common = sum(1 for _ in takewhile(lambda ends: len({*ends}) == 1, zip(*(name[::-1] for name in names))))
+    return [_short(name[: len(name) - common], cells) for name in names]
+
+
+def _short(name: str, cells: int) -> str:
+    """Return a name with its middle left out where it is too long: machines often differ at their ends."""
+    from rich.cells import cell_len, set_cell_size  # as diagnostics below
+
+    if cell_len(name) <= cells:
+        return name
+    if len(name) != cell_len(name):
+        return f"{set_cell_size(name, cells - 1).rstrip()}…"
+    first = cells // 2 - 1
+    return f"{name[:first]}…{name[len(name) - (cells - first - 1) :]}"
 
 
 @lru_cache(maxsize=1)

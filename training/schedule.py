@@ -68,7 +68,8 @@ def ends_in_warm_up(steps: int, profile: Profile) -> str:
     warmup_steps = warm_up_of(profile.training, steps)
     if not 0 < steps < warmup_steps:
         return ""
-    said = f"all of its {steps} steps are in the warm-up of {warmup_steps}"
+    its = "its only step is" if steps == 1 else f"all of its {steps} steps are"
+    said = f"{its} in the warm-up of {warmup_steps}"
     reached = f"the learning rate reaches {steps / warmup_steps:.0%} of its peak"
     return f"{said}: {reached}; set warmup_steps to 0.1, a tenth of the run, or raise epochs"
 

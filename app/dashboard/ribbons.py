@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 from rich.cells import cell_len
 from textual.content import Content
 
-from app.console import visible
+from app.console import short_names, visible
 from app.dashboard.braille import Window, together
 from app.dashboard.pane import mark_of
 from app.dashboard.reader import Picture
@@ -96,25 +95,6 @@ def _line(one: Strip, short: str, window: Window | None, left: int, across: int,
         line.append(Content(" " * max(0, across - ribbon.cell_length)))
         line.append(literal(f"{one.beside[: beside - 1]:>{beside}}", style))
     return Content.assemble(*line)
-
-
-def short_names(names: Sequence[str], cells: int) -> list[str]:
-    """Return names in so many cells, without the end that all have in common where they would look alike."""
-    shown = [_short(name, cells) for name in names]
-    if len(set(shown)) == len(set(names)):
-        return shown
-    common = sum(1 for _ in takewhile(lambda ends: len({*ends}) == 1, zip(*(name[::-1] for name in names))))
-    return [_short(name[: len(name) - common], cells) for name in names]
-
-
-def _short(name: str, cells: int) -> str:
-    """Return a name with its middle left out where it is too long: machines often differ at their ends."""
-    if cell_len(name) <= cells:
-        return name
-    if len(name) != cell_len(name):
-        return literal(name).truncate(cells, ellipsis=True).plain
-    first = cells // 2 - 1
-    return f"{name[:first]}…{name[len(name) - (cells - first - 1) :]}"
 
 
 def _drawn(one: Strip, window: Window, across: int) -> list[tuple[str, str]] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from app.dashboard.network import Network
 from app.dashboard.overview import Events, Overview
 from app.dashboard.pane import LEVELS, Pane, Words
 from app.dashboard.reader import Picture, RunReader
+from app.dashboard.reporting import Reporting
 from app.dashboard.samples import SamplesDialog
 from app.follow import Follower
 from app.history import because
@@ -36,7 +36,7 @@ from app.verdict import Verdict, verdict
 from distributed.hosts.file import typed_machine
 from distributed.hosts.schema import Machine
 from distributed.run.requests import Action
-from profiles.errors import BadInput, MusterError
+from profiles.errors import BadInput
 
 _MARK = 2
 """Cells of the symbol before the verdict."""
@@ -92,6 +92,7 @@ class DashboardScreen(BaseScreen):
         super().__init__()
         self._reader = RunReader(run_dir, source)
         self.commands = Commands(run_dir)
+        self._reporting = Reporting(run_dir, lambda address: self.app.open_url(address))
         self.picture = Picture(run_dir)
         """What is painted at the moment."""
         self._frozen = False
@@ -225,6 +226,8 @@ class DashboardScreen(BaseScreen):
         return Content(" · ").join(parts)
 
     def _tell(self, picture: Picture) -> None:
+        while news := self._reporting.news():
+            self._say(*news, timeout=8)
         for asked, answer in self.commands.news(picture):
             if answer.outcome != "accepted":  # that it was asked for was said; what becomes of it is yet to come
                 words = because(f"{asked} {answer.outcome}", answer.message)
@@ -335,19 +338,8 @@ class DashboardScreen(BaseScreen):
 
     def action_report(self) -> None:
         """Write the report and open it."""
-        self.run_worker(self._report, thread=True, exclusive=True, group="report")
-
-    def _report(self) -> None:
-        from app.html_report.page import SERVED, show_report, write_report  # only when asked for
-
-        if address := os.environ.get(SERVED):
-            self.app.call_from_thread(self.app.open_url, address)
-            return
-        try:
-            said = show_report(write_report(self.picture.path))
-            self.app.call_from_thread(self._say, said, "information", 8)
-        except MusterError as error:
-            self.app.call_from_thread(self._say, error.message, "error", 8)
+        self._reporting.start()
+        self._paint()
 
     def _next_commands(self) -> list[str]:
         """Return what to type after this run has ended; nothing while it goes on."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.console import short_names, visible
 from app.html_report.evidence import Evidence
 from app.html_report.sections import label
 from app.ribbon import Ribbon, ribbons, worthiest
@@ -19,6 +20,8 @@ _MOST_PIECES = 6000
 """Of all bands together: each has eight numbers in the page."""
 _THICK = 0.72
 """Of a band, where the next one is 1 further down."""
+_LONGEST = 24
+"""Letters of a name."""
 _ROW, _LEAST = 30, 90
 """Pixels of a machine, and of all together."""
 NOTE = "Below, on the same axis, the machines: computing is filled, waiting is hatched above it."
@@ -57,12 +60,12 @@ def bands(evidence: Evidence, colours: Mapping[str, str]) -> Bands | None:
         {**area, "x": waited.x, "y": waited.y, "name": "waiting", "fillcolor": colours["wait"], "fillpattern": hatch},
     ]
     traces += _signs(evidence, shown, last, colours)
-    names = [label(evidence.name(one.rank)[:24]) for one in shown]
+    names = short_names([visible(evidence.name(one.rank)) for one in shown], _LONGEST)
     places = [len(shown) - row - _THICK / 2 for row in range(len(shown))]
     axis = {
         "range": [0, len(shown) + 0.15],
         "tickvals": places,
-        "ticktext": names,
+        "ticktext": [label(name) for name in names],
         "showgrid": False,
         "zeroline": False,
         "fixedrange": True,

@@ -20,7 +20,8 @@ from distributed.planning.document import Candidate, Reason
 from distributed.planning.reasons import sentence
 from profiles.errors import counted
 
-_GOOD = ("completed", "running")
+_MOODS = {"completed": ("completed", "good"), "running": ("running", "good"), "cancelled": ("stopped", "calm")}
+"""How a run's status is called and shown; any other one is bad."""
 SHOWN_CANDIDATES = 8
 _TOLD_CHANGES = 6
 _NOT_CONSIDERED = ("no-cost-model", "no-interval")
@@ -62,7 +63,7 @@ def command(*words: str) -> str:
 def heading(evidence: Evidence) -> str:
     """Return name, verdict and the figures that matter most."""
     metadata, summary, state = evidence.metadata, evidence.summary, evidence.state
-    good = "good" if summary.status in _GOOD else "bad"
+    word, mood = _MOODS.get(summary.status, (summary.status, "bad"))
     steps = f"{state.step} of {state.total_steps}" if state.total_steps else str(state.step)
     rate = evidence.metrics.get("samples_per_second")
     cards = [("steps", steps), ("took", duration_text(summary.seconds))]
@@ -75,10 +76,11 @@ def heading(evidence: Evidence) -> str:
         cards.append(("samples/s over the whole run", f"{rate:.1f}"))
     cards.append(("workers", f"{len(metadata.hosts)} ({metadata.strategy} over {metadata.engine})"))
     shown = "".join(f"<div><b>{text(value)}</b><span>{text(name)}</span></div>" for name, value in cards)
-    error = f'<p class="error">{text(metadata.error_message)}</p>' if metadata.error_message else ""
+    kind = ' class="error"' if mood == "bad" else ""
+    error = f"<p{kind}>{text(metadata.error_message)}</p>" if metadata.error_message else ""
     attempts = f", attempt {metadata.attempt}" if metadata.attempt > 1 else ""
     return (
-        f'<header><h1>{text(metadata.profile)}</h1><p><span class="status {good}">{text(summary.status)}</span> '
+        f'<header><h1>{text(metadata.profile)}</h1><p><span class="status {mood}">{text(word)}</span> '
         f"run {text(metadata.run_id)}{attempts}, started {text(metadata.start_time)}</p>{error}{_story(evidence)}"
         f'<div class="cards">{shown}</div></header>'
     )

@@ -6,6 +6,7 @@ from datetime import datetime, timezone
 from functools import partial
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -223,6 +224,29 @@ def test_leaving_asks_while_the_run_lives_and_detach_does_not(folder: RunFolder)
 
     show(folder.path, drive)
     assert take_requests(folder.path) == []
+
+
+def test_leaving_does_not_wait_for_a_report(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, left, written = Event(), Event(), Event()
+
+    def slow(run_dir: Path) -> Path:
+        begun.set()
+        left.wait(20)
+        written.set()
+        return run_dir
+
+    monkeypatch.setattr("app.html_report.page.write_report", slow)
+
+    async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
+        await pilot.press("o")
+        await until(pilot, begun.is_set)
+        await until(pilot, lambda: any("writing the report" in one.message for one in app._notifications))
+        await pilot.press("d")
+
+    show(folder.path, drive)
+    assert not written.is_set()
+    left.set()
+    assert written.wait(20)
 
 
 def test_stop_asks_and_shows_that_nothing_is_left(folder: RunFolder) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from run_folders import BEGAN, started, steps
 
+from app.console import short_names
 from app.dashboard.charts import ChartData, drawn
 from app.dashboard.overview import loss_chart, progress_line
 from app.dashboard.reader import Picture
-from app.dashboard.ribbons import short_names
 from app.run_state import reduce_events
 from app.verdict import verdict
 from tests.app.test_promise import planning, promise, ran
@@ -101,3 +101,4 @@ def test_names_that_end_alike_are_told_apart() -> None:
     long = [f"machine-of-the-laboratory-{n}.some.domain.org" for n in range(12)]
     assert short_names(long, 14)[:2] == ["machin…atory-0", "machin…atory-1"]
     assert short_names(["gpu-rack-seven-left", "gpu-rack-seven-right"], 12) == ["gpu-r…n-left", "gpu-r…-right"]
+    assert short_names(["机器" * 5], 6) == ["机器…"]

@@ -80,6 +80,13 @@ def test_a_run_without_a_step_still_has_a_report(tmp_path: Path) -> None:
     assert charts_of(read_evidence(run)) == []
 
 
+def test_a_stop_on_request_is_no_error(tmp_path: Path) -> None:
+    page = shown(write_run(tmp_path, events(), status="cancelled", error_message="the snapshot of step 40 is kept"))
+    assert '<span class="status calm">stopped</span>' in page
+    assert "<p>the snapshot of step 40 is kept</p>" in page
+    assert 'class="error"' not in page
+
+
 def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
     run = write_run(tmp_path, events())
     choice = Choice(strategy="allreduce", codec="fp32", engine="mesh", members=("a", "b"))
@@ -177,6 +184,11 @@ def test_machines_stand_under_the_loss_on_its_axis(tmp_path: Path) -> None:
     assert layout["yaxis2"]["ticktext"] == ["worker-0", "worker-1"]
     assert layout["yaxis2"]["domain"][1] < layout["yaxis"]["domain"][0]
     assert traces.keys() & {"promised", "at the promised pace"} == set()
+
+
+def test_long_names_beside_the_bands_are_told_apart(tmp_path: Path) -> None:
+    names = charts_of(read_evidence(write_run(tmp_path, events("a-machine-of-our-laboratory"))))[0].figure["layout"]
+    assert names["yaxis2"]["ticktext"] == ["a-machine-o…laboratory-0", "a-machine-o…laboratory-1"]
 
 
 def test_many_machines_and_steps_keep_the_page_small(tmp_path: Path) -> None:

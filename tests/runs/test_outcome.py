@@ -264,6 +264,8 @@ def test_who_trained_on_recordings_of_their_own_is_not_told_to(tmp_path: Path) -
     (tmp_path / "run" / "model" / "config.json").touch()
     lines = completed_lines(_ended(plan, tmp_path / "run", RunState(), {"steps": 4}))
     assert any(line.startswith("short   all of its 4 steps are in the warm-up of 10") for line in lines)
+    one = completed_lines(_ended(plan, tmp_path / "run", RunState(), {"steps": 1}))
+    assert any(line.startswith("short   its only step is in the warm-up of 10") for line in one)
     assert "  evaluate" in " ".join(lines).replace("python3 cli_typer.py ", "") and "YOUR_RECORDINGS" not in str(lines)
 
 
