@@ -18,6 +18,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -123,6 +124,15 @@ async def resize(pilot: Pilot[Any], width: int, height: int) -> None:
     """Give the terminal another size."""
     await pilot.resize_terminal(width, height)
     await pilot.pause()
+
+
+async def comes_to_match(pilot: Pilot[Any], name: str) -> None:
+    """Let the application go on until it shows the picture of that name: a screen may draw once more after a resize."""
+    path = SNAPSHOTS / f"{name}.txt"
+    if path.exists() and os.environ.get("MUSTER_SNAPSHOTS") != "write":
+        with suppress(AssertionError):
+            await until(pilot, lambda: text(pilot.app) == path.read_text(encoding="utf-8"), PATIENCE / 6)
+    matches(name, pilot.app)
 
 
 def matches(name: str, app: App[Any]) -> None:
