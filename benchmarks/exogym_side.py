@@ -166,8 +166,8 @@ def prepare(members: int, apart: bool) -> Turns:
     turns, node, trainer = Turns(), import_module("exogym.train_node").TrainNode, import_module("exogym.trainer")
     for name in ("all_reduce", "broadcast", "all_gather", "barrier"):
         setattr(dist, name, turns.operation(name))
-    dist.get_world_size = lambda: members  # type: ignore[assignment]
-    dist.destroy_process_group = lambda: None  # type: ignore[assignment]
+    dist.get_world_size = lambda: members  # type: ignore[assignment]  # members take turns
+    dist.destroy_process_group = lambda: None  # type: ignore[assignment]  # there is none
     trainer.mp.spawn, trainer._build_connection = turns.spawn, lambda config: None
     whole = node.train
 
