@@ -29,6 +29,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asks", ["agreed('Well?')", "BareLines().line('Well?')", "BareLines().secret('Well?')"])
 def test_one_that_does_not_interrupt_the_reading_is_heard(asks: str, tmp_path: Path) -> None:
     with OwnTerminal(["-c", READING.format(asks=asks), str(ROOT)], tmp_path) as terminal:

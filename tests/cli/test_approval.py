@@ -106,6 +106,7 @@ def test_the_dashboard_of_a_run_of_others_starts_no_interpreter_of_theirs(
     assert [one.python for one in asked.get(timeout=60).machines] == [""]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [[], ["--hosts", "distributed_hosts.json"]])
 def test_discover_never_reads_the_configuration_of_a_hosts_file(
     named: list[str], hosts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

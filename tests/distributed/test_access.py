@@ -21,6 +21,8 @@ from tests.lab.spec import HostSpec
 from tests.lab.ssh_setup import configured
 from tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[LightLab]:

@@ -21,6 +21,8 @@ from distributed.ssh.process import MAX_LINE
 from tests.lab.processes import signal_all
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 AGENT = Path(agent.__file__)
 WORKER = """
 import json, sys

@@ -20,6 +20,8 @@ from distributed.machine.agent_files import left
 from distributed.machine.link import HereConnection
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 BLOB = "AAAAC3NzaC1lZDI1NTE5AAAAIOurs"
 HASH, SHORT = "ab" * 32, "cd" * 8
 SLEEPER = "import time; time.sleep(600)"

@@ -142,6 +142,7 @@ def test_a_teacher_travels_once(tmp_path: Path) -> None:
     assert models(model_path=student) == (["inputs/model", "inputs/teacher"], ("inputs/model", "inputs/teacher"))
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_sent_again(link: Link, inputs: Inputs, tmp_path: Path) -> None:
     assert send_trees(link, inputs.trees.values()) > 50
     assert send_trees(link, inputs.trees.values()) == 0

@@ -65,6 +65,8 @@ from distributed.system import parse_ports
 from profiles.errors import BadInput
 from tests.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.slow
+
 EN0 = Interface("en0", 4, (ipaddress.ip_interface("192.168.1.2/24"),), PathKind.WIFI, True)
 EN5 = Interface("en5", 9, (ipaddress.ip_interface("169.254.3.3/16"),), PathKind.WIRED, True)
 UTUN = Interface("utun3", 12, (ipaddress.ip_interface("100.64.0.7/10"),), PathKind.VPN, True)

@@ -26,6 +26,8 @@ from distributed.discovery.sightings import Origin, Problem, Status
 from distributed.ssh.access import AccessReport
 from profiles.errors import ExitCode
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 CLI = [sys.executable, str(ROOT / "cli_typer.py")]
 

@@ -75,6 +75,7 @@ def test_the_token_alone_asks_for_nothing(listener: Listener) -> None:
     assert refused(listener.port, TOKEN.encode() + b"x")
 
 
+@pytest.mark.slow
 def test_a_silent_peer_is_let_go(listener: Listener) -> None:
     assert refused(listener.port, b"0")
 

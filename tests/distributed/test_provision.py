@@ -261,6 +261,7 @@ def test_the_words_of_pip_and_uv_become_a_cause(line: str, problem: str) -> None
     assert builder.explain(["Collecting torch", line])[0].startswith(problem)
 
 
+@pytest.mark.slow
 def test_what_is_there_is_not_sent_again(link: Link, wheels: Path) -> None:
     link.python = look(link).python
     link.put_agent()

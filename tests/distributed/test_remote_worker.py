@@ -28,6 +28,8 @@ from tests.app.app_events import step
 from tests.waiting import until
 from training.events import ErrorEvent, MemberEvent, StepEvent, WarningEvent, from_line
 
+pytestmark = pytest.mark.slow
+
 WORKER = """
 import json, pathlib, sys
 folder = pathlib.Path(sys.argv[sys.argv.index("--run-dir") + 1])

@@ -37,6 +37,8 @@ from tests.lab.spec import HostSpec
 from tests.lab.ssh_setup import configured
 from tests.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.slow
+
 _KIND = "OPENSSH " + "PRIVATE KEY"
 
 

@@ -19,6 +19,8 @@ from distributed.ssh.connection import SshConnection, SshTarget
 from distributed.ssh.errors import CommandTimeout, Dropped, NameUnknown, NoRoute, NotSsh, PortClosed, SshError, Stalled
 from tests.waiting import PATIENCE
 
+pytestmark = pytest.mark.slow
+
 BANNER = b"SSH-2.0-OpenSSH_9.9\r\n"
 TIMEOUT = 1.0
 

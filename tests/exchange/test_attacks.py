@@ -17,6 +17,8 @@ from training.exchange.base import ExchangeError, MeanResult, weighted_mean
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
 from training.exchange.mesh_member import MeshMember
 
+pytestmark = pytest.mark.slow
+
 FP32 = codec_by_name("fp32")
 SIZES = [0, 1, 33, CHUNK_ELEMENTS, CHUNK_ELEMENTS + 1, 1_000_001]
 

@@ -20,6 +20,8 @@ from training.exchange.control import MAX_LINE, PROTOCOL_VERSION, Hello, Report,
 from training.exchange.control_line import Joining
 from training.exchange.mesh_member import MeshMember
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:

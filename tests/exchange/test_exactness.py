@@ -16,6 +16,8 @@ from tests.waiting import PATIENCE
 from training.exchange.base import ExchangeError, MeanResult, Pending, weighted_mean
 from training.exchange.codecs import codec_by_name, roundtrip
 
+pytestmark = pytest.mark.slow
+
 CODECS = ["fp32", "bf16", "fp16", "int8", "mxfp4", "topk:0.05"]
 
 

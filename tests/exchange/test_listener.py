@@ -38,6 +38,8 @@ from training.exchange.mesh import Mesh
 from training.exchange.strangers import MOST_OF_A_HOST, Strangers
 from training.exchange.ways import Address, Ways, first_to_answer
 
+pytestmark = pytest.mark.slow
+
 RUN = "run"
 
 

@@ -31,6 +31,8 @@ from training.exchange.pairs import Pairs
 from training.exchange.sealing import MAX_FRAME
 from training.exchange.tensor_operations import Reducer, TensorReduction, view
 
+pytestmark = pytest.mark.slow
+
 RUN = "run"
 PATIENCE = 60.0
 T = TypeVar("T")

@@ -17,6 +17,8 @@ from training.exchange.control import Held
 from training.exchange.handover import strays, transfers
 from training.exchange.mesh_member import MeshMember
 
+pytestmark = pytest.mark.slow
+
 FP32 = codec_by_name("fp32")
 
 

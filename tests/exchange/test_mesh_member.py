@@ -28,6 +28,8 @@ from training.exchange.coordinator import Coordinator
 from training.exchange.mesh_member import MeshMember
 from training.exchange.residuals import Kept
 
+pytestmark = pytest.mark.slow
+
 FP32 = codec_by_name("fp32")
 
 

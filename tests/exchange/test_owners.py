@@ -22,6 +22,8 @@ from training.exchange.mesh import Mesh
 from training.exchange.owners import MeanReduction, SharedMean, share_bounds
 from training.exchange.residuals import MeanResiduals
 
+pytestmark = pytest.mark.slow
+
 CODECS = ["fp32", "bf16", "fp16", "int8", "mxfp4", "topk:0.05"]
 EQUAL = {0: 1.0, 1: 1.0, 2: 1.0}
 SHARES = [EQUAL, {0: 0.0, 1: 1.0, 2: 0.0}, {0: 0.1, 1: 3.0, 2: 0.7}, None]

@@ -33,6 +33,8 @@ from training.exchange.relay import Relay, at_relay
 from training.exchange.strangers import MOST_OF_A_HOST
 from training.exchange.ways import Address
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 NAMES = {0: "studio", 1: "tower"}
 SIDES = ("group/1", 0, 1)

@@ -25,6 +25,8 @@ from training.exchange.outcomes import Outcome
 from training.exchange.reduction import AT_ONCE, Rooms
 from training.exchange.residuals import MeanResiduals
 
+pytestmark = pytest.mark.slow
+
 FP32 = codec_by_name("fp32")
 
 

@@ -30,6 +30,8 @@ from training.exchange.residuals import Kept, MeanResiduals
 from training.exchange.torch_group import MeshStore, TorchGroup, TorchMesh, Unusable, choose_backend
 from training.exchange.torch_mean import Attempt
 
+pytestmark = pytest.mark.slow
+
 FP32 = codec_by_name("fp32")
 CODECS = ["fp32", "bf16", "fp16", "int8", "mxfp4", "topk:0.05"]
 SIZES = [0, 1, 37, 5_000, 300_000, 900_001]

@@ -89,6 +89,7 @@ def test_signals_reach_it() -> None:
     assert process.returncode == 5
 
 
+@pytest.mark.slow
 def test_it_does_not_outlive_whom_it_stands_for() -> None:
     process, number = started("time.sleep(60)")
     process.kill()

@@ -134,6 +134,7 @@ def test_a_disk_that_refuses_is_named_and_nothing_is_left(tmp_path: Path, option
     assert done.stdout.strip().endswith(f"{message} []"), done.stderr
 
 
+@pytest.mark.slow
 def test_only_one_process_works_on_a_run(tmp_path: Path) -> None:
     with make(tmp_path) as folder:
         with pytest.raises(BadInput, match=f"process {os.getpid()} is working"):

@@ -212,6 +212,7 @@ def test_clean_by_age(output: Path) -> None:
     assert to_clean(list_runs(output), older_than_days=4) == []
 
 
+@pytest.mark.slow
 def test_a_live_run_is_never_cleaned(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, make_plan(OLD), []):
         (run,) = list_runs(tmp_path)

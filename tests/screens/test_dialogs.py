@@ -20,6 +20,7 @@ def style_of(pilot: Pilot[Any], text: str) -> Style:
     return next(one.style for strip in strips for one in strip if one.style and text in one.text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("colours", ["muster-dark", "muster-light", "muster-contrast", "ansi-dark", "none"])
 def test_a_dialog_dims_what_is_behind_it(colours: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if colours == "none":

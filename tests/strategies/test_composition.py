@@ -43,6 +43,7 @@ def composed(late: bool = False, interval: int = 4, **more: Any) -> StrategySett
     return StrategySettings(strategy=TEXT, owned=own, verify_interval=0, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_it_keeps_the_contract(check: Callable[[StrategySettings], None], late: bool) -> None:

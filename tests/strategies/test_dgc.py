@@ -267,6 +267,7 @@ def test_the_share_falls_in_stages() -> None:
     assert in_a_group(1, body) == [[50, 13, 10]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS[:6], ids=lambda check: check.__name__)
 def test_it_keeps_the_contract_of_strategies(check: Any) -> None:
     own = {"compressor": "dgc", "dgc_share": 0.1, "dgc_warmup": 6, "bucket_mb": 0.0002}

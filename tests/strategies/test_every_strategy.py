@@ -26,9 +26,10 @@ def in_every_way() -> Iterator[Any]:
     """Yield the settings of every strategy: as usual, and with exchanges that overlap with training."""
     for name in names():
         codec = "fp32" if " + " in name else "auto"  # one for all, so that bytes can be told
-        yield pytest.param(settings_of(name, codec=codec), id=name)
+        marks = [pytest.mark.slow] if " + " in name else []
+        yield pytest.param(settings_of(name, codec=codec), id=name, marks=marks)
         if (more := overlapping(name)) is not None:
-            yield pytest.param(more, id=f"{name}, overlapping")
+            yield pytest.param(more, id=f"{name}, overlapping", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -41,6 +42,7 @@ LOSSY = {"codec": "mxfp4", "error_feedback": True, "verify_interval": 1}
 STREAM = {"sync_interval": 4, "fragments": 2, "sync_delay": 3, "mixing": 0.5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "own", "more"),
     [

@@ -52,6 +52,7 @@ def profile(**options: Any) -> Profile:
     return profile_from_options("p", {"task": "causal_lm", "model_path": "owner/name", **options})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize(("way", "options"), [("Half", "late = true"), ("All + half", "interval = 3")])
 def test_it_keeps_the_contract(file: Path, check: Callable[[StrategySettings], None], way: str, options: str) -> None:

@@ -23,6 +23,7 @@ def test_the_order_is_the_same_on_every_system() -> None:
     assert permuted(10**9, 10**9 + 3, 7 * 10**11, 42, 9).tolist() == [424292365962, 233798324063, 140867903362]
 
 
+@pytest.mark.slow
 def test_seeds_and_orders_differ_and_pairs_come_as_often_as_others() -> None:
     assert len({tuple(permuted(0, 20, 20, seed, order)) for seed in range(10) for order in range(10)}) == 100
     together = np.zeros((50, 50))

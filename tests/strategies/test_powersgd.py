@@ -299,6 +299,7 @@ def test_an_overflow_of_one_member_leaves_everything_as_it_was() -> None:
         assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bucket", [0.0002, 4.0])
 @pytest.mark.parametrize("check", CHECKS[:6], ids=lambda check: check.__name__)
 def test_it_keeps_the_contract_of_strategies(check: Any, bucket: float) -> None:

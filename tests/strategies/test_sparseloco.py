@@ -111,6 +111,7 @@ def reference(density: float, beta: float, rate: float) -> torch.Tensor:
     return torch.cat([one.reshape(-1) for one in anchor])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "beta", "rate"), [(1 / 64, 0.95, 1.0), (0.05, 0.5, 0.7), (0.05, 0.0, 1.0)])
 def test_three_rounds_are_those_of_the_paper(share: float, beta: float, rate: float) -> None:
     own = {"codec": f"topk2bit:{share}", "error_decay": beta, "outer_lr": rate}

@@ -75,6 +75,7 @@ class Layers(nn.Module):
             layer.weight = nn.Parameter(torch.zeros(shape))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tau", "alpha"), [(0, 0.0), (0, 0.5), (2, 0.0), (2, 0.5), (5, 0.5)])
 @pytest.mark.parametrize(
     ("merge", "weighting"), [("mean", "tokens"), ("rda", "tokens"), ("rda", "tokens-squared-per-step")]

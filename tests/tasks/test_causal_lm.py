@@ -152,6 +152,7 @@ def test_metrics_are_loss_and_perplexity(prepared: Prepared) -> None:
     assert metrics == {"loss": 2.0, "perplexity": math.exp(2.0)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"tuning": "full"}, {"tuning": "lora", "gradient_checkpointing": True}])
 def test_training_saving_and_opening(prepared: Prepared, tmp_path: Path, options: dict[str, object]) -> None:
     task = prepared(**options)

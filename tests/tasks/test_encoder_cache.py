@@ -136,6 +136,7 @@ def flip_one_bit(path: Path) -> None:
     path.write_bytes(bytes([path.read_bytes()[0] ^ 0x40]) + path.read_bytes()[1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", [cut, scramble, flip_one_bit, Path.unlink])
 def test_damage_is_computed_again(prepared: Prepared, tmp_path: Path, harm: Callable[[Path], None]) -> None:
     losses, _ = trained(prepared())

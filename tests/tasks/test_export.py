@@ -65,6 +65,7 @@ def test_ctranslate2_writes_the_same_texts(trained_whisper: Path, tmp_path: Path
     assert not any(word in json.dumps(manifest["check"]) for word in WORDS)
 
 
+@pytest.mark.slow
 def test_ctranslate2_in_whole_numbers_is_smaller(trained_whisper: Path, tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     sizes = []

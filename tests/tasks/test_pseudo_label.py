@@ -56,6 +56,7 @@ def test_texts_are_written_and_judged(trained_whisper: Path, sounds: Path) -> No
     assert {clip.id for clip in kept} == {row.id for row in rows if not row.left_out}
 
 
+@pytest.mark.slow
 def test_recordings_with_decomposed_names_are_known_again_and_found(trained_whisper: Path, sounds: Path) -> None:
     (sounds / "audio" / "clip0.wav").rename(sounds / "audio" / unicodedata.normalize("NFD", "größe.wav"))
     table, files = sounds / "pseudo.csv", recordings(sounds, sounds)

@@ -299,6 +299,7 @@ def disturb(model: nn.Module) -> None:
                 weights.add_(0.1 * torch.randn_like(weights))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tuning", ["full", "lora"])
 def test_saved_folder_opens_in_pipeline_and_says_the_same(
     prepared: Prepared, speech_folder: Path, tmp_path: Path, tuning: str

@@ -242,6 +242,7 @@ def trained(workers: int, batch: int, folder: Path, strategy: str = "allreduce",
     return [members[rank].trainer.model for rank in range(workers)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["allreduce", "zero1"])
 @pytest.mark.parametrize("name", [*OPTIMIZERS, "counting"])
 def test_three_members_equal_one_with_the_joint_batch(name: str, strategy: str, own: str, tmp_path: Path) -> None:
@@ -252,6 +253,7 @@ def test_three_members_equal_one_with_the_joint_batch(name: str, strategy: str, 
     torch.testing.assert_close(weights(group[0]), weights(alone), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_muloco_is_diloco_with_muon_inside(tmp_path: Path) -> None:
     strategy = {"strategy": "diloco", "sync_interval": 6, "codec": "fp32"}
     plan = toy_plan(2, training={"max_steps": 150, "learning_rate": 0.02, "optimizer": "muon"}, strategy=strategy)

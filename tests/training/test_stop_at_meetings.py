@@ -44,6 +44,7 @@ def figures(events: list[Event]) -> dict[Any, float]:
     return losses | {(e.split, e.step): e.metrics["loss"] for e in events if isinstance(e, EvaluationEvent)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "own", "stop"),
     [("diloco", {"sync_interval": 4, "sync_delay": 2}, 6), ("sparta", {"share": 0.2, "interval": 3, "delay": 2}, 5)],
