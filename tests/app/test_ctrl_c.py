@@ -58,6 +58,7 @@ sys.exit(run_app(made, [], "asking"))
 """
 
 
+@pytest.mark.slow
 def test_a_question_of_another_thread_ends_with_it_at_once(tmp_path: Path) -> None:
     with OwnTerminal(["-c", ASKED_BY_A_THREAD, str(ROOT)], tmp_path) as terminal:
         terminal.wait_for("Well?")
@@ -80,6 +81,7 @@ def swallow_one(then_wait: float) -> None:
         threading.Event().wait(then_wait)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waits", [PATIENCE, 0.0])
 def test_one_that_is_swallowed_is_raised_again(waits: float) -> None:
     with pytest.raises(KeyboardInterrupt):

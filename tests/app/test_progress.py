@@ -154,6 +154,7 @@ def test_the_picture_shows_diverged_weights() -> None:
     assert "weights differ" in picture(events)
 
 
+@pytest.mark.slow
 def test_painting_does_not_follow_the_events() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=80, height=24, force_terminal=True)

@@ -58,6 +58,7 @@ print([name for name in heavy.split() if name in sys.modules])
 """
 
 
+@pytest.mark.slow
 def test_help_loads_nothing_heavy() -> None:
     assert in_process(WHAT_HELP_IMPORTS).stdout.strip() == "[]"
 
@@ -78,6 +79,7 @@ def test_every_level_has_help_without_escape_codes(command: list[str], capsys: C
     assert "\x1b" not in out
 
 
+@pytest.mark.slow
 def test_every_option_has_a_flag_and_advanced_ones_are_in_the_long_help(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +100,7 @@ def test_no_name_is_cut_in_a_narrow_terminal(capsys: Capture, monkeypatch: pytes
     assert not re.findall(r"--\S*…", capsys.readouterr().out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "message", "hint"),
     [
@@ -159,6 +162,7 @@ sys.exit(main(["runs", "list"]))
 """
 
 
+@pytest.mark.slow
 def test_a_fault_of_ours_is_one_line_and_a_saved_traceback() -> None:
     done = in_process(CRASH)
     error, hint = done.stderr.splitlines()

@@ -122,6 +122,7 @@ def test_degrees_and_watts_fit_the_axis_of_a_chart() -> None:
     assert [value_text(*one) for one in ((71.44, "°C"), (163.2, "W"), (2345.0, "W"))] == ["71.4 °C", "163 W", "2.35 kW"]
 
 
+@pytest.mark.slow
 def test_the_tours_machines_tell_no_more_than_real_ones(tmp_path: Path) -> None:
     events = RunFolder.open(write_demo_run(tmp_path, 3)).events()
     told: dict[int | None, list[MachineEvent]] = {}

@@ -41,6 +41,7 @@ def reasons(cluster: Cluster, parameters: int = LARGE) -> list[Reason]:
     return list(cable_reasons(cluster, planner.plan(cluster, work), lambda wired: planner.plan(wired, work)))
 
 
+@pytest.mark.slow
 def test_a_cable_is_predicted_by_the_planner_with_the_figures_of_a_measured_cable() -> None:
     there = home("ab", "c")
     found = next(iter(reasons(there)))

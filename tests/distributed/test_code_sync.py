@@ -94,6 +94,7 @@ def speech_inputs(path: Path, **options: str) -> Inputs:
     return collect(plan_local_run(profile_from_options("speech", options), 1))
 
 
+@pytest.mark.slow
 def test_the_recordings_of_a_lone_table_travel_with_it_and_nothing_else(link: Link, tmp_path: Path) -> None:
     data = tmp_path / "data"
     table = speech_table(data, "clips/a.wav", "clips/deep/../b.wav", "c.wav")

@@ -95,6 +95,7 @@ def test_many_may_remember_at_once(tmp_path: Path) -> None:
     assert all(known.judge(key(f"host{number}")) is Verdict.KNOWN for number in range(40))
 
 
+@pytest.mark.slow
 @needs_keygen
 @pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
 def test_fingerprint_and_command_are_those_of_ssh_keygen(tmp_path: Path, kind: str) -> None:

@@ -131,6 +131,7 @@ def test_a_package_with_another_hash_is_refused(wheels: Path, tmp_path: Path, mo
         builder.build(tmp_path, order, "", str(wheels))
 
 
+@pytest.mark.slow
 def test_another_lock_is_another_environment(link: Link) -> None:
     assert find_environment(link, Recipe(RECIPE.requirements, "musterling==1.1\n")) == ""
 

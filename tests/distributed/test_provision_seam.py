@@ -46,6 +46,7 @@ def give_environment(lab: LightLab) -> Path:
     return python
 
 
+@pytest.mark.slow
 def test_a_python_without_packages_is_named_with_the_command_that_gives_them(lab: LightLab) -> None:
     (one,) = preflight.check(lab.hosts(python=""))
     one.link.close()

@@ -85,6 +85,7 @@ def test_after_a_break_only_the_rest_is_sent(tmp_path: Path, tree: Tree) -> None
     assert not list((tmp_path / "far" / "blobs").rglob("*.part"))
 
 
+@pytest.mark.slow
 def test_a_transfer_that_does_not_move_is_given_up(tmp_path: Path, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "PATIENCE", 0.0)
     link = far_machine(tmp_path, connection := Breaking([0] * 100))
@@ -104,6 +105,7 @@ def unreachable_after(link: Link, connection: HereConnection, times: int) -> obj
     return connect
 
 
+@pytest.mark.slow
 def test_a_file_that_shrinks_meanwhile_is_said(tmp_path: Path, tree: Tree) -> None:
     link = far_machine(tmp_path)
     sizes = {path: path.stat().st_size for path in tree.sources.values()}

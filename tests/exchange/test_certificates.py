@@ -72,6 +72,7 @@ def test_without_a_certificate_nobody_gets_in(secure: Lab) -> None:
         shake_hands(secure, None)
 
 
+@pytest.mark.slow
 def test_a_certificate_of_another_run_is_refused_in_the_handshake(secure: Lab, tmp_path: Path) -> None:
     issue_run_certificates(tmp_path, RUN, [0], ["127.0.0.1"])
     with pytest.raises(ExchangeError, match="another run"):

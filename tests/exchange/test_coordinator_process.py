@@ -130,6 +130,7 @@ entry.main(["--config", sys.argv[1]])
 """
 
 
+@pytest.mark.slow
 def test_it_says_its_port_before_what_its_members_do(tmp_path: Path) -> None:
     """Those of one that is started again are there at once."""
     (tmp_path / "config.json").write_text(json.dumps({"run_id": "r", "names": ["m0"]}))

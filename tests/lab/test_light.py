@@ -25,6 +25,7 @@ def left_over(folder: Path) -> list[object]:
     return [*keeper.marked(f"{folder.name}-"), *keeper.servers(f"{folder}/"), *([folder] if folder.exists() else [])]
 
 
+@pytest.mark.slow
 def test_hosts_have_homes_of_their_own_and_a_hosts_file(make_light_lab: MakeLightLab) -> None:
     lab = make_light_lab("a", "b")
     hosts = load_hosts(lab.hosts_file)
@@ -55,6 +56,7 @@ def test_a_killed_host_ends_with_all_it_runs_and_boots_again(make_light_lab: Mak
     SshConnection.connect(lab.target("a")).close()
 
 
+@pytest.mark.slow
 def test_nothing_is_left_after_the_end(make_light_lab: MakeLightLab) -> None:
     lab = make_light_lab("a")
     with SshConnection.connect(lab.target("a")) as a:

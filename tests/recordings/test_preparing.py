@@ -55,6 +55,7 @@ def test_a_prepared_folder_is_a_data_set(tmp_path: Path) -> None:
     assert left_out(tmp_path / "out") == {}
 
 
+@pytest.mark.slow
 def test_who_is_left_is_divided_anew_where_a_split_would_be_empty(tmp_path: Path) -> None:
     source = table_of(tmp_path / "source", 24)
     first = run(source, tmp_path / "out")
@@ -145,6 +146,7 @@ def test_nothing_left_is_bad_input_and_says_why(tmp_path: Path) -> None:
         run(source, tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 7])
 def test_an_interrupted_run_goes_on_to_the_same_folder(after: int, tmp_path: Path) -> None:
     source = table_of(tmp_path / "source", 12)

@@ -42,6 +42,7 @@ def segmented(talk: Talk, text: str, listener: Listening, **options: float) -> t
     return folder, outcome
 
 
+@pytest.mark.slow
 def test_each_clip_has_the_words_that_are_said_in_it(talk: Talk) -> None:
     listener = Listening(talk)
     folder, outcome = segmented(talk, talk.text, listener)

@@ -154,6 +154,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_the_lock_of_a_killed_process_locks_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path), str(Path(__file__).parent)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:

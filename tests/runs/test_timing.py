@@ -34,6 +34,7 @@ def test_the_cpu_seconds_of_a_part_are_its_own() -> None:
     assert parts[1].cpu is not None and parts[1].cpu < 0.05
 
 
+@pytest.mark.slow
 def test_a_process_knows_its_age() -> None:
     began = time.monotonic()
     code = "from training.processes import process_age; print(process_age())"

@@ -19,6 +19,7 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         check_strategy("dilocco")
 
 
+@pytest.mark.slow
 def test_no_strategy_or_codec_imports_torch_before_it_works() -> None:
     code = "import sys, training.strategies.registry as r; r.load(); r.loss_sources(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

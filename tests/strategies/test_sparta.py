@@ -128,6 +128,7 @@ def sets(selection: str, numbers: range, share: float = 0.3, seed: int = 0) -> l
     return [set(one) for one in found]
 
 
+@pytest.mark.slow
 def test_random_weights_are_new_ones_each_time_and_all_as_often() -> None:
     found = sets("random", range(1000))
     assert {len(one) for one in found} == {30}

@@ -58,6 +58,7 @@ def _build_in_process(root: str, barrier: Any) -> None:
     get_or_build(Path(root), "key", lambda folder: (folder / str(os.getpid())).touch())
 
 
+@pytest.mark.slow
 def test_one_of_several_processes_builds(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(2)

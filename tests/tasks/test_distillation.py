@@ -123,6 +123,7 @@ def training_batch(task: DistillationTask, *indices: int) -> Any:
     return found[1]
 
 
+@pytest.mark.slow
 def test_kept_answers_are_what_the_teacher_says(prepared: Any) -> None:
     once, live = prepared(), prepared(augmentation=1e-9)
     assert once.profile.asks_teacher_once and not live.profile.asks_teacher_once

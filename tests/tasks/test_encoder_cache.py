@@ -48,6 +48,7 @@ class Encodings:
         monkeypatch.setattr(task.wrapper, "hear", hear)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"tuning": "lora", "lora_rank": 2, "lora_alpha": 4, "lora_dropout": 0.0}])
 def test_each_clip_is_encoded_once_and_the_training_is_the_same(
     prepared: Prepared, monkeypatch: pytest.MonkeyPatch, options: dict[str, object]

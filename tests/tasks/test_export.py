@@ -76,6 +76,7 @@ def test_ctranslate2_in_whole_numbers_is_smaller(trained_whisper: Path, tmp_path
     assert sizes[1] < 0.6 * sizes[0]
 
 
+@pytest.mark.slow
 def test_a_plain_folder_has_a_card_and_opens(trained_whisper: Path, tmp_path: Path) -> None:
     metrics = {"before": {"validation": {"wer": 0.8, "loss": 3.0}}, "after": {"validation": {"wer": 0.053}}}
     config = {
@@ -107,6 +108,7 @@ def settings_of(folder: Path) -> Any:
     return ModelSettings(model_path=str(folder))
 
 
+@pytest.mark.slow
 def test_adapters_are_merged_or_stay_apart(trained_whisper: Path, adapter: Path, tmp_path: Path) -> None:
     source = ModelSource(adapter, None)
     merged = checked(request_of(trained_whisper, tmp_path / "merged", source=source))

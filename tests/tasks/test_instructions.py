@@ -138,6 +138,7 @@ def test_tables_of_a_folder(tmp_path: Path) -> None:
             read_conversations(conversation_files(str(tmp_path)))
 
 
+@pytest.mark.slow
 def test_training_learns_the_responses(make_profile: ProfileMaker, tmp_path: Path) -> None:
     byte_tokenizer(CHATML).save_pretrained(tmp_path / "model")
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -66,6 +66,7 @@ def test_recordings_with_decomposed_names_are_known_again_and_found(trained_whis
     assert all(row.path.is_file() for row in read_rows(table))
 
 
+@pytest.mark.slow
 def test_a_second_call_goes_on_and_judges_anew(trained_whisper: Path, sounds: Path) -> None:
     table, files = sounds / "pseudo.csv", recordings(sounds, sounds)
     job = Labelling(trained_whisper / "model", trained_whisper / "model")

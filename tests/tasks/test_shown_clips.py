@@ -53,6 +53,7 @@ def test_clips_and_silence_are_kept_with_their_sound(
     assert [one.soundless for one in found.samples if not one.sound] != [""]
 
 
+@pytest.mark.slow
 def test_thirty_seconds_of_sound_are_small(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).normal(0, 0.1, 44_100 * 31).astype(np.float32)
     soundfile.write(tmp_path / "long.wav", np.stack([noise, noise], 1), 44_100)

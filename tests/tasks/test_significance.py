@@ -33,6 +33,7 @@ def test_a_clear_difference_is_shown_and_a_small_one_is_not() -> None:
     assert small.low < small.difference < small.high
 
 
+@pytest.mark.slow
 def test_the_interval_is_that_of_the_mean_of_paired_differences() -> None:
     """With equally long recordings the bootstrap's interval is about 1.96 standard errors to each side."""
     rng = np.random.default_rng(3)

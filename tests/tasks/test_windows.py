@@ -175,6 +175,7 @@ def step_gradient(task: WhisperTask, model: nn.Module, batch_sizes: dict[int, in
     return torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("augmentation", [0.0, 1.0])
 def test_members_and_micro_batches_equal_one_with_the_joint_batch(
     prepared: Prepared, lengths_folder: Path, augmentation: float, monkeypatch: pytest.MonkeyPatch

@@ -100,6 +100,7 @@ class Late(ToyTask):
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
+@pytest.mark.slow
 def test_what_was_sent_before_the_memory_ran_out_stays_and_the_rest_follows(tmp_path: Path) -> None:
     plan = toy_plan(2, strategy={"bucket_mb": 0.0001, "verify_interval": 1})
     kinds = {"all fits": (ToyTask, ToyTask), "member 1 runs out": (ToyTask, Late)}

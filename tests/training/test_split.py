@@ -42,6 +42,7 @@ def test_parts_are_disjoint_hold_everything_and_follow_from_the_seed(
     assert all(np.array_equal(one, other) for one, other in zip(parts, again, strict=True))
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(st.sampled_from([0.05, 0.3, 1.0, 10.0]), st.sampled_from([2, 4, 8]), st.integers(0, 20))
 def test_shares_of_a_label_are_spread_as_alpha_says(alpha: float, members: int, seed: int) -> None:

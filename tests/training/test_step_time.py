@@ -73,6 +73,7 @@ def test_even_steps_are_measured_for_a_short_time_and_uneven_ones_longer() -> No
     assert uneven.spread == pytest.approx(0.09, rel=0.5)
 
 
+@pytest.mark.slow
 def test_equal_machines_differ_by_their_errors_only() -> None:
     paces = [taken(noisy(0.08, 0.4, seed))[0] for seed in range(40)]
     within = [abs(a.seconds - b.seconds) <= 2 * math.hypot(a.error, b.error) for a, b in itertools.pairwise(paces)]
