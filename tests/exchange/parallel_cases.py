@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import os
 from datetime import timedelta
@@ -28,30 +29,35 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-STEPS, BATCH, WORDS, WIDTH = 4, 24, 97, 64
+STEPS, BATCH, WORDS, WIDTH, HEAD, LENGTH = 4, 24, 97, 48, 4, 12
+"""Twelve heads and a length that two, three and four ranks divide; 97 words leave the last one less."""
 
 
 class Block(nn.Module):
-    """Pre-norm attention with heads of 16, and a feed-forward layer."""
+    """Pre-norm attention and a feed-forward layer.
+
+    As in Whisper the keys have no bias. It would move all scores of a query alike, so its gradient would be zero but
+    for rounding, and Adam makes whole steps of what is left.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.ln1, self.ln2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=name != "k") for name in "qkvo")
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.ln1(x)
-        q, k, v = (layer(y).unflatten(-1, (-1, 16)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        q, k, v = (layer(y).unflatten(-1, (-1, HEAD)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         x = x + self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
         out: torch.Tensor = x + self.down(F.gelu(self.up(self.ln2(x))))
         return out
 
 
 class Model(nn.Module):
-    """Four blocks; embedding and head may be on other machines."""
+    """Eight blocks; embedding and head may be on other machines."""
 
-    def __init__(self, blocks: int = 4) -> None:
+    def __init__(self, blocks: int = 8) -> None:
         super().__init__()
         self.emb: nn.Module | None = nn.Embedding(WORDS, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(blocks))
@@ -65,16 +71,17 @@ class Model(nn.Module):
 
 
 def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(output.flatten(0, 1), target.flatten())
+    return F.cross_entropy(output.flatten(0, 1).float(), target.flatten())
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    words = torch.randint(0, WORDS, (BATCH, 17), generator=torch.Generator().manual_seed(step))
+    words = torch.randint(0, WORDS, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(step))
     return words[:, :-1], words[:, 1:]
 
 
 def adam(*models: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW([parameter for model in models for parameter in model.parameters()], lr=3e-3)
+    """Return AdamW that takes a gradient's rounding (1e-9) for what it is, not for a whole step."""
+    return torch.optim.AdamW([parameter for model in models for parameter in model.parameters()], lr=3e-3, eps=1e-4)
 
 
 def train(model: nn.Module, rank: int = 0, parts: int = 1) -> list[float]:
@@ -98,6 +105,34 @@ def single(rank: int, world: int) -> Any:
     return train(Model())
 
 
+def single_state(rank: int, world: int) -> Any:
+    train(model := Model())
+    return {name: value.numpy() for name, value in model.state_dict().items()}
+
+
+def single_bf16(rank: int, world: int, parts: str) -> Any:
+    """As ``fsdp2_bf16`` on so many ranks: weights and gradients of a part in bf16, the rest in fp32."""
+    model, losses = Model(), []
+    optimizer = adam(model)
+    for step in range(STEPS):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        told, sums = [], [torch.zeros_like(parameter) for parameter in model.parameters()]
+        for piece, words in zip(x.chunk(int(parts)), y.chunk(int(parts))):
+            low = copy.deepcopy(model).to(torch.bfloat16)
+            loss = loss_of(low(piece), words)
+            loss.backward()
+            for total, parameter in zip(sums, low.parameters()):
+                assert parameter.grad is not None
+                total += parameter.grad.float()
+            told.append(float(loss))
+        for parameter, total in zip(model.parameters(), sums):
+            parameter.grad = total / int(parts)
+        optimizer.step()
+        losses.append(sum(told) / int(parts))
+    return losses
+
+
 def ddp(rank: int, world: int) -> Any:
     return train(nn.parallel.DistributedDataParallel(Model(), bucket_cap_mb=0.2), rank, world)
 
@@ -111,9 +146,14 @@ def _sharded(rank: int, world: int, shape: tuple[int, ...], **options: Any) -> t
 
 
 def fsdp2(rank: int, world: int) -> Any:
-    model, losses = _sharded(rank, world, (world,))
+    return _sharded(rank, world, (world,))[1]
+
+
+def fsdp2_state(rank: int, world: int) -> Any:
+    """The state dict of the first one, where the whole weights are put together."""
+    model, _ = _sharded(rank, world, (world,))
     whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    return losses, {name: float(value.double().sum()) for name, value in whole.items()}
+    return {name: value.numpy() for name, value in whole.items()}
 
 
 def fsdp2_bf16(rank: int, world: int) -> Any:
@@ -162,7 +202,7 @@ def _pipeline(rank: int, world: int, schedule: Any, stages_each: int = 1) -> lis
     for index in range(rank, total, world):
         part = Model()
         part.load_state_dict(state)
-        cut = [round(number * 4 / total) for number in range(total + 1)]
+        cut = [round(number * len(part.blocks) / total) for number in range(total + 1)]
         part.blocks = nn.ModuleList(list(part.blocks)[cut[index] : cut[index + 1]])
         part.emb = part.emb if index == 0 else None
         part.head = part.head if index == total - 1 else None

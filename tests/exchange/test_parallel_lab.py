@@ -47,7 +47,7 @@ def losses_of_one(members: Members) -> list[float]:
 )
 def test_it_has_the_losses_of_one_process(members: Members, losses_of_one: list[float], case: str, world: int) -> None:
     found = next(found for found in reversed(members.run(case, "muster", world)) if found)
-    assert (found[0] if case == "fsdp2" else found) == pytest.approx(losses_of_one, abs=1e-6)
+    assert found == pytest.approx(losses_of_one, abs=1e-6)
 
 
 def test_fsdp2_in_bf16_has_the_losses_that_gloo_gives(members: Members) -> None:
