@@ -42,7 +42,7 @@ CLIPS = Path(__file__).resolve().parent.parent / "examples" / "spoken_commands"
 SPEECH_RATE, CLIPS_HELD_OUT = 5e-4, 240
 SETTINGS = ("fine-tune", "scratch", "speech")
 RESULTS = "results.json"
-LOCAL = {"eval_local": "true"}
+LOCAL = {"eval_local": "on"}
 """Also evaluate what each member holds before the last mean."""
 
 

@@ -202,14 +202,21 @@ class EvaluationSettings(Section):
         ge=0,
     )
     eval_before: bool = option(True, "evaluate before the first step, to compare with")
-    eval_local: bool = option(
-        False, "each worker also evaluates its own weights on the whole split, just before they are averaged"
+    eval_local: Literal["auto", "on", "off"] = option(
+        "auto",
+        "each worker also evaluates its own weights on the whole split, just before they are averaged; "
+        "auto: with strategies that keep them apart",
     )
     eval_showcase: bool = option(
         True, "keep a few held-out samples, before and after training, to be shown", advanced=True
     )
     early_stopping_patience: int = option(0, "stop after N evaluations without a better result; 0: off", ge=0)
     early_stopping_min_delta: float = option(0.0, "smallest improvement that counts as better", ge=0, advanced=True)
+
+    @field_validator("eval_local", mode="before")
+    @classmethod
+    def _was_a_flag(cls, said: Any) -> Any:
+        return {"true": "on", "false": "off"}.get(str(said).lower(), said)
 
 
 class SnapshotSettings(Section):
@@ -231,7 +238,7 @@ class StrategySettings(Owning, Section):
     )
     transport: Transport = option("auto", TRANSPORT_HELP, advanced=True)
     codec: str = option("auto", "{codec}; auto: the strategy's own")
-    error_feedback: bool = option(False, "add what a lossy codec dropped to the next exchange", advanced=True)
+    error_feedback: bool = option(False, "add what a lossy codec dropped of a change to the next one", advanced=True)
     verify_interval: int = option(
         50,
         "compare the workers' weights every N steps, or at every exchange if those are rarer; 0: off",

@@ -73,8 +73,8 @@ def _check_own_pace(profile: Profile) -> None:
     if data.local_data or split_of(data.split).kind != "global":
         hint = "leave out split and local_data, or take another strategy"
         raise BadInput(f"with {name} no part of the data belongs to one machine: it takes what is next", hint)
-    if profile.evaluation.eval_local:
-        hint = "set eval_local = false"
+    if profile.evaluation.eval_local == "on":
+        hint = "set eval_local = auto"
         raise BadInput(f"with {name} weights are not averaged all at once, so eval_local means nothing", hint)
 
 

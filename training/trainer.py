@@ -207,7 +207,7 @@ class Trainer:
             loss = total_loss(losses, batches, self.member.name, self.position.step + 1, self._kept)
             norm = self._update()
             self.optimizer.zero_grad(set_to_none=True)
-        if self.profile.evaluation.eval_local:
+        if self._evaluates_own:
             start += self._evaluate_own()
         with self.source.turns.lent():
             report = self.strategy.end_step()
@@ -224,6 +224,11 @@ class Trainer:
         clips, whole = self.strategy.clips, self.strategy.gradient_norm
         norm = self.precision.step(self.optimizer, self.parameters, 0.0 if optimizes or clips else most, whole)
         return own if optimizes else whole if clips else norm
+
+    @property
+    def _evaluates_own(self) -> bool:
+        asked = self.profile.evaluation.eval_local
+        return asked == "on" or (asked == "auto" and self.strategy.equal == "never" and len(self.exchange.members) > 1)
 
     def _evaluate_own(self) -> float:
         """Evaluate what this member holds, before the strategy ends a step, where the average of it is evaluated next.

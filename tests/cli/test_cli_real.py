@@ -59,7 +59,7 @@ def interrupted(after: int, *arguments: str) -> str:
 
 
 def test_a_run_completes_and_its_json_names_the_model() -> None:
-    own = ["--set", "eval_local=true"]
+    own = ["--set", "eval_local=on"]
     done = run("distributed-train", "nanogpt", *SMALL, "--max-steps", "4", *own, "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)

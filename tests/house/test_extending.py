@@ -105,7 +105,8 @@ def test_a_strategy_trains_though_its_members_differ(tmp_path: Path) -> None:
     syncs = [event for event in members[0][1] if isinstance(event, SyncEvent)]
     assert len(syncs) == 12 and all(event.drift is not None for event in syncs)
     evaluations = [event for _, events in members for event in events if isinstance(event, EvaluationEvent)]
-    assert [event.step for event in evaluations] == [4, 8, 12]
+    for split in ("validation", "validation.local-0", "validation.local-1"):
+        assert [event.step for event in evaluations if event.split == split] == [4, 8, 12]
     saved = torch.load(tmp_path / "model" / "weights.pt")
     mean = torch.cat([value.reshape(-1) for value in saved.values()])
     torch.testing.assert_close(mean, (first + second) / 2)

@@ -10,6 +10,7 @@ import torch
 from group import Member, run_group
 from toy_task import ToyTask, toy_plan
 
+from profiles.resolve import profile_from_options
 from tests.training.memory_exchange import Room, RoomExchange
 from training.events import EvaluationEvent
 from training.strategies.weights import flatten
@@ -27,7 +28,7 @@ class Recording(ToyTask):
         return super().evaluate(model, batch, generate)
 
 
-def train(tmp_path: Path, strategy: dict[str, Any], wanted: bool = True) -> dict[int, Member]:
+def train(tmp_path: Path, strategy: dict[str, Any], wanted: str = "on") -> dict[int, Member]:
     plan = toy_plan(2, evaluation={"eval_interval": 4, "eval_batch_size": 10, "eval_local": wanted}, strategy=strategy)
     room = Room(2, lambda name: ())
     members = run_group(plan, lambda rank: RoomExchange(room, rank), lambda rank: Recording(), tmp_path)
@@ -64,7 +65,16 @@ def test_between_averages_each_member_tells_what_its_own_weights_reach(
     torch.testing.assert_close(result, (mine + theirs) / 2)
 
 
-def test_nobody_does_so_unasked(tmp_path: Path) -> None:
-    members = train(tmp_path, {"strategy": "diloco", "sync_interval": 5}, wanted=False)
+@pytest.mark.parametrize(
+    ("strategy", "wanted", "own"),
+    [("diloco", "auto", False), ("sparta", "auto", True), ("noloco", "auto", True), ("sparta", "off", False)],
+)
+def test_by_itself_where_weights_are_kept_apart(tmp_path: Path, strategy: str, wanted: str, own: bool) -> None:
+    members = train(tmp_path, {"strategy": strategy}, wanted)
     told = {e.split for member in members.values() for e in member.events if isinstance(e, EvaluationEvent)}
-    assert told == {"validation"}
+    assert told == {"validation", *(["validation.local-0", "validation.local-1"] if own else [])}
+
+
+@pytest.mark.parametrize(("said", "means"), [(True, "on"), ("true", "on"), ("False", "off"), ("auto", "auto")])
+def test_what_was_a_flag_is_understood(said: object, means: str) -> None:
+    assert profile_from_options("p", {"eval_local": said}).evaluation.eval_local == means

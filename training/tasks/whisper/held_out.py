@@ -134,7 +134,7 @@ def profile_of(fold: Fold, profile: Profile, workers: int) -> Profile:
             "eval_interval": 0,
             "eval_before": False,
             "eval_generate": False,
-            "eval_local": False,
+            "eval_local": "off",
             "early_stopping_patience": 0,
         },
         "run": {"output_dir": str(fold.runs), "hosts": "", "workers": workers, "shares": "", "trackers": ""},
