@@ -191,14 +191,14 @@ def test_gain_kept_is_the_measured_one(rounds: int, start: Any, gain: float) -> 
 
 
 def test_a_trained_language_model_needs_more_rounds_than_speech() -> None:
-    def loss(rounds: int, texts: bool, name: str = "diloco") -> float:
+    def loss(rounds: int, texts: bool, name: str = "diloco", delay: int = 0) -> float:
         costs = cost_model(name)
         assert costs is not None
-        return costs.learning(Course(10 * rounds, texts=texts), Rhythm(10), 4.0).loss
+        return costs.learning(Course(10 * rounds, texts=texts), Rhythm(10, delay), 4.0).loss
 
     assert loss(10, texts=False) == 0.0 < 0.02 < loss(30, texts=True) < loss(10, texts=True)
     assert loss(200, texts=True) == 0.0
-    assert loss(10, texts=True, name="streaming_diloco") > loss(10, texts=True)
+    assert loss(10, texts=True, name="streaming_diloco", delay=5) > loss(10, texts=True, delay=5)
 
 
 @pytest.mark.parametrize("start", ["pretrained", "scratch"])

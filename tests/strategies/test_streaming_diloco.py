@@ -17,9 +17,11 @@ from tests.training.memory_exchange import RoomExchange
 from training.strategies.base import Strategy
 from training.strategies.costs import Compute, Course, Rhythm
 from training.strategies.fragments import fragments_of, size_of
+from training.strategies.outer import OuterOptions
+from training.strategies.outer_costs import OuterCosts
 from training.strategies.rda import same_norm
 from training.strategies.registry import cost_model
-from training.strategies.streaming_diloco import StreamingDiLoCo, StreamingOptions
+from training.strategies.streaming_diloco import StreamingCosts, StreamingDiLoCo, StreamingOptions
 
 PLAIN = {"sync_interval": 4, "fragments": 2, "sync_delay": 3, "mixing": 0.0, "outer_lr": 1.0, "outer_momentum": 0.0}
 
@@ -95,6 +97,20 @@ def test_a_merge_drops_its_share_of_the_steps_that_the_exchange_overlapped(mixin
 
     for anchors in in_a_group(2, body):
         assert [later - sooner for sooner, later in itertools.pairwise(anchors)] == [4 - (1 - mixing) * tau] * 2
+
+
+@pytest.mark.parametrize(("delay", "kept"), [(0, 0.0), (1, 0.0), (2, 0.5), (-1, 0.5)])
+def test_own_weights_stay_in_a_merge_where_more_than_a_step_overlaps(delay: int, kept: float) -> None:
+    assert StreamingOptions(sync_interval=40, sync_delay=delay).alpha == kept
+
+
+def test_a_plan_may_overlap_one_step_at_the_loss_of_diloco() -> None:
+    course, options = Course(1500, codec="mxfp4", texts=True), StreamingOptions()
+    costs, plain = StreamingCosts("streaming_diloco", options), OuterCosts("diloco", OuterOptions())
+    delays = {rhythm.delay for rhythm in costs.rhythms(course) if rhythm.interval == 50}
+    assert delays == {0, 1, 5, 10}
+    losses = [costs.learning(course, Rhythm(50, delay), 3.0).loss for delay in (1, 5)]
+    assert losses[0] == plain.learning(course, Rhythm(50, 1), 3.0).loss < losses[1]
 
 
 def test_the_end_merges_all_fragments_by_their_mean_alone() -> None:

@@ -50,6 +50,9 @@ else:
 _NAME = "streaming_diloco"
 _MIXING = 0.5
 """Of an overlapped exchange, as in the paper."""
+_ONE = 1
+"""Steps of overlap of which so little is dropped in a merge that nothing need be mixed: so it ends as ``diloco`` does
+(``benchmarks/strategies.py``)."""
 
 
 class StreamingOptions(OuterOptions):
@@ -66,7 +69,7 @@ class StreamingOptions(OuterOptions):
     )
     mixing: float = option(
         -1.0,
-        "share of a member's own weights that stays in a merge, alpha; -1: 0.5 where exchanges overlap, else 0",
+        "share of a member's own weights that stays in a merge, alpha; -1: 0.5 where 2 steps or more overlap, else 0",
         ge=-1,
         lt=1,
         advanced=True,
@@ -99,7 +102,7 @@ class StreamingOptions(OuterOptions):
         """Share of a member's own weights in a merge."""
         if self.mixing >= 0:
             return self.mixing
-        return _MIXING if self.overlap else 0.0
+        return _MIXING if self.overlap > _ONE else 0.0
 
 
 class StreamingCosts(OuterCosts):
@@ -126,13 +129,18 @@ class StreamingCosts(OuterCosts):
         return -(-trainable // self._fragments)
 
     def rhythms(self, course: Course) -> Iterator[Rhythm]:
-        return (rhythm for rhythm in super().rhythms(course) if rhythm.interval >= self._fragments)
+        usual = [rhythm for rhythm in super().rhythms(course) if rhythm.interval >= self._fragments]
+        brief = {Rhythm(rhythm.interval, _ONE) for rhythm in usual if rhythm.interval > _ONE}
+        return iter(sorted({*usual, *brief}, key=lambda one: (one.interval, one.delay)))
 
     def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
         return min(exchange, self._fragments * rhythm.delay * compute.seconds, rhythm.interval * compute.seconds)
 
     def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
-        learnt = super().learning(course, rhythm, worth)
+        if rhythm.delay > _ONE:
+            learnt = super().learning(course, rhythm, worth)
+        else:
+            learnt = OuterCosts(self._name, self._options).learning(course, rhythm, worth)
         return Learning(learnt.share, learnt.loss, (*learnt.sources, "streaming"))
 
 
