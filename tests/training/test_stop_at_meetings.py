@@ -53,7 +53,7 @@ def test_where_members_meet_with_exchanges_under_way(
     tmp_path: Path, strategy: str, own: dict[str, Any], stop: int
 ) -> None:
     chosen = {"strategy": strategy, "owned": {strategy: own}}
-    plan = toy_plan(3, {"max_steps": 10}, {"eval_interval": 2}, strategy=chosen)
+    plan = toy_plan(3, {"max_steps": 10}, {"eval_interval": 2, "eval_local": "off"}, strategy=chosen)
     plan = plan.model_copy(update={"engine": "simulated"})
     whole = figures(told(tmp_path / "whole", plan))
     first = figures(told(tmp_path / "again", plan, stop))

@@ -12,9 +12,9 @@ from profiles.errors import ExitCode
 from training.events import ErrorEvent, Event, MemberEvent
 from training.processes import SubprocessWorker, Worker
 
-_ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
-"""glibc gives threads heaps of their own; but one member computes at a time, and what it frees is for the next one. A
-step of 64 members took two thirds of the time, and the process 6.8 GB instead of 11.4 (benchmarks/simulation.py)."""
+_ONE_HEAP = {"MALLOC_ARENA_MAX": "1", "MKL_DISABLE_FAST_MM": "1"}
+"""One member computes at a time, and what it frees is for the next one. But glibc gives threads heaps of their own,
+with which a step of 64 members took half as long again, and MKL keeps buffers for each, 48 MB a member."""
 
 
 class SharedProcess:
