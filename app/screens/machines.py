@@ -47,6 +47,7 @@ class MachinesScreen(StepScreen):
     )
     KEYS: ClassVar[tuple[Key, ...]] = (
         GO_ON,
+        NEXT,
         Key("space", "pick", "Pick", "Include the selected machine, or leave it out."),
         Key("a", "add", "Add", "Add a machine that is not listed: user@host, as you would type it after ssh."),
         Key("d,delete", "remove", "Remove", "Remove a machine that you added from the list.", shown=False),

@@ -68,7 +68,7 @@ class Key:
 
 EVERYWHERE = (
     Key("escape", "back", "Back", "Go back; no answer is lost."),
-    Key("question_mark", "help", "Help", "This help."),
+    Key("question_mark,f1", "help", "Help", "This help."),
     Key("ctrl+p", "command_palette", "Palette", "Find an action by typing a part of its name."),
 )
 """These stand at the right of every key bar, always whole."""

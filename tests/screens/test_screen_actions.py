@@ -31,6 +31,7 @@ SENT: list[tuple[Step, list[str], Action | tuple[str, str]]] = [
     (Step.HOME, ["r"], do.retry("run:20260921-130000-ab12")),
     (Step.MACHINES, ["space"], do.pick(DESK.key)),
     (Step.MACHINES, ["enter"], do.go_on()),
+    (Step.MACHINES, ["n"], do.go_on()),
     (Step.MACHINES, ["a", *"ada", "at", *"pi", "enter"], do.add_machine("ada@pi")),
     (Step.ACCESS, ["s"], do.skip("SHA256:attic")),
     (Step.ACCESS, ["r"], do.retry("SHA256:attic")),
