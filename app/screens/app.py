@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.screen import Screen
 
@@ -23,6 +23,9 @@ from app.wizard.records import Status
 from app.wizard.services import Services
 from app.wizard.state import Step, WizardState
 from distributed.ssh.command_log import CommandRecord
+
+if TYPE_CHECKING:  # only when a run is watched
+    from app.dashboard.commands import Commands
 
 SCREENS: tuple[type[StepScreen], ...] = (
     HomeScreen, MachinesScreen, AccessScreen, ChecksScreen, LinksScreen, JobScreen, StrategyScreen, PlanScreen,
@@ -59,6 +62,8 @@ class WizardApp(SteeredApp):
         self._shown: WizardState | None = None
         self._step: Step | None = None
         self._watched = ""
+        self._commands: list[Commands] = []
+        """What was asked of runs, also of those whose dashboard is closed."""
         self._pending = threading.Event()
 
     def on_mount(self) -> None:
@@ -103,7 +108,10 @@ class WizardApp(SteeredApp):
     def open_dashboard(self, run: Path) -> None:
         """Show a run live over the set-up; esc comes back."""
         self._watched = str(run)
-        self.push_screen(self._dashboard(run))
+        screen = self._dashboard(run)
+        if commands := getattr(screen, "commands", None):
+            self._commands.append(commands)
+        self.push_screen(screen)
 
     # ---------------------------------------------------------------------------------------------------- the shell
 
@@ -113,11 +121,7 @@ class WizardApp(SteeredApp):
     def command_records(self) -> list[CommandRecord]:
         done = [CommandRecord("", line, "ok") for line in self.wizard.state.log]
         done += [self._record(one) for one in self.wizard.asked_for()]
-        if self._watched:
-            from app.dashboard.screen import DashboardScreen  # only when a run is watched
-
-            watched = [screen for screen in self.screen_stack if isinstance(screen, DashboardScreen)]
-            done += [asked.record for screen in watched for asked in screen.commands.asked]
+        done += [asked.record for commands in self._commands for asked in commands.asked]
         return [*done, *super().command_records()]
 
     def _record(self, one: Asked) -> CommandRecord:

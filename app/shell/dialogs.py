@@ -233,7 +233,7 @@ class CommandLogDialog(Dialog):
 
     def __init__(self, records: Sequence[CommandRecord]) -> None:
         nothing = literal(
-            "Nothing yet. Every command run on a machine, this one included, is listed here.", "$text-muted"
+            "Nothing yet. Every command run from here on a machine, this one included, is listed.", "$text-muted"
         )
         ordered = sorted(records, key=lambda one: one.at)
         super().__init__("Commands by machine", *(map(_record, ordered) if records else (nothing,)))

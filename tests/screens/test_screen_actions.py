@@ -10,6 +10,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.screen import Screen
 
+from app.dashboard.commands import Asked, Commands
 from app.screens.app import WizardApp, run_wizard
 from app.wizard import actions as do
 from app.wizard.records import Launch, Plan, Status
@@ -134,12 +135,18 @@ def test_what_to_do_with_a_model_is_said_where_its_run_ends(tmp_path: Path) -> N
     run(WizardApp(screen, clock=fixed_clock, dashboard=lambda run: Screen()), ended)
 
 
+class Watched(Screen[Any]):
+    """A dashboard in which something was asked for."""
+
+    commands = Commands(Path(), [Asked("1", "snapshot", 0.0)])
+
+
 def test_a_live_run_opens_and_escape_comes_back() -> None:
     opened: list[Path] = []
 
     def dashboard(folder: Path) -> Screen[Any]:
         opened.append(folder)
-        return Screen()
+        return Watched()
 
     async def drive(pilot: Pilot[Any]) -> None:
         await pilot.press("enter")
@@ -147,6 +154,7 @@ def test_a_live_run_opens_and_escape_comes_back() -> None:
         pilot.app.pop_screen()
         await pilot.pause()
         assert [done.rule.__name__ for done in steering.done] == ["retry"]  # it may have ended meanwhile
+        assert "snapshot" in [one.command for one in app.command_records()]
 
     steering = at(Step.HOME)
     app = WizardApp(steering, clock=fixed_clock, dashboard=dashboard)
