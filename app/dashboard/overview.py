@@ -210,10 +210,9 @@ def loss_chart(picture: Picture) -> ChartData:
 
 
 def progress_line(state: RunState, now: float, width: int, promised_share: float | None = None) -> Content:
-    """Return how far the run is, and in the bar (┃) how far it should be."""
+    """Return how far the run is, and in the bar (┃) how far it should be; nothing while it is prepared."""
     if state.total_steps is None:
-        busy = [member.preparing for member in state.members.values() if member.phase]
-        return literal(busy[0] if busy else state.status, "$text-muted")
+        return Content("")
     share = state.step / max(1, state.total_steps)
     elapsed = now if state.ended is None else state.ended
     rate = f"{state.samples_per_second:.1f} samples/s" if state.samples_per_second else ""

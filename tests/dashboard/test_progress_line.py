@@ -10,10 +10,11 @@ from run_folders import BEGAN, new_folder, started, steps
 from app.dashboard.charts import newest_text
 from app.dashboard.overview import loss_chart, progress_line
 from app.dashboard.reader import Picture
+from app.dashboard.ribbons import strips
 from app.report import evaluation_lines
-from app.run_state import reduce_events
+from app.run_state import RunState, reduce_events
 from app.verdict import verdict
-from training.events import EvaluationEvent, MemberEvent, RunEvent
+from training.events import EvaluationEvent, MemberEvent, ProgressEvent, RunEvent
 from training.plan import Launch
 from training.run_folder import RunFolder
 
@@ -60,6 +61,22 @@ def test_machines_that_are_ready_and_do_not_train_say_why(tmp_path: Path) -> Non
     ready = MemberEvent(member=0, time=BEGAN, status="ready", name="studio")
     measuring = Picture(tmp_path, reduce_events([*started(), ready]), plan=plan)
     assert loss_chart(measuring).empty.startswith("the model is evaluated first")
+
+
+def preparing(*ranks: int) -> RunState:
+    """A run whose machines prepare their data."""
+    joined = [MemberEvent(member=rank, time=BEGAN, status="joined", name=f"pc-{rank}") for rank in ranks]
+    busy = [ProgressEvent(member=rank, time=BEGAN, phase="features", done=rank, total=9) for rank in ranks]
+    return reduce_events([RunEvent(time=BEGAN, status="starting"), *joined, *busy])
+
+
+def test_what_is_prepared_is_said_once(tmp_path: Path) -> None:
+    """In the verdict, of who is behind; each machine says its own where there are several."""
+    alone, both = preparing(0), preparing(0, 1)
+    assert verdict(alone, BEGAN).parts[-1] == verdict(both, BEGAN).parts[-1] == "features 0/9"
+    assert not progress_line(alone, BEGAN, 80)
+    assert [strip.words for strip in strips(Picture(tmp_path, alone))] == [""]
+    assert [strip.words for strip in strips(Picture(tmp_path, both))] == ["features 0/9", "features 1/9"]
 
 
 def test_a_launched_script_is_not_waited_for_as_if_it_told_its_loss(tmp_path: Path) -> None:
