@@ -168,7 +168,7 @@ class Player:
 
     def _metrics(self) -> dict[str, Any]:
         lost = [member.rank for member in self._state.members.values() if member.status == "lost"]
-        predicted = prediction_metrics(self._run) if self._speed == 1.0 else {}
+        predicted = prediction_metrics(self._run, learn=False) if self._speed == 1.0 else {}
         return {**figures_of(self._run), "lost_members": lost, **predicted}
 
     # -------------------------------------------------------------------------------------------------------- requests
@@ -295,7 +295,7 @@ def create(output_dir: Path, planned: Planned, command: Sequence[str]) -> RunFol
     reason = "recorded" if planned.planning is None else f"recorded: {why_in_words(planned.planning)}"
     run = RunFolder.create(output_dir, plan, list(command), run_type="distributed", strategy_reason=reason)
     if planned.planning is not None:
-        keep_planning(run.path, planned.planning, None)  # without figures: nothing is learnt of machines that are not
+        keep_planning(run.path, planned.planning, planned.figures)
     return run
 
 

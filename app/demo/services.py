@@ -96,11 +96,14 @@ class DemoServices(Services):
         Raises:
             BadInput: the choices do not fit together.
         """
+        from app.wizard.forecasting import Forecast
         from app.wizard.plan import choices
 
         found = choices(request, CONFIG).planned
         if found is None:
             raise BadInput("nothing fits these machines", "pick others")
+        if isinstance(request.planning, Forecast):
+            return replace(found, figures=request.planning.found.figures)
         return found
 
     def close(self) -> None:

@@ -317,10 +317,13 @@ def keep_planning(folder: Path, planning: Planning, figures: Figures | None) -> 
         figures.write(folder / FIGURES)
 
 
-def prediction_metrics(folder: RunFolder) -> dict[str, Any]:
+def prediction_metrics(folder: RunFolder, learn: bool = True) -> dict[str, Any]:
     """Return ``{"prediction": ...}`` for ``metrics.json``, and remember it for the next plan on these machines.
 
     Nothing where nothing was predicted, or the run was too short to tell.
+
+    Args:
+        learn: whether to remember it: not of machines that there are not.
     """
     with contextlib.suppress(MusterError):  # a damaged document is no reason to lose a run's end
         planning = Planning.read(folder.path / PLANNING) if (folder.path / PLANNING).is_file() else None
@@ -329,7 +332,7 @@ def prediction_metrics(folder: RunFolder) -> dict[str, Any]:
         comparison = compare(planning.best, folder.events(), planning.job.trainable)
         if comparison is None:
             return {}
-        if (folder.path / FIGURES).is_file():
+        if learn and (folder.path / FIGURES).is_file():
             remember(Figures.read(folder.path / FIGURES).cluster, comparison)
         return {"prediction": comparison.document()}
     return {}

@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 from app.cli.main import main
+from app.dashboard.network import link_map
+from app.dashboard.reader import Picture
 from app.demo import MOST
 from app.demo.run import LOG, Player, recorded, start_demo_run
 from app.demo.services import recommended, write_demo_run
 from app.run_state import reduce_events
 from distributed.launcher import Planned
+from distributed.planning.document import Figures
+from distributed.planning.feedback import FIGURES
 from distributed.run.requests import leave_request
 from profiles.errors import BadInput
 from tests.waiting import until
@@ -49,6 +53,17 @@ def test_a_finished_run_is_whole_and_alike(tmp_path: Path) -> None:
         write_demo_run(tmp_path / "c", seed=1).joinpath("events.jsonl").read_bytes()
         != (first / "events.jsonl").read_bytes()
     )
+
+
+def test_its_dashboard_draws_the_links_and_nothing_is_learnt_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distributed.planning.feedback.remember", lambda *_: pytest.fail("of machines that are not"))
+    run = RunFolder.open(write_demo_run(tmp_path))
+    figures = Figures.read(run.path / FIGURES)
+    picture = Picture(run.path, reduce_events(run.events()), plan=run.plan(), figures=figures)
+    drawn = link_map(picture, 120, 28).plain
+    assert "demo-studio" in drawn and "Wi-Fi" in drawn and "cable" in drawn
 
 
 @pytest.mark.parametrize("machines", range(1, MOST + 1))
