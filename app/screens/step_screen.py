@@ -16,7 +16,7 @@ from app.shell.base_app import MusterApp
 from app.shell.base_screen import BaseScreen
 from app.shell.keys import WIDE, WIDEST, Key
 from app.shell.row_table import RowTable
-from app.shell.text import Column, Mark, Row, join, literal, muted, whole_width
+from app.shell.text import MARGIN, Column, Mark, Row, join, literal, muted, whole_width
 from app.wizard import actions
 from app.wizard.dependencies import blockers, busy_here
 from app.wizard.engine import Wizard
@@ -31,8 +31,8 @@ MARKS = {status: Mark.PROBLEM if status is Status.FAILED else Mark[status.name] 
 """How a status is drawn."""
 
 
-_SIDE = (42, 60)
-"""Cells of what stands beside a table, at least and, where the table leaves them, at most."""
+_MOST_SIDE = 60
+"""Cells of what stands beside a table, where the table leaves them."""
 _FRAME = 8
 """Cells at the left and right of a table and beside it."""
 
@@ -60,6 +60,8 @@ class StepScreen(BaseScreen):
     """Whether labels stand above the columns."""
     DETAIL_BELOW: ClassVar[bool] = False
     """Where there is no room beside the table: details stand under it, not under the selected row."""
+    SIDE: ClassVar[int] = 42
+    """Cells of what stands beside the table, at least."""
 
     DEFAULT_CSS = """
     StepScreen #question { height: auto; }
@@ -177,11 +179,16 @@ class StepScreen(BaseScreen):
         self.query_one("#about", Static).update(Content("\n").join(lines))
         columns, room = self.columns(state), self.app.size.width
         self.query_one("#side").set_class(not lines, "-nothing")
-        self._widen_side(min(_SIDE[1], max(_SIDE[0], room - _FRAME - whole_width(columns, rows))))
+        self._widen_side(min(_MOST_SIDE, max(self.SIDE, room - _FRAME - whole_width(columns, rows))))
         if not self.DETAIL_BELOW and room < WIDEST:
             rows = [replace(row, detail=lines) if row.key == table.cursor and lines else row for row in rows]
         table.say_when_empty(self.empty(state))
         table.show(rows, columns=columns)
+
+    @property
+    def room_beside(self) -> int:
+        """Cells that the columns of the table have beside the narrowest side."""
+        return self.app.size.width - _FRAME - self.SIDE - MARGIN
 
     def _widen_side(self, cells: int) -> None:
         """Give what stands beside the table what the table leaves, in a wide terminal; it folds its lines anew."""

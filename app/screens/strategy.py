@@ -11,7 +11,7 @@ from textual.content import Content
 from app.console import bytes_text, command_line, duration_text
 from app.screens.step_screen import GO_ON, NEXT, StepScreen, failure, progress
 from app.shell.keys import WIDE, Key
-from app.shell.text import Column, Mark, Row, bar, literal, muted
+from app.shell.text import MARGIN, Column, Mark, Row, bar, literal, muted, whole_width, widths
 from app.wizard import actions
 from app.wizard.records import Way
 from app.wizard.state import Step, WizardState
@@ -23,15 +23,17 @@ class StrategyScreen(StepScreen):
 
     STEP = Step.STRATEGY
     DETAIL_BELOW = True
+    SIDE = 32
+    DEFAULT_CSS = f"StrategyScreen.-below.-wide #side {{ width: {SIDE}; }}"
     COLUMNS = (
-        Column("name", "way", most=34, least=18),
+        Column("name", "way", most=34, least=18, folds=True),
         Column("speed", "speed-up", right=True, most=14, least=8),
         Column("time", "same loss in", right=True, most=9, least=7),
         Column("interval", "sync every", right=True, most=9, least=5),
         Column("network", "waits", right=True, most=6, least=5),
-        Column("loss", "loss cost", right=True, most=8, least=5, rank=1),
-        Column("step", "step", right=True, most=9, least=6, rank=2),
-        Column("bytes", "traffic/h", right=True, most=9, least=8, rank=3),
+        Column("loss", "loss cost", right=True, most=8, least=5),
+        Column("step", "step", right=True, most=9, least=6, rank=1),
+        Column("bytes", "traffic/h", right=True, most=9, least=8, rank=2),
     )
     HELP = (
         "Every way to train on these machines, with its predicted cost from the measured links and speeds. "
@@ -51,16 +53,16 @@ class StrategyScreen(StepScreen):
     )
 
     def columns(self, state: WizardState) -> Sequence[Column]:
-        return [replace(one, least=one.most) if one.key == "speed" and self._is_wide else one for one in self.COLUMNS]
-
-    @property
-    def _is_wide(self) -> bool:
-        return self.app.size.width >= WIDE
+        return _WITH_BARS if self._has_bars(state) else self.COLUMNS
 
     def rows(self, state: WizardState) -> Sequence[Row]:
-        chosen = state.chosen
-        best = max((way.candidate.useful_speed_up for way in state.ways), default=0.0) if self._is_wide else 0.0
-        return [_row(way, way is chosen, best) for way in state.ways]
+        return _rows(state, self._has_bars(state))
+
+    def _has_bars(self, state: WizardState) -> bool:
+        """Whether speed-ups are drawn too: beside whole names, not in the place of what a way costs."""
+        rows = _rows(state, True)
+        names = widths(_WITH_BARS, rows, self.room_beside)["name"] + MARGIN
+        return self.app.size.width >= WIDE and names >= whole_width(_WITH_BARS[:1], rows)
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         """What a way is, and why the recommended one is recommended."""
@@ -114,6 +116,14 @@ class StrategyScreen(StepScreen):
 
     def headless(self) -> str:
         return command_line("plan", self.state.answers.profile)
+
+
+_WITH_BARS = [replace(one, least=one.most) if one.key == "speed" else one for one in StrategyScreen.COLUMNS]
+
+
+def _rows(state: WizardState, bars: bool) -> list[Row]:
+    best = max((way.candidate.useful_speed_up for way in state.ways), default=0.0) if bars else 0.0
+    return [_row(way, way is state.chosen, best) for way in state.ways]
 
 
 def _row(way: Way, chosen: bool, best: float) -> Row:

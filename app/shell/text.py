@@ -219,8 +219,8 @@ def draw(columns: Sequence[Column], row: Row, cells: Mapping[str, int], room: in
 
 
 def _parts(cell: Content, column: Column, width: int, first: bool) -> list[Content]:
-    if first:
-        return cell.fold(width)
+    if first and not column.folds:
+        return cell.fold(width)  # every sign of a name, where it does not fit: spaces too
     return [line.rstrip() for line in _wrapped(cell, width)] if column.folds else [cell]
 
 
