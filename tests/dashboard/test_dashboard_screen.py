@@ -282,22 +282,24 @@ def test_a_finished_run_opens_in_the_same_screens(folder: RunFolder) -> None:
     show(folder.path, drive)
 
 
-def test_a_completed_run_shows_what_it_reached_and_lists_what_to_type(folder: RunFolder) -> None:
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_completed_run_shows_what_it_reached_and_lists_what_to_type(folder: RunFolder, kept: bool) -> None:
     for step, wer in ((0, 0.9), (30, 0.125)):
         folder.append(
             EvaluationEvent(
                 step=step, split="validation", metrics={"wer": wer}, samples=8, seconds=1.0, time=BEGAN + 31
             )
         )
-    (folder.path / "model").mkdir(exist_ok=True)
-    (folder.path / "model" / "model.safetensors").touch()
+    if kept:
+        (folder.path / "model").mkdir(exist_ok=True)
+        (folder.path / "model" / "model.safetensors").touch()
     folder.append(RunEvent(status="completed"))
     folder.finish("completed", {"seconds": 3.0})
     folder.close()
 
     async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
         await until_text(pilot, "WER     validation  90.0 % -> 12.5 %")
-        assert "model   " in text(app) and "n Next" in lines(app)[-1]
+        assert ("model   " in text(app)) == kept and "n Next" in lines(app)[-1]
         await pilot.press("n")
         await until_text(pilot, f"runs show {folder.path.name[:20]}")
 
