@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.console import short_names, visible
 from app.html_report.evidence import Evidence
 from app.html_report.ribbon import NOTE, bands
 from app.html_report.sections import label
@@ -49,6 +50,8 @@ _SCALE_BUTTONS = {
     "buttons": [{"label": kind, "method": "relayout", "args": [{"yaxis.type": kind}]} for kind in ("linear", "log")],
 }  # fmt: skip
 _SHOWN_MARKS = 12
+_LONGEST_NAME = 40
+"""Letters of a machine's name beside bars and on curves; the whole one is under the pointer."""
 THROUGHPUT_POINTS = 80
 """Few, so that a point is the mean of several steps: one with a synchronisation and the next one differ too much."""
 _THROUGHPUT_NOTE = "Samples a second of training time, all machines together; evaluations and snapshots are not in it."
@@ -181,17 +184,25 @@ def _loss_in_time(state: RunState) -> Chart | None:
     return drawn("loss-time", "Loss over simulated time", note, traces, **layout)
 
 
+def _names(evidence: Evidence) -> dict[int, tuple[str, str]]:
+    """Return by rank what each machine is called, where there is little room, and whole."""
+    whole = {rank: visible(evidence.name(rank)) for rank in {**evidence.state.members, **evidence.work}}
+    cut = short_names(list(whole.values()), _LONGEST_NAME)
+    return {rank: (label(short), label(name)) for short, (rank, name) in zip(cut, whole.items(), strict=True)}
+
+
 def _marks(evidence: Evidence) -> dict[str, Any]:
     lines: list[dict[str, Any]] = []
     texts: list[dict[str, Any]] = []
+    names = _names(evidence)
     for row, (step, change) in enumerate(machine_changes(evidence.state)[:_SHOWN_MARKS]):
         status = "back" if change.kind == "back" else change.status or "failed"
         colour = GREEN if status in ("back", "joined") else RED
         place = {"x0": step, "x1": step, "y0": 0, "y1": 1, "yref": "paper", "type": "line"}
         lines.append({**place, "line": {"color": colour, "width": 1, "dash": "dash"}})
         text = {"x": step, "y": 1 - 0.07 * (row % 5), "yref": "paper", "showarrow": False, "xanchor": "left"}
-        words = f"{label(evidence.name(change.member)[:40])} {status}"
-        texts.append({**text, "text": words, "font": {"color": colour, "size": 11}})
+        words, hover = (f"{name} {status}" for name in names[change.member])
+        texts.append({**text, "text": words, "hovertext": hover, "font": {"color": colour, "size": 11}})
     return {"shapes": lines, "annotations": texts}
 
 
@@ -235,8 +246,10 @@ def _line(name: str, series: Series, colour: str, unit: str, of: str, note: str 
 
 def _by_member(evidence: Evidence, bars: Sequence[tuple[str, Sequence[float], str]], unit: str) -> dict[str, Any]:
     """Return traces and layout of bars, a row a member: their names, values and colours."""
-    rows = [f"{label(evidence.name(rank)[:40])} ({rank})" for rank in evidence.work]
-    bar = {"type": "bar", "orientation": "h", "y": rows}
+    names = _names(evidence)
+    rows, whole = [f"{names[rank][0]} ({rank})" for rank in evidence.work], [names[rank][1] for rank in evidence.work]
+    hover = {"customdata": whole, "hovertemplate": f"%{{customdata}}: %{{x:.4g}} {unit}"}
+    bar = {"type": "bar", "orientation": "h", "y": rows, **hover}
     return {
         "traces": [{**bar, "name": name, "x": values, "marker": {"color": colour}} for name, values, colour in bars],
         "height": 180 + 44 * max(2, len(rows)),
@@ -278,7 +291,7 @@ def _bytes(evidence: Evidence) -> Chart | None:
 
 def _synchronisations(evidence: Evidence) -> Chart | None:
     traces: list[dict[str, Any]] = []
-    curves = evidence.state.curves
+    curves, names = evidence.state.curves, _names(evidence)
     for rank in evidence.state.members:
         syncs, waits = of_member(curves, rank, "sync time").points(), of_member(curves, rank, "sync wait").points()
         if not any(sync.high > 0 for sync in syncs):
@@ -289,9 +302,10 @@ def _synchronisations(evidence: Evidence) -> Chart | None:
                 "x": [sync.step for sync in syncs],
                 "y": [sync.mean * 1000 for sync in syncs],
                 "customdata": [waited.get(sync.step, 0.0) * 1000 for sync in syncs],
-                "hovertemplate": "%{y:.1f} ms, %{customdata:.1f} ms of which were waiting",
+                "hovertemplate": "%{y:.1f} ms, %{customdata:.1f} ms of which were waiting<extra>%{meta}</extra>",
                 "mode": "markers",
-                "name": label(evidence.name(rank)[:40]),
+                "name": names[rank][0],
+                "meta": names[rank][1],
                 "marker": {"size": max(4, 10 - 2 * len(traces)), "color": COLOURS[rank % len(COLOURS)]},
             }
         )

@@ -115,7 +115,7 @@ def _signs(
     line: list[dict[str, Any]] = [{"x": [], "y": [], "text": []} for _ in range(4)]
     away, went, came, wrote = line
     for row, one in enumerate(shown):
-        name = label(evidence.name(one.rank)[:40])
+        name = label(evidence.name(one.rank))
         middle = len(shown) - row - _THICK / 2
         for gone in one.away:
             why = f"{name} {label(gone.text[:80])}"

@@ -71,6 +71,21 @@ def test_lines_of_one_chart_differ_without_their_colours(tmp_path: Path) -> None
     assert len(set(signs)) == len(signs) > 2
 
 
+def test_long_names_are_told_apart_and_whole_under_the_pointer(tmp_path: Path) -> None:
+    name = "laboratory-of-the-university-of-applied-sciences-desk"
+    lost = MemberEvent(member=1, status="lost", name=f"{name}-1", message="gone", time=50)
+    charts = {chart.id: chart.figure for chart in charts_of(read_evidence(write_run(tmp_path, [*events(name), lost])))}
+    bars = charts["time"]["data"][0]
+    assert bars["y"] == [f"laboratory-of-the-u…lied-sciences-desk-{rank} ({rank})" for rank in (0, 1)]
+    assert bars["customdata"] == [f"{name}-0", f"{name}-1"]
+    assert [(line["name"][-6:], line["meta"]) for line in charts["syncs"]["data"]] == [
+        ("desk-0", f"{name}-0"), ("desk-1", f"{name}-1")
+    ]  # fmt: skip
+    (gone,) = charts["loss"]["layout"]["annotations"]
+    assert gone["text"].endswith("desk-1 lost") and gone["hovertext"] == f"{name}-1 lost"
+    assert f'"{name}-1 ' in json.dumps(charts["loss"]["data"])  # of the machines below
+
+
 def test_a_run_without_a_step_still_has_a_report(tmp_path: Path) -> None:
     run = write_run(tmp_path, [ErrorEvent(message="no data", time=1)], status="failed", error_message="no data")
     (run / "plan.json").write_text("broken")
