@@ -30,6 +30,8 @@ SERVED = "MUSTER_SERVED_REPORT"
 _SCRIPTS = ("plotly-basic.min.js", "draw.js")
 """The first one is plotly.js 4.1.1 as it was published, in its smallest bundle, under the MIT licence."""
 _HERE = Path(__file__).parent
+_ON_SCREENS = ("learning-rate", "syncs", "prediction")
+"""Charts that are not printed: a table or the options say nearly as much."""
 
 
 def write_report(run_dir: Path, out: Path | None = None) -> Path:
@@ -86,8 +88,9 @@ def figure(chart: Chart) -> str:
     """Return the place of a chart, with its title and what is to be known to read it."""
     note = f"<p>{text(chart.note)}</p>" if chart.note else ""
     drawing = f'<div id="{chart.id}" class="chart"><noscript>The chart needs JavaScript.</noscript></div>'
-    whole = ' class="whole"' if "yaxis2" in chart.figure["layout"] else ""
-    return f"<figure{whole}><figcaption>{text(chart.title)}</figcaption>{drawing}{note}</figure>"
+    kind = "whole" if "yaxis2" in chart.figure["layout"] else "in-detail" if chart.id in _ON_SCREENS else ""
+    marked = f' class="{kind}"' if kind else ""
+    return f"<figure{marked}><figcaption>{text(chart.title)}</figcaption>{drawing}{note}</figure>"
 
 
 def embedded(content: object) -> str:
@@ -115,7 +118,7 @@ def body(evidence: Evidence, charts: list[Chart]) -> str:
     parts = (
         ("Result", sections.result(evidence)),
         ("Before and after", showcase(evidence.showcase)),
-        ("Recordings", recordings(evidence)),
+        ("Recordings", f'<div class="ranked">{found}</div>' if (found := recordings(evidence)) else ""),
         ("Curves", f'<div class="charts">{curves}</div>' if curves else "<p>No step was taken.</p>"),
         ("Machines", sections.machines(evidence) + shown("time")),
         ("Network", f'{sections.network(evidence)}<div class="charts">{shown("bytes", "syncs")}</div>{in_detail}'),

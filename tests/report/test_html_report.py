@@ -25,6 +25,11 @@ from tests.app.app_events import evaluation, step, sync
 from tests.report.report_runs import write_run
 from tests.web.chromium import Page, chromium, needs_chromium
 from training.events import ErrorEvent, Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent, WarningEvent
+from training.tasks.predictions import BEFORE, Prediction, write_predictions
+from training.tasks.predictions import FOLDER as EVALUATION
+from training.tasks.predictions import NAME as PREDICTIONS
+from training.tasks.showcase import NAME as SHOWCASE
+from training.tasks.showcase import Sample, Showcase
 
 pytestmark = pytest.mark.slow
 
@@ -215,17 +220,39 @@ def test_many_machines_and_steps_keep_the_page_small(tmp_path: Path) -> None:
     assert len(embedded(chart.figure)) < 300_000
 
 
+PAPERS = ((8.5, 11.0), (8.27, 11.69))
+"""Inches of Letter and A4."""
+
+
+def told_of_speech(run: Path) -> Path:
+    """Add what a speech run tells of its recordings: of 20 speakers, as many words heard as others, three clips."""
+    words = [f"word{number:02}" for number in range(20)]
+    texts = [" ".join(words[n % 20 : n % 20 + 12]) for n in range(100)]
+    heard = [
+        Prediction(f"test-{n:04}", "", said, "no", said, said.replace("d0", "d8").replace("d1", "d7"), n % 12, 12, 9,
+                   70, speaker=f"speaker-{n % 20}", language="en", duration=1.0 + n % 9)
+        for n, said in enumerate(texts)
+    ]  # fmt: skip
+    for name in (BEFORE, PREDICTIONS):
+        write_predictions(run / EVALUATION / name, heard)
+    clip = {"reference": texts[0], "before": texts[1], "after": texts[0], "first": 0.5, "last": 0.0, "sound": "QUJD"}
+    samples = [Sample.model_validate({"id": f"test-{n}", "why": "improved most", **clip}) for n in range(3)]
+    Showcase(kind="speech", split="test", step=240, of=100, samples=tuple(samples)).write(run / EVALUATION / SHOWCASE)
+    return run
+
+
 @needs_chromium
 def test_a_usual_run_prints_on_two_pages_and_breaks_no_word_on_a_phone(tmp_path: Path) -> None:
-    report = write_report(write_demo_run(tmp_path, 3, 0, 1e9))
+    report = write_report(told_of_speech(write_demo_run(tmp_path, 3, 0, 1e9)))
     lines = "[...document.querySelectorAll('td')].find(one => one.textContent == 'validation').clientHeight / 23"
 
     async def look() -> None:
         async with chromium() as page:
             await page.open(report.as_uri())
             await page.until_true("document.documentElement.dataset.drawn")
-            answer = await page.send("Page.printToPDF")
-            assert len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(answer["data"]))) == 2
+            for width, height in PAPERS:
+                answer = await page.send("Page.printToPDF", paperWidth=width, paperHeight=height)
+                assert len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(answer["data"]))) == 2
             await page.size(390, 800)
             assert await page.value(lines) < 2
 
