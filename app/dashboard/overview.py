@@ -280,14 +280,15 @@ def _result(picture: Picture, most: int, width: int) -> Content:
     if ended is None or ended.status != "completed":
         return Content("")
     figures = [literal(line, "$text-success") for line in evaluation_lines(ended.state)]
-    if (kept := picture.outcome) is not None:
-        figures[:0] = literal(str(kept)).wrap(max(20, width))[: 2 if most < 9 else 3]
     model = [Content.assemble(("model   ", "$text-muted"), literal(near(ended.model)))] if ended.model else []
+    if (kept := picture.outcome) is not None:
+        told, room = literal(str(kept)).wrap(max(20, width)), (2 if most < 9 else 3) + (not model)
+        figures[:0] = told if len(told) <= room else [*told[: room - 1], told[room - 1].truncate(width - 2) + " …"]
     following = Content.assemble(
         ("next    ", "$text-muted"), literal("n lists what to type: use it, compare it, rerun it")
     )
     shown = sample_lines(picture.showcase, width, 1 if most < 9 else 3) if picture.showcase else []
-    return Content("\n").join([*figures[: most - 2 - len(shown) // 3], *shown, *model, following])
+    return Content("\n").join([*figures[: most - 1 - len(model) - len(shown) // 3], *shown, *model, following])
 
 
 def _latest(picture: Picture, most: int) -> Content:

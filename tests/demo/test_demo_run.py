@@ -6,10 +6,13 @@ import itertools
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from textual.pilot import Pilot
 
 from app.cli.main import main
+from app.dashboard.app import DashboardApp
 from app.dashboard.network import link_map
 from app.dashboard.reader import Picture
 from app.demo import MOST
@@ -21,6 +24,8 @@ from distributed.planning.document import Figures
 from distributed.planning.feedback import FIGURES
 from distributed.run.requests import leave_request
 from profiles.errors import BadInput
+from tests.screens.pilot import run as run_app
+from tests.screens.pilot import text, until_text
 from tests.waiting import until
 from training.events import EvaluationEvent, MemberEvent, RequestEvent, RunEvent, StepEvent, SyncEvent, UnknownEvent
 from training.run_folder import RunFolder
@@ -64,6 +69,14 @@ def test_its_dashboard_draws_the_links_and_nothing_is_learnt_of_them(
     picture = Picture(run.path, reduce_events(run.events()), plan=run.plan(), figures=figures)
     drawn = link_map(picture, 120, 28).plain
     assert "demo-studio" in drawn and "Wi-Fi" in drawn and "cable" in drawn
+
+
+def test_its_end_says_to_the_last_word_why_the_promise_was_not_kept(tmp_path: Path) -> None:
+    async def drive(pilot: Pilot[Any]) -> None:
+        await until_text(pilot, "demo-studio was away for")
+        assert "WER     test        30.2 % -> 21.4 %" in text(pilot.app)
+
+    run_app(DashboardApp(write_demo_run(tmp_path)), drive)
 
 
 @pytest.mark.parametrize("machines", range(1, MOST + 1))
