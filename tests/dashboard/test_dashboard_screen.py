@@ -301,7 +301,8 @@ def test_a_completed_run_shows_what_it_reached_and_lists_what_to_type(folder: Ru
         await until_text(pilot, "WER     validation  90.0 % -> 12.5 %")
         assert ("model   " in text(app)) == kept and "n Next" in lines(app)[-1]
         await pilot.press("n")
-        await until_text(pilot, f"runs show {folder.path.name[:20]}")
+        await until_text(pilot, "What next?")
+        assert f"cli_typer.py transcribe {folder.path.name[:20]}" in text(app)
 
     show(folder.path, drive)
 
