@@ -107,6 +107,10 @@ class AsyncDiLoCoOptions(Section):
         return usual.outer_rates(rounds, start, alone)
 
 
+_MORE_LOSS = 0.019
+"""Than DiLoCo's, with 10 exchanges of a fine-tune: ``benchmarks/strategies.py``, means of three seeds."""
+
+
 class AsyncDiLoCoCosts(CostModel):
     """All trainable parameters of everybody to everybody, in the time in which each makes its steps."""
 
@@ -119,18 +123,18 @@ class AsyncDiLoCoCosts(CostModel):
     interval_option = "async_diloco.sync_interval"
     merge_ns = 5.3  # as DiLoCo
     sources: ClassVar[Mapping[str, str]] = {
-        "async": "as DiLoCo, not measured here; the paper (arXiv 2401.09135) has its loss at all mixtures of speeds"
+        "async": "as DiLoCo, and 1.9 % more loss: own check, three seeds of a fine-tune, members of one speed"
     }
 
     def unsound(self, course: Course) -> str:
-        return "what it costs in loss was not measured here, and a run of it cannot be repeated bit for bit"
+        return "what it costs in loss was measured for members of one speed only, and no run of it repeats to the bit"
 
     def rhythms(self, course: Course) -> Iterator[Rhythm]:
         return map(Rhythm, intervals(course))
 
     def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
         found = OuterCosts("diloco", OuterOptions()).learning(course, rhythm, worth)
-        return Learning(found.share, found.loss, ("async",))
+        return Learning(found.share, found.loss + _MORE_LOSS, ("async",))
 
     def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
         feedback = codec_by_name(course.codec).wants_feedback
