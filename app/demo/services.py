@@ -102,7 +102,7 @@ class DemoServices(Services):
         found = choices(request, CONFIG).planned
         if found is None:
             raise BadInput("nothing fits these machines", "pick others")
-        if isinstance(request.planning, Forecast):
+        if isinstance(request.planning, Forecast) and request.planning.found.speeds:
             return replace(found, figures=request.planning.found.figures)
         return found
 

@@ -156,7 +156,9 @@ def test_many_devices_with_long_names_fit_into_the_announcement() -> None:
     assert eight["devices"].startswith("8x cuda NVIDIA H200, ")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_strange_name_becomes_one_label() -> None:
+    """zeroconf leaves a socket open where an interface goes away meanwhile, as those of labs do beside it."""
     announcement = Announcement(name="Ada's  Büro.example " + "x" * 80)
     try:
         assert re.fullmatch(r"[A-Za-z0-9-]{1,40}", announcement.name)

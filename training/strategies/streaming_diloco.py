@@ -53,6 +53,8 @@ _MIXING = 0.5
 _ONE = 1
 """Steps of overlap of which so little is dropped in a merge that nothing need be mixed: so it ends as ``diloco`` does
 (``benchmarks/strategies.py``)."""
+_ONE_OF = 8
+"""The shortest interval for which that was measured."""
 
 
 class StreamingOptions(OuterOptions):
@@ -130,7 +132,7 @@ class StreamingCosts(OuterCosts):
 
     def rhythms(self, course: Course) -> Iterator[Rhythm]:
         usual = [rhythm for rhythm in super().rhythms(course) if rhythm.interval >= self._fragments]
-        brief = {Rhythm(rhythm.interval, _ONE) for rhythm in usual if rhythm.interval > _ONE}
+        brief = {Rhythm(rhythm.interval, _ONE) for rhythm in usual if rhythm.interval >= _ONE_OF}
         return iter(sorted({*usual, *brief}, key=lambda one: (one.interval, one.delay)))
 
     def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
