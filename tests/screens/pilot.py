@@ -5,7 +5,7 @@
     def test_it(screen_text) -> None:
         async def drive(pilot: Pilot[None]) -> None:
             await pilot.press("down")
-            matches("machines-80x24", pilot.app)
+            await comes_to_match(pilot, "machines-80x24")
 
         run(MyApp(clock=fixed_clock), drive, size=(80, 24))
 

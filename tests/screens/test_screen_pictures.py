@@ -12,7 +12,7 @@ from app.screens.app import WizardApp
 from app.wizard.launching import STEPS
 from app.wizard.records import Launch, LaunchRow, Status
 from app.wizard.state import Part, Step
-from tests.screens.pilot import SIZES, fixed_clock, lines, matches, resize, run, text
+from tests.screens.pilot import SIZES, comes_to_match, fixed_clock, lines, resize, run, text
 from tests.screens.states import EVIL, MAIN_KEYS, at, hostile
 
 pytestmark = pytest.mark.slow
@@ -39,7 +39,7 @@ def test_screen_at_three_sizes(step: Step) -> None:
     async def drive(pilot: Pilot[Any]) -> None:
         for width, height in SIZES:
             await resize(pilot, width, height)
-            matches(f"{step.value}-{width}x{height}", pilot.app)
+            await comes_to_match(pilot, f"{step.value}-{width}x{height}")
         await resize(pilot, 80, 24)
         whole_at_80x24(step, lines(pilot.app))
         words = pilot.app.screen.HELP.split()[:3]  # type: ignore[attr-defined]  # every step has it
