@@ -107,7 +107,8 @@ def next_commands(ended: Ended) -> list[str]:
     """Return what to type to use what a run has made, or to go on with it from its snapshot."""
     if ended.status != "completed":
         return [] if ended.plan.launch or ended.state.resume_step is None else [ended.resume_command]
-    speech = _speech_commands(ended) if ended.plan.profile.model.trait == "speech" else []
+    hears = ended.model is not None and ended.plan.profile.model.trait == "speech"
+    speech = _speech_commands(ended) if hears else []
     return [*speech, command_about(ended.run_dir, "runs", "show")]
 
 
@@ -135,9 +136,10 @@ def model_commands(run_dir: Path) -> list[str]:
 
 
 def what_next(run: RunSummary) -> tuple[str, ...]:
-    """Return what to type once a run is done, where its model hears; nothing else yet where it is not."""
+    """Return what to type once a run has left a model that hears; nothing else yet where it has not."""
     task = run.metadata.config.get("model", {}).get("task", "") if run.metadata else ""
-    return tuple(model_commands(run.path)) if trait_of(task) == "speech" and run.status == "completed" else ()
+    hears = trait_of(task) == "speech" and run.status == "completed" and finished_model(run.path) is not None
+    return tuple(model_commands(run.path)) if hears else ()
 
 
 def evaluation_lines(state: RunState) -> list[str]:

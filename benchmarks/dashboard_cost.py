@@ -102,7 +102,7 @@ class Terminal:
         self._process = subprocess.Popen(
             [sys.executable, str(ROOT / "cli_typer.py"), "attach", str(folder)],
             stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-            env={**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"},
+            env={**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "MUSTER_OPENING_PAUSE": "0"},
         )  # fmt: skip
         os.close(slave)
         self.process = psutil.Process(self._process.pid)

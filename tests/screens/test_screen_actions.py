@@ -122,15 +122,19 @@ def test_a_run_that_has_ended_does_not_go_on_in_the_background(tmp_path: Path) -
     run(WizardApp(screen, clock=fixed_clock, dashboard=lambda run: Screen()), ended)
 
 
-def test_what_to_do_with_a_model_is_said_where_its_run_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_to_do_with_a_model_is_said_where_its_run_ends(tmp_path: Path, kept: bool) -> None:
     plan = plan_local_run(profile_from_options("p", {"model_path": "m", "dataset_path": "d"}), 1)
     with RunFolder.create(tmp_path, plan, []) as folder:
+        if kept:
+            (folder.path / "model").mkdir(exist_ok=True)
+            (folder.path / "model" / "config.json").touch()
         folder.finish("completed", {})
         screen = at(Step.LAUNCH, Part(Launch(run=str(folder.path)), status=Status.OK))
 
     async def ended(pilot: Pilot[Any]) -> None:
         said = "".join(text(pilot.app).split())  # a long path folds its line anywhere
-        assert all(word in said for word in ("transcribe", "compare", "--toctranslate2"))
+        assert all((word in said) == kept for word in ("transcribe", "compare", "--toctranslate2"))
 
     run(WizardApp(screen, clock=fixed_clock, dashboard=lambda run: Screen()), ended)
 
