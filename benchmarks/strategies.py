@@ -56,11 +56,13 @@ def cells(steps: int, setting: str) -> dict[str, dict[str, Any]]:
 
     paper, short = {"outer_lr": 0.7, "outer_momentum": 0.9}, {"outer_lr": 1.0, "outer_momentum": 0.5}
     soon, plain = {"sync_delay": 1}, {"sync_delay": 1, "mixing": 0}  # less overlap, and no own weights kept in a merge
+    both = plain | short
     force = {"sparseloco.force": "true"}
     dgc = {"allreduce.compressor": "dgc", "optimizer": "sgd", "learning_rate": 0.1}
     found: dict[str, dict[str, Any]] = {
         "single": {"strategy": "allreduce"},
         "allreduce": {"strategy": "allreduce"},
+        "allreduce, lr_scaling off": {"strategy": "allreduce", "lr_scaling": "off"},
         "diloco / 10": rounds("diloco", 10),
         "streaming_diloco / 10": rounds("streaming_diloco", 10),
         "streaming_diloco / 30": rounds("streaming_diloco", 30),
@@ -86,6 +88,8 @@ def cells(steps: int, setting: str) -> dict[str, dict[str, Any]]:
         "streaming_diloco, delay 1 and mixing 0 / 10": rounds("streaming_diloco", 10, **plain),
         "streaming_diloco, delay 1 / 30": rounds("streaming_diloco", 30, **soon),
         "streaming_diloco, delay 1 and mixing 0 / 30": rounds("streaming_diloco", 30, **plain),
+        "streaming_diloco, delay 1, mixing 0, 1.0 and 0.5 / 10": rounds("streaming_diloco", 10, **both),
+        "streaming_diloco, delay 1, mixing 0, 1.0 and 0.5 / 30": rounds("streaming_diloco", 30, **both),
         "streaming_diloco, 1.0 and 0.5 / 10": rounds("streaming_diloco", 10, **short),
         "diloco / 30": rounds("diloco", 30),
         "diloco, 1.0 and 0.5 / 30": rounds("diloco", 30, **short),
