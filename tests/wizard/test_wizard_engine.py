@@ -292,5 +292,5 @@ def test_a_result_that_cannot_be_taken_in_has_failed(make: Make) -> None:
 
     wizard = with_machines(make, Nonsense(), ANNA.key)
     on(wizard, Step.LINKS)
-    state = until_state(wizard, lambda state: state.links.status is Status.FAILED)
-    assert "unexpected" in state.links.cause and not state.busy
+    state = until_state(wizard, lambda state: state.links.status is Status.FAILED and not state.busy)
+    assert "unexpected" in state.links.cause
