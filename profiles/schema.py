@@ -241,7 +241,7 @@ class StrategySettings(Owning, Section):
     error_feedback: bool = option(False, "add what a lossy codec dropped of a change to the next one", advanced=True)
     verify_interval: int = option(
         50,
-        "compare the workers' weights every N steps, or at every exchange if those are rarer; 0: off",
+        "compare the workers' weights, where they should be equal, every N steps or at every rarer exchange; 0: off",
         ge=0,
         advanced=True,
     )

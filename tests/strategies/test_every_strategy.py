@@ -11,6 +11,7 @@ from members import overlapping, settings_of
 
 from profiles.errors import BadInput
 from profiles.schema import StrategySettings
+from training.strategies.base import StrategyContext
 from training.strategies.own_file import rehearsed, rhythm_of
 from training.strategies.registry import strategies, strategy_class
 
@@ -64,6 +65,19 @@ def test_a_rehearsal_synchronises_often_enough_and_not_more_often(name: str) -> 
     usual = StrategySettings(strategy=name)
     assert rhythm_of(rehearsed(usual, 5)).interval <= 5
     assert rhythm_of(rehearsed(usual, 1000)) == rhythm_of(usual)
+
+
+@pytest.mark.parametrize("name", ["demo", "noloco", "sparseloco", "sparta", "sparta + noloco", "zero1"])
+def test_feeding_errors_back_is_refused_where_it_has_no_effect(name: str) -> None:
+    with pytest.raises(BadInput, match=f"error_feedback with {name.split(' + ')[0]}"):
+        strategy_class(name).codec(StrategySettings(error_feedback=True))
+
+
+def test_a_part_that_cannot_feed_errors_back_leaves_that_to_the_other() -> None:
+    settings = StrategySettings(strategy="sparta + diloco", error_feedback=True, codec="bf16")
+    kind = strategy_class(settings.strategy)
+    kind(StrategyContext(settings, total_steps=10, seed=1))
+    assert kind.codec(settings) == "bf16"
 
 
 @pytest.mark.parametrize("name", ["noloco", "sparta"])

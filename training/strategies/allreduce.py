@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 from pydantic import create_model
 
 from profiles.declarations import Owning, Section, option
-from profiles.errors import BadInput, RunFailed
+from profiles.errors import RunFailed
 from profiles.schema import StrategySettings
 from training.exchange.base import Exchange, MeanResult
 from training.exchange.codecs import Codec, codec_by_name
 from training.lazy import lazy
-from training.strategies.base import StrategyContext
+from training.strategies.base import FED_BACK, StrategyContext
 from training.strategies.compressors.base import Compressor, Place, Turn, compressors, sections
 from training.strategies.costs import Compute, CostModel, Course, Learning, Rhythm
 from training.strategies.gradients import Bucket, GradientStrategy, grouped
@@ -173,17 +173,9 @@ class AllReduce(GradientStrategy):
         return "" if compressor == "none" else f"with allreduce.compressor = {compressor}, which compresses by itself"
 
     @classmethod
-    def codec(cls, settings: StrategySettings) -> str:
-        """Return the name of the codec: the one that is set, or the compressor's.
-
-        Raises:
-            BadInput: the compressor's values do not go with it, or errors would be fed back twice.
-        """
+    def no_feedback(cls, settings: StrategySettings) -> str:
         compressor = settings.of(AllReduceOptions).compressor
-        if compressor != "none" and settings.error_feedback:
-            problem = f"error_feedback with allreduce.compressor = {compressor}, which feeds its errors back by itself"
-            raise BadInput(problem, "set error_feedback = false")
-        return super().codec(settings)
+        return "" if compressor == "none" else f"with allreduce.compressor = {compressor}, {FED_BACK}"
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer

@@ -64,6 +64,7 @@ def sync_event(
 
 
 FOR_DIFFERENCES = "is made for differences; what is sent here are weights, which it would spoil"
+FED_BACK = "which feeds its errors back by itself"
 
 
 @dataclass(frozen=True)
@@ -120,12 +121,19 @@ class Strategy(ABC):
         return ""
 
     @classmethod
+    def no_feedback(cls, settings: StrategySettings) -> str:
+        """Return why ``error_feedback`` has no effect with these settings, as words after it; empty: it has one."""
+        return ""
+
+    @classmethod
     def codec(cls, settings: StrategySettings) -> str:
         """Return the name of the codec: the one that is set, or its own.
 
         Raises:
-            BadInput: see :meth:`only_own_codecs`.
+            BadInput: see :meth:`only_own_codecs` and :meth:`no_feedback`.
         """
+        if settings.error_feedback and (why := cls.no_feedback(settings)):
+            raise BadInput(f"error_feedback {why}", "set error_feedback = false")
         own = cls.costs.with_options(settings).codecs if cls.costs is not None else ("fp32",)
         name = own[0] if settings.codec == "auto" else settings.codec
         if name not in own and (why := cls.only_own_codecs(settings)):

@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from profiles.declarations import Owning
@@ -81,15 +82,27 @@ class Composition(Strategy):
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
-        made = [part(context) for part in self.parts]
+        made = [part(replace(context, settings=self._settings_for(part, context.settings))) for part in self.parts]
         self._parts = sorted(made, key=lambda one: one.rhythm(context.settings).interval)
         self._leader = self._parts[-1]
         self._round, self._led = 0, False
         self._before = Traffic()
 
     @classmethod
+    def no_feedback(cls, settings: StrategySettings) -> str:
+        reasons = [part.no_feedback(settings) for part in cls.parts]
+        return reasons[0] if all(reasons) else ""
+
+    @classmethod
     def codec(cls, settings: StrategySettings) -> str:
-        return cls.parts[0].codec(settings)
+        first = cls.parts[0]
+        return first.codec(cls._settings_for(first, settings))
+
+    @classmethod
+    def _settings_for(cls, part: type[Strategy], settings: StrategySettings) -> StrategySettings:
+        """Return the settings for a part: where some of them can feed errors back, it is left to those."""
+        others = part.no_feedback(settings) and not cls.no_feedback(settings)
+        return settings.model_copy(update={"error_feedback": False}) if others else settings
 
     @classmethod
     def rhythm(cls, settings: StrategySettings) -> Rhythm:
@@ -287,7 +300,8 @@ class ComposedCosts(CostModel):
 
     def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
         each = [model.settings(course, own) for model, own in self._each]
-        return {name: value for one in each for name, value in one.items()}
+        found = {name: value for one in each for name, value in one.items()}
+        return found | {"error_feedback": any(one.get("error_feedback") for one in each)}
 
 
 @functools.cache

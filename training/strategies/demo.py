@@ -209,6 +209,10 @@ class Demo(GradientStrategy):
     def only_own_codecs(cls, settings: StrategySettings) -> str:
         return "is not for demo, which has chosen the few values that it sends"
 
+    @classmethod
+    def no_feedback(cls, settings: StrategySettings) -> str:
+        return "with demo, whose momentum keeps what is not sent"
+
     def use(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
 

@@ -136,7 +136,7 @@ class NoLoCoCosts(CostModel):
     def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
         rate, momentum = self._own.rates(course.start)
         chosen = {"noloco.outer_lr": rate, "noloco.outer_momentum": momentum}
-        return {self.interval_option: rhythm.interval, **chosen}
+        return {self.interval_option: rhythm.interval, "error_feedback": False, **chosen}
 
 
 @register
@@ -159,6 +159,10 @@ class NoLoCo(InRounds):
     @classmethod
     def only_own_codecs(cls, settings: StrategySettings) -> str:
         return FOR_DIFFERENCES
+
+    @classmethod
+    def no_feedback(cls, settings: StrategySettings) -> str:
+        return "with noloco, whose codecs drop nothing that adds up"
 
     def attach(self, model: nn.Module, exchange: Exchange) -> None:
         super().attach(model, exchange)

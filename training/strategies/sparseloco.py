@@ -34,7 +34,7 @@ from training.exchange.base import (
 )
 from training.exchange.codecs import Codec
 from training.lazy import lazy
-from training.strategies.base import StrategyContext
+from training.strategies.base import FED_BACK, StrategyContext
 from training.strategies.costs import INTERVALS, ONLY_TEXTS, Course, Learning, Rhythm, intervals
 from training.strategies.merged_part import MeanOfDeltas, MergedPart, Place
 from training.strategies.outer import OuterOptimizer, OuterOptions
@@ -91,7 +91,7 @@ class SparseLoCoCosts(OuterCosts):
         return Learning(learnt.share, learnt.loss, ("sparse",))
 
     def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
-        return {self.interval_option: rhythm.interval}
+        return {self.interval_option: rhythm.interval, "error_feedback": False}
 
 
 class Descent(OuterOptimizer):
@@ -200,6 +200,10 @@ class SparseLoCo(OuterStrategy):
                 "what was learnt would not be sent before the end",
                 "set strategy = diloco, a smaller sparseloco.sync_interval, more steps, or sparseloco.force = true",
             )
+
+    @classmethod
+    def no_feedback(cls, settings: StrategySettings) -> str:
+        return f"with sparseloco, {FED_BACK}"
 
     @classmethod
     def rhythm(cls, settings: StrategySettings) -> Rhythm:

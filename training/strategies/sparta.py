@@ -155,7 +155,7 @@ class SpartaCosts(CostModel):
         return Learning(merge_efficiency(worth, max(0.0, gain)), max(0.0, loss), ("sparta",))
 
     def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
-        return {self.interval_option: rhythm.interval, "sparta.delay": rhythm.delay}
+        return {self.interval_option: rhythm.interval, "sparta.delay": rhythm.delay, "error_feedback": False}
 
 
 @dataclass(frozen=True)
@@ -207,6 +207,10 @@ class Sparta(Strategy):
     @classmethod
     def only_own_codecs(cls, settings: StrategySettings) -> str:
         return FOR_DIFFERENCES
+
+    @classmethod
+    def no_feedback(cls, settings: StrategySettings) -> str:
+        return "with sparta: what is sent here are weights, and rounding one does not add up"
 
     @classmethod
     def rhythm(cls, settings: StrategySettings) -> Rhythm:

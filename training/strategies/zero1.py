@@ -157,6 +157,10 @@ class ZeRO1(GradientStrategy):
     def only_own_codecs(cls, settings: StrategySettings) -> str:
         return "with zero1: half of what it sends are the weights themselves"
 
+    @classmethod
+    def no_feedback(cls, settings: StrategySettings) -> str:
+        return "with zero1, which sends fp32"
+
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
         self._codec = codec_by_name(self.codec(context.settings))
