@@ -75,7 +75,7 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Row:
+class StrategyResult:
     """One strategy and what came of its runs, with what :func:`compared` makes of them."""
 
     strategy: str
@@ -118,10 +118,10 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class StrategyComparison:
     """All strategies."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[StrategyResult, ...]
     split: str = ""
     samples: float = 0.0
     """After which the losses were compared."""
@@ -251,7 +251,9 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
 # ------------------------------------------------------------------------------------------------------------ the table
 
 
-def compared(tried: Sequence[Row], members: int, links: Sequence[float], cores: float = 0.0) -> Comparison:
+def compared(
+    tried: Sequence[StrategyResult], members: int, links: Sequence[float], cores: float = 0.0
+) -> StrategyComparison:
     """Put strategies side by side.
 
     Args:
@@ -260,21 +262,21 @@ def compared(tried: Sequence[Row], members: int, links: Sequence[float], cores: 
     """
     every = [run for one in tried for run in one.runs]
     if not every:
-        return Comparison(tuple(tried))
+        return StrategyComparison(tuple(tried))
     samples = min(run.curve[-1][0] for run in every)
     compute = statistics.median(run.compute for run in every)
     rows = [_row(one, samples) for one in tried]
     shown = [row for row in rows if row.losses]
     good = _good([row for row in shown if row.rounds >= FEWEST_ROUNDS] or shown)
     target = max(row.loss for row in good)
-    machines = Machines(members, compute, cores)
+    machines = EqualMachines(members, compute, cores)
     timed = tuple(_timed(row, machines, links, target) for row in rows)
     names = {row.strategy for row in good}
     best = min((row for row in timed if row.strategy in names), key=_order)
-    return Comparison(timed, every[0].split, samples, target, best.strategy, compute)
+    return StrategyComparison(timed, every[0].split, samples, target, best.strategy, compute)
 
 
-def _row(one: Row, samples: float) -> Row:
+def _row(one: StrategyResult, samples: float) -> StrategyResult:
     if one.profile is None or not one.runs:
         return one
     costs, trainable = cost_model(one.strategy, one.profile.strategy), one.runs[0].trainable
@@ -288,14 +290,14 @@ def _row(one: Row, samples: float) -> Row:
     )
 
 
-def _good(rows: Sequence[Row]) -> list[Row]:
+def _good(rows: Sequence[StrategyResult]) -> list[StrategyResult]:
     """Return those whose loss is about as low as the lowest: within the bound, or within what its seeds differ."""
     lowest = min(rows, key=lambda row: row.loss)
     bound = lowest.loss + max(AS_GOOD * abs(lowest.loss), lowest.spread or 0.0)
     return [row for row in rows if row.loss <= bound]
 
 
-def _order(row: Row) -> tuple[float, ...]:
+def _order(row: StrategyResult) -> tuple[float, ...]:
     """The soonest on the slowest links first; where no time is known, the one with the lowest loss, last."""
     if not row.times:
         return (1, row.loss, row.sent)
@@ -307,7 +309,7 @@ def _order(row: Row) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class Machines:
+class EqualMachines:
     """Equal machines, all connected with each other."""
 
     count: int
@@ -333,7 +335,7 @@ class Machines:
         return Cluster(machines=tuple(machines), links=tuple(links), here=names[0])
 
 
-def step_seconds(profile: Profile, run: Ran, machines: Machines, mbit: float) -> float:
+def step_seconds(profile: Profile, run: Ran, machines: EqualMachines, mbit: float) -> float:
     """Return what a step should take.
 
     Raises:
@@ -347,7 +349,7 @@ def step_seconds(profile: Profile, run: Ran, machines: Machines, mbit: float) ->
     return Predictor(cluster, job).predict(choice_of(profile, names)).step
 
 
-def _timed(row: Row, machines: Machines, links: Sequence[float], target: float) -> Row:
+def _timed(row: StrategyResult, machines: EqualMachines, links: Sequence[float], target: float) -> StrategyResult:
     if row.profile is None or not row.losses:
         return row
     run = row.runs[0]

@@ -35,7 +35,7 @@ BAR_CELLS = 12
 _STATUS_STYLES = {"training": "green", "done": "green", "lost": "bold red", "failed": "bold red", "left": "yellow"}
 
 
-class Progress(contextlib.AbstractContextManager["Progress"]):
+class ProgressDisplay(contextlib.AbstractContextManager["ProgressDisplay"]):
     """Shows a run; a context manager around it."""
 
     def __init__(self, title: str, state: RunState) -> None:
@@ -46,7 +46,9 @@ class Progress(contextlib.AbstractContextManager["Progress"]):
         self.state = apply(self.state, event)
 
 
-def progress_for(title: str, state: RunState | None = None, write: Callable[[str], None] | None = None) -> Progress:
+def progress_for(
+    title: str, state: RunState | None = None, write: Callable[[str], None] | None = None
+) -> ProgressDisplay:
     """Return the display that fits where stderr goes.
 
     Args:
@@ -59,7 +61,7 @@ def progress_for(title: str, state: RunState | None = None, write: Callable[[str
     return PlainProgress(title, state, write or say)
 
 
-class LiveProgress(Progress):
+class LiveProgress(ProgressDisplay):
     """A picture that is painted at most four times a second, by a thread of its own."""
 
     def __init__(self, title: str, state: RunState, console: Console) -> None:
@@ -71,7 +73,7 @@ class LiveProgress(Progress):
             redirect_stdout=False,
         )
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressDisplay:
         self._live.start()
         return self
 
@@ -163,7 +165,7 @@ def time_bar(member: MemberState, narrow: bool) -> Text:
     )
 
 
-class PlainProgress(Progress):
+class PlainProgress(ProgressDisplay):
     """Lines for logs and pipes: no escape codes, and a bounded number of them."""
 
     def __init__(
@@ -181,7 +183,7 @@ class PlainProgress(Progress):
         self._window = (self._start, 0)
         self._dropped = 0
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressDisplay:
         self._line(self._title)
         return self
 

@@ -27,7 +27,7 @@ _PATHS = {"model": "model_path", "dataset": "dataset_path"}
 
 
 @dataclass(frozen=True)
-class Origin:
+class SettingOrigin:
     """Where a value came from: a line of a file, the command line (no file), or the declaration (``default``)."""
 
     section: str
@@ -48,8 +48,8 @@ class Origin:
         return f'{place} {name} = "{value}"'
 
 
-COMMAND_LINE = Origin("command line")
-DEFAULT = Origin("default")
+COMMAND_LINE = SettingOrigin("command line")
+DEFAULT = SettingOrigin("default")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Setting:
     """A value as it was written, and where."""
 
     value: str
-    origin: Origin
+    origin: SettingOrigin
     written_as: str = ""
     """The name before its value; empty: the option's own."""
 
@@ -140,10 +140,10 @@ def layer_of(found: Found | None) -> Layer:
     check_keys(found)
     path, heading = found.file.path, found.section.name
     entries = found.section.entries.items()
-    return {key: Setting(entry.value, Origin(heading, path, entry.line), key) for key, entry in entries}
+    return {key: Setting(entry.value, SettingOrigin(heading, path, entry.line), key) for key, entry in entries}
 
 
-def override_layer(overrides: Mapping[str, str], origin: Origin) -> Layer:
+def override_layer(overrides: Mapping[str, str], origin: SettingOrigin) -> Layer:
     """Return options and references by name as a layer.
 
     Raises:

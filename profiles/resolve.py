@@ -22,8 +22,8 @@ from profiles.layers import (
     COMMAND_LINE,
     DEFAULT,
     Merged,
-    Origin,
     Setting,
+    SettingOrigin,
     as_meant,
     layer_of,
     left_open,
@@ -55,7 +55,7 @@ class Resolved:
     """A validated profile."""
 
     profile: Profile
-    origins: dict[str, Origin]
+    origins: dict[str, SettingOrigin]
     """Of every option by name."""
     stand_in: str = ""
     """The profile to train where this one's model cannot be had; empty: none."""
@@ -130,7 +130,7 @@ def profile_from_options(name: str, values: Mapping[str, Any]) -> Profile:
     Raises:
         BadInput: an unknown option or a value that does not fit.
     """
-    layer = override_layer({key: as_text(value) for key, value in values.items()}, Origin("options"))
+    layer = override_layer({key: as_text(value) for key, value in values.items()}, SettingOrigin("options"))
     return _validated(name, Merged(as_meant(layer)[0], {}))
 
 

@@ -23,7 +23,7 @@ DATA_STAY = "the data stay on each machine: only weights or gradients leave it, 
 """What a plan says where data stay."""
 
 
-class Split(NamedTuple):
+class DataSplit(NamedTuple):
     """A choice of it, in its parts."""
 
     kind: Literal["global", "label", "dirichlet", "speaker"]
@@ -38,24 +38,24 @@ class Split(NamedTuple):
         return "speaker" if self.kind == "speaker" else "label"
 
 
-def split_of(text: str) -> Split:
+def split_of(text: str) -> DataSplit:
     """Read the option.
 
     Raises:
         OptionError: it is none of :data:`FORMS`.
     """
     if text == "global":
-        return Split("global")
+        return DataSplit("global")
     if text == "speaker":
-        return Split("speaker")
+        return DataSplit("speaker")
     if found := re.fullmatch(r"label(?::(\d{1,4}))?", text):
         shards = int(found[1] or 1)
         if shards > 0:
-            return Split("label", shards=shards)
+            return DataSplit("label", shards=shards)
     if found := re.fullmatch(r"dirichlet:(\d{0,6}\.?\d+(?:e-?\d{1,2})?)", text):
         alpha = float(found[1])
         if 1e-6 <= alpha <= 1e6:
-            return Split("dirichlet", alpha=alpha)
+            return DataSplit("dirichlet", alpha=alpha)
     raise OptionError("split", f"{FORMS}, for example dirichlet:0.1")
 
 

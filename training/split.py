@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiles.errors import BadInput, counted
-from profiles.split import Split, split_of
+from profiles.split import DataSplit, split_of
 from training.data import Cursor, SampleSchedule
 from training.plan import RunPlan
 from training.tasks.base import Task
@@ -170,7 +170,7 @@ Schedule = SampleSchedule | SplitSchedule
 """Who takes which sample in which step."""
 
 
-def deal(split: Split, labels: Sequence[str], members: int, seed: int) -> list[Part]:
+def deal(split: DataSplit, labels: Sequence[str], members: int, seed: int) -> list[Part]:
     """Return each member's samples: every sample is one member's, and every member has some.
 
     Args:

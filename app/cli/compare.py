@@ -19,9 +19,9 @@ from app.cli.terminal import answer
 from app.cli.train import TrainRequest, profile_of
 from app.cli.train_command import merged_overrides
 from app.cli.trials import Bench, Trial, trials_of, whole_runs
-from app.comparison import Comparison, Row, compared, read_run
+from app.comparison import StrategyComparison, StrategyResult, compared, read_run
 from app.console import bytes_text, command_line, say, show, show_line, visible
-from app.html_report.comparison import parts, remarks, why_best, write_comparison
+from app.html_report.comparison import remarks, result_tables, why_best, write_comparison
 from distributed.planning.fitting import fit
 from distributed.preparation.preflight import room_here
 from profiles.errors import BadInput, ExitCode, StoppedByUser, counted
@@ -83,7 +83,9 @@ def compare(
     named = references or []
     if strategies:
         settings = [*settings, *([f"cluster={cluster}"] if cluster else [])]
-        asked = Asked(named, strategies, members, seeds, links, jobs, save, settings, trust_code, output, as_json)
+        asked = CompareRequest(
+            named, strategies, members, seeds, links, jobs, save, settings, trust_code, output, as_json
+        )
         return compare_strategies(asked)
     if save or settings or trust_code or cluster:
         raise BadInput("these options compare strategies", "name them with --strategies allreduce,diloco")
@@ -93,7 +95,7 @@ def compare(
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompareRequest:
     """What was asked for on the command line."""
 
     references: Sequence[str]
@@ -147,7 +149,7 @@ class Asked:
         return found
 
 
-def compare_strategies(asked: Asked) -> ExitCode:
+def compare_strategies(asked: CompareRequest) -> ExitCode:
     """Carry out ``compare --strategies``.
 
     Raises:
@@ -186,7 +188,7 @@ def compare_strategies(asked: Asked) -> ExitCode:
     return ExitCode.DONE
 
 
-def _planned(asked: Asked, jobs: int) -> tuple[list[Trial], dict[str, tuple[str, str]]]:
+def _planned(asked: CompareRequest, jobs: int) -> tuple[list[Trial], dict[str, tuple[str, str]]]:
     """Return all runs, the first seed of every strategy first, and why others have none."""
     every: list[list[Trial]] = []
     refused: dict[str, tuple[str, str]] = {}
@@ -202,7 +204,7 @@ def _planned(asked: Asked, jobs: int) -> tuple[list[Trial], dict[str, tuple[str,
     return [own[number] for number in range(asked.seeds) for own in every], refused
 
 
-def _fitted(asked: Asked, overrides: Mapping[str, str]) -> Profile:
+def _fitted(asked: CompareRequest, overrides: Mapping[str, str]) -> Profile:
     request = TrainRequest(asked.profile, dict(overrides), as_json=asked.as_json, trust_code=asked.trust_code)
     profile = profile_of(request)
     check_data(profile)
@@ -211,18 +213,18 @@ def _fitted(asked: Asked, overrides: Mapping[str, str]) -> Profile:
 
 def _tried(
     names: Sequence[str], trials: Sequence[Trial], found: Mapping[Trial, Path], refused: Mapping[str, str]
-) -> list[Row]:
+) -> list[StrategyResult]:
     """Return what came of every strategy, in the order they were named; each strategy's runs by seed."""
     profiles = {trial.strategy: trial.plan.profile for trial in trials}
     rows = []
     for name in names:
         own = sorted((trial.seed, path) for trial, path in found.items() if trial.strategy == name)
         read = [read_run(seed, RunFolder.open(path).events()) for seed, path in own]
-        rows.append(Row(name, profiles.get(name), tuple(filter(None, read)), refused.get(name, "")))
+        rows.append(StrategyResult(name, profiles.get(name), tuple(filter(None, read)), refused.get(name, "")))
     return rows
 
 
-def _save(asked: Asked, result: Comparison) -> Path:
+def _save(asked: CompareRequest, result: StrategyComparison) -> Path:
     """Save the profile with the best strategy, as it would be trained."""
     overrides = {key: value for key, value in asked.overrides.items() if applies(key, result.best)}
     overrides["strategy"] = result.best
@@ -237,7 +239,7 @@ def _save(asked: Asked, result: Comparison) -> Path:
 # ------------------------------------------------------------------------------------------------------------- to read
 
 
-def document(result: Comparison) -> dict[str, Any]:
+def document(result: StrategyComparison) -> dict[str, Any]:
     """Return everything for a program."""
     found = asdict(result)
     for told, row in zip(found["rows"], result.rows, strict=True):
@@ -246,12 +248,12 @@ def document(result: Comparison) -> dict[str, Any]:
     return found
 
 
-def _show(members: int, result: Comparison, folder: Path, page: Path) -> None:
-    for part in parts(result, members):
-        show_line(part.title)
-        figures = [Column(name, justify="right") for name in part.header[1:]]
-        table = Table(part.header[0], *figures, box=None, header_style="bold", pad_edge=False)
-        for row in part.rows:
+def _show(members: int, result: StrategyComparison, folder: Path, page: Path) -> None:
+    for one in result_tables(result, members):
+        show_line(one.title)
+        figures = [Column(name, justify="right") for name in one.header[1:]]
+        table = Table(one.header[0], *figures, box=None, header_style="bold", pad_edge=False)
+        for row in one.rows:
             table.add_row(*[Text(visible(cell)) for cell in row])
         show(table)
         show_line("")

@@ -47,7 +47,7 @@ EVALUATED = 8
 
 
 @dataclass(frozen=True)
-class Measured:
+class RehearsalFigures:
     """Figures of a rehearsal. The first step of every member, which warms up, is left out."""
 
     strategy: str
@@ -174,7 +174,7 @@ def shortened(plan: RunPlan) -> RunPlan:
     return plan.model_copy(update={"profile": profile.model_copy(update=sections)})
 
 
-def measure(plan: RunPlan, events: Iterable[Event], state: RunState) -> Measured:
+def measure(plan: RunPlan, events: Iterable[Event], state: RunState) -> RehearsalFigures:
     """Turn the events of a rehearsal into figures of the run it stands for.
 
     Raises:
@@ -198,7 +198,7 @@ def measure(plan: RunPlan, events: Iterable[Event], state: RunState) -> Measured
     samples = sum(statistics.mean(step.samples for step in steps) for steps in warm)
     members = state.members.values()
     device_peaks = [m.device_memory_peak for m in members if m.device_memory_peak is not None]
-    return Measured(
+    return RehearsalFigures(
         strategy=plan.profile.strategy.strategy,
         engine=plan.engine,
         workers=plan.world_size,
@@ -238,7 +238,7 @@ def _per_sync(syncs: Sequence[SyncEvent], warm: Sequence[Sequence[StepEvent]]) -
     return wait, transfer, traffic
 
 
-def lines(measured: Measured) -> list[str]:
+def lines(measured: RehearsalFigures) -> list[str]:
     """Return the figures for a person."""
     every = "step" if measured.steps_between_syncs == 1 else f"{measured.steps_between_syncs} steps"
     exchange = f"{bytes_text(measured.bytes_per_sync)} a member, every {every}" if measured.workers > 1 else "none"

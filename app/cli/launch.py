@@ -74,7 +74,7 @@ def launch(
     if file is not None and hosts is None:
         say(f"on the machines of {file} (--local N runs it on this machine)")
     if file is None:
-        machines, module = [Place("rank", "127.0.0.1", local or each or max(1, count_gpus()))], "app.cli.local_run"
+        machines, module = [RankHost("rank", "127.0.0.1", local or each or max(1, count_gpus()))], "app.cli.local_run"
         plan = plan_of(job.model_copy(update={"folder": ""}), machines, output)
         made = RunFolder.create(output, plan, sys.argv)
     elif local:
@@ -121,7 +121,7 @@ def script_of(words: list[str], backend: Backend, folder: Path | None) -> Launch
 
 
 @dataclass(frozen=True)
-class Place:
+class RankHost:
     """A machine that ranks run on."""
 
     name: str
@@ -132,7 +132,7 @@ class Place:
     """That a person wants them to listen on."""
 
 
-def places_of(hosts: Hosts, options: PrepareOptions, each: int) -> tuple[Hosts, list[Place]]:
+def places_of(hosts: Hosts, options: PrepareOptions, each: int) -> tuple[Hosts, list[RankHost]]:
     """Make machines ready; return them as they were found, and how many ranks each gets.
 
     Raises:
@@ -148,12 +148,12 @@ def places_of(hosts: Hosts, options: PrepareOptions, each: int) -> tuple[Hosts, 
         gpus = facts.gpus if "+cpu" not in facts.torch else 0
         here = address_towards(far[0]) if far else "127.0.0.1"
         ranks = each or len(link.machine.devices) or max(1, gpus)
-        places.append(Place(link.name, here if link.machine.here else facts.address, ranks, link.machine.interface))
+        places.append(RankHost(link.name, here if link.machine.here else facts.address, ranks, link.machine.interface))
         link.close()
     return hosts_of(hosts, [link for link, _ in ready]), places
 
 
-def plan_of(job: Launch, places: Sequence[Place], output: Path) -> RunPlan:
+def plan_of(job: Launch, places: Sequence[RankHost], output: Path) -> RunPlan:
     """Return the plan of ranks that count from the first machine to the last."""
     machines = tuple(number for number, place in enumerate(places) for _ in range(place.ranks))
     where = {"addresses": tuple(one.address for one in places), "interfaces": tuple(one.interface for one in places)}

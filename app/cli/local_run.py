@@ -14,7 +14,7 @@ from typing import Protocol
 from app.cli.attach import STOPPING_SCRIPT
 from app.cli.terminal import GOODBYES
 from app.console import say
-from app.progress import PlainProgress, Progress
+from app.progress import PlainProgress, ProgressDisplay
 from app.report import Ended
 from app.run_state import RunState
 from distributed.run.request_desk import LocalMachines, RequestDesk
@@ -28,7 +28,7 @@ from training.run_folder import RunFolder
 from training.stopping import Stoppable, stopped_by
 
 
-class Run(Stoppable, Protocol):
+class RunHandle(Stoppable, Protocol):
     """What is needed of a run; :class:`training.local_run.LocalRun` is one."""
 
     def start(self) -> None: ...
@@ -36,13 +36,13 @@ class Run(Stoppable, Protocol):
     def wait(self) -> RunOutcome: ...
 
 
-StartRun = Callable[[RunPlan, RunFolder, Callable[[Event], None]], Run]
+StartRun = Callable[[RunPlan, RunFolder, Callable[[Event], None]], RunHandle]
 
 
 def run_to_end(
     plan: RunPlan,
     folder: RunFolder,
-    progress: Progress,
+    progress: ProgressDisplay,
     *,
     start_run: StartRun = LocalRun,
     stop_signals: Sequence[int] = GOODBYES,

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.cli.local_run import Run, StartRun
+from app.cli.local_run import RunHandle, StartRun
 from app.cli.terminal import heard_by
 from app.console import diagnostics, duration_text, interactive, say, visible
 from distributed.planning.simulated import Machines
@@ -125,7 +125,7 @@ class Bench:
     refused: dict[str, str] = field(default_factory=dict)
     """Why a strategy has no more runs, by its name."""
     stopped: threading.Event = field(default_factory=threading.Event)
-    _live: dict[Trial, Run] = field(default_factory=dict)
+    _live: dict[Trial, RunHandle] = field(default_factory=dict)
     _steps: dict[Trial, tuple[int, int]] = field(default_factory=dict)
     """Steps of the runs under way, and how many they will have."""
     _guard: threading.Lock = field(default_factory=threading.Lock)

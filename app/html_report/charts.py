@@ -58,7 +58,7 @@ _THROUGHPUT_NOTE = "Samples a second of training time, all machines together; ev
 
 
 @dataclass(frozen=True)
-class Chart:
+class ReportChart:
     """One chart of the page."""
 
     id: str
@@ -68,7 +68,7 @@ class Chart:
     figure: Mapping[str, Any]
 
 
-def charts_of(evidence: Evidence) -> list[Chart]:
+def charts_of(evidence: Evidence) -> list[ReportChart]:
     """Return the charts that have something to show."""
     state = evidence.state
     learning_rate = of_run(state.curves, "learning rate")
@@ -89,7 +89,7 @@ def charts_of(evidence: Evidence) -> list[Chart]:
     return [chart for chart in every if chart is not None]
 
 
-def drawn(name: str, title: str, note: str, traces: Sequence[Mapping[str, Any]], **layout: Any) -> Chart:
+def drawn(name: str, title: str, note: str, traces: Sequence[Mapping[str, Any]], **layout: Any) -> ReportChart:
     """Return a chart of traces and layout as plotly has them, in the style of the page."""
     whole: dict[str, Any] = {
         "margin": {"l": 64, "r": 16, "t": 36, "b": 84 if len(traces) > 1 else 48},
@@ -99,7 +99,7 @@ def drawn(name: str, title: str, note: str, traces: Sequence[Mapping[str, Any]],
         "font": {"family": "system-ui, sans-serif", "size": 13},
         **layout,
     }
-    return Chart(name, title, note, {"data": list(traces), "layout": whole})
+    return ReportChart(name, title, note, {"data": list(traces), "layout": whole})
 
 
 def axes(across: str, up: str, **more: Any) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def curve(
     return {"x": x, "y": y, "mode": mode, "name": name, "line": style}
 
 
-def _loss(evidence: Evidence) -> Chart | None:
+def _loss(evidence: Evidence) -> ReportChart | None:
     shown = of_run(evidence.state.curves, "loss").points()
     if not shown:
         return None
@@ -137,7 +137,7 @@ def _loss(evidence: Evidence) -> Chart | None:
     return _with_machines(evidence, note, traces, layout)
 
 
-def _with_machines(evidence: Evidence, note: str, traces: list[dict[str, Any]], layout: dict[str, Any]) -> Chart:
+def _with_machines(evidence: Evidence, note: str, traces: list[dict[str, Any]], layout: dict[str, Any]) -> ReportChart:
     """Return the chart of the loss with the machines under it, on one axis of steps."""
     below = bands(evidence, _OF_MACHINES)
     if below is None:
@@ -157,7 +157,7 @@ def _at_promised_pace(evidence: Evidence, shown: Sequence[Point]) -> dict[str, A
     return curve(points, "at the promised pace", _GHOST) if points else None
 
 
-def _throughput(evidence: Evidence, rate: Series) -> Chart | None:
+def _throughput(evidence: Evidence, rate: Series) -> ReportChart | None:
     """Return the samples/s of all machines, with what was promised of them."""
     chart = _line("throughput", rate, GREEN, "samples/s", "all machines", _THROUGHPUT_NOTE)
     promise, points = evidence.promise, rate.points()
@@ -168,7 +168,7 @@ def _throughput(evidence: Evidence, rate: Series) -> Chart | None:
                  **axes("step", "samples/s", rangemode="tozero"))  # fmt: skip
 
 
-def _loss_in_time(state: RunState) -> Chart | None:
+def _loss_in_time(state: RunState) -> ReportChart | None:
     """Return the loss over the time of simulated machines."""
     if state.simulated_hours is None:
         return None
@@ -206,7 +206,7 @@ def _marks(evidence: Evidence) -> dict[str, Any]:
     return {"shapes": lines, "annotations": texts}
 
 
-def _metrics(state: RunState, *, rates: bool) -> Chart | None:
+def _metrics(state: RunState, *, rates: bool) -> ReportChart | None:
     """Return the course of what is a share of one, in per cent, or that of all other metrics but the loss."""
     shown = sorted(
         (split, name)
@@ -238,7 +238,9 @@ def _measured(
     return [curve(points, words, line, "lines+markers", factor) | {"marker": marker}] if points else []
 
 
-def _line(name: str, series: Series, colour: str, unit: str, of: str, note: str = "", **axis: Any) -> Chart | None:
+def _line(
+    name: str, series: Series, colour: str, unit: str, of: str, note: str = "", **axis: Any
+) -> ReportChart | None:
     points = series.points()
     trace, layout = curve(points, of, {"color": colour}), axes("step", unit, rangemode="tozero", **axis)
     return drawn(name, name.replace("-", " ").capitalize(), note, [trace], **layout) if points else None
@@ -259,7 +261,7 @@ def _by_member(evidence: Evidence, bars: Sequence[tuple[str, Sequence[float], st
     }
 
 
-def _time_split(evidence: Evidence) -> Chart | None:
+def _time_split(evidence: Evidence) -> ReportChart | None:
     work = evidence.work.values()
     if not work:
         return None
@@ -279,7 +281,7 @@ def _time_split(evidence: Evidence) -> Chart | None:
     return drawn("time", "Where the time went", note, barmode="stack", **chart)
 
 
-def _bytes(evidence: Evidence) -> Chart | None:
+def _bytes(evidence: Evidence) -> ReportChart | None:
     sent = [work.bytes_sent / 1e6 for work in evidence.work.values()]
     received = [work.bytes_received / 1e6 for work in evidence.work.values()]
     if not any((*sent, *received)):
@@ -289,7 +291,7 @@ def _bytes(evidence: Evidence) -> Chart | None:
     return drawn("bytes", "Bytes", note, barmode="group", **chart)
 
 
-def _synchronisations(evidence: Evidence) -> Chart | None:
+def _synchronisations(evidence: Evidence) -> ReportChart | None:
     traces: list[dict[str, Any]] = []
     curves, names = evidence.state.curves, _names(evidence)
     for rank in evidence.state.members:
@@ -314,7 +316,7 @@ def _synchronisations(evidence: Evidence) -> Chart | None:
     return drawn("syncs", "Synchronisations", note, traces, **layout) if traces else None
 
 
-def _exchanged(state: RunState, name: str, what: str) -> Chart | None:
+def _exchanged(state: RunState, name: str, what: str) -> ReportChart | None:
     """Return what synchronisations tell of one figure, of all machines together, with its last value in words; a single
     one makes no course."""
     points = of_run(state.curves, name).points()
@@ -325,7 +327,7 @@ def _exchanged(state: RunState, name: str, what: str) -> Chart | None:
     return drawn(name.replace(" ", "-"), name.capitalize(), note, [trace], **axes("step", name))
 
 
-def _prediction(evidence: Evidence) -> Chart | None:
+def _prediction(evidence: Evidence) -> ReportChart | None:
     found = evidence.comparison
     if found is None:
         return None

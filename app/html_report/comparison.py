@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.comparison import Comparison, Curve, Row
+from app.comparison import Curve, StrategyComparison, StrategyResult
 from app.console import bytes_text, duration_text
-from app.html_report.charts import COLOURS, Chart, axes, drawn
+from app.html_report.charts import COLOURS, ReportChart, axes, drawn
 from app.html_report.page import figure, whole_page
 from app.html_report.sections import label, table, text
 from app.metrics import four_digits
@@ -24,7 +24,7 @@ _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _BAND = "rgba(110, 118, 129, 0.16)"
 
 
-def write_comparison(result: Comparison, profile: str, members: int, folder: Path) -> Path:
+def write_comparison(result: StrategyComparison, profile: str, members: int, folder: Path) -> Path:
     """Write the page into the folder of a comparison, whole or not at all, and return its path.
 
     Raises:
@@ -36,13 +36,13 @@ def write_comparison(result: Comparison, profile: str, members: int, folder: Pat
     return path
 
 
-def comparison_page(result: Comparison, profile: str, members: int) -> str:
+def comparison_page(result: StrategyComparison, profile: str, members: int) -> str:
     """Return the whole page."""
     charts = comparison_charts(result)
     best = f"best: <b>{text(result.best)}</b>, {text(why_best(result))}"
     tables = "".join(
-        f"<h3>{text(part.title)}</h3>{table(part.header, part.rows, range(1, len(part.header)))}"
-        for part in parts(result, members)
+        f"<h3>{text(one.title)}</h3>{table(one.header, one.rows, range(1, len(one.header)))}"
+        for one in result_tables(result, members)
     )
     notes = "".join(f"<p>{text(line)}</p>" for line in remarks(result))
     content = (
@@ -53,7 +53,7 @@ def comparison_page(result: Comparison, profile: str, members: int) -> str:
     return whole_page(f"strategies for {profile}", content, charts)
 
 
-def comparison_charts(result: Comparison) -> list[Chart]:
+def comparison_charts(result: StrategyComparison) -> list[ReportChart]:
     """Return the loss over samples, and over predicted hours at each rate of the links."""
     shown = [row for row in result.rows if row.losses]
     rates = [one.mbit for one in next((row.times for row in shown if row.times), ())]
@@ -62,7 +62,7 @@ def comparison_charts(result: Comparison) -> list[Chart]:
     return [*losses, *(chart for chart in told if chart is not None)]
 
 
-def last_exchanged(result: Comparison) -> str:
+def last_exchanged(result: StrategyComparison) -> str:
     """Return a table of the last point of every curve that synchronisations make; empty where there is none."""
     curves = [(row.strategy, [row.exchanged(name) for name in OF_EXCHANGES]) for row in result.rows if row.losses]
     rows = [(name, *(f"{own[-1][1]:.4g}" if own else "-" for own in every)) for name, every in curves if any(every)]
@@ -71,13 +71,13 @@ def last_exchanged(result: Comparison) -> str:
     return title + table(header, rows, range(1, len(header))) if rows else ""
 
 
-def _exchanged(rows: list[Row], name: str, what: str) -> Chart | None:
+def _exchanged(rows: list[StrategyResult], name: str, what: str) -> ReportChart | None:
     traces = [_line(curve, row, number) for number, row in enumerate(rows) if (curve := row.exchanged(name))]
     layout = axes("samples of all members", name)
     return drawn(name.replace(" ", "-"), name.capitalize(), what, traces, **layout) if traces else None
 
 
-def _over_samples(rows: list[Row]) -> Chart:
+def _over_samples(rows: list[StrategyResult]) -> ReportChart:
     traces: list[dict[str, Any]] = []
     for number, row in enumerate(rows):
         group = {"legendgroup": row.strategy}
@@ -88,7 +88,7 @@ def _over_samples(rows: list[Row]) -> Chart:
     return drawn("samples", "Loss over samples", note, traces, **axes("samples of all members", "loss"))
 
 
-def _over_time(rows: list[Row], place: int, mbit: float) -> Chart:
+def _over_time(rows: list[StrategyResult], place: int, mbit: float) -> ReportChart:
     timed = [(number, row) for number, row in enumerate(rows) if row.times]
     longest = max(row.times[place].to_end for _, row in timed)
     unit, seconds = ("hours", 3600.0) if longest > 7200 else ("minutes", 60.0) if longest > 120 else ("seconds", 1.0)
@@ -100,7 +100,7 @@ def _over_time(rows: list[Row], place: int, mbit: float) -> Chart:
     return drawn(f"time-{place}", f"Loss over time, {where}", "By the cost model.", traces, **axes(unit, "loss"))
 
 
-def _line(curve: Curve, row: Row, number: int) -> dict[str, Any]:
+def _line(curve: Curve, row: StrategyResult, number: int) -> dict[str, Any]:
     known = [(x, y) for x, y in curve if math.isfinite(y)]
     style = {"color": COLOURS[number % len(COLOURS)], "dash": _DASHES[number % len(_DASHES)]}
     x, y = [x for x, _ in known], [y for _, y in known]
@@ -117,7 +117,7 @@ def _band(curves: list[Curve]) -> list[Mapping[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Part:
+class ResultTable:
     """A table; all columns but the first hold figures."""
 
     title: str
@@ -125,13 +125,13 @@ class Part:
     rows: tuple[tuple[str, ...], ...]
 
 
-def parts(result: Comparison, members: int) -> list[Part]:
+def result_tables(result: StrategyComparison, members: int) -> list[ResultTable]:
     """Return the tables: losses, bytes and memory, and the times where some are known."""
     timed = [row for row in result.rows if row.times]
     return [_losses(result, members), *(_times(result, end) for end in (True, False) if timed)]
 
 
-def remarks(result: Comparison) -> list[str]:
+def remarks(result: StrategyComparison) -> list[str]:
     """Return why figures are missing, or say little."""
     found = []
     for row in result.rows:
@@ -144,7 +144,7 @@ def remarks(result: Comparison) -> list[str]:
     return found
 
 
-def why_best(result: Comparison) -> str:
+def why_best(result: StrategyComparison) -> str:
     """Return what makes the best one the best."""
     best = next(row for row in result.rows if row.strategy == result.best)
     if not best.times:
@@ -154,23 +154,23 @@ def why_best(result: Comparison) -> str:
     return f"of those with about the lowest loss, the soonest {where}"
 
 
-def _losses(result: Comparison, members: int) -> Part:
+def _losses(result: StrategyComparison, members: int) -> ResultTable:
     of = "" if result.split == "training" else f" on {result.split}"
     seeds = max(len(row.losses) for row in result.rows)
     kept = f", mean ± deviation of {seeds} seeds" if seeds > 1 else ""
     title = f"loss{of} after {result.samples:.0f} samples, {members} members{kept}"
     rows = tuple((row.strategy, *(_cells(row) if row.losses else ("refused", "-", "-"))) for row in result.rows)
-    return Part(title, ("strategy", "loss", "each sent", "each keeps"), rows)
+    return ResultTable(title, ("strategy", "loss", "each sent", "each keeps"), rows)
 
 
-def _cells(row: Row) -> tuple[str, str, str]:
+def _cells(row: StrategyResult) -> tuple[str, str, str]:
     loss = four_digits(row.loss) if math.isfinite(row.loss) else "not a number"
     if row.spread is not None:
         loss += f" ± {row.spread:.2g}"
     return loss, bytes_text(row.sent), "-" if row.memory is None else bytes_text(row.memory)
 
 
-def _times(result: Comparison, to_end: bool) -> Part:
+def _times(result: StrategyComparison, to_end: bool) -> ResultTable:
     rates = [one.mbit for one in next(row.times for row in result.rows if row.times)]
     where = "predicted for links in Mbit/s" if rates[0] else "on the simulated machines"
     title = f"time to the end, {where}; a step computes {result.compute:.2g} s"
@@ -179,7 +179,7 @@ def _times(result: Comparison, to_end: bool) -> Part:
     shown = [row for row in result.rows if row.losses]
     each = [[one.to_end if to_end else one.to_loss for one in row.times] or [None] * len(rates) for row in shown]
     rows = ((row.strategy, *map(_time, own)) for row, own in zip(shown, each, strict=True))
-    return Part(title, ("strategy", *(f"{rate:g}" if rate else "simulated" for rate in rates)), tuple(rows))
+    return ResultTable(title, ("strategy", *(f"{rate:g}" if rate else "simulated" for rate in rates)), tuple(rows))
 
 
 def _time(seconds: float | None) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from app.html_report import sections
-from app.html_report.charts import Chart, charts_of
+from app.html_report.charts import ReportChart, charts_of
 from app.html_report.evidence import Evidence, read_evidence
 from app.html_report.recordings import recordings, showcase
 from app.html_report.sections import text
@@ -67,7 +67,7 @@ def page(evidence: Evidence) -> str:
     return whole_page(f"{evidence.metadata.profile} {evidence.metadata.run_id}", body(evidence, charts), charts)
 
 
-def whole_page(title: str, content: str, charts: Iterable[Chart]) -> str:
+def whole_page(title: str, content: str, charts: Iterable[ReportChart]) -> str:
     """Return a page with some content, in which the places of these charts are (:func:`figure`)."""
     scripts = tuple((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     loads = "style-src 'unsafe-inline'; img-src data: blob:; media-src data:"
@@ -84,7 +84,7 @@ def whole_page(title: str, content: str, charts: Iterable[Chart]) -> str:
     )
 
 
-def figure(chart: Chart) -> str:
+def figure(chart: ReportChart) -> str:
     """Return the place of a chart, with its title and what is to be known to read it."""
     note = f"<p>{text(chart.note)}</p>" if chart.note else ""
     drawing = f'<div id="{chart.id}" class="chart"><noscript>The chart needs JavaScript.</noscript></div>'
@@ -105,7 +105,7 @@ def script_hashes(scripts: Iterable[str]) -> str:
     return " ".join(f"'sha256-{digest}'" for digest in digests)
 
 
-def body(evidence: Evidence, charts: list[Chart]) -> str:
+def body(evidence: Evidence, charts: list[ReportChart]) -> str:
     """Return everything that is seen."""
     by_id = {chart.id: figure(chart) for chart in charts}
 

@@ -67,7 +67,7 @@ def start_trackers(run_dir: Path, names: Sequence[str]) -> None:
 
 
 @dataclass
-class _Sent:
+class _TrackerFeed:
     """One tracker, and how far it has come."""
 
     name: str
@@ -107,13 +107,13 @@ class Tracking:
         self._say = say
         self._follower = Follower(path)
         run = TrackedRun(path, RunFolder.open(path).metadata)
-        self._sent = [sent for name in names if (sent := self._opened(run, name)) is not None]
+        self._feeds = [feed for name in names if (feed := self._opened(run, name)) is not None]
         self.places: dict[str, str] = {}
         """Where the figures are, by the name of the tracker; known at the end."""
-        if not self._sent:
+        if not self._feeds:
             raise BadInput(f"{path.name}: no tracker could be opened", f"see {path / 'logs'}")
 
-    def _opened(self, run: TrackedRun, name: str) -> _Sent | None:
+    def _opened(self, run: TrackedRun, name: str) -> _TrackerFeed | None:
         folder = self._path / FOLDER / name
         lock = FolderLock(folder)
         try:
@@ -127,36 +127,36 @@ class Tracking:
         position = -1
         with contextlib.suppress(OSError, ValueError):
             position = int((folder / _POSITION).read_text())
-        return _Sent(name, tracker, folder, lock, position)
+        return _TrackerFeed(name, tracker, folder, lock, position)
 
     def follow(self) -> None:
         """Send all events until the run ends."""
         due = time.monotonic() + FLUSH_EVERY
         for event in self._follower.events():
             if event is not None:
-                self._each(lambda sent, event=event: sent.send(event))  # type: ignore[misc]  # mypy: lambda default
+                self._each(lambda feed, event=event: feed.send(event))  # type: ignore[misc]  # mypy: lambda default
             if time.monotonic() > due:
-                self._each(_Sent.keep)
+                self._each(_TrackerFeed.keep)
                 due = time.monotonic() + FLUSH_EVERY
-        self._each(_Sent.keep)
+        self._each(_TrackerFeed.keep)
         status = RunFolder.open(self._path).metadata.status
 
-        def end(sent: _Sent) -> None:
-            self.places[sent.name] = sent.tracker.close(status if status in FINAL else "failed")
-            sent.lock.release()
+        def end(feed: _TrackerFeed) -> None:
+            self.places[feed.name] = feed.tracker.close(status if status in FINAL else "failed")
+            feed.lock.release()
 
         self._each(end)
 
-    def _each(self, act: Callable[[_Sent], None]) -> None:
-        for sent in list(self._sent):
+    def _each(self, act: Callable[[_TrackerFeed], None]) -> None:
+        for feed in list(self._feeds):
             try:
-                act(sent)
+                act(feed)
             except Exception as error:  # noqa: BLE001 - whatever its library raises, the other trackers go on
-                self._say(f"{sent.name}: stopped sending after an error: {_told(error)}")
-                self._sent.remove(sent)
+                self._say(f"{feed.name}: stopped sending after an error: {_told(error)}")
+                self._feeds.remove(feed)
                 with contextlib.suppress(Exception):
-                    sent.tracker.close("failed")
-                sent.lock.release()
+                    feed.tracker.close("failed")
+                feed.lock.release()
 
 
 def _told(error: Exception) -> str:

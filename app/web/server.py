@@ -1,4 +1,4 @@
-"""The server: textual-serve's, behind a :class:`Gate`, with a page that loads nothing from elsewhere.
+"""The server: textual-serve's, behind an :class:`Authenticator`, with a page that loads nothing from elsewhere.
 
 :func:`serve` runs it until somebody ends it. Why each is checked: the ticket, because every program of every
 user of this machine can reach a loopback port; the Host header, because a page from outside can make its own name point
@@ -68,9 +68,9 @@ class WebServer(Server):
         address, port = listener
         # exec: so that ending it ends the screen and not a shell
         super().__init__(f"exec {shlex.join(words)}", address, port, title, templates_path=_HERE)
-        self.gate = Gate()
+        self.authenticator = Authenticator()
         self._run = run
-        self._names = Names(address, port, own_names)
+        self._names = AllowedHosts(address, port, own_names)
         self._cookie = f"muster-{port}"  # cookies know no ports: two servers must not overwrite each other's
         self._policy = _policy((_HERE / "page.html").read_text())
         self._screens = 0
@@ -78,7 +78,7 @@ class WebServer(Server):
     def new_address(self) -> str:
         """Return an address that lets one browser in, once."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
-        return f"http://{bracketed(host)}:{self.port}/?token={self.gate.new_ticket()}"
+        return f"http://{bracketed(host)}:{self.port}/?token={self.authenticator.new_ticket()}"
 
     async def application(self) -> web.Application:
         """Return the application, guarded."""
@@ -95,7 +95,7 @@ class WebServer(Server):
         """Say nothing: the command does."""
         logging.getLogger("textual-serve").setLevel(logging.CRITICAL)
 
-    # -------------------------------------------------------------------------------------------------------- the gate
+    # --------------------------------------------------------------------------------------------------- who is let in
 
     def _guard(self) -> Any:
         @web.middleware
@@ -116,11 +116,11 @@ class WebServer(Server):
             return web.Response(status=403, text="This server does not answer to that name.\n")
         if origin is not None and not self._names.is_same_origin(origin, host):
             return web.Response(status=403, text="Other pages may not use this server.\n")
-        if self.gate.admits(request.cookies.get(self._cookie, "")):
+        if self.authenticator.admits(request.cookies.get(self._cookie, "")):
             if request.path == "/ws" and origin is None:
                 return web.Response(status=403, text="Only a page of this server may do that.\n")
             return web.HTTPSeeOther("/") if "token" in request.query else None
-        session = self.gate.redeem(request.query.get("token", "")) if request.path == "/" else None
+        session = self.authenticator.redeem(request.query.get("token", "")) if request.path == "/" else None
         if session is None:
             return web.Response(status=403, text=_NO_TICKET)
         answer = web.Response(status=303, headers={"Location": "/"})
@@ -270,7 +270,7 @@ def _asked_for_more(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) ->
 _MOST_SESSIONS = 64
 
 
-class Gate:
+class Authenticator:
     """Hands out tickets, turns each into one session, and knows the sessions."""
 
     def __init__(self) -> None:
@@ -302,7 +302,7 @@ def _among(given: str, known: list[str]) -> bool:
     return any(found)
 
 
-class Names:
+class AllowedHosts:
     """Under which names this server may be asked for.
 
     Args:

@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from app.comparison import Machines, Ran, Row, compared, loss_at, mean_curve, read_run, samples_until, step_seconds
+from app.comparison import (
+    EqualMachines,
+    Ran,
+    StrategyResult,
+    compared,
+    loss_at,
+    mean_curve,
+    read_run,
+    samples_until,
+    step_seconds,
+)
 from app.html_report.comparison import remarks, why_best
 from profiles.resolve import profile_from_options
 from profiles.schema import Profile
@@ -31,8 +41,8 @@ def ran(seed: int, *losses: float, **more: Any) -> Ran:
     return Ran(seed=seed, split="validation", curve=curve, **{**figures, **more})
 
 
-def row_of(strategy: str, *runs: Ran, **options: str) -> Row:
-    return Row(strategy, profile(strategy, **options), runs)
+def row_of(strategy: str, *runs: Ran, **options: str) -> StrategyResult:
+    return StrategyResult(strategy, profile(strategy, **options), runs)
 
 
 ALLREDUCE = row_of("allreduce", ran(0, 4, 2, 1))
@@ -102,7 +112,7 @@ def test_times_are_steps_of_the_cost_model_and_to_a_loss_a_part_of_them() -> Non
     tried = [row_of("diloco", ran(0, 4, 2, 1.01), **{"diloco.sync_interval": "5"}), ALLREDUCE]
     result = compared(tried, 4, [20, 1000])
     assert result.target == 1.01
-    machines = Machines(4, 0.5)
+    machines = EqualMachines(4, 0.5)
     for one, row in zip(tried, result.rows, strict=True):
         assert one.profile is not None
         for times in row.times:
@@ -128,7 +138,7 @@ def test_within_what_the_seeds_differ_a_loss_is_as_good() -> None:
 
 
 def test_a_strategy_that_is_refused_is_a_row_and_says_why() -> None:
-    tried = [Row("demo", refused="no room"), ALLREDUCE]
+    tried = [StrategyResult("demo", refused="no room"), ALLREDUCE]
     result = compared(tried, 4, [20])
     assert [row.refused for row in result.rows] == ["no room", ""] and result.best == "allreduce"
     assert compared(tried[:1], 4, [20]).best == ""

@@ -8,31 +8,31 @@ from pathlib import Path
 
 import pytest
 
-from app.comparison import Comparison, Ran, Row, Times
+from app.comparison import Ran, StrategyComparison, StrategyResult, Times
 from app.html_report.comparison import (
     NAME,
     comparison_charts,
     comparison_page,
     last_exchanged,
-    parts,
     remarks,
+    result_tables,
     write_comparison,
 )
 from profiles.errors import BadInput
 
 
-def row(name: str, *losses: float, hours: float = 1.0) -> Row:
+def row(name: str, *losses: float, hours: float = 1.0) -> StrategyResult:
     runs = tuple(
         Ran(seed, "validation", ((0.0, 4.0), (100.0, loss)), 10, 100, 1e6, 0.5, 7) for seed, loss in enumerate(losses)
     )
     mean = sum(losses) / len(losses)
     times = (Times(20, 1, hours * 3600, hours * 1800), Times(100, 1, hours * 360))
     curve = ((0.0, 4.0), (100.0, mean))
-    return Row(name, runs=runs, losses=losses, curve=curve, sent=1e6, memory=28, times=times)
+    return StrategyResult(name, runs=runs, losses=losses, curve=curve, sent=1e6, memory=28, times=times)
 
 
-def result(*rows: Row) -> Comparison:
-    return Comparison(rows, "validation", 100, 1.5, rows[0].strategy, 0.5)
+def result(*rows: StrategyResult) -> StrategyComparison:
+    return StrategyComparison(rows, "validation", 100, 1.5, rows[0].strategy, 0.5)
 
 
 def test_curves_over_samples_have_a_band_and_those_over_time_are_as_long_as_predicted() -> None:
@@ -64,15 +64,15 @@ def test_a_loss_that_is_not_a_number_has_no_point() -> None:
 
 
 def test_tables_say_what_was_not_reached_and_what_is_missing() -> None:
-    found = result(row("allreduce", 1.0, 2.0), Row("demo", refused="no room"))
-    losses, to_end, to_loss = parts(found, 2)
+    found = result(row("allreduce", 1.0, 2.0), StrategyResult("demo", refused="no room"))
+    losses, to_end, to_loss = result_tables(found, 2)
     assert losses.rows == (("allreduce", "1.500 ± 0.71", "1.0 MB", "28 B"), ("demo", "refused", "-", "-"))
     assert to_end.rows == (("allreduce", "1:00:00", "6:00"),) and to_loss.rows == (("allreduce", "30:00", "-"),)
     assert remarks(found) == ["demo: refused: no room"]
 
 
 def test_the_page_loads_nothing_and_no_name_becomes_markup(tmp_path: Path) -> None:
-    page = comparison_page(result(row("allreduce", 1.0), Row("<b>", refused="<i>why</i>")), "<u>mine", 2)
+    page = comparison_page(result(row("allreduce", 1.0), StrategyResult("<b>", refused="<i>why</i>")), "<u>mine", 2)
     assert "default-src 'none'" in page and "&lt;u&gt;mine" in page and "<i>why" not in page and "<b>:" not in page
     path = write_comparison(result(row("allreduce", 1.0)), "mine", 2, tmp_path)
     assert path == tmp_path / NAME and path.read_text().endswith("</html>\n")

@@ -19,7 +19,7 @@ from toy_task import ToyTask, toy_plan
 from profiles.declarations import OptionError
 from profiles.errors import BadInput, ExitCode
 from profiles.schema import DataSettings, Profile
-from profiles.split import Split, split_of
+from profiles.split import DataSplit, split_of
 from training.data import Cursor, SampleSchedule
 from training.events import StepEvent
 from training.orders import Command, Control
@@ -49,7 +49,7 @@ def test_shares_of_a_label_are_spread_as_alpha_says(alpha: float, members: int, 
     """The expected sum of the squared shares of a label is (alpha + 1) / (members alpha + 1)."""
     labels = [str(number % 300) for number in range(300 * 100)]
     shares = np.zeros((300, members))
-    for member, part in enumerate(deal(Split("dirichlet", alpha=alpha), labels, members, seed)):
+    for member, part in enumerate(deal(DataSplit("dirichlet", alpha=alpha), labels, members, seed)):
         for label, count in Counter(labels[index] for index in part).items():
             shares[int(label), member] = count / 100
     assert shares.sum(axis=1) == pytest.approx(1)
