@@ -50,7 +50,7 @@ def changed(state: State, /, **changes: Any) -> State:
 
 
 @dataclass(frozen=True)
-class Work:
+class MemberTotals:
     """What a member has done and exchanged. Seconds and bytes."""
 
     steps: int = 0
@@ -76,18 +76,18 @@ class Work:
     def bytes_received(self) -> int:
         return max(self.step_received, self.sync_received)
 
-    def with_step(self, event: StepEvent) -> Work:
+    def with_step(self, event: StepEvent) -> MemberTotals:
         """Return the work with one more step."""
         times = (event.seconds, event.compute, event.wait, event.transfer)
-        return self + Work(1, event.samples, *times, event.bytes_sent, event.bytes_received)
+        return self + MemberTotals(1, event.samples, *times, event.bytes_sent, event.bytes_received)
 
-    def with_sync(self, event: SyncEvent) -> Work:
+    def with_sync(self, event: SyncEvent) -> MemberTotals:
         """Return the work with one more synchronisation."""
         sent, received = event.bytes_sent, event.bytes_received
-        return self + Work(sync_sent=sent, sync_received=received, syncs=1, sync_seconds=event.seconds)
+        return self + MemberTotals(sync_sent=sent, sync_received=received, syncs=1, sync_seconds=event.seconds)
 
-    def __add__(self, other: Work) -> Work:
-        return Work(*(one + more for one, more in zip(vars(self).values(), vars(other).values(), strict=True)))
+    def __add__(self, other: MemberTotals) -> MemberTotals:
+        return MemberTotals(*(one + more for one, more in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,9 @@ class MemberState:
     epoch: float = 0.0
     loss: float | None = None
     learning_rate: float | None = None
-    work: Work = Work()
+    work: MemberTotals = MemberTotals()
     """Since its start, and ..."""
-    earlier: Work = Work()
+    earlier: MemberTotals = MemberTotals()
     """... in its starts before that."""
     recent_syncs: tuple[SyncEvent, ...] = ()
     """The newest ones, oldest first."""
@@ -169,7 +169,7 @@ class MemberState:
         return self.recent_syncs[-1] if self.recent_syncs else None
 
     @property
-    def total(self) -> Work:
+    def total(self) -> MemberTotals:
         """What it did over all its starts."""
         return self.earlier + self.work
 

@@ -100,7 +100,7 @@ def promise_of(planning: Planning | None) -> Promise | None:
 # ---------------------------------------------------------------------------------------------------------- what it was
 
 
-class Piece(NamedTuple):
+class PacePiece(NamedTuple):
     """Some steps."""
 
     end: float
@@ -135,10 +135,10 @@ class Pace:
         part = (seconds - first) / (last - first) if last > first else 1.0
         return self.ends[place - 1] + part * (self.ends[place] - self.ends[place - 1])
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[PacePiece]:
         """Yield what the time is made of."""
         for (step, until), (next_step, next_until) in itertools.pairwise(zip(self.ends, self.seconds, strict=True)):
-            yield Piece(next_step, next_step - step, next_until - until)
+            yield PacePiece(next_step, next_step - step, next_until - until)
 
 
 def pace_of(state: RunState) -> Pace | None:
@@ -203,7 +203,7 @@ def at_promised_pace(points: Sequence[Point], pace: Pace, promise: Promise) -> l
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PromiseOutcome:
     """Promised, and got. ``str`` is the sentence."""
 
     promise: Promise
@@ -233,7 +233,7 @@ class Outcome:
         return f"promised {promised}{alone}, got {got} ({self.times}){why}"
 
 
-def outcome(state: RunState, promise: Promise | None, comparison: Comparison | None = None) -> Outcome | None:
+def outcome(state: RunState, promise: Promise | None, comparison: Comparison | None = None) -> PromiseOutcome | None:
     """Return how far a promise was kept.
 
     Args:
@@ -245,8 +245,8 @@ def outcome(state: RunState, promise: Promise | None, comparison: Comparison | N
     pace = pace_of(state) if promise else None
     if promise is None or pace is None or pace.steps <= 0:
         return None
-    found = Outcome(promise, pace)
-    return found if found.kept else Outcome(promise, pace, tuple(_why(state, promise, pace, comparison)))
+    found = PromiseOutcome(promise, pace)
+    return found if found.kept else PromiseOutcome(promise, pace, tuple(_why(state, promise, pace, comparison)))
 
 
 def comparison_in(metrics: Mapping[str, Any]) -> Comparison | None:

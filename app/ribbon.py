@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from app.history import because
 from app.member_state import MemberState
-from app.run_series import SNAPSHOTS, Bucket, Series, of_member, summed
+from app.run_series import SNAPSHOTS, Series, SeriesBucket, of_member, summed
 from app.run_state import RunState, machine_changes
 
 _GAP = 8
@@ -112,7 +112,7 @@ def evened(series: Series, steps: int) -> Series:
     return Series(series.width, tuple(closed), last, series.invalid)
 
 
-def _evened(run: Sequence[Bucket], around: int) -> Iterator[Bucket]:
+def _evened(run: Sequence[SeriesBucket], around: int) -> Iterator[SeriesBucket]:
     totals = list(itertools.accumulate((bucket.total for bucket in run), initial=0.0))
     weights = list(itertools.accumulate((bucket.weight for bucket in run), initial=0.0))
     for place, bucket in enumerate(run):

@@ -22,7 +22,7 @@ _NEAR = 2
 """Neighbours on each side between whose least and greatest a smoothed line stays."""
 
 
-class Bucket(NamedTuple):
+class SeriesBucket(NamedTuple):
     """What a series holds of ``width`` steps."""
 
     place: int
@@ -56,13 +56,13 @@ class Series:
 
     width: int = 1
     """Steps of a bucket."""
-    closed: tuple[Bucket, ...] = ()
-    last: Bucket | None = None
+    closed: tuple[SeriesBucket, ...] = ()
+    last: SeriesBucket | None = None
     invalid: int = 0
     """Values that were not finite, and so are in no bucket."""
 
     @property
-    def buckets(self) -> tuple[Bucket, ...]:
+    def buckets(self) -> tuple[SeriesBucket, ...]:
         return self.closed if self.last is None else (*self.closed, self.last)
 
     @property
@@ -92,7 +92,7 @@ def add(series: Series, step: int, value: float, weight: float = 1.0) -> Series:
     place = step // series.width
     if series.last is not None and place < series.last.place:
         series = _before(series, place)
-    last, new = series.last, Bucket(place, 1, value, value, value * weight, weight)
+    last, new = series.last, SeriesBucket(place, 1, value, value, value * weight, weight)
     if last is not None and place == last.place:
         return Series(series.width, series.closed, _join(last, new), series.invalid)
     grown = Series(series.width, series.buckets, new, series.invalid)
@@ -104,7 +104,7 @@ def coarser(series: Series, width: int) -> Series:
     factor = width // series.width
     if factor <= 1:
         return series
-    joined: list[Bucket] = []
+    joined: list[SeriesBucket] = []
     for bucket in series.buckets:
         moved = bucket._replace(place=bucket.place // factor)
         if joined and joined[-1].place == moved.place:
@@ -122,19 +122,19 @@ def merged(several: Iterable[Series]) -> Series:
 def summed(several: Iterable[Series]) -> Series:
     """Return the sum of the members' means, bucket by bucket, where at least one of them has a value."""
 
-    def total(buckets: list[Bucket]) -> Bucket:
+    def total(buckets: list[SeriesBucket]) -> SeriesBucket:
         low, high = sum(bucket.low for bucket in buckets), sum(bucket.high for bucket in buckets)
         amount, mean = max(bucket.amount for bucket in buckets), sum(bucket.mean for bucket in buckets)
-        return Bucket(buckets[0].place, amount, low, high, mean, 1.0)
+        return SeriesBucket(buckets[0].place, amount, low, high, mean, 1.0)
 
     return _together(several, total)
 
 
-def _together(several: Iterable[Series], one_of: Callable[[list[Bucket]], Bucket]) -> Series:
+def _together(several: Iterable[Series], one_of: Callable[[list[SeriesBucket]], SeriesBucket]) -> Series:
     """Return one series with, for every place, one bucket made of those that the members have there."""
     every = [series for series in several if series.last is not None]
     width = max((series.width for series in every), default=1)
-    found: dict[int, list[Bucket]] = {}
+    found: dict[int, list[SeriesBucket]] = {}
     for series in every:
         for bucket in coarser(series, width).buckets:
             found.setdefault(bucket.place, []).append(bucket)
@@ -188,10 +188,10 @@ def _before(series: Series, place: int) -> Series:
     return Series(series.width, tuple(kept[:-1]), kept[-1] if kept else None, series.invalid)
 
 
-def _join(one: Bucket, other: Bucket) -> Bucket:
+def _join(one: SeriesBucket, other: SeriesBucket) -> SeriesBucket:
     low, high = min(one.low, other.low), max(one.high, other.high)
     total, weight = one.total + other.total, one.weight + other.weight
-    return Bucket(one.place, one.amount + other.amount, low, high, total, weight)
+    return SeriesBucket(one.place, one.amount + other.amount, low, high, total, weight)
 
 
 Curves = Mapping[str, Series]

@@ -11,7 +11,7 @@ from training.tasks.error_analysis import aligned_texts
 from training.tasks.predictions import FOLDER
 from training.tasks.showcase import NAME, Sample, Showcase, read_showcase
 
-Piece = tuple[str, Literal["", "wrong", "left out"]]
+TextPiece = tuple[str, Literal["", "wrong", "left out"]]
 """Words of a text; ``left out``: they were said and not heard."""
 TITLES = {
     "speech": "Held-out clips before and after training",
@@ -36,11 +36,11 @@ def change_of(kind: str, one: Sample) -> str:
     return f"{'WER' if kind == 'speech' else name} {first} -> {metric_text(name, one.last)}"
 
 
-def pieces(kind: str, one: Sample, text: str) -> list[Piece]:
+def pieces(kind: str, one: Sample, text: str) -> list[TextPiece]:
     """Return what a model wrote; of a clip each word, with what differs from what was said."""
     if kind != "speech":
         return [(text, "")]
-    found: list[Piece] = []
+    found: list[TextPiece] = []
     for said, heard in aligned_texts(one.reference, text):
         if said == heard:
             found.append((heard, ""))
@@ -50,9 +50,11 @@ def pieces(kind: str, one: Sample, text: str) -> list[Piece]:
     return found or [("(nothing)", "")]
 
 
-def rows(kind: str, one: Sample) -> list[tuple[str, list[Piece]]]:
+def rows(kind: str, one: Sample) -> list[tuple[str, list[TextPiece]]]:
     """Return the texts of a sample by what they are."""
-    found: list[tuple[str, list[Piece]]] = [("said", [(one.reference or "(nothing)", "")])] if kind == "speech" else []
+    found: list[tuple[str, list[TextPiece]]] = (
+        [("said", [(one.reference or "(nothing)", "")])] if kind == "speech" else []
+    )
     if kind == "text":
         found.append(("prompt", [(one.prompt, "")]))
     if kind != "items":
@@ -62,7 +64,7 @@ def rows(kind: str, one: Sample) -> list[tuple[str, list[Piece]]]:
     return found
 
 
-def plain(found: list[Piece]) -> str:
+def plain(found: list[TextPiece]) -> str:
     """``open *a* (the) door``: what is wrong in stars, what was left out in brackets."""
     marks = {"": "{}", "wrong": "*{}*", "left out": "({})"}
     return " ".join(marks[mark].format(words) for words, mark in found)

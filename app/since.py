@@ -35,7 +35,7 @@ _MOST = 3
 _ENDS = {"completed": "completed", "failed": "failed", "cancelled": "stopped", INTERRUPTED: "ended without a message"}
 
 
-class Mark(BaseModel):
+class SeenMark(BaseModel):
     """How far somebody saw a run."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
@@ -45,11 +45,11 @@ class Mark(BaseModel):
     """Unix time."""
 
 
-def read_mark(run: Path) -> Mark | None:
+def read_mark(run: Path) -> SeenMark | None:
     """Return the mark of a run folder; ``None`` where there is none that can be read."""
     path = run / MARK
     try:
-        return Mark.model_validate_json(path.read_bytes()) if path.stat().st_size <= _LARGEST else None
+        return SeenMark.model_validate_json(path.read_bytes()) if path.stat().st_size <= _LARGEST else None
     except (OSError, ValidationError):
         return None
 
@@ -80,7 +80,7 @@ class Visit:
         known = read_mark(self._run)
         if known is None or known.seq <= self._seq:
             with suppress(OSError):
-                write_whole(self._run / MARK, Mark(seq=self._seq, at=now).model_dump_json().encode())
+                write_whole(self._run / MARK, SeenMark(seq=self._seq, at=now).model_dump_json().encode())
 
     def line(self, state: RunState, now: float) -> str:
         """Return what has happened since the mark; empty where nobody was away, or nothing is to be told.

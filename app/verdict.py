@@ -22,7 +22,7 @@ Level = Literal["starting", "good", "warning", "bad", "paused", "done", "stopped
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunVerdict:
     """The line in parts."""
 
     level: Level
@@ -31,7 +31,7 @@ class Verdict:
     spare: tuple[str, ...] = ()
     """Those that go where there is no room for all, the first first."""
 
-    def within(self, cells: int) -> Verdict:
+    def within(self, cells: int) -> RunVerdict:
         """Return the line without what is spare and does not fit; three cells are between two parts."""
         if not self.spare or len(self.word) + sum(len(part) + 3 for part in self.parts) <= cells:
             return self
@@ -58,7 +58,7 @@ def verdict(
     alone: Alone | None = None,
     promise: Promise | None = None,
     launched: bool = False,
-) -> Verdict:
+) -> RunVerdict:
     """Return how a run is doing.
 
     Args:
@@ -73,15 +73,15 @@ def verdict(
         return _ended(state, promise)
     if not live or state.ended is not None:
         done = _progress(state)
-        return Verdict("bad", "Interrupted", ("the process that ran it is gone", *done, state.kept), spare=done)
+        return RunVerdict("bad", "Interrupted", ("the process that ran it is gone", *done, state.kept), spare=done)
     every = state.members.values()
     lost = [member for member in every if member.status in TROUBLE]
     there = sum(member.active or member.status == "done" for member in every)
     present = f"{there}/{max(members, len(every))} machines"
     if state.status == "paused":
-        return Verdict("paused", "Paused", (present, *_progress(state)))
+        return RunVerdict("paused", "Paused", (present, *_progress(state)))
     if state.status == "starting" or not (launched or any(member.step for member in every)):
-        return Verdict("starting", "Starting", (present, *_phases(state)))
+        return RunVerdict("starting", "Starting", (present, *_phases(state)))
     promised = _promised(state, promise, now)
     figures = tuple(part for part in (_speed_up(state, alone), _done_at(state, now), promised) if part)
     spare = tuple(part for part in (promised, *figures[:2]) if part)
@@ -89,12 +89,12 @@ def verdict(
     if lost:
         word = "Degraded" if any(member.active for member in every) else "Lost"
         more = (f"and {len(lost) - 2} more",) if len(lost) > 2 else ()
-        return Verdict("bad", word, (present, *map(_why, lost[:2]), *more, *figures), spare=spare)
+        return RunVerdict("bad", word, (present, *map(_why, lost[:2]), *more, *figures), spare=spare)
     if silent:
-        return Verdict("warning", "Stalled", (present, f"no step for {duration_text(silent)}"))
+        return RunVerdict("warning", "Stalled", (present, f"no step for {duration_text(silent)}"))
     remarks = _remarks(state)
     parts = (present, *remarks, *figures)
-    return Verdict("warning" if remarks else "good", "Watch" if remarks else "Healthy", parts, spare=spare)
+    return RunVerdict("warning" if remarks else "good", "Watch" if remarks else "Healthy", parts, spare=spare)
 
 
 def ending(state: RunState, now: float) -> Ending | None:
@@ -152,17 +152,17 @@ def slowest(state: RunState) -> MemberState | None:
     return state.members[rank] if times[rank] > 1.1 * statistics.median(times.values()) else None
 
 
-def _ended(state: RunState, promise: Promise | None) -> Verdict:
+def _ended(state: RunState, promise: Promise | None) -> RunVerdict:
     if state.status == "completed":
         found = outcome(state, promise)
         kept = (found.short,) if found else ()
-        return Verdict("done", "Completed", (*_progress(state), *kept), spare=kept)
+        return RunVerdict("done", "Completed", (*_progress(state), *kept), spare=kept)
     if state.status == "cancelled":
         why = () if state.message in ("", "stopped", state.kept) else (state.message,)
-        return Verdict("stopped", "Stopped", (*_progress(state), state.kept, *why))
+        return RunVerdict("stopped", "Stopped", (*_progress(state), state.kept, *why))
     causes = problems(state)
     message = state.message or (causes[0].text if causes else "")
-    return Verdict("bad", "Failed", (*_progress(state), *((message,) if message else ())), spare=_progress(state))
+    return RunVerdict("bad", "Failed", (*_progress(state), *((message,) if message else ())), spare=_progress(state))
 
 
 def _progress(state: RunState) -> tuple[str, ...]:

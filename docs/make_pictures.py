@@ -27,7 +27,7 @@ from app.screens.app import WizardApp
 from app.shell.base_app import MusterApp
 from app.wizard import actions as do
 from app.wizard.engine import Wizard
-from app.wizard.records import Need, Status
+from app.wizard.records import AccessNeed, ItemStatus
 from app.wizard.state import WizardState
 from training.events import Event
 
@@ -41,7 +41,7 @@ LOST, LATER = 86.0, 132.0
 """Seconds after the start of the recorded run: a machine is lost; all train again."""
 DASHBOARD = {LATER: ("overview", "charts", "network"), LOST: ("machines", "logs")}
 _FONT = re.compile(r"@font-face\s*{[^}]*}\s*")
-_GOOD = (Status.OK, Status.WARNING)
+_GOOD = (ItemStatus.OK, ItemStatus.WARNING)
 
 
 def main() -> None:
@@ -104,14 +104,16 @@ async def _tour(wizard: Wizard, pictures: Pictures) -> None:
         wizard.do(do.pick(row.key, True))
     await pictures.take("machines")
     wizard.do(do.go_on())
-    await _reach(wizard, lambda state: bool(state.access) and all(row.need is not Need.NOTHING for row in state.access))
+    await _reach(
+        wizard, lambda state: bool(state.access) and all(row.need is not AccessNeed.NOTHING for row in state.access)
+    )
     await pictures.take("access")
     for row in wizard.state.access:
-        if row.need is Need.TRUST:
+        if row.need is AccessNeed.TRUST:
             wizard.do(do.trust_key(row.key, row.fingerprint))
-        elif row.need is Need.PASSWORD:
+        elif row.need is AccessNeed.PASSWORD:
             wizard.give_password(row.key, "scripted")
-    await _reach(wizard, lambda state: all(row.status is Status.OK for row in state.access))
+    await _reach(wizard, lambda state: all(row.status is ItemStatus.OK for row in state.access))
     wizard.do(do.go_on())
     await _reach(wizard, lambda state: any(row.fixable for row in state.checks))
     await pictures.take("checks")

@@ -62,7 +62,7 @@ class Window:
         return math.log10(max(value, 1e-300)) if self.log else value
 
 
-class Run(NamedTuple):
+class StyledRun(NamedTuple):
     """Neighbouring cells of one style."""
 
     text: str
@@ -134,7 +134,7 @@ class Raster:
         """Return the line of cells, from the top, in which a value is drawn."""
         return self._row(value, window) // self._fine[1]
 
-    def lines(self) -> Iterator[list[Run]]:
+    def lines(self) -> Iterator[list[StyledRun]]:
         """Yield the cells from the top line on, neighbours of one style together."""
         for row in range(self.height):
             cells = [(" ", "")] * self.width
@@ -196,9 +196,9 @@ class Raster:
         self._styles[layer][place] = style
 
 
-def together(cells: Iterable[tuple[str, str]]) -> list[Run]:
+def together(cells: Iterable[tuple[str, str]]) -> list[StyledRun]:
     """Return texts and styles with neighbours of one style joined."""
-    return [Run("".join(text for text, _ in same), style) for style, same in groupby(cells, key=itemgetter(1))]
+    return [StyledRun("".join(text for text, _ in same), style) for style, same in groupby(cells, key=itemgetter(1))]
 
 
 def ticks(window: Window, most: int) -> list[float]:

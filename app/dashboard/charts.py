@@ -27,7 +27,7 @@ from app.run_state import RunState, machine_changes
 from app.shell.keys import Key
 from app.shell.row_table import RowTable
 from app.shell.terminal_app import app_of
-from app.shell.text import Column, Row, literal
+from app.shell.text import TableColumn, TableRow, literal
 
 _LEFT = 8
 """Cells of the labels at the left, at least."""
@@ -42,7 +42,7 @@ _MOST_MARKS = 24
 
 
 @dataclass(frozen=True)
-class Mark:
+class AxisMark:
     """A sign on the axis of the steps."""
 
     step: float
@@ -50,16 +50,16 @@ class Mark:
     style: str
 
 
-def marks(state: RunState) -> tuple[Mark, ...]:
+def marks(state: RunState) -> tuple[AxisMark, ...]:
     """Return the signs on the axis: synchronisations where they are few, evaluations, machines lost and back."""
     syncs = sorted({sync.step for member in state.members.values() for sync in member.recent_syncs})
-    found = [Mark(step, "┴", "$text-muted") for step in syncs[-_MOST_MARKS:]] if len(syncs) > 1 else []
+    found = [AxisMark(step, "┴", "$text-muted") for step in syncs[-_MOST_MARKS:]] if len(syncs) > 1 else []
     evaluated = [one.step for one in in_order(state.chronicles) if one.kind == "evaluation" and one.step >= 0]
-    found += [Mark(step, "◆", "$text-accent") for step in evaluated]
+    found += [AxisMark(step, "◆", "$text-accent") for step in evaluated]
     for step, one in machine_changes(state):
         came = one.kind == "back" or one.status == "joined"
         sign = ("+", "bold $text-success") if came else ("✗", "bold $text-error")
-        found.append(Mark(step, *sign))
+        found.append(AxisMark(step, *sign))
     return tuple(found)
 
 
@@ -70,7 +70,7 @@ class ChartData:
     title: str = ""
     curves: tuple[Curve, ...] = ()
     """Those behind come first."""
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[AxisMark, ...] = ()
     legend: tuple[tuple[str, str], ...] = ()
     """Words and their styles, beside the title."""
     unit: str = ""
@@ -276,7 +276,7 @@ def old_step(state: RunState, name: str) -> int | None:
     return steps[name] if name in steps and steps[name] < max(steps.values()) else None
 
 
-class Charts(Pane):
+class ChartsPane(Pane):
     """A list of all series, and the one under the cursor."""
 
     KEYS: ClassVar[tuple[Key, ...]] = (
@@ -293,9 +293,9 @@ class Charts(Pane):
     )
     SCOPED_CSS = False
     DEFAULT_CSS = """
-    Charts #series { width: 32; height: 100%; margin-right: 1; }
-    Charts Horizontal { height: 1fr; }
-    .-narrow Charts #series { width: 29; }
+    ChartsPane #series { width: 32; height: 100%; margin-right: 1; }
+    ChartsPane Horizontal { height: 1fr; }
+    .-narrow ChartsPane #series { width: 29; }
     """
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -308,14 +308,17 @@ class Charts(Pane):
 
     def compose(self) -> ComposeResult:
         with Horizontal():
-            columns = (Column("name", "series", most=20, least=8), Column("value", "now", right=True, least=5, rank=1))
+            columns = (
+                TableColumn("name", "series", most=20, least=8),
+                TableColumn("value", "now", right=True, least=5, rank=1),
+            )
             yield RowTable(columns, empty="Series appear here with the first step.", id="series")
             yield Chart(id="chart")
 
     def draw(self, picture: Picture) -> None:
         rows = []
         for name in names(picture.state.curves):
-            rows.append(Row(name, (literal(name), Content.styled(newest_text(picture, name), "$text-muted"))))
+            rows.append(TableRow(name, (literal(name), Content.styled(newest_text(picture, name), "$text-muted"))))
         self.query_one(RowTable).show(rows)
         name = self.query_one(RowTable).cursor
         self.query_one(Chart).show(self._data(name, picture) if name else ChartData(empty=""))

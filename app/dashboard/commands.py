@@ -14,7 +14,7 @@ from app.console import command_about
 from app.dashboard.pane import LEVELS
 from app.dashboard.reader import Picture
 from app.shell.dialogs import Dialog
-from app.shell.text import Mark, literal
+from app.shell.text import StatusMark, literal
 from app.verdict import verdict
 from distributed.cleaning.clean import leftovers
 from distributed.hosts.file import RUN_HOSTS, without_strange_pythons
@@ -30,7 +30,7 @@ _EVERY = 0.25
 
 
 @dataclass
-class Asked:
+class SentRequest:
     """One thing that was asked for here."""
 
     id: str
@@ -52,7 +52,7 @@ class Commands:
     """The requests of this dashboard."""
 
     path: Path
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[SentRequest] = field(default_factory=list)
 
     def ask(self, action: Action, now: float, machine: str = "", entry: Machine | None = None) -> str:
         """Leave a request; return what is wrong, or nothing."""
@@ -62,7 +62,7 @@ class Commands:
             identity = leave_request(self.path, action, machine, entry)
         except BadInput as error:
             return error.message
-        self.asked.append(Asked(identity, f"{action} {machine or (entry.name if entry else '')}".strip(), now))
+        self.asked.append(SentRequest(identity, f"{action} {machine or (entry.name if entry else '')}".strip(), now))
         return ""
 
     def news(self, picture: Picture) -> Iterator[tuple[str, RequestEvent]]:
@@ -113,12 +113,12 @@ class StopDialog(Dialog):
 
     def content(self) -> Content:
         picture = self._picture()
-        lines = [Mark.DONE.show("the run was asked to stop")]
+        lines = [StatusMark.DONE.show("the run was asked to stop")]
         if picture.live or not picture.read:
             doing = "the current step ends, then a snapshot is written"
             if picture.launched:
                 doing = "its script was asked to end and has 30 s to do so"
-            return Content("\n").join([*lines, Mark.WORKING.show(doing)])
+            return Content("\n").join([*lines, StatusMark.WORKING.show(doing)])
         self._proof.ended.set()
         status = picture.state.status
         kept = "" if status == "completed" or picture.launched else f"; {picture.state.kept}"
@@ -131,12 +131,12 @@ class StopDialog(Dialog):
 
     def _proofs(self) -> list[Content]:
         if not self._proof.needed:
-            return [Mark.DONE.show("nothing left running")]
+            return [StatusMark.DONE.show("nothing left running")]
         if self._proof.answers is None:
-            return [Mark.WORKING.show("checking every machine for what is left running")]
+            return [StatusMark.WORKING.show("checking every machine for what is left running")]
         lines = []
         for name, left in self._proof.answers.items():
-            mark = Mark.PROBLEM if left else Mark.DONE
+            mark = StatusMark.PROBLEM if left else StatusMark.DONE
             words = literal(left or "nothing left running")
             lines.append(Content.assemble(mark.show(""), " ", literal(name, "bold"), ": ", words))
         return lines

@@ -22,7 +22,7 @@ from app.dashboard.overview import clock_text, what
 from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
 from app.shell.keys import Key
-from app.shell.text import Mark, literal
+from app.shell.text import StatusMark, literal
 from app.verdict import problems
 from profiles.errors import counted
 
@@ -142,7 +142,7 @@ class SearchLine(Input):
         self.screen.query_one(LogView).focus()
 
 
-class Logs(Pane):
+class LogsPane(Pane):
     """Root cause, filter, lines."""
 
     KEYS: ClassVar[tuple[Key, ...]] = (
@@ -153,7 +153,7 @@ class Logs(Pane):
         "The logs of all machines, newest last; '/' searches. Above them: the earliest problem that is not over, "
         "from which those after it may follow. `logs RUN` writes everything."
     )
-    DEFAULT_CSS = "Logs #cause { height: auto; display: none; padding-bottom: 1; } Logs #sieve { height: 1; }"
+    DEFAULT_CSS = "LogsPane #cause { height: auto; display: none; padding-bottom: 1; } LogsPane #sieve { height: 1; }"
     LEVELS = (("info", "warning", "error"), ("warning", "error"), ("error",))
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -230,7 +230,7 @@ def root_cause(picture: Picture) -> Content | None:
         return None
     found = [*_said_before(picture.lines, found[0][0]), *found]
     (at, words, hint), *after = found
-    head = Mark.PROBLEM.show("root cause").stylize("bold")
+    head = StatusMark.PROBLEM.show("root cause").stylize("bold")
     lines = [Content.assemble(head, (f"  {clock_text(at)}  ", "$text-muted"), literal(words, "bold $text-error"))]
     if hint:
         lines.append(literal(f"  {hint}", "$text-accent"))

@@ -16,26 +16,26 @@ from app.dashboard.pane import Pane, Words, seconds_text, shares_bar, state_of
 from app.dashboard.reader import Picture
 from app.member_state import MemberState
 from app.shell.row_table import RowTable
-from app.shell.text import MARGIN, Column, Row, literal, widths
+from app.shell.text import MARGIN, TableColumn, TableRow, literal, widths
 from app.verdict import age, lag, slowest
 
 COLUMNS = (
-    Column("name", "machine", most=18, least=8),
-    Column("state", "state", most=12, least=10),
-    Column("since", "for", right=True, least=5, rank=7),
-    Column("step", "step", right=True, least=4),
-    Column("lag", "lag", right=True, least=3, rank=5),
-    Column("rate", "samples/s", right=True, least=6),
-    Column("share", "share", right=True, least=5, rank=6),
-    Column("time", "compute/wait", least=12),
-    Column("wait", "wait", right=True, least=4, rank=4),
-    Column("transfer", "transfer", right=True, least=5, rank=8),
-    Column("memory", "memory", right=True, least=6, rank=2),
-    Column("heat", "heat", right=True, least=4, rank=2),
-    Column("power", "power", right=True, least=5, rank=3),
-    Column("device", "on device", right=True, least=7, rank=9),
-    Column("processor", "processor", right=True, least=5, rank=10),
-    Column("age", "heard", right=True, least=5, rank=1),
+    TableColumn("name", "machine", most=18, least=8),
+    TableColumn("state", "state", most=12, least=10),
+    TableColumn("since", "for", right=True, least=5, rank=7),
+    TableColumn("step", "step", right=True, least=4),
+    TableColumn("lag", "lag", right=True, least=3, rank=5),
+    TableColumn("rate", "samples/s", right=True, least=6),
+    TableColumn("share", "share", right=True, least=5, rank=6),
+    TableColumn("time", "compute/wait", least=12),
+    TableColumn("wait", "wait", right=True, least=4, rank=4),
+    TableColumn("transfer", "transfer", right=True, least=5, rank=8),
+    TableColumn("memory", "memory", right=True, least=6, rank=2),
+    TableColumn("heat", "heat", right=True, least=4, rank=2),
+    TableColumn("power", "power", right=True, least=5, rank=3),
+    TableColumn("device", "on device", right=True, least=7, rank=9),
+    TableColumn("processor", "processor", right=True, least=5, rank=10),
+    TableColumn("age", "heard", right=True, least=5, rank=1),
 )
 _BAR = 12
 _AWAY = ("lost", "failed", "left")
@@ -43,7 +43,7 @@ _SILENT = 5.0
 """Seconds of silence that are worth a colour."""
 
 
-class Machines(Pane):
+class MachinesPane(Pane):
     """One row a machine."""
 
     ABOUT = (
@@ -54,9 +54,9 @@ class Machines(Pane):
         "figures, its curve and its newest log lines are shown beside the table."
     )
     DEFAULT_CSS = """
-    Machines #who { height: auto; padding-bottom: 1; }
-    Machines Horizontal { height: 1fr; }
-    Machines RowTable { width: 1fr; height: 1fr; }
+    MachinesPane #who { height: auto; padding-bottom: 1; }
+    MachinesPane Horizontal { height: 1fr; }
+    MachinesPane RowTable { width: 1fr; height: 1fr; }
     """
 
     def compose(self) -> ComposeResult:
@@ -113,7 +113,7 @@ def who_is_slow(picture: Picture) -> Content:
     )  # fmt: skip
 
 
-def table_of(picture: Picture) -> tuple[list[Column], list[Row]]:
+def table_of(picture: Picture) -> tuple[list[TableColumn], list[TableRow]]:
     """Return the table of all machines, without the columns that none of them can fill."""
     members = picture.state.members.values()
     known = {
@@ -128,7 +128,7 @@ def table_of(picture: Picture) -> tuple[list[Column], list[Row]]:
     return [COLUMNS[place] for place in places], shown
 
 
-def _row(member: MemberState, picture: Picture) -> Row:
+def _row(member: MemberState, picture: Picture) -> TableRow:
     total = sum(m.samples_per_second for m in picture.state.members.values() if m.has_worked)
     rate = member.samples_per_second
     _, wait, transfer = member.shares
@@ -160,7 +160,7 @@ def _row(member: MemberState, picture: Picture) -> Row:
         literal("-" if load is None else f"{load.cpu_percent:.0f} %"),
         literal(seconds_text(quiet if picture.live else None), "$text-warning" if silent else "$text-muted"),
     )
-    return Row(str(member.rank), cells, _details(member))
+    return TableRow(str(member.rank), cells, _details(member))
 
 
 def _details(member: MemberState) -> tuple[Content, ...]:

@@ -15,26 +15,26 @@ from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
 from app.member_state import pair_lines, pairs
 from app.plan_table import way_in_words
-from app.shell.link_map import Kind, Line, drawn, legend
+from app.shell.link_map import LinkMedium, MapLink, drawn, legend
 from app.shell.row_table import RowTable
 from app.shell.terminal_app import app_of
-from app.shell.text import Column, Row, literal
+from app.shell.text import TableColumn, TableRow, literal
 from distributed.planning.cables import CABLES
 from distributed.planning.reasons import OWNERSHIP, sentence
 from profiles.errors import counted
 from training.events import SyncEvent
 
 COLUMNS = (
-    Column("round", "round", right=True, least=5),
-    Column("step", "step", right=True, least=4),
-    Column("members", "machines", right=True, least=4, rank=4),
-    Column("sent", "sent", right=True, least=7),
-    Column("received", "received", right=True, least=7, rank=3),
-    Column("time", "time", right=True, least=6),
-    Column("wait", "wait", right=True, least=6),
-    Column("rate", "Mbit/s", right=True, least=6),
-    Column("slowest", "slowest", least=12, rank=2),
-    Column("planned", "of plan", right=True, least=6, rank=1),
+    TableColumn("round", "round", right=True, least=5),
+    TableColumn("step", "step", right=True, least=4),
+    TableColumn("members", "machines", right=True, least=4, rank=4),
+    TableColumn("sent", "sent", right=True, least=7),
+    TableColumn("received", "received", right=True, least=7, rank=3),
+    TableColumn("time", "time", right=True, least=6),
+    TableColumn("wait", "wait", right=True, least=6),
+    TableColumn("rate", "Mbit/s", right=True, least=6),
+    TableColumn("slowest", "slowest", least=12, rank=2),
+    TableColumn("planned", "of plan", right=True, least=6, rank=1),
 )
 _WORTH = 1.05
 """Predicted gain from which on another way is worth a line."""
@@ -44,7 +44,7 @@ _LEAST = 16
 _NONE_YET = "Synchronisations appear here as they happen."
 
 
-class Network(Pane):
+class NetworkPane(Pane):
     """Totals, advice, and the newest synchronisations."""
 
     ABOUT = (
@@ -54,8 +54,8 @@ class Network(Pane):
         "pair goes is said too: directly, dialled by one of the two for both directions, or through the relay."
     )
     DEFAULT_CSS = """
-    Network #sums, Network #map { height: auto; padding-bottom: 1; }
-    Network RowTable { height: 1fr; }
+    NetworkPane #sums, NetworkPane #map { height: auto; padding-bottom: 1; }
+    NetworkPane RowTable { height: 1fr; }
     """
 
     def compose(self) -> ComposeResult:
@@ -89,10 +89,10 @@ def link_map(picture: Picture, width: int, height: int, ascii_only: bool = False
         link, ways = measured.get(frozenset((names[one], names[other]))), used.get(frozenset((one, other)), ())
         if link is not None or ways:
             relayed = any(way is not None and way.how == "relayed" for way in ways)
-            kind = (
-                Kind.RELAY if relayed or (link and not link.usable) else Kind.AIR if link and link.air else Kind.CABLE
-            )
-            lines.append(Line(names[one], names[other], kind, *((link.mbit, link.mbit_back) if link else ())))
+            unusable = link is not None and not link.usable
+            direct = LinkMedium.AIR if link and link.air else LinkMedium.CABLE
+            kind = LinkMedium.RELAY if relayed or unusable else direct
+            lines.append(MapLink(names[one], names[other], kind, *((link.mbit, link.mbit_back) if link else ())))
     room = min(height // 2, height - _LEAST)
     found = drawn(list(names.values()), lines, width, room - 2, ascii_only=ascii_only) if lines else Content("")
     return Content("\n").join([found, legend(lines)]) if found else found
@@ -104,7 +104,7 @@ def mbit(sync: SyncEvent) -> float:
     return most * 8 / 1e6 / sync.seconds if sync.seconds > 0 else 0.0
 
 
-def _row(key: tuple[int, int], said: list[tuple[int, SyncEvent]], picture: Picture, planned: float) -> Row:
+def _row(key: tuple[int, int], said: list[tuple[int, SyncEvent]], picture: Picture, planned: float) -> TableRow:
     _, largest = max(said, key=lambda pair: pair[1].bytes_sent)
     slow, longest = max(said, key=lambda pair: pair[1].seconds)
     wait = max(sync.wait for _, sync in said)
@@ -122,7 +122,7 @@ def _row(key: tuple[int, int], said: list[tuple[int, SyncEvent]], picture: Pictu
         literal(picture.name(slow) if len(said) > 1 else "-"),
         literal("-" if ratio is None else f"{ratio:.0%}", "$text-warning" if ratio and ratio > 1.15 else ""),
     )
-    return Row(f"{step}/{number}", cells)
+    return TableRow(f"{step}/{number}", cells)
 
 
 def sums(picture: Picture) -> Iterator[Content]:

@@ -36,34 +36,34 @@ from app.ribbon import rate_of_run
 from app.run_series import names, of_run, smoothed
 from app.run_state import RunState
 from app.shell.row_table import RowTable
-from app.shell.text import Column, Mark, Row, bar, literal
+from app.shell.text import StatusMark, TableColumn, TableRow, bar, literal
 from profiles.errors import counted
 
 COLUMNS = (
-    Column("time", "time", most=8, least=8),
-    Column("kind", "what", most=14, least=12),
-    Column("words", "", most=400, least=20, folds=True),
+    TableColumn("time", "time", most=8, least=8),
+    TableColumn("kind", "what", most=14, least=12),
+    TableColumn("words", "", most=400, least=20, folds=True),
 )
 MOST_ROWS = 400
 MARKS = {
-    "run": Mark.RUNNING,
-    "machine": Mark.WAITING,
-    "lost": Mark.LOST,
-    "back": Mark.ONLINE,
-    "error": Mark.PROBLEM,
-    "warning": Mark.WARNING,
-    "evaluation": Mark.DONE,
-    "snapshot": Mark.DONE,
-    "request": Mark.CHOSEN,
-    "path": Mark.WORKING,
+    "run": StatusMark.RUNNING,
+    "machine": StatusMark.WAITING,
+    "lost": StatusMark.LOST,
+    "back": StatusMark.ONLINE,
+    "error": StatusMark.PROBLEM,
+    "warning": StatusMark.WARNING,
+    "evaluation": StatusMark.DONE,
+    "snapshot": StatusMark.DONE,
+    "request": StatusMark.CHOSEN,
+    "path": StatusMark.WORKING,
 }
 
 
-class Events(Pane):
+class EventsPane(Pane):
     """Launches, synchronisations, evaluations, snapshots, requests, machines lost and back, ways that changed."""
 
     ABOUT = "Events, newest first; '/' filters. All of them are in events.jsonl."
-    DEFAULT_CSS = "Events RowTable { height: 1fr; }"
+    DEFAULT_CSS = "EventsPane RowTable { height: 1fr; }"
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -84,13 +84,13 @@ class Events(Pane):
         self.query_one(RowTable).show(row for _, row in together[:MOST_ROWS])
 
 
-def _row(one: Happening, picture: Picture) -> tuple[float, Row]:
+def _row(one: Happening, picture: Picture) -> tuple[float, TableRow]:
     cells = (literal(clock_text(one.time), "$text-muted"), MARKS[one.kind].show(one.kind), _words(one, picture))
     hint = (literal(one.hint, "$text-accent"),) if one.hint else ()
-    return one.time, Row(f"{one.time}/{one.member}/{one.kind}/{one.text}", cells, hint)
+    return one.time, TableRow(f"{one.time}/{one.member}/{one.kind}/{one.text}", cells, hint)
 
 
-def sync_rows(picture: Picture) -> Iterator[tuple[float, Row]]:
+def sync_rows(picture: Picture) -> Iterator[tuple[float, TableRow]]:
     """One line a round, when the first member said it, with the figures of tab 4."""
     for (step, number), said in picture.rounds.items():
         syncs = [sync for _, sync in said]
@@ -99,10 +99,10 @@ def sync_rows(picture: Picture) -> Iterator[tuple[float, Row]]:
         sent = bytes_text(max(sync.bytes_sent for sync in syncs))
         cells = (
             literal(clock_text(began), "$text-muted"),
-            Mark.WORKING.show("sync"),
+            StatusMark.WORKING.show("sync"),
             literal(f"{words}, {value_text(longest.seconds, 's')}, {sent} sent"),
         )
-        yield began, Row(f"sync/{step}/{number}", cells)
+        yield began, TableRow(f"sync/{step}/{number}", cells)
 
 
 def clock_text(moment: float) -> str:
@@ -136,7 +136,7 @@ _AROUND = 3
 """Lines that are neither of the charts nor of the words under them."""
 
 
-class Overview(Pane):
+class OverviewPane(Pane):
     """Progress, loss, machines, latest events."""
 
     ABOUT = (
@@ -147,11 +147,11 @@ class Overview(Pane):
     )
     SCOPED_CSS = False
     DEFAULT_CSS = """
-    Overview #progress { height: 1; }
-    Overview #charts { height: 1fr; margin-top: 1; }
-    Overview #others { width: 40%; display: none; }
-    .-wide Overview #others { display: block; margin-left: 2; }
-    Overview #latest { height: auto; margin-top: 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    OverviewPane #progress { height: 1; }
+    OverviewPane #charts { height: 1fr; margin-top: 1; }
+    OverviewPane #others { width: 40%; display: none; }
+    .-wide OverviewPane #others { display: block; margin-left: 2; }
+    OverviewPane #latest { height: auto; margin-top: 1; text-wrap: nowrap; text-overflow: ellipsis; }
     """
 
     def compose(self) -> ComposeResult:

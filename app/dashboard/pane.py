@@ -12,25 +12,25 @@ from app.dashboard.reader import Picture
 from app.member_state import MemberState
 from app.shell.keys import Key
 from app.shell.row_table import RowTable
-from app.shell.text import Mark
+from app.shell.text import StatusMark
 from app.verdict import Level
 
-LEVELS: dict[Level, Mark] = {
-    "starting": Mark.WORKING,
-    "good": Mark.OK,
-    "warning": Mark.WARNING,
-    "bad": Mark.PROBLEM,
-    "paused": Mark.PAUSED,
-    "done": Mark.DONE,
-    "stopped": Mark.STOPPED,
+LEVELS: dict[Level, StatusMark] = {
+    "starting": StatusMark.WORKING,
+    "good": StatusMark.OK,
+    "warning": StatusMark.WARNING,
+    "bad": StatusMark.PROBLEM,
+    "paused": StatusMark.PAUSED,
+    "done": StatusMark.DONE,
+    "stopped": StatusMark.STOPPED,
 }
 _STATES = {
-    "training": Mark.ONLINE,
-    "done": Mark.DONE,
-    "lost": Mark.LOST,
-    "failed": Mark.PROBLEM,
-    "left": Mark.STOPPED,
-    "stopped": Mark.STOPPED,
+    "training": StatusMark.ONLINE,
+    "done": StatusMark.DONE,
+    "lost": StatusMark.LOST,
+    "failed": StatusMark.PROBLEM,
+    "left": StatusMark.STOPPED,
+    "stopped": StatusMark.STOPPED,
 }
 
 
@@ -82,11 +82,11 @@ class Pane(Vertical):
         return next((table.row.plain for table in self.query(RowTable) if table.row), "")
 
 
-def mark_of(member: MemberState, picture: Picture) -> tuple[Mark, str]:
+def mark_of(member: MemberState, picture: Picture) -> tuple[StatusMark, str]:
     """Return symbol and word of a member's state."""
     if picture.state.status == "paused" and member.active:
-        return Mark.PAUSED, "paused"
-    return _STATES.get(member.status, Mark.WORKING), member.status
+        return StatusMark.PAUSED, "paused"
+    return _STATES.get(member.status, StatusMark.WORKING), member.status
 
 
 def state_of(member: MemberState, picture: Picture) -> Content:

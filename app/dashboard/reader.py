@@ -19,7 +19,7 @@ from typing import Any
 from app.dashboard.log_book import LogBook, LogLine
 from app.follow import Follower
 from app.member_state import changed
-from app.promise import Alone, Outcome, Promise, best_alone, comparison_in, outcome, promise_of
+from app.promise import Alone, Promise, PromiseOutcome, best_alone, comparison_in, outcome, promise_of
 from app.report import Ended
 from app.run_series import Series, names, of_run
 from app.run_state import INTERRUPTED, RunState, apply, at_its_end, reduce_events
@@ -111,7 +111,7 @@ class Picture:
         return promise_of(self.planning)
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> PromiseOutcome | None:
         """How far that was kept, of a run that has come to its end."""
         if self.state.status != "completed":
             return None

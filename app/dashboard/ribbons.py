@@ -14,7 +14,7 @@ from app.dashboard.pane import mark_of
 from app.dashboard.reader import Picture
 from app.member_state import TROUBLE, MemberState
 from app.ribbon import Ribbon, ribbons, shares, worthiest
-from app.shell.text import Mark, literal
+from app.shell.text import StatusMark, literal
 
 LEVELS = "▁▃▄▅▇"
 """By the share of the time in which a machine computed; five that stay different in ASCII."""
@@ -31,7 +31,7 @@ class Strip:
 
     ribbon: Ribbon
     name: str
-    mark: Mark
+    mark: StatusMark
     words: str
     """Instead of a ribbon before the first step."""
     beside: str

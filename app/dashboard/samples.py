@@ -6,7 +6,7 @@ from textual.content import Content
 
 from app.shell.dialogs import Dialog
 from app.shell.text import literal
-from app.showcase import TITLES, Piece, change_of, rows, short
+from app.showcase import TITLES, TextPiece, change_of, rows, short
 from training.tasks.showcase import Sample, Showcase
 
 _STYLES = {"": "", "wrong": "bold $text-error", "left out": "$text-muted"}
@@ -40,7 +40,7 @@ def _heading(kind: str, one: Sample) -> Content:
     return literal(", ".join(word for word in words if word), "bold")
 
 
-def _line(name: str, text: list[Piece]) -> Content:
+def _line(name: str, text: list[TextPiece]) -> Content:
     marked = [(f"({words})" if mark == "left out" else words, _STYLES[mark]) for words, mark in text]
     words = [literal(short(name, words, 400), style) for words, style in marked]
     return Content.assemble((f"{name:8}", "$text-muted"), Content(" ").join(words))

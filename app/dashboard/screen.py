@@ -15,12 +15,12 @@ from textual.style import Style
 from textual.widgets import ContentSwitcher
 
 from app.console import command_about, command_line, visible
-from app.dashboard.charts import Charts
+from app.dashboard.charts import ChartsPane
 from app.dashboard.commands import Commands, Proof, StopDialog
-from app.dashboard.logs import Logs
-from app.dashboard.machines import Machines
-from app.dashboard.network import Network
-from app.dashboard.overview import Events, Overview
+from app.dashboard.logs import LogsPane
+from app.dashboard.machines import MachinesPane
+from app.dashboard.network import NetworkPane
+from app.dashboard.overview import EventsPane, OverviewPane
 from app.dashboard.pane import LEVELS, Pane, Words
 from app.dashboard.reader import Picture, RunReader
 from app.dashboard.reporting import Reporting
@@ -32,7 +32,7 @@ from app.shell.base_screen import BaseScreen
 from app.shell.dialogs import CommandsDialog, QuestionDialog, TextDialog
 from app.shell.keys import Key, bindings
 from app.shell.text import literal
-from app.verdict import Verdict, verdict
+from app.verdict import RunVerdict, verdict
 from distributed.hosts.file import typed_machine
 from distributed.hosts.schema import Machine
 from distributed.run.requests import Action
@@ -44,12 +44,12 @@ PAINT = 0.5
 FIRST = 0.05
 """Seconds to the first paints, until something was read."""
 TABS: tuple[tuple[str, str, type[Pane]], ...] = (
-    ("1", "Overview", Overview),
-    ("2", "Machines", Machines),
-    ("3", "Charts", Charts),
-    ("4", "Network", Network),
-    ("5", "Logs", Logs),
-    ("6", "Events", Events),
+    ("1", "Overview", OverviewPane),
+    ("2", "Machines", MachinesPane),
+    ("3", "Charts", ChartsPane),
+    ("4", "Network", NetworkPane),
+    ("5", "Logs", LogsPane),
+    ("6", "Events", EventsPane),
 )
 _NEXT = "After a run: what to type to use its model, compare it, or train again."
 _SAMPLES = "What the model makes of a few held-out samples, before and after training."
@@ -217,7 +217,7 @@ class DashboardScreen(BaseScreen):
             launched=picture.launched,
         )
         if picture.damage and not picture.state.members:
-            said = Verdict("bad", "Damaged", (picture.damage,))
+            said = RunVerdict("bad", "Damaged", (picture.damage,))
         said = said.within(self.query_one("#verdict", Words).size.width - _MARK)
         mark = LEVELS[said.level]
         parts = [mark.show(said.word).stylize("bold")]
@@ -257,7 +257,7 @@ class DashboardScreen(BaseScreen):
 
     def action_filter(self) -> None:
         pane = self._pane
-        if isinstance(pane, Logs):
+        if isinstance(pane, LogsPane):
             pane.search()
         else:
             super().action_filter()
@@ -303,7 +303,7 @@ class DashboardScreen(BaseScreen):
             self.action_tab("machines")
             self._say("select a machine with the arrows, then press - again", "information")
             return
-        rank = self.query_one(Machines).selected
+        rank = self.query_one(MachinesPane).selected
         if rank is not None:
             name = self.picture.name(rank)
             question = f"Drop {visible(name)}? The others continue."

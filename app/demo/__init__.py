@@ -21,7 +21,7 @@ JOB = "demo"
 """The profile that the set-up begins with."""
 
 
-class Pace:
+class ScriptClock:
     """Waits as long as scripted work takes, and no longer than until it is closed.
 
     Args:

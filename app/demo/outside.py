@@ -13,7 +13,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from app.demo import Pace
+from app.demo import ScriptClock
 from app.demo.fixture import HERE, TourMachine, fixture
 from app.wizard.machines import ThisComputer
 from app.wizard.outside import Outside
@@ -122,15 +122,15 @@ class TourSearch:
         typed: the only one that is looked for; ``None``: all.
     """
 
-    def __init__(self, machines: Sequence[TourMachine], pace: Pace, typed: Machine | None) -> None:
-        self._machines, self._pace, self._typed = machines, pace, typed
+    def __init__(self, machines: Sequence[TourMachine], clock: ScriptClock, typed: Machine | None) -> None:
+        self._machines, self._clock, self._typed = machines, clock, typed
 
     @property
     def state(self) -> State:
         return reduce(apply, self._observations(), State())
 
     def wait(self, seen: int, timeout: float) -> int:
-        self._pace.work(min(timeout * self._pace.speed, APPEAR_EVERY))
+        self._clock.work(min(timeout * self._clock.speed, APPEAR_EVERY))
         return seen + 1
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class TourSearch:
     def _observations(self) -> Sequence[Observation]:
         if self._typed is None:
             here = Sighting(SightingKey(Origin.HERE, "", HERE), HERE)
-            present = self._machines[1 : 1 + int(self._pace.passed / APPEAR_EVERY)]
+            present = self._machines[1 : 1 + int(self._clock.passed / APPEAR_EVERY)]
             return [Browsed((_NOWHERE,)), here, *(one for machine in present for one in self._seen(machine))]
         for machine in self._machines[1:]:
             if self._typed.host in (machine.name, machine.address, f"{machine.name}.local"):
@@ -154,7 +154,7 @@ class TourSearch:
         details = (("devices", machine.chip), ("memory", str(machine.memory)), ("system", machine.system))
         sighted = Sighting(key, host or machine.name, host, (endpoint,), details)
         trouble = machine.trouble
-        if trouble is not None and trouble.error == ConnectTimeout.cause and self._pace.passed < trouble.seconds:
+        if trouble is not None and trouble.error == ConnectTimeout.cause and self._clock.passed < trouble.seconds:
             asleep = Problem(trouble.error, "nothing answers there: asleep, or switched off", "wake it up")
             return sighted, Failed(endpoint, asleep)
         return sighted, Identified(endpoint, fingerprint(machine.key_blob))
@@ -168,23 +168,23 @@ class TourOutside(Outside):
         open_doors: all machines accept the login and have their packages.
     """
 
-    def __init__(self, number: int, pace: Pace, open_doors: bool = False) -> None:
+    def __init__(self, number: int, clock: ScriptClock, open_doors: bool = False) -> None:
         self.machines = fixture().machines[:number]
-        self.pace = pace
+        self.clock = clock
         self._mended = {machine.name for machine in self.machines if open_doors}
         self._equipped = set(self._mended)
         self._tried: dict[str, float] = {}
         """When a machine was tried first: a trouble that ends by itself is counted from then on."""
 
     def now(self) -> float:
-        return self.pace.passed
+        return self.clock.passed
 
     def this_computer(self) -> ThisComputer:
         here = self.machines[0]
         return ThisComputer(here.name, here.chip, f"{here.memory / 2**30:.0f} GB", here.system)
 
     def search(self, sources: Sources, browse: bool = True) -> TourSearch:
-        return TourSearch(self.machines, self.pace, None if browse else typed_machine(sources.typed[0]))
+        return TourSearch(self.machines, self.clock, None if browse else typed_machine(sources.typed[0]))
 
     # ---------------------------------------------------------------------------------------------------- connections
 
@@ -193,7 +193,7 @@ class TourOutside(Outside):
         return Link(machine, lambda: self._connect(machine, trust), "127.0.0.1" if machine.here else machine.host)
 
     def check_access(self, target: SshTarget, trust: Trust) -> AccessReport:
-        self.pace.work(_ASKING)
+        self.clock.work(_ASKING)
         machine = Machine(name=target.name, address=target.host)
         known = self._known(machine)
         host = ResolvedHost(target.name, known.address if known else target.host, 22, USER)
@@ -228,7 +228,7 @@ class TourOutside(Outside):
         if known is None:
             raise NameUnknown(machine.name, *_ABSENT)
         trouble = known.trouble
-        waited = self.pace.passed - self._tried.setdefault(known.name, self.pace.passed)
+        waited = self.clock.passed - self._tried.setdefault(known.name, self.clock.passed)
         if trouble is None or known.name in self._mended or 0 < trouble.seconds <= waited:
             lacks = trouble.lacks if trouble is not None and known.name not in self._equipped else ()
             return TourConnection(known, lacks)
@@ -245,14 +245,14 @@ class TourOutside(Outside):
     # ------------------------------------------------------------------------------------------------ looks and figures
 
     def examine(self, hosts: Hosts, task: str, trust: Trust | None = None) -> Sequence[Examined]:
-        self.pace.work(_LOOKING)
+        self.clock.work(_LOOKING)
         return examine(hosts, task, trust, dial=self.dial)
 
     def repair(self, found: Sequence[Examined], tell: Tell) -> Sequence[MusterError]:
         for name in [one.name for one in found if one.readiness.provisionable]:
             for step in ("making an environment from the lock file", "213 MB of packages", "its environment is ready"):
                 tell(f"{name}: {step}")
-                self.pace.work(_INSTALLING)
+                self.clock.work(_INSTALLING)
             self._equipped.add(name)
         return []
 
@@ -268,7 +268,7 @@ class TourOutside(Outside):
             found.pairs = [self._pair(one, other, known, options.tell) for one, other in combinations(found.names, 2)]
         for name in names if options.machines else ():
             options.tell(f"{name}: a short run of the task, as recorded")
-            self.pace.work(_MEASURING)
+            self.clock.work(_MEASURING)
             speed = next(machine.speed for machine in self.machines if machine.name == names[name])
             workload = fixture().workload
             found.speeds.append(SpeedFigures(machine=speed.model_copy(update={"name": name}), workload=workload))
@@ -276,14 +276,14 @@ class TourOutside(Outside):
         return found
 
     def _pair(self, one: str, other: str, known: Mapping[str, str], tell: Tell) -> PairFigures:
-        self.pace.work(_MEASURING)
+        self.clock.work(_MEASURING)
         recorded = fixture().pair(known[one], known[other])
         ends = (one, other) if recorded.source == known[one] else (other, one)
         tell(f"{one} - {other}: as recorded")
         return recorded.model_copy(update={"source": ends[0], "target": ends[1]})
 
     def look_at_data(self, profile: Profile) -> Mapping[str, Any]:
-        self.pace.work(_ASKING)
+        self.clock.work(_ASKING)
         return fixture().data
 
     def input_bytes(self, plan: RunPlan) -> int:

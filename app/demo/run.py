@@ -88,7 +88,7 @@ def _of_plan(event: Event, plan: RunPlan, ranks: Mapping[int, int], absent: Sequ
     return None if alone and isinstance(event, SyncEvent) else event.model_copy(update=changes)
 
 
-class Stopped(Exception):
+class PlaybackStopped(Exception):
     """The user ended the run."""
 
 
@@ -127,7 +127,7 @@ class Player:
             for event in self._events:
                 self._wait_for(event)
                 self._put(event)
-        except Stopped as stop:
+        except PlaybackStopped as stop:
             self._end("cancelled", time.time(), str(stop))
             return "cancelled"
         self._end("completed", time.time())
@@ -186,14 +186,14 @@ class Player:
         """Carry out what was asked for, and say what came of it.
 
         Raises:
-            Stopped: the run shall end.
+            PlaybackStopped: the run shall end.
         """
         try:
             self._say(self._book.accept(request))
             self._tell(request, "done", self._carry_out(request))
         except BadInput as refusal:
             self._tell(request, "refused", refusal.message)
-        except Stopped:
+        except PlaybackStopped:
             self._tell(request, "done", "the run is cancelled")
             raise
 
@@ -213,8 +213,8 @@ class Player:
                 self._snapshot()
                 for rank in self._live():
                     self._say_of(rank, "left", "stopped by the user")
-                raise Stopped("stopped")
-        raise Stopped("ended by the user")
+                raise PlaybackStopped("stopped")
+        raise PlaybackStopped("ended by the user")
 
     def _pause(self, pause: bool) -> str:
         """Stand still, or go on; what is still to come moves by as much as the run stood still."""

@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.demo import CONFIG, JOB, MOST, PROFILE, Pace
-from app.wizard.records import Assessment, Home, Launch, Plan, Status, Tell
+from app.demo import CONFIG, JOB, MOST, PROFILE, ScriptClock
+from app.wizard.records import Assessment, Home, ItemStatus, LaunchProgress, Plan, Tell
 from app.wizard.services import Services
-from app.wizard.state import Answers, Request
+from app.wizard.state import Answers, PlanRequest
 from profiles.errors import BadInput
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class DemoServices(Services):
             raise BadInput(f"--demo {number}: the tour has 1 to {MOST} machines", "try: --demo 3")
         super().__init__(CONFIG, output)
         self._number, self._seed = number, seed
-        self._pace = Pace(speed, clock)
+        self._clock = ScriptClock(speed, clock)
         self._open_doors = open_doors
 
     @cached_property
@@ -60,20 +60,20 @@ class DemoServices(Services):
         """Loaded when it is needed, so that the first screen does not wait for it."""
         from app.demo.outside import TourOutside
 
-        return TourOutside(self._number, self._pace, self._open_doors)
+        return TourOutside(self._number, self._clock, self._open_doors)
 
     def home(self) -> Home:
         found = super().home()
         return replace(found, runs=tuple(run for run in found.runs if run.profile == PROFILE))
 
-    def plan(self, request: Request) -> Plan:
+    def plan(self, request: PlanRequest) -> Plan:
         found = super().plan(request)
         changes = tuple(change for change in found.changes if change.what not in found.files)
         own = replace(found, changes=changes, files=(), command=command_of(self._number))
-        note = Assessment(status=Status.WARNING, cause=NOT_DONE)
+        note = Assessment(status=ItemStatus.WARNING, cause=NOT_DONE)
         return replace(own, way=f"{found.way} ({NOT_DONE})", assessment=note)
 
-    def save(self, request: Request) -> tuple[str, ...]:
+    def save(self, request: PlanRequest) -> tuple[str, ...]:
         """Nothing: the choices of a tour are worth no file.
 
         Raises:
@@ -81,16 +81,16 @@ class DemoServices(Services):
         """
         raise BadInput("recorded machines are not saved", "without --demo the profile would be")
 
-    def launch(self, request: Request, see: Callable[[Launch], None], tell: Tell) -> Path:
+    def launch(self, request: PlanRequest, see: Callable[[LaunchProgress], None], tell: Tell) -> Path:
         from app.demo.run import start_demo_run
         from app.wizard.launching import follow
 
         planned = self.planned(request)
         command = command_of(self._number).split()
-        path = start_demo_run(self._output, planned, command, self._seed, self._pace.speed)
+        path = start_demo_run(self._output, planned, command, self._seed, self._clock.speed)
         return follow(path, planned.plan, see)
 
-    def planned(self, request: Request) -> Planned:
+    def planned(self, request: PlanRequest) -> Planned:
         """Return the run as the Plan shows it.
 
         Raises:
@@ -107,7 +107,7 @@ class DemoServices(Services):
         return found
 
     def close(self) -> None:
-        self._pace.close()
+        self._clock.close()
 
 
 def command_of(number: int) -> str:
@@ -126,7 +126,7 @@ def recommended(machines: int) -> Planned:
 
     tour = DemoServices(machines, _AT_ONCE, open_doors=True)
     found = discovery.machines(tour.outside.search(discovery.Sources()).state)
-    request = Request(Naming((), (), tour.outside.this_computer).rows(found), Answers(profile=JOB))
+    request = PlanRequest(Naming((), (), tour.outside.this_computer).rows(found), Answers(profile=JOB))
     strategy = tour.forecast(request, lambda line: None)
     chosen = next((way for way in strategy.ways if way.recommended), None)
     return tour.planned(replace(request, chosen=chosen, planning=strategy.planning))

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from app.figures import predictions_in
-from app.member_state import Work
-from app.promise import Outcome, Promise, comparison_in, outcome, promise_of
+from app.member_state import MemberTotals
+from app.promise import Promise, PromiseOutcome, comparison_in, outcome, promise_of
 from app.run_series import RUN
 from app.run_state import RunState, state_of
 from app.showcase import showcase_in
@@ -46,7 +46,7 @@ class Evidence:
     showcase: Showcase | None
 
     @property
-    def work(self) -> Mapping[int, Work]:
+    def work(self) -> Mapping[int, MemberTotals]:
         """What every member did that took a step, over all its starts."""
         done = {rank: member.total for rank, member in self.state.members.items()}
         return {rank: work for rank, work in done.items() if work.steps}
@@ -57,7 +57,7 @@ class Evidence:
         return promise_of(self.planning)
 
     @property
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> PromiseOutcome | None:
         """How far that was kept; ``None`` while the run goes on, too."""
         return None if self.summary.live else outcome(self.state, self.promise, self.comparison)
 

@@ -14,7 +14,7 @@ from app.figures import WAYS, changed_lines
 from app.html_report.evidence import Evidence
 from app.html_report.sections import table, text
 from app.metrics import metric_text
-from app.showcase import Piece, change_of
+from app.showcase import TextPiece, change_of
 from app.showcase import rows as texts_of
 from profiles.errors import BadInput
 from training.plan import RunPlan
@@ -54,7 +54,7 @@ def _sample(kind: str, one: Sample) -> str:
     return f"<div>{heading}<p>{about}</p>{sound}<dl>{texts}</dl></div>"
 
 
-def _words(found: list[Piece]) -> str:
+def _words(found: list[TextPiece]) -> str:
     return " ".join(_MARKS[mark].format(text(words)) for words, mark in found)
 
 

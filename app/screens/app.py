@@ -18,8 +18,8 @@ from app.screens.plan import LaunchScreen, PlanScreen
 from app.screens.step_screen import SteeredApp, StepScreen
 from app.screens.strategy import StrategyScreen
 from app.shell.terminal_app import NO_KEYS
-from app.wizard.engine import Asked, Wizard
-from app.wizard.records import Status
+from app.wizard.engine import TaskRecord, Wizard
+from app.wizard.records import ItemStatus
 from app.wizard.services import Services
 from app.wizard.state import Step, WizardState
 from distributed.ssh.command_log import CommandRecord
@@ -93,7 +93,7 @@ class WizardApp(SteeredApp):
         if isinstance(screen, StepScreen):
             screen.draw()
         run = state.launch.found.run  # its dashboard opens once, when a launch has made its first step
-        if state.step is Step.LAUNCH and state.launch.status is Status.OK and run and run != self._watched:
+        if state.step is Step.LAUNCH and state.launch.status is ItemStatus.OK and run and run != self._watched:
             self.open_dashboard(Path(run))
 
     def _to(self, step: Step) -> None:
@@ -124,7 +124,7 @@ class WizardApp(SteeredApp):
         done += [asked.record for commands in self._commands for asked in commands.asked]
         return [*done, *super().command_records()]
 
-    def _record(self, one: Asked) -> CommandRecord:
+    def _record(self, one: TaskRecord) -> CommandRecord:
         name = next((row.name for row in self.wizard.state.machines.rows if row.key == one.task.key), "set-up")
         return CommandRecord(name, one.task.kind.value, one.outcome, one.at)
 

@@ -21,11 +21,11 @@ from app.screens.step_screen import (
     shown_status,
 )
 from app.shell.keys import Key
-from app.shell.link_map import Kind, Line, drawn, legend
-from app.shell.text import MARGIN, Column, Row, literal, muted, widths
+from app.shell.link_map import LinkMedium, MapLink, drawn, legend
+from app.shell.text import MARGIN, TableColumn, TableRow, literal, muted, widths
 from app.wizard import actions
 from app.wizard.assessment import of_finding, of_pair, path_of, warnings_of
-from app.wizard.records import GOOD, UNSETTLED, Check, Status
+from app.wizard.records import GOOD, UNSETTLED, Check, ItemStatus
 from app.wizard.state import Step, WizardState
 from profiles.errors import counted
 
@@ -45,10 +45,10 @@ class ChecksScreen(StepScreen):
 
     STEP = Step.CHECKS
     COLUMNS = (
-        Column("what", "machine, check", most=28, least=14),
-        Column("state", "state", most=18, least=8),
-        Column("seen", "found", most=48, least=14),
-        Column("needed", "needed", most=34, least=10, rank=1),
+        TableColumn("what", "machine, check", most=28, least=14),
+        TableColumn("state", "state", most=18, least=8),
+        TableColumn("seen", "found", most=48, least=14),
+        TableColumn("needed", "needed", most=34, least=10, rank=1),
     )
     HELP = (
         "All machines are checked at the same time: Python, torch with a small calculation on every device, disk, "
@@ -67,15 +67,15 @@ class ChecksScreen(StepScreen):
 
     _all = _placed = False
 
-    def rows(self, state: WizardState) -> Sequence[Row]:
+    def rows(self, state: WizardState) -> Sequence[TableRow]:
         return [row for check in state.checks for row in self._machine(check, check.key in state.answers.skipped)]
 
-    def _machine(self, check: Check, skipped: bool) -> list[Row]:
+    def _machine(self, check: Check, skipped: bool) -> list[TableRow]:
         app = self.steered
         good = sum(finding.level == "ok" for finding in check.findings)
         seen = muted(f"{good} of {len(check.findings)} passed" if check.findings else "")
-        shown = shown_status(app, Status.SKIPPED) if skipped else shown_state(app, check)
-        head = Row(check.key, (literal(check.name, "bold"), shown, seen, Content("")))
+        shown = shown_status(app, ItemStatus.SKIPPED) if skipped else shown_state(app, check)
+        head = TableRow(check.key, (literal(check.name, "bold"), shown, seen, Content("")))
         kept = [finding for finding in check.findings if self._all or finding.level != "ok"]
         return [head, *([] if skipped else [_finding(check, finding) for finding in kept])]
 
@@ -146,11 +146,11 @@ class ChecksScreen(StepScreen):
         return command_line("distributed-check", self.state.answers.profile)
 
 
-def _finding(check: Check, finding: Finding) -> Row:
+def _finding(check: Check, finding: Finding) -> TableRow:
     found = of_finding(finding)
     state = MARKS[found.status].show(found.label)
     cells = (literal("  " + finding.check), state, literal(finding.seen), muted(finding.needed))
-    return Row(f"{check.key}{_BETWEEN}{finding.check}", cells)
+    return TableRow(f"{check.key}{_BETWEEN}{finding.check}", cells)
 
 
 class LinksScreen(StepScreen):
@@ -158,12 +158,12 @@ class LinksScreen(StepScreen):
 
     STEP = Step.LINKS
     COLUMNS = (
-        Column("pair", "from, to", most=44, least=18),
-        Column("there", "Mbit/s", right=True, most=8, least=6),
-        Column("back", "back", right=True, most=8, least=5),
-        Column("rtt", "ms", right=True, most=7, least=4),
-        Column("state", "state", most=16, least=8),
-        Column("path", "path", most=44, least=10, rank=1),
+        TableColumn("pair", "from, to", most=44, least=18),
+        TableColumn("there", "Mbit/s", right=True, most=8, least=6),
+        TableColumn("back", "back", right=True, most=8, least=5),
+        TableColumn("rtt", "ms", right=True, most=7, least=4),
+        TableColumn("state", "state", most=16, least=8),
+        TableColumn("path", "path", most=44, least=10, rank=1),
     )
     HELP = (
         "Every two machines send data to each other, one pair after the other, so that no measurement disturbs "
@@ -177,7 +177,7 @@ class LinksScreen(StepScreen):
         Key("r", "retry", "Measure again", "Measure all links again."),
     )
 
-    def rows(self, state: WizardState) -> Sequence[Row]:
+    def rows(self, state: WizardState) -> Sequence[TableRow]:
         return [_pair_row(pair) for pair in state.links.found]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
@@ -230,16 +230,16 @@ def _pair_key(pair: PairFigures) -> str:
     return f"{pair.source}|{pair.target}"
 
 
-def _line(pair: PairFigures) -> Line:
+def _line(pair: PairFigures) -> MapLink:
     """Return a link as the map shows it."""
     found = pair.link
-    kind = Kind.AIR if found.air else Kind.CABLE if found.usable else Kind.RELAY
-    return Line(pair.source, pair.target, kind, found.mbit, found.mbit_back)
+    kind = LinkMedium.AIR if found.air else LinkMedium.CABLE if found.usable else LinkMedium.RELAY
+    return MapLink(pair.source, pair.target, kind, found.mbit, found.mbit_back)
 
 
-def _pair_row(pair: PairFigures) -> Row:
+def _pair_row(pair: PairFigures) -> TableRow:
     figures, found = pair.figures, of_pair(pair)
-    return Row(
+    return TableRow(
         _pair_key(pair),
         (
             literal(f"{pair.source} > {pair.target}"),
@@ -280,6 +280,6 @@ def _figure(pair: PairFigures | None, source: str, target: str) -> Content:
     if source == target or pair is None:
         return muted("" if source == target else "?")
     found, figures = of_pair(pair), pair.figures
-    style = "" if found.status is Status.OK else MARKS[found.status].style
+    style = "" if found.status is ItemStatus.OK else MARKS[found.status].style
     mbit = 0.0 if figures is None else figures.mbit if source == pair.source else figures.mbit_back
     return Content.assemble((_rate(mbit), style), (f" {figures.rtt_ms if figures else 0:.2g}", "$text-muted"))

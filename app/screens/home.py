@@ -12,7 +12,7 @@ from app.console import command_line
 from app.report import what_next
 from app.screens.step_screen import MARKS, StepScreen, cause_lines
 from app.shell.keys import EVERYWHERE, Key
-from app.shell.text import Column, Mark, Row, join, literal, muted
+from app.shell.text import StatusMark, TableColumn, TableRow, join, literal, muted
 from app.wizard import actions
 from app.wizard.assessment import of_finding, of_run, started_text
 from app.wizard.dependencies import MEASURES
@@ -37,7 +37,7 @@ class HomeScreen(StepScreen):
     """What do you want to do?"""
 
     STEP = Step.HOME
-    COLUMNS = (Column("name", "", most=30), Column("about", "", most=90))
+    COLUMNS = (TableColumn("name", "", most=30), TableColumn("about", "", most=90))
     HEADED = False
     HELP = (
         "Enter on 'New set-up' takes you through machines, job and strategy to a plan. "
@@ -56,7 +56,7 @@ class HomeScreen(StepScreen):
     _placed = False
     _watched = False
 
-    def rows(self, state: WizardState) -> Sequence[Row]:
+    def rows(self, state: WizardState) -> Sequence[TableRow]:
         live = [run for run in state.home.found.runs if run.live]
         done = [run for run in state.home.found.runs if not run.live][:_FINISHED]
         saved = [profile for profile in state.home.found.profiles if profile.saved]
@@ -93,7 +93,7 @@ class HomeScreen(StepScreen):
         about = [muted(entry.description)] if len(entry.description) > _LONG else []
         far = any(one.far for one in present)
         bring = [literal(f"enter {MEASURES.format(names='its machines')}", "$text-warning")] if far else []
-        wrong = [literal(entry.error, Mark.PROBLEM.style)] if entry.error else []
+        wrong = [literal(entry.error, StatusMark.PROBLEM.style)] if entry.error else []
         return [*about, *([join(*machines)] if machines else []), *bring, *wrong]
 
     def hint(self, state: WizardState) -> Content:
@@ -147,37 +147,37 @@ class HomeScreen(StepScreen):
         return command_line("distributed-train", name if kind == "profile" else "demo")
 
 
-def _section(title: str, rows: Sequence[Row]) -> list[Row]:
-    return [Row(f"section:{title}", (muted(title), Content("")), selectable=False), *rows] if rows else []
+def _section(title: str, rows: Sequence[TableRow]) -> list[TableRow]:
+    return [TableRow(f"section:{title}", (muted(title), Content("")), selectable=False), *rows] if rows else []
 
 
-def _gap(place: int) -> list[Row]:
+def _gap(place: int) -> list[TableRow]:
     """An empty line before every section but the first."""
-    return [Row(f"gap:{place}", (Content(""),), selectable=False)] if place else []
+    return [TableRow(f"gap:{place}", (Content(""),), selectable=False)] if place else []
 
 
-def _line(key: str, name: str, about: str) -> Row:
-    return Row(key, (Content("  " + name), muted(about)))
+def _line(key: str, name: str, about: str) -> TableRow:
+    return TableRow(key, (Content("  " + name), muted(about)))
 
 
-def _run(run: RunSummary) -> Row:
+def _run(run: RunSummary) -> TableRow:
     found = of_run(run)
-    mark = Mark.RUNNING if run.live else MARKS[found.status]
+    mark = StatusMark.RUNNING if run.live else MARKS[found.status]
     about = join(mark.show(found.label), muted(started_text(run)), muted(run.run_id))
-    return Row(f"run:{run.run_id}", (literal("  " + (run.profile or run.run_id)), about))
+    return TableRow(f"run:{run.run_id}", (literal("  " + (run.profile or run.run_id)), about))
 
 
-def _profile(profile: KnownProfile, machines: Sequence[Presence]) -> Row:
+def _profile(profile: KnownProfile, machines: Sequence[Presence]) -> TableRow:
     here = [one.present for one in machines]
     present = f"{sum(one is True for one in here)} of {counted(len(here), 'machine')} online" if here else ""
-    wrong = Mark.PROBLEM.show("") if profile.entry.error else ""
+    wrong = StatusMark.PROBLEM.show("") if profile.entry.error else ""
     style = "$text-success" if here and all(here) else "$text-muted"
     about = join(wrong, literal(present, style), muted(profile.entry.description))
-    return Row(f"profile:{profile.name}", (literal("  " + profile.name), about))
+    return TableRow(f"profile:{profile.name}", (literal("  " + profile.name), about))
 
 
 def _presence(one: Presence) -> Content:
-    look = {True: Mark.ONLINE, False: Mark.OFFLINE, None: Mark.WAITING}[one.present]
+    look = {True: StatusMark.ONLINE, False: StatusMark.OFFLINE, None: StatusMark.WAITING}[one.present]
     word = {True: "online", False: "not found", None: "not known yet"}[one.present]
     return look.show(f"{one.name}: {word}")
 
@@ -190,7 +190,7 @@ def _doctor_words(state: WizardState) -> str:
     return f"{counted(len(state.doctor.found), 'check')}, {problems}"
 
 
-def _finding(finding: Finding) -> Row:
+def _finding(finding: Finding) -> TableRow:
     found = of_finding(finding)
     about = join(MARKS[found.status].show(found.label), muted(finding.seen))
-    return Row(f"finding:{finding.check}", (literal("    " + finding.check), about))
+    return TableRow(f"finding:{finding.check}", (literal("    " + finding.check), about))

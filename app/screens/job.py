@@ -11,11 +11,11 @@ from app.console import bytes_text, command_line
 from app.screens.step_screen import MARKS, StepScreen, cause_lines
 from app.shell.dialogs import ChoiceDialog, TextDialog
 from app.shell.keys import Key
-from app.shell.text import Column, Mark, Row, join, literal, muted
+from app.shell.text import StatusMark, TableColumn, TableRow, join, literal, muted
 from app.wizard import actions
 from app.wizard.dependencies import measures
-from app.wizard.records import UNSETTLED, Assessment, DataSummary, Fit, JobOption, Status
-from app.wizard.state import Part, Step, WizardState
+from app.wizard.records import UNSETTLED, Assessment, DataSummary, Fit, ItemStatus, JobOption
+from app.wizard.state import StatePart, Step, WizardState
 from profiles.errors import counted
 from profiles.options import OptionSpec
 
@@ -30,9 +30,9 @@ class JobScreen(StepScreen):
 
     STEP = Step.JOB
     COLUMNS = (
-        Column("name", "option", most=30, least=16),
-        Column("value", "value", most=_VALUE, least=10),
-        Column("about", "about", most=80, least=12, rank=1),
+        TableColumn("name", "option", most=30, least=16),
+        TableColumn("value", "value", most=_VALUE, least=10),
+        TableColumn("about", "about", most=80, least=12, rank=1),
     )
     HELP = (
         "Enter on the first line continues with these values; enter on an option changes it, and 'd' restores the "
@@ -47,42 +47,44 @@ class JobScreen(StepScreen):
 
     _open = False
 
-    def rows(self, state: WizardState) -> Sequence[Row]:
+    def rows(self, state: WizardState) -> Sequence[TableRow]:
         job, profile = state.job.found, state.answers.profile
         wanted = self.ready and bool(self.table.filter_text)
         main = [row for row in job.options if not row.advanced and row.name not in (MODEL, DATASET)]
         advanced = [row for row in job.options if row.advanced and row.name not in (MODEL, DATASET)]
         fold = "▾" if self._open else "▸"
         return [
-            Row(GO, (Content.styled("Continue", "bold $text-primary"), muted(profile), muted("with these values"))),
-            Row(PROFILE, (Content("profile"), literal(profile, "bold"), muted("all values start from it"))),
-            Row(MODEL, (Content("model"), literal(job.model, "bold"), self._fits(state))),
-            Row(DATASET, (Content("data set"), literal(job.dataset, "bold"), self._data(state.data))),
+            TableRow(
+                GO, (Content.styled("Continue", "bold $text-primary"), muted(profile), muted("with these values"))
+            ),
+            TableRow(PROFILE, (Content("profile"), literal(profile, "bold"), muted("all values start from it"))),
+            TableRow(MODEL, (Content("model"), literal(job.model, "bold"), self._fits(state))),
+            TableRow(DATASET, (Content("data set"), literal(job.dataset, "bold"), self._data(state.data))),
             *[_option(row) for row in main],
-            Row(ADVANCED, (muted(f"{fold} Advanced"), muted(f"{len(advanced)} options"), Content(""))),
+            TableRow(ADVANCED, (muted(f"{fold} Advanced"), muted(f"{len(advanced)} options"), Content(""))),
             *([_option(row) for row in advanced] if self._open or wanted else []),
         ]
 
     def _fits(self, state: WizardState) -> Content:
         part = state.fits
-        bad = [row for row in part.found if row.status in (Status.FAILED, Status.WARNING)]
+        bad = [row for row in part.found if row.status in (ItemStatus.FAILED, ItemStatus.WARNING)]
         if not state.members:
             return Content("")
         if part.status in UNSETTLED:
             return muted("comparing with the machines' memory")
-        if part.status is Status.FAILED:
-            return Mark.WARNING.show(part.cause)
+        if part.status is ItemStatus.FAILED:
+            return StatusMark.WARNING.show(part.cause)
         if not bad:
             number = len(part.found)
             them = {1: "the machine", 2: "both machines"}.get(number, f"all {number} machines")
-            return Mark.OK.show(f"fits {them}")
+            return StatusMark.OK.show(f"fits {them}")
         return MARKS[bad[0].status].show(", ".join(f"{row.name}: {row.label}" for row in bad))
 
-    def _data(self, data: Part[DataSummary]) -> Content:
+    def _data(self, data: StatePart[DataSummary]) -> Content:
         if data.status in UNSETTLED:
             return muted("being read")
-        if data.status is Status.FAILED:
-            return Mark.PROBLEM.show(data.cause)
+        if data.status is ItemStatus.FAILED:
+            return StatusMark.PROBLEM.show(data.cause)
         return MARKS[data.status].show(data_words(data))
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
@@ -96,7 +98,9 @@ class JobScreen(StepScreen):
             return ()
         default = [muted(f"profile's value: {row.default}")] if row.changed else []
         wrong = (
-            cause_lines(Assessment(status=Status.FAILED, cause=row.problem, fix=row.spec.limits)) if row.problem else []
+            cause_lines(Assessment(status=ItemStatus.FAILED, cause=row.problem, fix=row.spec.limits))
+            if row.problem
+            else []
         )
         return [*wrong, muted(", ".join(_about_option(row.spec))), *default]
 
@@ -200,7 +204,7 @@ class JobScreen(StepScreen):
         return command_line("distributed-train", answers.profile, *settings)
 
 
-def data_words(part: Part[DataSummary]) -> str:
+def data_words(part: StatePart[DataSummary]) -> str:
     """Return in a few words what a data set holds."""
     data = part.found
     length = data.hours or 0.0
@@ -214,7 +218,7 @@ def _whole(value: str) -> list[Content]:
     return [literal(value)] if len(value) > _VALUE else []
 
 
-def _about_data(part: Part[DataSummary]) -> list[Content]:
+def _about_data(part: StatePart[DataSummary]) -> list[Content]:
     lines, data = cause_lines(part), part.found
     if data.splits:
         lines.append(muted("  ".join(f"{name} {count}" for name, count in data.splits)))
@@ -235,9 +239,9 @@ def _about_option(spec: OptionSpec) -> list[str]:
     return [text for text in (spec.help, spec.unit, spec.limits) if text]
 
 
-def _option(row: JobOption) -> Row:
+def _option(row: JobOption) -> TableRow:
     style = "$text-error" if row.problem else "bold $text-primary" if row.changed else ""
     changed = " *" if row.changed else ""
-    about = Mark.PROBLEM.show(row.problem) if row.problem else muted(row.spec.help)
+    about = StatusMark.PROBLEM.show(row.problem) if row.problem else muted(row.spec.help)
     value = Content.assemble(literal(row.value or "-", style), (changed, "$text-primary"))
-    return Row(f"option:{row.name}", (literal(row.name), value, about))
+    return TableRow(f"option:{row.name}", (literal(row.name), value, about))

@@ -13,15 +13,15 @@ from app.shell.base_app import MusterApp
 from app.shell.dialogs import TextDialog, TrustDialog
 from app.shell.keys import Key
 from app.shell.row_table import RowTable
-from app.shell.text import Column, Mark, Row, literal, muted
+from app.shell.text import StatusMark, TableColumn, TableRow, literal, muted
 from app.wizard import actions
-from app.wizard.records import Access, MachineRow, Need, Status
+from app.wizard.records import Access, AccessNeed, ItemStatus, MachineRow
 from app.wizard.state import Step, WizardState
 
 if TYPE_CHECKING:  # takes a while to load, which the first screen does without
     from distributed.discovery.machine_identity import FoundPath
 
-_WENT = {True: Status.OK, False: Status.FAILED, None: Status.WAITING}
+_WENT = {True: ItemStatus.OK, False: ItemStatus.FAILED, None: ItemStatus.WAITING}
 _STAGES = ("reach", "host key", "login", "shell")
 
 
@@ -30,13 +30,13 @@ class MachinesScreen(StepScreen):
 
     STEP = Step.MACHINES
     COLUMNS = (
-        Column("name", "machine", most=30, least=14),
-        Column("state", "state", most=18, least=9),
-        Column("chip", "chip or GPU", most=26, least=14, rank=1),
-        Column("memory", "memory", right=True, most=9, least=6, rank=2),
-        Column("system", "system", most=22, least=12, rank=4),
-        Column("found", "found by", most=26, least=12, rank=3),
-        Column("paths", "paths", right=True, most=5, least=4, rank=5),
+        TableColumn("name", "machine", most=30, least=14),
+        TableColumn("state", "state", most=18, least=9),
+        TableColumn("chip", "chip or GPU", most=26, least=14, rank=1),
+        TableColumn("memory", "memory", right=True, most=9, least=6, rank=2),
+        TableColumn("system", "system", most=22, least=12, rank=4),
+        TableColumn("found", "found by", most=26, least=12, rank=3),
+        TableColumn("paths", "paths", right=True, most=5, least=4, rank=5),
     )
     HELP = (
         "Machines appear as they are found: those that announce themselves (a Mac with Remote Login on does), those in "
@@ -53,7 +53,7 @@ class MachinesScreen(StepScreen):
         Key("d,delete", "remove", "Remove", "Remove a machine that you added from the list.", shown=False),
     )
 
-    def rows(self, state: WizardState) -> Sequence[Row]:
+    def rows(self, state: WizardState) -> Sequence[TableRow]:
         picked = {row.key for row in state.picked}
         return [_machine_row(self.steered, row, row.key in picked) for row in state.machines.rows]
 
@@ -131,11 +131,11 @@ class MachinesScreen(StepScreen):
         return command_line("discover", *self.state.answers.typed)
 
 
-def _machine_row(app: MusterApp, row: MachineRow, picked: bool) -> Row:
+def _machine_row(app: MusterApp, row: MachineRow, picked: bool) -> TableRow:
     box, style = ("[x]", "bold $text-primary") if picked else ("[ ]", "$text-muted")
     here = " (here)" if row.here else ""
-    state = Mark.ONLINE.show(row.label) if row.status is Status.OK else shown_state(app, row)
-    return Row(
+    state = StatusMark.ONLINE.show(row.label) if row.status is ItemStatus.OK else shown_state(app, row)
+    return TableRow(
         row.key,
         (
             Content.assemble((box, style), " ", literal(row.name, "bold" if picked else ""), (here, "$text-muted")),
@@ -150,7 +150,7 @@ def _machine_row(app: MusterApp, row: MachineRow, picked: bool) -> Row:
 
 
 def _path(path: FoundPath) -> Content:
-    look, way = Mark.ONLINE if path.online else Mark.OFFLINE, path.endpoint
+    look, way = StatusMark.ONLINE if path.online else StatusMark.OFFLINE, path.endpoint
     words = "  ".join(filter(None, (way.where, way.kind.value, way.interface and f"on {way.interface}")))
     return Content.assemble((look.symbol + " ", look.style), muted(words))
 
@@ -160,9 +160,9 @@ class AccessScreen(StepScreen):
 
     STEP = Step.ACCESS
     COLUMNS = (
-        Column("name", "machine", most=28, least=14),
-        *(Column(stage, stage, most=8, least=5) for stage in _STAGES),
-        Column("state", "state", most=30, least=10),
+        TableColumn("name", "machine", most=28, least=14),
+        *(TableColumn(stage, stage, most=8, least=5) for stage in _STAGES),
+        TableColumn("state", "state", most=30, least=10),
     )
     HELP = (
         "Logging in has four stages: the machine answers, it shows its host key, it accepts the login, it runs "
@@ -178,7 +178,7 @@ class AccessScreen(StepScreen):
         Key("r", "retry", "Retry", "Try the selected machine again; includes a skipped one again."),
     )
 
-    def rows(self, state: WizardState) -> Sequence[Row]:
+    def rows(self, state: WizardState) -> Sequence[TableRow]:
         return [_access_row(self.steered, row, row.key in state.answers.skipped) for row in state.access]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
@@ -187,31 +187,31 @@ class AccessScreen(StepScreen):
             return ()
         system = row.report.system if row.report is not None else ""
         lines = cause_lines(row)
-        if row.need is Need.PASSWORD:
-            lines = [literal(row.cause, Mark.ASKING.style)]
-        elif row.need is Need.TRUST:
-            lines = [literal("its host key is new here, with the fingerprint", Mark.ASKING.style),
+        if row.need is AccessNeed.PASSWORD:
+            lines = [literal(row.cause, StatusMark.ASKING.style)]
+        elif row.need is AccessNeed.TRUST:
+            lines = [literal("its host key is new here, with the fingerprint", StatusMark.ASKING.style),
                      literal(row.fingerprint, "bold"), muted(f"compare there: {row.compare}")]  # fmt: skip
         return [*lines, *([muted(f"{row.place}  {system}".rstrip())] if row.place else [])]
 
     def summary(self, state: WizardState) -> str:
-        good = sum(row.status is Status.OK for row in state.access)
+        good = sum(row.status is ItemStatus.OK for row in state.access)
         return f"{good} of {len(state.access)} accept the login"
 
     def hint(self, state: WizardState) -> Content:
         row = self._selected()
-        if row is not None and row.need is Need.TRUST:
+        if row is not None and row.need is AccessNeed.TRUST:
             return literal("New host key: press enter to compare it.", "$text-warning")
-        if row is not None and row.need is Need.PASSWORD:
+        if row is not None and row.need is AccessNeed.PASSWORD:
             return literal("Enter asks for its password once, to install a key; it is not stored.", "$text-warning")
-        if any(row.status is Status.FAILED for row in state.access):
+        if any(row.status is ItemStatus.FAILED for row in state.access):
             return muted("Failed logins are retried every few seconds.")
         return muted("Muster logs in with keys; passwords are not stored.")
 
     def offered_keys(self) -> tuple[Key, ...]:
         row = self._selected() if self.ready else None
-        words = {Need.TRUST: "Compare key", Need.PASSWORD: "Password"}
-        if row is None or row.need is Need.NOTHING:
+        words = {AccessNeed.TRUST: "Compare key", AccessNeed.PASSWORD: "Password"}
+        if row is None or row.need is AccessNeed.NOTHING:
             return self.KEYS
         return (Key("enter", "go_on", words[row.need], main=True), *self.KEYS[1:])
 
@@ -221,9 +221,9 @@ class AccessScreen(StepScreen):
     def action_go_on(self) -> None:
         row = self._selected()
         skipped = row is not None and row.key in self.state.answers.skipped
-        if row is None or row.need is Need.NOTHING or skipped:
+        if row is None or row.need is AccessNeed.NOTHING or skipped:
             self._to_the_next_need()
-        elif row.need is Need.TRUST:
+        elif row.need is AccessNeed.TRUST:
             self._ask_trust(row)
         else:
             self._ask_password(row)
@@ -231,8 +231,8 @@ class AccessScreen(StepScreen):
     def _to_the_next_need(self) -> None:
         """To a machine that waits for the person, else to the next step; to one that failed where it keeps one here."""
         kept = [row for row in self.state.access if row.key not in self.state.answers.skipped]
-        needy = [row for row in kept if row.need is not Need.NOTHING]
-        failed = [row for row in kept if row.status is Status.FAILED]
+        needy = [row for row in kept if row.need is not AccessNeed.NOTHING]
+        failed = [row for row in kept if row.status is ItemStatus.FAILED]
         if needy:
             self.table.select(needy[0].key)
             return
@@ -271,18 +271,18 @@ class AccessScreen(StepScreen):
         return command_line("access", *names)
 
 
-def _access_row(app: MusterApp, row: Access, skipped: bool) -> Row:
+def _access_row(app: MusterApp, row: Access, skipped: bool) -> TableRow:
     passed = {stage.value: went for stage, went in row.report.stages.items()} if row.report is not None else {}
     cells = [_stage(row, _WENT[passed.get(stage)]) for stage in _STAGES]
     state = shown_state(app, row)
     if skipped:
-        state = shown_status(app, Status.SKIPPED)
-    elif row.need is not Need.NOTHING:
-        state = Mark.ASKING.show(row.label)
-    return Row(row.key, (literal(row.name), *cells, state))
+        state = shown_status(app, ItemStatus.SKIPPED)
+    elif row.need is not AccessNeed.NOTHING:
+        state = StatusMark.ASKING.show(row.label)
+    return TableRow(row.key, (literal(row.name), *cells, state))
 
 
-def _stage(row: Access, status: Status) -> Content:
+def _stage(row: Access, status: ItemStatus) -> Content:
     """A stage that ended for want of an answer has not failed."""
-    asking = status is Status.FAILED and row.need is not Need.NOTHING
-    return (Mark.ASKING if asking else MARKS[status]).show("")
+    asking = status is ItemStatus.FAILED and row.need is not AccessNeed.NOTHING
+    return (StatusMark.ASKING if asking else MARKS[status]).show("")

@@ -16,15 +16,15 @@ from app.screens.step_screen import StepScreen, cause_lines, failure, progress, 
 from app.shell.base_app import MusterApp
 from app.shell.dialogs import TextDialog
 from app.shell.keys import Key
-from app.shell.text import Column, Mark, Row, literal, muted
+from app.shell.text import StatusMark, TableColumn, TableRow, literal, muted
 from app.wizard import actions
-from app.wizard.records import UNSETTLED, Change, LaunchRow, Plan, Status
+from app.wizard.records import UNSETTLED, ItemStatus, LaunchRow, MachineChange, Plan
 from app.wizard.state import Action, Step, WizardState
 from training.run_files import is_live
 from training.runs import summarise
 
 _PROGRESS = 4
-STATE_CELLS = max(len(status.value) for status in Status) + 2
+STATE_CELLS = max(len(status.value) for status in ItemStatus) + 2
 """Cells of a state: with fewer for some, the columns would move whenever a state changes."""
 _SHOW = Key("enter", "go_on", "Show", "Show the run that was started.", main=True)
 _RETRY = Key("r", "retry", "Retry", "Make the plan again.", main=True)
@@ -37,9 +37,9 @@ class PlanScreen(StepScreen):
 
     STEP = Step.PLAN
     COLUMNS = (
-        Column("machine", "machine", most=26, least=14),
-        Column("what", "change", most=90, least=20, folds=True),
-        Column("bytes", "size", right=True, most=9, least=6),
+        TableColumn("machine", "machine", most=26, least=14),
+        TableColumn("what", "change", most=90, least=20, folds=True),
+        TableColumn("bytes", "size", right=True, most=9, least=6),
     )
     DETAIL_BELOW = True
     HELP = (
@@ -60,7 +60,7 @@ class PlanScreen(StepScreen):
         Key("n", "another", "Another", "Start another run, if one was started from this plan."),
     )
 
-    def rows(self, state: WizardState) -> Sequence[Row]:
+    def rows(self, state: WizardState) -> Sequence[TableRow]:
         changes = state.plan.found.changes
         before = ("", *(change.machine for change in changes))
         return [_change_row(change, change.machine != other) for change, other in zip(changes, before)]
@@ -72,11 +72,11 @@ class PlanScreen(StepScreen):
         return facts(state.plan.found, room)
 
     def head(self, state: WizardState) -> Content:
-        failed = [part for part in (state.plan, state.strategy) if part.status is Status.FAILED]
+        failed = [part for part in (state.plan, state.strategy) if part.status is ItemStatus.FAILED]
         return failure(failed[0]) if failed else literal(state.plan.found.way, "$text-success")
 
     def empty(self, state: WizardState) -> Content:
-        failed = Status.FAILED in (state.plan.status, state.strategy.status)
+        failed = ItemStatus.FAILED in (state.plan.status, state.strategy.status)
         return Content("") if failed else progress(state.strategy, "The plan is being made.")
 
     def summary(self, state: WizardState) -> str:
@@ -84,7 +84,7 @@ class PlanScreen(StepScreen):
         return "   ".join(filter(None, (f"profile {state.answers.profile}", time and f"about {time} of training")))
 
     def hint(self, state: WizardState) -> Content:
-        if Status.FAILED in (state.plan.status, state.strategy.status):
+        if ItemStatus.FAILED in (state.plan.status, state.strategy.status):
             return muted("r tries again, b goes to the job, esc goes back.")
         if state.started:
             run = summarise(Path(state.launch.found.run)).run_id
@@ -96,7 +96,7 @@ class PlanScreen(StepScreen):
         return muted("Enter starts. Nothing is trained or saved before that.")
 
     def offered_keys(self) -> tuple[Key, ...]:
-        failed = Status.FAILED in (self.state.plan.status, self.state.strategy.status)
+        failed = ItemStatus.FAILED in (self.state.plan.status, self.state.strategy.status)
         start, command, name, save, job, another = self.KEYS
         rest = (command, name, save, job)
         if self.state.started:
@@ -153,10 +153,10 @@ class PlanScreen(StepScreen):
         return self.state.plan.found.command or command_line("distributed-train", self.state.answers.profile)
 
 
-def _change_row(change: Change, named: bool) -> Row:
+def _change_row(change: MachineChange, named: bool) -> TableRow:
     what = Content.assemble((f"{change.sign} ", _SIGNS.get(change.sign, "")), literal(change.what))
     size = muted(bytes_text(change.bytes) if change.bytes else "")
-    return Row(change.key, (literal(change.machine if named else ""), what, size))
+    return TableRow(change.key, (literal(change.machine if named else ""), what, size))
 
 
 def facts(plan: Plan, room: int) -> list[Content]:
@@ -165,8 +165,8 @@ def facts(plan: Plan, room: int) -> list[Content]:
         ("copies", bytes_text(plan.bytes_to_copy) if plan.bytes_to_copy else "", ""),
         ("training", _time(plan), ""),
         ("ports", "; ".join(plan.ports), ""),
-        *[("encrypted", f"{Mark.OK.symbol} {text}", Mark.OK.style) for text in plan.encrypted],
-        *[("plaintext", f"{Mark.WARNING.symbol} {text}", Mark.WARNING.style) for text in plan.in_clear],
+        *[("encrypted", f"{StatusMark.OK.symbol} {text}", StatusMark.OK.style) for text in plan.encrypted],
+        *[("plaintext", f"{StatusMark.WARNING.symbol} {text}", StatusMark.WARNING.style) for text in plan.in_clear],
         ("data", plan.staying, ""),
         ("saved as", plan.profile, ""),
         ("command", plan.command, "bold"),
@@ -209,19 +209,21 @@ class LaunchScreen(StepScreen):
         Key("x", "drop", "Drop", "Leave the selected machine out and plan again with the others."),
     )
 
-    def columns(self, state: WizardState) -> Sequence[Column]:
-        steps = [Column(f"step{place}", step, most=14, least=5) for place, step in enumerate(state.launch.found.steps)]
+    def columns(self, state: WizardState) -> Sequence[TableColumn]:
+        steps = [
+            TableColumn(f"step{place}", step, most=14, least=5) for place, step in enumerate(state.launch.found.steps)
+        ]
         return (
-            Column("name", "machine", most=26, least=14),
+            TableColumn("name", "machine", most=26, least=14),
             *steps,
-            Column("state", "state", most=40, least=16, rank=1),
+            TableColumn("state", "state", most=40, least=16, rank=1),
         )
 
-    def rows(self, state: WizardState) -> Sequence[Row]:
+    def rows(self, state: WizardState) -> Sequence[TableRow]:
         return [_launch_row(self.steered, row, len(state.launch.found.steps)) for row in state.launch.found.rows]
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
-        failing = [row for row in state.launch.found.rows if row.status is Status.FAILED]
+        failing = [row for row in state.launch.found.rows if row.status is ItemStatus.FAILED]
         row = next((row for row in failing if row.key == key), failing[0] if failing else None)
         if row is not None:
             head = [literal(row.name, "bold"), *cause_lines(row)]
@@ -238,7 +240,7 @@ class LaunchScreen(StepScreen):
         return progress(state.launch, "The run is being started.")
 
     def hint(self, state: WizardState) -> Content:
-        if state.launch.status is Status.FAILED:
+        if state.launch.status is ItemStatus.FAILED:
             return muted("r tries again, x leaves the selected machine out, esc goes back to the plan.")
         run = Path(state.launch.found.run)
         if state.started and run.is_dir() and not is_live(run):
@@ -247,17 +249,17 @@ class LaunchScreen(StepScreen):
 
     def offered_keys(self) -> tuple[Key, ...]:
         watch, retry, drop = self.KEYS
-        if self.state.launch.status is Status.FAILED:
+        if self.state.launch.status is ItemStatus.FAILED:
             return (replace(retry, main=True), drop)
         return (watch if self.state.launch.found.run else replace(watch, label="Show it when it runs"),)
 
     def leave_question(self) -> str:
-        working = self.state.launch.status is Status.WORKING
+        working = self.state.launch.status is ItemStatus.WORKING
         return "The run is being started and continues without this screen. Leave?" if working else ""
 
     def action_go_on(self) -> None:
         run = self.state.launch.found.run
-        if self.state.launch.status is Status.FAILED:
+        if self.state.launch.status is ItemStatus.FAILED:
             self.action_retry()
         elif run:
             self.steered.open_dashboard(Path(run))
@@ -270,8 +272,8 @@ class LaunchScreen(StepScreen):
         return command_line("attach", run) if run else (self.state.plan.found.command or command_line("runs", "list"))
 
 
-def _launch_row(app: MusterApp, row: LaunchRow, steps: int) -> Row:
+def _launch_row(app: MusterApp, row: LaunchRow, steps: int) -> TableRow:
     cells = [shown_status(app, status, "") for status in row.cells][:steps]
     cells += [Content("")] * (steps - len(cells))
     state = shown_state(app, row)
-    return Row(row.key, (literal(row.name), *cells, state.pad_right(max(0, STATE_CELLS - state.cell_length))))
+    return TableRow(row.key, (literal(row.name), *cells, state.pad_right(max(0, STATE_CELLS - state.cell_length))))

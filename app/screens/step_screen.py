@@ -16,18 +16,20 @@ from app.shell.base_app import MusterApp
 from app.shell.base_screen import BaseScreen
 from app.shell.keys import WIDE, WIDEST, Key
 from app.shell.row_table import RowTable
-from app.shell.text import MARGIN, Column, Mark, Row, join, literal, muted, whole_width
+from app.shell.text import MARGIN, StatusMark, TableColumn, TableRow, join, literal, muted, whole_width
 from app.wizard import actions
 from app.wizard.dependencies import blockers, busy_here
 from app.wizard.engine import Wizard
-from app.wizard.records import Assessment, Status
-from app.wizard.state import BETWEEN_MACHINES, ORDER, Action, Part, Step, WizardState, visited
+from app.wizard.records import Assessment, ItemStatus
+from app.wizard.state import BETWEEN_MACHINES, ORDER, Action, StatePart, Step, WizardState, visited
 
 GO_ON = Key("enter", "go_on", "Continue", "Continue to the next step.", main=True)
 NEXT = Key("n", "next", "Next", "Continue to the next step, whatever is selected.", shown=False)
 
 
-MARKS = {status: Mark.PROBLEM if status is Status.FAILED else Mark[status.name] for status in Status}
+MARKS = {
+    status: StatusMark.PROBLEM if status is ItemStatus.FAILED else StatusMark[status.name] for status in ItemStatus
+}
 """How a status is drawn."""
 
 
@@ -55,7 +57,7 @@ class StepScreen(BaseScreen):
     """One step. A subclass says what stands in its table and what a row means."""
 
     STEP: ClassVar[Step]
-    COLUMNS: ClassVar[tuple[Column, ...]] = ()
+    COLUMNS: ClassVar[tuple[TableColumn, ...]] = ()
     HEADED: ClassVar[bool] = True
     """Whether labels stand above the columns."""
     DETAIL_BELOW: ClassVar[bool] = False
@@ -85,11 +87,11 @@ class StepScreen(BaseScreen):
 
     # --------------------------------------------------------------------------------------- what a subclass says
 
-    def columns(self, state: WizardState) -> Sequence[Column]:
+    def columns(self, state: WizardState) -> Sequence[TableColumn]:
         """Return the columns of the table."""
         return self.COLUMNS
 
-    def rows(self, state: WizardState) -> Sequence[Row]:
+    def rows(self, state: WizardState) -> Sequence[TableRow]:
         """Return the rows of the table; no detail of the selected one is needed here."""
         raise NotImplementedError  # every step's screen has its own
 
@@ -261,10 +263,10 @@ def _crumb(step: Step, current: Step) -> Content:
     return Content.styled(step.heading, "$foreground" if ORDER.index(step) < ORDER.index(current) else "$text-muted")
 
 
-def shown_status(app: MusterApp, status: Status, word: str | None = None) -> Content:
+def shown_status(app: MusterApp, status: ItemStatus, word: str | None = None) -> Content:
     """Return symbol and word of a status; what is worked on turns."""
     look = MARKS[status]
-    symbol = app.spinner() if status is Status.WORKING else look.symbol
+    symbol = app.spinner() if status is ItemStatus.WORKING else look.symbol
     text = status.value if word is None else word
     return literal(f"{symbol} {text}".rstrip(), look.style)
 
@@ -276,7 +278,7 @@ def shown_state(app: MusterApp, row: Assessment) -> Content:
 
 def cause_lines(row: Assessment) -> list[Content]:
     """Return what is wrong and what to do about it."""
-    style = "$text-warning" if row.status is Status.WARNING else "$text-error"
+    style = "$text-warning" if row.status is ItemStatus.WARNING else "$text-error"
     lines = [literal(row.cause, style)] if row.cause else []
     return [*lines, *([Content.assemble(("fix: ", "$text-muted"), literal(row.fix))] if row.fix else [])]
 
@@ -286,7 +288,7 @@ def failure(part: Assessment) -> Content:
     return Content("\n").join([literal(part.cause, "$text-error"), literal(part.fix)]) if part.cause else Content("")
 
 
-def progress(part: Part[Any], otherwise: str) -> Content:
+def progress(part: StatePart[Any], otherwise: str) -> Content:
     """Return what was done so far for a part that has no rows yet; nothing where it has failed."""
-    lines = () if part.status is Status.FAILED else part.progress or (otherwise,)
+    lines = () if part.status is ItemStatus.FAILED else part.progress or (otherwise,)
     return Content("\n").join([muted(line) for line in lines])

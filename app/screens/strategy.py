@@ -11,9 +11,9 @@ from textual.content import Content
 from app.console import bytes_text, command_line, duration_text
 from app.screens.step_screen import GO_ON, NEXT, StepScreen, failure, progress
 from app.shell.keys import WIDE, Key
-from app.shell.text import MARGIN, Column, Mark, Row, bar, literal, muted, whole_width, widths
+from app.shell.text import MARGIN, StatusMark, TableColumn, TableRow, bar, literal, muted, whole_width, widths
 from app.wizard import actions
-from app.wizard.records import Way
+from app.wizard.records import RankedCandidate
 from app.wizard.state import Step, WizardState
 from profiles.errors import counted
 
@@ -26,14 +26,14 @@ class StrategyScreen(StepScreen):
     SIDE = 32
     DEFAULT_CSS = f"StrategyScreen.-below.-wide #side {{ width: {SIDE}; }}"
     COLUMNS = (
-        Column("name", "way", most=34, least=18, folds=True),
-        Column("speed", "speed-up", right=True, most=14, least=8),
-        Column("time", "same loss in", right=True, most=9, least=7),
-        Column("interval", "sync every", right=True, most=9, least=5),
-        Column("network", "waits", right=True, most=6, least=5),
-        Column("loss", "loss cost", right=True, most=8, least=5),
-        Column("step", "step", right=True, most=9, least=6, rank=1),
-        Column("bytes", "traffic/h", right=True, most=9, least=8, rank=2),
+        TableColumn("name", "way", most=34, least=18, folds=True),
+        TableColumn("speed", "speed-up", right=True, most=14, least=8),
+        TableColumn("time", "same loss in", right=True, most=9, least=7),
+        TableColumn("interval", "sync every", right=True, most=9, least=5),
+        TableColumn("network", "waits", right=True, most=6, least=5),
+        TableColumn("loss", "loss cost", right=True, most=8, least=5),
+        TableColumn("step", "step", right=True, most=9, least=6, rank=1),
+        TableColumn("bytes", "traffic/h", right=True, most=9, least=8, rank=2),
     )
     HELP = (
         "Every way to train on these machines, with its predicted cost from the measured links and speeds. "
@@ -52,10 +52,10 @@ class StrategyScreen(StepScreen):
         Key("r", "retry", "Measure", "Run the task briefly on every machine and predict again with the new figures."),
     )
 
-    def columns(self, state: WizardState) -> Sequence[Column]:
+    def columns(self, state: WizardState) -> Sequence[TableColumn]:
         return _WITH_BARS if self._has_bars(state) else self.COLUMNS
 
-    def rows(self, state: WizardState) -> Sequence[Row]:
+    def rows(self, state: WizardState) -> Sequence[TableRow]:
         return _rows(state, self._has_bars(state))
 
     def _has_bars(self, state: WizardState) -> bool:
@@ -121,14 +121,14 @@ class StrategyScreen(StepScreen):
 _WITH_BARS = [replace(one, least=one.most) if one.key == "speed" else one for one in StrategyScreen.COLUMNS]
 
 
-def _rows(state: WizardState, bars: bool) -> list[Row]:
+def _rows(state: WizardState, bars: bool) -> list[TableRow]:
     best = max((way.candidate.useful_speed_up for way in state.ways), default=0.0) if bars else 0.0
     return [_row(way, way is state.chosen, best) for way in state.ways]
 
 
-def _row(way: Way, chosen: bool, best: float) -> Row:
+def _row(way: RankedCandidate, chosen: bool, best: float) -> TableRow:
     """Return a row; its speed-up is drawn against the ``best`` one, unless that is 0."""
-    look, choice, key = Mark.CHOSEN if chosen else Mark.NOT_CHOSEN, way.choice, str(way.index)
+    look, choice, key = StatusMark.CHOSEN if chosen else StatusMark.NOT_CHOSEN, way.choice, str(way.index)
     advice = " recommended" if way.recommended else ""
     who = f" {choice.over}" if choice.alone else f" x{len(choice.members)}"
     who += " nccl" if choice.engine == "nccl" and not way.recommended else ""
@@ -137,11 +137,11 @@ def _row(way: Way, chosen: bool, best: float) -> Row:
         symbol, literal(choice.name, "bold" if chosen else ""), muted(who), (advice, "$text-success")
     )
     if way.problem:
-        return Row(key, (name, literal("does not fit", "$text-error"), *[Content("")] * 6), selectable=False)
-    return Row(key, (name, *_figures(way, best)))
+        return TableRow(key, (name, literal("does not fit", "$text-error"), *[Content("")] * 6), selectable=False)
+    return TableRow(key, (name, *_figures(way, best)))
 
 
-def _figures(way: Way, best: float) -> tuple[Content, ...]:
+def _figures(way: RankedCandidate, best: float) -> tuple[Content, ...]:
     found = way.candidate
     if not found.predicted:
         return (muted("not predicted"), *[Content("-")] * 6)
@@ -160,7 +160,7 @@ def _figures(way: Way, best: float) -> tuple[Content, ...]:
     )
 
 
-def _about(way: Way) -> list[Content]:
+def _about(way: RankedCandidate) -> list[Content]:
     found, choice = way.candidate, way.choice
     who = ", ".join(choice.members)
     over = f"{choice.over} (not encrypted)" if choice.engine == "nccl" else choice.over

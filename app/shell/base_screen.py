@@ -16,7 +16,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from app.shell.dialogs import CommandDialog, HelpDialog
-from app.shell.jump import JumpScreen, Place
+from app.shell.jump import JumpScreen, JumpTarget
 from app.shell.keys import EVERYWHERE, OF_SCREENS, Key, KeyBar, TooSmall, bindings, fit
 from app.shell.row_table import RowTable
 from app.shell.terminal_app import app_of
@@ -161,13 +161,13 @@ class BaseScreen(Screen[None]):
         else:
             self.notify("no row or field to go to here", timeout=1.5)
 
-    def _places(self) -> Iterator[Place]:
+    def _places(self) -> Iterator[JumpTarget]:
         for widget in self.focus_chain:
             if isinstance(widget, RowTable):
                 for key, line in widget.lines_of_rows():
-                    yield Place(Offset(widget.content_region.x, line), partial(_go, widget, key))
+                    yield JumpTarget(Offset(widget.content_region.x, line), partial(_go, widget, key))
             elif widget.region:
-                yield Place(widget.region.offset, partial(_go, widget))
+                yield JumpTarget(widget.region.offset, partial(_go, widget))
 
     def end_filters(self) -> bool:
         """Show all rows of all tables again; whether any were hidden."""

@@ -18,7 +18,7 @@ from app.console import visible
 from app.shell.keys import BESIDES, EVERYWHERE, WIDE, Key, TooSmall, fit, key_line
 from app.shell.row_table import RowTable
 from app.shell.terminal_app import app_of
-from app.shell.text import Column, Row, literal
+from app.shell.text import TableColumn, TableRow, literal
 from distributed.ssh.command_log import CommandRecord
 from distributed.ssh.host_keys import COMPARED
 
@@ -165,11 +165,11 @@ class CommandsDialog(Box[None]):
         self._commands = commands
 
     def body(self) -> ComposeResult:
-        yield RowTable((Column("command", "command", most=200, folds=True),), headed=False, id="commands")
+        yield RowTable((TableColumn("command", "command", most=200, folds=True),), headed=False, id="commands")
 
     def on_mount(self) -> None:
         table = self.query_one(RowTable)
-        table.show([Row(command, (literal(command),)) for command in self._commands])
+        table.show([TableRow(command, (literal(command),)) for command in self._commands])
         table.focus()
 
     def keys(self) -> tuple[Key, ...]:
@@ -293,7 +293,7 @@ class TextDialog(Box[str | None]):
         yield Static(Content("\n").join(self._about), id="about", markup=False)
         yield Input(self._value, password=self._secret, id="field")
         if self._choices:
-            columns = (Column("value", "value", most=30), Column("about", "about", most=60))
+            columns = (TableColumn("value", "value", most=30), TableColumn("about", "about", most=60))
             yield RowTable(columns, headed=False, id="choices")
 
     def keys(self) -> tuple[Key, ...]:
@@ -305,7 +305,9 @@ class TextDialog(Box[str | None]):
         field.cursor_blink = False
         self.begin()
         for table in self.query(RowTable):
-            table.show([Row(value, (literal(value), literal(about, "$text-muted"))) for value, about in self._choices])
+            table.show(
+                [TableRow(value, (literal(value), literal(about, "$text-muted"))) for value, about in self._choices]
+            )
             if self._value in [value for value, _ in self._choices]:
                 table.select(self._value)
 

@@ -14,7 +14,7 @@ from textual.widgets import Static
 LETTERS = "asdfghjklqwertyuiopzxcvbnmASDFGHJKLQWERTYUIOPZXCVBNM"
 
 
-class Place(NamedTuple):
+class JumpTarget(NamedTuple):
     """Where one can go to."""
 
     at: Offset
@@ -31,7 +31,7 @@ class JumpScreen(ModalScreen[None]):
                        text-style: bold reverse; }
     """
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, places: Sequence[JumpTarget]) -> None:
         super().__init__()
         self._places = dict(zip(LETTERS, places, strict=False))
 

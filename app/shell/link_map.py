@@ -38,7 +38,7 @@ _PLACES = (0.5, 0.42, 0.58, 0.34, 0.66, 0.26, 0.74)
 """Where a rate may stand on its line, the best place first."""
 
 
-class Way(NamedTuple):
+class LinkStyle(NamedTuple):
     """How a kind of link looks."""
 
     word: str
@@ -49,21 +49,21 @@ class Way(NamedTuple):
     style: str
 
 
-class Kind(Enum):
+class LinkMedium(Enum):
     """What a link goes over."""
 
-    CABLE = Way("cable", "━━━", 1, 0, "$text-primary")
-    AIR = Way("Wi-Fi", "╍ ╍", 6, 4, "$text-warning")
-    RELAY = Way("relayed", "· ·", 2, 4, "$text-error")
+    CABLE = LinkStyle("cable", "━━━", 1, 0, "$text-primary")
+    AIR = LinkStyle("Wi-Fi", "╍ ╍", 6, 4, "$text-warning")
+    RELAY = LinkStyle("relayed", "· ·", 2, 4, "$text-error")
 
 
 @dataclass(frozen=True)
-class Line:
+class MapLink:
     """The link between two machines."""
 
     one: str
     other: str
-    kind: Kind
+    kind: LinkMedium
     mbit: float = 0.0
     """In one direction ..."""
     back: float = 0.0
@@ -77,14 +77,14 @@ class Line:
     def thickness(self) -> int:
         """Points across; the slower direction decides, as it does for an exchange."""
         slower = min(self.mbit, self.back or self.mbit)
-        return 1 if self.kind is Kind.RELAY else 1 + sum(slower >= bound for bound in _CLASSES)
+        return 1 if self.kind is LinkMedium.RELAY else 1 + sum(slower >= bound for bound in _CLASSES)
 
     @property
     def label(self) -> str:
         """``941``, or ``94-211`` where the directions differ much."""
         slow, fast = sorted((self.mbit, self.back or self.mbit))
-        if self.kind is Kind.RELAY or fast <= 0:
-            return self.kind.value.word if self.kind is Kind.RELAY else ""
+        if self.kind is LinkMedium.RELAY or fast <= 0:
+            return self.kind.value.word if self.kind is LinkMedium.RELAY else ""
         return f"{slow:.3g}-{fast:.3g}" if fast > 1.5 * slow else f"{slow:.4g}"
 
 
@@ -110,7 +110,7 @@ class _Box(NamedTuple):
 
 
 def drawn(
-    names: Sequence[str], lines: Sequence[Line], width: int, height: int, *, chosen: Collection[str] = (),
+    names: Sequence[str], lines: Sequence[MapLink], width: int, height: int, *, chosen: Collection[str] = (),
     ascii_only: bool = False,
 ) -> Content:  # fmt: skip
     """Return the map, in at most so many cells; empty where there is no room for it.
@@ -138,9 +138,9 @@ def drawn(
     return Content("\n").join(canvas.line(y, width) for y in range(bottom))
 
 
-def legend(lines: Sequence[Line]) -> Content:
+def legend(lines: Sequence[MapLink]) -> Content:
     """Return what the lines mean, of those that there are."""
-    kinds = [kind.value for kind in Kind if any(line.kind is kind for line in lines)]
+    kinds = [kind.value for kind in LinkMedium if any(line.kind is kind for line in lines)]
     parts = [Content.assemble((kind.sample, kind.style), " ", muted(kind.word)) for kind in kinds]
     unit = [muted("Mbit/s; the thicker, the faster")] if any(line.mbit for line in lines) else []
     return Content("   ").join([*parts, *unit])
@@ -191,7 +191,7 @@ class _Canvas:
     texts: dict[tuple[int, int], tuple[str, str]] = field(default_factory=dict)
     """Characters with their styles; what a wide one covers is an empty text."""
 
-    def draw(self, line: Line, one: _Box, other: _Box, chosen: bool) -> None:
+    def draw(self, line: MapLink, one: _Box, other: _Box, chosen: bool) -> None:
         """Draw a link from the middle of a box to that of another."""
         fine_x, fine_y = (1, 1) if self.ascii_only else (2, 4)
         (x0, y0), (x1, y1) = ((box.centre[0] * fine_x, box.centre[1] * fine_y) for box in (one, other))
@@ -210,7 +210,7 @@ class _Canvas:
                 point = (int(x + (0 if flat else aside)), int(y + (aside if flat else 0)))
                 self._point(*point, line, style)
 
-    def _point(self, x: int, y: int, line: Line, style: str) -> None:
+    def _point(self, x: int, y: int, line: MapLink, style: str) -> None:
         cell = (x, y) if self.ascii_only else (x // 2, y // 4)
         if cell in self.taken or min(cell) < 0:
             return
@@ -218,14 +218,14 @@ class _Canvas:
         self.looks[cell] = (line.thickness, style)
         self.owners.setdefault(cell, set()).add(line.ends)
 
-    def write_rate(self, line: Line, one: _Box, other: _Box, chosen: bool) -> None:
+    def write_rate(self, line: MapLink, one: _Box, other: _Box, chosen: bool) -> None:
         """Write the rate on a link where it hides no other one; that of the chosen link in any case."""
         if not line.label:
             return
         (x0, y0), (x1, y1) = one.centre, other.centre
         for careful in (True, False) if chosen else (True,):
             for text in (f" {line.label} Mbit/s ", f" {line.label} "):
-                if "Mbit/s" in text and (line.kind is Kind.RELAY or abs(x1 - x0) < len(text) + 26):
+                if "Mbit/s" in text and (line.kind is LinkMedium.RELAY or abs(x1 - x0) < len(text) + 26):
                     continue
                 for place in _PLACES:
                     left = round(x0 + (x1 - x0) * place - len(text) / 2)

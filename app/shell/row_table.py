@@ -19,7 +19,7 @@ from textual.visual import Visual
 from textual.widgets import Input
 
 from app.shell.terminal_app import app_of
-from app.shell.text import MARGIN, Column, Line, Row, draw, header, literal, widths
+from app.shell.text import MARGIN, TableColumn, TableLine, TableRow, draw, header, literal, widths
 
 
 class RowTable(ScrollView, can_focus=True):
@@ -76,22 +76,22 @@ class RowTable(ScrollView, can_focus=True):
         """Other rows are wanted: ``table.filter_text`` has changed."""
 
     def __init__(
-        self, columns: Sequence[Column], *, empty: Content | str = "", headed: bool = True, id: str | None = None
+        self, columns: Sequence[TableColumn], *, empty: Content | str = "", headed: bool = True, id: str | None = None
     ) -> None:
         super().__init__(id=id)
         self._columns = tuple(columns)
         self._headed = headed
         self._empty = Content(empty) if isinstance(empty, str) else empty
-        self._all: tuple[Row, ...] = ()
-        self._rows: tuple[Row, ...] = ()
-        self._lines: list[Line] = []
+        self._all: tuple[TableRow, ...] = ()
+        self._rows: tuple[TableRow, ...] = ()
+        self._lines: list[TableLine] = []
         self._cursor = ""
         self._room = 0
         self._header: list[Content] = []
 
     # ------------------------------------------------------------------------------------------------- contents
 
-    def show(self, rows: Iterable[Row], *, columns: Sequence[Column] | None = None) -> None:
+    def show(self, rows: Iterable[TableRow], *, columns: Sequence[TableColumn] | None = None) -> None:
         """Show these rows; the cursor stays on its row, or goes to the one that took its place."""
         rows = tuple(rows)
         columns = self._columns if columns is None else tuple(columns)
@@ -113,7 +113,7 @@ class RowTable(ScrollView, can_focus=True):
         return self._cursor
 
     @property
-    def row(self) -> Row | None:
+    def row(self) -> TableRow | None:
         """The row that the cursor is on."""
         return next((row for row in self._rows if row.key == self._cursor), None)
 
@@ -164,11 +164,11 @@ class RowTable(ScrollView, can_focus=True):
             self.refresh()
         self._to_cursor()
 
-    def _when_empty(self, room: int) -> list[Line]:
+    def _when_empty(self, room: int) -> list[TableLine]:
         nothing = literal(f"nothing here contains '{self.filter_text}'; esc ends the filter")
         text = nothing if self._all else self._empty
         parts = [part for line in text.split("\n", allow_blank=True) for part in (line.wrap(room) if line else [line])]
-        return [Line("", part, True) for part in parts]
+        return [TableLine("", part, True) for part in parts]
 
     @property
     def _headers(self) -> int:
@@ -204,7 +204,7 @@ class RowTable(ScrollView, can_focus=True):
             return self._strip(Content(" " * MARGIN) + line.content, width, base)
         return self._cursor_line(line, width)
 
-    def _cursor_line(self, line: Line, width: int) -> Strip:
+    def _cursor_line(self, line: TableLine, width: int) -> Strip:
         pointer = self._style("row-table--pointer").rich_style
         style = self._style("row-table--cursor") if self.has_focus else self._style("row-table--row")
         if self.has_focus and app_of(self).no_color:

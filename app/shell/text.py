@@ -28,7 +28,7 @@ def join(*parts: Content | str, between: str = "  ") -> Content:
     return Content(between).join(kept)
 
 
-class Mark(Enum):
+class StatusMark(Enum):
     """A state that anything shown may be in: its symbol, of one cell, and a style of the theme."""
 
     OK = "✓", "$text-success"
@@ -82,7 +82,7 @@ _FIGURE = 12
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A column; what it shows is at the same place in every row."""
 
     key: str
@@ -106,7 +106,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A row; ``key`` tells it from others while the rows change."""
 
     key: str
@@ -122,7 +122,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Line:
+class TableLine:
     """One line of the table as it is drawn."""
 
     row: str
@@ -131,7 +131,7 @@ class Line:
     first: bool
 
 
-def widths(columns: Sequence[Column], rows: Sequence[Row], room: int) -> dict[str, int]:
+def widths(columns: Sequence[TableColumn], rows: Sequence[TableRow], room: int) -> dict[str, int]:
     """Return the cells of each column that is shown, for a table of ``room`` cells."""
     wanted = {column.key: _natural(place, column, rows) for place, column in enumerate(columns)}
     shown = list(columns)
@@ -148,30 +148,30 @@ def widths(columns: Sequence[Column], rows: Sequence[Row], room: int) -> dict[st
     return {column.key: wanted[column.key] for column in shown}
 
 
-def whole_width(columns: Sequence[Column], rows: Sequence[Row]) -> int:
+def whole_width(columns: Sequence[TableColumn], rows: Sequence[TableRow]) -> int:
     """Return the cells of a table in which nothing is cut that is not longer than its column may be."""
     return MARGIN + _total(columns, {one.key: _natural(place, one, rows) for place, one in enumerate(columns)})
 
 
-def _natural(place: int, column: Column, rows: Sequence[Row]) -> int:
+def _natural(place: int, column: TableColumn, rows: Sequence[TableRow]) -> int:
     cells = _longest(place, rows)
     return max(min(column.most, max(len(column.label), cells)), _whole(column, cells))
 
 
-def _longest(place: int, rows: Sequence[Row]) -> int:
+def _longest(place: int, rows: Sequence[TableRow]) -> int:
     return max((row.cells[place].cell_length for row in rows if place < len(row.cells)), default=0)
 
 
-def _whole(column: Column, cells: int) -> int:
+def _whole(column: TableColumn, cells: int) -> int:
     """Cells below which a column of ``cells`` does not shrink: a figure without its exponent would be another one."""
     return min(cells, _FIGURE) if column.right else 0
 
 
-def _total(columns: Sequence[Column], wanted: Mapping[str, int]) -> int:
+def _total(columns: Sequence[TableColumn], wanted: Mapping[str, int]) -> int:
     return sum(wanted[column.key] for column in columns) + GAP * (len(columns) - 1)
 
 
-def _shrink(shown: Sequence[Column], wanted: dict[str, int], floors: Mapping[str, int], room: int) -> bool:
+def _shrink(shown: Sequence[TableColumn], wanted: dict[str, int], floors: Mapping[str, int], room: int) -> bool:
     """Take cells from the widest columns, the first one excepted, until they fit; whether that was possible."""
     excess = _total(shown, wanted) - room
     spare = sum(max(0, wanted[column.key] - floors[column.key]) for column in shown[1:])
@@ -191,7 +191,7 @@ def _shrink(shown: Sequence[Column], wanted: dict[str, int], floors: Mapping[str
     return True
 
 
-def header(columns: Sequence[Column], cells: Mapping[str, int]) -> list[Content]:
+def header(columns: Sequence[TableColumn], cells: Mapping[str, int]) -> list[Content]:
     """Return the lines of labels: a label wider than its column takes two."""
     shown = [column for column in columns if column.key in cells]
     labels = [literal(column.label).wrap(cells[column.key])[:_HEADER_LINES] for column in shown]
@@ -204,7 +204,7 @@ def header(columns: Sequence[Column], cells: Mapping[str, int]) -> list[Content]
     return lines
 
 
-def draw(columns: Sequence[Column], row: Row, cells: Mapping[str, int], room: int) -> list[Line]:
+def draw(columns: Sequence[TableColumn], row: TableRow, cells: Mapping[str, int], room: int) -> list[TableLine]:
     """Return the lines of one row: its first cell is folded and never cut, others may end with an ellipsis."""
     shown = [(place, column) for place, column in enumerate(columns) if column.key in cells and place < len(row.cells)]
     parts = [_parts(row.cells[place], column, cells[column.key], place == 0) for place, column in shown]
@@ -212,19 +212,19 @@ def draw(columns: Sequence[Column], row: Row, cells: Mapping[str, int], room: in
     for number in range(max((len(part) for part in parts), default=1)):
         pieces = [part[number] if number < len(part) else Content("") for part in parts]
         fitted = [_fitted(piece, column, cells[column.key]) for piece, (_, column) in zip(pieces, shown)]
-        lines.append(Line(row.key, Content(" " * GAP).join(fitted).rstrip(), number == 0))
+        lines.append(TableLine(row.key, Content(" " * GAP).join(fitted).rstrip(), number == 0))
     for detail in row.detail:
-        lines += [Line(row.key, Content("  ") + part, False) for part in _wrapped(detail, max(8, room - 2))]
+        lines += [TableLine(row.key, Content("  ") + part, False) for part in _wrapped(detail, max(8, room - 2))]
     return lines
 
 
-def _parts(cell: Content, column: Column, width: int, first: bool) -> list[Content]:
+def _parts(cell: Content, column: TableColumn, width: int, first: bool) -> list[Content]:
     if first and not column.folds:
         return cell.fold(width)  # every sign of a name, where it does not fit: spaces too
     return [line.rstrip() for line in _wrapped(cell, width)] if column.folds else [cell]
 
 
-def _fitted(cell: Content, column: Column, width: int) -> Content:
+def _fitted(cell: Content, column: TableColumn, width: int) -> Content:
     if cell.cell_length > width:
         return cell.truncate(width, ellipsis=True)
     padding = width - cell.cell_length

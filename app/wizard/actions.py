@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from app.wizard.dependencies import action, blockers
-from app.wizard.records import GOOD, Check, Launch, MachineRow, Need, Status, Strategy
-from app.wizard.state import ORDER, Answers, Kind, Part, Step, after, before
+from app.wizard.records import GOOD, AccessNeed, Check, ItemStatus, LaunchProgress, MachineRow, StrategyRanking
+from app.wizard.state import ORDER, Answers, StatePart, Step, TaskKind, after, before
 from app.wizard.state import WizardState as State
 from profiles.errors import BadInput
 
@@ -28,7 +28,7 @@ def _to(state: State, step: Step) -> State:
     """Show a step; runs and profiles are read anew for Home."""
     reached = step if ORDER.index(step) > ORDER.index(state.reached) else state.reached
     state = replace(state, step=step, reached=reached)
-    return _again(state, Kind.HOME) if step is Step.HOME else state
+    return _again(state, TaskKind.HOME) if step is Step.HOME else state
 
 
 @action
@@ -45,7 +45,7 @@ def go_on(state: State) -> State:
 @action
 def go_back(state: State) -> State:
     """To the step before; from a run that trains to Home, as behind it lies a plan that is carried out."""
-    if state.step is Step.LAUNCH and state.launch.status is Status.WORKING:
+    if state.step is Step.LAUNCH and state.launch.status is ItemStatus.WORKING:
         return state.noting(_STARTING)
     home = state.step is Step.LAUNCH and state.started
     return _to(state, Step.HOME if home else before(state.step, state.far))
@@ -54,7 +54,7 @@ def go_back(state: State) -> State:
 @action
 def go_to(state: State, step: Step) -> State:
     """To any step that was reached already, or back to Home."""
-    if state.step is Step.LAUNCH and state.launch.status is Status.WORKING:
+    if state.step is Step.LAUNCH and state.launch.status is ItemStatus.WORKING:
         return state.noting(_STARTING)
     if step is Step.LAUNCH or ORDER.index(step) > ORDER.index(state.reached):
         return state.noting(f"{step.heading} comes later")
@@ -64,7 +64,7 @@ def go_to(state: State, step: Step) -> State:
 @action
 def new_setup(state: State) -> State:
     """From Home: begin with the machines."""
-    return _to(_anew(state, Kind.LAUNCH) if state.started else state, Step.MACHINES)
+    return _to(_anew(state, TaskKind.LAUNCH) if state.started else state, Step.MACHINES)
 
 
 @action
@@ -72,14 +72,14 @@ def rerun(state: State, profile: str) -> State:
     """From Home: a profile with its machines, at the Plan."""
     kept = state.answers
     answers = Answers(typed=kept.typed, trusted=kept.trusted, profile=profile)
-    state = replace(_anew(state, Kind.LAUNCH), answers=answers, preselected=True)
-    return _to(state.ordering(Kind.SAVED_MACHINES, profile), Step.PLAN)
+    state = replace(_anew(state, TaskKind.LAUNCH), answers=answers, preselected=True)
+    return _to(state.ordering(TaskKind.SAVED_MACHINES, profile), Step.PLAN)
 
 
 @action
 def doctor(state: State) -> State:
     """Look at this computer only."""
-    return state.ordering(Kind.DOCTOR)
+    return state.ordering(TaskKind.DOCTOR)
 
 
 # --------------------------------------------------------------------------------------------------------------- retry
@@ -90,40 +90,40 @@ def retry(state: State, key: str = "") -> State:
     """Do the step's work again: of a row, or of all rows that did not go well. Takes a skipped machine back in."""
     match state.step:
         case Step.HOME:
-            return _again(state, Kind.HOME)
+            return _again(state, TaskKind.HOME)
         case Step.MACHINES:
             return state.noting("the search for machines never stops")
         case Step.ACCESS:
             for row in state.access:
-                if row.key == key or (not key and row.status in (Status.FAILED, Status.WARNING)):
-                    state = _anew(state, Kind.ACCESS, row.key)
+                if row.key == key or (not key and row.status in (ItemStatus.FAILED, ItemStatus.WARNING)):
+                    state = _anew(state, TaskKind.ACCESS, row.key)
             return _unskipped(state, key)
         case Step.CHECKS:
-            return _unskipped(_anew(state, Kind.CHECKS), key)
+            return _unskipped(_anew(state, TaskKind.CHECKS), key)
         case Step.LINKS:
-            return state.noting(UNDER_WAY) if state.links.status is Status.WORKING else _anew(state, Kind.LINKS)
+            return state.noting(UNDER_WAY) if state.links.status is ItemStatus.WORKING else _anew(state, TaskKind.LINKS)
         case Step.JOB:
-            return _again(state, Kind.JOB, Kind.DATA, Kind.FITS)
-        case Step.STRATEGY if state.strategy.status is Status.WORKING:
+            return _again(state, TaskKind.JOB, TaskKind.DATA, TaskKind.FITS)
+        case Step.STRATEGY if state.strategy.status is ItemStatus.WORKING:
             return state.noting(UNDER_WAY)
         case Step.STRATEGY:  # after a failure once more; otherwise with new figures
-            return _anew(state, Kind.FORECAST, found=Strategy(measure=state.strategy.status in GOOD))
+            return _anew(state, TaskKind.FORECAST, found=StrategyRanking(measure=state.strategy.status in GOOD))
         case Step.PLAN:
-            failed = state.strategy.status is Status.FAILED
-            return _anew(_anew(state, Kind.FORECAST) if failed else state, Kind.PLAN)
-    if state.launch.status is not Status.FAILED:
+            failed = state.strategy.status is ItemStatus.FAILED
+            return _anew(_anew(state, TaskKind.FORECAST) if failed else state, TaskKind.PLAN)
+    if state.launch.status is not ItemStatus.FAILED:
         return state
     return confirm(IN_CLEAR).on(replace(state, step=Step.PLAN))  # as it was confirmed before
 
 
-def _again(state: State, *kinds: Kind) -> State:
+def _again(state: State, *kinds: TaskKind) -> State:
     """Have parts worked out once more; what is shown stays meanwhile."""
     for kind in kinds:
         state = state.putting(kind, part=state.part(kind).again())
     return state
 
 
-def _anew(state: State, kind: Kind, key: str = "", found: object = None) -> State:
+def _anew(state: State, kind: TaskKind, key: str = "", found: object = None) -> State:
     fresh = state.empty(kind)
     return state.putting(kind, key, replace(fresh, found=found or fresh.found, inputs=state.part(kind, key).inputs))
 
@@ -188,7 +188,7 @@ def remove_machine(state: State, text: str) -> State:
 def trust_key(state: State, key: str, fingerprint: str) -> State:
     """A person has compared the fingerprint with the machine's own."""
     row = state.access_of(key)
-    if row is None or row.need is not Need.TRUST or row.fingerprint != fingerprint:
+    if row is None or row.need is not AccessNeed.TRUST or row.fingerprint != fingerprint:
         return state.noting("that is not the host key that the machine shows")
     pair = (key, fingerprint)
     return state.answering(trusted=(*(known for known in state.answers.trusted if known != pair), pair))
@@ -198,12 +198,12 @@ def trust_key(state: State, key: str, fingerprint: str) -> State:
 def install_key(state: State, key: str) -> State:
     """Install our key with the password that ``Wizard.give_password`` was given."""
     row = state.access_of(key)
-    if row is None or row.need is not Need.PASSWORD:
+    if row is None or row.need is not AccessNeed.PASSWORD:
         return state.noting("this machine needs no password")
-    if state.is_under_way(Kind.INSTALL_KEY, key):
+    if state.is_under_way(TaskKind.INSTALL_KEY, key):
         return state.noting(UNDER_WAY)
-    state = state.putting(Kind.ACCESS, key, status=Status.WORKING, words=Kind.INSTALL_KEY.value)
-    return state.ordering(Kind.INSTALL_KEY, key)
+    state = state.putting(TaskKind.ACCESS, key, status=ItemStatus.WORKING, words=TaskKind.INSTALL_KEY.value)
+    return state.ordering(TaskKind.INSTALL_KEY, key)
 
 
 @action
@@ -233,10 +233,10 @@ def fix_all(state: State) -> State:
 
 
 def _repair(state: State, rows: Iterable[Check]) -> State:
-    keys = tuple(row.key for row in rows if row.fixable and row.status is not Status.SKIPPED)
+    keys = tuple(row.key for row in rows if row.fixable and row.status is not ItemStatus.SKIPPED)
     if not keys or state.under_repair.issuperset(keys):
         return state.noting("no problem there can be fixed from here")
-    return state.ordering(Kind.REPAIR, inputs=keys)
+    return state.ordering(TaskKind.REPAIR, inputs=keys)
 
 
 # --------------------------------------------------------------------------------------------------- job and strategy
@@ -311,7 +311,7 @@ def _not_yet(state: State, said: str) -> tuple[str, ...]:
 def save_only(state: State, said: str = "") -> State:
     """Write the profile and its files, and start nothing; ``said`` as for :func:`confirm`."""
     reasons = _not_yet(state, said)
-    return state.noting(reasons[0]) if reasons else state.ordering(Kind.SAVE, inputs=state.plan.inputs)
+    return state.noting(reasons[0]) if reasons else state.ordering(TaskKind.SAVE, inputs=state.plan.inputs)
 
 
 @action
@@ -327,15 +327,15 @@ def confirm(state: State, said: str = "", another: bool = False) -> State:
     reasons = _not_yet(state, said)
     if reasons:
         return state.noting(reasons[0])
-    state = state.putting(Kind.LAUNCH, part=Part(Launch(), status=Status.WORKING))
-    return _to(state.ordering(Kind.LAUNCH), Step.LAUNCH)
+    state = state.putting(TaskKind.LAUNCH, part=StatePart(LaunchProgress(), status=ItemStatus.WORKING))
+    return _to(state.ordering(TaskKind.LAUNCH), Step.LAUNCH)
 
 
 @action
 def drop(state: State, key: str) -> State:
     """At Launch: leave a machine out of a start that failed; back to the Plan, which is made anew."""
     row = next((row for row in state.members if key in (row.key, row.name)), None)
-    if state.launch.status is not Status.FAILED or row is None:
+    if state.launch.status is not ItemStatus.FAILED or row is None:
         return state.noting("machines can be dropped only after a launch has failed")
     if len(state.members) == 1:
         return state.noting("it is the only machine")

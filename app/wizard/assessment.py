@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from app.wizard.records import FINE, Access, Assessment, Need, Status
+from app.wizard.records import FINE, Access, AccessNeed, Assessment, ItemStatus
 from distributed.discovery.network_interfaces import PathKind, interface_kind
 from profiles.errors import counted
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # modules that load SSH, which the first screen does without
     from distributed.ssh.access import AccessReport
     from training.runs import RunSummary
 
-_LEVELS = {"ok": Status.OK, "warning": Status.WARNING, "problem": Status.FAILED}
+_LEVELS = {"ok": ItemStatus.OK, "warning": ItemStatus.WARNING, "problem": ItemStatus.FAILED}
 _ASYMMETRIC = 1.5
 """Times that one direction of a link is faster than the other, from which it is worth a word."""
 _LOST = 0.01
@@ -24,11 +24,16 @@ _LOST = 0.01
 
 # ---------------------------------------------------------------------------------------------------------------- home
 
-_ENDINGS = {"completed": Status.OK, "cancelled": Status.STOPPED, "failed": Status.FAILED, "damaged": Status.FAILED}
+_ENDINGS = {
+    "completed": ItemStatus.OK,
+    "cancelled": ItemStatus.STOPPED,
+    "failed": ItemStatus.FAILED,
+    "damaged": ItemStatus.FAILED,
+}
 
 
 def of_run(run: RunSummary) -> Assessment:
-    status = Status.WORKING if run.live else _ENDINGS.get(run.status, Status.WARNING)
+    status = ItemStatus.WORKING if run.live else _ENDINGS.get(run.status, ItemStatus.WARNING)
     fix = "check its folder, or remove it" if run.damage else ""
     return Assessment(status=status, words=run.status, cause=run.damage, fix=fix)
 
@@ -51,15 +56,15 @@ _CAUSES = {
 def of_report(report: AccessReport) -> Assessment:
     """Judge the login on a machine; what waits for a person has not failed."""
     if report.ok:
-        return Assessment(status=Status.OK, words="ok")
+        return Assessment(status=ItemStatus.OK, words="ok")
     need = Access("", report=report).need
-    status = Status.FAILED if need is Need.NOTHING else Status.WARNING
+    status = ItemStatus.FAILED if need is AccessNeed.NOTHING else ItemStatus.WARNING
     return Assessment(status=status, words=_CAUSES.get(report.cause, ""), cause=report.problem, fix=_fix(report, need))
 
 
-def _fix(report: AccessReport, need: Need) -> str:
+def _fix(report: AccessReport, need: AccessNeed) -> str:
     host, _, port = report.where.rpartition(":")
-    if need is Need.PASSWORD:
+    if need is AccessNeed.PASSWORD:
         place = f"{report.user}@{host}" if port in ("", "22") else f"-p {port} {report.user}@{host}"
         return f"give its password once, to install a key (or install it yourself: ssh-copy-id {place})"
     if report.unknown_key is not None:
@@ -71,7 +76,7 @@ def _fix(report: AccessReport, need: Need) -> str:
 
 def of_finding(finding: Finding) -> Assessment:
     status = _LEVELS[finding.level]
-    return Assessment(status=status, cause=finding.seen if status is not Status.OK else "", fix=finding.fix)
+    return Assessment(status=status, cause=finding.seen if status is not ItemStatus.OK else "", fix=finding.fix)
 
 
 def of_findings(findings: Sequence[Finding]) -> Assessment:
@@ -80,7 +85,7 @@ def of_findings(findings: Sequence[Finding]) -> Assessment:
     warnings = [finding for finding in findings if finding.level == "warning"]
     worst = next(iter(problems or warnings), None)
     if worst is None:
-        return Assessment(status=Status.OK, words="ready")
+        return Assessment(status=ItemStatus.OK, words="ready")
     words = counted(len(problems), "problem") if problems else counted(len(warnings), "warning")
     return Assessment(status=_LEVELS[worst.level], words=words, cause=worst.seen, fix=worst.fix)
 
@@ -94,17 +99,17 @@ def of_pair(pair: PairFigures) -> Assessment:
     if figures is None:
         cause = pair.problem or "no connection between the two"
         fix = "check firewalls between them; until then, their traffic is relayed"
-        return Assessment(status=Status.FAILED, words="no connection", cause=cause, fix=fix)
+        return Assessment(status=ItemStatus.FAILED, words="no connection", cause=cause, fix=fix)
     warnings = warnings_of(pair)
     fix = "a cable would help most" if figures.wireless or figures.wireless_back else ""
-    status = Status.WARNING if warnings else Status.OK
+    status = ItemStatus.WARNING if warnings else ItemStatus.OK
     return Assessment(status=status, cause=warnings[0] if warnings else "", fix=fix)
 
 
 def of_pairs(pairs: Sequence[PairFigures]) -> Assessment:
     """Judge all links together; each of them says what is wrong with it."""
-    weak = any(of_pair(pair).status is not Status.OK for pair in pairs)
-    return Assessment(status=Status.WARNING) if weak else FINE
+    weak = any(of_pair(pair).status is not ItemStatus.OK for pair in pairs)
+    return Assessment(status=ItemStatus.WARNING) if weak else FINE
 
 
 def path_of(pair: PairFigures) -> str:

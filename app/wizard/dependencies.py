@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from app.wizard.records import GOOD, UNSETTLED, Access, Check, MachineRow, Need, Status, Way
-from app.wizard.state import Action, Change, Kind, Part, Step, Task, WizardState
+from app.wizard.records import GOOD, UNSETTLED, Access, AccessNeed, Check, ItemStatus, MachineRow, RankedCandidate
+from app.wizard.state import Action, ServiceTask, StatePart, Step, TaskKind, Transition, WizardState
 
-C = TypeVar("C", bound=Change)
+C = TypeVar("C", bound=Transition)
 P = ParamSpec("P")
 _OF_THE_DATA = (
     "model", "dataset", "dataset_path", "task", "text_column", "long_audio", "max_broken_share", "block_size"
@@ -31,39 +31,40 @@ def needs_no_figures(state: WizardState) -> bool:
 
 
 DEPENDENT = (
-    Kind.ACCESS, Kind.CHECKS, Kind.LINKS, Kind.JOB, Kind.DATA, Kind.FITS, Kind.FORECAST, Kind.INTERVAL, Kind.PLAN
+    TaskKind.ACCESS, TaskKind.CHECKS, TaskKind.LINKS, TaskKind.JOB, TaskKind.DATA, TaskKind.FITS,
+    TaskKind.FORECAST, TaskKind.INTERVAL, TaskKind.PLAN,
 )  # fmt: skip
 """Parts in the order in which one follows from another; what is not here is done when a person says so."""
 
 
-def inputs(state: WizardState, kind: Kind, key: str = "") -> object:
+def inputs(state: WizardState, kind: TaskKind, key: str = "") -> object:
     """Return the answers on which a part depends; ``None`` where on none."""
     answers, members = state.answers, tuple(map(_place, state.members))
     match kind:
-        case Kind.ACCESS:
+        case TaskKind.ACCESS:
             trusted = tuple(pair for pair in answers.trusted if pair[0] == key)
             return next(((*_place(row), trusted) for row in state.picked if row.key == key), None)
-        case Kind.CHECKS:
+        case TaskKind.CHECKS:
             return tuple(map(_place, state.picked))
-        case Kind.LINKS:
+        case TaskKind.LINKS:
             return members
-        case Kind.JOB:
+        case TaskKind.JOB:
             return answers.job
-        case Kind.DATA:
+        case TaskKind.DATA:
             return answers.profile, tuple(pair for pair in answers.options if pair[0] in _OF_THE_DATA)
-        case Kind.FITS:
+        case TaskKind.FITS:
             return members, answers.job
-        case Kind.FORECAST:
+        case TaskKind.FORECAST:
             return members, answers.job, answers.preference
-        case Kind.INTERVAL:
+        case TaskKind.INTERVAL:
             return _interval(state)
-        case Kind.PLAN:
+        case TaskKind.PLAN:
             way = (state.chosen.identity, state.chosen.interval) if state.chosen is not None else ()
             return members, answers.job, answers.preference, way, state.strategy.status, answers.save_as
     return None
 
 
-def is_current(state: WizardState, task: Task) -> bool:
+def is_current(state: WizardState, task: ServiceTask) -> bool:
     """Whether the answers a task was begun for still hold."""
     return task.kind not in DEPENDENT or task.inputs == inputs(state, task.kind, task.key)
 
@@ -72,7 +73,7 @@ def _place(row: MachineRow) -> tuple[object, ...]:
     return row.key, row.entry.host, row.entry.port, row.entry.user
 
 
-def _interval(state: WizardState) -> tuple[Way, int] | None:
+def _interval(state: WizardState) -> tuple[RankedCandidate, int] | None:
     """Return the chosen way as it was predicted and the H that is wanted of it, where that is another one."""
     chosen, steps = state.chosen, state.answers.interval
     base = next((way for way in state.strategy.found.ways if chosen and way.index == chosen.index), None)
@@ -85,20 +86,20 @@ def _interval(state: WizardState) -> tuple[Way, int] | None:
 def settle(state: WizardState) -> WizardState:
     """Return the state with every part that its answers no longer fit put back to ``waiting``."""
     for kind in DEPENDENT:
-        for key in [row.key for row in state.picked if not row.here] if kind is Kind.ACCESS else [""]:
+        for key in [row.key for row in state.picked if not row.here] if kind is TaskKind.ACCESS else [""]:
             wanted, part = inputs(state, kind, key), state.part(kind, key)
             if part.inputs != wanted:
                 state = state.putting(kind, key, _fresh(state, kind, part, wanted))
     return state
 
 
-def _fresh(state: WizardState, kind: Kind, old: Part[Any], wanted: object) -> Part[Any]:
+def _fresh(state: WizardState, kind: TaskKind, old: StatePart[Any], wanted: object) -> StatePart[Any]:
     """Return a part to be worked out. What a form shows stays until then: it must not flicker."""
-    if kind is Kind.PLAN and state.strategy.status is Status.FAILED:
+    if kind is TaskKind.PLAN and state.strategy.status is ItemStatus.FAILED:
         failed = state.strategy  # where no way can be predicted, there is no plan for the same reason
         return replace(state.empty(kind), status=failed.status, cause=failed.cause, fix=failed.fix, inputs=wanted)
-    stays = kind is Kind.JOB
-    if kind is Kind.INTERVAL and isinstance(old.inputs, tuple) and isinstance(wanted, tuple):
+    stays = kind is TaskKind.JOB
+    if kind is TaskKind.INTERVAL and isinstance(old.inputs, tuple) and isinstance(wanted, tuple):
         stays = old.inputs[0] == wanted[0]  # the same way with another H
     return replace(old.again() if stays else state.empty(kind), inputs=wanted)
 
@@ -106,7 +107,7 @@ def _fresh(state: WizardState, kind: Kind, old: Part[Any], wanted: object) -> Pa
 # --------------------------------------------------------------------------------------------------------------- apply
 
 
-def apply(state: WizardState, change: Change) -> WizardState:
+def apply(state: WizardState, change: Transition) -> WizardState:
     """Return the state after a change. It never raises."""
     if isinstance(change, Action) and state.notice:
         state = replace(state, notice="")
@@ -130,27 +131,27 @@ def told_as(kind: type[C]) -> Callable[[Callable[Concatenate[WizardState, P], Wi
     return wrap
 
 
-action, observation = told_as(Action), told_as(Change)
+action, observation = told_as(Action), told_as(Transition)
 """What a person can do, and what the machines' side can tell."""
 
 
 # -------------------------------------------------------------------------------------------------------------- wanted
 
 
-def wanted(state: WizardState) -> tuple[Task, ...]:
+def wanted(state: WizardState) -> tuple[ServiceTask, ...]:
     """Return what is to be asked for: what a person ordered, and what the step shown needs and is still waiting."""
-    needed = (Task(kind, key, inputs(state, kind, key)) for kind, key in _needed(state))
+    needed = (ServiceTask(kind, key, inputs(state, kind, key)) for kind, key in _needed(state))
     return (*state.orders, *needed)
 
 
-def _needed(state: WizardState) -> Iterator[tuple[Kind, str]]:
+def _needed(state: WizardState) -> Iterator[tuple[TaskKind, str]]:
     if state.step is Step.ACCESS:
-        yield from ((Kind.ACCESS, row.key) for row in state.access if row.status is Status.WAITING)
+        yield from ((TaskKind.ACCESS, row.key) for row in state.access if row.status is ItemStatus.WAITING)
     for kind in _NEEDED.get(state.step, ()):
-        if state.part(kind).status is Status.WAITING and (kind not in _READY or _READY[kind](state)):
+        if state.part(kind).status is ItemStatus.WAITING and (kind not in _READY or _READY[kind](state)):
             yield kind, ""
-    if state.step is Step.CHECKS and any(row.status is Status.WAITING for row in state.checks):
-        yield Kind.CHECKS, ""
+    if state.step is Step.CHECKS and any(row.status is ItemStatus.WAITING for row in state.checks):
+        yield TaskKind.CHECKS, ""
 
 
 def _is_moving(state: WizardState) -> bool:
@@ -160,31 +161,31 @@ def _is_moving(state: WizardState) -> bool:
 def _is_decided(state: WizardState) -> bool:
     """Whether the way to train is known, or there is none to choose."""
     moving = _is_moving(state) and state.moved.status in UNSETTLED
-    alone = needs_no_figures(state) and state.strategy.status is not Status.FAILED
+    alone = needs_no_figures(state) and state.strategy.status is not ItemStatus.FAILED
     return bool(state.members) and ((state.strategy.status in GOOD and not moving) or alone)
 
 
 def busy_here(state: WizardState) -> tuple[str, ...]:
     """Return what is being worked on, in words, without what only a step needs that is not shown."""
-    needed = {**_NEEDED, Step.ACCESS: (Kind.ACCESS,), Step.CHECKS: (Kind.CHECKS,)}
+    needed = {**_NEEDED, Step.ACCESS: (TaskKind.ACCESS,), Step.CHECKS: (TaskKind.CHECKS,)}
     elsewhere = {kind for kinds in needed.values() for kind in kinds} - set(needed.get(state.step, ()))
     return tuple(dict.fromkeys(words for task, words in state.under_way if task.kind not in elsewhere))
 
 
 _NEEDED = {
-    Step.HOME: (Kind.HOME,),
-    Step.LINKS: (Kind.LINKS,),
-    Step.JOB: (Kind.JOB, Kind.DATA, Kind.FITS),
-    Step.STRATEGY: (Kind.JOB, Kind.FORECAST, Kind.INTERVAL),
-    Step.PLAN: (Kind.JOB, Kind.FORECAST, Kind.INTERVAL, Kind.PLAN),
+    Step.HOME: (TaskKind.HOME,),
+    Step.LINKS: (TaskKind.LINKS,),
+    Step.JOB: (TaskKind.JOB, TaskKind.DATA, TaskKind.FITS),
+    Step.STRATEGY: (TaskKind.JOB, TaskKind.FORECAST, TaskKind.INTERVAL),
+    Step.PLAN: (TaskKind.JOB, TaskKind.FORECAST, TaskKind.INTERVAL, TaskKind.PLAN),
 }
-_READY: Mapping[Kind, Callable[[WizardState], bool]] = {
-    Kind.LINKS: lambda state: bool(state.members),
-    Kind.DATA: lambda state: state.job.status is not Status.WAITING,
-    Kind.FITS: lambda state: state.job.status is not Status.WAITING and bool(state.members),
-    Kind.FORECAST: lambda state: bool(state.members),
-    Kind.INTERVAL: lambda state: bool(state.members) and _is_moving(state),
-    Kind.PLAN: _is_decided,
+_READY: Mapping[TaskKind, Callable[[WizardState], bool]] = {
+    TaskKind.LINKS: lambda state: bool(state.members),
+    TaskKind.DATA: lambda state: state.job.status is not ItemStatus.WAITING,
+    TaskKind.FITS: lambda state: state.job.status is not ItemStatus.WAITING and bool(state.members),
+    TaskKind.FORECAST: lambda state: bool(state.members),
+    TaskKind.INTERVAL: lambda state: bool(state.members) and _is_moving(state),
+    TaskKind.PLAN: _is_decided,
 }
 
 
@@ -193,8 +194,8 @@ _READY: Mapping[Kind, Callable[[WizardState], bool]] = {
 MEASURES = "measures {names} and copies code and data to ~/.cache/muster there"
 """What leads to Strategy, or to the Plan of a saved profile, does before anything is confirmed."""
 _ASKED = {
-    Need.TRUST: "compare its fingerprint and trust it, or skip it",
-    Need.PASSWORD: "give its password once, or skip it",
+    AccessNeed.TRUST: "compare its fingerprint and trust it, or skip it",
+    AccessNeed.PASSWORD: "give its password once, or skip it",
 }
 
 
@@ -211,7 +212,7 @@ def blockers(state: WizardState) -> tuple[str, ...]:
         case Step.LINKS:
             return _not_done(state.links, "the links are being measured")
         case Step.JOB if state.job.status not in UNSETTLED:
-            failed = [part.cause for part in (state.job, state.data) if part.status is Status.FAILED]
+            failed = [part.cause for part in (state.job, state.data) if part.status is ItemStatus.FAILED]
             return (*failed, *(f"{one.name}: {one.problem}" for one in state.job.found.options if one.problem))
         case Step.JOB:
             return ("the profile is being read",)
@@ -221,15 +222,15 @@ def blockers(state: WizardState) -> tuple[str, ...]:
             return (f"{chosen.choice.name}: {chosen.problem}",)
         case Step.STRATEGY:
             return _not_done(state.strategy, "the machines are being measured")
-        case Step.PLAN if not state.members and state.plan.status is not Status.FAILED:
+        case Step.PLAN if not state.members and state.plan.status is not ItemStatus.FAILED:
             return ("no machine takes part",)
         case Step.PLAN:
             return _not_done(state.plan, "the plan is being made")
     return ()
 
 
-def _not_done(part: Part[Any], doing: str) -> tuple[str, ...]:
-    if part.status is Status.FAILED:
+def _not_done(part: StatePart[Any], doing: str) -> tuple[str, ...]:
+    if part.status is ItemStatus.FAILED:
         return (part.cause,)
     return (doing,) if part.status in UNSETTLED else ()
 
@@ -237,16 +238,16 @@ def _not_done(part: Part[Any], doing: str) -> tuple[str, ...]:
 def measures(state: WizardState) -> str:
     """Return what going on from the Job brings to other machines; empty where nothing is brought."""
     names = [row.name for row in state.members if not row.here]
-    if not names or state.strategy.status is not Status.WAITING:
+    if not names or state.strategy.status is not ItemStatus.WAITING:
         return ""
     return MEASURES.format(names=names[0] if len(names) == 1 else f"{len(names)} machines")
 
 
 def _taking_part(state: WizardState, rows: Sequence[Access | Check], doing: str) -> tuple[str, ...]:
     """What keeps the members among ``rows`` from going on."""
-    kept = [row for row in rows if row.status is not Status.SKIPPED]
-    needy = [row for row in kept if isinstance(row, Access) and row.need is not Need.NOTHING]
-    failed = [row for row in kept if row.status is Status.FAILED and row not in needy]
+    kept = [row for row in rows if row.status is not ItemStatus.SKIPPED]
+    needy = [row for row in kept if isinstance(row, Access) and row.need is not AccessNeed.NOTHING]
+    failed = [row for row in kept if row.status is ItemStatus.FAILED and row not in needy]
     nobody = () if state.members else ("every selected machine was skipped: include one again, or select others",)
     return (
         *nobody,

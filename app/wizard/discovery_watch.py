@@ -10,7 +10,7 @@ from pathlib import Path
 
 from app.wizard.machines import Naming
 from app.wizard.outside import OUTSIDE, Outside, Search
-from app.wizard.records import Machines, Presence
+from app.wizard.records import DiscoveredMachines, Presence
 from distributed.discovery.discovery import Sources, State, machines
 from distributed.discovery.known_machines import locate
 from distributed.discovery.machine_identity import FoundMachine
@@ -43,7 +43,9 @@ class DiscoveryWatch:
         outside: where.
     """
 
-    def __init__(self, see: Callable[[Machines], None], saved: Mapping[str, Path], outside: Outside = OUTSIDE) -> None:
+    def __init__(
+        self, see: Callable[[DiscoveredMachines], None], saved: Mapping[str, Path], outside: Outside = OUTSIDE
+    ) -> None:
         self._see = see
         self._outside = outside
         self._begin = outside.now()
@@ -93,7 +95,7 @@ class DiscoveryWatch:
             version = self._browsing.wait(version, _AT_MOST_EVERY * 2 if typed else _AT_LEAST_EVERY)
             self._closed.wait(_AT_MOST_EVERY)
 
-    def _sight(self, typed: Mapping[str, Search]) -> Machines:
+    def _sight(self, typed: Mapping[str, Search]) -> DiscoveredMachines:
         state = _together([self._browsing.state, *(discovery.state for discovery in typed.values())])
         found = machines(state)
         rows = Naming(typed, self._hosts, self._outside.this_computer).rows(found)
@@ -101,7 +103,7 @@ class DiscoveryWatch:
         problems = tuple(f"{problem.message} ({problem.hint})" for problem in state.browsed.problems)
         alone = all(row.here for row in rows) and seconds > NOTHING_AFTER
         advice = (*problems, *(ADVICE if alone else ()))
-        return Machines(rows, _searched(state, self._files), seconds, advice, self._presence(found))
+        return DiscoveredMachines(rows, _searched(state, self._files), seconds, advice, self._presence(found))
 
     def _presence(self, found: Sequence[FoundMachine]) -> Mapping[str, tuple[Presence, ...]]:
         """Looked up only when other machines are here than before: every look asks ``ssh -G`` for each machine."""

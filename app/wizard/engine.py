@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, cast
 from app.wizard.actions import install_key, rerun
 from app.wizard.dependencies import apply, begin, inputs, wanted
 from app.wizard.observations import begun, done, failed, launch_seen, sighted, told, watch_failed
-from app.wizard.records import Access, Status, Way
+from app.wizard.records import Access, ItemStatus, RankedCandidate
 from app.wizard.services import Services
-from app.wizard.state import Action, Change, Kind, Step, Task, WizardState
+from app.wizard.state import Action, ServiceTask, Step, TaskKind, Transition, WizardState
 from profiles.errors import MusterError
 
 if TYPE_CHECKING:  # loads SSH, which the first screen does without
@@ -37,10 +37,10 @@ _ASKED = 200
 
 
 @dataclass
-class Asked:
+class TaskRecord:
     """Something that the services were asked for."""
 
-    task: Task
+    task: ServiceTask
     at: float
     """Unix time."""
     outcome: str = ""
@@ -61,7 +61,7 @@ class Wizard:
         self._lock = threading.RLock()
         self._wake = threading.Condition(self._lock)
         self._listeners: list[Listener] = []
-        self._running: set[Task] = set()
+        self._running: set[ServiceTask] = set()
         self._asked_at: dict[str, float] = {}
         self._attempts: Counter[str] = Counter()
         self._passwords: dict[str, str] = {}
@@ -70,7 +70,7 @@ class Wizard:
         self._looking = threading.Lock()
         """Held while the watch is told what was typed, so that what was typed last is what it is told last."""
         self._watch: DiscoveryWatch | None = None
-        self._asked: deque[Asked] = deque(maxlen=_ASKED)
+        self._asked: deque[TaskRecord] = deque(maxlen=_ASKED)
         self._closed = False
         self._spawn(self._discover)
         self._spawn(self._retry_for_ever)
@@ -83,7 +83,7 @@ class Wizard:
         with self._lock:
             return self._state
 
-    def asked_for(self) -> list[Asked]:
+    def asked_for(self) -> list[TaskRecord]:
         """Return what the services were asked for, oldest first; not the tries that repeat by themselves."""
         with self._lock:
             return list(self._asked)
@@ -125,7 +125,7 @@ class Wizard:
 
     # ----------------------------------------------------------------------------------------------------- the state
 
-    def _change(self, change: Change | None) -> None:
+    def _change(self, change: Transition | None) -> None:
         """Take a change in, begin what the new state needs, and tell the listeners."""
         with self._lock:
             if self._closed:
@@ -142,11 +142,11 @@ class Wizard:
         for listener in listeners:
             listener()
 
-    def _start(self, task: Task, quiet: bool = False) -> None:
+    def _start(self, task: ServiceTask, quiet: bool = False) -> None:
         self._running.add(task)
         if not quiet:
             self._state = apply(self._state, begun(task))
-        state, asked = self._state, Asked(task, time.time())
+        state, asked = self._state, TaskRecord(task, time.time())
         if not quiet:
             self._asked.append(asked)
         self._spawn(lambda: self._work(asked, state))
@@ -154,10 +154,10 @@ class Wizard:
     def _spawn(self, call: Callable[[], None]) -> None:
         threading.Thread(target=call, name="wizard", daemon=True).start()
 
-    def _work(self, asked: Asked, state: WizardState) -> None:
+    def _work(self, asked: TaskRecord, state: WizardState) -> None:
         task = asked.task
         try:
-            outcome: Change = done(task, self._ask(task, state))
+            outcome: Transition = done(task, self._ask(task, state))
             asked.outcome = "ok"
         except Exception as error:  # noqa: BLE001 - the boundary of a thread: the row shows it, the set-up goes on
             outcome = failed(task, *_words(error))
@@ -165,7 +165,7 @@ class Wizard:
         with self._lock:
             self._running.discard(task)
             self._asked_at[task.key] = time.monotonic()
-            self._attempts[task.key] += task.kind is Kind.ACCESS
+            self._attempts[task.key] += task.kind is TaskKind.ACCESS
         try:
             self._change(outcome)
         except Exception as error:  # noqa: BLE001 - a result that cannot be taken in has failed; else it works for ever
@@ -173,38 +173,40 @@ class Wizard:
 
     # ------------------------------------------------------------------------------------------------ what is asked for
 
-    def _ask(self, task: Task, state: WizardState) -> Any:
+    def _ask(self, task: ServiceTask, state: WizardState) -> Any:
         services, members, job = self._services, state.members, state.answers.job
         machines, request = {row.key: row for row in state.picked}, state.request
 
         def tell(line: str) -> None:
             self._change(told(task, line))
 
-        def moved() -> Way:
-            way, steps = cast("tuple[Way, int]", task.inputs)
+        def moved() -> RankedCandidate:
+            way, steps = cast("tuple[RankedCandidate, int]", task.inputs)
             return services.with_interval(request.planning, way.index, steps)
 
-        calls: Mapping[Kind, Callable[[], Any]] = {
-            Kind.HOME: services.home,
-            Kind.DOCTOR: lambda: tuple(services.doctor()),
-            Kind.SAVED_MACHINES: lambda: tuple(services.saved_machines(task.key)),
-            Kind.ACCESS: lambda: services.check_access(machines[task.key], request.answers.fingerprints),
-            Kind.INSTALL_KEY: lambda: services.install_key(
+        calls: Mapping[TaskKind, Callable[[], Any]] = {
+            TaskKind.HOME: services.home,
+            TaskKind.DOCTOR: lambda: tuple(services.doctor()),
+            TaskKind.SAVED_MACHINES: lambda: tuple(services.saved_machines(task.key)),
+            TaskKind.ACCESS: lambda: services.check_access(machines[task.key], request.answers.fingerprints),
+            TaskKind.INSTALL_KEY: lambda: services.install_key(
                 machines[task.key], self._passwords.pop(task.key, ""), request.answers.fingerprints
             ),
-            Kind.CHECKS: lambda: dict(zip([row.key for row in members], services.examine(members, job), strict=True)),
-            Kind.REPAIR: lambda: services.repair(
+            TaskKind.CHECKS: lambda: dict(
+                zip([row.key for row in members], services.examine(members, job), strict=True)
+            ),
+            TaskKind.REPAIR: lambda: services.repair(
                 [row for row in members if row.key in cast("tuple[str, ...]", task.inputs)], job, tell
             ),
-            Kind.LINKS: lambda: tuple(services.measure_links(members, job, tell)),
-            Kind.JOB: lambda: services.job(job),
-            Kind.DATA: lambda: services.look_at_data(job),
-            Kind.FITS: lambda: tuple(services.fits(members, job)),
-            Kind.FORECAST: lambda: services.forecast(request, tell),
-            Kind.INTERVAL: moved,
-            Kind.PLAN: lambda: services.plan(request),
-            Kind.SAVE: lambda: services.save(request),
-            Kind.LAUNCH: lambda: services.launch(request, lambda launch: self._change(launch_seen(launch)), tell),
+            TaskKind.LINKS: lambda: tuple(services.measure_links(members, job, tell)),
+            TaskKind.JOB: lambda: services.job(job),
+            TaskKind.DATA: lambda: services.look_at_data(job),
+            TaskKind.FITS: lambda: tuple(services.fits(members, job)),
+            TaskKind.FORECAST: lambda: services.forecast(request, tell),
+            TaskKind.INTERVAL: moved,
+            TaskKind.PLAN: lambda: services.plan(request),
+            TaskKind.SAVE: lambda: services.save(request),
+            TaskKind.LAUNCH: lambda: services.launch(request, lambda launch: self._change(launch_seen(launch)), tell),
         }
         return calls[task.kind]()
 
@@ -249,15 +251,17 @@ class Wizard:
                 if delay > 0:
                     self._wake.wait(delay)
                     continue
-                self._start(Task(Kind.ACCESS, due[1], inputs(self._state, Kind.ACCESS, due[1])), quiet=True)
+                self._start(
+                    ServiceTask(TaskKind.ACCESS, due[1], inputs(self._state, TaskKind.ACCESS, due[1])), quiet=True
+                )
 
     def _next_retry(self) -> tuple[float, str] | None:
         """Return when and where to try next; ``None`` while there is nothing to try."""
         if self._state.step is not Step.ACCESS:
             return None
-        busy = {task.key for task in self._running if task.kind in (Kind.ACCESS, Kind.INSTALL_KEY)}
+        busy = {task.key for task in self._running if task.kind in (TaskKind.ACCESS, TaskKind.INSTALL_KEY)}
         rows = [row for row in self._state.access if row.key not in busy]
-        due = (row for row in rows if row.status in (Status.FAILED, Status.WARNING))
+        due = (row for row in rows if row.status in (ItemStatus.FAILED, ItemStatus.WARNING))
         return min(((self._asked_at.get(row.key, 0.0) + self._pause(row), row.key) for row in due), default=None)
 
     def _pause(self, row: Access) -> float:

@@ -8,8 +8,8 @@ from typing import cast
 
 from app.wizard.machines import hosts_of, trust_in
 from app.wizard.outside import OUTSIDE, Outside
-from app.wizard.records import FINE, Assessment, Status, Strategy, Tell, Way
-from app.wizard.state import Request
+from app.wizard.records import FINE, Assessment, ItemStatus, RankedCandidate, StrategyRanking, Tell
+from app.wizard.state import PlanRequest
 from distributed.launcher import (
     Planned,
     PlanOptions,
@@ -65,7 +65,7 @@ class Forecast:
         cluster, job = self.found.figures.cluster, planning.job
         return Predictor(cluster, job, corrections(cluster, job), coordinators(cluster, self.machines))
 
-    def planning_of(self, row: Way | None) -> Planning | None:
+    def planning_of(self, row: RankedCandidate | None) -> Planning | None:
         """Return the plan document with a row's way as the chosen one."""
         planning = self.planning
         if planning is None or row is None or (row.index == planning.chosen and row.interval == row.best_interval):
@@ -94,7 +94,7 @@ def with_interval(choice: Choice, steps: int) -> Choice:
     return choice.model_copy(update={"interval": steps, "delay": min(choice.delay, steps - 1)})
 
 
-def make_forecast(request: Request, profile: Profile, tell: Tell, outside: Outside = OUTSIDE) -> Forecast:
+def make_forecast(request: PlanRequest, profile: Profile, tell: Tell, outside: Outside = OUTSIDE) -> Forecast:
     """Ask the machines, measure what is not known yet, and rank all ways to train.
 
     This computer alone is measured on demand only: there is nothing to choose, and the run would wait for it.
@@ -123,18 +123,20 @@ def make_forecast(request: Request, profile: Profile, tell: Tell, outside: Outsi
 # ---------------------------------------------------------------------------------------------------------------- rows
 
 
-def strategy_of(found: Forecast) -> Strategy:
+def strategy_of(found: Forecast) -> StrategyRanking:
     """Return what the screen shows: the best of every way, the best first; one machine alone is a way too."""
     if found.planning is not None:
         return ranked(found.planning, found)
     name = found.found.names[0]
-    way = Way(Candidate(choice=Choice(strategy="", codec="", engine="mesh", members=(name,))), recommended=True)
-    return Strategy((way,), (f"{name} is the only machine: it trains alone",), planning=found)
+    way = RankedCandidate(
+        Candidate(choice=Choice(strategy="", codec="", engine="mesh", members=(name,))), recommended=True
+    )
+    return StrategyRanking((way,), (f"{name} is the only machine: it trains alone",), planning=found)
 
 
-def ranked(planning: Planning, found: object) -> Strategy:
+def ranked(planning: Planning, found: object) -> StrategyRanking:
     """Return a ranking as the screen shows it; ``found`` is what the services go on from."""
-    rows: dict[object, Way] = {}
+    rows: dict[object, RankedCandidate] = {}
     for index, candidate in enumerate(planning.ranking):
         choice = candidate.choice
         if choice.way not in rows and (len(rows) < MOST_ROWS or choice.alone):
@@ -143,12 +145,12 @@ def ranked(planning: Planning, found: object) -> Strategy:
     if planning.chosen is None:
         cause = reasons[0] if reasons else "the job fits none of these machines"
         fix = "choose a smaller model, or a machine with more memory"
-        said = Assessment(status=Status.FAILED, cause=cause, fix=fix)
+        said = Assessment(status=ItemStatus.FAILED, cause=cause, fix=fix)
     cables = tuple(sentence(reason) for reason in planning.reasons if reason.code in CABLES)
-    return Strategy(tuple(rows.values()), reasons, cables, planning=found, assessment=said)
+    return StrategyRanking(tuple(rows.values()), reasons, cables, planning=found, assessment=said)
 
 
-def moved(found: Forecast, index: int, steps: int) -> Way:
+def moved(found: Forecast, index: int, steps: int) -> RankedCandidate:
     """Return a way of the ranking with another H.
 
     Raises:
@@ -159,10 +161,10 @@ def moved(found: Forecast, index: int, steps: int) -> Way:
     return way_of(found.planning, index, candidate)
 
 
-def way_of(planning: Planning, index: int, candidate: Candidate) -> Way:
+def way_of(planning: Planning, index: int, candidate: Candidate) -> RankedCandidate:
     """Return a way of the ranking; ``candidate`` is that of the index, or the same with another H."""
     choice = candidate.choice
-    return Way(
+    return RankedCandidate(
         candidate,
         index,
         same_loss_seconds=planning.same_loss_seconds(candidate),

@@ -8,7 +8,17 @@ from pathlib import Path
 
 from app.console import command_line
 from app.wizard.outside import OUTSIDE, Outside
-from app.wizard.records import MAIN, Assessment, DataSummary, Fit, Job, JobAnswers, JobOption, MachineRow, Status
+from app.wizard.records import (
+    MAIN,
+    Assessment,
+    DataSummary,
+    Fit,
+    ItemStatus,
+    JobAnswers,
+    JobForm,
+    JobOption,
+    MachineRow,
+)
 from distributed.checks.job import memory_level
 from distributed.planning.fitting import Room, fitted
 from distributed.planning.memory_model import need_of
@@ -47,7 +57,7 @@ def resolved(answers: JobAnswers, config: Path | None = None, complete: bool = T
 # ------------------------------------------------------------------------------------------------------------- options
 
 
-def job_of(answers: JobAnswers, config: Path | None = None) -> Job:
+def job_of(answers: JobAnswers, config: Path | None = None) -> JobForm:
     """Return the options, with the error of each that does not fit.
 
     Raises:
@@ -83,14 +93,14 @@ def job_of(answers: JobAnswers, config: Path | None = None) -> Job:
         instead = f"{profile.name} ({profile.model_name}) replaces it"
         said = f"the published model of {answers.profile} is not available: {instead}"
         fix = "connect to the network to use it"
-    return Job(
+    return JobForm(
         options=tuple(sorted(rows, key=lambda row: MAIN.index(row.name) if row.name in MAIN else len(MAIN))),
         models=tuple(library.names("model")),
         datasets=tuple(library.names("dataset")),
         model=given.get("model") or profile.model_name or profile.model.model_path,
         dataset=given.get("dataset") or profile.dataset_name or profile.data.dataset_path,
         assessment=Assessment(
-            status=Status.FAILED if whole or problems.keys() & {"model", "dataset", ""} else Status.OK,
+            status=ItemStatus.FAILED if whole or problems.keys() & {"model", "dataset", ""} else ItemStatus.OK,
             cause=whole or next((problems[name] for name in ("model", "dataset", "") if name in problems), said),
             fix="choose another one" if problems.keys() & {"model", "dataset"} else fix,
         ),
@@ -135,7 +145,7 @@ def data_of(profile: Profile, outside: Outside = OUTSIDE) -> DataSummary:
         broken_count=broken,
         notes=tuple(_notes(dict(said.get("history", {})), profile)),
         assessment=Assessment(
-            status=Status.FAILED if too_many else Status.WARNING if broken else Status.OK,
+            status=ItemStatus.FAILED if too_many else ItemStatus.WARNING if broken else ItemStatus.OK,
             words=f"{samples:,} {said.get('unit', 'samples')}" if samples else str(said.get("note", "found")),
             cause=f"{broken} of {counted(total, 'recording')} cannot be read" if broken else "",
             fix=HOW_TO_MEND if too_many else "they are left out" if broken else "",
@@ -144,7 +154,7 @@ def data_of(profile: Profile, outside: Outside = OUTSIDE) -> DataSummary:
 
 
 def _unusable(words: str, cause: str, fix: str) -> DataSummary:
-    return DataSummary(assessment=Assessment(status=Status.FAILED, words=words, cause=cause, fix=fix))
+    return DataSummary(assessment=Assessment(status=ItemStatus.FAILED, words=words, cause=cause, fix=fix))
 
 
 def _notes(history: Mapping[str, int], profile: Profile) -> Iterator[str]:
@@ -189,17 +199,17 @@ def _memory(row: MachineRow, memory: Mapping[str, tuple[int, int]]) -> tuple[int
 
 def _fit(row: MachineRow, profile: Profile, size: ModelSize | None, free: int, total: int) -> Fit:
     needed = need_of(profile, size).total if size is not None else 0
-    fit = Fit(row.key, row.name, needed, free, status=Status.OK)
+    fit = Fit(row.key, row.name, needed, free, status=ItemStatus.OK)
     if not needed or not free:
         missing = "the model's size" if not needed else "its free memory"
         return replace(fit, words="not known yet", cause=f"{missing} is not known before it has been measured")
     try:
         found = fitted(profile, size, [Room(row.name, total)], alone=False)
     except BadInput as error:
-        return replace(fit, status=Status.FAILED, words="does not fit", cause=error.message, fix=error.hint)
+        return replace(fit, status=ItemStatus.FAILED, words="does not fit", cause=error.message, fix=error.hint)
     fit = replace(fit, needed=found.needs or needed, words="fits", cause=found.line)
     if memory_level(fit.needed, free, total, estimated=True) == "warning":
         less = ", ".join(["a smaller batch_size", *less_memory(profile.model.task)])
         cause, fix = "other programs use the memory that it needs", f"close programs there, or {less}"
-        return replace(fit, status=Status.WARNING, words="tight", cause=cause, fix=fix)
+        return replace(fit, status=ItemStatus.WARNING, words="tight", cause=cause, fix=fix)
     return fit

@@ -14,8 +14,8 @@ from app.trackers.tracking import checked_trackers, start_trackers
 from app.wizard.forecasting import Forecast
 from app.wizard.machines import trust_in
 from app.wizard.plan import Saving, saving
-from app.wizard.records import Launch, LaunchRow, Status, Tell
-from app.wizard.state import Request
+from app.wizard.records import ItemStatus, LaunchProgress, LaunchRow, Tell
+from app.wizard.state import PlanRequest
 from distributed.hosts.file import load_hosts
 from distributed.launcher import DistributedLauncher, PlanOptions
 from distributed.preparation.preflight import NotReady
@@ -25,14 +25,14 @@ from training.events import ErrorEvent, Event, MemberEvent, ProgressEvent, StepE
 from training.plan import RunPlan
 from training.tasks.published_models import usable_profile
 
-See = Callable[[Launch], None]
+See = Callable[[LaunchProgress], None]
 STEPS = ("checked", "code and data", "program", "joined", "first step")
 _CHECKED, _BROUGHT, _STARTED, _JOINED, _TRAINS = range(1, len(STEPS) + 1)
 _LOG_LINES = 12
 _LONGEST_LOG = 65_536
 
 
-def launch(request: Request, see: See, tell: Tell, config: Path | None = None) -> Path:
+def launch(request: PlanRequest, see: See, tell: Tell, config: Path | None = None) -> Path:
     """Save, start the run in the background, and return its folder when every member has made a step.
 
     Raises:
@@ -52,7 +52,7 @@ def launch(request: Request, see: See, tell: Tell, config: Path | None = None) -
     return follow(path, plan, see)
 
 
-def start(kept: Saving, request: Request, tell: Tell, config: Path | None) -> tuple[Path, RunPlan]:
+def start(kept: Saving, request: PlanRequest, tell: Tell, config: Path | None) -> tuple[Path, RunPlan]:
     """Plan and start what was saved: what its command line does too.
 
     Raises:
@@ -78,7 +78,7 @@ def follow(path: Path, plan: RunPlan, see: See) -> Path:
         RunFailed: the run ended before.
     """
     follower, grid, state = Follower(path), Grid(plan), RunState()
-    shown: Launch | None = None
+    shown: LaunchProgress | None = None
     for event in follower.events():
         if event is not None:
             grid.take(event)
@@ -121,14 +121,14 @@ class Grid:
         """Whether every member has made a step."""
         return all(count == _TRAINS for count in self.done)
 
-    def launch(self, path: Path) -> Launch:
+    def launch(self, path: Path) -> LaunchProgress:
         """Return the grid as it is."""
         rows = []
         for rank, (name, count) in enumerate(zip(self.names, self.done)):
             problem = self.problems.get(rank)
-            status = Status.FAILED if problem else Status.OK if count == _TRAINS else Status.WORKING
+            status = ItemStatus.FAILED if problem else ItemStatus.OK if count == _TRAINS else ItemStatus.WORKING
             rows.append(_row(name, count, status, problem, tail(path / "logs", name) if problem else ()))
-        return Launch(STEPS, tuple(rows), str(path))
+        return LaunchProgress(STEPS, tuple(rows), str(path))
 
 
 def _reached(event: Event) -> int:
@@ -139,9 +139,11 @@ def _reached(event: Event) -> int:
     return 0
 
 
-def _row(name: str, done: int, now: Status, problem: tuple[str, str] | None, log: tuple[str, ...] = ()) -> LaunchRow:
-    waiting = [Status.WAITING] * (len(STEPS) - done - 1)
-    cells = (*[Status.OK] * done, *([now, *waiting] if done < len(STEPS) else []))
+def _row(
+    name: str, done: int, now: ItemStatus, problem: tuple[str, str] | None, log: tuple[str, ...] = ()
+) -> LaunchRow:
+    waiting = [ItemStatus.WAITING] * (len(STEPS) - done - 1)
+    cells = (*[ItemStatus.OK] * done, *([now, *waiting] if done < len(STEPS) else []))
     cause, fix = problem or ("", "")
     return LaunchRow(name, name, cells, log, status=now, cause=cause, fix=fix)
 
@@ -157,10 +159,10 @@ def tail(logs: Path, member: str) -> tuple[str, ...]:
     return tuple(line for line in lines if line.strip())[-_LOG_LINES:]
 
 
-def refused(names: Sequence[str], problems: Sequence[MusterError]) -> Launch:
+def refused(names: Sequence[str], problems: Sequence[MusterError]) -> LaunchProgress:
     """Put every problem into the row of its machine; none so far: all are being checked."""
     rows = []
     for name in names:
         own = next(((problem.problem, problem.hint) for problem in problems if problem.machine == name), None)
-        rows.append(_row(name, 0, Status.FAILED if own else Status.OK if problems else Status.WORKING, own))
-    return Launch(STEPS, tuple(rows))
+        rows.append(_row(name, 0, ItemStatus.FAILED if own else ItemStatus.OK if problems else ItemStatus.WORKING, own))
+    return LaunchProgress(STEPS, tuple(rows))

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from app.wizard.records import MachineRow, Status
+from app.wizard.records import ItemStatus, MachineRow
 from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.sightings import Origin
 from distributed.discovery.sightings import Status as Seen
@@ -25,11 +25,11 @@ from distributed.system import output, read
 LONGEST_NAME = 64
 HERE_KEY = "here"
 _STATUSES = {
-    Seen.ONLINE: Status.OK,
-    Seen.CHECKING: Status.WORKING,
-    Seen.OFFLINE: Status.FAILED,
-    Seen.OTHER_KEY: Status.FAILED,
-    Seen.UNCHECKED: Status.OK,
+    Seen.ONLINE: ItemStatus.OK,
+    Seen.CHECKING: ItemStatus.WORKING,
+    Seen.OFFLINE: ItemStatus.FAILED,
+    Seen.OTHER_KEY: ItemStatus.FAILED,
+    Seen.UNCHECKED: ItemStatus.OK,
 }
 _NO_HOST = "not-a-host-name.invalid"
 """Of a machine whose name cannot be given to SSH: Access says then that nobody knows it."""
@@ -214,5 +214,5 @@ def row_of(machine: Machine, here: ThisComputer, ssh_config: str = "") -> Machin
 
 def this_row(here: ThisComputer) -> MachineRow:
     """Return the row of this computer."""
-    return MachineRow(HERE_KEY, here.name, status=Status.OK, words="online", entry=_here(here.name),
+    return MachineRow(HERE_KEY, here.name, status=ItemStatus.OK, words="online", entry=_here(here.name),
                       chip=here.chip, memory=here.memory, system=here.system)  # fmt: skip

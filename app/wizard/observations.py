@@ -11,12 +11,12 @@ from typing import Any
 
 from app.wizard.assessment import of_pairs, of_report
 from app.wizard.dependencies import inputs, is_current, needs_no_figures, observation
-from app.wizard.records import FINE, Assessment, Launch, MachineRow, Machines, Status
-from app.wizard.state import Kind, Part, Task
+from app.wizard.records import FINE, Assessment, DiscoveredMachines, ItemStatus, LaunchProgress, MachineRow
+from app.wizard.state import ServiceTask, StatePart, TaskKind
 from app.wizard.state import WizardState as State
 
 _LONGEST_LOG = 400
-_PARTLESS = (Kind.SAVED_MACHINES, Kind.INSTALL_KEY, Kind.REPAIR)
+_PARTLESS = (TaskKind.SAVED_MACHINES, TaskKind.INSTALL_KEY, TaskKind.REPAIR)
 """Whose results change other parts."""
 _SHOWN_LINES = 12
 
@@ -25,25 +25,25 @@ _SHOWN_LINES = 12
 
 
 @observation
-def begun(state: State, task: Task) -> State:
+def begun(state: State, task: ServiceTask) -> State:
     """A task is being worked on."""
     state = replace(state, orders=tuple(order for order in state.orders if order != task))
     if not is_current(state, task):
         return state
     words: str = task.kind.value
-    if task.kind is Kind.ACCESS and (row := state.access_of(task.key)) is not None:
+    if task.kind is TaskKind.ACCESS and (row := state.access_of(task.key)) is not None:
         words = f"connecting to {row.name}"
-    elif task.kind is Kind.FORECAST and needs_no_figures(state):
-        words = Kind.DOCTOR.value
+    elif task.kind is TaskKind.FORECAST and needs_no_figures(state):
+        words = TaskKind.DOCTOR.value
     state = replace(state, under_way=(*state.under_way, (task, words)))
     if task.kind in _PARTLESS:
         return state
-    words = "connecting" if task.kind is Kind.ACCESS else ""
-    return state.putting(task.kind, task.key, status=Status.WORKING, words=words)
+    words = "connecting" if task.kind is TaskKind.ACCESS else ""
+    return state.putting(task.kind, task.key, status=ItemStatus.WORKING, words=words)
 
 
 @observation
-def told(state: State, task: Task, line: str) -> State:
+def told(state: State, task: ServiceTask, line: str) -> State:
     """A line about what goes on."""
     state = replace(state, log=(*state.log, line)[-_LONGEST_LOG:], logged=state.logged + 1)
     if task.kind in _PARTLESS or not is_current(state, task):
@@ -53,23 +53,23 @@ def told(state: State, task: Task, line: str) -> State:
 
 
 @observation
-def failed(state: State, task: Task, cause: str, fix: str = "") -> State:
+def failed(state: State, task: ServiceTask, cause: str, fix: str = "") -> State:
     """The services could not do it."""
     state = _at_rest(state, task)
     if not is_current(state, task):
         return state
     noted = state.noting(f"{cause} ({fix})" if fix else cause)
-    if task.kind is Kind.REPAIR:
+    if task.kind is TaskKind.REPAIR:
         return _to_be_examined(noted)
-    if task.kind is Kind.INTERVAL:
+    if task.kind is TaskKind.INTERVAL:
         return _as_before(noted)
-    if task.kind in (Kind.DOCTOR, Kind.SAVED_MACHINES, Kind.SAVE):
+    if task.kind in (TaskKind.DOCTOR, TaskKind.SAVED_MACHINES, TaskKind.SAVE):
         return noted
-    kind = Kind.ACCESS if task.kind is Kind.INSTALL_KEY else task.kind
-    return state.putting(kind, task.key, status=Status.FAILED, words="", cause=cause, fix=fix)
+    kind = TaskKind.ACCESS if task.kind is TaskKind.INSTALL_KEY else task.kind
+    return state.putting(kind, task.key, status=ItemStatus.FAILED, words="", cause=cause, fix=fix)
 
 
-def _at_rest(state: State, task: Task) -> State:
+def _at_rest(state: State, task: ServiceTask) -> State:
     rest = tuple(pair for pair in state.under_way if pair[0] != task)
     return state if rest == state.under_way else replace(state, under_way=rest)
 
@@ -80,43 +80,47 @@ def _as_before(state: State) -> State:
     if chosen is None or chosen.interval == chosen.best_interval:
         return state.answering(interval=0)
     state = state.answering(interval=chosen.interval)
-    return state.putting(Kind.INTERVAL, status=Status.OK, inputs=inputs(state, Kind.INTERVAL))
+    return state.putting(TaskKind.INTERVAL, status=ItemStatus.OK, inputs=inputs(state, TaskKind.INTERVAL))
 
 
 # ------------------------------------------------------------------------------------------------------------- results
 
 
 @observation
-def done(state: State, task: Task, found: Any) -> State:
+def done(state: State, task: ServiceTask, found: Any) -> State:
     """A task's result, of the type that the service's method returns."""
     state = _at_rest(state, task)
     if not is_current(state, task):
         return state
     row = state.access_of(task.key)
     match task.kind:
-        case Kind.SAVED_MACHINES:
+        case TaskKind.SAVED_MACHINES:
             return _with_machines_of(state, task.key, found)
-        case Kind.ACCESS if row is None or row.status is Status.OK or state.is_under_way(Kind.INSTALL_KEY, task.key):
+        case TaskKind.ACCESS if (
+            row is None or row.status is ItemStatus.OK or state.is_under_way(TaskKind.INSTALL_KEY, task.key)
+        ):
             return state  # a look that was under way while a key was being installed tells of the time before
-        case Kind.INSTALL_KEY if row is not None:
+        case TaskKind.INSTALL_KEY if row is not None:
             words = "accepts the login: a key is installed there" if found.ok else found.problem
-            part = Task(Kind.ACCESS, task.key, inputs(state, Kind.ACCESS, task.key))
+            part = ServiceTask(TaskKind.ACCESS, task.key, inputs(state, TaskKind.ACCESS, task.key))
             return _found(state, part, found).noting(f"{row.name}: {words}")
-        case Kind.INSTALL_KEY:
+        case TaskKind.INSTALL_KEY:
             return state
-        case Kind.REPAIR:
+        case TaskKind.REPAIR:
             return _to_be_examined(state)
-        case Kind.SAVE:
+        case TaskKind.SAVE:
             return _found(state, task, found).noting(f"saved: {', '.join(found)}")
-        case Kind.LAUNCH:
-            return state.putting(Kind.LAUNCH, status=Status.OK, found=replace(state.launch.found, run=str(found)))
+        case TaskKind.LAUNCH:
+            return state.putting(
+                TaskKind.LAUNCH, status=ItemStatus.OK, found=replace(state.launch.found, run=str(found))
+            )
     return _found(state, task, found)
 
 
-def _found(state: State, task: Task, found: Any) -> State:
-    judged: Mapping[Kind, Callable[[Any], Assessment]] = {Kind.ACCESS: of_report, Kind.LINKS: of_pairs}
+def _found(state: State, task: ServiceTask, found: Any) -> State:
+    judged: Mapping[TaskKind, Callable[[Any], Assessment]] = {TaskKind.ACCESS: of_report, TaskKind.LINKS: of_pairs}
     said: Assessment = judged[task.kind](found) if task.kind in judged else getattr(found, "assessment", FINE)
-    part = Part(found, progress=state.part(task.kind, task.key).progress, inputs=task.inputs, **vars(said))
+    part = StatePart(found, progress=state.part(task.kind, task.key).progress, inputs=task.inputs, **vars(said))
     return state.putting(task.kind, task.key, part)
 
 
@@ -132,13 +136,15 @@ def _with_machines_of(state: State, profile: str, found: Iterable[MachineRow]) -
 
 def _to_be_examined(state: State) -> State:
     """Mended or not, all is looked at again."""
-    return state.putting(Kind.CHECKS, part=replace(state.empty(Kind.CHECKS), inputs=inputs(state, Kind.CHECKS)))
+    return state.putting(
+        TaskKind.CHECKS, part=replace(state.empty(TaskKind.CHECKS), inputs=inputs(state, TaskKind.CHECKS))
+    )
 
 
 @observation
-def launch_seen(state: State, launch: Launch) -> State:
+def launch_seen(state: State, launch: LaunchProgress) -> State:
     """How far a launch has come."""
-    return state.putting(Kind.LAUNCH, found=launch)
+    return state.putting(TaskKind.LAUNCH, found=launch)
 
 
 # ------------------------------------------------------------------------------------------------------------ sighting
@@ -151,7 +157,7 @@ def watch_failed(state: State, cause: str, fix: str = "") -> State:
 
 
 @observation
-def sighted(state: State, seen: Machines) -> State:
+def sighted(state: State, seen: DiscoveredMachines) -> State:
     """What discovery sees; this computer is picked by itself, once."""
     rows = _with_pinned(seen.rows, state.pinned)
     state = _follow_keys(replace(state, machines=replace(seen, rows=rows)), state.machines.rows)

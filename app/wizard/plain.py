@@ -17,9 +17,9 @@ from app.wizard import plain_words as words
 from app.wizard.assessment import of_finding
 from app.wizard.dependencies import blockers, measures
 from app.wizard.engine import Wizard
-from app.wizard.records import UNSETTLED, Access, Launch, Need, Row, Status
+from app.wizard.records import UNSETTLED, Access, AccessNeed, AssessedRow, ItemStatus, LaunchProgress
 from app.wizard.services import Services
-from app.wizard.state import Action, Kind, Part, Step, WizardState, visited
+from app.wizard.state import Action, StatePart, Step, TaskKind, WizardState, visited
 from distributed.ssh.host_keys import COMPARED
 from profiles.errors import ExitCode
 
@@ -55,7 +55,7 @@ def run_plain(services: Services, profile: str = "", ask: BareLines | None = Non
     wizard = Wizard(services, profile)
     try:
         with hearing_ctrl_c():
-            run = Conversation(wizard, ask or prompter()).hold(may_watch=watch is not None)
+            run = PlainWizard(wizard, ask or prompter()).hold(may_watch=watch is not None)
     except (Leave, EOFError):
         return ExitCode.DONE
     finally:
@@ -63,7 +63,7 @@ def run_plain(services: Services, profile: str = "", ask: BareLines | None = Non
     return watch(run) if watch is not None and run is not None else ExitCode.DONE
 
 
-class Conversation:
+class PlainWizard:
     """Walks a person through the set-up."""
 
     def __init__(self, wizard: Wizard, ask: BareLines) -> None:
@@ -170,7 +170,7 @@ class Conversation:
         self._until(lambda state: all(row.status not in UNSETTLED for row in state.access))
         rows = self._state.access
         self._say(words.access_lines(rows))
-        needy = [row for row in rows if row.need is not Need.NOTHING and row.status is not Status.SKIPPED]
+        needy = [row for row in rows if row.need is not AccessNeed.NOTHING and row.status is not ItemStatus.SKIPPED]
         if needy:
             self._settle(needy[0])
         elif not blockers(self._state):
@@ -180,7 +180,7 @@ class Conversation:
             self._choose(question, {"": do.retry()}, partial(self._skipped, rows))
 
     def _settle(self, row: Access) -> None:
-        if row.need is Need.TRUST:
+        if row.need is AccessNeed.TRUST:
             self._ask.say(f"{row.name} shows a new host key: {row.fingerprint}")
             end = row.fingerprint[-COMPARED:]
             self._ask.say(f"compare it up to its end, {end}, with what this command prints there: {row.compare}")
@@ -195,7 +195,7 @@ class Conversation:
         else:
             self._do(do.skip(row.key))
 
-    def _skipped(self, rows: Iterable[Row], answer: str) -> Action | None:
+    def _skipped(self, rows: Iterable[AssessedRow], answer: str) -> Action | None:
         row = _numbered(rows, answer.removeprefix("s").strip())
         if row is None:
             self._ask.say("no such number")
@@ -219,7 +219,7 @@ class Conversation:
         self._choose("Enter: continue, r: measure again", {"": onwards, "r": do.retry()})
 
     def _job(self) -> None:
-        parts = (Kind.JOB, Kind.DATA, *((Kind.FITS,) if self._state.members else ()))
+        parts = (TaskKind.JOB, TaskKind.DATA, *((TaskKind.FITS,) if self._state.members else ()))
         self._until(lambda state: all(state.part(kind).status not in UNSETTLED for kind in parts))
         job = self._state.job
         self._say(words.job_lines(self._state))
@@ -244,14 +244,14 @@ class Conversation:
         self._until(lambda state: state.strategy.status not in UNSETTLED, LOOK_FOR)
         self._say(words.strategy_lines(self._state))
         question = "A number, H=STEPS between exchanges, fastest, closest-to-exact or least-traffic, m: measure again"
-        onwards = do.retry() if self._state.strategy.status is Status.FAILED else do.go_on()
+        onwards = do.retry() if self._state.strategy.status is ItemStatus.FAILED else do.go_on()
         preferences = {name: do.set_preference(name) for name in do.PREFERENCES}
         self._choose(f"{question}, Enter: continue", {"": onwards, "m": do.retry(), **preferences}, self._way)
 
     def _way(self, answer: str) -> Action | None:
         if answer[:2].casefold() == "h=" and answer[2:].strip().isdecimal():
             self._do(do.set_interval(int(answer[2:])))
-            self._until(lambda state: not state.is_under_way(Kind.INTERVAL), 10.0)
+            self._until(lambda state: not state.is_under_way(TaskKind.INTERVAL), 10.0)
             return None
         way = _numbered(self._state.ways, answer)
         if way is None:
@@ -298,7 +298,7 @@ class Conversation:
             self._wizard.wait(partial(_launch_changed, state.launch), 5.0)
         launch = self._state.launch
         self._say(line for line in words.launch_lines(launch.found) if line not in before)
-        if launch.status is Status.OK:
+        if launch.status is ItemStatus.OK:
             return True
         self._ask.say(f"the run did not start: {launch.cause}")
         self._ask.say(f"fix: {launch.fix}" if launch.fix else "")
@@ -310,7 +310,7 @@ class Conversation:
         return False
 
 
-def _launch_changed(before: Part[Launch], state: WizardState) -> bool:
+def _launch_changed(before: StatePart[LaunchProgress], state: WizardState) -> bool:
     return state.launch != before
 
 

@@ -7,8 +7,18 @@ from collections.abc import Iterable, Iterator
 from app.console import bytes_text, command_line, duration_text
 from app.wizard.assessment import of_finding, of_pair, path_of, started_text, warnings_of
 from app.wizard.dependencies import MEASURES
-from app.wizard.records import Access, Assessment, Check, JobOption, Launch, MachineRow, Plan, Status, Way
-from app.wizard.state import Part, WizardState
+from app.wizard.records import (
+    Access,
+    Assessment,
+    Check,
+    ItemStatus,
+    JobOption,
+    LaunchProgress,
+    MachineRow,
+    Plan,
+    RankedCandidate,
+)
+from app.wizard.state import StatePart, WizardState
 from profiles.errors import counted
 
 
@@ -51,7 +61,7 @@ def _about(row: MachineRow) -> Iterator[str]:
 
 
 def access_lines(rows: Iterable[Access]) -> Iterator[str]:
-    said = {True: Status.OK, False: Status.FAILED, None: Status.WAITING}
+    said = {True: ItemStatus.OK, False: ItemStatus.FAILED, None: ItemStatus.WAITING}
     for number, row in enumerate(rows, 1):
         stages = row.report.stages.items() if row.report is not None else ()
         reached = ", ".join(f"{stage.value} {said[passed].value}" for stage, passed in stages)
@@ -121,7 +131,7 @@ def strategy_lines(state: WizardState) -> Iterator[str]:
     yield from _trouble(state.strategy, "  ")
 
 
-def way_words(way: Way) -> str:
+def way_words(way: RankedCandidate) -> str:
     found = way.candidate
     if way.problem:
         return way.problem
@@ -137,7 +147,7 @@ def way_words(way: Way) -> str:
     return ", ".join([*parts, *([f"H = {way.interval}"] if way.periodic else [])])
 
 
-def plan_lines(part: Part[Plan]) -> Iterator[str]:
+def plan_lines(part: StatePart[Plan]) -> Iterator[str]:
     plan = part.found
     yield f"  way: {plan.way}"
     for row in plan.changes:
@@ -161,13 +171,13 @@ def plan_lines(part: Part[Plan]) -> Iterator[str]:
 _SIGNS = {"+": "new", "~": "changed", "-": "removed"}
 
 
-def launch_lines(launch: Launch) -> Iterator[str]:
+def launch_lines(launch: LaunchProgress) -> Iterator[str]:
     for row in launch.rows:
-        done = sum(cell is Status.OK for cell in row.cells)
+        done = sum(cell is ItemStatus.OK for cell in row.cells)
         at = launch.steps[done - 1] if done else "begun"
-        yield f"  {row.name}: {at if row.status is not Status.FAILED else 'FAILED'}"
+        yield f"  {row.name}: {at if row.status is not ItemStatus.FAILED else 'FAILED'}"
         yield from _trouble(row)
-        if row.status is Status.FAILED:
+        if row.status is ItemStatus.FAILED:
             yield from (f"     log: {line}" for line in row.log)
 
 

@@ -18,8 +18,8 @@ from app.wizard.forecasting import Forecast
 from app.wizard.job_view import WAYS, resolved
 from app.wizard.machines import hosts_of
 from app.wizard.outside import OUTSIDE, Outside
-from app.wizard.records import Change, JobAnswers, Plan, Way
-from app.wizard.state import Request
+from app.wizard.records import JobAnswers, MachineChange, Plan, RankedCandidate
+from app.wizard.state import PlanRequest
 from distributed.hosts.file import Hosts, dump_hosts, load_hosts, save_hosts
 from distributed.launcher import Planned
 from distributed.planning.document import Planning
@@ -88,7 +88,7 @@ class Saving:
         return tuple(map(near, self.files))
 
 
-def saving(request: Request, config: Path | None = None) -> Saving:
+def saving(request: PlanRequest, config: Path | None = None) -> Saving:
     """Return what confirming would write; the plan holds the chosen way, of two machines or more.
 
     Raises:
@@ -109,7 +109,7 @@ def saving(request: Request, config: Path | None = None) -> Saving:
     )  # fmt: skip
 
 
-def _values(request: Request, planning: Planning | None, library: Library, config: Path | None) -> dict[str, str]:
+def _values(request: PlanRequest, planning: Planning | None, library: Library, config: Path | None) -> dict[str, str]:
     """Return every option that anybody has set, so that the profile stands by itself.
 
     How the members work together stays ``auto`` where the recommended way was taken: another day, other figures.
@@ -140,7 +140,7 @@ def _values(request: Request, planning: Planning | None, library: Library, confi
     return {name: value for name, value in values.items() if applies(name, strategy)}
 
 
-def _free_name(request: Request, values: Mapping[str, str], hosts: Hosts, library: Library, folder: Path) -> str:
+def _free_name(request: PlanRequest, values: Mapping[str, str], hosts: Hosts, library: Library, folder: Path) -> str:
     """Return the saved profile's own name, or a name that nobody has, or that has just these choices."""
     base = request.answers.job.profile
     known = library.find("profile", base)
@@ -187,7 +187,7 @@ class Choices(NamedTuple):
     """What is changed in the profile so that it fits the machines' memory."""
 
 
-def choices(request: Request, config: Path | None = None) -> Choices:
+def choices(request: PlanRequest, config: Path | None = None) -> Choices:
     """Return what a request amounts to.
 
     Raises:
@@ -210,7 +210,7 @@ def choices(request: Request, config: Path | None = None) -> Choices:
     return Choices(kept, profile, planned, tuple(lines))
 
 
-def plan_of(request: Request, config: Path | None = None, outside: Outside = OUTSIDE) -> Plan:
+def plan_of(request: PlanRequest, config: Path | None = None, outside: Outside = OUTSIDE) -> Plan:
     """Say what will be done. Nothing is changed, and no machine is asked.
 
     Raises:
@@ -223,7 +223,7 @@ def plan_of(request: Request, config: Path | None = None, outside: Outside = OUT
             size = outside.input_bytes(run)
     changes = (
         *_changes(request, kept, size, profile.data.local_data),
-        *(Change("fit", "every machine", line, "~") for line in fitted),
+        *(MachineChange("fit", "every machine", line, "~") for line in fitted),
     )
     engine = run.engine if run is not None else "mesh"
     together = run is not None and run.world_size > 1
@@ -243,7 +243,7 @@ def plan_of(request: Request, config: Path | None = None, outside: Outside = OUT
     )
 
 
-def way_in_words(chosen: Way | None, request: Request) -> str:
+def way_in_words(chosen: RankedCandidate | None, request: PlanRequest) -> str:
     """Return how the machines work together, in a few words."""
     if chosen is None or chosen.choice.alone:
         return f"{chosen.choice.over if chosen is not None else request.machines[0].name} alone"
@@ -252,29 +252,29 @@ def way_in_words(chosen: Way | None, request: Request) -> str:
     return f"{len(choice.members)} machines with {choice.name} over {choice.over}{interval}"
 
 
-def _changes(request: Request, kept: Saving, size: int, stay: bool) -> Iterator[Change]:
+def _changes(request: PlanRequest, kept: Saving, size: int, stay: bool) -> Iterator[MachineChange]:
     """Yield what changes where; ``size``: bytes of code, data and model, of which a machine gets what is missing.
 
     Args:
         stay: data stay on their machines.
     """
     for path in kept.files:
-        yield Change(f"file:{path.name}", "this computer", near(path), "~" if path.exists() else "+")
-    yield Change("run", "this computer", "the run's folder under output/: events, logs, snapshots, the model")
+        yield MachineChange(f"file:{path.name}", "this computer", near(path), "~" if path.exists() else "+")
+    yield MachineChange("run", "this computer", "the run's folder under output/: events, logs, snapshots, the model")
     settings = kept.planning.settings if kept.planning is not None else None
     for machine, row in zip(kept.hosts.machines, request.machines, strict=True):
         name = machine.name
         if settings is not None and not any(one.name.partition(":")[0] == name for one in settings.members):
-            yield Change(f"out:{row.key}", name, "nothing: it is not part of the chosen strategy", "~")
+            yield MachineChange(f"out:{row.key}", name, "nothing: it is not part of the chosen strategy", "~")
         elif not row.here:
             folder = machine.project_path or "~/.cache/muster"
             sent = "code and model" if stay else "code, data and model"
-            yield Change(f"data:{row.key}", name, f"{sent} in {folder}: what is missing there", "~", size)
-            yield Change(f"run:{row.key}", name, f"this run's folder in {folder}; clean removes it")
-            yield Change(f"awake:{row.key}", name, "is kept awake while it trains", "~")
+            yield MachineChange(f"data:{row.key}", name, f"{sent} in {folder}: what is missing there", "~", size)
+            yield MachineChange(f"run:{row.key}", name, f"this run's folder in {folder}; clean removes it")
+            yield MachineChange(f"awake:{row.key}", name, "is kept awake while it trains", "~")
 
 
-def coordinator_place(request: Request, kept: Saving) -> str:
+def coordinator_place(request: PlanRequest, kept: Saving) -> str:
     """Return the coordinator's machine, as the plan names it; this computer where it names none of the others."""
     settings = kept.planning.settings if kept.planning is not None else None
     others = (machine.name for machine, row in zip(kept.hosts.machines, request.machines, strict=True) if not row.here)

@@ -26,8 +26,8 @@ MAIN = ("max_steps", "epochs", "batch_size", "learning_rate", "language", "tunin
 """Options that everybody sees; the others are folded under "advanced"."""
 
 
-class Status(str, Enum):
-    """How something stands: drawn as a symbol, a word and a colour."""
+class ItemStatus(str, Enum):
+    """How a row, or a part of the set-up, stands: drawn as a symbol, a word and a colour."""
 
     WAITING = "waiting"
     WORKING = "working"
@@ -38,15 +38,15 @@ class Status(str, Enum):
     STOPPED = "stopped"
 
 
-UNSETTLED = (Status.WAITING, Status.WORKING)
-GOOD = (Status.OK, Status.WARNING)
+UNSETTLED = (ItemStatus.WAITING, ItemStatus.WORKING)
+GOOD = (ItemStatus.OK, ItemStatus.WARNING)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assessment:
     """How something is shown."""
 
-    status: Status = Status.WAITING
+    status: ItemStatus = ItemStatus.WAITING
     words: str = ""
     """The state in a word or two: ``online``, ``new host key``; empty: the status itself."""
     cause: str = ""
@@ -59,12 +59,12 @@ class Assessment:
         return self.words or self.status.value
 
 
-FINE = Assessment(status=Status.OK)
+FINE = Assessment(status=ItemStatus.OK)
 
 
 @dataclass(frozen=True)
-class Row(Assessment):
-    """One line of a screen."""
+class AssessedRow(Assessment):
+    """One line of a screen, and how what it is about stands."""
 
     key: str
     name: str = ""
@@ -106,7 +106,7 @@ class Home:
 
 
 @dataclass(frozen=True)
-class MachineRow(Row):
+class MachineRow(AssessedRow):
     """One machine, whatever the number of its names and addresses. ``key`` is its host key's fingerprint once known."""
 
     entry: Machine = field(kw_only=True)
@@ -131,7 +131,7 @@ class MachineRow(Row):
 
 
 @dataclass(frozen=True)
-class Machines:
+class DiscoveredMachines:
     """What discovery sees at a moment."""
 
     rows: tuple[MachineRow, ...] = ()
@@ -148,7 +148,7 @@ class Machines:
 # ------------------------------------------------------------------------------------------------------ access, checks
 
 
-class Need(str, Enum):
+class AccessNeed(str, Enum):
     """What a machine waits for a person to give."""
 
     NOTHING = ""
@@ -159,21 +159,21 @@ class Need(str, Enum):
 
 
 @dataclass(frozen=True)
-class Access(Row):
+class Access(AssessedRow):
     """The way to one picked machine as it stands; ``key`` is the machine's."""
 
     report: AccessReport | None = None
     """What came of it last; ``None``: not asked yet."""
 
     @property
-    def need(self) -> Need:
+    def need(self) -> AccessNeed:
         report = self.report
         if report is None or report.ok:
-            return Need.NOTHING
+            return AccessNeed.NOTHING
         if report.unknown_key is not None:
-            return Need.TRUST
+            return AccessNeed.TRUST
         asks = report.password_possible or report.cause == "password_refused"
-        return Need.PASSWORD if asks else Need.NOTHING
+        return AccessNeed.PASSWORD if asks else AccessNeed.NOTHING
 
     @property
     def fingerprint(self) -> str:
@@ -193,7 +193,7 @@ class Access(Row):
 
 
 @dataclass(frozen=True)
-class Check(Row):
+class Check(AssessedRow):
     """One picked machine with its findings as they stand; ``key`` is the machine's."""
 
     findings: tuple[Finding, ...] = ()
@@ -238,7 +238,7 @@ class JobOption:
 
 
 @dataclass(frozen=True)
-class Job:
+class JobForm:
     options: tuple[JobOption, ...] = ()
     """All options with their values; main ones first, then the advanced."""
     models: tuple[str, ...] = ()
@@ -266,7 +266,7 @@ class DataSummary:
 
 
 @dataclass(frozen=True)
-class Fit(Row):
+class Fit(AssessedRow):
     """Whether the model fits one machine's memory; ``key`` is the machine's."""
 
     needed: int = 0
@@ -278,7 +278,7 @@ class Fit(Row):
 
 
 @dataclass(frozen=True)
-class Way:
+class RankedCandidate:
     """One way to train: a candidate of the ranking, with H as the person left it."""
 
     candidate: Candidate
@@ -318,8 +318,8 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Strategy:
-    ways: tuple[Way, ...] = ()
+class StrategyRanking:
+    ways: tuple[RankedCandidate, ...] = ()
     reasons: tuple[str, ...] = ()
     """Why the recommended one; the deciding sentence first."""
     cables: tuple[str, ...] = ()
@@ -335,7 +335,7 @@ class Strategy:
 
 
 @dataclass(frozen=True)
-class Change:
+class MachineChange:
     """What will change on one machine."""
 
     key: str
@@ -348,7 +348,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Plan:
-    changes: tuple[Change, ...] = ()
+    changes: tuple[MachineChange, ...] = ()
     bytes_to_copy: int = 0
     ports: tuple[str, ...] = ()
     seconds: float | None = None
@@ -370,16 +370,16 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class LaunchRow(Row):
-    """One machine; ``key`` is its name in the run. One status a column of :attr:`Launch.steps`."""
+class LaunchRow(AssessedRow):
+    """One machine; ``key`` is its name in the run. One status a column of :attr:`LaunchProgress.steps`."""
 
-    cells: tuple[Status, ...] = ()
+    cells: tuple[ItemStatus, ...] = ()
     log: tuple[str, ...] = ()
     """The last lines of what went wrong there."""
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchProgress:
     steps: tuple[str, ...] = ()
     rows: tuple[LaunchRow, ...] = ()
     run: str = ""

@@ -16,20 +16,20 @@ from app.console import command_line
 from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.records import (
     DataSummary,
+    DiscoveredMachines,
     Fit,
     Home,
-    Job,
     JobAnswers,
+    JobForm,
     KnownProfile,
-    Launch,
+    LaunchProgress,
     MachineRow,
-    Machines,
     Plan,
-    Strategy,
+    RankedCandidate,
+    StrategyRanking,
     Tell,
-    Way,
 )
-from app.wizard.state import Request
+from app.wizard.state import PlanRequest
 from profiles.errors import BadInput, MachinesNotReady, MusterError
 from profiles.library import Library
 from profiles.locations import absolute_path
@@ -93,7 +93,7 @@ class Services:
         """Check this computer."""
         return self._examine([machines.this_row(self.outside.this_computer())], USUAL_TASK)[0]
 
-    def watch(self, see: Callable[[Machines], None]) -> DiscoveryWatch:
+    def watch(self, see: Callable[[DiscoveredMachines], None]) -> DiscoveryWatch:
         """Look for machines; ``see`` is called at once and after every change, from a thread of its own."""
         return discovery_watch.DiscoveryWatch(see, saved_hosts(self._config), self.outside)
 
@@ -161,7 +161,7 @@ class Services:
         """Return the profile with the answers, also where it is not complete yet."""
         return job_view.resolved(job, self._config, complete=False).profile
 
-    def job(self, answers: JobAnswers) -> Job:
+    def job(self, answers: JobAnswers) -> JobForm:
         """Return the options with their values and errors, and what can be chosen; quick, no data is read."""
         return job_view.job_of(answers, self._config)
 
@@ -175,25 +175,25 @@ class Services:
 
     # --------------------------------------------------------------------------------------------------- way and plan
 
-    def forecast(self, request: Request, tell: Tell) -> Strategy:
+    def forecast(self, request: PlanRequest, tell: Tell) -> StrategyRanking:
         """Measure what is not known yet, and rank all ways to train."""
         self._check_code(request.answers.job)
         profile = job_view.resolved(request.answers.job, self._config).profile
         return forecasting.strategy_of(forecasting.make_forecast(request, profile, tell, self.outside))
 
-    def with_interval(self, planning: Any, index: int, steps: int) -> Way:
+    def with_interval(self, planning: Any, index: int, steps: int) -> RankedCandidate:
         """Predict a candidate with another H; pure and quick."""
         return forecasting.moved(planning, index, steps)
 
-    def plan(self, request: Request) -> Plan:
+    def plan(self, request: PlanRequest) -> Plan:
         """Say what will be done. Changes nothing anywhere."""
         return plan.plan_of(request, self._config, self.outside)
 
-    def save(self, request: Request) -> tuple[str, ...]:
+    def save(self, request: PlanRequest) -> tuple[str, ...]:
         """Write profile, machines and plan; return the files."""
         return plan.saving(request, self._config).write(self._config)
 
-    def launch(self, request: Request, see: Callable[[Launch], None], tell: Tell) -> Path:
+    def launch(self, request: PlanRequest, see: Callable[[LaunchProgress], None], tell: Tell) -> Path:
         """Save, start the run in the background, and return its folder when the first step is made.
 
         ``see`` hears every change on the way; the run goes on if the caller stops listening.

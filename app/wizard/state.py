@@ -16,19 +16,19 @@ from app.wizard.records import (
     Assessment,
     Check,
     DataSummary,
+    DiscoveredMachines,
     Fit,
     Home,
-    Job,
+    ItemStatus,
     JobAnswers,
+    JobForm,
     KnownProfile,
-    Launch,
+    LaunchProgress,
     MachineRow,
-    Machines,
     Plan,
     Presence,
-    Status,
-    Strategy,
-    Way,
+    RankedCandidate,
+    StrategyRanking,
 )
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ def before(step: Step, far: bool) -> Step:
 # ----------------------------------------------------------------------------------------------------- tasks and parts
 
 
-class Kind(str, Enum):
+class TaskKind(str, Enum):
     """What the services are asked for; the value says what is done meanwhile."""
 
     HOME = "reading runs and profiles"
@@ -108,10 +108,10 @@ class Kind(str, Enum):
 
 
 @dataclass(frozen=True)
-class Task:
+class ServiceTask:
     """Something to ask the services for."""
 
-    kind: Kind
+    kind: TaskKind
     key: str = ""
     """Of a machine, a profile or a finding; empty where there is only one."""
     inputs: object = field(default=None, hash=False)
@@ -119,7 +119,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Part(Assessment, Generic[T]):
+class StatePart(Assessment, Generic[T]):
     """What the services work out from the answers: how far they are, and what came of it."""
 
     found: T
@@ -128,18 +128,18 @@ class Part(Assessment, Generic[T]):
     inputs: object = field(default=None, repr=False)
     """The answers that it was worked out for: for others it is worked out anew."""
 
-    def again(self) -> Part[T]:
+    def again(self) -> StatePart[T]:
         """Return it as to be worked out once more; what is shown stays meanwhile."""
-        return Part(self.found, inputs=self.inputs)
+        return StatePart(self.found, inputs=self.inputs)
 
 
 class _PartOf(Generic[T]):
     """A part of the state, as an attribute of it; ``empty`` is shown before anything was found."""
 
-    def __init__(self, kind: Kind, empty: T) -> None:
-        self.kind, self.nothing = kind, Part(empty)
+    def __init__(self, kind: TaskKind, empty: T) -> None:
+        self.kind, self.nothing = kind, StatePart(empty)
 
-    def __get__(self, state: WizardState, owner: type[WizardState]) -> Part[T]:
+    def __get__(self, state: WizardState, owner: type[WizardState]) -> StatePart[T]:
         return state.parts.get((self.kind, ""), self.nothing)
 
 
@@ -160,7 +160,7 @@ class Answers:
     """Options (and ``model``, ``dataset``) that differ from the profile, as text."""
     preference: str = "fastest"
     strategy: str = ""
-    """``Way.identity`` of the chosen way; empty: the recommended one."""
+    """``RankedCandidate.identity`` of the chosen way; empty: the recommended one."""
     interval: int = 0
     """Chosen H; 0: as recommended."""
     save_as: str = ""
@@ -180,16 +180,16 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Request:
+class PlanRequest:
     """Everything a plan is made of."""
 
     machines: tuple[MachineRow, ...]
     """That take part; this computer alone or others with or without it."""
     answers: Answers
-    chosen: Way | None = None
+    chosen: RankedCandidate | None = None
     """With its interval as the person left it; ``None``: nothing was predicted."""
     planning: Any = field(default=None, repr=False, compare=False)
-    """``Strategy.planning`` of the forecast that ``chosen`` is from."""
+    """``StrategyRanking.planning`` of the forecast that ``chosen`` is from."""
     measure: bool = False
     """A person asked for new figures: what was measured before does not do."""
 
@@ -200,12 +200,12 @@ class WizardState:
 
     step: Step = Step.HOME
     answers: Answers = Answers()
-    machines: Machines = Machines()
-    parts: Mapping[tuple[Kind, str], Part[Any]] = field(default_factory=dict)
+    machines: DiscoveredMachines = DiscoveredMachines()
+    parts: Mapping[tuple[TaskKind, str], StatePart[Any]] = field(default_factory=dict)
     """By kind and key; :mod:`app.wizard.dependencies` says what each depends on."""
-    orders: tuple[Task, ...] = ()
+    orders: tuple[ServiceTask, ...] = ()
     """What a person asked for and is not begun."""
-    under_way: tuple[tuple[Task, str], ...] = ()
+    under_way: tuple[tuple[ServiceTask, str], ...] = ()
     """Tasks that are being worked on, each with what it does in words."""
     notice: str = ""
     """One line about the last action: why it could not be done. The next action clears it."""
@@ -220,21 +220,21 @@ class WizardState:
     preselected: bool = False
     """This computer was picked by itself, once."""
 
-    home = _PartOf(Kind.HOME, Home())
-    doctor = _PartOf[tuple[Any, ...]](Kind.DOCTOR, ())
+    home = _PartOf(TaskKind.HOME, Home())
+    doctor = _PartOf[tuple[Any, ...]](TaskKind.DOCTOR, ())
     """Findings about this computer; empty: not asked."""
-    examined = _PartOf[Mapping[str, tuple[Any, ...]]](Kind.CHECKS, {})
+    examined = _PartOf[Mapping[str, tuple[Any, ...]]](TaskKind.CHECKS, {})
     """Findings by machine."""
-    links = _PartOf[tuple[Any, ...]](Kind.LINKS, ())
+    links = _PartOf[tuple[Any, ...]](TaskKind.LINKS, ())
     """``PairFigures`` of every two members."""
-    job = _PartOf(Kind.JOB, Job())
-    data = _PartOf(Kind.DATA, DataSummary())
-    fits = _PartOf[tuple[Fit, ...]](Kind.FITS, ())
-    strategy = _PartOf(Kind.FORECAST, Strategy())
-    moved = _PartOf[Way | None](Kind.INTERVAL, None)
+    job = _PartOf(TaskKind.JOB, JobForm())
+    data = _PartOf(TaskKind.DATA, DataSummary())
+    fits = _PartOf[tuple[Fit, ...]](TaskKind.FITS, ())
+    strategy = _PartOf(TaskKind.FORECAST, StrategyRanking())
+    moved = _PartOf[RankedCandidate | None](TaskKind.INTERVAL, None)
     """The chosen way with the H that the person wants of it."""
-    plan = _PartOf(Kind.PLAN, Plan())
-    launch = _PartOf(Kind.LAUNCH, Launch())
+    plan = _PartOf(TaskKind.PLAN, Plan())
+    launch = _PartOf(TaskKind.LAUNCH, LaunchProgress())
 
     # ------------------------------------------------------------------------------------------------- what is known
 
@@ -244,11 +244,11 @@ class WizardState:
         return tuple(dict.fromkeys(words for _, words in self.under_way))
 
     @property
-    def tasks(self) -> tuple[Task, ...]:
+    def tasks(self) -> tuple[ServiceTask, ...]:
         """What was asked for and is not done."""
         return (*self.orders, *(task for task, _ in self.under_way))
 
-    def is_under_way(self, kind: Kind, key: str = "") -> bool:
+    def is_under_way(self, kind: TaskKind, key: str = "") -> bool:
         return any((task.kind, task.key) == (kind, key) for task in self.tasks)
 
     @property
@@ -271,7 +271,7 @@ class WizardState:
     @property
     def access(self) -> tuple[Access, ...]:
         """The way to each picked machine but this computer."""
-        rows = [(row, self.part(Kind.ACCESS, row.key)) for row in self.picked if not row.here]
+        rows = [(row, self.part(TaskKind.ACCESS, row.key)) for row in self.picked if not row.here]
         return tuple(Access(row.key, row.name, part.found, **self._shown(row, part)) for row, part in rows)
 
     def access_of(self, key: str) -> Access | None:
@@ -280,13 +280,13 @@ class WizardState:
 
     def _shown(self, row: MachineRow, said: Assessment) -> dict[str, Any]:
         """Return how a picked machine stands; one that was left out is skipped, whatever was found."""
-        status = Status.SKIPPED if row.key in self.answers.skipped else said.status
+        status = ItemStatus.SKIPPED if row.key in self.answers.skipped else said.status
         return {"status": status, "words": said.words, "cause": said.cause, "fix": said.fix}
 
     @property
     def under_repair(self) -> frozenset[str]:
         """Machines that are being fixed, or are about to be."""
-        wanted = [task.inputs for task in self.tasks if task.kind is Kind.REPAIR]
+        wanted = [task.inputs for task in self.tasks if task.kind is TaskKind.REPAIR]
         return frozenset(key for keys in wanted if isinstance(keys, tuple) for key in keys)
 
     @property
@@ -296,22 +296,22 @@ class WizardState:
 
     def _check(self, row: MachineRow) -> Check:
         part, found = self.examined, self.examined.found.get(row.key)
-        said: Assessment = part if part.status is not Status.OK else Assessment()
-        if part.status is Status.OK and found is not None:
+        said: Assessment = part if part.status is not ItemStatus.OK else Assessment()
+        if part.status is ItemStatus.OK and found is not None:
             said = of_findings(found)
         if row.key in self.under_repair:
-            said = replace(said, status=Status.WORKING, words="fixing")
+            said = replace(said, status=ItemStatus.WORKING, words="fixing")
         return Check(row.key, row.name, found or (), **self._shown(row, said))
 
     @property
-    def ways(self) -> tuple[Way, ...]:
+    def ways(self) -> tuple[RankedCandidate, ...]:
         """The ways to train, the best first, the chosen one with the H that was asked for."""
         base, moved = self.moved.inputs, self.moved.found
         of = base[0] if moved is not None and isinstance(base, tuple) else None
         return tuple(moved if moved is not None and way == of else way for way in self.strategy.found.ways)
 
     @property
-    def chosen(self) -> Way | None:
+    def chosen(self) -> RankedCandidate | None:
         """The way to train that will be taken."""
         ways, wanted = self.ways, self.answers.strategy
         named = next((way for way in ways if way.identity == wanted), None)
@@ -320,24 +320,24 @@ class WizardState:
     @property
     def saved(self) -> bool:
         """Whether the files of the Plan as it is shown are written, so that its command works."""
-        return (Kind.SAVE, "") in self.parts and self.part(Kind.SAVE).inputs == self.plan.inputs
+        return (TaskKind.SAVE, "") in self.parts and self.part(TaskKind.SAVE).inputs == self.plan.inputs
 
     @property
     def started(self) -> bool:
         """Whether a run was started from this set-up, and trains or has trained."""
-        return self.launch.status is Status.OK and bool(self.launch.found.run)
+        return self.launch.status is ItemStatus.OK and bool(self.launch.found.run)
 
     @property
-    def request(self) -> Request:
+    def request(self) -> PlanRequest:
         """Everything that a plan for these answers is made of."""
         found = self.strategy.found
-        return Request(self.members, self.answers, self.chosen, found.planning, found.measure)
+        return PlanRequest(self.members, self.answers, self.chosen, found.planning, found.measure)
 
     def presence_of(self, profile: KnownProfile) -> tuple[Presence, ...]:
         """Return the machines of a profile, each with whether it is here."""
         if profile.name in self.machines.presence:
             return self.machines.presence[profile.name]
-        seen = {(row.entry.host, row.entry.port) for row in self.machines.rows if row.status is Status.OK}
+        seen = {(row.entry.host, row.entry.port) for row in self.machines.rows if row.status is ItemStatus.OK}
         # saved since the search began
         return tuple(Presence(m.name, (m.host, m.port) in seen or None, not m.here) for m in profile.machines)
 
@@ -351,26 +351,26 @@ class WizardState:
         """Return it with a line about the last action."""
         return replace(self, notice=text)
 
-    def ordering(self, kind: Kind, key: str = "", inputs: object = None) -> WizardState:
+    def ordering(self, kind: TaskKind, key: str = "", inputs: object = None) -> WizardState:
         """Return it with something to be asked for."""
-        task = Task(kind, key, inputs)
+        task = ServiceTask(kind, key, inputs)
         return self if task in self.tasks else replace(self, orders=(*self.orders, task))
 
-    def part(self, kind: Kind, key: str = "") -> Part[Any]:
+    def part(self, kind: TaskKind, key: str = "") -> StatePart[Any]:
         return self.parts.get((kind, key)) or self.empty(kind)
 
-    def empty(self, kind: Kind) -> Part[Any]:
+    def empty(self, kind: TaskKind) -> StatePart[Any]:
         """Return a part as it is before anything was found."""
         own = next((one for one in vars(WizardState).values() if isinstance(one, _PartOf) and one.kind is kind), None)
-        return own.nothing if own is not None else Part(None)
+        return own.nothing if own is not None else StatePart(None)
 
-    def putting(self, kind: Kind, key: str = "", part: Part[Any] | None = None, **changes: Any) -> WizardState:
+    def putting(self, kind: TaskKind, key: str = "", part: StatePart[Any] | None = None, **changes: Any) -> WizardState:
         """Return it with another part, or with changes of the one that it has."""
         return replace(self, parts={**self.parts, (kind, key): replace(part or self.part(kind, key), **changes)})
 
 
 @dataclass(frozen=True)
-class Change:
+class Transition:
     """Something that happens to the set-up, as the machines' side tells it: a rule, and what the rule is told."""
 
     rule: Callable[..., WizardState]
@@ -382,5 +382,5 @@ class Change:
         return self.rule(state, *self.told, **self.named)
 
 
-class Action(Change):
+class Action(Transition):
     """Something that a person does."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.promise import Outcome, Promise, at_promised_pace, outcome, pace_of, promise_of
+from app.promise import Promise, PromiseOutcome, at_promised_pace, outcome, pace_of, promise_of
 from app.run_series import of_run
 from app.run_state import RunState, reduce_events
 from distributed.planning.document import Candidate, Choice, Job, MemberForecast, Planning
@@ -46,7 +46,7 @@ def ran(*more: Event, last: int = 20, first: dict[str, Any] | None = None, ranks
     return reduce_events([*events, *more])
 
 
-def kept(state: RunState, comparison: Comparison | None = None) -> Outcome:
+def kept(state: RunState, comparison: Comparison | None = None) -> PromiseOutcome:
     found = outcome(state, promise(), comparison)
     assert found is not None
     return found

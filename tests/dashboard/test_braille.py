@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.dashboard.braille import SAMPLES, Curve, Raster, Window, ticks, window_of
-from app.dashboard.charts import ChartData, Mark, drawn, value_text
+from app.dashboard.charts import AxisMark, ChartData, drawn, value_text
 from app.run_series import Point
 
 point = st.builds(
@@ -66,7 +66,7 @@ def test_the_band_lies_under_the_line() -> None:
 
 def test_marks_stand_on_the_axis() -> None:
     points = (Point(0, 1, 1, 1), Point(9, 2, 2, 2))
-    lines = drawn(ChartData(curves=(Curve(points),), marks=(Mark(9, "x", ""),)), 30, 8)
+    lines = drawn(ChartData(curves=(Curve(points),), marks=(AxisMark(9, "x", ""),)), 30, 8)
     assert lines[-2].plain.endswith("x")
 
 

@@ -15,7 +15,7 @@ from textual.pilot import Pilot
 
 from app.dashboard.app import DashboardApp
 from app.dashboard.charts import Chart
-from app.dashboard.machines import Machines
+from app.dashboard.machines import MachinesPane
 from app.dashboard.one_machine import OneMachine
 from distributed.run.requests import take_requests
 from tests.screens.pilot import SIZES, lines, resize, run, text, until, until_text
@@ -68,12 +68,12 @@ def test_resizes_keep_tab_and_selection(folder: RunFolder) -> None:
     async def drive(pilot: Pilot[Any], app: DashboardApp) -> None:
         await pilot.press("2", "down", "down")
         focused = app.focused
-        assert app.dashboard.query_one(Machines).selected == 2
+        assert app.dashboard.query_one(MachinesPane).selected == 2
         for size in ((160, 45), (80, 24), (60, 16), (160, 45)) * 5:
             await resize(pilot, *size)
             if size == (60, 16):
                 assert "needs 72x20" in text(app)
-        assert app.dashboard.query_one(Machines).selected == 2
+        assert app.dashboard.query_one(MachinesPane).selected == 2
         assert app.focused is focused
 
     show(folder.path, drive)

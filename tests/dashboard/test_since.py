@@ -12,7 +12,7 @@ from app.cli.attach import leave, show_run
 from app.dashboard.app import DashboardApp
 from app.dashboard.reader import RunReader
 from app.run_state import INTERRUPTED, RunState, apply, at_its_end
-from app.since import MARK, Mark, Visit, away_text, read_mark
+from app.since import MARK, SeenMark, Visit, away_text, read_mark
 from tests.screens.pilot import run, text, until_text
 from tests.waiting import until
 from training.events import Event, MemberEvent, RunEvent, SnapshotEvent
@@ -158,7 +158,7 @@ def test_how_long_ago(seconds: float, words: str) -> None:
 
 def left(path: Path) -> None:
     """Let somebody have left a run after its first events, long ago."""
-    (path / MARK).write_text(Mark(seq=SEEN - 1, at=LEFT).model_dump_json())
+    (path / MARK).write_text(SeenMark(seq=SEEN - 1, at=LEFT).model_dump_json())
 
 
 def test_the_dashboard_leaves_a_mark_and_tells_who_comes_back(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from app.demo import MOST
 from app.demo.services import DemoServices
 from app.wizard import actions as do
 from app.wizard.engine import Wizard
-from app.wizard.records import Need, Status
+from app.wizard.records import AccessNeed, ItemStatus
 from app.wizard.state import Step, WizardState
 from distributed.run.requests import leave_request
 from tests.waiting import PATIENCE, until_state
@@ -47,12 +47,12 @@ def picked_all(wizard: Wizard, number: int) -> None:
 def let_in(wizard: Wizard) -> None:
     """Accept keys, give passwords, wait for what mends itself, leave out the rest."""
     deadline = time.monotonic() + PATIENCE
-    while any(row.status is not Status.OK for row in wizard.state.access if row.status is not Status.SKIPPED):
+    while any(row.status is not ItemStatus.OK for row in wizard.state.access if row.status is not ItemStatus.SKIPPED):
         assert time.monotonic() < deadline, wizard.state.access
         for row in wizard.state.access:
-            if row.need is Need.TRUST:
+            if row.need is AccessNeed.TRUST:
                 wizard.do(do.trust_key(row.key, row.fingerprint))
-            elif row.need is Need.PASSWORD:
+            elif row.need is AccessNeed.PASSWORD:
                 wizard.give_password(row.key, "any")
             elif row.words in ("key changed", "user refused"):
                 wizard.do(do.skip(row.key))
@@ -79,8 +79,8 @@ def to_the_plan(wizard: Wizard, number: int) -> WizardState:
     return until_state(wizard, lambda state: state.plan.status in _GOOD)
 
 
-_GOOD = (Status.OK, Status.WARNING, Status.SKIPPED)
-_SETTLED = (*_GOOD, Status.FAILED)
+_GOOD = (ItemStatus.OK, ItemStatus.WARNING, ItemStatus.SKIPPED)
+_SETTLED = (*_GOOD, ItemStatus.FAILED)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, MOST])
@@ -97,8 +97,8 @@ def test_three_machines_meet_every_kind_of_trouble(tour: Callable[[int], Wizard]
     wizard = tour(3)
     picked_all(wizard, 3)
     rows = until_state(wizard, lambda s: len(s.access) == 2 and all(r.status in _SETTLED for r in s.access)).access
-    assert {row.name: row.need for row in rows} == {"demo-studio": Need.TRUST, "demo-pc": Need.PASSWORD}
-    pc = next(row for row in wizard.state.access if row.need is Need.PASSWORD)
+    assert {row.name: row.need for row in rows} == {"demo-studio": AccessNeed.TRUST, "demo-pc": AccessNeed.PASSWORD}
+    pc = next(row for row in wizard.state.access if row.need is AccessNeed.PASSWORD)
     wizard.give_password(pc.key, "wrong")
     until_state(wizard, lambda state: any(row.words == "wrong password" for row in state.access))
     assert "wrong" not in repr(wizard.state.log)
@@ -119,7 +119,7 @@ def test_launch_ends_in_a_live_run(tour: Callable[..., Wizard]) -> None:
     wizard = tour(3, FAST / 4)  # the run must not be over before it is looked at
     expected = to_the_plan(wizard, 3).plan.found.hash
     wizard.do(do.confirm())
-    path = Path(until_state(wizard, lambda state: state.launch.status is Status.OK).launch.found.run)
+    path = Path(until_state(wizard, lambda state: state.launch.status is ItemStatus.OK).launch.found.run)
     run = RunFolder.open(path)
     assert run.live and run.plan().hash() == expected
     leave_request(path, "kill")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.wizard.discovery_watch import is_present
 from app.wizard.machines import Naming
-from app.wizard.records import Status as RowStatus
+from app.wizard.records import ItemStatus
 from distributed.discovery import reachability
 from distributed.discovery.known_machines import Candidate, look_up, with_expected
 from distributed.discovery.machine_identity import machines
@@ -58,7 +58,7 @@ def test_another_key_under_a_known_name_is_a_state_of_its_own_with_what_to_do() 
     assert found.problem is not None and "SHA256:evil" in found.problem.message
     assert "ssh-keygen -R studio.local" in found.problem.hint
     (row,) = Naming((), ()).rows([found])
-    assert row.status is RowStatus.FAILED and row.cause == found.problem.message
+    assert row.status is ItemStatus.FAILED and row.cause == found.problem.message
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from scripted_connection import undialled as link
 
 from app.wizard import actions as do
 from app.wizard.dependencies import apply
-from app.wizard.state import Action, Kind, Step, WizardState
+from app.wizard.state import Action, Step, TaskKind, WizardState
 from distributed.launcher import apply_planning
 from distributed.planning.cluster import Cluster
 from distributed.planning.document import Planning
@@ -85,7 +85,7 @@ def test_a_plan_in_clear_needs_somebody_who_asked(planned_as: str, started_as: s
 
 def at_plan(*in_clear: str) -> WizardState:
     state: WizardState = at(Step.PLAN).state
-    return state.putting(Kind.PLAN, found=replace(state.plan.found, in_clear=in_clear))
+    return state.putting(TaskKind.PLAN, found=replace(state.plan.found, in_clear=in_clear))
 
 
 @pytest.mark.parametrize("action", [do.confirm, do.save_only])

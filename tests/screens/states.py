@@ -9,25 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from app.wizard.assessment import of_report
-from app.wizard.engine import Asked
+from app.wizard.engine import TaskRecord
 from app.wizard.records import (
     Assessment,
-    Change,
     DataSummary,
+    DiscoveredMachines,
     Fit,
     Home,
-    Job,
+    ItemStatus,
+    JobForm,
     JobOption,
-    Launch,
+    LaunchProgress,
     LaunchRow,
+    MachineChange,
     MachineRow,
-    Machines,
     Plan,
     Presence,
-    Status,
-    Strategy,
+    StrategyRanking,
 )
-from app.wizard.state import Action, Answers, Kind, Part, Step, WizardState
+from app.wizard.state import Action, Answers, StatePart, Step, TaskKind, WizardState
 from distributed.checks.findings import Finding
 from distributed.discovery.machine_identity import FoundPath
 from distributed.discovery.network_interfaces import Endpoint, PathKind
@@ -40,7 +40,7 @@ from tests.wizard.fake_services import known, locked, pair, refused, stranger, w
 from training.plan import RunMetadata
 from training.runs import RunSummary
 
-OK, BAD, WARN, WAIT = Status.OK, Status.FAILED, Status.WARNING, Status.WAITING
+OK, BAD, WARN, WAIT = ItemStatus.OK, ItemStatus.FAILED, ItemStatus.WARNING, ItemStatus.WAITING
 EVIL = "evil\x1b[31m[bold red]mac\u202e"
 """A name from the network with an escape code, markup and a mark that turns the direction of writing."""
 
@@ -87,7 +87,9 @@ HOSTILE = MachineRow(
     fix="switch on Remote Login there", entry=Machine(name="evil", address="192.168.7.66"), found_by=("Bonjour",),
     paths=(_path("192.168.7.66", "en0", PathKind.WIRED, Seen.OFFLINE),),
 )  # fmt: skip
-MACHINES = Machines((DESK, STUDIO, HOSTILE), ("Bonjour on eth0", "~/.ssh/config", "distributed_hosts.json"), 12.0)
+MACHINES = DiscoveredMachines(
+    (DESK, STUDIO, HOSTILE), ("Bonjour on eth0", "~/.ssh/config", "distributed_hosts.json"), 12.0
+)
 FINGERPRINT = "SHA256:J5Kk6zAoCTGjtwaQWdGjCMKa1uMDb/JvqhvExyl2HAo"
 
 
@@ -137,7 +139,7 @@ def _option(name: str, value: str, **more: Any) -> JobOption:
     return JobOption(options_by_name()[name], value, **{"default": value, **more})
 
 
-JOB = Job(
+JOB = JobForm(
     (
         _option("epochs", "3"),
         _option("batch_size", "16", default="8", changed=True),
@@ -152,7 +154,7 @@ FITS = (
     Fit("SHA256:desk", "desk", 3_000_000_000, 24_000_000_000, status=OK, words="fits"),
     Fit("SHA256:studio", "studio", 3_000_000_000, 50_000_000_000, status=OK, words="fits"),
 )
-STRATEGY = Strategy(
+STRATEGY = StrategyRanking(
     (
         way("diloco mxfp4", "desk", "studio", interval=10, same_loss=133, step=0.354, steps=320, global_batch=16,
             speed_up=1.86, useful_speed_up=1.59, exposed=0.0177, bytes_per_hour=7.6e9, loss_increase=0.0026),
@@ -165,39 +167,41 @@ STRATEGY = Strategy(
 )  # fmt: skip
 PLAN = Plan(
     (
-        Change("desk|run", "desk", "the run's folder in output/"),
-        Change("studio|code", "studio", "code of this version", "+", 1_400_000),
-        Change("studio|env", "studio", "torch 2.4.1 becomes 2.8.0", "~"),
+        MachineChange("desk|run", "desk", "the run's folder in output/"),
+        MachineChange("studio|code", "studio", "code of this version", "+", 1_400_000),
+        MachineChange("studio|env", "studio", "torch 2.4.1 becomes 2.8.0", "~"),
     ),
     85_400_000, ("TCP 47100 on desk (the coordinator)",), 113.0, "2 machines with diloco mxfp4 over the mesh",
     ("training traffic: TLS with certificates of this run", "commands, code and data: SSH"), (), "demo-2",
     ("profiles/saved/demo-2.ini",), "python3 cli_typer.py distributed-train demo-2", "0123456789abcdef01",
 )  # fmt: skip
-LAUNCH = Launch(
+LAUNCH = LaunchProgress(
     ("connected", "code and data", "program", "features", "joined", "first step"),
     (
-        LaunchRow("desk", "desk", (OK, OK, OK, OK, Status.WORKING, WAIT), status=Status.WORKING),
+        LaunchRow("desk", "desk", (OK, OK, OK, OK, ItemStatus.WORKING, WAIT), status=ItemStatus.WORKING),
         LaunchRow("studio", "studio", (OK, OK, BAD, WAIT, WAIT, WAIT), ("loading whisper-tiny", "Killed"), status=BAD,
                   words="no memory", cause="the worker was killed: out of memory", fix="take a smaller batch"),
     ),
 )  # fmt: skip
 
 
-def _part(found: Any, said: Assessment) -> Part[Any]:
-    return Part(found, status=said.status, words=said.words, cause=said.cause, fix=said.fix)
+def _part(found: Any, said: Assessment) -> StatePart[Any]:
+    return StatePart(found, status=said.status, words=said.words, cause=said.cause, fix=said.fix)
 
 
-PARTS: dict[tuple[Kind, str], Part[Any]] = {
-    (Kind.HOME, ""): Part(HOME, status=OK),
-    (Kind.CHECKS, ""): Part(EXAMINED, status=OK),
-    (Kind.LINKS, ""): Part(LINKS, status=OK),
-    (Kind.JOB, ""): Part(JOB, status=OK),
-    (Kind.DATA, ""): Part(DATA, status=WARN, words="1 broken", cause="1 file cannot be read", fix="it is left out"),
-    (Kind.FITS, ""): Part(FITS, status=OK),
-    (Kind.FORECAST, ""): Part(STRATEGY, status=OK),
-    (Kind.PLAN, ""): Part(PLAN, status=OK),
-    (Kind.LAUNCH, ""): Part(LAUNCH, status=BAD, cause="studio did not start", fix="r tries again"),
-    **{(Kind.ACCESS, machine.key): _part(report, of_report(report)) for machine, report in ACCESS.items()},
+PARTS: dict[tuple[TaskKind, str], StatePart[Any]] = {
+    (TaskKind.HOME, ""): StatePart(HOME, status=OK),
+    (TaskKind.CHECKS, ""): StatePart(EXAMINED, status=OK),
+    (TaskKind.LINKS, ""): StatePart(LINKS, status=OK),
+    (TaskKind.JOB, ""): StatePart(JOB, status=OK),
+    (TaskKind.DATA, ""): StatePart(
+        DATA, status=WARN, words="1 broken", cause="1 file cannot be read", fix="it is left out"
+    ),
+    (TaskKind.FITS, ""): StatePart(FITS, status=OK),
+    (TaskKind.FORECAST, ""): StatePart(STRATEGY, status=OK),
+    (TaskKind.PLAN, ""): StatePart(PLAN, status=OK),
+    (TaskKind.LAUNCH, ""): StatePart(LAUNCH, status=BAD, cause="studio did not start", fix="r tries again"),
+    **{(TaskKind.ACCESS, machine.key): _part(report, of_report(report)) for machine, report in ACCESS.items()},
 }
 ANSWERS = Answers(picked=(DESK.key, STUDIO.key), profile="demo")
 WHOLE = WizardState(Step.HOME, ANSWERS, replace(MACHINES, presence=PRESENCE), PARTS, reached=Step.LAUNCH)
@@ -224,17 +228,17 @@ class Still:
     def give_password(self, machine: str, password: str) -> None:
         self.done.append((machine, password))
 
-    def asked_for(self) -> list[Asked]:
+    def asked_for(self) -> list[TaskRecord]:
         return []
 
 
-def at(step: Step, launch: Part[Launch] | None = None) -> Still:
+def at(step: Step, launch: StatePart[LaunchProgress] | None = None) -> Still:
     """Return the set-up at a step."""
     state = replace(WHOLE, step=step)
     if step in OTHERS:
         picked = tuple(machine.key for machine in OTHERS[step])
         state = replace(state, machines=replace(MACHINES, rows=OTHERS[step])).answering(picked=picked)
-    return Still(state.putting(Kind.LAUNCH, part=launch) if launch is not None else state)
+    return Still(state.putting(TaskKind.LAUNCH, part=launch) if launch is not None else state)
 
 
 def hostile(value: Any) -> Any:

@@ -9,20 +9,21 @@ from rich.cells import cell_len
 from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
-from app.shell.link_map import IDEAL, Kind, Line, drawn, legend
-from app.wizard.state import Kind as Asked
-from app.wizard.state import Step
+from app.shell.link_map import IDEAL, LinkMedium, MapLink, drawn, legend
+from app.wizard.state import Step, TaskKind
 from tests.screens.pilot import fixed_clock, run, text
 from tests.screens.states import STRATEGY, at
 
 NAMES = ("this-pc", "demo-studio", "MacBook", "tower", "mini", "attic", "pc", "nas")
 
 
-def lines(names: tuple[str, ...], kind: Kind = Kind.CABLE, mbit: float = 941, back: float = 938) -> list[Line]:
-    return [Line(one, other, kind, mbit, back) for one, other in combinations(names, 2)]
+def lines(
+    names: tuple[str, ...], kind: LinkMedium = LinkMedium.CABLE, mbit: float = 941, back: float = 938
+) -> list[MapLink]:
+    return [MapLink(one, other, kind, mbit, back) for one, other in combinations(names, 2)]
 
 
-def points(line: Line) -> int:
+def points(line: MapLink) -> int:
     """How much is drawn of the link between two machines that stand side by side, without its rate."""
     shown = drawn((line.one, line.other), [line], 60, 3).plain
     return sum((ord(sign) - 0x2800).bit_count() for sign in shown if 0x2800 <= ord(sign) <= 0x28FF)
@@ -48,24 +49,25 @@ def test_where_there_is_no_room_there_is_no_map(names: tuple[str, ...], width: i
 
 
 def test_a_faster_link_is_thicker() -> None:
-    rates = [points(Line("a", "b", Kind.CABLE, mbit)) for mbit in (50, 200, 941, 2400)]
+    rates = [points(MapLink("a", "b", LinkMedium.CABLE, mbit)) for mbit in (50, 200, 941, 2400)]
     assert rates == sorted(set(rates))
 
 
 def test_kinds_differ_without_colours() -> None:
-    whole, dashed, dotted = (points(Line("a", "b", kind)) for kind in Kind)
+    whole, dashed, dotted = (points(MapLink("a", "b", kind)) for kind in LinkMedium)
     assert whole > dashed > dotted > 0
 
 
 def test_the_slower_direction_decides() -> None:
-    assert Line("a", "b", Kind.CABLE, 941, 90).thickness == 1
+    assert MapLink("a", "b", LinkMedium.CABLE, 941, 90).thickness == 1
 
 
 @pytest.mark.parametrize(("line", "label"), [
-    (Line("a", "b", Kind.CABLE, 941, 938), "938 Mbit/s"), (Line("a", "b", Kind.AIR, 211, 94), "94-211 Mbit/s"),
-    (Line("a", "b", Kind.RELAY), "relayed"),
+    (MapLink("a", "b", LinkMedium.CABLE, 941, 938), "938 Mbit/s"),
+    (MapLink("a", "b", LinkMedium.AIR, 211, 94), "94-211 Mbit/s"),
+    (MapLink("a", "b", LinkMedium.RELAY), "relayed"),
 ])  # fmt: skip
-def test_the_rate_stands_on_the_line(line: Line, label: str) -> None:
+def test_the_rate_stands_on_the_line(line: MapLink, label: str) -> None:
     assert f" {label} " in drawn(("a", "b"), [line], 60, 3).plain
 
 
@@ -89,7 +91,7 @@ def test_names_from_the_network_are_shown_and_take_their_cells() -> None:
 
 
 def test_the_legend_names_what_is_there() -> None:
-    assert legend(lines(NAMES[:2], Kind.AIR)).plain == "╍ ╍ Wi-Fi   Mbit/s; the thicker, the faster"
+    assert legend(lines(NAMES[:2], LinkMedium.AIR)).plain == "╍ ╍ Wi-Fi   Mbit/s; the thicker, the faster"
 
 
 CABLE = "with a cable to air (941 Mbit/s): 1.58x -> 1.90x"
@@ -98,7 +100,7 @@ CABLE = "with a cable to air (941 Mbit/s): 1.58x -> 1.90x"
 @pytest.mark.parametrize("size", [(80, 24), (120, 32)])
 def test_links_says_under_the_map_what_a_cable_would_give(size: tuple[int, int]) -> None:
     steering = at(Step.LINKS)
-    steering.state = steering.state.putting(Asked.FORECAST, found=replace(STRATEGY, cables=(CABLE,)))
+    steering.state = steering.state.putting(TaskKind.FORECAST, found=replace(STRATEGY, cables=(CABLE,)))
 
     async def drive(pilot: Pilot[Any]) -> None:
         shown = text(pilot.app)

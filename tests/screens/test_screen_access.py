@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from app.screens.app import WizardApp
 from app.wizard import actions as do
 from app.wizard.engine import Wizard
-from app.wizard.records import Status
+from app.wizard.records import ItemStatus
 from app.wizard.state import Step
 from tests.lab import ssh_setup
 from tests.lab.light import LightLab
@@ -39,7 +39,7 @@ def shown(app: WizardApp, name: str, code: str, command: str) -> bool:
     row = next(one for one in app.wizard.state.access if one.key == name)
     said = bare(text(app))
     return (
-        row.status is Status.FAILED
+        row.status is ItemStatus.FAILED
         and row.report is not None
         and row.report.cause == code
         and bare(row.cause) in said

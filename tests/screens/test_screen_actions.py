@@ -10,11 +10,11 @@ import pytest
 from textual.pilot import Pilot
 from textual.screen import Screen
 
-from app.dashboard.commands import Asked, Commands
+from app.dashboard.commands import Commands, SentRequest
 from app.screens.app import WizardApp, run_wizard
 from app.wizard import actions as do
-from app.wizard.records import Launch, Plan, Status
-from app.wizard.state import Action, Kind, Part, Step
+from app.wizard.records import ItemStatus, LaunchProgress, Plan
+from app.wizard.state import Action, StatePart, Step, TaskKind
 from profiles.resolve import profile_from_options
 from tests.screens.pilot import fixed_clock, run, text, until_text
 from tests.screens.states import DESK, FINGERPRINT, at
@@ -78,16 +78,16 @@ def test_keys_send_actions(step: Step) -> None:
 
 def test_start_is_offered_when_the_plan_is_made_and_not_before() -> None:
     steering = at(Step.PLAN)
-    made, forecast = steering.state.part(Kind.PLAN), replace(steering.state.strategy, progress=("as recorded",))
-    steering.state = steering.state.putting(Kind.FORECAST, part=forecast).putting(
-        Kind.PLAN, part=Part(Plan(), status=Status.WORKING, inputs=made.inputs)
+    made, forecast = steering.state.part(TaskKind.PLAN), replace(steering.state.strategy, progress=("as recorded",))
+    steering.state = steering.state.putting(TaskKind.FORECAST, part=forecast).putting(
+        TaskKind.PLAN, part=StatePart(Plan(), status=ItemStatus.WORKING, inputs=made.inputs)
     )
 
     async def drive(pilot: Pilot[Any]) -> None:
         shown = text(pilot.app)
         assert "as recorded" in shown and "e Command" in shown
         assert not any(word in shown for word in ("enter Start", "Enter starts", "w Only save"))
-        steering.state = steering.state.putting(Kind.PLAN, part=made)
+        steering.state = steering.state.putting(TaskKind.PLAN, part=made)
         pilot.app.changed()
         await until_text(pilot, "enter Start")
 
@@ -95,7 +95,7 @@ def test_start_is_offered_when_the_plan_is_made_and_not_before() -> None:
 
 
 def test_a_plan_that_was_started_starts_another_run_by_its_own_key_only() -> None:
-    launch = Part(Launch(run="output/20260921-130000-ab12-talk"), status=Status.OK)
+    launch = StatePart(LaunchProgress(run="output/20260921-130000-ab12-talk"), status=ItemStatus.OK)
     steering = at(Step.PLAN, launch)
 
     async def drive(pilot: Pilot[Any]) -> None:
@@ -111,7 +111,7 @@ def test_a_plan_that_was_started_starts_another_run_by_its_own_key_only() -> Non
 def test_a_run_that_has_ended_does_not_go_on_in_the_background(tmp_path: Path) -> None:
     plan = plan_local_run(profile_from_options("p", {"task": "custom", "model_path": "a.b:c"}), 1)
     with RunFolder.create(tmp_path, plan, []) as folder:
-        screen = at(Step.LAUNCH, Part(Launch(run=str(folder.path)), status=Status.OK))
+        screen = at(Step.LAUNCH, StatePart(LaunchProgress(run=str(folder.path)), status=ItemStatus.OK))
 
         folder.finish("cancelled", {})
 
@@ -130,7 +130,7 @@ def test_what_to_do_with_a_model_is_said_where_its_run_ends(tmp_path: Path, kept
             (folder.path / "model").mkdir(exist_ok=True)
             (folder.path / "model" / "config.json").touch()
         folder.finish("completed", {})
-        screen = at(Step.LAUNCH, Part(Launch(run=str(folder.path)), status=Status.OK))
+        screen = at(Step.LAUNCH, StatePart(LaunchProgress(run=str(folder.path)), status=ItemStatus.OK))
 
     async def ended(pilot: Pilot[Any]) -> None:
         said = "".join(text(pilot.app).split())  # a long path folds its line anywhere
@@ -142,7 +142,7 @@ def test_what_to_do_with_a_model_is_said_where_its_run_ends(tmp_path: Path, kept
 class Watched(Screen[Any]):
     """A dashboard in which something was asked for."""
 
-    commands = Commands(Path(), [Asked("1", "snapshot", 0.0)])
+    commands = Commands(Path(), [SentRequest("1", "snapshot", 0.0)])
 
 
 def test_a_live_run_opens_and_escape_comes_back() -> None:

@@ -12,7 +12,7 @@ from app.screens.app import WizardApp
 from app.shell.row_table import RowTable
 from app.wizard.dependencies import apply, inputs
 from app.wizard.records import MachineRow
-from app.wizard.state import Action, Kind, Step
+from app.wizard.state import Action, Step, TaskKind
 from distributed.hosts.file import Machine
 from tests.screens.pilot import fixed_clock, run, text
 from tests.screens.states import MACHINES, Still, at
@@ -50,7 +50,8 @@ def test_the_cursor_stays_on_a_machine_that_was_added() -> None:
 
 def test_checks_opens_at_the_first_problem_and_skipping_twice_changes_nothing() -> None:
     state = at(Step.CHECKS).state
-    steering = Moving(state.putting(Kind.CHECKS, inputs=inputs(state, Kind.CHECKS)))  # they are of these machines
+    # they are of these machines
+    steering = Moving(state.putting(TaskKind.CHECKS, inputs=inputs(state, TaskKind.CHECKS)))
 
     async def drive(pilot: Pilot[Any]) -> None:
         assert cursor(pilot) == "SHA256:studio|torch"

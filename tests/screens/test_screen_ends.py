@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from app.screens.app import WizardApp
 from app.shell.base_screen import BaseScreen, TitleBar
 from app.shell.keys import KeyBar
-from app.wizard.state import Kind, Step, Task
+from app.wizard.state import ServiceTask, Step, TaskKind
 from tests.screens.pilot import fixed_clock, run
 from tests.screens.states import at
 
@@ -49,7 +49,7 @@ def test_news_in_the_middle_of_the_end_are_no_fault(step: Step, monkeypatch: pyt
                 break
             await asyncio.sleep(0)
         titles.append(len(self.screen.query(TitleBar)))
-        steering.state = replace(steering.state, step=step, under_way=((Task(Kind.LINKS), "measuring"),))
+        steering.state = replace(steering.state, step=step, under_way=((ServiceTask(TaskKind.LINKS), "measuring"),))
         app.changed()
         for _ in range(TURNS):
             await asyncio.sleep(0)

@@ -17,7 +17,7 @@ from textual.widgets import Input
 from app.screens.app import WizardApp
 from app.wizard.dependencies import blockers
 from app.wizard.engine import Wizard
-from app.wizard.records import Machines
+from app.wizard.records import DiscoveredMachines
 from app.wizard.state import Step, WizardState
 from distributed.machine.link import HereConnection
 from tests.screens.pilot import choose, fixed_clock, run, text, until, until_text
@@ -149,7 +149,7 @@ def test_nothing_found_says_what_was_looked_at_and_takes_a_typed_machine() -> No
         await pilot.press("n")
         await until(pilot, lambda: step_of(app) is Step.MACHINES)
         assert services.see is not None
-        looked = Machines((), ("_ssh._tcp on eth0", "~/.ssh/config"), 6.0, ("switch on Remote Login there",))
+        looked = DiscoveredMachines((), ("_ssh._tcp on eth0", "~/.ssh/config"), 6.0, ("switch on Remote Login there",))
         await asyncio.to_thread(services.see, looked)
         await until_text(pilot, "No other machine found so far.")
         assert "switch on Remote Login there" in text(app)

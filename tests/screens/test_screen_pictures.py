@@ -10,8 +10,8 @@ from textual.pilot import Pilot
 
 from app.screens.app import WizardApp
 from app.wizard.launching import STEPS
-from app.wizard.records import Launch, LaunchRow, Status
-from app.wizard.state import Part, Step
+from app.wizard.records import ItemStatus, LaunchProgress, LaunchRow
+from app.wizard.state import StatePart, Step
 from tests.screens.pilot import SIZES, comes_to_match, fixed_clock, lines, resize, run, text
 from tests.screens.states import EVIL, MAIN_KEYS, at, hostile
 
@@ -95,15 +95,15 @@ def test_a_hostile_name_is_shown_as_it_is() -> None:
 
 
 def test_the_columns_of_a_launch_stay_where_they_are_when_a_state_changes() -> None:
-    def heading(status: Status) -> str:
+    def heading(status: ItemStatus) -> str:
         row = LaunchRow("demo-workstation", "demo-workstation", (status,) * len(STEPS), status=status)
         found: list[str] = []
 
         async def drive(pilot: Pilot[Any]) -> None:
             found.extend(line for line in lines(pilot.app) if "joined" in line)
 
-        launch = Part(Launch(STEPS, (row,)), status=Status.WORKING)
+        launch = StatePart(LaunchProgress(STEPS, (row,)), status=ItemStatus.WORKING)
         run(WizardApp(at(Step.LAUNCH, launch), clock=fixed_clock), drive, size=(72, 24))
         return found[0]
 
-    assert len({heading(status) for status in (Status.WORKING, Status.OK, Status.FAILED)}) == 1
+    assert len({heading(status) for status in (ItemStatus.WORKING, ItemStatus.OK, ItemStatus.FAILED)}) == 1

@@ -19,19 +19,19 @@ from app.shell.dialogs import HelpDialog
 from app.shell.keys import EVERYWHERE, Key, KeyBar, key_line
 from app.shell.look import ascii_text, thumb
 from app.shell.row_table import RowTable
-from app.shell.text import GAP, Column, Row, draw, header, widths
+from app.shell.text import GAP, TableColumn, TableRow, draw, header, widths
 from tests.screens.pilot import run, text
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("C", "M", "Z")), min_size=1, max_size=60)
 COLUMNS = (
-    Column("name", "machine", most=30, least=12), Column("state", "state", least=8),
-    Column("chip", "chip", rank=1), Column("about", "about", rank=2, most=60),
+    TableColumn("name", "machine", most=30, least=12), TableColumn("state", "state", least=8),
+    TableColumn("chip", "chip", rank=1), TableColumn("about", "about", rank=2, most=60),
 )  # fmt: skip
 
 
-def rows_of(names: Iterable[str]) -> list[Row]:
+def rows_of(names: Iterable[str]) -> list[TableRow]:
     return [
-        Row(f"k{place}", (Content(name), Content("ok"), Content(name[::-1]), Content("about " + name)))
+        TableRow(f"k{place}", (Content(name), Content("ok"), Content(name[::-1]), Content("about " + name)))
         for place, name in enumerate(names)
     ]
 
@@ -39,12 +39,12 @@ def rows_of(names: Iterable[str]) -> list[Row]:
 @given(st.floats(1e-12, 1e12), st.integers(72, 160))
 def test_a_figure_is_never_cut_and_columns_fall_by_worth(figure: float, room: int) -> None:
     columns = (
-        Column("way", "way", most=34, least=18), Column("time", "same loss in", right=True, most=5, least=3),
-        Column("traffic", "traffic/h", right=True, most=5, least=3, rank=1),
-        Column("why", "why", most=90, least=40, rank=2),
+        TableColumn("way", "way", most=34, least=18), TableColumn("time", "same loss in", right=True, most=5, least=3),
+        TableColumn("traffic", "traffic/h", right=True, most=5, least=3, rank=1),
+        TableColumn("why", "why", most=90, least=40, rank=2),
     )  # fmt: skip
     said = f"{figure:.4g}"
-    row = Row("a", (Content("diloco"), Content(said), Content(said), Content("because " * 9)))
+    row = TableRow("a", (Content("diloco"), Content(said), Content(said), Content("because " * 9)))
     cells = widths(columns, [row], room)
     drawn = draw(columns, row, cells, room)[0].content.plain
     assert drawn.split()[1] == said and cell_len(drawn) <= room
@@ -138,8 +138,8 @@ def test_what_is_cut_ends_with_an_ellipsis_beside_a_scrollbar_too() -> None:
         table = pilot.app.screen.query_one(RowTable)
         table.styles.height = "1fr"
         for count in (3, 60, 3, 60):
-            rows = [Row(f"k{n}", (Content("name"), Content("word " * 30))) for n in range(count)]
-            table.show(rows, columns=(Column("name", "name"), Column("about", "about", most=100)))
+            rows = [TableRow(f"k{n}", (Content("name"), Content("word " * 30))) for n in range(count)]
+            table.show(rows, columns=(TableColumn("name", "name"), TableColumn("about", "about", most=100)))
             await pilot.pause()
             await pilot.pause()
             assert table.show_vertical_scrollbar is (count == 60)

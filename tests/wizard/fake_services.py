@@ -10,23 +10,23 @@ from typing import Any
 
 from app.wizard.records import (
     DataSummary,
+    DiscoveredMachines,
     Fit,
     Home,
-    Job,
+    ItemStatus,
     JobAnswers,
+    JobForm,
     JobOption,
     KnownProfile,
-    Launch,
+    LaunchProgress,
     MachineRow,
-    Machines,
     Plan,
     Presence,
-    Status,
-    Strategy,
+    RankedCandidate,
+    StrategyRanking,
     Tell,
-    Way,
 )
-from app.wizard.state import Request
+from app.wizard.state import PlanRequest
 from distributed.checks.findings import Finding
 from distributed.hosts.file import Machine
 from distributed.measuring.link_figures import Figures, PairFigures
@@ -38,7 +38,7 @@ from profiles.errors import BadInput, RunFailed
 from profiles.options import options_by_name
 from profiles.resolve import ProfileEntry
 
-OK = Status.OK
+OK = ItemStatus.OK
 
 
 def known_machine(name: str, address: str) -> MachineRow:
@@ -88,15 +88,17 @@ def pair(source: str, target: str, mbit: float = 940.0, back: float = 940.0, **f
     return PairFigures(source=source, target=target, figures=found)
 
 
-def way(name: str, *members: str, index: int = 0, interval: int = 1, same_loss: float = 0.0, **more: Any) -> Way:
+def way(
+    name: str, *members: str, index: int = 0, interval: int = 1, same_loss: float = 0.0, **more: Any
+) -> RankedCandidate:
     """A way to train as the planner says it: ``name`` is strategy and codec."""
     strategy, _, codec = name.partition(" ")
     choice = Choice(strategy=strategy, codec=codec, engine="mesh", members=members, interval=interval)
     candidate = Candidate(choice=choice, **{"speed_up": 1.0, "useful_speed_up": 1.0, **more})
-    return Way(candidate, index, same_loss, interval, periodic=strategy == "diloco", recommended=not index)
+    return RankedCandidate(candidate, index, same_loss, interval, periodic=strategy == "diloco", recommended=not index)
 
 
-def moved(one: Way, interval: int) -> Way:
+def moved(one: RankedCandidate, interval: int) -> RankedCandidate:
     """The same with another H."""
     choice = one.choice.model_copy(update={"interval": interval})
     return replace(one, candidate=one.candidate.model_copy(update={"choice": choice}))
@@ -137,10 +139,10 @@ class FakeServices:
     """Methods that wait until their event is set."""
     launch_problems: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
-    forecasts: list[Request] = field(default_factory=list)
+    requests: list[PlanRequest] = field(default_factory=list)
+    forecasts: list[PlanRequest] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
-    see: Callable[[Machines], None] | None = None
+    see: Callable[[DiscoveredMachines], None] | None = None
 
     def _asked(self, name: str) -> None:
         self.asked.append(name)
@@ -155,14 +157,14 @@ class FakeServices:
         self._asked("doctor")
         return (Finding("python", "ok", "3.12"),)
 
-    def watch(self, see: Callable[[Machines], None]) -> FakeWatch:
+    def watch(self, see: Callable[[DiscoveredMachines], None]) -> FakeWatch:
         self.see = see
         see(self.sight())
         return FakeWatch(self)
 
-    def sight(self) -> Machines:
+    def sight(self) -> DiscoveredMachines:
         presence = {name: tuple(Presence(row.name, True) for row in rows) for name, rows in self.saved.items()}
-        return Machines(self.machines, ("nowhere",), 1.0, presence=presence)
+        return DiscoveredMachines(self.machines, ("nowhere",), 1.0, presence=presence)
 
     def saved_machines(self, profile: str) -> Sequence[MachineRow]:
         self._asked("saved_machines")
@@ -198,7 +200,7 @@ class FakeServices:
         names = [row.name for row in machines]
         return [pair(a, b) for a in names for b in names if a < b]
 
-    def job(self, answers: JobAnswers) -> Job:
+    def job(self, answers: JobAnswers) -> JobForm:
         self._asked("job")
         given = dict(answers.options)
         if answers.profile not in ("demo", *self.saved):
@@ -207,7 +209,7 @@ class FakeServices:
         bad = not rate.replace(".", "").isdigit()
         spec = options_by_name()["learning_rate"]
         option = JobOption(spec, rate, "0.001", "not a number" if bad else "", "learning_rate" in given)
-        return Job((option,), ("tiny",), ("voices",), "tiny", "voices")
+        return JobForm((option,), ("tiny",), ("voices",), "tiny", "voices")
 
     def look_at_data(self, answers: JobAnswers) -> DataSummary:
         self._asked("data")
@@ -217,33 +219,33 @@ class FakeServices:
         self._asked("fits")
         return [Fit(row.key, row.name, status=OK) for row in machines]
 
-    def forecast(self, request: Request, tell: Tell) -> Strategy:
+    def forecast(self, request: PlanRequest, tell: Tell) -> StrategyRanking:
         self._asked("forecast")
         self.forecasts.append(request)
         ways = CANDIDATES if len(request.machines) > 1 else (replace(CANDIDATES[2], index=0, recommended=True),)
-        return Strategy(ways, ("because",), planning=ways)
+        return StrategyRanking(ways, ("because",), planning=ways)
 
-    def with_interval(self, planning: Any, index: int, steps: int) -> Way:
+    def with_interval(self, planning: Any, index: int, steps: int) -> RankedCandidate:
         self._asked("interval")
         if steps == 13:
             raise BadInput("13 is an unlucky number", "take another")
         return moved(CANDIDATES[index], steps)
 
-    def plan(self, request: Request) -> Plan:
+    def plan(self, request: PlanRequest) -> Plan:
         self._asked("plan")
         name = request.answers.save_as or "demo-2"
         way = f"{request.chosen.choice.name} H={request.chosen.interval}" if request.chosen else "alone"
         return Plan(way=way, profile=name, command=f"train {name}", files=(f"{name}.ini",))
 
-    def save(self, request: Request) -> tuple[str, ...]:
+    def save(self, request: PlanRequest) -> tuple[str, ...]:
         self._asked("save")
         self.requests.append(request)
         return (f"{request.answers.save_as or 'demo-2'}.ini",)
 
-    def launch(self, request: Request, see: Callable[[Launch], None], tell: Tell) -> Path:
+    def launch(self, request: PlanRequest, see: Callable[[LaunchProgress], None], tell: Tell) -> Path:
         self._asked("launch")
         self.requests.append(request)
-        see(Launch(("copy", "start")))
+        see(LaunchProgress(("copy", "start")))
         if self.launch_problems:
             raise RunFailed(self.launch_problems.pop(), "try again")
         return Path("/runs/1")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from app.wizard.outside import OUTSIDE, Outside
-from app.wizard.records import MachineRow, Machines, Status
+from app.wizard.records import DiscoveredMachines, ItemStatus, MachineRow
 from app.wizard.services import Services
 from distributed.hosts.file import Machine
 from distributed.ssh.access import AccessReport, check_access
@@ -63,7 +63,7 @@ class Impatient(Outside):
 
 def row(name: str, config: Path, address: str = "", port: int | None = None) -> MachineRow:
     entry = Machine(name=name, address=address, port=port)
-    return MachineRow(name, name, status=Status.OK, entry=entry, ssh_config=str(config))
+    return MachineRow(name, name, status=ItemStatus.OK, entry=entry, ssh_config=str(config))
 
 
 class InSight(Services):
@@ -73,6 +73,6 @@ class InSight(Services):
         super().__init__(outside=outside)
         self._machines: Sequence[MachineRow] = machines
 
-    def watch(self, see: Callable[[Machines], None]) -> FakeWatch:
-        see(Machines(tuple(self._machines)))
+    def watch(self, see: Callable[[DiscoveredMachines], None]) -> FakeWatch:
+        see(DiscoveredMachines(tuple(self._machines)))
         return FakeWatch(None)  # type: ignore[arg-type]  # nothing is typed

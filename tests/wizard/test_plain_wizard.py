@@ -15,7 +15,7 @@ from app.wizard.dependencies import blockers
 from app.wizard.engine import Wizard
 from app.wizard.plain import BareLines, Questions, prompter, run_plain
 from app.wizard.records import Tell
-from app.wizard.state import JobAnswers, MachineRow, Status
+from app.wizard.state import ItemStatus, JobAnswers, MachineRow
 from distributed.measuring.link_figures import PairFigures
 from tests.waiting import PATIENCE, until_state
 from tests.wizard.fake_services import ANNA, BERT, BROKEN, COMPARE, FakeServices, locked, refused, stranger
@@ -67,11 +67,11 @@ def test_the_same_plan_as_the_state_machine() -> None:
         while wizard.state.step.value != "strategy":
             until_state(wizard, lambda state: not blockers(state))
             wizard.do(do.go_on())
-        until_state(wizard, lambda state: state.strategy.status is Status.OK)
+        until_state(wizard, lambda state: state.strategy.status is ItemStatus.OK)
         wizard.do(do.set_interval(20))
         until_state(wizard, lambda state: state.chosen is not None and state.chosen.interval == 20)
         wizard.do(do.go_on())
-        until_state(wizard, lambda state: state.plan.status is Status.OK)
+        until_state(wizard, lambda state: state.plan.status is ItemStatus.OK)
         wizard.do(do.confirm())
         until_state(wizard, lambda state: bool(state.launch.found.run))
     finally:

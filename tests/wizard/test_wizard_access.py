@@ -13,7 +13,7 @@ from app.wizard import actions as do
 from app.wizard.assessment import of_report
 from app.wizard.engine import Wizard
 from app.wizard.outside import OUTSIDE, Outside
-from app.wizard.records import Access, MachineRow, Need, Status
+from app.wizard.records import Access, AccessNeed, ItemStatus, MachineRow
 from app.wizard.services import Services
 from distributed.ssh.access import AccessReport
 from distributed.ssh.config import accept
@@ -42,7 +42,7 @@ def asked(machine: MachineRow, trusted: Sequence[str] = (), outside: Outside = O
 def test_every_failure_shows_its_cause_and_what_to_do(lab: LightLab, host: str, code: str, command: str) -> None:
     report = asked(row(host, lab.ssh_config))
     found = of_report(report)
-    assert (found.status, report.cause) == (Status.FAILED, code)
+    assert (found.status, report.cause) == (ItemStatus.FAILED, code)
     assert found.cause and found.cause.isprintable()
     assert found.fix and command in found.fix
     assert list(report.stages.values()).count(False) == 1
@@ -61,7 +61,7 @@ def test_a_first_meeting_is_accepted_by_its_fingerprint_only(lab: LightLab, tmp_
     stranger = row("fine", config)
     report = asked(stranger, ("SHA256:of-another",))
     found, access = of_report(report), Access("", report=report)
-    assert (access.need, report.cause, found.status) == (Need.TRUST, "unknown_host_key", Status.WARNING)
+    assert (access.need, report.cause, found.status) == (AccessNeed.TRUST, "unknown_host_key", ItemStatus.WARNING)
     assert access.compare in found.fix and access.compare.startswith("ssh-keygen -lf")
     assert not (tmp_path / "known_hosts").exists()
     assert asked(stranger, (report.fingerprint,)).ok
@@ -78,10 +78,10 @@ def at_access(machine: MachineRow) -> Wizard:
 def test_a_mended_server_turns_green_by_itself(lab: LightLab) -> None:
     wizard = at_access(row("off", lab.ssh_config))
     try:
-        until_state(wizard, lambda state: state.access[0].status is Status.FAILED)
+        until_state(wizard, lambda state: state.access[0].status is ItemStatus.FAILED)
         lab["off"].start_sshd()
         begin = time.monotonic()
-        until_state(wizard, lambda state: state.access[0].status is Status.OK)
+        until_state(wizard, lambda state: state.access[0].status is ItemStatus.OK)
         print(f"green after {time.monotonic() - begin:.1f} s")
         wizard.do(do.go_on())
         assert wizard.state.step.value == "checks"
@@ -101,12 +101,12 @@ def test_a_password_is_asked_once_and_kept_nowhere(
     seen: list[str] = []
     wizard.subscribe(lambda: seen.append(repr(wizard.state)))
     try:
-        until_state(wizard, lambda state: state.access[0].need is Need.PASSWORD)
+        until_state(wizard, lambda state: state.access[0].need is AccessNeed.PASSWORD)
         wizard.give_password("box", "not-the-right-one")
         until_state(wizard, lambda state: state.access[0].words == "wrong password")
-        assert wizard.state.access[0].need is Need.PASSWORD
+        assert wizard.state.access[0].need is AccessNeed.PASSWORD
         wizard.give_password("box", SECRET)
-        until_state(wizard, lambda state: state.access[0].status is Status.OK)
+        until_state(wizard, lambda state: state.access[0].status is ItemStatus.OK)
     finally:
         wizard.close()
     assert asked(machine).ok

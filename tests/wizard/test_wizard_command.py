@@ -15,7 +15,7 @@ from app.demo.services import DemoServices
 from app.wizard import actions as do
 from app.wizard.dependencies import blockers
 from app.wizard.engine import Wizard
-from app.wizard.records import Access, Need, Status
+from app.wizard.records import Access, AccessNeed, ItemStatus
 from app.wizard.state import Step, WizardState
 from tests.waiting import until_state
 from tests.wizard.own_terminal import OwnTerminal
@@ -88,14 +88,14 @@ def test_on_a_terminal_it_reaches_the_same_plan_as_the_state_machine(tmp_path: P
             until_state(wizard, lambda state: not blockers(state) or _stranger(state) is not None)
             row = _stranger(wizard.state)
             wizard.do(do.go_on() if row is None else do.trust_key(row.key, row.fingerprint))
-        until_state(wizard, lambda state: state.plan.status in (Status.OK, Status.WARNING))
+        until_state(wizard, lambda state: state.plan.status in (ItemStatus.OK, ItemStatus.WARNING))
         assert wizard.state.plan.found.hash == plan
     finally:
         wizard.close()
 
 
 def _stranger(state: WizardState) -> Access | None:
-    return next((row for row in state.access if row.need is Need.TRUST), None)
+    return next((row for row in state.access if row.need is AccessNeed.TRUST), None)
 
 
 @pytest.mark.slow

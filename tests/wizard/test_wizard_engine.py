@@ -13,7 +13,7 @@ from app.wizard import actions as do
 from app.wizard import engine
 from app.wizard.dependencies import blockers
 from app.wizard.engine import Wizard
-from app.wizard.records import Need, Status
+from app.wizard.records import AccessNeed, ItemStatus
 from app.wizard.state import Step, WizardState
 from tests.waiting import until, until_state
 from tests.wizard.fake_services import ANNA, BERT, BROKEN, HERE, FakeServices, locked, refused, stranger
@@ -55,9 +55,9 @@ def with_machines(make: Make, services: FakeServices, *keys: str) -> Wizard:
 
 def launch(wizard: Wizard) -> WizardState:
     on(wizard, Step.PLAN)
-    until_state(wizard, lambda state: state.plan.status is Status.OK and state.strategy.status is Status.OK)
+    until_state(wizard, lambda state: state.plan.status is ItemStatus.OK and state.strategy.status is ItemStatus.OK)
     wizard.do(do.confirm())
-    return until_state(wizard, lambda state: state.launch.status in (Status.OK, Status.FAILED))
+    return until_state(wizard, lambda state: state.launch.status in (ItemStatus.OK, ItemStatus.FAILED))
 
 
 def test_enter_enter_trains_on_this_computer(make: Make) -> None:
@@ -73,8 +73,8 @@ def test_nobody_waits_for_figures_where_there_is_nothing_to_choose(make: Make) -
     services = FakeServices(hold={"forecast": threading.Event()})
     wizard = with_machines(make, services)
     on(wizard, Step.PLAN)
-    state = until_state(wizard, lambda state: state.plan.status is Status.OK)
-    assert state.strategy.status is Status.WORKING
+    state = until_state(wizard, lambda state: state.plan.status is ItemStatus.OK)
+    assert state.strategy.status is ItemStatus.WORKING
     services.hold["forecast"].set()
     until_state(wizard, lambda state: state.plan.found.way == "alone H=1")
 
@@ -85,7 +85,7 @@ def test_figures_of_this_computer_are_waited_for_where_they_were_asked_for(make:
     services.hold["forecast"].set()
     wizard = with_machines(make, services)
     on(wizard, Step.STRATEGY)
-    until_state(wizard, lambda state: state.strategy.status is Status.OK)
+    until_state(wizard, lambda state: state.strategy.status is ItemStatus.OK)
     services.hold["forecast"].clear()
     wizard.do(do.retry())
     assert blockers(wizard.state) == ("the machines are being measured",)
@@ -107,7 +107,7 @@ def test_back_and_forth_asks_nothing_again(make: Make) -> None:
     services = FakeServices()
     wizard = with_machines(make, services, ANNA.key)
     on(wizard, Step.PLAN)
-    until_state(wizard, lambda state: state.plan.status is Status.OK and not state.busy)
+    until_state(wizard, lambda state: state.plan.status is ItemStatus.OK and not state.busy)
     answers, asked = wizard.state.answers, list(services.asked)
     while wizard.state.step is not Step.MACHINES:
         wizard.do(do.go_back())
@@ -120,13 +120,13 @@ def test_a_changed_answer_asks_for_just_what_depends_on_it(make: Make) -> None:
     services = FakeServices()
     wizard = with_machines(make, services, ANNA.key)
     on(wizard, Step.PLAN)
-    until_state(wizard, lambda state: state.plan.status is Status.OK)
+    until_state(wizard, lambda state: state.plan.status is ItemStatus.OK)
     until_state(wizard, lambda state: not state.busy)
     before = len(services.asked)
     wizard.do(do.go_to(Step.JOB))
     wizard.do(do.set_option("learning_rate", "0.01"))
     on(wizard, Step.PLAN)
-    until_state(wizard, lambda state: state.plan.status is Status.OK and not state.busy)
+    until_state(wizard, lambda state: state.plan.status is ItemStatus.OK and not state.busy)
     assert set(services.asked[before:]) == {"job", "fits", "forecast", "plan"}
 
 
@@ -136,13 +136,13 @@ def test_a_closed_port_turns_green_by_itself(make: Make, monkeypatch: pytest.Mon
     wizard = with_machines(make, services, ANNA.key)
     wizard.do(do.go_on())
     until_state(wizard, lambda state: services.asked.count("access anna") > 2)
-    state = until_state(wizard, lambda state: state.access[0].status is Status.FAILED)
+    state = until_state(wizard, lambda state: state.access[0].status is ItemStatus.FAILED)
     assert (state.access[0].cause, state.access[0].fix) == ("port_closed there", "repair it")
     wizard.do(do.go_on())
     assert wizard.state.step is Step.ACCESS
     assert "port_closed there" in wizard.state.notice
     del services.access["anna"]
-    until_state(wizard, lambda state: state.access[0].status is Status.OK)
+    until_state(wizard, lambda state: state.access[0].status is ItemStatus.OK)
 
 
 def test_nobody_is_asked_behind_the_persons_back(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,12 +163,12 @@ def test_a_password_is_used_once_and_kept_nowhere(make: Make) -> None:
     seen: list[str] = []
     wizard.subscribe(lambda: seen.append(repr(wizard.state)))
     wizard.do(do.go_on())
-    until_state(wizard, lambda state: state.access[0].need is Need.PASSWORD)
+    until_state(wizard, lambda state: state.access[0].need is AccessNeed.PASSWORD)
     wizard.give_password(ANNA.key, "wrong-word")
     state = until_state(wizard, lambda state: "wrong" in state.access[0].cause)
-    assert state.access[0].need is Need.PASSWORD
+    assert state.access[0].need is AccessNeed.PASSWORD
     wizard.give_password(ANNA.key, "s3cret-word")
-    until_state(wizard, lambda state: state.access[0].status is Status.OK)
+    until_state(wizard, lambda state: state.access[0].status is ItemStatus.OK)
     assert services.asked.count("install anna") == 2
     assert not any("s3cret-word" in text for text in seen)
 
@@ -176,21 +176,21 @@ def test_a_password_is_used_once_and_kept_nowhere(make: Make) -> None:
 def test_a_new_host_key_is_trusted_only_as_it_was_shown(make: Make) -> None:
     wizard = with_machines(make, FakeServices(access={"anna": stranger(ANNA, "SHA256:anna")}), ANNA.key)
     wizard.do(do.go_on())
-    until_state(wizard, lambda state: state.access[0].need is Need.TRUST)
+    until_state(wizard, lambda state: state.access[0].need is AccessNeed.TRUST)
     wizard.do(do.trust_key(ANNA.key, "SHA256:other"))
     assert wizard.state.notice
     wizard.do(do.trust_key(ANNA.key, "SHA256:anna"))
-    until_state(wizard, lambda state: state.access[0].status is Status.OK)
+    until_state(wizard, lambda state: state.access[0].status is ItemStatus.OK)
 
 
 def test_a_changed_key_blocks_until_the_machine_is_skipped(make: Make) -> None:
     services = FakeServices(access={"anna": refused(ANNA, "host_key_changed")})
     wizard = with_machines(make, services, ANNA.key, BERT.key)
     wizard.do(do.go_on())
-    until_state(wizard, lambda state: {row.status for row in state.access} == {Status.OK, Status.FAILED})
+    until_state(wizard, lambda state: {row.status for row in state.access} == {ItemStatus.OK, ItemStatus.FAILED})
     wizard.do(do.trust_key(ANNA.key, "SHA256:anna"))
     wizard.give_password(ANNA.key, "word")
-    assert wizard.state.access[0].status is Status.FAILED
+    assert wizard.state.access[0].status is ItemStatus.FAILED
     wizard.do(do.skip(ANNA.key))
     on(wizard, Step.CHECKS)
     assert [row.name for row in wizard.state.members] == ["desk", "bert"]
@@ -203,9 +203,9 @@ def test_a_finding_is_mended_and_looked_at_again(make: Make) -> None:
     services = FakeServices(findings={"anna": BROKEN})
     wizard = with_machines(make, services, ANNA.key)
     on(wizard, Step.CHECKS)
-    until_state(wizard, lambda state: state.checks[1].status is Status.FAILED)
+    until_state(wizard, lambda state: state.checks[1].status is ItemStatus.FAILED)
     wizard.do(do.fix_all())
-    state = until_state(wizard, lambda state: all(row.status is Status.OK for row in state.checks))
+    state = until_state(wizard, lambda state: all(row.status is ItemStatus.OK for row in state.checks))
     assert "anna: fixed" in state.log
     assert services.asked.count("examine") == 2
 
@@ -213,7 +213,7 @@ def test_a_finding_is_mended_and_looked_at_again(make: Make) -> None:
 def test_the_interval_is_predicted_live_and_falls_back(make: Make) -> None:
     wizard = with_machines(make, FakeServices(), ANNA.key)
     on(wizard, Step.STRATEGY)
-    until_state(wizard, lambda state: state.strategy.status is Status.OK)
+    until_state(wizard, lambda state: state.strategy.status is ItemStatus.OK)
     wizard.do(do.set_interval(20))
     until_state(wizard, lambda state: state.chosen is not None and state.chosen.interval == 20)
     wizard.do(do.set_interval(13))
@@ -228,7 +228,7 @@ def test_a_launch_that_fails_goes_on_with_fewer_machines(make: Make) -> None:
     wizard = with_machines(make, services, ANNA.key)
     assert launch(wizard).launch.cause == "anna: gone"
     wizard.do(do.retry())
-    until_state(wizard, lambda state: state.launch.status is Status.FAILED and services.asked.count("launch") == 2)
+    until_state(wizard, lambda state: state.launch.status is ItemStatus.FAILED and services.asked.count("launch") == 2)
     wizard.do(do.drop("anna"))
     assert wizard.state.step is Step.PLAN
     assert launch(wizard).launch.found.run
@@ -238,7 +238,7 @@ def test_a_launch_that_fails_goes_on_with_fewer_machines(make: Make) -> None:
 def test_a_saved_profile_begins_at_its_plan(make: Make) -> None:
     services = FakeServices(saved={"evening": (HERE, replace(ANNA, key="saved:anna"))})
     wizard = make(services, "evening")
-    state = until_state(wizard, lambda state: state.plan.status is Status.OK)
+    state = until_state(wizard, lambda state: state.plan.status is ItemStatus.OK)
     assert state.step is Step.PLAN
     assert [row.name for row in state.members] == ["desk", "anna"]
 
@@ -277,9 +277,9 @@ def test_new_figures_are_measured_on_demand_only(make: Make) -> None:
     services = FakeServices()
     wizard = with_machines(make, services)
     on(wizard, Step.STRATEGY)
-    until_state(wizard, lambda state: state.strategy.status is Status.OK)
+    until_state(wizard, lambda state: state.strategy.status is ItemStatus.OK)
     wizard.do(do.retry())
-    until_state(wizard, lambda state: state.strategy.status is Status.OK and len(services.forecasts) == 2)
+    until_state(wizard, lambda state: state.strategy.status is ItemStatus.OK and len(services.forecasts) == 2)
     assert [request.measure for request in services.forecasts] == [False, True]
 
 
@@ -292,5 +292,5 @@ def test_a_result_that_cannot_be_taken_in_has_failed(make: Make) -> None:
 
     wizard = with_machines(make, Nonsense(), ANNA.key)
     on(wizard, Step.LINKS)
-    state = until_state(wizard, lambda state: state.links.status is Status.FAILED and not state.busy)
+    state = until_state(wizard, lambda state: state.links.status is ItemStatus.FAILED and not state.busy)
     assert "unexpected" in state.links.cause

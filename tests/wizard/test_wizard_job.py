@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.wizard.job_view import data_of, fits_of, job_of, resolved
-from app.wizard.records import Job, JobAnswers, JobOption, Status
+from app.wizard.records import ItemStatus, JobAnswers, JobForm, JobOption
 from distributed.checks.findings import Health
 from distributed.checks.job import judge_memory
 from distributed.planning.model_size import size_for
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 DEMO = JobAnswers("demo")
 
 
-def option(job: Job, name: str) -> JobOption:
+def option(job: JobForm, name: str) -> JobOption:
     return next(row for row in job.options if row.name == name)
 
 
@@ -31,7 +31,7 @@ def test_the_demos_options_with_a_change() -> None:
     assert (option(job, "batch_size").value, option(job, "batch_size").default) == ("4", "16")
     assert option(job, "batch_size").changed and not option(job, "learning_rate").changed
     assert [row.name for row in job.options[:2]] == ["max_steps", "epochs"]
-    assert (job.model, job.dataset, job.assessment.status) == ("tiny-commands", "spoken-commands", Status.OK)
+    assert (job.model, job.dataset, job.assessment.status) == ("tiny-commands", "spoken-commands", ItemStatus.OK)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_wrong_value_is_said_beside_its_option(name: str, value: str, cause: s
 
 def test_a_model_that_is_none_is_said() -> None:
     job = job_of(JobAnswers("demo", (("model", "no-such"),)))
-    assert job.assessment.status is Status.FAILED and "no-such" in job.assessment.cause
+    assert job.assessment.status is ItemStatus.FAILED and "no-such" in job.assessment.cause
 
 
 def test_how_machines_work_together_is_open_unless_somebody_chose() -> None:
@@ -60,7 +60,7 @@ def test_how_machines_work_together_is_open_unless_somebody_chose() -> None:
 
 def test_a_profile_without_data_says_so_at_once() -> None:
     row = data_of(resolved(JobAnswers("whisper-tiny-lora"), complete=False).profile)
-    assert (row.assessment.status, row.assessment.cause) == (Status.FAILED, "no data set is chosen")
+    assert (row.assessment.status, row.assessment.cause) == (ItemStatus.FAILED, "no data set is chosen")
 
 
 def test_broken_recordings_are_counted(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_what_commands_did_to_the_data_is_said_with_what_shows_it(tmp_path: Path
     assert prepared == "prepared; 1 not taken: see left_out.csv"
     assert corrected.startswith("patches: 1 corrected, 1 left out, 1 blacklisted; ") and "patches" in corrected
     assert pseudo == "pseudo.csv: 1 text by a model; none taken; set pseudo_share"
-    assert (row.samples, row.assessment.status) == (2, Status.OK)
+    assert (row.samples, row.assessment.status) == (2, ItemStatus.OK)
 
 
 @pytest.mark.parametrize(("free", "total", "words"), [(7, 15, "does not fit"), (7, 64, "tight"), (60, 64, "fits")])
@@ -117,7 +117,7 @@ def test_what_is_not_known_does_not_keep_out() -> None:
 
 def test_it_is_said_that_another_profile_stands_in() -> None:
     job = job_of(DEMO)
-    assert (job.model, job.assessment.status) == ("tiny-commands", Status.OK)
+    assert (job.model, job.assessment.status) == ("tiny-commands", ItemStatus.OK)
     assert (
         job.assessment.cause == "the published model of demo is not available: demo-scratch (tiny-commands) replaces it"
     )

@@ -11,7 +11,7 @@ import pytest
 from app.wizard.plan import saving
 from app.wizard.records import JobAnswers
 from app.wizard.services import known_profiles, saved_hosts
-from app.wizard.state import Answers, Request
+from app.wizard.state import Answers, PlanRequest
 from distributed.hosts.file import load_hosts
 from profiles.errors import BadInput
 from profiles.resolve import load_profile
@@ -48,9 +48,9 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 MINE = JobAnswers("mine", (("epochs", "7"),))
 
 
-def request(job: JobAnswers = MINE, save_as: str = "", **changes: Any) -> Request:
+def request(job: JobAnswers = MINE, save_as: str = "", **changes: Any) -> PlanRequest:
     answers = Answers(profile=job.profile, options=job.options, save_as=save_as)
-    return replace(Request((HERE, ANNA), answers), **changes)
+    return replace(PlanRequest((HERE, ANNA), answers), **changes)
 
 
 def test_a_saved_profile_stands_by_itself(config: Path) -> None:

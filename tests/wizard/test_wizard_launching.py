@@ -12,8 +12,8 @@ import pytest
 from app.wizard.launching import STEPS, Grid, refused, tail
 from app.wizard.plain_words import plan_lines
 from app.wizard.plan import SSH, coordinator_place, plan_of, saving
-from app.wizard.records import Status
-from app.wizard.state import Answers, Part, Request
+from app.wizard.records import ItemStatus
+from app.wizard.state import Answers, PlanRequest, StatePart
 from distributed.planning.document import Planning, Settings
 from distributed.ssh.errors import PortClosed
 from profiles.schema import Profile
@@ -42,11 +42,11 @@ def test_members_go_their_way_one_by_one(tmp_path: Path) -> None:
     ]
     launch = grid(*events).launch(tmp_path)
     assert launch.steps == STEPS and launch.run == str(tmp_path) and not grid(*events).ready
-    assert [sum(cell is Status.OK for cell in row.cells) for row in launch.rows] == [4, 2]
+    assert [sum(cell is ItemStatus.OK for cell in row.cells) for row in launch.rows] == [4, 2]
     steps = [STEP.model_copy(update={"member": rank}) for rank in (0, 1)]
     assert grid(*events, *steps).ready
     launch = grid(*events, *steps).launch(tmp_path)
-    assert {cell for row in launch.rows for cell in row.cells} == {Status.OK}
+    assert {cell for row in launch.rows for cell in row.cells} == {ItemStatus.OK}
 
 
 def test_what_goes_wrong_is_in_its_row_with_its_log(tmp_path: Path) -> None:
@@ -57,9 +57,9 @@ def test_what_goes_wrong_is_in_its_row_with_its_log(tmp_path: Path) -> None:
         ErrorEvent(member=1, message="no memory", hint="a smaller batch"),
     )
     row = grid(*events).launch(tmp_path).rows[1]
-    assert (row.status, row.cause, row.fix) == (Status.FAILED, "no memory", "a smaller batch")
-    assert row.cells[3] is Status.FAILED and row.log[-1] == "line 99"
-    assert grid(*events).launch(tmp_path).rows[0].status is Status.WORKING
+    assert (row.status, row.cause, row.fix) == (ItemStatus.FAILED, "no memory", "a smaller batch")
+    assert row.cells[3] is ItemStatus.FAILED and row.log[-1] == "line 99"
+    assert grid(*events).launch(tmp_path).rows[0].status is ItemStatus.WORKING
 
 
 def test_a_member_without_a_log_has_none(tmp_path: Path) -> None:
@@ -68,7 +68,10 @@ def test_a_member_without_a_log_has_none(tmp_path: Path) -> None:
 
 def test_machines_that_refuse_have_a_row_each() -> None:
     launch = refused(["a", "b"], [PortClosed("b", "its port is closed", "start sshd")])
-    assert [(row.status, row.cause) for row in launch.rows] == [(Status.OK, ""), (Status.FAILED, "its port is closed")]
+    assert [(row.status, row.cause) for row in launch.rows] == [
+        (ItemStatus.OK, ""),
+        (ItemStatus.FAILED, "its port is closed"),
+    ]
 
 
 def test_events_of_strangers_change_nothing() -> None:
@@ -79,12 +82,12 @@ def test_events_of_strangers_change_nothing() -> None:
 def test_a_plan_says_what_changes_where(tmp_path: Path) -> None:
     config = tmp_path / "config.ini"
     config.write_text(CONFIG)
-    plan = plan_of(Request((HERE, ANNA), Answers(profile="mine")), config)
+    plan = plan_of(PlanRequest((HERE, ANNA), Answers(profile="mine")), config)
     signs = {(row.sign, row.machine) for row in plan.changes}
     assert signs == {("+", "this computer"), ("~", "anna"), ("+", "anna")}
     assert plan.encrypted == (SSH,) and plan.ports == ("SSH from this computer to each machine",)
     assert plan.command.endswith("distributed-train mine-2-machines") and len(plan.files) == 2
-    alone = plan_of(Request((HERE,), Answers(profile="mine")), config)
+    alone = plan_of(PlanRequest((HERE,), Answers(profile="mine")), config)
     assert (alone.way, alone.ports, alone.encrypted, alone.bytes_to_copy) == ("desk alone", (), (), 0)
     assert list(tmp_path.iterdir()) == [config]
 
@@ -92,8 +95,8 @@ def test_a_plan_says_what_changes_where(tmp_path: Path) -> None:
 def test_a_plan_says_that_data_stay_where_they_are(tmp_path: Path) -> None:
     config = tmp_path / "config.ini"
     config.write_text(f"{CONFIG}local_data = true\n")
-    plan = plan_of(Request((HERE, ANNA), Answers(profile="mine")), config)
-    lines = list(plan_lines(Part(plan)))
+    plan = plan_of(PlanRequest((HERE, ANNA), Answers(profile="mine")), config)
+    lines = list(plan_lines(StatePart(plan)))
     assert f"  data: {DATA_STAY}" in lines and any("on anna: code and model in" in line for line in lines)
 
 
@@ -101,7 +104,7 @@ def test_a_plan_says_that_data_stay_where_they_are(tmp_path: Path) -> None:
 def test_the_coordinators_port_is_opened_where_the_plan_puts_it(chosen: str, place: str, tmp_path: Path) -> None:
     config = tmp_path / "config.ini"
     config.write_text(CONFIG)
-    request = Request((HERE, ANNA), Answers(profile="mine"))
+    request = PlanRequest((HERE, ANNA), Answers(profile="mine"))
     settings = Settings(options={}, members=(), engine="mesh", coordinator=chosen)
     planning = cast(Planning, SimpleNamespace(settings=settings))
     assert coordinator_place(request, replace(saving(request, config), planning=planning)) == place

@@ -13,7 +13,7 @@ from app.cli.main import main
 from app.wizard import actions as do
 from app.wizard.dependencies import blockers
 from app.wizard.engine import Wizard
-from app.wizard.records import MachineRow, Status
+from app.wizard.records import ItemStatus, MachineRow
 from app.wizard.services import Services
 from app.wizard.state import Step, WizardState
 from distributed.preparation.custom_code import code_of
@@ -77,7 +77,7 @@ def replanned(profile: str) -> set[str]:
     """Return the machines of a set-up that begins at the Plan of a saved profile."""
     wizard = Wizard(Services(), profile)
     try:
-        state = until_state(wizard, lambda state: state.plan.status is Status.OK and bool(state.plan.found.hash))
+        state = until_state(wizard, lambda state: state.plan.status is ItemStatus.OK and bool(state.plan.found.hash))
         assert f"distributed-train {profile}" in state.plan.found.command
         return {row.name for row in state.members}
     finally:
@@ -97,15 +97,15 @@ def test_what_was_chosen_is_what_runs(
     try:
         wizard.do(do.new_setup())
         wizard.do(do.choose_profile("tiny"))
-        until_state(wizard, lambda state: [row.status for row in of_the_lab(state)] == [Status.OK, Status.OK])
+        until_state(wizard, lambda state: [row.status for row in of_the_lab(state)] == [ItemStatus.OK, ItemStatus.OK])
         for row in of_the_lab(wizard.state):
             wizard.do(do.pick(row.key, True))
         wizard.do(do.pick("here", False))
         on(wizard, Step.CHECKS)
-        assert [row.status for row in wizard.state.access] == [Status.OK, Status.OK]
-        until_state(wizard, lambda state: all(row.status is not Status.WORKING for row in state.checks))
+        assert [row.status for row in wizard.state.access] == [ItemStatus.OK, ItemStatus.OK]
+        until_state(wizard, lambda state: all(row.status is not ItemStatus.WORKING for row in state.checks))
         on(wizard, Step.PLAN)
-        state = until_state(wizard, lambda state: state.plan.status is Status.OK)
+        state = until_state(wizard, lambda state: state.plan.status is ItemStatus.OK)
         assert len(state.links.found) >= 1
         assert {row.name for row in state.members} == {"a", "b"}
         assert not (project / "profiles").exists()
@@ -118,8 +118,8 @@ def test_what_was_chosen_is_what_runs(
         assert json.loads(capsys.readouterr().out)["plan_hash"] == state.plan.found.hash
         assert replanned(state.plan.found.profile) == {"a", "b"}
         wizard.do(do.confirm())
-        state = until_state(wizard, lambda state: state.launch.status in (Status.OK, Status.FAILED))
-        assert state.launch.status is Status.OK, state.launch
+        state = until_state(wizard, lambda state: state.launch.status in (ItemStatus.OK, ItemStatus.FAILED))
+        assert state.launch.status is ItemStatus.OK, state.launch
         run = Path(state.launch.found.run)
         assert read_plan(run / "plan.json").hash() == state.plan.found.hash
     finally:

@@ -14,7 +14,7 @@ from app.wizard.dependencies import apply, begin
 from app.wizard.engine import Wizard
 from app.wizard.machines import HERE_KEY, Naming, ThisComputer, hosts_of, row_of
 from app.wizard.observations import sighted
-from app.wizard.records import KnownProfile, Machines, Status
+from app.wizard.records import DiscoveredMachines, ItemStatus, KnownProfile
 from app.wizard.services import Services
 from distributed.discovery.machine_identity import FoundMachine, FoundPath
 from distributed.discovery.network_interfaces import Endpoint, PathKind
@@ -32,7 +32,7 @@ STUDIO = FoundMachine(
 
 def test_a_machine_of_the_network_is_reached_by_name_at_its_address() -> None:
     (row,) = Naming((), ()).rows([STUDIO])
-    assert (row.key, row.name, row.status, row.words) == ("SHA256:x", "Studio", Status.OK, "online")
+    assert (row.key, row.name, row.status, row.words) == ("SHA256:x", "Studio", ItemStatus.OK, "online")
     machine = row.entry
     assert (machine.address, machine.found_at) == ("studio.local", "192.168.1.7")
     assert row.paths == (PATH,)
@@ -43,7 +43,7 @@ def test_machines_of_a_profile_that_was_just_saved_are_online_where_they_are_lis
     profile = KnownProfile(
         ProfileEntry("mine", "", Path("mine.ini")), saved=True, machines=(rows[0].entry, Machine(name="other"))
     )
-    state = replace(begin(), machines=Machines(rows))
+    state = replace(begin(), machines=DiscoveredMachines(rows))
     assert [one.present for one in state.presence_of(profile)] == [True, None]
 
 
@@ -70,8 +70,10 @@ def test_what_was_typed_and_what_a_file_says_come_first() -> None:
 @pytest.mark.parametrize("paths", [(PATH,), ()])
 def test_a_choice_made_before_the_host_key_was_seen_still_holds(paths: tuple[FoundPath, ...]) -> None:
     before = replace(STUDIO, id="unidentified:Studio", fingerprint="", status=Seen.CHECKING, paths=paths)
-    state = apply(begin(), sighted(Machines(Naming((), ()).rows([before]))))
-    state = apply(apply(state, do.pick("unidentified:Studio")), sighted(Machines(Naming((), ()).rows([STUDIO]))))
+    state = apply(begin(), sighted(DiscoveredMachines(Naming((), ()).rows([before]))))
+    state = apply(
+        apply(state, do.pick("unidentified:Studio")), sighted(DiscoveredMachines(Naming((), ()).rows([STUDIO])))
+    )
     assert state.answers.picked == ("SHA256:x",)
 
 

@@ -17,16 +17,27 @@ from app.wizard.observations import begun, done, failed, sighted, told
 from app.wizard.records import (
     Assessment,
     DataSummary,
+    DiscoveredMachines,
     Home,
-    Job,
+    ItemStatus,
+    JobForm,
     JobOption,
-    Launch,
-    Machines,
+    LaunchProgress,
     Plan,
-    Status,
-    Strategy,
+    StrategyRanking,
 )
-from app.wizard.state import ORDER, Action, Change, Kind, Part, Step, Task, WizardState, after, before
+from app.wizard.state import (
+    ORDER,
+    Action,
+    ServiceTask,
+    StatePart,
+    Step,
+    TaskKind,
+    Transition,
+    WizardState,
+    after,
+    before,
+)
 from distributed.measuring.link_figures import PairFigures
 from profiles.options import options_by_name
 from tests.wizard.fake_services import (
@@ -49,7 +60,7 @@ from training.runs import RunSummary
 
 KEYS = st.sampled_from(["here", ANNA.key, BERT.key, "typed:ada@c", "nobody", ""])
 TEXT = st.text(max_size=12)
-ASSESSED = st.builds(Assessment, status=st.sampled_from([Status.OK, Status.WARNING, Status.FAILED]))
+ASSESSED = st.builds(Assessment, status=st.sampled_from([ItemStatus.OK, ItemStatus.WARNING, ItemStatus.FAILED]))
 ACTIONS = st.one_of(
     st.just(do.go_on()), st.just(do.go_back()), st.just(do.new_setup()), st.just(do.doctor()), st.just(do.retry()),
     st.builds(do.go_to, st.sampled_from(list(Step))), st.builds(do.rerun, st.sampled_from(["demo", "evening"])),
@@ -67,40 +78,40 @@ REPORTS = st.sampled_from([let_in(ANNA), refused(ANNA), stranger(ANNA, "SHA256:x
 PAIRS = [(), (pair("a", "b"),), (pair("a", "b", 9),), (PairFigures(source="a", target="b"),)]
 EXAMINED = st.dictionaries(st.sampled_from(["here", ANNA.key, BERT.key]), st.sampled_from([BROKEN, FINE]))
 FOUND = {
-    Kind.HOME: st.just(Home()),
-    Kind.DOCTOR: st.just(()),
-    Kind.SAVED_MACHINES: ROWS.map(tuple),
-    Kind.ACCESS: REPORTS,
-    Kind.INSTALL_KEY: REPORTS,
-    Kind.CHECKS: EXAMINED,
-    Kind.REPAIR: st.none(),
-    Kind.LINKS: st.sampled_from(PAIRS),
-    Kind.JOB: st.builds(Job, assessment=ASSESSED),
-    Kind.DATA: st.builds(DataSummary, assessment=ASSESSED),
-    Kind.FITS: st.just(()),
-    Kind.FORECAST: st.builds(Strategy, ways=st.just(CANDIDATES) | st.just(()), assessment=ASSESSED),
-    Kind.INTERVAL: st.builds(moved, st.just(CANDIDATES[0]), st.integers(1, 500)),
-    Kind.PLAN: st.builds(Plan, assessment=ASSESSED),
-    Kind.SAVE: st.just(("a.ini",)),
-    Kind.LAUNCH: st.just("/runs/1"),
+    TaskKind.HOME: st.just(Home()),
+    TaskKind.DOCTOR: st.just(()),
+    TaskKind.SAVED_MACHINES: ROWS.map(tuple),
+    TaskKind.ACCESS: REPORTS,
+    TaskKind.INSTALL_KEY: REPORTS,
+    TaskKind.CHECKS: EXAMINED,
+    TaskKind.REPAIR: st.none(),
+    TaskKind.LINKS: st.sampled_from(PAIRS),
+    TaskKind.JOB: st.builds(JobForm, assessment=ASSESSED),
+    TaskKind.DATA: st.builds(DataSummary, assessment=ASSESSED),
+    TaskKind.FITS: st.just(()),
+    TaskKind.FORECAST: st.builds(StrategyRanking, ways=st.just(CANDIDATES) | st.just(()), assessment=ASSESSED),
+    TaskKind.INTERVAL: st.builds(moved, st.just(CANDIDATES[0]), st.integers(1, 500)),
+    TaskKind.PLAN: st.builds(Plan, assessment=ASSESSED),
+    TaskKind.SAVE: st.just(("a.ini",)),
+    TaskKind.LAUNCH: st.just("/runs/1"),
 }
 
 
 @st.composite
-def changes(draw: st.DrawFn, state: WizardState) -> Change:
+def changes(draw: st.DrawFn, state: WizardState) -> Transition:
     """An action, or something that may be seen in this state: of a wanted task, or of one that is stale."""
     if draw(st.booleans()):
         return cast(Action, draw(ACTIONS))
     if draw(st.integers(0, 3)) == 0:
-        return sighted(Machines(tuple(draw(ROWS))))
+        return sighted(DiscoveredMachines(tuple(draw(ROWS))))
     asked = wanted(state)
-    kind, key = draw(st.sampled_from(list(Kind))), draw(KEYS)
-    task = Task(kind, key, draw(st.sampled_from([inputs(state, kind, key), "stale"])))
+    kind, key = draw(st.sampled_from(list(TaskKind))), draw(KEYS)
+    task = ServiceTask(kind, key, draw(st.sampled_from([inputs(state, kind, key), "stale"])))
     is_wanted = draw(st.booleans())
     if asked and is_wanted:
         task = asked[draw(st.integers(0, len(asked) - 1))]
     found = st.builds(done, st.just(task), FOUND[task.kind])
-    seen: Change = draw(
+    seen: Transition = draw(
         st.one_of(found, st.builds(failed, st.just(task), TEXT), st.just(begun(task)), st.just(told(task, "x")))
     )
     return seen
@@ -140,7 +151,7 @@ def test_what_is_asked_for_comes_to_rest(data: st.DataObject) -> None:
             if data.draw(st.booleans()):
                 state = apply(state, failed(task, "no"))
             else:
-                found = {row.key: FINE for row in state.picked} if task.kind is Kind.CHECKS else None
+                found = {row.key: FINE for row in state.picked} if task.kind is TaskKind.CHECKS else None
                 state = apply(state, done(task, found or data.draw(FOUND[task.kind])))
     assert not wanted(state)
 
@@ -153,7 +164,7 @@ def test_a_step_back_is_the_step_before() -> None:
 
 
 def test_this_computer_is_picked_once() -> None:
-    seen = sighted(Machines((HERE, ANNA)))
+    seen = sighted(DiscoveredMachines((HERE, ANNA)))
     state = apply(apply(begin(), seen), do.pick("here", False))
     assert apply(state, seen).answers.picked == ()
 
@@ -166,27 +177,27 @@ def test_a_machine_with_a_strange_name_is_no_machine() -> None:
 
 
 def test_the_profiles_own_value_takes_a_change_back() -> None:
-    job = Job((JobOption(options_by_name()["epochs"], "3", "3"),))
-    state = begin().putting(Kind.JOB, part=Part(job, status=Status.OK))
+    job = JobForm((JobOption(options_by_name()["epochs"], "3", "3"),))
+    state = begin().putting(TaskKind.JOB, part=StatePart(job, status=ItemStatus.OK))
     state = apply(state, do.set_option("epochs", "5"))
     assert state.answers.option("epochs") == "5"
-    state = state.putting(Kind.JOB, found=job)
+    state = state.putting(TaskKind.JOB, found=job)
     assert apply(state, do.set_option("epochs", " 3 ")).answers.options == ()
 
 
 def test_a_stale_result_changes_nothing() -> None:
-    state = apply(begin(), sighted(Machines((HERE, ANNA))))
+    state = apply(begin(), sighted(DiscoveredMachines((HERE, ANNA))))
     state = apply(apply(state, do.pick(ANNA.key, True)), do.go_to(Step.HOME))
-    old = Task(Kind.LINKS, "", inputs(state, Kind.LINKS))
+    old = ServiceTask(TaskKind.LINKS, "", inputs(state, TaskKind.LINKS))
     state = apply(state, do.pick(ANNA.key, False))
     assert apply(state, done(old, (pair("a", "b"),))).links.found == ()
 
 
 def test_what_was_begun_for_a_machine_that_is_no_more_picked_ends_too() -> None:
     """Else a spinner would turn for ever."""
-    state = apply(begin(), sighted(Machines((HERE, ANNA))))
+    state = apply(begin(), sighted(DiscoveredMachines((HERE, ANNA))))
     state = apply(apply(state, do.pick(ANNA.key, True)), do.new_setup())
-    task = Task(Kind.ACCESS, ANNA.key, inputs(state, Kind.ACCESS, ANNA.key))
+    task = ServiceTask(TaskKind.ACCESS, ANNA.key, inputs(state, TaskKind.ACCESS, ANNA.key))
     state = apply(state, begun(task))
     assert state.busy == ("connecting to anna",)
     state = apply(apply(state, do.pick(ANNA.key, False)), failed(task, "no"))
@@ -195,18 +206,18 @@ def test_what_was_begun_for_a_machine_that_is_no_more_picked_ends_too() -> None:
 
 def test_two_machines_of_one_name_stay_two() -> None:
     twin = replace(known_machine("twin", "10.0.0.9"), name="anna")
-    state = apply(begin(), sighted(Machines((HERE, ANNA, twin))))
+    state = apply(begin(), sighted(DiscoveredMachines((HERE, ANNA, twin))))
     state = apply(apply(state, do.pick(ANNA.key, True)), do.pick(twin.key, True))
     assert [row.key for row in state.members] == ["here", ANNA.key, twin.key]
 
 
 def started() -> WizardState:
     """A set-up whose run has made its first step."""
-    at_plan = apply(apply(begin(), sighted(Machines((HERE, ANNA)))), do.new_setup())
-    at_plan = replace(at_plan, step=Step.PLAN).putting(Kind.PLAN, status=Status.OK)
+    at_plan = apply(apply(begin(), sighted(DiscoveredMachines((HERE, ANNA)))), do.new_setup())
+    at_plan = replace(at_plan, step=Step.PLAN).putting(TaskKind.PLAN, status=ItemStatus.OK)
     launched = apply(at_plan, do.confirm())
     assert launched.step is Step.LAUNCH
-    done = launched.putting(Kind.LAUNCH, status=Status.OK, found=Launch(run="output/1"))
+    done = launched.putting(TaskKind.LAUNCH, status=ItemStatus.OK, found=LaunchProgress(run="output/1"))
     return replace(done, orders=())
 
 
@@ -217,25 +228,25 @@ def test_a_plan_that_was_started_starts_no_second_run_unless_another_one_is_aske
     assert again.step is Step.LAUNCH  # it is shown
     assert again.launch is state.launch and not wanted(again)  # and nothing is started
     another = apply(state, do.confirm(another=True))
-    assert (another.step, another.launch.status, another.launch.found.run) == (Step.LAUNCH, Status.WORKING, "")
+    assert (another.step, another.launch.status, another.launch.found.run) == (Step.LAUNCH, ItemStatus.WORKING, "")
 
 
 def test_back_from_a_run_that_trains_leads_home_and_a_new_set_up_starts_its_own_run() -> None:
     state = apply(started(), do.go_back())
     assert state.step is Step.HOME
     state = replace(apply(state, do.new_setup()), step=Step.PLAN)
-    assert apply(state, do.confirm()).launch.status is Status.WORKING
+    assert apply(state, do.confirm()).launch.status is ItemStatus.WORKING
 
 
 def test_a_start_that_failed_may_be_tried_again() -> None:
-    failed = started().putting(Kind.LAUNCH, status=Status.FAILED)
+    failed = started().putting(TaskKind.LAUNCH, status=ItemStatus.FAILED)
     assert apply(failed, do.go_back()).step is Step.PLAN
-    assert apply(apply(failed, do.go_back()), do.confirm()).launch.status is Status.WORKING
+    assert apply(apply(failed, do.go_back()), do.confirm()).launch.status is ItemStatus.WORKING
 
 
-@pytest.mark.parametrize(("word", "mark"), [("completed", Status.OK), ("cancelled", Status.STOPPED)])
-def test_a_run_that_was_stopped_has_no_tick(word: str, mark: Status) -> None:
+@pytest.mark.parametrize(("word", "mark"), [("completed", ItemStatus.OK), ("cancelled", ItemStatus.STOPPED)])
+def test_a_run_that_was_stopped_has_no_tick(word: str, mark: ItemStatus) -> None:
     metadata = RunMetadata.model_validate({"run_id": "1", "start_time": "", "profile": "x", "status": word})
     run = RunSummary(Path("x"), "1", metadata, "", live=False)
     assert of_run(run).status is mark
-    assert of_run(replace(run, live=True)).status is Status.WORKING
+    assert of_run(replace(run, live=True)).status is ItemStatus.WORKING
