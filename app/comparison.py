@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 
 from app.run_series import OF_EXCHANGES, Curves, coarser, extended, figures, of_run
-from distributed.planning.cluster import Cluster, Link, Machine, Measurement
+from distributed.planning.cluster import Cluster, ClusterMachine, Link, Measurement
 from distributed.planning.cost_model import LINE_SHARE
 from distributed.planning.prediction import Predictor
 from distributed.planning.simulated import choice_of, job_after
@@ -331,7 +331,7 @@ class EqualMachines:
             Link(source=one, target=other, mbit=rate, mbit_back=rate, medium="ethernet")
             for one, other in combinations(names, 2)
         )
-        machines = (Machine(name=name, measurements=measured, cores=self.cores) for name in names)
+        machines = (ClusterMachine(name=name, measurements=measured, cores=self.cores) for name in names)
         return Cluster(machines=tuple(machines), links=tuple(links), here=names[0])
 
 

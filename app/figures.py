@@ -18,7 +18,7 @@ from profiles.errors import BadInput, counted
 from training.events import Event, TimingEvent
 from training.tasks.error_analysis import (
     Difference,
-    Part,
+    EvaluationSlice,
     by_language,
     by_length,
     by_noise,
@@ -155,7 +155,7 @@ def _member_document(member: MemberState) -> dict[str, object]:
 SHOWN_SPEAKERS = 24
 SHOWN_CONFUSIONS = 5
 
-WAYS: Mapping[str, Callable[[Sequence[Prediction]], list[Part]]] = {
+WAYS: Mapping[str, Callable[[Sequence[Prediction]], list[EvaluationSlice]]] = {
     "speaker": by_speaker,
     "language": by_language,
     "length": by_length,
@@ -188,7 +188,7 @@ def breakdown_lines(predictions: Sequence[Prediction], before: Sequence[Predicti
     return lines
 
 
-def _rows(parts: Sequence[Part], before: Mapping[str, Part], most: int) -> list[str]:
+def _rows(parts: Sequence[EvaluationSlice], before: Mapping[str, EvaluationSlice], most: int) -> list[str]:
     """``ada  73.8 % -> 4.9 % of 61 words``: before, where it is known, and after."""
     rows, shown, rest = [], parts[:most], parts[most:]
     width = min(40, max(len(_name(part)) for part in shown))
@@ -202,7 +202,7 @@ def _rows(parts: Sequence[Part], before: Mapping[str, Part], most: int) -> list[
     return rows
 
 
-def _name(part: Part) -> str:
+def _name(part: EvaluationSlice) -> str:
     return visible(part.name)[:40] or "not told"
 
 
@@ -217,7 +217,7 @@ def breakdown_document(predictions: Sequence[Prediction]) -> dict[str, Any]:
     return {"overall": _document(part_of("", predictions)), **ways, "confusions": wrong}
 
 
-def _document(part: Part) -> dict[str, Any]:
+def _document(part: EvaluationSlice) -> dict[str, Any]:
     figures = {"recordings": part.recordings, "words": part.words, "edits": part.edits, "cut": part.cut}
     return {"name": part.name, "wer": part.wer, **figures}
 

@@ -13,11 +13,11 @@ from training.events import (
     ErrorEvent,
     MachineEvent,
     MemberEvent,
+    PeerPath,
     ProgressEvent,
     SnapshotEvent,
     StepEvent,
     SyncEvent,
-    Way,
     WaysEvent,
 )
 
@@ -137,7 +137,7 @@ class MemberState:
     snapshot_step: int | None = None
     snapshot_live: tuple[int, ...] = ()
     """Who trained when it wrote that snapshot."""
-    ways: Mapping[int, Way] = field(default_factory=dict)
+    ways: Mapping[int, PeerPath] = field(default_factory=dict)
     """How what it sends to the others goes, by their ranks."""
 
     @property
@@ -312,7 +312,7 @@ SHOWN = 3
 _RELAY = "through the relay"
 
 
-def pairs(members: Mapping[int, MemberState]) -> Iterator[tuple[int, int, Way | None, Way | None]]:
+def pairs(members: Mapping[int, MemberState]) -> Iterator[tuple[int, int, PeerPath | None, PeerPath | None]]:
     """Yield the two ranks of each pair that has met, the way from the lower to the higher, and the one back."""
     for one, other in itertools.combinations(sorted(members), 2):
         there, back = members[one].ways.get(other), members[other].ways.get(one)
@@ -320,7 +320,7 @@ def pairs(members: Mapping[int, MemberState]) -> Iterator[tuple[int, int, Way | 
             yield one, other, there, back
 
 
-def way_words(way: Way) -> str:
+def way_words(way: PeerPath) -> str:
     """``through the relay``, or ``directly (10.0.0.2 over eth0)``."""
     if way.how == "relayed":
         return _RELAY
@@ -328,7 +328,7 @@ def way_words(way: Way) -> str:
     return f"directly ({way.address}{over})"
 
 
-def pair_words(names: Callable[[int], str], one: int, other: int, there: Way | None, back: Way | None) -> str:
+def pair_words(names: Callable[[int], str], one: int, other: int, there: PeerPath | None, back: PeerPath | None) -> str:
     """``studio - tower: directly (10.0.0.2 over eth0)``; both directions where they differ in kind."""
     ends = f"{names(one)} - {names(other)}"
     kinds = {way.how == "relayed" for way in (there, back) if way is not None}
@@ -368,7 +368,7 @@ def changes(event: WaysEvent, before: MemberState | None) -> str:
     return "; ".join(told)
 
 
-def is_near(way: Way) -> bool:
+def is_near(way: PeerPath) -> bool:
     """Whether a way does not leave its machine."""
     try:
         return ipaddress.ip_address(way.address).is_loopback

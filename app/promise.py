@@ -21,7 +21,7 @@ from app.ribbon import Ribbon, ribbons, steps_away
 from app.run_series import Point, coarser, of_member
 from app.run_state import RunState
 from distributed.planning.document import Candidate, Planning
-from distributed.planning.feedback import Comparison
+from distributed.planning.feedback import PredictionComparison
 from profiles.errors import counted
 
 KEPT = 0.95
@@ -233,7 +233,9 @@ class PromiseOutcome:
         return f"promised {promised}{alone}, got {got} ({self.times}){why}"
 
 
-def outcome(state: RunState, promise: Promise | None, comparison: Comparison | None = None) -> PromiseOutcome | None:
+def outcome(
+    state: RunState, promise: Promise | None, comparison: PredictionComparison | None = None
+) -> PromiseOutcome | None:
     """Return how far a promise was kept.
 
     Args:
@@ -249,16 +251,18 @@ def outcome(state: RunState, promise: Promise | None, comparison: Comparison | N
     return found if found.kept else PromiseOutcome(promise, pace, tuple(_why(state, promise, pace, comparison)))
 
 
-def comparison_in(metrics: Mapping[str, Any]) -> Comparison | None:
+def comparison_in(metrics: Mapping[str, Any]) -> PredictionComparison | None:
     """Return the comparison that ``metrics.json`` holds; ``None``: there is none, or it is of another version."""
     written = metrics.get("prediction")
     if isinstance(written, dict):
         with contextlib.suppress(ValidationError):
-            return Comparison.model_validate({k: v for k, v in written.items() if k in Comparison.model_fields})
+            return PredictionComparison.model_validate(
+                {k: v for k, v in written.items() if k in PredictionComparison.model_fields}
+            )
     return None
 
 
-def _why(state: RunState, promise: Promise, pace: Pace, comparison: Comparison | None) -> list[str]:
+def _why(state: RunState, promise: Promise, pace: Pace, comparison: PredictionComparison | None) -> list[str]:
     """Return what explains at least a fifth of what is missing."""
     missing = 1 - pace.rate / promise.rate
     usual = _usual(pace, promise.candidate.choice.interval)
@@ -306,7 +310,7 @@ def _usual(pace: Pace, interval: int) -> float:
     return statistics.median(sum(one.seconds for one in some) / sum(one.steps for one in some) for some in rounds)
 
 
-def _slower(state: RunState, found: Comparison) -> Iterator[tuple[float, str]]:
+def _slower(state: RunState, found: PredictionComparison) -> Iterator[tuple[float, str]]:
     """Yield what steps took longer than predicted: the slowest machine's computing, and exchanges."""
     slow = max(found.members, key=lambda one: one.measured, default=None)
     wall = max(found.measured_step, 1e-9)

@@ -28,7 +28,7 @@ from exchange_engines import Members, served
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
-from distributed.planning.cluster import Cluster, Link, Machine
+from distributed.planning.cluster import Cluster, ClusterMachine, Link
 from distributed.planning.cost_model import parts_of, star_flows
 from distributed.planning.document import Choice
 from distributed.planning.exchange_cost import ExchangeCosts
@@ -41,7 +41,7 @@ ENGINES = {"mesh": "mesh", "run": "run", "run, planned": "run", "gloo": "gloo"}
 
 def planned(size: int, rates: dict[str, float]) -> tuple[list[float], float]:
     """Return the planner's shares for these links, and the seconds that they allow with the best ones."""
-    machines = tuple(Machine(name=name) for name in NAMES)
+    machines = tuple(ClusterMachine(name=name) for name in NAMES)
     pairs = ((a, b, min(rates[a], rates[b])) for a, b in itertools.combinations(NAMES, 2))
     links = tuple(Link(source=a, target=b, mbit=rate, mbit_back=rate) for a, b, rate in pairs)
     there = Cluster(machines=machines, links=links)

@@ -38,10 +38,10 @@ from plan_traffic import Traffic
 
 from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.machine_figures import SpeedFigures
-from distributed.measuring.measure import Measured
+from distributed.measuring.measure import MeasurementResult
 from distributed.planning import planner
 from distributed.planning.document import Candidate, Figures, Job, job_of
-from distributed.planning.feedback import Comparison, compare
+from distributed.planning.feedback import PredictionComparison, compare
 from distributed.planning.prediction import Predictor
 from distributed.planning.reasons import about_equal
 from training.events import Event, StepEvent
@@ -84,7 +84,7 @@ class Log:
             machines = [one.machine.model_copy(update={"device": "mps"}) for one in seats]
             seats = [s.model_copy(update={"machine": m}) for s, m in zip(seats, machines, strict=True)]
         pairs = [PairFigures.model_validate(one) for one in links["measured"]]
-        whole = Measured(list(NAMES), pairs, seats, here=NAMES[0]).figures
+        whole = MeasurementResult(list(NAMES), pairs, seats, here=NAMES[0]).figures
         return whole.model_copy(update={"cluster": whole.cluster.only(cell.names)})
 
     def job(self, cell: Cell) -> Job:
@@ -193,7 +193,7 @@ class Result:
 
     cell: Cell
     candidate: Candidate
-    comparison: Comparison
+    comparison: PredictionComparison
 
     @property
     def ratio(self) -> float:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from distributed.checks.own_data import require_data
 from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
-from distributed.machine.link import Link, Tell, address_towards
+from distributed.machine.link import MachineLink, Tell, address_towards
 from distributed.measuring.link_figures import PairFigures
-from distributed.measuring.measure import Measured, MeasureOptions, measure_ready
+from distributed.measuring.measure import MeasurementResult, MeasureOptions, measure_ready
 from distributed.planning import planner
 from distributed.planning.cables import cable_reasons
 from distributed.planning.cluster import Cluster
@@ -95,7 +95,7 @@ def propose(
     return choose(found, machines, profile, options), found.figures
 
 
-def choose(found: Measured, machines: Sequence[Ready], profile: Profile, options: PlanOptions) -> Planning:
+def choose(found: MeasurementResult, machines: Sequence[Ready], profile: Profile, options: PlanOptions) -> Planning:
     """Ask the planner, and add the best paths to what it has chosen.
 
     The coordinator goes where a person wants it, else to this machine or to a member that can be dialled directly.
@@ -146,7 +146,7 @@ def coordinators(cluster: Cluster, machines: Sequence[Ready]) -> list[str]:
     return wanted or [name for link, name in links.items() if link is None or link.host]
 
 
-def on_best_paths(settings: Settings, found: Measured, machines: Sequence[Ready]) -> Settings:
+def on_best_paths(settings: Settings, found: MeasurementResult, machines: Sequence[Ready]) -> Settings:
     """Return the settings with each member's interface, its addresses, and its way to the coordinator, as measured."""
     coordinator = _machine_of(settings.coordinator, machines)
     coordinator = None if coordinator is None or coordinator.machine.here else coordinator
@@ -169,13 +169,15 @@ def addresses_of(name: str, pairs: Sequence[PairFigures]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(address for _, address in sorted(ways, reverse=True) if address))
 
 
-def _machine_of(seat: str, machines: Sequence[Ready]) -> Link | None:
+def _machine_of(seat: str, machines: Sequence[Ready]) -> MachineLink | None:
     """Return the machine of a seat; ``None`` for this one where it does not take part, and for no seat."""
     owners = (link for link, _ in machines for _ in link.machine.devices or ("",))
     return dict(zip(seat_names(machines), owners, strict=True)).get(seat)
 
 
-def best_paths(link: Link, pairs: Sequence[PairFigures], coordinator: Link | None, here: str) -> tuple[str, str]:
+def best_paths(
+    link: MachineLink, pairs: Sequence[PairFigures], coordinator: MachineLink | None, here: str
+) -> tuple[str, str]:
     """Return the interface that most of a machine's best paths use, and the coordinator's address on the one to it.
 
     The address is empty where it is the one that would be used anyway.
@@ -231,7 +233,7 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
 
 
 def _chosen_seats(
-    machines: Sequence[Ready], names: Sequence[str], chosen: dict[str, MemberSetting], coordinator: Link | None
+    machines: Sequence[Ready], names: Sequence[str], chosen: dict[str, MemberSetting], coordinator: MachineLink | None
 ) -> tuple[Ready, ...]:
     """Return the machines with chosen seats, with these devices and their best paths only."""
     kept = []

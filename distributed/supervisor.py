@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from distributed.hosts.file import RUN_HOSTS, load_hosts
 from distributed.hosts.schema import Machine
 from distributed.machine.agent import keep_awake
-from distributed.machine.link import Link, link_to
+from distributed.machine.link import MachineLink, link_to
 from distributed.planning.feedback import prediction_metrics
 from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.preflight import member_of
@@ -40,7 +40,7 @@ from distributed.run.run_machines import (
     way_to,
     with_places,
 )
-from distributed.workers.agent_records import Timeouts, assigned, assigned_coordinator
+from distributed.workers.agent_records import AgentTimeouts, assigned, assigned_coordinator
 from distributed.workers.remote_worker import RemoteCoordinator, RemoteWorker
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.events import ErrorEvent, Event, ProgressEvent, WarningEvent
@@ -64,7 +64,7 @@ class Supervisor:
         ssh_config: of the hosts file, for machines that come later.
     """
 
-    def __init__(self, folder: RunFolder, links: Sequence[Link], ssh_config: str = "") -> None:
+    def __init__(self, folder: RunFolder, links: Sequence[MachineLink], ssh_config: str = "") -> None:
         self._folder = folder
         self._note = folder.append
         planned = folder.plan()
@@ -75,14 +75,14 @@ class Supervisor:
         self._ssh_config = ssh_config
         self._listen = ""
         self._run: LocalRun | None = None
-        self._timeouts = Timeouts(lease=self._plan.profile.run.lease)
+        self._timeouts = AgentTimeouts(lease=self._plan.profile.run.lease)
         self._desk: RequestDesk | None = None
         self._workers: list[RemoteWorker] = []
         self._needed: Future[bool] = Future()
         """Whether what is on the machines is needed after the end, to go on with."""
         self._ended = threading.Event()
         self._inputs: Future[Inputs] = Future()
-        self._brought: dict[Link, Future[None]] = {}
+        self._brought: dict[MachineLink, Future[None]] = {}
         self._arrived = 0
         self._lock = threading.Lock()
         self._start_watch = StartWatch([member.name for member in self._plan.members])
@@ -131,7 +131,7 @@ class Supervisor:
             for link in dict.fromkeys(self._seats):
                 link.close()
 
-    def _bring(self, link: Link) -> None:
+    def _bring(self, link: MachineLink) -> None:
         """Bring agent, code and data to one machine; its workers start then, whatever the others do."""
         phases = PhaseTimer(self._note, whole_process=False)
         link.put_agent()
@@ -169,11 +169,11 @@ class Supervisor:
         self._equip(self._seats[ranks[0]])
         return ranks
 
-    def _equip(self, link: Link) -> None:
+    def _equip(self, link: MachineLink) -> None:
         link.put_agent()
         self._send(link)
 
-    def _send(self, link: Link) -> None:
+    def _send(self, link: MachineLink) -> None:
         """Bring what is missing; say how far it is."""
         rank, phase = self._seats.index(link) if link in self._seats else None, f"bytes to {link.name}"
 
@@ -199,7 +199,7 @@ class Supervisor:
         note_added(self._folder.path, entry, self._ssh_config)
         return ranks
 
-    def _seat(self, link: Link) -> tuple[int, ...]:
+    def _seat(self, link: MachineLink) -> tuple[int, ...]:
         """Make a machine that has its files known to the run; return its members."""
         assert self._run is not None
         self._brought[link] = Future()
@@ -210,7 +210,7 @@ class Supervisor:
             self._seats.append(link)
         return tuple(range(first, len(self._seats)))
 
-    def _worker(self, link: Link, rank: int, log: BinaryIO) -> RemoteWorker:
+    def _worker(self, link: MachineLink, rank: int, log: BinaryIO) -> RemoteWorker:
         assert self._run is not None
         inputs = self._inputs.result()
         plan = inputs.plan.model_copy(update={"added": self._run.members.plan.added})

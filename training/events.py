@@ -265,7 +265,7 @@ class AnswerEvent(_Event):
     done: bool = False
 
 
-class Way(BaseModel):
+class PeerPath(BaseModel):
     """The network path from one member to another."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -289,7 +289,7 @@ class WaysEvent(_Event):
     """The paths from a member to others that are new or have changed; those to all other members are as before."""
 
     kind: Literal["ways"] = "ways"
-    ways: tuple[Way, ...] = Field(max_length=MOST_WAYS)
+    ways: tuple[PeerPath, ...] = Field(max_length=MOST_WAYS)
 
 
 class UnknownEvent(_Event):

@@ -26,10 +26,10 @@ from profiles.errors import ExitCode, MusterError, RunFailed
 from training.bounded import LONGEST_LINE, LONGEST_TEXT
 from training.events import ErrorEvent, Event, EventSink, MemberEvent, RunEvent
 from training.machine_load import machine_events
-from training.plan import LAUNCHED_FILES, Launch, RunPlan, read_plan
+from training.plan import LAUNCHED_FILES, LaunchedScript, RunPlan, read_plan
 from training.processes import RUN_VARIABLE, end_processes, thread_limits
 from training.resources import whole_cores
-from training.worker import Meeting, leave, take_over_stdout, worker_arguments
+from training.worker import Rendezvous, leave, take_over_stdout, worker_arguments
 
 START = Path(__file__).with_name("script_start.py")
 _GRACE = 5.0
@@ -38,7 +38,7 @@ _COPY_PATIENCE = 600.0
 _LOOK = 0.05
 
 
-def environment(plan: RunPlan, launch: Launch, rank: int, where: Meeting, secrets: Path) -> dict[str, str]:
+def environment(plan: RunPlan, launch: LaunchedScript, rank: int, where: Rendezvous, secrets: Path) -> dict[str, str]:
     """Return torchrun's variables for a rank, and what the mesh needs; without what only this process needs.
 
     Raises:
@@ -81,7 +81,7 @@ def environment(plan: RunPlan, launch: Launch, rank: int, where: Meeting, secret
     }
 
 
-def listening(launch: Launch, machine: int) -> str:
+def listening(launch: LaunchedScript, machine: int) -> str:
     """Return the literal address on which the ranks of a machine, this one, listen.
 
     Raises:
@@ -99,7 +99,7 @@ def listening(launch: Launch, machine: int) -> str:
     raise RunFailed(f"no address on interface '{interface}' of the hosts file; this machine has: {known}")
 
 
-def workplace(launch: Launch, run_dir: Path, rank: int) -> Path:
+def workplace(launch: LaunchedScript, run_dir: Path, rank: int) -> Path:
     """Return the folder that the script runs in: a copy that the ranks of a machine have together, or where it is.
 
     Raises:
@@ -150,7 +150,12 @@ class Script:
     """
 
     def __init__(
-        self, name: str, launch: Launch, folder: Path, variables: Mapping[str, str], emit: Callable[[Event], object]
+        self,
+        name: str,
+        launch: LaunchedScript,
+        folder: Path,
+        variables: Mapping[str, str],
+        emit: Callable[[Event], object],
     ) -> None:
         self._name, self._far = name, bool(launch.folder)
         self._emit, self._variables = emit, variables
@@ -230,7 +235,7 @@ def keep_files(place: Path, before: Mapping[str, tuple[int, int]], target: Path)
             (place / relative).rename(target / relative)
 
 
-def run_script(plan: RunPlan, rank: int, run_dir: Path, secrets: Path, where: Meeting, emit: EventSink) -> ExitCode:
+def run_script(plan: RunPlan, rank: int, run_dir: Path, secrets: Path, where: Rendezvous, emit: EventSink) -> ExitCode:
     """Run the script as one rank; every failure becomes one ``error`` event."""
     name, launch = plan.seats[rank].name, plan.launch
     assert launch is not None
@@ -267,7 +272,7 @@ def main() -> int:
     line = sys.stdin.buffer.readline(LONGEST_LINE)
     if not line:
         return int(ExitCode.STOPPED)
-    where = Meeting(**json.loads(line))
+    where = Rendezvous(**json.loads(line))
     return int(run_script(plan, arguments.rank, arguments.run_dir, arguments.secrets, where, emit))
 
 

@@ -31,7 +31,7 @@ from training.plan import FinalStatus, MemberPlan, RunPlan
 from training.processes import SubprocessWorker, Worker
 from training.run_folder import RunFolder
 from training.simulated.process import SharedProcess
-from training.stopping import FAILED_GRACE, SCRIPT_GRACE, Conductor, Progress, Stopping
+from training.stopping import FAILED_GRACE, SCRIPT_GRACE, Conductor, ProgressMonitor, Stopping
 
 StartWorker = Callable[[int, BinaryIO], Worker]
 
@@ -69,7 +69,7 @@ class LocalRun:
         self.members = Membership(plan)
         self._intake = Intake(self.members, self._record, self._expel)
         self._conductor = Conductor(self.members)
-        self._progress = Progress()
+        self._progress = ProgressMonitor()
         self._engine = LocalEngine(
             plan, folder, self._log, lambda lines: self._intake.listen(COORDINATOR, lines), listen, start_coordinator
         )

@@ -70,7 +70,7 @@ LAUNCHED_FILES = "files"
 """Folder with what a launched script of rank 0 has written, where it ran in a copy."""
 
 
-class Launch(BaseModel):
+class LaunchedScript(BaseModel):
     """A script that every member runs unchanged, instead of one of Muster's tasks."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -94,7 +94,7 @@ class Launch(BaseModel):
     def title(self) -> str:
         return " ".join([f"-m {self.script}" if self.module else Path(self.script).name, *self.arguments])
 
-    def there(self, folder: str) -> Launch:
+    def there(self, folder: str) -> LaunchedScript:
         """Return the same where the folder lies at ``folder``."""
         script = self.script if self.module else Path(self.script).relative_to(self.folder).as_posix()
         return self.model_copy(update={"script": script, "folder": folder})
@@ -130,7 +130,7 @@ class RunPlan(BaseModel):
     """Members that came while the run was on; they change neither its steps nor its learning rate."""
     resume: bool = False
     """Continue from the newest snapshot all members have."""
-    launch: Launch | None = None
+    launch: LaunchedScript | None = None
     clock: ClockPlan | None = None
 
     @model_validator(mode="before")

@@ -20,7 +20,7 @@ from training.exchange.payloads import state_from_bytes, state_to_bytes
 from training.outcome import NOT_THIS_RUN
 
 
-class Held(BaseModel):
+class HeldSnapshots(BaseModel):
     """Which snapshots a member holds."""
 
     live: dict[Step, list[Rank]] = {}
@@ -56,7 +56,7 @@ def agree_on_snapshot(
     steps, problems = store.verified_steps()
     for problem in problems:
         warn(f"{problem}; it is skipped")
-    said = Held(live={step: store.live(step) for step in steps}, damaged=problems).model_dump_json().encode()
+    said = HeldSnapshots(live={step: store.live(step) for step in steps}, damaged=problems).model_dump_json().encode()
     gathered = {rank: _read(payload) for rank, payload in sorted(exchange.gather("resume/steps", said).items())}
     held = {rank: {step: set(live) for step, live in one.live.items()} for rank, one in gathered.items()}
     holders = {step: {rank for rank in held if step in held[rank]} for theirs in held.values() for step in theirs}
@@ -71,12 +71,12 @@ def agree_on_snapshot(
     return found
 
 
-def _read(payload: bytes) -> Held:
+def _read(payload: bytes) -> HeldSnapshots:
     """Read a member's answer; an invalid one counts as no snapshots."""
     try:
-        return Held.model_validate_json(payload)
+        return HeldSnapshots.model_validate_json(payload)
     except ValidationError:
-        return Held()
+        return HeldSnapshots()
 
 
 def _nothing_to_resume(damaged: list[str]) -> BadInput:

@@ -70,7 +70,7 @@ class RunSummary:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """Runs side by side; every row has one value a run, ``None`` where a run has none."""
 
     runs: tuple[RunSummary, ...]
@@ -222,7 +222,7 @@ def _names(runs: Sequence[RunSummary]) -> str:
     return ", ".join(run.path.name for run in runs[:SHOWN_CANDIDATES]) + more
 
 
-def compare(runs: Sequence[RunSummary]) -> Comparison:
+def compare(runs: Sequence[RunSummary]) -> RunComparison:
     """Put runs side by side: the settings in which they differ and all their metrics.
 
     Raises:
@@ -237,7 +237,7 @@ def compare(runs: Sequence[RunSummary]) -> Comparison:
         known.append(run.metadata)
     settings = _rows([_flat(_choices(metadata)) for metadata in known])
     differing = {name: row for name, row in settings.items() if any(value != row[0] for value in row)}
-    return Comparison(tuple(runs), differing, _rows([_flat(metadata.metrics) for metadata in known]))
+    return RunComparison(tuple(runs), differing, _rows([_flat(metadata.metrics) for metadata in known]))
 
 
 def _choices(metadata: RunMetadata) -> dict[str, Any]:

@@ -109,7 +109,7 @@ class Conductor:
 
 
 @dataclass
-class Progress:
+class ProgressMonitor:
     """What a run's events tell of its pace and of its snapshots. Give it every event."""
 
     newest_step: int = 0
@@ -181,7 +181,7 @@ class Stopping:
     """The end of all members before their work is done. They have the time that they need: only who makes no progress
     at all is killed."""
 
-    def __init__(self, members: Membership, conductor: Conductor, progress: Progress) -> None:
+    def __init__(self, members: Membership, conductor: Conductor, progress: ProgressMonitor) -> None:
         self._members, self._conductor, self._progress = members, conductor, progress
         self._over = threading.Event()
         self.reason = ""

@@ -1,6 +1,6 @@
 """Process entry of one worker: ``python -m training.worker --plan plan.json --rank 0 --run-dir DIR --secrets DIR``.
 
-Standard input: one JSON object a line. The first is a :class:`Meeting`, all further ones are
+Standard input: one JSON object a line. The first is a :class:`Rendezvous`, all further ones are
 :class:`training.orders.Command`; its end means that nobody watches the worker any more.
 Standard output: events. Standard error: the log. Exit codes: :class:`profiles.errors.ExitCode`.
 """
@@ -34,14 +34,14 @@ START_DEADLINE = 3600.0
 """Seconds to wait for the other members; whoever started the run watches their processes meanwhile."""
 
 
-class Meeting(NamedTuple):
+class Rendezvous(NamedTuple):
     """Where members meet: ``host:port`` of the coordinator, or of a launched script's store, and of the relay."""
 
     address: str
     relay: str = ""
 
 
-def connect(plan: RunPlan, rank: int, where: Meeting, secrets: Path, device: torch.device, emit: Emit) -> Exchange:
+def connect(plan: RunPlan, rank: int, where: Rendezvous, secrets: Path, device: torch.device, emit: Emit) -> Exchange:
     """Join the group of the run through the engine of its plan."""
     if plan.world_size == 1:
         from training.exchange.base import SoloExchange
@@ -83,7 +83,7 @@ def run_worker(
     plan: RunPlan,
     rank: int,
     task: Task,
-    address: Callable[[], Meeting],
+    address: Callable[[], Rendezvous],
     run_dir: Path,
     secrets: Path,
     emit: Emit,
@@ -161,9 +161,9 @@ def main(make_task: Callable[[RunPlan, Path], Task] | None = None, module: str =
     gc.enable()
     phases.end("worker: imports")
 
-    def address() -> Meeting:
+    def address() -> Rendezvous:
         phases.end("worker: data")
-        found = Meeting(**json.loads(sys.stdin.buffer.readline()))
+        found = Rendezvous(**json.loads(sys.stdin.buffer.readline()))
         phases.end("worker: waits for the engine")
         control.read_from(sys.stdin.buffer, lambda message: print(message, file=sys.stderr))
         return found

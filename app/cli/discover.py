@@ -28,7 +28,7 @@ from distributed.discovery.announce import Announcement
 from distributed.discovery.discovery import Discovery, Sources
 from distributed.discovery.machine_identity import FoundMachine, machines
 from distributed.discovery.mdns_records import SERVICES
-from distributed.discovery.sightings import Origin
+from distributed.discovery.sightings import SightingOrigin
 from profiles.errors import ExitCode
 
 _SYMBOLS = {
@@ -64,7 +64,7 @@ def discover(
 ) -> ExitCode:
     """Find the machines on this network and those this computer knows, and show which answer."""
     file = hosts or (USUAL_HOSTS if USUAL_HOSTS.exists() else None)
-    sources = Sources(tuple(typed), ((Origin.HOSTS_FILE, file),) if file else ())
+    sources = Sources(tuple(typed), ((SightingOrigin.HOSTS_FILE, file),) if file else ())
     seconds = timeout if timeout is not None else (float("inf") if watch else 4.0)
     with until_signal() as stop, Discovery(sources) as discovery:
         if watch:

@@ -29,7 +29,7 @@ from profiles.errors import BadInput, ExitCode, MusterError, counted
 from profiles.schema import CUSTOM, ModelSettings, Profile, RunSettings, StrategySettings
 from training.event_log import read_events
 from training.events import ErrorEvent
-from training.plan import Launch, MemberPlan, RunPlan
+from training.plan import LaunchedScript, MemberPlan, RunPlan
 from training.processes import BackgroundProcess, end_processes
 from training.resources import count_gpus
 from training.run_folder import RunFolder, new_run_id
@@ -98,7 +98,7 @@ def launch(
     return leave(made.path, as_json) if detach else follow(made.path, as_json)
 
 
-def script_of(words: list[str], backend: Backend, folder: Path | None) -> Launch:
+def script_of(words: list[str], backend: Backend, folder: Path | None) -> LaunchedScript:
     """Return the script without its places.
 
     Raises:
@@ -114,7 +114,7 @@ def script_of(words: list[str], backend: Backend, folder: Path | None) -> Launch
     top = (folder or (Path.cwd() if module else path.parent)).expanduser().resolve()
     if not module and not path.is_relative_to(top):
         raise BadInput(f"{target} is not in {folder}", "name the folder that it is in with --folder")
-    return Launch(
+    return LaunchedScript(
         script=target if module else str(path), module=module, arguments=tuple(arguments), backend=backend,
         folder=str(top), machines=(), addresses=(),
     )  # fmt: skip
@@ -153,7 +153,7 @@ def places_of(hosts: Hosts, options: PrepareOptions, each: int) -> tuple[Hosts, 
     return hosts_of(hosts, [link for link, _ in ready]), places
 
 
-def plan_of(job: Launch, places: Sequence[RankHost], output: Path) -> RunPlan:
+def plan_of(job: LaunchedScript, places: Sequence[RankHost], output: Path) -> RunPlan:
     """Return the plan of ranks that count from the first machine to the last."""
     machines = tuple(number for number, place in enumerate(places) for _ in range(place.ranks))
     where = {"addresses": tuple(one.address for one in places), "interfaces": tuple(one.interface for one in places)}

@@ -19,7 +19,7 @@ from app.cli.terminal import answer, confirmed, somebody
 from app.console import bytes_text, command_line, say, say_error, show_line, visible
 from distributed.cleaning.clean import PREPARED, Inventory, remove, survey
 from distributed.hosts.file import Hosts, Machine
-from distributed.machine.link import CACHE, Link, link_to
+from distributed.machine.link import CACHE, MachineLink, link_to
 from distributed.ssh.access import own_key_path, read_own_key
 from profiles.errors import ExitCode, MusterError, counted
 from profiles.schema import USUAL_TASK
@@ -101,7 +101,7 @@ class _Case:
     """One machine: what was found there, what is left, or why it could not be asked."""
 
     machine: Machine
-    link: Link | None = None
+    link: MachineLink | None = None
     found: Inventory | None = None
     left: Inventory | None = None
     problem: MusterError | None = None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from distributed.hosts.schema import Hosts
     from distributed.launcher import PlanOptions
     from distributed.measuring.link_figures import PairFigures
-    from distributed.measuring.measure import Measured
+    from distributed.measuring.measure import MeasurementResult
     from distributed.planning.cluster import Cluster
     from distributed.planning.document import Planning, Reason
     from distributed.preparation.prepare import PrepareOptions
@@ -87,7 +87,7 @@ def machines_of(file: Path | None, profile: Profile, person: bool) -> Hosts:
     return read_hosts(chosen, named=file is not None, person=person)
 
 
-def _document(found: Measured) -> dict[str, Any]:
+def _document(found: MeasurementResult) -> dict[str, Any]:
     return {
         "links": [pair.model_dump(mode="json") | {"busy": pair.busy} for pair in found.pairs],
         "interfaces": [one.model_dump(mode="json") for one in found.interfaces.figures],
@@ -97,7 +97,7 @@ def _document(found: Measured) -> dict[str, Any]:
     }
 
 
-def matrix_lines(found: Measured) -> list[str]:
+def matrix_lines(found: MeasurementResult) -> list[str]:
     """Return Mbit/s and milliseconds of every pair: rows send, columns receive.
 
     Where names make it too wide they have numbers.
@@ -123,7 +123,7 @@ def matrix_lines(found: Measured) -> list[str]:
     return [*numbered, "", *table([str(number) for number in range(1, len(names) + 1)])]
 
 
-def speed_lines(found: Measured) -> list[str]:
+def speed_lines(found: MeasurementResult) -> list[str]:
     """Return a row a machine: speed at each batch size, memory at its peak; two where a long name makes it too wide."""
     if not found.speeds:
         return []
@@ -152,7 +152,7 @@ def aligned(rows: list[list[str]], sides: Sequence[str] = "<") -> list[str]:
     return ["  ".join(format(cell, shape) for cell, shape in zip(row, shapes)).rstrip() for row in rows]
 
 
-def remark_lines(found: Measured) -> list[str]:
+def remark_lines(found: MeasurementResult) -> list[str]:
     """Return what the tables do not tell: of links busy, dead or several, and of machines beside others and in use."""
     said: list[str] = []
     for pair in found.pairs:
@@ -236,13 +236,13 @@ def plan(
 def _from_figures(figures: Path, profile: Profile, hosts: Path | None, plan_options: PlanOptions) -> Planning:
     from distributed.planning.cables import cable_reasons
     from distributed.planning.document import Figures, job_of
-    from distributed.planning.fitting import Room, fit
+    from distributed.planning.fitting import MemoryBudget, fit
     from distributed.planning.planner import plan as make_plan
     from distributed.planning.planner import signed
 
     found = Figures.read(figures)
     members = [machine for machine in found.cluster.machines if machine.trains]
-    profile = fit(profile, [Room(each.name, each.memory_total, each.device) for each in members], say)
+    profile = fit(profile, [MemoryBudget(each.name, each.memory_total, each.device) for each in members], say)
     job = job_of(profile, found.workload, plan_options.preference, plan_options.max_loss_increase)
     cluster, missing = _part(found.cluster, hosts) if hosts is not None else (found.cluster, ())
     planning = signed(make_plan(cluster, job), cluster, profile)

@@ -27,7 +27,7 @@ from training.tasks.speech_dataset import clips_of_split, is_on_hub, split_to_ev
 if TYPE_CHECKING:
     from training.export.export import ExportOutcome
     from training.export.formats import Format, ModelSource
-    from training.tasks.whisper.evaluation import Measured
+    from training.tasks.whisper.evaluation import EvaluationResult
 
 _CUT = " (cut off: far longer than the longest transcript)"
 
@@ -86,14 +86,14 @@ def evaluate(
     return code
 
 
-def _measured(model: Path, dataset: str, split: str, **options: Any) -> Measured:
+def _measured(model: Path, dataset: str, split: str, **options: Any) -> EvaluationResult:
     with reporting(f"evaluating {model}") as progress:
         from training.tasks.whisper.evaluation import evaluate_model  # imports torch
 
         return evaluate_model(model, dataset, split, progress=progress, **options)
 
 
-def _figures(measured: Measured, part: str) -> Iterator[str]:
+def _figures(measured: EvaluationResult, part: str) -> Iterator[str]:
     """Yield what a person is told of a model on ``part`` of the recordings."""
     metrics = measured.metrics
     for name, value in metrics.items():
@@ -105,7 +105,7 @@ def _figures(measured: Measured, part: str) -> Iterator[str]:
     yield from breakdown_lines(measured.predictions)
 
 
-def _run_said(model: Path, measured: Measured) -> Iterator[str]:
+def _run_said(model: Path, measured: EvaluationResult) -> Iterator[str]:
     """Yield what the run of a model found on the same recordings, where that is something else, and why."""
     try:
         said = {one.id: one for one in read_predictions(model.parent / FOLDER / NAME)}

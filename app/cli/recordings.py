@@ -16,8 +16,8 @@ from app.console import command_line, duration_text, say, say_error, visible
 from profiles.errors import BadInput, ExitCode, counted
 
 if TYPE_CHECKING:
-    from training.recordings.preparing import Job
-    from training.recordings.segments.dataset import Outcome
+    from training.recordings.preparing import PreparationJob
+    from training.recordings.segments.dataset import RecordingResult
     from training.recordings.segments.hearing import Hearer
     from training.recordings.workplace import Result
 
@@ -75,11 +75,11 @@ def prepare(
     from training.recordings.checks import Limits
     from training.recordings.dividing import Shares
     from training.recordings.fetching import FetchLimits
-    from training.recordings.preparing import Job
-    from training.recordings.recording import Columns, Request
+    from training.recordings.preparing import PreparationJob
+    from training.recordings.recording import Columns, ReadRequest
 
-    job = Job(
-        Request(source, Columns(audio_column, text_column, speaker_column), tuple(audio_root)),
+    job = PreparationJob(
+        ReadRequest(source, Columns(audio_column, text_column, speaker_column), tuple(audio_root)),
         out.expanduser(),
         kind,
         form,
@@ -93,7 +93,7 @@ def prepare(
     return _carry_out(job, check_language, output, device, as_json)
 
 
-def _carry_out(job: Job, model: str, output: Path, device: str, as_json: bool) -> ExitCode:
+def _carry_out(job: PreparationJob, model: str, output: Path, device: str, as_json: bool) -> ExitCode:
     from training.recordings.preparing import prepare as prepared
 
     ear = None
@@ -185,7 +185,7 @@ def segment(
     return _tell(outcomes, out, as_json)
 
 
-def _tell(outcomes: Sequence[Outcome], out: Path, as_json: bool) -> ExitCode:
+def _tell(outcomes: Sequence[RecordingResult], out: Path, as_json: bool) -> ExitCode:
     clips = sum(one.clips for one in outcomes)
     broken = [one for one in outcomes if one.error]
     for one in broken:
@@ -200,7 +200,7 @@ def _tell(outcomes: Sequence[Outcome], out: Path, as_json: bool) -> ExitCode:
     return answer(as_json, document, lines, ExitCode.BAD_INPUT if broken or not clips else ExitCode.DONE)
 
 
-def _lines(one: Outcome) -> Iterator[str]:
+def _lines(one: RecordingResult) -> Iterator[str]:
     length = f"{duration_text(one.clip_seconds)} of {duration_text(one.seconds)}"
     yield f"{visible(one.name)}: {counted(one.clips, 'clip')}, {length}"
     if one.transcript_words:

@@ -23,7 +23,7 @@ from training.runs import find_model
 
 if TYPE_CHECKING:
     from training.tasks.audio import Samples
-    from training.tasks.whisper.transcription import Transcript
+    from training.tasks.whisper.transcription import TranscriptionResult
 
 
 def transcribe(
@@ -62,7 +62,7 @@ def transcribe(
         return _tell(path, heard, wanted, folder, as_json)
 
 
-def _heard(model: Path, files: Sequence[Path], device: str, **options: Any) -> Iterator[Transcript]:
+def _heard(model: Path, files: Sequence[Path], device: str, **options: Any) -> Iterator[TranscriptionResult]:
     with only_data_on_stdout():
         from training.tasks.whisper.transcription import TranscriptionOptions, transcribe  # imports torch
 
@@ -76,7 +76,11 @@ def _heard(model: Path, files: Sequence[Path], device: str, **options: Any) -> I
 
 
 def _tell(
-    model: Path, heard: Iterable[Transcript], formats: Sequence[str], folder: TranscriptFolder | None, as_json: bool
+    model: Path,
+    heard: Iterable[TranscriptionResult],
+    formats: Sequence[str],
+    folder: TranscriptFolder | None,
+    as_json: bool,
 ) -> ExitCode:
     found, code = [], ExitCode.DONE
     for transcript in heard:
@@ -100,7 +104,7 @@ def _tell(
 # ---------------------------------------------------------------------------------------------------------- transcripts
 
 
-def _srt(transcript: Transcript) -> str:
+def _srt(transcript: TranscriptionResult) -> str:
     cues = (
         f"{number}\n{clock(one.start, ',')} --> {clock(one.end, ',')}\n{_cue(one.text)}\n\n"
         for number, one in enumerate(transcript.segments, 1)
@@ -108,7 +112,7 @@ def _srt(transcript: Transcript) -> str:
     return "".join(cues)
 
 
-def _vtt(transcript: Transcript) -> str:
+def _vtt(transcript: TranscriptionResult) -> str:
     cues = (
         f"{clock(one.start)} --> {clock(one.end)}\n{html.escape(_cue(one.text), quote=False)}\n\n"
         for one in transcript.segments
@@ -116,7 +120,7 @@ def _vtt(transcript: Transcript) -> str:
     return "WEBVTT\n\n" + "".join(cues)
 
 
-FORMATS: Mapping[str, Callable[[Transcript], str]] = {
+FORMATS: Mapping[str, Callable[[TranscriptionResult], str]] = {
     "txt": lambda transcript: "".join(f"{visible(one.text)}\n" for one in transcript.segments),
     "srt": _srt,
     "vtt": _vtt,
@@ -124,7 +128,7 @@ FORMATS: Mapping[str, Callable[[Transcript], str]] = {
 }
 
 
-def document(transcript: Transcript) -> dict[str, Any]:
+def document(transcript: TranscriptionResult) -> dict[str, Any]:
     """Return a transcript for programs; times in seconds."""
     segments = [{**asdict(one), "start": round(one.start, 2), "end": round(one.end, 2)} for one in transcript.segments]
     found = {"file": str(transcript.file), "text": transcript.text, "seconds": transcript.seconds}
@@ -180,7 +184,7 @@ class TranscriptFolder:
     def _paths(self, file: Path) -> list[Path]:
         return [self._folder / f"{self._names[file]}.{name}" for name in self._formats]
 
-    def write(self, transcript: Transcript) -> list[Path]:
+    def write(self, transcript: TranscriptionResult) -> list[Path]:
         """Write a transcript in every format, each file whole or not at all; return the paths.
 
         Raises:

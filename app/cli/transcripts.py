@@ -23,7 +23,7 @@ from profiles.schema import Profile
 from training.data_findings import check_data
 from training.run_folder import RunFolder, has_snapshots
 from training.runs import RunSummary, find_model, find_models, list_runs, plan_to_resume, remove_run, summarise
-from training.tasks.patches import FOLDER, PSEUDO, Change, TextBounds, recordings
+from training.tasks.patches import FOLDER, PSEUDO, AppliedPatch, TextBounds, recordings
 from training.tasks.speech_clips import FileSource
 from training.tasks.speech_dataset import has_tables, is_on_hub, read_tables
 
@@ -253,7 +253,7 @@ def patches(
     return ExitCode.DONE
 
 
-def _line(change: Change, origin: bool) -> str:
+def _line(change: AppliedPatch, origin: bool) -> str:
     place = f"  ({change.where})" if origin else ""
     return visible(f"{change.split} {change.id}  {change.kind}: {change.before!r} -> {change.after!r}{place}")
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from app.demo import RECORD
 from distributed.checks.findings import Health
 from distributed.measuring.link_figures import PairFigures
-from distributed.planning.cluster import Machine
+from distributed.planning.cluster import ClusterMachine
 from distributed.planning.document import Workload
 
 HERE = "demo-macbook"
@@ -51,7 +51,7 @@ class TourMachine(_Said):
     facts: dict[str, Any]
     """What the first look of a check is answered."""
     health: Health
-    speed: Machine
+    speed: ClusterMachine
     """As measuring the job there would find it."""
 
     @property

@@ -26,18 +26,18 @@ from distributed.discovery.sightings import (
     Failed,
     Identified,
     Observation,
-    Origin,
     Problem,
     Sighting,
     SightingKey,
+    SightingOrigin,
     State,
     apply,
 )  # fmt: skip
 from distributed.hosts.file import Hosts, Machine, typed_machine
-from distributed.machine.link import HERE_NAME, HereConnection, Link
+from distributed.machine.link import HERE_NAME, HereConnection, MachineLink
 from distributed.measuring.link_figures import AllInterfaces, PairFigures
 from distributed.measuring.machine_figures import SpeedFigures
-from distributed.measuring.measure import Measured, MeasureOptions
+from distributed.measuring.measure import MeasurementResult, MeasureOptions
 from distributed.preparation.preflight import Ready, check, ready
 from distributed.preparation.prepare import PrepareOptions
 from distributed.ssh.access import AccessReport, explain
@@ -138,17 +138,19 @@ class TourSearch:
 
     def _observations(self) -> Sequence[Observation]:
         if self._typed is None:
-            here = Sighting(SightingKey(Origin.HERE, "", HERE), HERE)
+            here = Sighting(SightingKey(SightingOrigin.HERE, "", HERE), HERE)
             present = self._machines[1 : 1 + int(self._clock.passed / APPEAR_EVERY)]
             return [Browsed((_NOWHERE,)), here, *(one for machine in present for one in self._seen(machine))]
         for machine in self._machines[1:]:
             if self._typed.host in (machine.name, machine.address, f"{machine.name}.local"):
-                return self._seen(machine, Origin.TYPED, self._typed.host)
-        key = SightingKey(Origin.TYPED, "", self._typed.host)
+                return self._seen(machine, SightingOrigin.TYPED, self._typed.host)
+        key = SightingKey(SightingOrigin.TYPED, "", self._typed.host)
         return [Sighting(key, self._typed.name, self._typed.host, problem=Problem("name_unknown", *_ABSENT))]
 
-    def _seen(self, machine: TourMachine, origin: Origin | None = None, host: str = "") -> Sequence[Observation]:
-        origin = origin or Origin(machine.found_by)
+    def _seen(
+        self, machine: TourMachine, origin: SightingOrigin | None = None, host: str = ""
+    ) -> Sequence[Observation]:
+        origin = origin or SightingOrigin(machine.found_by)
         endpoint = Endpoint(machine.address, machine.interface, kind=PathKind(machine.kind))
         key = SightingKey(origin, "", host or machine.name)
         details = (("devices", machine.chip), ("memory", str(machine.memory)), ("system", machine.system))
@@ -188,9 +190,11 @@ class TourOutside(Outside):
 
     # ---------------------------------------------------------------------------------------------------- connections
 
-    def dial(self, machine: Machine, hosts: Hosts, trust: Trust | None) -> Link:
+    def dial(self, machine: Machine, hosts: Hosts, trust: Trust | None) -> MachineLink:
         """Return the link to a machine; see :data:`distributed.machine.link.Dial`."""
-        return Link(machine, lambda: self._connect(machine, trust), "127.0.0.1" if machine.here else machine.host)
+        return MachineLink(
+            machine, lambda: self._connect(machine, trust), "127.0.0.1" if machine.here else machine.host
+        )
 
     def check_access(self, target: SshTarget, trust: Trust) -> AccessReport:
         self.clock.work(_ASKING)
@@ -259,10 +263,10 @@ class TourOutside(Outside):
     def prepare(self, hosts: Hosts, task: str, options: PrepareOptions) -> Sequence[Ready]:
         return ready(check(hosts, task, options.trust, dial=self.dial))
 
-    def measure(self, machines: Sequence[Ready], profile: Profile, options: MeasureOptions) -> Measured:
+    def measure(self, machines: Sequence[Ready], profile: Profile, options: MeasureOptions) -> MeasurementResult:
         names = {link.name: one.name for link, _ in machines if (one := self._known(link.machine))}
         here = next((link.name for link, _ in machines if link.machine.here), HERE_NAME)
-        found = Measured([*dict.fromkeys([*names, here])], here=here, model_path=profile.model.model_path)
+        found = MeasurementResult([*dict.fromkeys([*names, here])], here=here, model_path=profile.model.model_path)
         known = {**names, here: HERE}
         if options.links:
             found.pairs = [self._pair(one, other, known, options.tell) for one, other in combinations(found.names, 2)]

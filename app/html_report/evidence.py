@@ -16,7 +16,7 @@ from app.run_series import RUN
 from app.run_state import RunState, state_of
 from app.showcase import showcase_in
 from distributed.planning.document import Planning
-from distributed.planning.feedback import PLANNING, Comparison, compare
+from distributed.planning.feedback import PLANNING, PredictionComparison, compare
 from profiles.errors import BadInput
 from training.plan import RunMetadata, RunPlan
 from training.run_folder import RunFolder
@@ -36,7 +36,7 @@ class Evidence:
     plan: RunPlan | None
     planning: Planning | None
     """What the planner had predicted; ``None``: the run was started without a plan, or it cannot be read."""
-    comparison: Comparison | None
+    comparison: PredictionComparison | None
     """Predicted beside measured: as it was written at the end, or made from what is there so far."""
     metrics: Mapping[str, Any]
     model: Path | None

@@ -18,7 +18,7 @@ from app.showcase import TextPiece, change_of
 from app.showcase import rows as texts_of
 from profiles.errors import BadInput
 from training.plan import RunPlan
-from training.tasks.error_analysis import Part, aligned, confusions, worst
+from training.tasks.error_analysis import EvaluationSlice, aligned, confusions, worst
 from training.tasks.predictions import Prediction
 from training.tasks.showcase import Sample, Showcase
 from training.tasks.speech_clips import FileSource
@@ -76,7 +76,7 @@ def recordings(evidence: Evidence) -> str:
     return "".join(shown) + _worst(evidence, before, after)
 
 
-def _parts(way: str, parts: Sequence[Part], before: Mapping[str, Part]) -> str:
+def _parts(way: str, parts: Sequence[EvaluationSlice], before: Mapping[str, EvaluationSlice]) -> str:
     rows = []
     for part in parts:
         first = before.get(part.name)

@@ -15,8 +15,7 @@ from distributed.discovery.discovery import Sources, State, machines
 from distributed.discovery.known_machines import locate
 from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.mdns_records import MUSTER, SFTP, SSH
-from distributed.discovery.sightings import Origin
-from distributed.discovery.sightings import Status as Seen
+from distributed.discovery.sightings import Reachability, SightingOrigin
 from distributed.hosts.file import Hosts, Machine, load_hosts, without_strange_pythons
 from distributed.ssh.connection import SshTarget
 from profiles.errors import MusterError
@@ -53,8 +52,8 @@ class DiscoveryWatch:
         own = _hosts(HOSTS_FILE) if HOSTS_FILE.exists() else None
         self._hosts = [*([own] if own else []), *(hosts for _, hosts in self._saved.values())]
         self._files = (
-            *([(Origin.HOSTS_FILE, HOSTS_FILE)] if own else []),
-            *((Origin.PROFILE, path) for path, _ in self._saved.values()),
+            *([(SightingOrigin.HOSTS_FILE, HOSTS_FILE)] if own else []),
+            *((SightingOrigin.PROFILE, path) for path, _ in self._saved.values()),
         )
         self._online: frozenset[tuple[str, tuple[str, ...]]] = frozenset()
         self._present: Mapping[str, tuple[Presence, ...]] = {}
@@ -107,7 +106,7 @@ class DiscoveryWatch:
 
     def _presence(self, found: Sequence[FoundMachine]) -> Mapping[str, tuple[Presence, ...]]:
         """Looked up only when other machines are here than before: every look asks ``ssh -G`` for each machine."""
-        online = [machine for machine in found if machine.status is Seen.ONLINE]
+        online = [machine for machine in found if machine.status is Reachability.ONLINE]
         here = frozenset((machine.id, machine.names) for machine in online)
         if here != self._online:
             self._online = here
@@ -133,14 +132,14 @@ def _together(states: Sequence[State]) -> State:
     first, *others = states
     sightings, paths = dict(first.sightings), dict(first.paths)
     for other in others:
-        sightings.update({key: one for key, one in other.sightings.items() if key.origin is Origin.TYPED})
+        sightings.update({key: one for key, one in other.sightings.items() if key.origin is SightingOrigin.TYPED})
         for endpoint, path in other.paths.items():
-            if endpoint not in paths or paths[endpoint].status is not Seen.ONLINE:
+            if endpoint not in paths or paths[endpoint].status is not Reachability.ONLINE:
                 paths[endpoint] = path
     return replace(first, sightings=sightings, paths=paths)
 
 
-def _searched(state: State, files: Iterable[tuple[Origin, Path]]) -> tuple[str, ...]:
+def _searched(state: State, files: Iterable[tuple[SightingOrigin, Path]]) -> tuple[str, ...]:
     where = ", ".join(state.browsed.interfaces) or "no interface with multicast"
     named = tuple(f"{path} ({origin.value})" for origin, path in files)
     return (f"{SSH}, {SFTP} and {MUSTER} on {where}", "~/.ssh/config, known hosts and private networks", *named)

@@ -19,7 +19,7 @@ from distributed.launcher import (
     on_best_paths,
     plan_machines,
 )
-from distributed.measuring.measure import Measured, MeasureOptions
+from distributed.measuring.measure import MeasurementResult, MeasureOptions
 from distributed.planning.cables import CABLES
 from distributed.planning.document import Candidate, Choice, Planning, Preference
 from distributed.planning.feedback import corrections
@@ -43,7 +43,7 @@ class Forecast:
     profile: Profile
     machines: tuple[Ready, ...]
     """As they were asked; their connections are closed."""
-    found: Measured
+    found: MeasurementResult
     planning: Planning | None
     """``None``: one machine of which no figures are known yet; there is nothing to choose."""
 

@@ -20,7 +20,7 @@ from app.wizard.records import (
     MachineRow,
 )
 from distributed.checks.job import memory_level
-from distributed.planning.fitting import Room, fitted
+from distributed.planning.fitting import MemoryBudget, fitted
 from distributed.planning.memory_model import need_of
 from distributed.planning.model_size import ModelSize, size_for
 from profiles.errors import BadInput, counted
@@ -204,7 +204,7 @@ def _fit(row: MachineRow, profile: Profile, size: ModelSize | None, free: int, t
         missing = "the model's size" if not needed else "its free memory"
         return replace(fit, words="not known yet", cause=f"{missing} is not known before it has been measured")
     try:
-        found = fitted(profile, size, [Room(row.name, total)], alone=False)
+        found = fitted(profile, size, [MemoryBudget(row.name, total)], alone=False)
     except BadInput as error:
         return replace(fit, status=ItemStatus.FAILED, words="does not fit", cause=error.message, fix=error.hint)
     fit = replace(fit, needed=found.needs or needed, words="fits", cause=found.line)

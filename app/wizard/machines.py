@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from app.wizard.records import ItemStatus, MachineRow
 from distributed.discovery.machine_identity import FoundMachine
-from distributed.discovery.sightings import Origin
-from distributed.discovery.sightings import Status as Seen
+from distributed.discovery.sightings import Reachability, SightingOrigin
 from distributed.hosts.file import Hosts, Machine, split_address, typed_machine
 from distributed.ssh.connection import SshTarget, Trust
 from distributed.ssh.host_keys import HostKeyInfo
@@ -25,11 +24,11 @@ from distributed.system import output, read
 LONGEST_NAME = 64
 HERE_KEY = "here"
 _STATUSES = {
-    Seen.ONLINE: ItemStatus.OK,
-    Seen.CHECKING: ItemStatus.WORKING,
-    Seen.OFFLINE: ItemStatus.FAILED,
-    Seen.OTHER_KEY: ItemStatus.FAILED,
-    Seen.UNCHECKED: ItemStatus.OK,
+    Reachability.ONLINE: ItemStatus.OK,
+    Reachability.CHECKING: ItemStatus.WORKING,
+    Reachability.OFFLINE: ItemStatus.FAILED,
+    Reachability.OTHER_KEY: ItemStatus.FAILED,
+    Reachability.UNCHECKED: ItemStatus.OK,
 }
 _NO_HOST = "not-a-host-name.invalid"
 """Of a machine whose name cannot be given to SSH: Access says then that nobody knows it."""
@@ -148,11 +147,11 @@ class Naming:
     def _entry(self, machine: FoundMachine, names: Sequence[str], host: str) -> tuple[Machine, str]:
         """Return how to reach it, as a hosts file would say it, and the SSH configuration of that file."""
         typed = next((self._typed[name] for name in names if name in self._typed), "")
-        if typed and Origin.TYPED in machine.found_by:
+        if typed and SightingOrigin.TYPED in machine.found_by:
             as_typed = typed_machine(typed)
             return as_typed.model_copy(update={"name": plain_name(machine.name) or as_typed.name}), ""
         known = next((self._entries[name] for name in names if name in self._entries), None)
-        if known is not None and {Origin.HOSTS_FILE, Origin.PROFILE} & set(machine.found_by):
+        if known is not None and {SightingOrigin.HOSTS_FILE, SightingOrigin.PROFILE} & set(machine.found_by):
             return known
         return _found_entry(machine, host), ""
 
@@ -161,7 +160,7 @@ def _found_entry(machine: FoundMachine, host: str) -> Machine:
     """By its alias, by its ``.local`` name at the address where it was found, or by that address."""
     name = plain_name(machine.name)
     best = machine.paths[0].endpoint if machine.paths else None
-    if best is None or (Origin.SSH_CONFIG in machine.found_by and _is_host(machine.name)):
+    if best is None or (SightingOrigin.SSH_CONFIG in machine.found_by and _is_host(machine.name)):
         return Machine(name=name or "unnamed", address=machine.name if _is_host(machine.name) else _NO_HOST)
     port = best.port if best.port != 22 else None
     if not host or not _is_host(host):
@@ -209,7 +208,7 @@ def row_of(machine: Machine, here: ThisComputer, ssh_config: str = "") -> Machin
     if machine.here:
         return replace(this_row(here), name=machine.name, entry=_here(machine.name, machine.python))
     return MachineRow(f"saved:{machine.host}:{machine.port or 22}", machine.name, words="searching", entry=machine,
-                      ssh_config=ssh_config, found_by=(Origin.PROFILE.value,))  # fmt: skip
+                      ssh_config=ssh_config, found_by=(SightingOrigin.PROFILE.value,))  # fmt: skip
 
 
 def this_row(here: ThisComputer) -> MachineRow:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from distributed.discovery.discovery import Sources, State
     from distributed.hosts.file import Hosts
     from distributed.measuring import measure
-    from distributed.measuring.measure import Measured, MeasureOptions
+    from distributed.measuring.measure import MeasurementResult, MeasureOptions
     from distributed.preparation import code_sync, prepare
     from distributed.preparation.preflight import Ready
     from distributed.preparation.prepare import PrepareOptions
@@ -100,7 +100,7 @@ class Outside:
         """
         return prepare.prepare(hosts, task, options)
 
-    def measure(self, machines: Sequence[Ready], profile: Profile, options: MeasureOptions) -> Measured:
+    def measure(self, machines: Sequence[Ready], profile: Profile, options: MeasureOptions) -> MeasurementResult:
         """Measure what is not known yet.
 
         Raises:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from distributed.checks.findings import Finding, Health, judge_facts, judge_health, judge_mtu, judge_ways
 from distributed.checks.job import free_memory, look_at_job
 from distributed.hosts.schema import Hosts
-from distributed.machine.link import Dial, Link, Tell, address_towards, link_to, packed
+from distributed.machine.link import Dial, MachineLink, Tell, address_towards, link_to, packed
 from distributed.measuring.measure import here_link
 from distributed.preparation.preflight import Readiness, check
 from distributed.preparation.provision import provision_all
@@ -158,11 +158,11 @@ def _all_ways(machines: Sequence[Readiness], dial: Dial) -> dict[str, list[Findi
 
 
 @contextmanager
-def _listeners(links: Sequence[Link]) -> Iterator[dict[str, tuple[int, Finding]]]:
+def _listeners(links: Sequence[MachineLink]) -> Iterator[dict[str, tuple[int, Finding]]]:
     """Have every machine listen on a port that is free there; by name, its number (0: there is none) and a finding."""
     with ExitStack() as stack:
 
-        def start(link: Link) -> tuple[int, Finding]:
+        def start(link: MachineLink) -> tuple[int, Finding]:
             try:
                 words = [link.python, "-c", packed(*_PROGRAM), "listen", str(_LISTEN_TIMEOUT)]
                 process = stack.enter_context(link.connection().stream(words))
@@ -177,7 +177,7 @@ def _listeners(links: Sequence[Link]) -> Iterator[dict[str, tuple[int, Finding]]
         yield found
 
 
-def _reasons(link: Link, places: Mapping[str, tuple[str, int]]) -> dict[str, str]:
+def _reasons(link: MachineLink, places: Mapping[str, tuple[str, int]]) -> dict[str, str]:
     """Connect from a machine to all others; by name: empty, or why it did not go."""
     others = {name: place for name, place in places.items() if name != link.name}
     if not others:

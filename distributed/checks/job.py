@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 from distributed.checks.findings import Finding, Health, Level, gigabytes
 from distributed.checks.own_data import own_data
-from distributed.machine.link import Link
+from distributed.machine.link import MachineLink
 from distributed.measuring.machine_figures import SpeedFigures, placements_of
 from distributed.measuring.measure import known_speeds
 from distributed.planning.cluster import MeasurementCache
 from distributed.planning.document import job_of
-from distributed.planning.fitting import DOUBT, Room, fitted
+from distributed.planning.fitting import DOUBT, MemoryBudget, fitted
 from distributed.planning.memory_model import member_bytes, need_of
 from distributed.planning.model_size import ModelSize, size_for
 from distributed.preparation.code_sync import Inputs, collect
@@ -92,7 +92,7 @@ def look_at_job(profile: Profile, machines: Sequence[Ready], cache: MeasurementC
     return found
 
 
-def _data(inputs: Inputs, link: Link, facts: Facts) -> list[Finding]:
+def _data(inputs: Inputs, link: MachineLink, facts: Facts) -> list[Finding]:
     try:
         trees = inputs.trees.values()
         lack = ask_missing(link, [tree.name for tree in trees], sorted(sources_of(trees)), prepared=False)
@@ -112,7 +112,7 @@ def judge_memory(profile: Profile, size: ModelSize | None, measured: SpeedFigure
         unknown = "how much memory the model needs is not known before it has run"
         return Finding("model", "ok", unknown, fix="'measure' determines it")
     try:
-        found = fitted(profile, size, [Room("it", free_memory(health)[1])], alone=False)
+        found = fitted(profile, size, [MemoryBudget("it", free_memory(health)[1])], alone=False)
     except BadInput as error:
         return Finding("model", "problem", error.message, "fits into memory", error.hint)
     judged = _judged(profile, found.needs or need_of(profile, size).total, _ESTIMATED, health)

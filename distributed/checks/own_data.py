@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from distributed.checks.findings import Finding
-from distributed.machine.link import Link, Tell, packed
+from distributed.machine.link import MachineLink, Tell, packed
 from distributed.preparation.preflight import NotReady
 from distributed.ssh.errors import SshError
 from profiles.errors import BadInput, MusterError
@@ -36,7 +36,7 @@ class Seen(BaseModel):
 
 
 def require_data(
-    profile: Profile, links: Sequence[Link], members: Sequence[MemberPlan], tell: Tell = lambda line: None
+    profile: Profile, links: Sequence[MachineLink], members: Sequence[MemberPlan], tell: Tell = lambda line: None
 ) -> None:
     """Refuse machines without data of their own, where data stay on them; what they have is told.
 
@@ -52,7 +52,7 @@ def require_data(
         tell(f"{link.name}: {one.seen}" + (f" ({one.fix})" if one.fix else ""))
 
 
-def own_data(profile: Profile, links: Sequence[Link], members: Sequence[MemberPlan]) -> dict[str, list[Finding]]:
+def own_data(profile: Profile, links: Sequence[MachineLink], members: Sequence[MemberPlan]) -> dict[str, list[Finding]]:
     """Return the findings by machine; nothing where data do not stay there, or no path says where they are."""
     places = dict.fromkeys((member.machine, member.data) for member in members if member.data)
     asked = [(link, path) for link in links for machine, path in places if machine == link.name]
@@ -66,7 +66,7 @@ def own_data(profile: Profile, links: Sequence[Link], members: Sequence[MemberPl
     return found
 
 
-def _look(link: Link, path: str) -> Seen | Finding:
+def _look(link: MachineLink, path: str) -> Seen | Finding:
     try:
         words = [link.python, "-c", packed("distributed.checks.data_there"), path]
         return Seen.model_validate_json(link.connection().run(words, timeout=_TIMEOUT).stdout)

@@ -29,7 +29,7 @@ PREPARED = "(being prepared)"
 
 
 @dataclass(frozen=True)
-class Part:
+class InventoryPath:
     """A file or folder of Muster's."""
 
     path: str
@@ -40,7 +40,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Process:
+class OrphanProcess:
     """A process of a run that has no agent any more."""
 
     pid: int
@@ -51,10 +51,10 @@ class Process:
 class Inventory:
     """What of Muster's is on a machine."""
 
-    parts: tuple[Part, ...] = ()
+    parts: tuple[InventoryPath, ...] = ()
     keys: tuple[str, ...] = ()
     """``file:line`` of our key in authorized_keys."""
-    processes: tuple[Process, ...] = ()
+    processes: tuple[OrphanProcess, ...] = ()
     alive: tuple[str, ...] = ()
     """Runs that go on there."""
     foreign: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class Inventory:
     """Our folders, and whether each is ours as a whole."""
 
     @property
-    def removable(self) -> tuple[Part, ...]:
+    def removable(self) -> tuple[InventoryPath, ...]:
         """The parts that no live run needs."""
         if not self.alive:
             return self.parts
@@ -119,14 +119,14 @@ def _read(text: str) -> tuple[Inventory, dict[int, str]]:
     return inventory, {int(row[0]): row[1] for row in of("group", 2) if _is_number(row[0])}
 
 
-def _part(path: str, kilobytes: int, roots: Sequence[tuple[str, bool]]) -> Part | None:
+def _part(path: str, kilobytes: int, roots: Sequence[tuple[str, bool]]) -> InventoryPath | None:
     """``None`` for a path outside our folders: what a machine says is not obeyed blindly."""
     for root, _ in roots:
         inside = path.removeprefix(f"{root}/")
         if inside != path and ".." not in inside.split("/"):
             first, _, rest = inside.partition("/")
             kind = "run" if first == "runs" and rest else "cache" if first in _CACHE else "environment and other files"
-            return Part(path, kilobytes * 1024, kind)
+            return InventoryPath(path, kilobytes * 1024, kind)
     return None
 
 
@@ -143,7 +143,7 @@ def _with_processes(
     asked = [(pid, command) for pid, pgid, command in rows if pgid in maybe]
     inside = _inside(connection, [pid for pid, _ in asked], [root for root, _ in inventory.roots])
     left = [(pid, command) for pid, pgid, command in rows if pgid in sure or pid in inside]
-    processes = tuple(Process(pid, command) for pid, command in left)
+    processes = tuple(OrphanProcess(pid, command) for pid, command in left)
     return replace(inventory, processes=processes, alive=tuple(sorted(alive)))
 
 
@@ -208,7 +208,7 @@ def remove(connection: Connection, blob: str, shown: Inventory, roots: Sequence[
     return left
 
 
-def _removal(parts: Sequence[Part], now: Inventory) -> list[str]:
+def _removal(parts: Sequence[InventoryPath], now: Inventory) -> list[str]:
     """The lines for the removal script; a folder that is ours as a whole goes as a whole."""
     lines = [f"tree {part.path}" for part in parts]
     for root, whole in now.roots:

@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import Any
 
 from distributed.discovery.known_machines import (
-    Candidate,
+    MachineCandidate,
     Sources,
     candidates,
     look_up,
@@ -34,7 +34,15 @@ from distributed.discovery.machine_identity import machines
 from distributed.discovery.mdns_browser import Browser
 from distributed.discovery.network_interfaces import Interfaces, list_interfaces
 from distributed.discovery.reachability import PathWatch, aside
-from distributed.discovery.sightings import MOST_SIGHTINGS, Observation, Origin, Sighting, SightingKey, State, apply
+from distributed.discovery.sightings import (
+    MOST_SIGHTINGS,
+    Observation,
+    Sighting,
+    SightingKey,
+    SightingOrigin,
+    State,
+    apply,
+)
 from distributed.ssh.host_keys import KnownHosts
 
 __all__ = ["Discovery", "Sources", "State", "machines"]
@@ -64,7 +72,7 @@ class Discovery:
         *,
         interfaces: Callable[[], Interfaces] = list_interfaces,
         interfaces_every: float = 3.0,
-        look: Callable[[Candidate, Interfaces], Sighting | None] = look_up,
+        look: Callable[[MachineCandidate, Interfaces], Sighting | None] = look_up,
         failed_every: float = 10.0,
     ) -> None:
         self._list_interfaces, self._interfaces_every = interfaces, interfaces_every
@@ -161,7 +169,7 @@ class Discovery:
     def _listen(self) -> None:
         """See this computer with the interfaces that it has, and hear what is announced on them."""
         name = socket.gethostname()
-        key = SightingKey(Origin.HERE, "", name.casefold())
+        key = SightingKey(SightingOrigin.HERE, "", name.casefold())
         local = name if name.endswith(".local") else f"{name}.local"
         self._observe(Sighting(key, name.partition(".")[0], local, own_endpoints(self._interfaces)))
         if self._browser is not None:
@@ -171,7 +179,7 @@ class Discovery:
         """Look up all candidates when it is due, but never twice at a time: interfaces may come and go."""
         limit, failed = asyncio.Semaphore(_LOOK_UPS_AT_ONCE), set[SightingKey]()
 
-        async def one(candidate: Candidate) -> None:
+        async def one(candidate: MachineCandidate) -> None:
             async with limit:
                 interfaces = self._interfaces
                 sighting = await aside(lambda: self._look(candidate, interfaces))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.network_interfaces import Endpoint, Interfaces
-from distributed.discovery.sightings import Origin, Problem, Sighting, SightingKey
+from distributed.discovery.sightings import Problem, Sighting, SightingKey, SightingOrigin
 from distributed.discovery.vpn_peers import peers
 from distributed.hosts.file import load_hosts, split_address, typed_machine
 from distributed.hosts.schema import HERE
@@ -31,7 +31,7 @@ class Sources:
 
     typed: tuple[str, ...] = ()
     """``[user@]host[:port]``."""
-    hosts_files: tuple[tuple[Origin, Path], ...] = ()
+    hosts_files: tuple[tuple[SightingOrigin, Path], ...] = ()
     """Hosts files, each with what it is to be called: a hosts file, or that of a saved profile."""
     configurations: bool = False
     """Whether the SSH configuration that a hosts file names is asked, where it was accepted: that may run commands."""
@@ -42,10 +42,10 @@ class Sources:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class MachineCandidate:
     """A machine somebody has named, not yet looked up."""
 
-    origin: Origin
+    origin: SightingOrigin
     target: SshTarget
     file: str = ""
     """Where it stands; two entries of one name in two files are two claims."""
@@ -70,27 +70,29 @@ class KnownKeys:
     """Plain names that can be in the local network, ``host`` or ``[host]:port``."""
 
 
-def candidates(sources: Sources, known: KnownKeys) -> list[Candidate]:
+def candidates(sources: Sources, known: KnownKeys) -> list[MachineCandidate]:
     """List everything named by somebody.
 
     Raises:
         BadInput: a hosts file cannot be used, or what was typed is no address.
     """
-    found = [Candidate(Origin.TYPED, SshTarget.of(typed_machine(text))) for text in sources.typed]
+    found = [MachineCandidate(SightingOrigin.TYPED, SshTarget.of(typed_machine(text))) for text in sources.typed]
     for origin, path in sources.hosts_files:
         hosts = load_hosts(path)
         unread = bool(hosts.ssh_config) and not sources.configurations
-        found += [Candidate(origin, SshTarget.of(machine, hosts), str(path), unread) for machine in hosts.machines]
+        found += [
+            MachineCandidate(origin, SshTarget.of(machine, hosts), str(path), unread) for machine in hosts.machines
+        ]
     config = sources.ssh_config
     chosen = "" if config == USER_CONFIG else str(config)
     named = (SshTarget(name, name, config_file=chosen) for name in config_names(config.expanduser()))
-    found += [Candidate(Origin.SSH_CONFIG, target) for target in named]
+    found += [MachineCandidate(SightingOrigin.SSH_CONFIG, target) for target in named]
     if sources.peers:
-        found += [Candidate(origin, target) for origin, target in peers(chosen)]
+        found += [MachineCandidate(origin, target) for origin, target in peers(chosen)]
     for name in known.local:
         place = split_address(name)
         target = SshTarget(place["name"], place["name"], place["port"], config_file=chosen)
-        found.append(Candidate(Origin.KNOWN_HOSTS, target))
+        found.append(MachineCandidate(SightingOrigin.KNOWN_HOSTS, target))
     return found[:_MOST_CANDIDATES]
 
 
@@ -131,7 +133,7 @@ def _is_local(name: str) -> bool:
         return "." not in host or host.lower().endswith(_LOCAL_SUFFIXES)
 
 
-def look_up(candidate: Candidate, interfaces: Interfaces) -> Sighting | None:
+def look_up(candidate: MachineCandidate, interfaces: Interfaces) -> Sighting | None:
     """Resolve a candidate by ``ssh -G`` and the system's name service. May take seconds.
 
     Returns:
@@ -149,7 +151,7 @@ def look_up(candidate: Candidate, interfaces: Interfaces) -> Sighting | None:
     except BadInput as error:
         bad = Problem("bad_config", error.beside(target.name), error.hint)
         return Sighting(key, target.name, problem=bad)
-    if host.user == _CODE_HOST_USER and candidate.origin is Origin.SSH_CONFIG:
+    if host.user == _CODE_HOST_USER and candidate.origin is SightingOrigin.SSH_CONFIG:
         return None
     if host.jumps or host.proxy_command:
         through = host.jumps[-1].host if host.jumps else "its ProxyCommand"
@@ -162,7 +164,7 @@ def look_up(candidate: Candidate, interfaces: Interfaces) -> Sighting | None:
 
 def with_expected(sighting: Sighting, expected: Callable[..., Expected]) -> Sighting:
     """Add what is known of the name that a machine announces; ``expected``: of a known_hosts file."""
-    if sighting.key.origin is not Origin.BONJOUR or not sighting.host or not sighting.endpoints:
+    if sighting.key.origin is not SightingOrigin.BONJOUR or not sighting.host or not sighting.endpoints:
         return sighting
     host = sighting.host.rstrip(".")
     return replace(sighting, expected=expected(known_name(host, sighting.endpoints[0].port), known_name(host, 22)))

@@ -11,7 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from distributed.discovery.network_interfaces import Endpoint
-from distributed.discovery.sightings import REMEMBERED, Origin, Problem, Sighting, SightingKey, State, Status
+from distributed.discovery.sightings import (
+    REMEMBERED,
+    Problem,
+    Reachability,
+    Sighting,
+    SightingKey,
+    SightingOrigin,
+    State,
+)
 from distributed.ssh.host_keys import Expected
 
 
@@ -20,12 +28,12 @@ class FoundPath:
     """One way to a machine."""
 
     endpoint: Endpoint
-    status: Status
+    status: Reachability
     problem: Problem | None
 
     @property
     def online(self) -> bool:
-        return self.status is Status.ONLINE
+        return self.status is Reachability.ONLINE
 
 
 @dataclass(frozen=True)
@@ -36,8 +44,8 @@ class FoundMachine:
     """Its host key's fingerprint; before that is known, and where it never is, something unique in the state."""
     name: str
     names: tuple[str, ...]
-    status: Status
-    found_by: tuple[Origin, ...]
+    status: Reachability
+    found_by: tuple[SightingOrigin, ...]
     paths: tuple[FoundPath, ...]
     """The best one first: answering, then by kind."""
     fingerprint: str = ""
@@ -62,9 +70,9 @@ def machines(state: State) -> tuple[FoundMachine, ...]:
     found = []
     for machine in (_machine(*who, bucket, state) for who, bucket in _buckets(state).items()):
         only_remembered = set(machine.found_by) <= REMEMBERED
-        if not only_remembered or machine.status in (Status.ONLINE, Status.OTHER_KEY):
+        if not only_remembered or machine.status in (Reachability.ONLINE, Reachability.OTHER_KEY):
             found.append(machine)
-    return tuple(sorted(found, key=lambda m: (not m.here, m.status is Status.OFFLINE, m.name.casefold(), m.id)))
+    return tuple(sorted(found, key=lambda m: (not m.here, m.status is Reachability.OFFLINE, m.name.casefold(), m.id)))
 
 
 def _buckets(state: State) -> dict[tuple[str, bool], _Bucket]:
@@ -106,7 +114,7 @@ def _with_announced_addresses(state: State) -> list[Sighting]:
     """Give entries whose ``.local`` name the system cannot look up the addresses that were announced for it."""
     announced: dict[str, list[Endpoint]] = {}
     for sighting in state.sightings.values():
-        if sighting.key.origin is Origin.BONJOUR:
+        if sighting.key.origin is SightingOrigin.BONJOUR:
             announced.setdefault(sighting.host.casefold(), []).extend(sighting.endpoints)
     result = []
     for sighting in state.sightings.values():
@@ -139,17 +147,19 @@ def _machine(identity: str, refuted: bool, bucket: _Bucket, state: State) -> Fou
     sightings = sorted(bucket.sightings, key=lambda s: (s.key.origin.rank, s.name.casefold(), s.key))
     paths = tuple(sorted(
         (FoundPath(e, state.paths[e].status, state.paths[e].problem) for e in bucket.endpoints),
-        key=lambda p: (p.status is not Status.ONLINE, p.endpoint.kind.rank, ":" in p.endpoint.address, p.endpoint),
+        key=lambda p: (
+            p.status is not Reachability.ONLINE, p.endpoint.kind.rank, ":" in p.endpoint.address, p.endpoint
+        ),
     ))  # fmt: skip
     details = {key: value for s in reversed(sightings) for key, value in s.details if value}
-    here = sightings[0].key.origin is Origin.HERE
-    status = Status.ONLINE if here else _status(sightings, paths)
+    here = sightings[0].key.origin is SightingOrigin.HERE
+    status = Reachability.ONLINE if here else _status(sightings, paths)
     identity = f"other key:{identity}" if refuted else identity
-    if refuted and status is Status.ONLINE:
-        status = Status.OTHER_KEY
+    if refuted and status is Reachability.ONLINE:
+        status = Reachability.OTHER_KEY
     shown = next((state.paths[e].fingerprint for e in bucket.endpoints if state.paths[e].fingerprint), "")
     known = sorted({name for e in bucket.endpoints for name in state.paths[e].known_as})
-    problem = _problem(sightings, paths, state) if status is Status.OFFLINE else None
+    problem = _problem(sightings, paths, state) if status is Reachability.OFFLINE else None
     return FoundMachine(
         id=identity,
         name=sightings[0].name,
@@ -160,20 +170,20 @@ def _machine(identity: str, refuted: bool, bucket: _Bucket, state: State) -> Fou
         fingerprint=shown,
         known_as=tuple(known),
         details=details,
-        problem=_other_key(sightings, shown) if status is Status.OTHER_KEY else problem,
+        problem=_other_key(sightings, shown) if status is Reachability.OTHER_KEY else problem,
         through=next((s.through for s in sightings if s.through), "") if not paths else "",
         here=here,
     )
 
 
-def _status(sightings: list[Sighting], paths: tuple[FoundPath, ...]) -> Status:
+def _status(sightings: list[Sighting], paths: tuple[FoundPath, ...]) -> Reachability:
     seen = {path.status for path in paths}
-    for status in (Status.ONLINE, Status.CHECKING):
+    for status in (Reachability.ONLINE, Reachability.CHECKING):
         if status in seen:
             return status
     if not paths and any(sighting.through for sighting in sightings):
-        return Status.UNCHECKED
-    return Status.OFFLINE if paths or any(sighting.problem for sighting in sightings) else Status.CHECKING
+        return Reachability.UNCHECKED
+    return Reachability.OFFLINE if paths or any(sighting.problem for sighting in sightings) else Reachability.CHECKING
 
 
 def _other_key(sightings: list[Sighting], shown: str) -> Problem:

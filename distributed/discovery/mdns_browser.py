@@ -137,7 +137,7 @@ def explain_browsing(interface: str, error: OSError, platform: str = sys.platfor
     return Problem("no_multicast", message, "name the machine itself: discover USER@HOST")
 
 
-class Clock(Protocol):
+class TimeSource(Protocol):
     """What passes, in seconds; the module ``time`` is one."""
 
     def monotonic(self) -> float:
@@ -156,7 +156,7 @@ class Browser:
         clock: by which questions are due, and work is counted.
     """
 
-    def __init__(self, tell: Callable[[Observation], None], clock: Clock = time) -> None:
+    def __init__(self, tell: Callable[[Observation], None], clock: TimeSource = time) -> None:
         self._tell = tell
         self._clock = clock
         self._book = RecordBook()

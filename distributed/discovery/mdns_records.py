@@ -31,9 +31,9 @@ from distributed.discovery.sightings import (
     MOST_PER_SOURCE,
     Ignored,
     Observation,
-    Origin,
     Sighting,
     SightingKey,
+    SightingOrigin,
     Withdrawn,
 )
 
@@ -168,7 +168,7 @@ def _parse(data: bytes) -> list[DNSRecord] | None:
 
 
 def _key(instance: _Instance, place: tuple[str, str]) -> SightingKey:
-    return SightingKey(Origin.BONJOUR, instance.service, instance.name.casefold(), *place)
+    return SightingKey(SightingOrigin.BONJOUR, instance.service, instance.name.casefold(), *place)
 
 
 def _split(full_name: str) -> tuple[str, str]:

@@ -22,12 +22,12 @@ from typing import Any, TypeVar
 from distributed.discovery.machine_identity import expected_at, machines
 from distributed.discovery.mdns_browser import LOCAL_NETWORK_HINT
 from distributed.discovery.network_interfaces import Endpoint, PathKind
-from distributed.discovery.sightings import Failed, Identified, Observation, Problem, State, Status
+from distributed.discovery.sightings import Failed, Identified, Observation, Problem, Reachability, State
 from distributed.ssh.config import ResolvedHost
 from distributed.ssh.errors import REMOTE_LOGIN, SshError, UnknownHostKey
 from distributed.ssh.host_keys import Expected, HostKeyInfo, Keys
 from distributed.ssh.session import open_transport
-from distributed.ssh.wire import NO_ROUTE, Deadline, Wire, in_background
+from distributed.ssh.wire import NO_ROUTE, Deadline, SshStream, in_background
 from distributed.system import output
 
 CONNECT_TIMEOUT = 1.5
@@ -104,7 +104,7 @@ def read_host_key(endpoint: Endpoint, timeout: float = KEY_EXCHANGE_TIMEOUT, kin
     place = ResolvedHost(endpoint.where, endpoint.address, endpoint.port, "")
     try:
         stream = _connect(endpoint, min(timeout, CONNECT_TIMEOUT))
-        open_transport(place, Wire(stream), None, deadline, (kind,) if kind else ())
+        open_transport(place, SshStream(stream), None, deadline, (kind,) if kind else ())
     except UnknownHostKey as shown:
         return shown.key
     except SshError as error:
@@ -207,7 +207,7 @@ class PathWatch:
             self._state = state
             self._expected = expected_at(state)
             self._unproved = {e for e, path in state.paths.items() if path.keys and self._unasked(e, path.keys)}
-            self._best = {m.paths[0].endpoint for m in machines(state) if m.paths and m.status is Status.ONLINE}
+            self._best = {m.paths[0].endpoint for m in machines(state) if m.paths and m.status is Reachability.ONLINE}
             for endpoint in [e for e, rounds in self._rounds.items() if e not in state.paths and not rounds.busy]:
                 del self._rounds[endpoint]
         now = time.monotonic()

@@ -24,7 +24,7 @@ LONGEST_NAME = 120
 LONGEST_DETAIL = 80
 
 
-class Origin(str, Enum):
+class SightingOrigin(str, Enum):
     """Who has told of a machine; the order decides whose name for it is shown."""
 
     HERE = "this computer"
@@ -39,14 +39,14 @@ class Origin(str, Enum):
 
     @property
     def rank(self) -> int:
-        return list(Origin).index(self)
+        return list(SightingOrigin).index(self)
 
 
-REMEMBERED = frozenset((Origin.TAILSCALE, Origin.WIREGUARD, Origin.KNOWN_HOSTS))
+REMEMBERED = frozenset((SightingOrigin.TAILSCALE, SightingOrigin.WIREGUARD, SightingOrigin.KNOWN_HOSTS))
 """Those that name machines which nobody asked for: listed only while they answer."""
 
 
-class Status(str, Enum):
+class Reachability(str, Enum):
     CHECKING = "checking"
     ONLINE = "online"
     OFFLINE = "offline"
@@ -69,7 +69,7 @@ class Problem:
 class SightingKey(NamedTuple):
     """What tells one claim from another; two machines with one name differ in who said it, and where."""
 
-    origin: Origin
+    origin: SightingOrigin
     service: str
     name: str
     interface: str = ""
@@ -99,7 +99,7 @@ class Sighting:
 class PathState:
     """What is known of one endpoint."""
 
-    status: Status = Status.CHECKING
+    status: Reachability = Reachability.CHECKING
     fingerprint: str = ""
     """Of the host key it showed last; kept while it is offline."""
     keys: Keys = ()
@@ -181,9 +181,9 @@ def apply(state: State, observation: Observation) -> State:
     if before is None:  # forgotten while it was looked at
         return state
     if isinstance(observation, Failed):
-        after = replace(before, status=Status.OFFLINE, problem=observation.problem)
+        after = replace(before, status=Reachability.OFFLINE, problem=observation.problem)
     else:
-        after = PathState(Status.ONLINE, observation.fingerprint, observation.keys, observation.known_as)
+        after = PathState(Reachability.ONLINE, observation.fingerprint, observation.keys, observation.known_as)
     return state if after == before else replace(state, paths={**state.paths, observation.endpoint: after})
 
 
@@ -202,8 +202,8 @@ def _sighted(state: State, sighting: Sighting) -> State:
     key = sighting.key
     if state.sightings.get(key) == sighting:
         return state
-    if key not in state.sightings and key.origin is Origin.BONJOUR:
-        announced = [other for other in state.sightings if other.origin is Origin.BONJOUR]
+    if key not in state.sightings and key.origin is SightingOrigin.BONJOUR:
+        announced = [other for other in state.sightings if other.origin is SightingOrigin.BONJOUR]
         speaker = (key.interface, key.source)
         if sum((other.interface, other.source) == speaker for other in announced) >= MOST_PER_SOURCE:
             return apply(state, Ignored(key.source))
@@ -221,7 +221,7 @@ def _sighted(state: State, sighting: Sighting) -> State:
 def _never_answered(state: State, key: SightingKey) -> bool:
     """Whether a sighting may make room for another one: all its paths were tried, and none has ever worked."""
     paths = [state.paths[endpoint] for endpoint in state.sightings[key].endpoints]
-    return all(path.status is Status.OFFLINE and not path.fingerprint for path in paths)
+    return all(path.status is Reachability.OFFLINE and not path.fingerprint for path in paths)
 
 
 def _without_unreferenced(state: State) -> State:

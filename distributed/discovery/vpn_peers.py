@@ -10,7 +10,7 @@ import json
 import shutil
 from collections.abc import Iterator
 
-from distributed.discovery.sightings import LONGEST_NAME, Origin
+from distributed.discovery.sightings import LONGEST_NAME, SightingOrigin
 from distributed.ssh.config import SshTarget
 from distributed.system import output
 
@@ -21,15 +21,19 @@ _WITH_SSH = ("linux", "macos", "freebsd", "")
 _TAILSCALE = ("tailscale", "/Applications/Tailscale.app/Contents/MacOS/Tailscale")
 
 
-def peers(config_file: str = "") -> list[tuple[Origin, SshTarget]]:
+def peers(config_file: str = "") -> list[tuple[SightingOrigin, SshTarget]]:
     """Return the machines, each by a literal address of the private network; may take seconds.
 
     Args:
         config_file: OpenSSH configuration instead of the user's.
     """
-    found = [(Origin.TAILSCALE, *one) for one in tailscale_peers(_said(*_TAILSCALE, words=("status", "--json")))]
+    found = [
+        (SightingOrigin.TAILSCALE, *one) for one in tailscale_peers(_said(*_TAILSCALE, words=("status", "--json")))
+    ]
     # Not "dump": that prints private keys.
-    found += [(Origin.WIREGUARD, *one) for one in wireguard_peers(_said("wg", words=("show", "all", "allowed-ips")))]
+    found += [
+        (SightingOrigin.WIREGUARD, *one) for one in wireguard_peers(_said("wg", words=("show", "all", "allowed-ips")))
+    ]
     return [(origin, SshTarget(name, address, config_file=config_file)) for origin, name, address in found[:_MOST]]
 
 

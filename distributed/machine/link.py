@@ -152,7 +152,7 @@ for name, source in json.loads(zlib.decompress(base64.b64decode({packed!r}))):
 sys.exit(module.main())"""
 
 
-class Link:
+class MachineLink:
     """A machine and the connection to it; may be used from several threads.
 
     Args:
@@ -253,22 +253,22 @@ def document(machine: str, said: bytes) -> dict[str, Any]:
     raise SshError(machine, problem, "does its Python print anything by itself (sitecustomize, .pth files)?")
 
 
-Dial = Callable[[Machine, Hosts, Trust | None], Link]
+Dial = Callable[[Machine, Hosts, Trust | None], MachineLink]
 """Gives the link to a machine of a hosts file, whose new host key the last one judges; :func:`link_to` is one."""
 
 
-def link_to(machine: Machine, hosts: Hosts, trust: Trust | None = None) -> Link:
+def link_to(machine: Machine, hosts: Hosts, trust: Trust | None = None) -> MachineLink:
     """Return the link to a machine of a hosts file; nothing is dialled yet.
 
     Raises:
         BadInput: ~/.ssh/config has an error.
     """
     if machine.here:
-        return Link(machine, lambda: HereConnection(machine.name), "127.0.0.1")
+        return MachineLink(machine, lambda: HereConnection(machine.name), "127.0.0.1")
     target = SshTarget.of(machine, hosts)
     resolved = resolve(target)
     host = "" if resolved.jumps or resolved.proxy_command else resolved.hostname
-    return Link(machine, lambda: SshConnection.connect(target, trust=trust), host)
+    return MachineLink(machine, lambda: SshConnection.connect(target, trust=trust), host)
 
 
 def address_towards(host: str) -> str:

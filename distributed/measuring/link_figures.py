@@ -16,8 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from distributed.machine.link import Link as Connected
-from distributed.machine.link import packed
+from distributed.machine.link import MachineLink, packed
 from distributed.measuring.link_probe import MOST_PEERS, TOKEN
 from distributed.planning.cluster import Document, Link, Mbit, Name, Text
 from distributed.planning.cost_model import LINE_SHARE
@@ -38,7 +37,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Pair = tuple[str, str]
 
 
-class Figures(Document):
+class LinkFigures(Document):
     """A probe's report on one pair of machines; it comes from another machine, so every field has bounds."""
 
     mbit: Mbit
@@ -64,7 +63,7 @@ class PairFigures(Document):
 
     source: Name
     target: Name
-    figures: Figures | None = None
+    figures: LinkFigures | None = None
     problem: Text = ""
     only: bool = False
     """Whether the target could not dial the source."""
@@ -128,7 +127,7 @@ def rounds(names: Sequence[str]) -> list[list[Pair]]:
 class Probe:
     """The link probe on one machine, as a context manager."""
 
-    def __init__(self, link: Connected) -> None:
+    def __init__(self, link: MachineLink) -> None:
         self.name = link.name
         self._link = link
         self._process: Process | None = None
@@ -192,7 +191,7 @@ def _reaches_others(interface: str, address: str) -> bool:
 
 
 @contextlib.contextmanager
-def probing(links: Sequence[Connected]) -> Iterator[dict[str, Probe]]:
+def probing(links: Sequence[MachineLink]) -> Iterator[dict[str, Probe]]:
     """Start the link probe on machines; it ends with the context.
 
     Raises:
@@ -227,11 +226,11 @@ def _measure(source: Probe, target: Probe) -> PairFigures:
             return PairFigures(source=source.name, target=target.name, problem=one_line(first.message)[:300])
 
 
-def _call(source: Probe, target: Probe) -> Figures:
+def _call(source: Probe, target: Probe) -> LinkFigures:
     with listening(target) as (port, token):
         order = {"op": "measure", "addresses": target.addresses, "port": port, "token": token}
         try:
-            return Figures.model_validate(source.ask(order, PATIENCE))
+            return LinkFigures.model_validate(source.ask(order, PATIENCE))
         except ValidationError:
             raise SshError(source.name, f"measured impossible values towards {target.name}") from None
 

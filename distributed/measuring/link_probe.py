@@ -68,7 +68,7 @@ _BROKEN = (OSError, ValueError, KeyError, TypeError)
 # ------------------------------------------------------------------------------------------------------------- listener
 
 
-class Listener:
+class ProbeServer:
     """Serves whoever has the token, for :data:`LIFETIME` seconds at most."""
 
     def __init__(self, token: str) -> None:
@@ -162,7 +162,7 @@ def _listening_socket() -> socket.socket:
 # ------------------------------------------------------------------------------------------------------------- measurer
 
 
-class Way:
+class ProbedPath:
     """One address of the peer that answers, and the way there."""
 
     def __init__(self, address: str, port: int, token: str) -> None:
@@ -253,20 +253,20 @@ def measure(addresses: list[str], port: int, token: str) -> dict[str, Any]:
             one.close()
 
 
-def _reachable(addresses: list[str], port: int, token: str) -> tuple[list[Way], str]:
+def _reachable(addresses: list[str], port: int, token: str) -> tuple[list[ProbedPath], str]:
     """Return one path for each pair of interfaces, and why the last address did not do."""
-    answers: queue.Queue[tuple[int, Way | None, str]] = queue.Queue()
+    answers: queue.Queue[tuple[int, ProbedPath | None, str]] = queue.Queue()
 
     def call(number: int, address: str) -> None:
         try:
-            answers.put((number, Way(address, port, token), ""))
+            answers.put((number, ProbedPath(address, port, token), ""))
         except _BROKEN as error:
             answers.put((number, None, f"{address}: {error or type(error).__name__}"))
 
     for number, address in enumerate(addresses):
         threading.Thread(target=call, args=(number, address), daemon=True).start()
     found = sorted((answers.get() for _ in addresses), key=lambda answer: answer[0])
-    paths: dict[tuple[str, str], Way] = {}
+    paths: dict[tuple[str, str], ProbedPath] = {}
     for _, path, _ in found:
         if path is not None and paths.setdefault(path.ends, path) is not path:
             path.close()
@@ -274,7 +274,7 @@ def _reachable(addresses: list[str], port: int, token: str) -> tuple[list[Way], 
     return list(paths.values()), problems[0] if problems else "no address"
 
 
-def _figures(path: Way) -> dict[str, Any]:
+def _figures(path: ProbedPath) -> dict[str, Any]:
     times, before = path.quiet(ECHOES)
     rtt = statistics.median(times)
     forth, back = path.direction(True, rtt), path.direction(False, rtt)
@@ -301,7 +301,7 @@ def together(peers: list[dict[str, Any]]) -> dict[str, Any]:
     Raises:
         OSError, ValueError, KeyError, TypeError: fewer than two answer, one broke off, or it sent rubbish.
     """
-    ways: list[Way] = []
+    ways: list[ProbedPath] = []
     try:
         for peer in peers:
             ways += _way_between([str(one) for one in peer["ends"]], peer)
@@ -313,7 +313,7 @@ def together(peers: list[dict[str, Any]]) -> dict[str, Any]:
             way.close()
 
 
-def _way_between(ends: list[str], peer: dict[str, Any]) -> list[Way]:
+def _way_between(ends: list[str], peer: dict[str, Any]) -> list[ProbedPath]:
     """Return the way between two interfaces, any where they are not found; nothing where the peer does not answer."""
     found, _ = _reachable([str(one) for one in peer["addresses"]][:8], int(peer["port"]), str(peer["token"]))
     found.sort(key=lambda way: list(way.ends) != ends)
@@ -322,7 +322,7 @@ def _way_between(ends: list[str], peer: dict[str, Any]) -> list[Way]:
     return found[:1]
 
 
-def _all_at_once(ways: list[Way], forth: bool) -> float:
+def _all_at_once(ways: list[ProbedPath], forth: bool) -> float:
     """Return the Mbit/s that go to all of them together, or come from all; the side that receives counts."""
     sockets: list[socket.socket] = []
     try:
@@ -352,13 +352,13 @@ def counted(interface: str) -> int:
     return found.bytes_sent + found.bytes_recv if found is not None else 0
 
 
-def answer(order: dict[str, Any], listeners: list[Listener]) -> dict[str, Any]:
+def answer(order: dict[str, Any], listeners: list[ProbeServer]) -> dict[str, Any]:
     """Carry one command out."""
     try:
         if order["op"] == "addresses":
             return {"addresses": own_addresses(), "cards": card_rates()}
         if order["op"] == "listen":
-            listeners.append(Listener(str(order["token"])))
+            listeners.append(ProbeServer(str(order["token"])))
             return {"port": listeners[-1].port}
         if order["op"] == "measure":
             return measure([str(one) for one in order["addresses"]][:8], int(order["port"]), str(order["token"]))
@@ -378,7 +378,7 @@ def main() -> None:
     orders: queue.Queue[bytes] = queue.Queue(16)
 
     def work() -> None:
-        listeners: list[Listener] = []
+        listeners: list[ProbeServer] = []
         while True:
             found = answer(json.loads(orders.get()), listeners)
             os.write(1, json.dumps(found).encode() + b"\n")

@@ -15,8 +15,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from distributed.machine.link import Link, Tell
-from distributed.planning.cluster import Document, Machine, Measurement
+from distributed.machine.link import MachineLink, Tell
+from distributed.planning.cluster import ClusterMachine, Document, Measurement
 from distributed.planning.document import Workload
 from distributed.preparation.code_sync import Inputs
 from distributed.preparation.preflight import Facts, Ready
@@ -42,7 +42,7 @@ _WORKLOAD_FACTS = ("trainable", "total", "layers", "samples")
 class SpeedFigures(Document):
     """One member: the machine or the device as the planner takes it, and the workload as it was seen there."""
 
-    machine: Machine
+    machine: ClusterMachine
     workload: Workload
 
     def of(self, name: str) -> SpeedFigures:
@@ -54,13 +54,13 @@ class SpeedFigures(Document):
 class Placement:
     """One device of a machine, and what it is to run."""
 
-    link: Link
+    link: MachineLink
     facts: Facts
     member: MemberPlan
 
 
 def bring(
-    link: Link, inputs: Inputs, tell: Tell = lambda line: None, given_up: Callable[[], bool] = lambda: False
+    link: MachineLink, inputs: Inputs, tell: Tell = lambda line: None, given_up: Callable[[], bool] = lambda: False
 ) -> None:
     """Send code and data to a machine; ``tell`` is called where that takes a while.
 
@@ -85,7 +85,7 @@ def bring(
     send_trees(link, inputs.trees.values(), say)
 
 
-class Gate:
+class StartBarrier:
     """Holds short runs back before they compute, while links are measured: what they import is loaded meanwhile."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class Gate:
                 act(worker)
 
 
-def measure_member(placed: Placement, inputs: Inputs, gate: Gate, tell: Tell) -> SpeedFigures:
+def measure_member(placed: Placement, inputs: Inputs, gate: StartBarrier, tell: Tell) -> SpeedFigures:
     """Run the task briefly on a machine that has code and data.
 
     Args:
@@ -198,7 +198,7 @@ def figures_of(
     tuning = inputs.plan.profile.model.tuning
     counts = {key: model[key] for key in _WORKLOAD_FACTS if key in model}
     try:
-        machine = Machine(
+        machine = ClusterMachine(
             name=placed.member.name,
             identity=placed.facts.fingerprint,
             measurements=tuple(Measurement(**one) for one in measurements),

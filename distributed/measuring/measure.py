@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distributed.hosts.schema import Hosts
-from distributed.machine.link import HERE_NAME, Dial, HereConnection, Link, Tell, address_towards, link_to, this_machine
+from distributed.machine.link import (
+    HERE_NAME,
+    Dial,
+    HereConnection,
+    MachineLink,
+    Tell,
+    address_towards,
+    link_to,
+    this_machine,
+)
 from distributed.measuring.link_figures import (
     AllInterfaces,
     PairFigures,
@@ -22,10 +31,15 @@ from distributed.measuring.link_figures import (
     measure_links,
     probing,
 )
-from distributed.measuring.machine_figures import Gate, Placement, SpeedFigures, bring, measure_member, placements_of
-from distributed.planning.cluster import Cluster, MeasurementCache
-from distributed.planning.cluster import Link as ClusterLink
-from distributed.planning.cluster import Machine as ClusterMachine
+from distributed.measuring.machine_figures import (
+    Placement,
+    SpeedFigures,
+    StartBarrier,
+    bring,
+    measure_member,
+    placements_of,
+)
+from distributed.planning.cluster import Cluster, ClusterMachine, Link, MeasurementCache
 from distributed.planning.document import Figures, Workload
 from distributed.planning.fitting import fit
 from distributed.preparation.code_sync import Inputs, collect
@@ -56,7 +70,7 @@ class MeasureOptions:
 
 
 @dataclass
-class Measured:
+class MeasurementResult:
     """What is known after measuring."""
 
     names: list[str]
@@ -89,7 +103,7 @@ class Measured:
         cluster = Cluster(machines=machines, links=links, here=here)
         return Figures(cluster=cluster, workload=workload, measured_at=time.time())
 
-    def _as_connected(self, machine: ClusterMachine, links: Sequence[ClusterLink]) -> ClusterMachine:
+    def _as_connected(self, machine: ClusterMachine, links: Sequence[Link]) -> ClusterMachine:
         """Return a machine with what its network interface carries, and whether that is wireless."""
         ends = ((pair.figures, pair) for pair in self.pairs if pair.figures is not None)
         wifi = any(
@@ -99,7 +113,7 @@ class Measured:
         )
         return machine.model_copy(update={"interface_mbit": self._interface(machine.name, links), "wifi": wifi})
 
-    def _interface(self, member: str, links: Sequence[ClusterLink]) -> float:
+    def _interface(self, member: str, links: Sequence[Link]) -> float:
         """Return what an interface carries in each direction: its fastest link, and what several carry together."""
         own = (max(link.mbit, link.mbit_back) for link in links if member in (link.source, link.target))
         together = (one.each_way for one in self.interfaces.figures if _host(member, one.machine))
@@ -119,7 +133,7 @@ def _onlooker(name: str, interface_mbit: float) -> ClusterMachine:
     )
 
 
-def _between_members(pair: PairFigures, members: Iterable[str]) -> list[ClusterLink]:
+def _between_members(pair: PairFigures, members: Iterable[str]) -> list[Link]:
     """Return the pair's link under the names of the first members of both machines; links belong to machines."""
     ends = [next((s for s in sorted(members) if _host(s, name)), "") for name in (pair.source, pair.target)]
     return [pair.link.model_copy(update={"source": ends[0], "target": ends[1]})] if all(ends) else []
@@ -129,7 +143,7 @@ def _host(member: str, machine: str) -> bool:
     return member == machine or member.startswith(f"{machine}:")
 
 
-def measure(hosts: Hosts, profile: Profile, options: MeasureOptions, trust: Trust | None = None) -> Measured:
+def measure(hosts: Hosts, profile: Profile, options: MeasureOptions, trust: Trust | None = None) -> MeasurementResult:
     """Measure what is not known well enough.
 
     Raises:
@@ -146,7 +160,7 @@ def measure(hosts: Hosts, profile: Profile, options: MeasureOptions, trust: Trus
 
 def measure_ready(
     machines: Sequence[Ready], profile: Profile, options: MeasureOptions, stages: Stages | None = None
-) -> Measured:
+) -> MeasurementResult:
     """Measure machines that are connected and ready, as :func:`measure` does; the links stay open.
 
     Where this machine does not train, the links to it are measured too: the coordinator of a run is here.
@@ -169,8 +183,8 @@ def measure_ready(
             stack.callback(own.close)
             ends.append((own, place))
             here = own.name
-        found = Measured(names, here=here, model_path=profile.model.model_path)
-        gate = Gate()
+        found = MeasurementResult(names, here=here, model_path=profile.model.model_path)
+        gate = StartBarrier()
         with ThreadPoolExecutor(1) as pool:
             speeds = pool.submit(stages.speeds, placements, plan, options, gate)
             speeds.add_done_callback(lambda _: gate.brought.set())
@@ -185,14 +199,14 @@ def measure_ready(
     return found
 
 
-def own_place(links: Sequence[Link], towards: Callable[[str], str] = address_towards) -> str:
+def own_place(links: Sequence[MachineLink], towards: Callable[[str], str] = address_towards) -> str:
     """Return what this machine is in a link's key: like the others' with the address it has, because figures of a link
     hold the addresses that a run dials."""
     far = next((link.host for link in links if link.host and not link.machine.here), "")
     return f"{HereConnection.fingerprint} at {towards(far) if far else ''}"
 
 
-def here_link(taken: Sequence[str], dial: Dial = link_to) -> Link:
+def here_link(taken: Sequence[str], dial: Dial = link_to) -> MachineLink:
     """Return a link to this machine under a name that no other has."""
     name = HERE_NAME
     while name in taken:
@@ -205,13 +219,13 @@ def here_link(taken: Sequence[str], dial: Dial = link_to) -> Link:
 class LinkStages:
     """How links are measured: programs on all machines, then each pair, then interfaces with several peers at once."""
 
-    probing: Callable[[Sequence[Link]], contextlib.AbstractContextManager[dict[str, Probe]]] = probing
+    probing: Callable[[Sequence[MachineLink]], contextlib.AbstractContextManager[dict[str, Probe]]] = probing
     pairs: Callable[..., list[PairFigures]] = measure_links
     interfaces: Callable[..., AllInterfaces] = measure_interfaces
 
 
 def current_links(
-    ends: Sequence[tuple[Link, str]], options: MeasureOptions, stages: LinkStages | None = None
+    ends: Sequence[tuple[MachineLink, str]], options: MeasureOptions, stages: LinkStages | None = None
 ) -> tuple[list[PairFigures], AllInterfaces]:
     """Return the links and what interfaces carry with several at once, measured where earlier figures are too old.
 
@@ -253,7 +267,7 @@ def current_links(
 
 
 def current_speeds(
-    placements: Sequence[Placement], plan: RunPlan, options: MeasureOptions, gate: Gate
+    placements: Sequence[Placement], plan: RunPlan, options: MeasureOptions, gate: StartBarrier
 ) -> tuple[list[SpeedFigures], list[MusterError]]:
     """Run the task on all members at the same time, as in a run; those with fresh figures rest.
 

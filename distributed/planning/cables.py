@@ -48,7 +48,7 @@ def with_cables(cluster: Cluster, hosts: Sequence[str], usual: Link) -> Cluster:
     """Return the cluster with machines that have a cable; a link whose other end stays on Wi-Fi keeps its figures.
 
     Args:
-        hosts: :attr:`distributed.planning.cluster.Machine.host` of each.
+        hosts: :attr:`distributed.planning.cluster.ClusterMachine.host` of each.
         usual: what a cable carries.
     """
     wired = min(usual.mbit, usual.mbit_back)

@@ -101,7 +101,7 @@ class Measurement(Document):
     """Share of the machine's processors that other programs used meanwhile."""
 
 
-class Machine(Document):
+class ClusterMachine(Document):
     """One member to be: a machine, or one device of it. Entries with the same identity share a machine."""
 
     name: Name
@@ -174,10 +174,10 @@ class Machine(Document):
         fixed, each = _line(points)
         return max(0.0, fixed), max(0.0, each)
 
-    def measured_as(self, measurements: tuple[Measurement, ...]) -> Machine:
+    def measured_as(self, measurements: tuple[Measurement, ...]) -> ClusterMachine:
         """Return the machine with other measurements; a mere copy would keep what was worked out from the old ones."""
-        fields = {name: getattr(self, name) for name in Machine.model_fields}
-        return Machine(**fields | {"measurements": measurements})
+        fields = {name: getattr(self, name) for name in ClusterMachine.model_fields}
+        return ClusterMachine(**fields | {"measurements": measurements})
 
     def memory_per_sample(self, fixed: float) -> float | None:
         """Return the bytes of a sample in the micro-batch; where one point is known, what is above ``fixed``."""
@@ -225,7 +225,7 @@ class Link(Document):
 class Cluster(Document):
     """All machines that were measured, and the links between them."""
 
-    machines: Annotated[tuple[Machine, ...], Field(min_length=1, max_length=64)]
+    machines: Annotated[tuple[ClusterMachine, ...], Field(min_length=1, max_length=64)]
     links: Annotated[tuple[Link, ...], Field(max_length=2016)] = ()
     here: Text = ""
     """Name of the machine that starts the run; between equals the coordinator goes there."""
@@ -250,7 +250,7 @@ class Cluster(Document):
         return self
 
     @cached_property
-    def _by_name(self) -> dict[str, Machine]:
+    def _by_name(self) -> dict[str, ClusterMachine]:
         return {machine.name: machine for machine in self.machines}
 
     @cached_property
@@ -274,7 +274,7 @@ class Cluster(Document):
                 found[source] = max(found[source], link.mbit, link.mbit_back)
         return found
 
-    def machine(self, name: str) -> Machine:
+    def machine(self, name: str) -> ClusterMachine:
         """Return the machine of this name.
 
         Raises:
@@ -308,7 +308,7 @@ class Cluster(Document):
             able: those that may carry it; ``None``: all.
         """
 
-        def order(machine: Machine) -> tuple[object, ...]:
+        def order(machine: ClusterMachine) -> tuple[object, ...]:
             reached = sum(self.reaches(machine.name, other.name) for other in self.machines)
             return -reached, machine.name != self.here, machine.wifi, not machine.on_mains, machine.name
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from distributed.planning.cluster import Cluster, Document, Machine, Measurement, Name, Text
+from distributed.planning.cluster import Cluster, ClusterMachine, Document, Measurement, Name, Text
 
 BOUND = 3.0
 """No factor is larger, nor smaller than its inverse: a run that was disturbed must not rule the next plan."""
@@ -97,10 +97,10 @@ def evened(cluster: Cluster) -> Cluster:
     return Cluster(machines=machines, links=cluster.links, here=cluster.here)
 
 
-def _groups(machines: Sequence[Machine]) -> Iterator[list[Machine]]:
+def _groups(machines: Sequence[ClusterMachine]) -> Iterator[list[ClusterMachine]]:
     """Yield the groups of two and more machines none of which differs from the fastest of its group."""
     known = [one for one in machines if one.measurements and all(m.error for m in one.measurements)]
-    group: list[Machine] = []
+    group: list[ClusterMachine] = []
     for one in sorted(known, key=lambda one: (_batches(one), _largest(one).seconds, one.name)):
         if group and _batches(one) == _batches(group[0]) and _alike(_largest(one), _largest(group[0])):
             group.append(one)
@@ -112,11 +112,11 @@ def _groups(machines: Sequence[Machine]) -> Iterator[list[Machine]]:
         yield group
 
 
-def _batches(machine: Machine) -> tuple[int, ...]:
+def _batches(machine: ClusterMachine) -> tuple[int, ...]:
     return tuple(sorted(one.batch for one in machine.measurements))
 
 
-def _largest(machine: Machine) -> Measurement:
+def _largest(machine: ClusterMachine) -> Measurement:
     return max(machine.measurements, key=lambda one: one.batch)
 
 
@@ -125,7 +125,7 @@ def _alike(one: Measurement, other: Measurement) -> bool:
     return abs(one.seconds - other.seconds) <= _ERRORS * math.hypot(*errors)
 
 
-def _mean(group: Sequence[Machine], machine: Machine) -> tuple[Measurement, ...]:
+def _mean(group: Sequence[ClusterMachine], machine: ClusterMachine) -> tuple[Measurement, ...]:
     """Return the machine's measurements with the group's mean times; what else was measured there stays."""
     times: dict[int, list[float]] = {}
     for each in group:

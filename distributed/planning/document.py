@@ -230,7 +230,7 @@ class MemberForecast(Document):
     """Of every vector, that it owns; 0 where nothing was predicted."""
 
 
-class Outcome(Document):
+class PredictedOutcome(Document):
     """What ranks a choice."""
 
     choice: Choice
@@ -255,7 +255,7 @@ class Outcome(Document):
     """Of the machine that moves most."""
 
 
-class Candidate(Outcome):
+class Candidate(PredictedOutcome):
     """One choice and what it should cost."""
 
     gone = ("hub_memory",)

@@ -97,7 +97,7 @@ _PIECES = 16
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeForecast:
     """One exchange of a group."""
 
     seconds: float
@@ -138,7 +138,7 @@ class ExchangeCosts:
         self._coordinator = coordinator
         self._cluster = cluster
         self._trainable = trainable
-        self._known: dict[tuple[object, ...], Exchange] = {}
+        self._known: dict[tuple[object, ...], ExchangeForecast] = {}
         self.places = {m.name: min(o.name for o in cluster.machines if o.host == m.host) for m in cluster.machines}
         """The name that stands for the machine of an entry, by the entry's: entries may share one."""
 
@@ -147,7 +147,7 @@ class ExchangeCosts:
         flows = (flow for star in self._group(choice).stars for flow in star)
         return all(self._cluster.link(one, other) is not None for one, other in flows)
 
-    def of(self, choice: Choice) -> Exchange:
+    def of(self, choice: Choice) -> ExchangeForecast:
         """Return time and traffic of one exchange of a group whose members are linked."""
         key = (choice.members, choice.strategy, choice.engine, choice.codec)
         if key not in self._known:
@@ -205,10 +205,10 @@ class _Group:
                 found[leg] = found.get(leg, 0.0) + size
         return found
 
-    def exchange(self) -> Exchange:
+    def exchange(self) -> ExchangeForecast:
         choice = self._choice
         if choice.alone:
-            return Exchange(0.0, cost_model.NOTHING, (1.0,), (), (0.0,), (0,))
+            return ExchangeForecast(0.0, cost_model.NOTHING, (1.0,), (), (0.0,), (0,))
         stars = [
             {**cost_model.parts_of(self._cluster, star), **self._processes(owner)}
             for star, owner in zip(self.stars, choice.members, strict=True)
@@ -242,7 +242,7 @@ class _Group:
                     moved[end] = moved.get(end, 0.0) + share * size
         work = tuple(self._taken(name, share) for name, share in zip(choice.members, shares, strict=True))
         kept = tuple(int(share * (len(shares) - 1) * self._up) for share in shares)
-        return Exchange(total, slowest, shares, tuple(sorted(moved.items())), work, kept)
+        return ExchangeForecast(total, slowest, shares, tuple(sorted(moved.items())), work, kept)
 
     def _first(self, shares: tuple[float, ...]) -> float:
         """Return the first piece of the largest share, as a part of it: nothing else can begin before it is there."""

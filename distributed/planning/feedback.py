@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from distributed.planning.cluster import Cluster, Document, Machine, MeasurementCache, Name, Text
+from distributed.planning.cluster import Cluster, ClusterMachine, Document, MeasurementCache, Name, Text
 from distributed.planning.corrections import Corrections, ExchangeCorrection, bounded, shrunk
 from distributed.planning.document import Candidate, Choice, Figures, Job, MemberForecast, Planning
 from profiles.errors import MusterError
@@ -51,7 +51,7 @@ class MemberComparison(Document):
     """Measured over predicted without corrections."""
 
 
-class Comparison(Document):
+class PredictionComparison(Document):
     """One run beside its prediction. Times in seconds of one optimizer step."""
 
     choice: Choice
@@ -88,7 +88,7 @@ class Comparison(Document):
 # -------------------------------------------------------------------------------------------------------------- compare
 
 
-def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -> Comparison | None:
+def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -> PredictionComparison | None:
     """Compare a finished run with its prediction.
 
     Args:
@@ -123,7 +123,7 @@ def compare(candidate: Candidate, events: Iterable[Event], trainable: int = 0) -
     moved = max(by_member(statistics.fmean, lambda e: e.bytes_sent + e.bytes_received))
     wall, wait = max(walls), min(waits)
     predicted_wait = max(0.0, candidate.step - max(map(_busy, candidate.members)))
-    return Comparison(
+    return PredictionComparison(
         choice=choice,
         trainable=trainable,
         steps=len(counted),
@@ -228,7 +228,7 @@ class History(Document):
 
 
 def remember(
-    cluster: Cluster, comparison: Comparison, cache: MeasurementCache | None = None, now: float | None = None
+    cluster: Cluster, comparison: PredictionComparison, cache: MeasurementCache | None = None, now: float | None = None
 ) -> None:
     """Keep a comparison for the machines of the run.
 
@@ -246,7 +246,7 @@ def remember(
         cache.put(key, History(observations=_kept((*held.observations, *_observed(comparison, one, at)))))
 
 
-def _observed(comparison: Comparison, one: MemberComparison, at: float) -> Iterable[Observation]:
+def _observed(comparison: PredictionComparison, one: MemberComparison, at: float) -> Iterable[Observation]:
     size = comparison.trainable
     if one.ratio > 0:
         yield Observation(at=at, trainable=size, ratio=bounded(one.ratio))
@@ -299,7 +299,7 @@ def _weight(one: Observation, job: Job, now: float) -> float:
     return float(0.5 ** (age / FORGET)) * (1.0 if one.trainable == job.trainable else OTHER_MODEL)
 
 
-def _key(machine: Machine) -> dict[str, Any]:
+def _key(machine: ClusterMachine) -> dict[str, Any]:
     return {"machine": machine.host, "device": machine.device}
 
 

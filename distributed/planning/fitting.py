@@ -38,7 +38,7 @@ DOUBT = 1.25
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryBudget:
     """The memory of a machine, or of one of its devices."""
 
     name: str
@@ -72,7 +72,7 @@ class Fitted:
     """Bytes of a member as the profile was."""
     needs: int = 0
     """Bytes of a member as it is."""
-    tightest: Room | None = None
+    tightest: MemoryBudget | None = None
     """The machine that decided."""
 
     @property
@@ -90,7 +90,7 @@ class Fitted:
         return f"{', '.join(said)}: {before} needs {_gb(self.needed)}, {has}{shared}; so {_gb(self.needs)}{tight}"
 
 
-def fit(profile: Profile, rooms: Sequence[Room], tell: Callable[[str], None] = lambda line: None) -> Profile:
+def fit(profile: Profile, rooms: Sequence[MemoryBudget], tell: Callable[[str], None] = lambda line: None) -> Profile:
     """Return the profile as it fits rooms, by the model's files here; ``tell`` hears what was changed.
 
     Raises:
@@ -114,7 +114,9 @@ _IN_ORDER = (
 """What can be changed, the gravest first."""
 
 
-def fitted(profile: Profile, size: ModelSize | None, rooms: Sequence[Room], alone: bool | None = None) -> Fitted:
+def fitted(
+    profile: Profile, size: ModelSize | None, rooms: Sequence[MemoryBudget], alone: bool | None = None
+) -> Fitted:
     """Return the profile as it fits all rooms.
 
     Args:
@@ -233,7 +235,7 @@ def _changes(before: Profile, after: Profile) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _too_large(profile: Profile, size: ModelSize, room: Room, alone: bool, needs: int) -> BadInput:
+def _too_large(profile: Profile, size: ModelSize, room: MemoryBudget, alone: bool, needs: int) -> BadInput:
     """Return the refusal, with the settings that would fit."""
     shared = f" for {room.members} workers" if room.members > 1 else ""
     message = f"{profile.name} needs about {_gb(needs)} a worker, {room.name} has {_gb(room.total)}{shared}"

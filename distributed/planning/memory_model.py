@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distributed.planning.cluster import Machine
+from distributed.planning.cluster import ClusterMachine
 from distributed.planning.document import Job
 from distributed.planning.model_size import ModelSize
 from profiles.declarations import Owning
@@ -37,7 +37,7 @@ _HOLES, _ADAPTED_HOLES, _NO_HOLES = 1.45, 1.9, 1.1
 
 
 @dataclass(frozen=True)
-class Need:
+class MemoryNeed:
     """Bytes that a member needs, by what they are for."""
 
     runtime: int
@@ -59,7 +59,7 @@ class Need:
         return self.runtime + (max(own, self.teacher) if self.once else own + self.teacher)
 
 
-def need_of(profile: Profile, size: ModelSize, alone: bool = False, batch: int = 0) -> Need:
+def need_of(profile: Profile, size: ModelSize, alone: bool = False, batch: int = 0) -> MemoryNeed:
     """Return what a member needs before anything was measured: weights, optimizer state, what the strategy and its
     exchange keep, the activations of one micro-batch and the gradients, or an evaluation, a teacher's weights, and the
     process.
@@ -78,7 +78,7 @@ def need_of(profile: Profile, size: ModelSize, alone: bool = False, batch: int =
     chosen = profile.strategy
     parts = strategy_bytes, exchange_bytes
     kept = 0 if alone else sum(part(chosen.strategy, trainable, chosen) for part in parts)
-    return Need(
+    return MemoryNeed(
         runtime=RUNTIME,
         weights=_weight_bytes(model, size, trainable),
         optimizer=state_bytes(profile.training, trainable, _hidden(model, size, trainable)) + kept,
@@ -187,12 +187,12 @@ def checkpointed(per_sample: float, layers: int) -> float:
     return per_sample * min(1.0, _INPUT_SHARE + 1 / layers)
 
 
-def counts_here(machine: Machine, strategy: str) -> bool:
+def counts_here(machine: ClusterMachine, strategy: str) -> bool:
     """Whether a strategy's vectors are in the memory that training uses; a CUDA device has its own."""
     return machine.device != "cuda" or _costs(strategy).on_device
 
 
-def member_bytes(job: Job, machine: Machine, strategy: str, batch: int) -> int:
+def member_bytes(job: Job, machine: ClusterMachine, strategy: str, batch: int) -> int:
     """Return the peak of a member with a micro-batch of ``batch`` samples.
 
     What was measured there stands; the formula takes the place of what was not.
@@ -204,7 +204,7 @@ def member_bytes(job: Job, machine: Machine, strategy: str, batch: int) -> int:
     return int(fixed + extra + batch * (machine.memory_per_sample(theory) or 0.0))
 
 
-def largest_batch(job: Job, machine: Machine, strategy: str, reserved: int = 0) -> int:
+def largest_batch(job: Job, machine: ClusterMachine, strategy: str, reserved: int = 0) -> int:
     """Return the largest micro-batch that fits, 0 where none does; a million where nothing is known.
 
     Args:
@@ -220,13 +220,13 @@ def largest_batch(job: Job, machine: Machine, strategy: str, reserved: int = 0) 
     return most if not each else min(most, int((machine.memory_free - empty) / each))
 
 
-def with_checkpointing(job: Job, machine: Machine) -> int:
+def with_checkpointing(job: Job, machine: ClusterMachine) -> int:
     """Return the bytes of one sample's step with gradient checkpointing."""
     each = machine.memory_per_sample(model_bytes(job)) or 0.0
     return int(member_bytes(job, machine, "", 0) + checkpointed(each, job.layers))
 
 
-def with_lora(job: Job, machine: Machine) -> int:
+def with_lora(job: Job, machine: ClusterMachine) -> int:
     """Return the bytes of one sample's step with adapters instead of all weights."""
     adapters = job.lora_trainable or job.trainable // LORA_PART
     saved = model_bytes(job) - model_bytes(job.model_copy(update={"trainable": adapters}))

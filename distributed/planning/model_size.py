@@ -56,21 +56,21 @@ def size_for(profile: Profile) -> ModelSize | None:
     length = profile.data.block_size if model.trait == "texts" else 0
     longest = longest_clip(profile.data) if model.trait == "speech" and folder is not None else None
     window = "full" if model.from_scratch and profile.data.window == "auto" else profile.data.window
-    heard = Heard(window, longest) if longest is not None else None
+    heard = SampleBounds(window, longest) if longest is not None else None
     found = size_of(folder, length, model.student_layers, heard) if folder is not None else None
     teacher = model_folder(model.teacher_path) if model.teacher_path else None
     return replace(found, teacher=size_of(teacher)) if found is not None and teacher is not None else found
 
 
 @dataclass(frozen=True)
-class Heard:
+class SampleBounds:
     """What a training hears at most of a sample."""
 
     window: str
     longest: Longest
 
 
-def size_of(folder: Path, sequence: int = 0, kept: int = 0, heard: Heard | None = None) -> ModelSize | None:
+def size_of(folder: Path, sequence: int = 0, kept: int = 0, heard: SampleBounds | None = None) -> ModelSize | None:
     """Return the size of the model in a folder; ``None`` where neither its weights nor its configuration tell.
 
     Args:
@@ -120,7 +120,7 @@ def _whole(config: Mapping[str, Any], *names: str) -> int:
     raise KeyError(names[0])
 
 
-def _whisper(config: Mapping[str, Any], listened: Heard | None) -> ModelSize:
+def _whisper(config: Mapping[str, Any], listened: SampleBounds | None) -> ModelSize:
     """Encoder and decoder of Whisper (Radford et al. 2022), as transformers builds them."""
     width, words = _whole(config, "d_model"), _whole(config, "vocab_size")
     encoder, decoder = _whole(config, "encoder_layers"), _whole(config, "decoder_layers")
@@ -157,7 +157,7 @@ def _whisper(config: Mapping[str, Any], listened: Heard | None) -> ModelSize:
     )
 
 
-def _lengths(heard: Heard, positions: int, tokens: int, seconds: int) -> tuple[int, int]:
+def _lengths(heard: SampleBounds, positions: int, tokens: int, seconds: int) -> tuple[int, int]:
     """Return the positions of the longest window, and the tokens of the longest text."""
     from training.tasks.whisper.features import Windows  # loads numpy
 

@@ -20,8 +20,8 @@ from distributed.planning.document import (
     Engine,
     Job,
     MadeFor,
-    Outcome,
     Planning,
+    PredictedOutcome,
     Reason,
     digest,
     profile_hash,
@@ -194,10 +194,10 @@ class _Planner:
             self._note("no-link-nccl", worst)
             names = [name for name in names if name != worst]
 
-    def _without_brakes(self, way: _Way, whole: Outcome) -> Outcome:
+    def _without_brakes(self, way: _Way, whole: PredictedOutcome) -> PredictedOutcome:
         """Drop the machine whose absence helps most, until every one left adds something."""
 
-        def worth(outcome: Outcome) -> tuple[bool, float]:
+        def worth(outcome: PredictedOutcome) -> tuple[bool, float]:
             return outcome.fits, significant(outcome.useful_speed_up)
 
         best = whole
@@ -219,7 +219,7 @@ class _Planner:
         by_link = sorted(members, key=lambda name: (self._cluster.interface(name), name))
         return tuple(sorted({*by_speed[: MOST_SUSPECTS // 2], *by_link[: MOST_SUSPECTS // 2]}))
 
-    def _best_interval(self, way: _Way, members: tuple[str, ...]) -> Outcome | None:
+    def _best_interval(self, way: _Way, members: tuple[str, ...]) -> PredictedOutcome | None:
         """Return the choice with the interval that the preference likes best."""
         base = Choice(**vars(way), members=members)
         split = self._predictor.split(members, way.strategy)
@@ -233,7 +233,7 @@ class _Planner:
         choices = [base.model_copy(update={"interval": one.interval, "delay": one.delay}) for one in rhythms]
         return min((self._predictor.outcome(choice, split) for choice in choices), key=self._interval_order)
 
-    def _interval_order(self, outcome: Outcome) -> tuple[float, ...]:
+    def _interval_order(self, outcome: PredictedOutcome) -> tuple[float, ...]:
         """Best first. An overlap has to be worth 1 %."""
         useful = significant(outcome.useful_speed_up * (0.99 if outcome.choice.delay else 1.0))
         if self._job.preference == "closest-to-exact" and outcome.useful_speed_up >= WORTH:

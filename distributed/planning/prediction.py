@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from distributed.planning import cost_model, memory_model
-from distributed.planning.cluster import Cluster, Machine
+from distributed.planning.cluster import Cluster, ClusterMachine
 from distributed.planning.corrections import NO_CORRECTIONS, Corrections, evened
-from distributed.planning.document import Candidate, Choice, Job, MemberForecast, Outcome, Reason
-from distributed.planning.exchange_cost import Exchange, ExchangeCosts
+from distributed.planning.document import Candidate, Choice, Job, MemberForecast, PredictedOutcome, Reason
+from distributed.planning.exchange_cost import ExchangeCosts, ExchangeForecast
 from profiles.declarations import Owning
 from profiles.errors import BadInput
 from training.strategies.costs import Compute, CostModel, Course, Rhythm, batch_efficiency
@@ -22,7 +22,7 @@ from training.strategies.registry import strategies, usual_strategy
 
 
 @dataclass(frozen=True)
-class Split:
+class BatchSplit:
     """How a group shares the samples of a step."""
 
     batches: tuple[int, ...]
@@ -56,7 +56,7 @@ class Predictor:
         self.coordinator = cluster.coordinator(able)
         self.job = job
         self._corrections = corrections
-        self._splits: dict[tuple[object, ...], Split | None] = {}
+        self._splits: dict[tuple[object, ...], BatchSplit | None] = {}
         self._exchanges = ExchangeCosts(self.cluster, job.trainable, self.coordinator, corrections, job)
         self.workable = tuple(sorted(m.name for m in cluster.machines if m.trains and m.speed > 0))
         splits = [split for name in self.workable if (split := self.split((name,), "")) is not None]
@@ -91,12 +91,12 @@ class Predictor:
         """Return the largest micro-batch of each member, beside what it owns of the group's exchange."""
         owned = memory_model.exchange_bytes(strategy, self.job.trainable, self.job) if len(members) > 1 else 0
 
-        def cap(machine: Machine) -> int:
+        def cap(machine: ClusterMachine) -> int:
             return memory_model.largest_batch(self.job, machine, strategy, self._beside(machine, owned))
 
         return [cap(self.cluster.machine(name)) for name in members]
 
-    def split(self, members: tuple[str, ...], strategy: str) -> Split | None:
+    def split(self, members: tuple[str, ...], strategy: str) -> BatchSplit | None:
         """Return the micro-batches of a group with the least gradient accumulation that fits; ``None`` where there are
         fewer samples than members."""
         key = (members, strategy)
@@ -108,7 +108,7 @@ class Predictor:
             self._splits[key] = found or self._fitting(members, [10**9] * len(members), even, fits=False)
         return self._splits[key]
 
-    def _fitting(self, members: tuple[str, ...], caps: list[int], even: bool, fits: bool) -> Split | None:
+    def _fitting(self, members: tuple[str, ...], caps: list[int], even: bool, fits: bool) -> BatchSplit | None:
         machines = [self.cluster.machine(name) for name in members]
         overheads, speeds = [m.overhead for m in machines], [m.speed for m in machines]
         batch = self.job.global_batch_of(len(members))
@@ -118,7 +118,9 @@ class Predictor:
             found = cost_model.shares(batch // accumulation, *parts, caps)
             if found is not None:
                 each = zip(overheads, found, speeds, strict=True)
-                return Split(tuple(found), accumulation, tuple(accumulation * (o + b / v) for o, b, v in each), fits)
+                return BatchSplit(
+                    tuple(found), accumulation, tuple(accumulation * (o + b / v) for o, b, v in each), fits
+                )
         return None
 
     # ------------------------------------------------------------------------------------------------------- intervals
@@ -137,7 +139,7 @@ class Predictor:
 
     # ------------------------------------------------------------------------------------------------------- candidate
 
-    def _step(self, choice: Choice, split: Split, exchange: Exchange) -> tuple[float, float]:
+    def _step(self, choice: Choice, split: BatchSplit, exchange: ExchangeForecast) -> tuple[float, float]:
         """Return the time of a step, and how much of it the slowest waits because no two steps take the same time."""
         if choice.alone:
             return split.compute, 0.0
@@ -149,7 +151,7 @@ class Predictor:
         last = cost_model.expected_last(steps, deviations, choice.interval)
         return last, last - max(steps)
 
-    def _each(self, choice: Choice, split: Split, exchange: Exchange) -> list[tuple[float, float]]:
+    def _each(self, choice: Choice, split: BatchSplit, exchange: ExchangeForecast) -> list[tuple[float, float]]:
         """Return, by member, the seconds that it is busy in a step (compute, what it works for exchanges meanwhile, and
         the merge), and those of an exchange that its compute does not hide."""
         if choice.alone:
@@ -164,7 +166,7 @@ class Predictor:
             found.append((compute + (work * share + merge) / choice.interval, taken - hidden))
         return found
 
-    def _learning(self, choice: Choice, split: Split) -> tuple[float, float, tuple[str, ...]]:
+    def _learning(self, choice: Choice, split: BatchSplit) -> tuple[float, float, tuple[str, ...]]:
         """Return token efficiency, expected loss increase, and the sources of both."""
         job, course = self.job, self.course(choice)
         if choice.alone:
@@ -176,14 +178,14 @@ class Predictor:
         sources = (*learnt.sources, "batch") if ratio > 1 else learnt.sources
         return max(0.0, batch_efficiency(ratio, job.lr_scaling) * learnt.share), learnt.loss, sources
 
-    def outcome(self, choice: Choice, split: Split) -> Outcome:
+    def outcome(self, choice: Choice, split: BatchSplit) -> PredictedOutcome:
         """Return what ranks a choice; cheap. Members sorted, split theirs."""
         exchange = self._exchanges.of(choice)
         step, skew = self._step(choice, split, exchange)
         efficiency, loss, sources = self._learning(choice, split)
         rate = self.job.global_batch_of(len(choice.members)) / step
         hourly = _hourly(choice, step)
-        return Outcome(
+        return PredictedOutcome(
             choice=choice,
             fits=split.fits and self._owners_fit(choice, split, exchange),
             step=step,
@@ -197,7 +199,7 @@ class Predictor:
             bytes_per_hour=max((size * hourly for _, size in exchange.moved), default=0.0),
         )
 
-    def _owners_fit(self, choice: Choice, split: Split, exchange: Exchange) -> bool:
+    def _owners_fit(self, choice: Choice, split: BatchSplit, exchange: ExchangeForecast) -> bool:
         """Whether everybody has the memory for what it owns beside its part of the batch."""
         each = zip(choice.members, split.batches, exchange.kept, strict=True)
         job, strategy = self.job, choice.strategy
@@ -209,11 +211,11 @@ class Predictor:
         )
 
     @staticmethod
-    def _beside(machine: Machine, size: int) -> int:
+    def _beside(machine: ClusterMachine, size: int) -> int:
         """Return what of some bytes of main memory is in the memory that training uses."""
         return 0 if machine.device == "cuda" else size
 
-    def candidate(self, choice: Choice, split: Split) -> Candidate:
+    def candidate(self, choice: Choice, split: BatchSplit) -> Candidate:
         """Return what a choice should cost with these shares of the samples. Members sorted, split theirs."""
         job, members = self.job, len(choice.members)
         exchange = self._exchanges.of(choice)
@@ -242,7 +244,7 @@ class Predictor:
             reasons=() if choice.alone else (slowest,),
         )
 
-    def unpredicted(self, choice: Choice, split: Split) -> Candidate:
+    def unpredicted(self, choice: Choice, split: BatchSplit) -> Candidate:
         """Return a choice whose exchanges are not known, with what is: shares, compute and memory."""
         job, members = self.job, len(choice.members)
         return Candidate(

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from distributed.planning import memory_model
-from distributed.planning.cluster import Cluster, Machine
+from distributed.planning.cluster import Cluster, ClusterMachine
 from distributed.planning.document import Candidate, Job, MemberForecast, MemberSetting, Planning, Reason, Settings
 from distributed.planning.prediction import Predictor, known_costs, rhythm_of, significant
 from profiles.errors import BadInput
@@ -165,7 +165,7 @@ def _advice(groups: Sequence[Candidate], job: Job) -> Iterator[Reason]:
     yield Reason.of("accumulation-would-help", best.choice.strategy, times=_MORE, share=now, then=100 * share)
 
 
-def memory_reasons(job: Job, machine: Machine) -> Iterator[Reason]:
+def memory_reasons(job: Job, machine: ClusterMachine) -> Iterator[Reason]:
     """Yield that a job does not fit a machine's memory, and what would make it fit; nothing where it fits."""
     if memory_model.largest_batch(job, machine, ""):
         return

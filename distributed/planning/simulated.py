@@ -15,10 +15,19 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, ValidationError, model_validator
 
 from distributed.planning import cost_model
-from distributed.planning.cluster import LARGEST_FILE, Cluster, Document, DocumentFile, Link, Machine, Measurement, Name
+from distributed.planning.cluster import (
+    LARGEST_FILE,
+    Cluster,
+    ClusterMachine,
+    Document,
+    DocumentFile,
+    Link,
+    Measurement,
+    Name,
+)
 from distributed.planning.cost_model import LINE_SHARE
 from distributed.planning.document import Choice, Figures, Job, Workload, job_of
-from distributed.planning.prediction import Predictor, Split
+from distributed.planning.prediction import BatchSplit, Predictor
 from profiles.errors import BadInput, counted
 from profiles.schema import Profile
 from training.bounded import first_problem
@@ -34,7 +43,7 @@ _LONGEST_NAME = 100
 _MADE_BY = "distributed.planning.simulated:ClusterClock"
 
 
-class Line(Document):
+class AccessLink(Document):
     """What connects a machine with all others."""
 
     mbit: Annotated[float, Field(gt=0, le=1e6)]
@@ -52,7 +61,7 @@ class Group(Document):
     """Of the job, on one machine."""
     memory_gb: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """That training may use, in 10^9 bytes; not given: enough."""
-    link: Line
+    link: AccessLink
     lost_per_hour: Annotated[float, Field(ge=0, le=3600)] = 0.0
     """How often a machine is lost, on average."""
     back_after_minutes: Annotated[float, Field(ge=0, le=1e6)] = 10.0
@@ -96,7 +105,7 @@ class Groups(DocumentFile):
         """Return the machines as the planner's figures."""
         return OwnLines(
             machines=tuple(
-                Machine(
+                ClusterMachine(
                     name=name,
                     measurements=(Measurement(batch=1, seconds=1 / group.samples_per_s),),
                     memory_free=int(1e9 * (group.memory_gb or 0)),
@@ -111,7 +120,7 @@ class Groups(DocumentFile):
 class OwnLines(Cluster):
     """Machines with a line each into a network that is never the bottleneck itself."""
 
-    machines: Annotated[tuple[Machine, ...], Field(min_length=1, max_length=_MOST)]
+    machines: Annotated[tuple[ClusterMachine, ...], Field(min_length=1, max_length=_MOST)]
     round_trips: tuple[float, ...]
     """Milliseconds, by machine."""
 
@@ -272,7 +281,7 @@ class ClusterClock:
         machines = [cluster.machine(name) for name in names]
         seconds = (passes * (m.overhead + batch / m.speed) for m, batch in zip(machines, batches, strict=True))
         choice = choice_of(self._plan.profile, names)
-        found = self._predictor.candidate(choice, Split(batches, passes, tuple(seconds), fits=True))
+        found = self._predictor.candidate(choice, BatchSplit(batches, passes, tuple(seconds), fits=True))
         for member in found.members:
             if member.memory_free and member.memory > member.memory_free:
                 need, has = (f"{size / 1e9:.1f} GB" for size in (member.memory, member.memory_free))

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from distributed.hosts.schema import Hosts, Machine
-from distributed.machine.link import Dial, Link, address_towards, link_to
-from distributed.planning.fitting import Room
+from distributed.machine.link import Dial, MachineLink, address_towards, link_to
+from distributed.planning.fitting import MemoryBudget
 from distributed.preparation.provision import find_environment
 from distributed.ssh.connection import Trust
 from distributed.ssh.errors import SshError
@@ -73,7 +73,7 @@ class Facts:
     """Bytes of its smallest GPU."""
 
 
-Ready = tuple[Link, Facts]
+Ready = tuple[MachineLink, Facts]
 """A machine that can take part, connected."""
 
 
@@ -81,7 +81,7 @@ Ready = tuple[Link, Facts]
 class Readiness:
     """One machine: what it is, or why it cannot take part."""
 
-    link: Link
+    link: MachineLink
     facts: Facts | None = None
     problem: MusterError | None = None
     provisionable: bool = False
@@ -150,7 +150,7 @@ def ready(found: Sequence[Readiness]) -> list[Ready]:
     return [(one.link, one.facts) for one in found if one.facts is not None]
 
 
-def _ask(link: Link, modules: Sequence[str]) -> Readiness:
+def _ask(link: MachineLink, modules: Sequence[str]) -> Readiness:
     """Ask with the Python of the hosts file; where it names none, with ``python3``, else with our environment there."""
     try:
         asked = _ask_python(link, modules)
@@ -165,7 +165,7 @@ def _ask(link: Link, modules: Sequence[str]) -> Readiness:
         return Readiness(link, problem=error)
 
 
-def _ask_python(link: Link, modules: Sequence[str]) -> Readiness:
+def _ask_python(link: MachineLink, modules: Sequence[str]) -> Readiness:
     """Ask with the Python that the link has.
 
     Raises:
@@ -187,12 +187,12 @@ def _ask_python(link: Link, modules: Sequence[str]) -> Readiness:
     return Readiness(link, facts, provisionable=unfit and _is_plain(link))
 
 
-def _is_plain(link: Link) -> bool:
+def _is_plain(link: MachineLink) -> bool:
     """Whether nobody has chosen a Python for it yet, neither a person nor :func:`_ask`."""
     return not link.machine.python and link.python == "python3"
 
 
-def _own_problem(link: Link, facts: Facts, room: int) -> SshError | None:
+def _own_problem(link: MachineLink, facts: Facts, room: int) -> SshError | None:
     name = link.name
     if facts.python[:2] < OLDEST_PYTHON:
         found = ".".join(str(part) for part in facts.python)
@@ -303,29 +303,29 @@ def _wants_nccl(profile: Profile, seats: Sequence[tuple[Machine, Facts, str]]) -
                for _, facts, device in seats)  # fmt: skip
 
 
-def room_here(profile: Profile, workers: int) -> list[Room]:
+def room_here(profile: Profile, workers: int) -> list[MemoryBudget]:
     """Return the memory that this computer has for workers."""
     device = profile.training.device
     gpus = count_gpus() if device in ("auto", "cuda") and "+cpu" not in importlib.metadata.version("torch") else 0
     if gpus:
-        return [Room(_HERE, gpu_memory(), "cuda", -(-workers // gpus))]
+        return [MemoryBudget(_HERE, gpu_memory(), "cuda", -(-workers // gpus))]
     total, limited = total_memory()
-    return [Room(_HERE, total, _shared(device, sys.platform == "darwin"), workers, limited)]
+    return [MemoryBudget(_HERE, total, _shared(device, sys.platform == "darwin"), workers, limited)]
 
 
-def rooms_of(profile: Profile, machines: Sequence[Ready]) -> list[Room]:
+def rooms_of(profile: Profile, machines: Sequence[Ready]) -> list[MemoryBudget]:
     """Return the memory of machines and of their GPUs, each with the members that would share it."""
     found = []
     for link, facts in machines:
         kinds = Counter(_kind(device or profile.training.device, facts) for device in link.machine.devices or ("",))
         for kind, members in kinds.items():
             if kind.startswith("cuda"):
-                found.append(Room(link.name, facts.gpu_memory, "cuda", members))
+                found.append(MemoryBudget(link.name, facts.gpu_memory, "cuda", members))
             elif link.machine.here:
                 total, limited = total_memory()
-                found.append(Room(link.name, total, kind, members, limited))
+                found.append(MemoryBudget(link.name, total, kind, members, limited))
             else:
-                found.append(Room(link.name, facts.memory, kind, members))
+                found.append(MemoryBudget(link.name, facts.memory, kind, members))
     return found
 
 

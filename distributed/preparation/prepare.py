@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from distributed.discovery.discovery import Discovery, Sources, machines
 from distributed.discovery.known_machines import locate
-from distributed.discovery.sightings import Status
+from distributed.discovery.sightings import Reachability
 from distributed.hosts.schema import Hosts, Machine
-from distributed.machine.link import Link, Tell
+from distributed.machine.link import MachineLink, Tell
 from distributed.preparation.preflight import Readiness, Ready, check, ready
 from distributed.preparation.provision import provision_all
 from distributed.ssh.connection import SshTarget, Trust
@@ -70,7 +70,7 @@ def prepare(hosts: Hosts, task: str, options: PrepareOptions) -> list[Ready]:
     return ready(_Preparation(hosts, task, options).found())
 
 
-def hosts_of(hosts: Hosts, links: Sequence[Link]) -> Hosts:
+def hosts_of(hosts: Hosts, links: Sequence[MachineLink]) -> Hosts:
     """Return the hosts as their links know them: where they were found, and with which Python."""
     machines = [
         link.machine if link.machine.python or link.python == "python3"
@@ -122,7 +122,7 @@ class _Preparation:
         places: dict[str, str] = {}
         while len(places) < len(lost) and (left := end - time.monotonic()) > 0:
             seen = discovery.wait(seen, min(left, 0.5))
-            present = [machine for machine in machines(discovery.state) if machine.status is Status.ONLINE]
+            present = [machine for machine in machines(discovery.state) if machine.status is Reachability.ONLINE]
             for machine in lost:
                 found = locate(SshTarget.of(machine, self._hosts), present)
                 path = next((path for path in found.paths if path.online), None) if found is not None else None

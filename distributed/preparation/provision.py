@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from distributed.machine.link import Link, Tell, document, packed
+from distributed.machine.link import MachineLink, Tell, document, packed
 from distributed.preparation.code_sync import REPOSITORY, folder_tree
 from distributed.preparation.downloads import PINNED_UV, collect_wheels, hashed_for, uv_for
 from distributed.preparation.transfer import send_trees
@@ -116,7 +116,7 @@ def usual_recipe() -> Recipe:
     return Recipe(needed + extras, lock, hashes)
 
 
-def find_environment(link: Link, recipe: Recipe | None = None) -> str:
+def find_environment(link: MachineLink, recipe: Recipe | None = None) -> str:
     """Return the Python of the environment that was made for this recipe on this machine; empty where there is none.
 
     Raises:
@@ -126,7 +126,7 @@ def find_environment(link: Link, recipe: Recipe | None = None) -> str:
     return str(_ask(link, base, recipe or usual_recipe()).get("python", "")) if base.python else ""
 
 
-def provision(link: Link, say: Tell, recipe: Recipe | None = None, offline_wheels: bool = False) -> str:
+def provision(link: MachineLink, say: Tell, recipe: Recipe | None = None, offline_wheels: bool = False) -> str:
     """Make the environment on a machine unless it is there, and return its Python.
 
     Args:
@@ -155,7 +155,7 @@ def provision(link: Link, say: Tell, recipe: Recipe | None = None, offline_wheel
 
 
 def provision_all(
-    links: Sequence[Link], tell: Tell, offline_wheels: bool = False, fall_back: bool = False
+    links: Sequence[MachineLink], tell: Tell, offline_wheels: bool = False, fall_back: bool = False
 ) -> dict[str, MusterError]:
     """Make the environment on machines, side by side; return what went wrong, by machine.
 
@@ -163,7 +163,7 @@ def provision_all(
         fall_back: take the packages from this machine where another cannot reach the package index.
     """
 
-    def give(link: Link) -> MusterError | None:
+    def give(link: MachineLink) -> MusterError | None:
         def say(line: str) -> None:
             tell(f"{link.name}: {line}")
 
@@ -184,7 +184,7 @@ def provision_all(
         return {link.name: error for link, error in found if error is not None}
 
 
-def look(link: Link) -> Base:
+def look(link: MachineLink) -> Base:
     """Return what the machine has to build with, the same Python as here first."""
     same = f"python3.{sys.version_info.minor}"
     names = dict.fromkeys([same, "python3", "python3.13", "python3.12", "python3.11", "python3.10", "python3.14"])
@@ -194,7 +194,7 @@ def look(link: Link) -> Base:
     return Base(found.get("python", ""), found.get("uv", ""))
 
 
-def _fetch_python(link: Link, base: Base, say: Tell) -> Base:
+def _fetch_python(link: MachineLink, base: Base, say: Tell) -> Base:
     say("there is no Python 3.10 or newer: getting one with uv")
     version = f"3.{sys.version_info.minor}"
     base = base if base.uv else Base(base.python, _send_uv(link, say))
@@ -207,7 +207,7 @@ def _fetch_python(link: Link, base: Base, say: Tell) -> Base:
     return found
 
 
-def _send_uv(link: Link, say: Tell) -> str:
+def _send_uv(link: MachineLink, say: Tell) -> str:
     """Bring uv to a machine that may have no Python to get it with; return its path there, empty where that fails."""
     try:
         system, _, machine = (
@@ -222,14 +222,14 @@ def _send_uv(link: Link, say: Tell) -> str:
     return look(link).uv
 
 
-def _ask(link: Link, base: Base, recipe: Recipe) -> dict[str, Any]:
+def _ask(link: MachineLink, base: Base, recipe: Recipe) -> dict[str, Any]:
     done = link.connection().run([base.python, "-c", packed(_BUILDER), link.root, "find", recipe.digest], timeout=60.0)
     if not done.ok:
         raise SshError(link.name, f"{base.python} does not work there: {done.problem}", _NO_PYTHON)
     return document(link.name, done.stdout)
 
 
-def _build(link: Link, base: Base, recipe: Recipe, hashed: str, wheels: str, say: Tell) -> str:
+def _build(link: MachineLink, base: Base, recipe: Recipe, hashed: str, wheels: str, say: Tell) -> str:
     words = [base.python, "-c", packed(_BUILDER), link.root, "build", base.uv, wheels]
     order = {"digest": recipe.digest, "requirements": recipe.requirements, "lock": recipe.lock, "hashed": hashed}
     with closing(link.connection().stream(words)) as process:
@@ -250,7 +250,7 @@ def _build(link: Link, base: Base, recipe: Recipe, hashed: str, wheels: str, say
         raise SshError(link.name, f"its environment was not made: {problem[0]}", "try again")
 
 
-def _line(link: Link, read_line: Callable[[float], bytes]) -> bytes:
+def _line(link: MachineLink, read_line: Callable[[float], bytes]) -> bytes:
     try:
         return read_line(_SILENCE)
     except TimeoutError:

@@ -26,7 +26,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
-from distributed.machine.link import FILES, Link, document
+from distributed.machine.link import FILES, MachineLink, document
 from distributed.ssh.errors import CommandTimeout, ConnectTimeout, Dropped, NoRoute, PortClosed, SshError
 from distributed.ssh.process import Process
 from profiles.errors import BadInput
@@ -79,7 +79,7 @@ class Lack(BaseModel):
         return sum(sources[blob].stat().st_size - self.begun.get(blob, 0) for blob in self.blobs)
 
 
-def ask_missing(link: Link, trees: Sequence[str], blobs: Sequence[str], *, prepared: bool = True) -> Lack:
+def ask_missing(link: MachineLink, trees: Sequence[str], blobs: Sequence[str], *, prepared: bool = True) -> Lack:
     """Ask a machine which of these files it lacks; notes the machine's folder on the link.
 
     Args:
@@ -99,7 +99,7 @@ def ask_missing(link: Link, trees: Sequence[str], blobs: Sequence[str], *, prepa
     raise SshError(link.name, "it did not report which files it lacks", "try again")
 
 
-def send_trees(link: Link, trees: Collection[Tree], progress: Progress = lambda done, total: None) -> int:
+def send_trees(link: MachineLink, trees: Collection[Tree], progress: Progress = lambda done, total: None) -> int:
     """Bring folders to a machine, to ``trees/NAME`` of Muster's folder; return how many files were missing there.
 
     A connection that breaks is made again, and what has arrived stays.
@@ -210,7 +210,7 @@ _RESERVE = 1 << 28
 
 
 def fetch_model(
-    link: Link,
+    link: MachineLink,
     run_id: str,
     rank: str,
     run_dir: Path,
@@ -246,7 +246,7 @@ def fetch_model(
 
 
 def fetch_folder(
-    link: Link,
+    link: MachineLink,
     run_id: str,
     rank: str,
     name: str,

@@ -24,7 +24,7 @@ that they count on a machine that they did not know."""
 Note = Callable[[Event], object]
 
 
-class Machines(Protocol):
+class RunMachines(Protocol):
     """The machines of a run."""
 
     def ranks(self, machine: str) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ class RequestDesk:
         note: writes an event into the run's log; called from any thread.
     """
 
-    def __init__(self, run: LocalRun, run_dir: Path, note: Note, machines: Machines) -> None:
+    def __init__(self, run: LocalRun, run_dir: Path, note: Note, machines: RunMachines) -> None:
         self._run = run
         self._run_dir = run_dir
         self._note = note

@@ -10,7 +10,7 @@ from pathlib import Path
 from distributed.checks.own_data import require_data
 from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
 from distributed.hosts.schema import Machine
-from distributed.machine.link import Link, address_towards
+from distributed.machine.link import MachineLink, address_towards
 from distributed.preparation.preflight import NotReady, check, member_of
 from distributed.ssh.forward import LOOPBACK
 from profiles.errors import BadInput
@@ -21,12 +21,12 @@ ADDED = "hosts-added.json"
 """Machines that came while the run was on, in its folder."""
 
 
-def seats_of(links: Sequence[Link], members: int) -> list[Link]:
+def seats_of(links: Sequence[MachineLink], members: int) -> list[MachineLink]:
     """Return the link of every planned rank: one worker for each device of a machine."""
     return [link for link in links for _ in link.machine.devices or ("",)][:members]
 
 
-def with_places(plan: RunPlan, seats: Sequence[Link]) -> RunPlan:
+def with_places(plan: RunPlan, seats: Sequence[MachineLink]) -> RunPlan:
     """Return the plan that says which members are on the machine of the coordinator."""
     coordinator = coordinator_machine(seats) if plan.has_coordinator else None
     local = [link.machine.here if coordinator is None else link is coordinator for link in seats]
@@ -34,19 +34,19 @@ def with_places(plan: RunPlan, seats: Sequence[Link]) -> RunPlan:
     return plan.model_copy(update={"members": tuple(members)})
 
 
-def listening_address(links: Sequence[Link]) -> str:
+def listening_address(links: Sequence[MachineLink]) -> str:
     """Return this machine's address for the coordinator: on the route to the machines, or all if they differ."""
     far = [link for link in links if link.host and not link.machine.here]
     addresses = {link.machine.coordinator_at or address_towards(link.host) for link in far}
     return addresses.pop() if len(addresses) == 1 else "0.0.0.0" if addresses else LOOPBACK
 
 
-def coordinator_machine(links: Sequence[Link]) -> Link | None:
+def coordinator_machine(links: Sequence[MachineLink]) -> MachineLink | None:
     """Return the machine that carries the coordinator; ``None``: this one."""
     return next((link for link in links if link.machine.carries_coordinator and not link.machine.here), None)
 
 
-def way_to(link: Link, plan: RunPlan, coordinator: Link | None = None) -> Callable[[str], str]:
+def way_to(link: MachineLink, plan: RunPlan, coordinator: MachineLink | None = None) -> Callable[[str], str]:
     """Return what turns the engine's address into the one that works on a machine.
 
     Coordinator and relay are dialled directly where that is possible; the stores of launched scripts listen on
@@ -74,7 +74,9 @@ def way_to(link: Link, plan: RunPlan, coordinator: Link | None = None) -> Callab
     return reach
 
 
-def check_newcomer(entry: Machine, links: Sequence[Link], ssh_config: str, plan: RunPlan, room: int) -> Link:
+def check_newcomer(
+    entry: Machine, links: Sequence[MachineLink], ssh_config: str, plan: RunPlan, room: int
+) -> MachineLink:
     """Return the link to a machine that may take part beside those of ``links``.
 
     Args:
@@ -98,7 +100,7 @@ def check_newcomer(entry: Machine, links: Sequence[Link], ssh_config: str, plan:
     return one.link
 
 
-def check_way_to_coordinator(link: Link, listen: str) -> None:
+def check_way_to_coordinator(link: MachineLink, listen: str) -> None:
     """Check that a machine can dial the coordinator of a run that listens on one address.
 
     Raises:

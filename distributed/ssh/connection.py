@@ -43,7 +43,7 @@ from distributed.ssh.forward import LOOPBACK, FarPorts, Forward, Heartbeat
 from distributed.ssh.host_keys import fingerprint
 from distributed.ssh.process import CHUNK, LOST_HINT, OUTPUT_LIMIT, Completed, Input, RemoteProcess, command_line
 from distributed.ssh.session import Trust, open_transport
-from distributed.ssh.wire import Deadline, Wire, dial
+from distributed.ssh.wire import Deadline, SshStream, dial
 from profiles.errors import BadInput
 
 __all__ = ["Completed", "Forward", "RemoteProcess", "SshConnection", "SshTarget", "Trust"]
@@ -82,7 +82,7 @@ class SshConnection:
         self,
         host: ResolvedHost,
         authenticated_by: str,
-        wire: Wire,
+        wire: SshStream,
         transport: Any,
         gateway: SshConnection | None,
         heartbeat: float,
@@ -154,7 +154,7 @@ class SshConnection:
     @classmethod
     def _open(cls, host: ResolvedHost, gateway: SshConnection | None, options: _ConnectOptions) -> SshConnection:
         deadline = Deadline(options.timeout)
-        wire = Wire(gateway._channel_to(host, deadline)) if gateway else dial(host, deadline)
+        wire = SshStream(gateway._channel_to(host, deadline)) if gateway else dial(host, deadline)
         transport, last_words = open_transport(host, wire, options.trust, deadline)
         try:
             timeout = max(deadline.remaining, _LOGIN_TIMEOUT)

@@ -12,7 +12,7 @@ from typing import Any
 import paramiko
 
 from distributed.ssh.channel import in_order
-from distributed.ssh.wire import Wire
+from distributed.ssh.wire import SshStream
 
 _CHUNK = 64 * 1024
 _TIMEOUT = 10.0
@@ -47,7 +47,7 @@ class Heartbeat:
     another thread watches the silence.
     """
 
-    def __init__(self, transport: Any, wire: Wire, interval: float) -> None:
+    def __init__(self, transport: Any, wire: SshStream, interval: float) -> None:
         self._transport = transport
         self._wire = wire
         self._interval = interval

@@ -47,7 +47,7 @@ class HostKeyInfo:
         return f"ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub"
 
 
-class Verdict(Enum):
+class HostKeyStatus(Enum):
     """What the known_hosts files say of a key."""
 
     KNOWN = "known"
@@ -126,14 +126,14 @@ class KnownHosts:
                 return Expected(name, tuple((entry.key_type, fingerprint(entry.blob)) for entry in entries))
         return Expected()
 
-    def judge(self, key: HostKeyInfo) -> Verdict:
+    def judge(self, key: HostKeyInfo) -> HostKeyStatus:
         """Say whether a key is the known one."""
         if any(e.marker == "@revoked" and e.blob == key.blob and e.covers(key.name.lower()) for e in self.entries):
-            return Verdict.REVOKED
+            return HostKeyStatus.REVOKED
         known = self.of(key.name)
         if any(entry.blob == key.blob for entry in known):
-            return Verdict.KNOWN
-        return Verdict.CHANGED if known else Verdict.UNKNOWN
+            return HostKeyStatus.KNOWN
+        return HostKeyStatus.CHANGED if known else HostKeyStatus.UNKNOWN
 
 
 def fingerprint(blob: bytes) -> str:

@@ -11,8 +11,8 @@ import paramiko
 
 from distributed.ssh.config import ResolvedHost
 from distributed.ssh.errors import Dropped, HostKeyChanged, NotSsh, SshError, Stage, UnknownHostKey
-from distributed.ssh.host_keys import HostKeyInfo, KnownHost, KnownHosts, Verdict, fingerprint, remember
-from distributed.ssh.wire import Deadline, Wire, greet, stalled
+from distributed.ssh.host_keys import HostKeyInfo, HostKeyStatus, KnownHost, KnownHosts, fingerprint, remember
+from distributed.ssh.wire import Deadline, SshStream, greet, stalled
 
 Trust = Callable[[HostKeyInfo], bool]
 """Asked once for a machine never met before; ``True`` adds its key to the user's known_hosts."""
@@ -21,7 +21,7 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its trac
 
 
 def open_transport(
-    host: ResolvedHost, wire: Wire, trust: Trust | None, deadline: Deadline, kinds: Sequence[str] = ()
+    host: ResolvedHost, wire: SshStream, trust: Trust | None, deadline: Deadline, kinds: Sequence[str] = ()
 ) -> tuple[Any, list[str]]:
     """Greet the server, agree on keys, and check who it is.
 
@@ -100,14 +100,14 @@ def _check_identity(host: ResolvedHost, transport: Any, known: KnownHosts, trust
     name, plain_name = host.known_names
     info = HostKeyInfo(host.machine, name, key.get_name(), key.asbytes())
     verdict = known.judge(info)
-    if verdict is Verdict.UNKNOWN and plain_name != name:
+    if verdict is HostKeyStatus.UNKNOWN and plain_name != name:
         plain = known.judge(replace(info, name=plain_name))
-        verdict = plain if plain in (Verdict.KNOWN, Verdict.REVOKED) else verdict
-    if verdict is Verdict.REVOKED:
+        verdict = plain if plain in (HostKeyStatus.KNOWN, HostKeyStatus.REVOKED) else verdict
+    if verdict is HostKeyStatus.REVOKED:
         raise HostKeyChanged(host.machine, f"its host key {info.fingerprint} is marked as revoked", "do not connect")
-    if verdict is Verdict.CHANGED:
+    if verdict is HostKeyStatus.CHANGED:
         raise _changed(host, info, known.of(name)[0])
-    if verdict is Verdict.UNKNOWN:
+    if verdict is HostKeyStatus.UNKNOWN:
         if trust is None or not trust(info):
             raise UnknownHostKey(info)
         _remember(host, info)

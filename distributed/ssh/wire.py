@@ -62,7 +62,7 @@ class Deadline:
         return time.monotonic() >= self._end
 
 
-class Wire:
+class SshStream:
     """A socket, or a channel through another machine, that notes when it last heard something.
 
     It gives paramiko the server's first line again, and ends a handshake or log-in that is all noise.
@@ -138,7 +138,7 @@ class Wire:
             self._process.wait()
 
 
-def dial(host: ResolvedHost, deadline: Deadline) -> Wire:
+def dial(host: ResolvedHost, deadline: Deadline) -> SshStream:
     """Connect to a machine directly, or by the user's ProxyCommand.
 
     Raises:
@@ -148,12 +148,12 @@ def dial(host: ResolvedHost, deadline: Deadline) -> Wire:
         ours, theirs = socket.socketpair()  # as ssh does
         with theirs:
             command, end = ["/bin/sh", "-c", f"exec {host.proxy_command}"], theirs.fileno()
-            return Wire(ours, subprocess.Popen(command, stdin=end, stdout=end, stderr=subprocess.DEVNULL))
+            return SshStream(ours, subprocess.Popen(command, stdin=end, stdout=end, stderr=subprocess.DEVNULL))
     worst: SshError | None = None
     addresses = _look_up(host, deadline)
     for number, (family, address) in enumerate(addresses):
         try:
-            return Wire(_connect(family, address, deadline.remaining / (len(addresses) - number)))
+            return SshStream(_connect(family, address, deadline.remaining / (len(addresses) - number)))
         except OSError as error:
             failure = _explain_connect(host, str(address[0]), error, deadline)
             worst = failure if worst is None or isinstance(failure, PortClosed) else worst
@@ -233,7 +233,7 @@ def _explain_connect(host: ResolvedHost, address: str, error: OSError, deadline:
     return NoRoute(host.machine, f"cannot connect to {where}: {error.strerror or error}", "check the address")
 
 
-def greet(host: ResolvedHost, wire: Wire, deadline: Deadline) -> None:
+def greet(host: ResolvedHost, wire: SshStream, deadline: Deadline) -> None:
     """Wait for the server's identification.
 
     Raises:

@@ -19,7 +19,7 @@ from training.processes import thread_limits
 
 
 @dataclass(frozen=True)
-class Timeouts:
+class AgentTimeouts:
     """All timeouts, in seconds."""
 
     lease: float = 30.0
@@ -90,7 +90,7 @@ def assigned_coordinator(
     )
 
 
-class Greeting(BaseModel):
+class AgentHello(BaseModel):
     """The first line after it was attached to."""
 
     model_config = ConfigDict(frozen=True)
@@ -100,7 +100,7 @@ class Greeting(BaseModel):
     gone: bool = False
 
     @classmethod
-    def parse(cls, line: bytes) -> Greeting:
+    def parse(cls, line: bytes) -> AgentHello:
         """Raises ``ValueError`` where something else than an agent answers."""
         try:
             return cls.model_validate_json(line)

@@ -20,16 +20,16 @@ from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
-from distributed.machine.link import AGENT, Link
+from distributed.machine.link import AGENT, MachineLink
 from distributed.preparation.transfer import fetch_model
 from distributed.ssh.errors import SshError
 from distributed.ssh.process import Process
-from distributed.workers.agent_records import Assignment, Greeting, Record, Timeouts
+from distributed.workers.agent_records import AgentHello, AgentTimeouts, Assignment, Record
 from profiles.errors import ExitCode, MusterError
 from training.bounded import first_problem
 from training.events import ErrorEvent, Event, WarningEvent, from_line, to_line
 from training.processes import WAITING
-from training.stopping import Progress
+from training.stopping import ProgressMonitor
 
 LOST = 255
 """Exit code of a worker of which nothing is known any more."""
@@ -44,7 +44,7 @@ _PYTHONPATH = ":".join(f"{{folder}}/inputs/{part}" for part in ("code", "user", 
 class RemoteWorker:
     """Implements :class:`training.processes.Worker`."""
 
-    link: Link
+    link: MachineLink
     assignment: Assignment
     log: BinaryIO
     """Takes what the worker writes to stderr."""
@@ -54,7 +54,7 @@ class RemoteWorker:
     """Folder here that will hold ``member-<rank>/`` when the address is sent."""
     reach: Callable[[str], str] = lambda address: address
     """Turns the engine's address into the one to use there."""
-    timeouts: Timeouts = Timeouts()
+    timeouts: AgentTimeouts = AgentTimeouts()
     ready: Future[None] | None = None
     """The worker is started when it is done; its failure is the worker's."""
     delivers: Callable[[], bool] = lambda: True
@@ -66,7 +66,7 @@ class RemoteWorker:
         self.pid = 0
         self.end_reason = ""
         self._unwanted = False
-        self._progress = Progress()
+        self._progress = ProgressMonitor()
         self._commands: list[bytes] = []
         self._changed = threading.Condition()
         self._seen = 0
@@ -237,7 +237,7 @@ class RemoteWorker:
             greeting = process.read_line(self.timeouts.silence)
             if not greeting:  # ended before it was attached
                 return
-            first = Greeting.parse(greeting)
+            first = AgentHello.parse(greeting)
             if first.gone:
                 self._lose("its agent is gone")
                 return

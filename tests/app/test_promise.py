@@ -10,9 +10,9 @@ from app.promise import Promise, PromiseOutcome, at_promised_pace, outcome, pace
 from app.run_series import of_run
 from app.run_state import RunState, reduce_events
 from distributed.planning.document import Candidate, Choice, Job, MemberForecast, Planning
-from distributed.planning.feedback import Comparison, compare
+from distributed.planning.feedback import PredictionComparison, compare
 from tests.app.app_events import step
-from training.events import Event, MemberEvent, RunEvent, Way, WaysEvent
+from training.events import Event, MemberEvent, PeerPath, RunEvent, WaysEvent
 
 NAMES = ("pc", "air")
 
@@ -46,7 +46,7 @@ def ran(*more: Event, last: int = 20, first: dict[str, Any] | None = None, ranks
     return reduce_events([*events, *more])
 
 
-def kept(state: RunState, comparison: Comparison | None = None) -> PromiseOutcome:
+def kept(state: RunState, comparison: PredictionComparison | None = None) -> PromiseOutcome:
     found = outcome(state, promise(), comparison)
     assert found is not None
     return found
@@ -84,7 +84,7 @@ def test_a_lost_machine_is_why() -> None:
 
 
 def test_a_slow_machine_and_slow_exchanges_are_why() -> None:
-    relayed = WaysEvent(member=0, time=1, ways=(Way(peer=1, how="relayed"),))
+    relayed = WaysEvent(member=0, time=1, ways=(PeerPath(peer=1, how="relayed"),))
     state = ran(relayed, compute=1.5, wait=1.25)
     events = [step(n, member=rank, compute=1.5 - rank, wait=1.25 + rank) for n in range(1, 21) for rank in (0, 1)]
     names = [MemberEvent(member=rank, time=0, status="joined", name=NAMES[rank]) for rank in (0, 1)]

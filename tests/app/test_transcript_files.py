@@ -14,11 +14,11 @@ import soundfile
 
 from app.cli.transcribe import FORMATS, RATE, TranscriptFolder, chosen_formats, clock, hear_microphone, recorded
 from profiles.errors import BadInput
-from training.tasks.whisper.listening import Segment
-from training.tasks.whisper.transcription import Transcript
+from training.tasks.whisper.listening import TimedText
+from training.tasks.whisper.transcription import TranscriptionResult
 
-SEGMENTS = (Segment(0.0, 2.5, "a <b> --> c"), Segment(3661.0, 3661.25, "two\nlines"))
-HEARD = Transcript(Path("talk.wav"), "a <b> --> c two lines", 3662.0, "", SEGMENTS, "en")
+SEGMENTS = (TimedText(0.0, 2.5, "a <b> --> c"), TimedText(3661.0, 3661.25, "two\nlines"))
+HEARD = TranscriptionResult(Path("talk.wav"), "a <b> --> c two lines", 3662.0, "", SEGMENTS, "en")
 
 
 def test_subtitles_and_text() -> None:

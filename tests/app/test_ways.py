@@ -19,16 +19,18 @@ from app.run_state import reduce_events
 from cli_typer import main
 from tests.app.app_events import step
 from tests.report.report_runs import write_run
-from training.events import Event, MemberEvent, Way, WaysEvent
+from training.events import Event, MemberEvent, PeerPath, WaysEvent
 
 NAMES = ("studio", "tower", "mini", "air")
 How = Literal["dialled", "came", "relayed"]
 
 
 def told(rank: int, at: float, *ways: tuple[int, How], over: str = "eth0") -> WaysEvent:
-    def way(peer: int, how: How) -> Way:
+    def way(peer: int, how: How) -> PeerPath:
         direct = how != "relayed"
-        return Way(peer=peer, how=how, name=NAMES[peer], address=f"10.0.0.{peer}" if direct else "", interface=over)
+        return PeerPath(
+            peer=peer, how=how, name=NAMES[peer], address=f"10.0.0.{peer}" if direct else "", interface=over
+        )
 
     return WaysEvent(member=rank, time=at, ways=tuple(way(*one) for one in ways))
 
@@ -65,7 +67,7 @@ def test_of_many_pairs_those_that_are_not_direct_are_named() -> None:
 
 
 def test_pairs_on_one_machine_need_no_word() -> None:
-    near = Way(peer=1, how="dialled", address="127.0.0.1", interface="lo")
+    near = PeerPath(peer=1, how="dialled", address="127.0.0.1", interface="lo")
     assert lines(*met(1), WaysEvent(member=0, ways=(near,))) == []
 
 

@@ -10,10 +10,10 @@ from app.dashboard.network import advice, link_map, mbit, sums
 from app.dashboard.overview import sync_rows
 from app.dashboard.reader import Picture
 from app.run_state import reduce_events
-from distributed.planning.cluster import Cluster, Link, Machine
+from distributed.planning.cluster import Cluster, ClusterMachine, Link
 from distributed.planning.document import Candidate, Choice, Figures, Job, Planning, Reason, Workload
 from tests.app.app_events import sync
-from training.events import SyncEvent, Way, WaysEvent
+from training.events import PeerPath, SyncEvent, WaysEvent
 
 
 def way(strategy: str, speed_up: float, *members: str, samples: float = 0.0) -> Candidate:
@@ -75,11 +75,11 @@ def test_who_owns_less_than_the_others_is_said() -> None:
 def on_a_map(width: int = 118, height: int = 40) -> str:
     links = (Link(source="studio", target="air", mbit=211, mbit_back=190, medium="wifi", air="wifi"),
              Link(source="studio", target="pc", mbit=941, mbit_back=938, medium="ethernet"))  # fmt: skip
-    machines = tuple(Machine(name=name) for name in ("studio", "air", "pc"))
+    machines = tuple(ClusterMachine(name=name) for name in ("studio", "air", "pc"))
     figures = Figures(
         cluster=Cluster(machines=machines, links=links), workload=Workload(trainable=1, total=1, samples=1)
     )
-    ways = WaysEvent(member=1, time=9.0, ways=(Way(peer=2, name="pc", address="10.0.0.3", how="relayed"),))
+    ways = WaysEvent(member=1, time=9.0, ways=(PeerPath(peer=2, name="pc", address="10.0.0.3", how="relayed"),))
     shown = Picture(Path("run"), reduce_events([*started(), ways]), figures=figures)
     return link_map(shown, width, height).plain
 

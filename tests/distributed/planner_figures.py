@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from distributed.measuring.link_figures import Figures, PairFigures
-from distributed.planning.cluster import Cluster, Link, Machine, Measurement
+from distributed.measuring.link_figures import LinkFigures, PairFigures
+from distributed.planning.cluster import Cluster, ClusterMachine, Link, Measurement
 from distributed.planning.corrections import NO_CORRECTIONS, Corrections
 from distributed.planning.document import Candidate, Choice, Job
 from distributed.planning.prediction import Predictor
@@ -16,10 +16,10 @@ from distributed.planning.prediction import Predictor
 TINY, LARGE = 39_000_000, 1_550_000_000
 
 
-def machine(name: str, speed: float = 8.0, **more: Any) -> Machine:
+def machine(name: str, speed: float = 8.0, **more: Any) -> ClusterMachine:
     """A machine that does a step of 8 samples in ``8 / speed`` seconds."""
     measured = (Measurement(batch=8, seconds=8 / speed),) if speed else ()
-    return Machine(name=name, measurements=measured, **more)
+    return ClusterMachine(name=name, measurements=measured, **more)
 
 
 def cluster(speeds: Sequence[float], mbit: float = 950.0, slow: dict[str, float] | None = None) -> Cluster:
@@ -28,10 +28,10 @@ def cluster(speeds: Sequence[float], mbit: float = 950.0, slow: dict[str, float]
     return joined(machines, mbit, slow)
 
 
-def joined(machines: Sequence[Machine], mbit: float = 950.0, slow: dict[str, float] | None = None) -> Cluster:
+def joined(machines: Sequence[ClusterMachine], mbit: float = 950.0, slow: dict[str, float] | None = None) -> Cluster:
     """Link every pair."""
 
-    def rate(*ends: Machine) -> float:
+    def rate(*ends: ClusterMachine) -> float:
         return min((slow or {}).get(end.name, mbit) for end in ends)
 
     links = tuple(
@@ -51,7 +51,9 @@ def measured_pair(source: str = "a", target: str = "b", mbit: float = 100.0, **m
     """A pair of machines as measured; ``more`` are other figures."""
     usual = {"mbit_back": 90, "rtt_ms": 0.5, "interface": "eth0", "interface_back": "eth0", "address": "10.0.0.2"}
     zero = dict.fromkeys(("jitter_ms", "loss", "loss_back", "other_mbit"), 0.0)
-    figures = Figures(mbit=mbit, **{"wireless": False, "wireless_back": False, "paths": (), **usual, **zero, **more})
+    figures = LinkFigures(
+        mbit=mbit, **{"wireless": False, "wireless_back": False, "paths": (), **usual, **zero, **more}
+    )
     return PairFigures(source=source, target=target, figures=figures)
 
 

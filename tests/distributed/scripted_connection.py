@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from distributed.hosts.schema import Machine
-from distributed.machine.link import HereConnection, Link
+from distributed.machine.link import HereConnection, MachineLink
 from distributed.ssh.process import Completed
 
 
@@ -30,21 +30,21 @@ class Says(HereConnection):
         pass
 
 
-def far_machine(folder: Path, connection: HereConnection | None = None) -> Link:
+def far_machine(folder: Path, connection: HereConnection | None = None) -> MachineLink:
     """This machine in the place of a far one, whose folder of ours is ``folder / "far"``."""
     machine = Machine(name="far", python=sys.executable, project_path=str(folder / "far"))
-    link = Link(machine, lambda: connection or HereConnection("far"))
+    link = MachineLink(machine, lambda: connection or HereConnection("far"))
     link.put_agent()
     return link
 
 
-def undialled(name: str, host: str = "", **fields: Any) -> Link:
+def undialled(name: str, host: str = "", **fields: Any) -> MachineLink:
     """A machine that nobody may dial; ``fields`` are those of its hosts file."""
 
     def nobody() -> NoReturn:
         raise AssertionError("nobody is called")
 
-    return Link(Machine(name=name, **fields), nobody, host)
+    return MachineLink(Machine(name=name, **fields), nobody, host)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from planner_figures import job, joined
 
-from distributed.planning.cluster import Cluster, Machine, Measurement
+from distributed.planning.cluster import Cluster, ClusterMachine, Measurement
 from distributed.planning.corrections import evened
 from distributed.planning.planner import plan
 
@@ -11,12 +11,12 @@ from distributed.planning.planner import plan
 def machines(*seconds: float, error: float = 0.02) -> Cluster:
     """Machines ``a``, ``b``, ... that took so long for a step of 32 samples."""
 
-    def one(name: str, whole: float) -> Machine:
+    def one(name: str, whole: float) -> ClusterMachine:
         found = tuple(
             Measurement(batch=batch, seconds=part * whole, error=part * error, peak=1_000 * batch)
             for batch, part in ((16, 0.55), (32, 1.0))
         )
-        return Machine(name=name, measurements=found)
+        return ClusterMachine(name=name, measurements=found)
 
     return joined([one("abcd"[index], each) for index, each in enumerate(seconds)])
 

@@ -21,7 +21,7 @@ from distributed.planning.reasons import sentence
 from profiles.resolve import load_profile
 
 if TYPE_CHECKING:
-    from distributed.measuring.measure import Measured
+    from distributed.measuring.measure import MeasurementResult
 
 
 def home(wired: str, wireless: str, mbit: float = 40.0, cable: float = 600.0) -> Cluster:
@@ -95,6 +95,6 @@ def test_it_is_among_the_reasons_of_a_plan_and_beside_a_ranking() -> None:
     profile = load_profile("demo-scratch").profile
     found = SimpleNamespace(figures=Figures(cluster=home("ab", "c", 1.5), workload=SMALL), pairs=(), here="")
     machines = [(undialled(name, carries_coordinator=True), None) for name in "abc"]
-    planning = choose(cast("Measured", found), cast("Any", machines), profile, PlanOptions())
+    planning = choose(cast("MeasurementResult", found), cast("Any", machines), profile, PlanOptions())
     assert SAID.fullmatch(sentence(planning.reasons[-1]))
     assert ranked(planning, None).cables == (sentence(planning.reasons[-1]),)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from distributed.planning.cluster import Cluster, Link, Machine, Measurement
+from distributed.planning.cluster import Cluster, ClusterMachine, Link, Measurement
 from distributed.planning.document import Figures, Workload, job_of
 from profiles.errors import BadInput
 from profiles.optimisation import TrainingSettings
@@ -25,7 +25,7 @@ measurements = st.builds(
     Measurement, batch=st.integers(1, 1000), seconds=st.floats(1e-6, 1e4), peak=st.integers(0, 2**40)
 )
 machines = st.builds(
-    Machine,
+    ClusterMachine,
     name=names,
     identity=st.text("abc+/=", max_size=8),
     device=st.sampled_from(["cpu", "cuda", "mps"]),
@@ -76,33 +76,33 @@ def test_fits_are_never_negative(cluster: Cluster) -> None:
 @given(overhead=st.floats(0, 1), speed=st.floats(0.1, 1000))
 def test_two_batch_sizes_tell_overhead_from_speed(overhead: float, speed: float) -> None:
     points = tuple(Measurement(batch=b, seconds=overhead + b / speed) for b in (4, 8, 16))
-    machine = Machine(name="a", measurements=points)
+    machine = ClusterMachine(name="a", measurements=points)
     assert machine.overhead == pytest.approx(overhead, abs=1e-6)
     assert machine.speed == pytest.approx(speed, rel=1e-3)
 
 
 def test_one_batch_size_gives_no_overhead() -> None:
-    machine = Machine(name="a", measurements=(Measurement(batch=8, seconds=2.0),))
+    machine = ClusterMachine(name="a", measurements=(Measurement(batch=8, seconds=2.0),))
     assert machine.step_time == (0.0, 4.0)
 
 
 def test_memory_of_a_sample() -> None:
     two = (Measurement(batch=1, seconds=1, peak=110), Measurement(batch=3, seconds=1, peak=130))
-    assert Machine(name="a", measurements=two).memory_per_sample(0) == pytest.approx(10)
-    assert Machine(name="a", measurements=two[1:]).memory_per_sample(100) == pytest.approx(10)
-    assert Machine(name="a").memory_per_sample(100) is None
+    assert ClusterMachine(name="a", measurements=two).memory_per_sample(0) == pytest.approx(10)
+    assert ClusterMachine(name="a", measurements=two[1:]).memory_per_sample(100) == pytest.approx(10)
+    assert ClusterMachine(name="a").memory_per_sample(100) is None
 
 
 def test_a_link_without_anything_passing_is_none() -> None:
-    cluster = Cluster(machines=(Machine(name="a"), Machine(name="b")),
+    cluster = Cluster(machines=(ClusterMachine(name="a"), ClusterMachine(name="b")),
                       links=(Link(source="a", target="b", mbit=0, mbit_back=50),))  # fmt: skip
     assert cluster.link("a", "b") is None
     assert cluster.interface("a") == 0
 
 
 def test_two_devices_of_one_machine_share_its_links() -> None:
-    devices = tuple(Machine(name=f"pc:{index}", identity="SHA256:x") for index in range(2))
-    cluster = Cluster(machines=(*devices, Machine(name="b")),
+    devices = tuple(ClusterMachine(name=f"pc:{index}", identity="SHA256:x") for index in range(2))
+    cluster = Cluster(machines=(*devices, ClusterMachine(name="b")),
                       links=(Link(source="b", target="pc:0", mbit=90, mbit_back=80),))  # fmt: skip
     link = cluster.link("pc:1", "b")
     assert link is not None
@@ -150,7 +150,7 @@ def test_a_missing_file_of_figures(tmp_path: Path) -> None:
 
 
 def test_figures_are_written_whole(tmp_path: Path) -> None:
-    figures = Figures(cluster=Cluster(machines=(Machine(name="a"),)), workload=WORKLOAD)
+    figures = Figures(cluster=Cluster(machines=(ClusterMachine(name="a"),)), workload=WORKLOAD)
     figures.write(tmp_path / "figures.json")
     assert Figures.read(tmp_path / "figures.json") == figures
     with pytest.raises(BadInput):

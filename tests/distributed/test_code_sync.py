@@ -9,7 +9,7 @@ import pytest
 from scripted_connection import far_machine
 
 from distributed.machine import agent_files
-from distributed.machine.link import Link
+from distributed.machine.link import MachineLink
 from distributed.preparation.code_sync import Inputs, collect, user_sources
 from distributed.preparation.transfer import send_trees
 from profiles.errors import BadInput
@@ -18,7 +18,7 @@ from training.local_plan import plan_local_run
 
 
 @pytest.fixture
-def link(tmp_path: Path) -> Link:
+def link(tmp_path: Path) -> MachineLink:
     return far_machine(tmp_path)
 
 
@@ -95,7 +95,7 @@ def speech_inputs(path: Path, **options: str) -> Inputs:
 
 
 @pytest.mark.slow
-def test_the_recordings_of_a_lone_table_travel_with_it_and_nothing_else(link: Link, tmp_path: Path) -> None:
+def test_the_recordings_of_a_lone_table_travel_with_it_and_nothing_else(link: MachineLink, tmp_path: Path) -> None:
     data = tmp_path / "data"
     table = speech_table(data, "clips/a.wav", "clips/deep/../b.wav", "c.wav")
     (data / "clips" / "private.wav").write_text("not named")
@@ -144,7 +144,7 @@ def test_a_teacher_travels_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_there_is_not_sent_again(link: Link, inputs: Inputs, tmp_path: Path) -> None:
+def test_what_is_there_is_not_sent_again(link: MachineLink, inputs: Inputs, tmp_path: Path) -> None:
     assert send_trees(link, inputs.trees.values()) > 50
     assert send_trees(link, inputs.trees.values()) == 0
     (tmp_path / "project" / "helper.py").write_text("# changed")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distributed.planning.cluster import Cluster, Link, Machine
+from distributed.planning.cluster import Cluster, ClusterMachine, Link
 from distributed.planning.cost_model import (
     LINE_SHARE,
     Bottleneck,
@@ -96,7 +96,7 @@ def network(mbit: float, wireless: str = "") -> Cluster:
         for index, a in enumerate(NAMES)
         for b in NAMES[index + 1 :]
     )  # fmt: skip
-    return Cluster(machines=tuple(Machine(name=name, wifi=name in wireless) for name in NAMES), links=links)
+    return Cluster(machines=tuple(ClusterMachine(name=name, wifi=name in wireless) for name in NAMES), links=links)
 
 
 def slowest_part(cluster: Cluster, flows: Flows) -> Bottleneck:

@@ -21,8 +21,8 @@ from scripted_connection import garbage, serving, silent
 
 from distributed.discovery.discovery import Discovery, Sources
 from distributed.discovery.known_machines import (
-    Candidate,
     KnownKeys,
+    MachineCandidate,
     candidates,
     config_names,
     locate,
@@ -50,12 +50,12 @@ from distributed.discovery.sightings import (
     Identified,
     Ignored,
     Observation,
-    Origin,
     Problem,
+    Reachability,
     Sighting,
     SightingKey,
+    SightingOrigin,
     State,
-    Status,
     Withdrawn,
     apply,
 )
@@ -81,7 +81,9 @@ def folded(*observations: Observation) -> State:
     return state
 
 
-def sighting(name: str, *endpoints: Endpoint, origin: Origin = Origin.BONJOUR, source: str = "s") -> Sighting:
+def sighting(
+    name: str, *endpoints: Endpoint, origin: SightingOrigin = SightingOrigin.BONJOUR, source: str = "s"
+) -> Sighting:
     return Sighting(SightingKey(origin, "_ssh._tcp", name, "en0", source), name, f"{name}.local", endpoints)
 
 
@@ -246,7 +248,7 @@ def test_one_key_under_two_names_is_one_machine() -> None:
     first, second = endpoint(9), Endpoint("169.254.7.7", "en5", kind=PathKind.LINK_LOCAL)
     state = folded(
         sighting("studio", first),
-        sighting("typed", second, origin=Origin.TYPED),
+        sighting("typed", second, origin=SightingOrigin.TYPED),
         Identified(first, "SHA256:k"),
         Identified(second, "SHA256:k"),
     )
@@ -268,14 +270,16 @@ def test_one_name_from_two_senders_is_two_before_any_key_is_known() -> None:
 
 
 def test_a_hosts_file_name_that_only_mdns_knows_joins_its_machine() -> None:
-    listed = Sighting(SightingKey(Origin.HOSTS_FILE, "", "s"), "s", "studio.local", problem=Problem("name_unknown", ""))
+    listed = Sighting(
+        SightingKey(SightingOrigin.HOSTS_FILE, "", "s"), "s", "studio.local", problem=Problem("name_unknown", "")
+    )
     state = folded(sighting("studio", endpoint(9)), listed, Identified(endpoint(9), "a"))
     (machine,) = machines(state)
-    assert machine.found_by == (Origin.HOSTS_FILE, Origin.BONJOUR)
+    assert machine.found_by == (SightingOrigin.HOSTS_FILE, SightingOrigin.BONJOUR)
 
 
 def test_a_name_only_known_hosts_remembers_is_listed_once_it_answers() -> None:
-    state = folded(sighting("old", endpoint(9), origin=Origin.KNOWN_HOSTS))
+    state = folded(sighting("old", endpoint(9), origin=SightingOrigin.KNOWN_HOSTS))
     assert machines(state) == ()
     assert len(machines(apply(state, Identified(endpoint(9), "a")))) == 1
 
@@ -284,7 +288,7 @@ def test_a_lost_machine_keeps_its_identity_and_says_why() -> None:
     lost = Problem("timeout", "no answer")
     state = folded(sighting("mac", endpoint(9)), Identified(endpoint(9), "a"), Failed(endpoint(9), lost))
     (machine,) = machines(state)
-    assert (machine.id, machine.status, machine.problem) == ("a", Status.OFFLINE, lost)
+    assert (machine.id, machine.status, machine.problem) == ("a", Reachability.OFFLINE, lost)
 
 
 def test_docker_and_vpn_paths_come_last() -> None:
@@ -298,7 +302,7 @@ names, keys = st.sampled_from(["mac", "studio", "box"]), st.sampled_from(["a", "
 ends = st.integers(1, 6).map(endpoint)
 sightings = st.builds(
     lambda name, found, origin, source: sighting(name, *found, origin=origin, source=source),
-    names, st.lists(ends, max_size=3), st.sampled_from(list(Origin)), st.sampled_from(["x", "y"]),
+    names, st.lists(ends, max_size=3), st.sampled_from(list(SightingOrigin)), st.sampled_from(["x", "y"]),
 )  # fmt: skip
 observations = st.one_of(
     sightings,
@@ -322,8 +326,8 @@ def test_identity_holds_whatever_is_observed(events: list[Observation]) -> None:
         assert keys_shown <= {machine.fingerprint}
     named = {e for one in state.sightings.values() for e in one.endpoints}
     assert set(state.paths) == named
-    answering = {e for e, path in state.paths.items() if path.status is Status.ONLINE}
-    assert answering == {p.endpoint for m in found for p in m.paths if p.status is Status.ONLINE}
+    answering = {e for e, path in state.paths.items() if path.status is Reachability.ONLINE}
+    assert answering == {p.endpoint for m in found for p in m.paths if p.status is Reachability.ONLINE}
 
 
 @pytest.mark.slow
@@ -456,7 +460,7 @@ def test_candidates_are_looked_up_by_ssh(tmp_path: Path) -> None:
     assert box is not None and box.endpoints == (Endpoint("192.168.1.9", "en0", 2222),)
     assert far is not None and (far.endpoints, far.through) == ((), "box")
     assert nobody is not None and nobody.problem is not None and nobody.problem.cause == "name_unknown"
-    assert typed is not None and typed.key.origin is Origin.TYPED
+    assert typed is not None and typed.key.origin is SightingOrigin.TYPED
 
 
 def test_a_long_name_may_be_typed() -> None:
@@ -570,7 +574,7 @@ def test_closing_is_quick_and_may_be_done_twice(tmp_path: Path) -> None:
     with discovery:
         assert discovery.wait(0, PATIENCE) > 0
         (machine,) = [one for one in machines(discovery.state) if one.here]
-        assert isinstance(machine, FoundMachine) and machine.status is Status.ONLINE
+        assert isinstance(machine, FoundMachine) and machine.status is Reachability.ONLINE
     discovery.close()
 
 
@@ -582,7 +586,7 @@ def test_interfaces_that_come_and_go_do_not_pile_up_look_ups(tmp_path: Path) -> 
         seen["changes"] = next(changes)
         return Interfaces((EN0,) if seen["changes"] % 2 else ())
 
-    def look_up(candidate: Candidate, interfaces: Interfaces) -> None:
+    def look_up(candidate: MachineCandidate, interfaces: Interfaces) -> None:
         seen["looks"] = next(looks) + 1
         answer.wait(PATIENCE)
 
@@ -599,7 +603,7 @@ def test_interfaces_that_come_and_go_do_not_pile_up_look_ups(tmp_path: Path) -> 
 def test_what_could_not_be_looked_up_is_tried_again() -> None:
     answers = iter([Problem("bad_config", "not approved", "approve it"), None])
 
-    def answer(candidate: Candidate, _: object) -> Sighting:
+    def answer(candidate: MachineCandidate, _: object) -> Sighting:
         return Sighting(candidate.key, candidate.target.name, problem=next(answers))
 
     sources = Sources(typed=("box",), ssh_config=Path("/dev/null"), known_hosts=())

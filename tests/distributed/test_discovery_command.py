@@ -22,7 +22,7 @@ from distributed.discovery.discovery import Discovery
 from distributed.discovery.machine_identity import FoundMachine, FoundPath
 from distributed.discovery.mdns_records import parse_txt
 from distributed.discovery.network_interfaces import Endpoint, PathKind
-from distributed.discovery.sightings import Origin, Problem, Status
+from distributed.discovery.sightings import Problem, Reachability, SightingOrigin
 from distributed.ssh.access import AccessReport
 from profiles.errors import ExitCode
 
@@ -32,12 +32,12 @@ ROOT = Path(__file__).parents[2]
 CLI = [sys.executable, str(ROOT / "cli_typer.py")]
 
 
-def machine(name: str, status: Status = Status.ONLINE, problem: Problem | None = None) -> FoundMachine:
+def machine(name: str, status: Reachability = Reachability.ONLINE, problem: Problem | None = None) -> FoundMachine:
     paths = tuple(
         FoundPath(Endpoint(f"192.168.100.{n}", "enp3s0", kind=PathKind.WIRED), status, problem) for n in (101, 102)
     )
     details = {"devices": "cuda NVIDIA GeForce RTX 4090, cpu 32 cores", "memory": "137438953472"}
-    return FoundMachine(name, name, (name,), status, (Origin.BONJOUR,), paths, details=details, problem=problem)
+    return FoundMachine(name, name, (name,), status, (SightingOrigin.BONJOUR,), paths, details=details, problem=problem)
 
 
 def printed(*found: FoundMachine) -> str:
@@ -49,7 +49,7 @@ def printed(*found: FoundMachine) -> str:
 @pytest.mark.parametrize("columns", ["80", "200"])
 def test_the_table_fits_eighty_columns_and_says_states_in_words(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    text = printed(machine("studio-of-the-whole-family-upstairs"), machine("box", Status.OFFLINE))
+    text = printed(machine("studio-of-the-whole-family-upstairs"), machine("box", Reachability.OFFLINE))
     assert all(len(line) <= 80 for line in text.splitlines())
     assert columns == "200" or "192.168.100.101 " in text
     assert "● online" in text and "○ offline" in text

@@ -15,7 +15,7 @@ import pytest
 
 from distributed.discovery.discovery import Discovery, Sources
 from distributed.discovery.machine_identity import FoundMachine, machines
-from distributed.discovery.sightings import MOST_PER_SOURCE, Origin, Status
+from distributed.discovery.sightings import MOST_PER_SOURCE, Reachability, SightingOrigin
 from profiles.errors import ExitCode
 from tests.lab import network, processes
 from tests.lab.host import REPOSITORY, LabHost
@@ -59,12 +59,12 @@ def at(discovery: Discovery, *addresses: str) -> list[FoundMachine]:
 
 
 def online(discovery: Discovery, host: LabHost) -> list[FoundMachine]:
-    return [machine for machine in at(discovery, host.address) if machine.status is Status.ONLINE]
+    return [machine for machine in at(discovery, host.address) if machine.status is Reachability.ONLINE]
 
 
 def by_link_local(discovery: Discovery, host: LabHost) -> str:
     """The interface through which a machine answers at its IPv6 link-local address."""
-    answering = (p for m in online(discovery, host) for p in m.paths if p.status is Status.ONLINE)
+    answering = (p for m in online(discovery, host) for p in m.paths if p.status is Reachability.ONLINE)
     return next((p.endpoint.interface for p in answering if p.endpoint.address.startswith("fe80:")), "")
 
 
@@ -108,7 +108,7 @@ def test_an_announcer_shows_and_its_good_bye_removes_it(lab: Lab, found: Discove
     until(lambda: online(found, host))
     (machine,) = at(found, host.address)
     assert machine.fingerprint == fingerprint(host)
-    assert machine.name == "a" and machine.found_by == (Origin.BONJOUR,)
+    assert machine.name == "a" and machine.found_by == (SightingOrigin.BONJOUR,)
     assert machine.paths[0].endpoint.interface == lab.bridge
     assert int(machine.details["memory"]) > 0 and "cpu" in machine.details["devices"]
     until(lambda: by_link_local(found, host) == lab.bridge)
@@ -135,7 +135,7 @@ def test_a_killed_one_is_offline(lab: Lab, found: Discovery) -> None:
     try:
         until(lambda: not online(found, host))
         (machine,) = at(found, host.address)
-        assert machine.status is Status.OFFLINE and machine.problem is not None
+        assert machine.status is Reachability.OFFLINE and machine.problem is not None
         assert machine.problem.cause == "port_closed" and "Remote Login" in machine.problem.hint
     finally:
         host.start_sshd()
@@ -178,7 +178,7 @@ def test_one_machine_is_one_entry_also_when_a_second_cable_is_plugged_in(lab: La
             return {
                 (path.endpoint.address, path.endpoint.interface, path.endpoint.kind.value)
                 for path in paths
-                if path.status is Status.ONLINE
+                if path.status is Reachability.ONLINE
             }
 
         both = {(host.address, lab.bridge, "wired"), (direct, port, "link-local")}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planner_figures import job, joined, machine, predict
 
-from distributed.planning.cluster import Machine, Measurement
+from distributed.planning.cluster import ClusterMachine, Measurement
 from distributed.planning.cost_model import MEMBER_MBIT, OPERATION, expected_last, turns_factor
 from distributed.planning.document import Candidate, Choice
 
@@ -123,7 +123,7 @@ def test_the_last_of_equal_members() -> None:
 
 def test_members_whose_steps_vary_wait_for_each_other() -> None:
     measured = (Measurement(batch=8, seconds=1.0, spread=0.1),)
-    machines = [Machine(name=name, measurements=measured) for name in "abcd"]
+    machines = [ClusterMachine(name=name, measurements=measured) for name in "abcd"]
     every = predict(joined(machines, 1000), job(1_000_000), EVERY_STEP)
     merged = EVERY_STEP.model_copy(update={"strategy": "diloco", "interval": 100})
     assert every.skew == pytest.approx(0.103, abs=0.001)

@@ -17,7 +17,7 @@ from scripted_connection import far_machine
 
 from distributed.hosts.schema import Machine
 from distributed.machine import agent_files
-from distributed.machine.link import HereConnection, Link
+from distributed.machine.link import HereConnection, MachineLink
 from distributed.preparation import transfer
 from distributed.preparation.transfer import LONGEST_LIST, MOST_FILES, announced, fetch_folder
 from distributed.ssh.errors import SshError
@@ -29,7 +29,7 @@ def said(files: object) -> bytes:
     return json.dumps({"files": files}).encode() + b"\n"
 
 
-def sends(path: Path, data: bytes) -> Link:
+def sends(path: Path, data: bytes) -> MachineLink:
     """A machine that answers every question with ``data``."""
     path.write_bytes(data)
 
@@ -37,7 +37,7 @@ def sends(path: Path, data: bytes) -> Link:
         def stream(self, argv: Any) -> Any:
             return super().stream(["cat", str(path)])
 
-    return Link(Machine(name="far"), lambda: Stranger("far"))
+    return MachineLink(Machine(name="far"), lambda: Stranger("far"))
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_machine_that_dribbles_is_not_waited_for(target: Path) -> None:
     clock = itertools.count()
     line = said({"model/weights": 1 << 20})
     process = SimpleNamespace(read_line=lambda timeout: line, read=lambda timeout: b"x", close=lambda: None)
-    link = Link(Machine(name="far"), lambda: SimpleNamespace(stream=lambda argv: process))
+    link = MachineLink(Machine(name="far"), lambda: SimpleNamespace(stream=lambda argv: process))
     with pytest.raises(SshError, match="too slowly"):
         fetch_folder(link, "run-1", "0", "model", target, clock=lambda: next(clock))
     assert next(clock) < 120 and os.listdir(target.parent) == []

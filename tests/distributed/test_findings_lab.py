@@ -14,7 +14,7 @@ from distributed.checks.examination import examine
 from distributed.checks.findings import Finding
 from distributed.hosts.file import save_hosts
 from distributed.hosts.schema import Machine
-from distributed.machine.link import Link, Tell
+from distributed.machine.link import MachineLink, Tell
 from distributed.preparation import provision
 from distributed.ssh.errors import SshError
 from tests.distributed.muster_runs import Muster
@@ -88,7 +88,7 @@ def test_fix_gives_an_environment_and_tells_what_did_not_go(
     save_hosts(lab.hosts(python=""), lab.hosts_file)
     asked: list[tuple[str, bool]] = []
 
-    def fails(link: Link, say: Tell, offline_wheels: bool = False) -> str:
+    def fails(link: MachineLink, say: Tell, offline_wheels: bool = False) -> str:
         asked.append((link.name, offline_wheels))
         say("collecting")
         raise SshError(link.name, "the disk is full", "free some space there")

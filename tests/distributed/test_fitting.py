@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from distributed.planning import fitting
-from distributed.planning.fitting import Fitted, Room, fitted
+from distributed.planning.fitting import Fitted, MemoryBudget, fitted
 from distributed.planning.model_size import ModelSize, size_for
 from profiles.errors import BadInput
 from profiles.resolve import load_profile, profile_from_options
@@ -39,7 +39,7 @@ def without_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fit(folder: Path, gigabytes: float, device: str = "cpu", workers: int = 1, **options: object) -> Fitted:
     profile = profile_from_options("mine", {"model_path": str(folder), **options})
-    return fitted(profile, size_for(profile), [Room("studio", int(gigabytes * GB), device, workers)])
+    return fitted(profile, size_for(profile), [MemoryBudget("studio", int(gigabytes * GB), device, workers)])
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def fit(folder: Path, gigabytes: float, device: str = "cpu", workers: int = 1, *
     ],
 )
 def test_a_whisper_fits_by_itself(whispers: Path, name: str, gigabytes: int, changed: set[str]) -> None:
-    room = Room("studio", gigabytes * GB)
+    room = MemoryBudget("studio", gigabytes * GB)
     found = fit(whispers / name, gigabytes)
     assert set(found.changes) == changed
     assert found.needs <= room.usable < room.total
@@ -78,7 +78,7 @@ def test_accumulation_keeps_the_batch_of_a_step_that_is_no_power_of_two(whispers
         "dataset = /nowhere\n"
     )
     profile = load_profile("p", config=config).profile
-    training = fitted(profile, size_for(profile), [Room("studio", 9 * GB)]).profile.training
+    training = fitted(profile, size_for(profile), [MemoryBudget("studio", 9 * GB)]).profile.training
     assert training.batch_size < 9 and training.batch_size * training.gradient_accumulation == 18
 
 
@@ -90,11 +90,14 @@ def test_evaluations_follow_whether_or_not_the_batch_does(whispers: Path, set_by
         f"[profile:p]\ngroup = g\nmodel = {whispers / 'small'}\ndataset = /nowhere\n{set_by_person}"
     )
     profile = load_profile("p", config=config).profile
-    found = fitted(profile, size_for(profile), [Room("studio", 12 * GB)])
+    found = fitted(profile, size_for(profile), [MemoryBudget("studio", 12 * GB)])
     assert set(found.changes) == {"eval_batch_size"}
     assert found.needs <= found.needed / 2
     size = found.profile.evaluation.eval_batch_size
-    assert fitted(found.profile, size_for(profile), [Room("studio", 12 * GB)]).profile is found.profile and size > 1
+    assert (
+        fitted(found.profile, size_for(profile), [MemoryBudget("studio", 12 * GB)]).profile is found.profile
+        and size > 1
+    )
 
 
 def test_what_the_person_set_stays(whispers: Path) -> None:
@@ -139,18 +142,18 @@ def test_all_workers_of_a_machine_share_its_memory(whispers: Path) -> None:
 
 
 def test_a_gpu_and_a_mac_have_margins_of_their_own() -> None:
-    cpu, mps, cuda = (Room("x", 8 * GB, device).usable for device in ("cpu", "mps", "cuda"))
+    cpu, mps, cuda = (MemoryBudget("x", 8 * GB, device).usable for device in ("cpu", "mps", "cuda"))
     assert mps < cpu < cuda < 8 * GB
-    assert Room("x", 8 * GB, limited=True).usable > cpu
+    assert MemoryBudget("x", 8 * GB, limited=True).usable > cpu
 
 
 def test_what_is_not_known_changes_nothing() -> None:
     profile = Profile(name="p", model=ModelSettings(model_path="owner/model"))
-    assert fitted(profile, None, [Room("x", GB)]).profile is profile
-    assert fitted(profile, ModelSize(10**9), [Room("x", 0)]).profile is profile
+    assert fitted(profile, None, [MemoryBudget("x", GB)]).profile is profile
+    assert fitted(profile, ModelSize(10**9), [MemoryBudget("x", 0)]).profile is profile
 
 
 def test_the_machine_with_the_least_memory_decides(whispers: Path) -> None:
     profile = profile_from_options("mine", {"model_path": str(whispers / "small")})
-    found = fitted(profile, size_for(profile), [Room("tower", 64 * GB), Room("studio", 8 * GB)])
+    found = fitted(profile, size_for(profile), [MemoryBudget("tower", 64 * GB), MemoryBudget("studio", 8 * GB)])
     assert "studio has" in found.line

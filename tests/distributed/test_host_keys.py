@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distributed.ssh.host_keys import HostKeyInfo, KnownHosts, Verdict, known_name, parse_line, remember
+from distributed.ssh.host_keys import HostKeyInfo, HostKeyStatus, KnownHosts, known_name, parse_line, remember
 from tests.lab.ssh_setup import make_key
 
 needs_keygen = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed")
@@ -22,7 +22,7 @@ def key(name: str = "studio", blob: bytes = b"\0\0\0\x0bssh-ed25519AAAA") -> Hos
     return HostKeyInfo("studio", name, "ssh-ed25519", blob)
 
 
-def judge(text: str, info: HostKeyInfo) -> Verdict:
+def judge(text: str, info: HostKeyInfo) -> HostKeyStatus:
     return KnownHosts(entry for line in text.splitlines() if (entry := parse_line(line))).judge(info)
 
 
@@ -33,34 +33,34 @@ def line(hosts: str, info: HostKeyInfo, marker: str = "") -> str:
 @pytest.mark.parametrize(
     ("hosts", "name", "verdict"),
     [
-        ("studio", "studio", Verdict.KNOWN),
-        ("a,studio,b", "studio", Verdict.KNOWN),
-        ("STUDIO", "studio", Verdict.KNOWN),
-        ("*.local", "studio.local", Verdict.KNOWN),
-        ("*.local,!studio.local", "studio.local", Verdict.UNKNOWN),
-        ("stud?o", "studio", Verdict.KNOWN),
-        ("[studio]:2222", "[studio]:2222", Verdict.KNOWN),
-        ("[studio]:2222", "studio", Verdict.UNKNOWN),
-        ("[s]tudio", "studio", Verdict.UNKNOWN),
-        ("other", "studio", Verdict.UNKNOWN),
+        ("studio", "studio", HostKeyStatus.KNOWN),
+        ("a,studio,b", "studio", HostKeyStatus.KNOWN),
+        ("STUDIO", "studio", HostKeyStatus.KNOWN),
+        ("*.local", "studio.local", HostKeyStatus.KNOWN),
+        ("*.local,!studio.local", "studio.local", HostKeyStatus.UNKNOWN),
+        ("stud?o", "studio", HostKeyStatus.KNOWN),
+        ("[studio]:2222", "[studio]:2222", HostKeyStatus.KNOWN),
+        ("[studio]:2222", "studio", HostKeyStatus.UNKNOWN),
+        ("[s]tudio", "studio", HostKeyStatus.UNKNOWN),
+        ("other", "studio", HostKeyStatus.UNKNOWN),
     ],
 )
-def test_patterns_cover_what_openssh_says(hosts: str, name: str, verdict: Verdict) -> None:
+def test_patterns_cover_what_openssh_says(hosts: str, name: str, verdict: HostKeyStatus) -> None:
     assert judge(line(hosts, key(name)), key(name)) is verdict
 
 
 def test_another_key_is_a_change_and_a_second_known_key_is_not() -> None:
     old, new = key(), key(blob=b"other")
-    assert judge(line("studio", old), new) is Verdict.CHANGED
-    assert judge(line("studio", old) + "\n" + line("studio", new), new) is Verdict.KNOWN
+    assert judge(line("studio", old), new) is HostKeyStatus.CHANGED
+    assert judge(line("studio", old) + "\n" + line("studio", new), new) is HostKeyStatus.KNOWN
 
 
 def test_a_revoked_key_is_refused_even_if_known() -> None:
-    assert judge(line("studio", key()) + "\n" + line("*", key(), "@revoked"), key()) is Verdict.REVOKED
+    assert judge(line("studio", key()) + "\n" + line("*", key(), "@revoked"), key()) is HostKeyStatus.REVOKED
 
 
 def test_a_certificate_authority_is_no_host_key() -> None:
-    assert judge(line("*", key(blob=b"ca"), "@cert-authority"), key()) is Verdict.UNKNOWN
+    assert judge(line("*", key(blob=b"ca"), "@cert-authority"), key()) is HostKeyStatus.UNKNOWN
 
 
 @settings(max_examples=50)
@@ -75,7 +75,7 @@ def test_any_line_is_read_or_passed_over(text: str) -> None:
 def test_what_is_remembered_is_known(tmp_path: Path, name: str, hashed: bool) -> None:
     path = tmp_path / "new" / "known_hosts"
     remember(key(name), path, hashed)
-    assert KnownHosts.read([path]).judge(key(name)) is Verdict.KNOWN
+    assert KnownHosts.read([path]).judge(key(name)) is HostKeyStatus.KNOWN
     assert ("studio" in path.read_text()) is (name == "studio" and not hashed)
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -84,7 +84,7 @@ def test_a_torn_last_line_does_not_swallow_the_new_one(tmp_path: Path) -> None:
     path = tmp_path / "known_hosts"
     path.write_text("other ssh-ed25519 AAAA")
     remember(key(), path)
-    assert KnownHosts.read([path]).judge(key()) is Verdict.KNOWN
+    assert KnownHosts.read([path]).judge(key()) is HostKeyStatus.KNOWN
 
 
 def test_many_may_remember_at_once(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_many_may_remember_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: remember(key(f"host{number}"), path), range(40)))
     known = KnownHosts.read([path])
-    assert all(known.judge(key(f"host{number}")) is Verdict.KNOWN for number in range(40))
+    assert all(known.judge(key(f"host{number}")) is HostKeyStatus.KNOWN for number in range(40))
 
 
 @pytest.mark.slow

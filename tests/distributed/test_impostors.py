@@ -14,19 +14,19 @@ from app.wizard.discovery_watch import is_present
 from app.wizard.machines import Naming
 from app.wizard.records import ItemStatus
 from distributed.discovery import reachability
-from distributed.discovery.known_machines import Candidate, look_up, with_expected
+from distributed.discovery.known_machines import MachineCandidate, look_up, with_expected
 from distributed.discovery.machine_identity import machines
 from distributed.discovery.network_interfaces import Endpoint, Interfaces, PathKind
 from distributed.discovery.sightings import (
     Failed,
     Identified,
     Observation,
-    Origin,
     Problem,
+    Reachability,
     Sighting,
     SightingKey,
+    SightingOrigin,
     State,
-    Status,
     apply,
 )
 from distributed.hosts.schema import Hosts, Machine
@@ -37,7 +37,7 @@ PLACE = Endpoint("192.168.1.9", "en0", kind=PathKind.WIRED)
 KNOWN = Expected("studio.local", (("ssh-ed25519", "SHA256:studio"),))
 
 
-def sighted(name: str, expected: Expected = KNOWN, origin: Origin = Origin.HOSTS_FILE) -> Sighting:
+def sighted(name: str, expected: Expected = KNOWN, origin: SightingOrigin = SightingOrigin.HOSTS_FILE) -> Sighting:
     return Sighting(SightingKey(origin, "", name), name, f"{name}.local", (PLACE,), expected=expected)
 
 
@@ -54,7 +54,7 @@ def shows(fingerprint: str, key_type: str = "ssh-ed25519") -> Identified:
 
 def test_another_key_under_a_known_name_is_a_state_of_its_own_with_what_to_do() -> None:
     (found,) = machines(folded(sighted("studio"), shows("SHA256:evil")))
-    assert found.status is Status.OTHER_KEY and found.status.value == "key does not match the known one"
+    assert found.status is Reachability.OTHER_KEY and found.status.value == "key does not match the known one"
     assert found.problem is not None and "SHA256:evil" in found.problem.message
     assert "ssh-keygen -R studio.local" in found.problem.hint
     (row,) = Naming((), ()).rows([found])
@@ -63,10 +63,10 @@ def test_another_key_under_a_known_name_is_a_state_of_its_own_with_what_to_do() 
 
 @pytest.mark.parametrize(
     ("of_the_known_type", "status"),
-    [("SHA256:studio", Status.ONLINE), ("SHA256:evil", Status.OTHER_KEY), ("", Status.OTHER_KEY)],
+    [("SHA256:studio", Reachability.ONLINE), ("SHA256:evil", Reachability.OTHER_KEY), ("", Reachability.OTHER_KEY)],
 )
 def test_who_shows_a_key_of_another_type_is_asked_for_one_of_the_known_type(
-    of_the_known_type: str, status: Status, monkeypatch: pytest.MonkeyPatch
+    of_the_known_type: str, status: Reachability, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An impostor may have a key of another type; so may the machine itself, beside the known one."""
     asked: list[str] = []
@@ -89,7 +89,7 @@ def test_who_does_not_answer_when_asked_for_the_known_type_is_not_online(monkeyp
 
     monkeypatch.setattr(reachability, "read_host_key", read)
     (found,) = machines(watched(sighted("studio")))
-    assert found.status is Status.OFFLINE
+    assert found.status is Reachability.OFFLINE
 
 
 class Shown(HostKeyInfo):
@@ -126,16 +126,16 @@ def watched(*seen: Sighting) -> State:
 def test_an_impostor_that_is_gone_is_offline() -> None:
     gone = Failed(PLACE, Problem("timeout", "no answer"))
     (found,) = machines(folded(sighted("studio"), shows("SHA256:evil"), gone))
-    assert found.status is Status.OFFLINE
+    assert found.status is Reachability.OFFLINE
 
 
 def test_a_machine_that_is_met_at_the_address_of_another_stays_itself() -> None:
     """An address given out anew: the machine that has it now is well, and the name that leads there is not."""
-    pi = sighted("pi", Expected("pi.local", (("ssh-ed25519", "SHA256:pi"),)), Origin.SSH_CONFIG)
+    pi = sighted("pi", Expected("pi.local", (("ssh-ed25519", "SHA256:pi"),)), SightingOrigin.SSH_CONFIG)
     found = machines(folded(sighted("studio"), pi, shows("SHA256:pi")))
     assert {machine.name: machine.status for machine in found} == {
-        "studio": Status.OTHER_KEY,
-        "pi": Status.ONLINE,
+        "studio": Reachability.OTHER_KEY,
+        "pi": Reachability.ONLINE,
     }
 
 
@@ -143,7 +143,7 @@ def test_a_machine_that_is_met_at_the_address_of_another_stays_itself() -> None:
 def test_no_name_is_online_with_a_key_that_refutes_it(known: list[str], names: list[str]) -> None:
     expected = Expected("x", tuple(("ssh-ed25519", key) for key in known))
     found = machines(folded(*(sighted(name, expected) for name in names), shows("a")))
-    assert all((machine.status is Status.ONLINE) == (not known or "a" in known) for machine in found)
+    assert all((machine.status is Reachability.ONLINE) == (not known or "a" in known) for machine in found)
 
 
 def known_hosts(path: Path, name: str, blob: bytes) -> Path:
@@ -154,10 +154,10 @@ def known_hosts(path: Path, name: str, blob: bytes) -> Path:
 def test_an_announced_name_that_is_known_brings_its_key_along(tmp_path: Path) -> None:
     """Of who announces itself nothing is believed: not that it is the machine of that name either."""
     file = known_hosts(tmp_path / "known_hosts", "studio.local", b"the key of the studio")
-    announced = sighted("studio", Expected(), Origin.BONJOUR)
+    announced = sighted("studio", Expected(), SightingOrigin.BONJOUR)
     seen = with_expected(announced, KnownHosts.read([file]).expected)
     (found,) = machines(folded(seen, shows("SHA256:evil")))
-    assert found.status is Status.OTHER_KEY
+    assert found.status is Reachability.OTHER_KEY
 
 
 def test_an_entry_of_a_file_is_expected_to_have_the_key_that_ssh_knows(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_an_entry_of_a_file_is_expected_to_have_the_key_that_ssh_knows(tmp_path:
     config = tmp_path / "config"
     config.write_text(f"Host box\n  HostName 127.0.0.1\n  Port 2222\n  UserKnownHostsFile {file}\n")
     target = SshTarget("box", "box", config_file=str(config))
-    seen = look_up(Candidate(Origin.SSH_CONFIG, target), Interfaces(()))
+    seen = look_up(MachineCandidate(SightingOrigin.SSH_CONFIG, target), Interfaces(()))
     assert seen is not None
     assert seen.expected == KnownHosts.read([file]).expected("[127.0.0.1]:2222")
     assert seen.expected.refutes((("ssh-ed25519", "SHA256:evil"),))
@@ -174,5 +174,5 @@ def test_an_entry_of_a_file_is_expected_to_have_the_key_that_ssh_knows(tmp_path:
 @pytest.mark.parametrize("answer", [shows("SHA256:evil"), shows("SHA256:studio")])
 def test_a_saved_machine_is_only_present_with_its_own_key(answer: Identified) -> None:
     entry = Machine(name="studio")
-    online = [one for one in machines(folded(sighted("studio"), answer)) if one.status is Status.ONLINE]
+    online = [one for one in machines(folded(sighted("studio"), answer)) if one.status is Reachability.ONLINE]
     assert is_present(entry, Hosts(machines=(entry,)), online) == (answer.fingerprint == "SHA256:studio")

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from distributed.checks.findings import Finding, Health
 from distributed.checks.job import judge_data, judge_memory, judge_origin, judge_port, look_at_job
 from distributed.hosts.schema import Machine
-from distributed.machine.link import HereConnection, Link
+from distributed.machine.link import HereConnection, MachineLink
 from distributed.measuring.machine_figures import SpeedFigures
-from distributed.planning.cluster import Machine as Measured
-from distributed.planning.cluster import Measurement, MeasurementCache
+from distributed.planning.cluster import ClusterMachine, Measurement, MeasurementCache
 from distributed.planning.document import Workload, job_of
 from distributed.planning.memory_model import RUNTIME, need_of
 from distributed.planning.model_size import ModelSize, size_for, size_of
@@ -87,7 +86,7 @@ def test_what_trains_is_what_counts() -> None:
 def test_a_measurement_stands_before_an_estimate() -> None:
     points = tuple(Measurement(batch=b, seconds=1, peak=b * 2**30 + 2**30) for b in (1, 2))
     there = SpeedFigures(
-        machine=Measured(name="m", measurements=points), workload=Workload(trainable=9, total=9, samples=9)
+        machine=ClusterMachine(name="m", measurements=points), workload=Workload(trainable=9, total=9, samples=9)
     )
     finding = judge_memory(profile(batch_size=8), ModelSize(10), there, health(4, 16))
     assert (finding.level, finding.seen) == ("warning", "about 9.0 GB needed (as measured there), 4.0 of 16.0 GB free")
@@ -216,7 +215,7 @@ def test_no_file_breaks_it(tmp_path_factory: pytest.TempPathFactory, weights: by
 @pytest.mark.slow
 def test_a_look_at_a_machine_writes_nothing_there(tmp_path: Path) -> None:
     machine = Machine(name="far", python=sys.executable, project_path=str(tmp_path / "far"))
-    link = Link(machine, lambda: HereConnection("far"))
+    link = MachineLink(machine, lambda: HereConnection("far"))
     job = load_profile("nanogpt", {"output_dir": str(tmp_path)}).profile
     cache = MeasurementCache(tmp_path / "cache")
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from distributed.machine.link import packed
 from distributed.measuring import link_probe
-from distributed.measuring.link_figures import PROBE_MODULES, Figures, Together
-from distributed.measuring.link_probe import Listener, measure, together
+from distributed.measuring.link_figures import PROBE_MODULES, LinkFigures, Together
+from distributed.measuring.link_probe import ProbeServer, measure, together
 from distributed.measuring.link_transfer import usual_rate
 from distributed.ssh.process import LIMIT, encode
 from distributed.system import parse_addresses, parse_ports
@@ -27,8 +27,8 @@ ROOM = Path(link_probe.__file__).parents[1]
 
 
 @pytest.fixture
-def listener() -> Iterator[Listener]:
-    found = Listener(TOKEN)
+def listener() -> Iterator[ProbeServer]:
+    found = ProbeServer(TOKEN)
     yield found
     found.close()
 
@@ -44,16 +44,16 @@ def refused(port: int, said: bytes) -> bool:
 
 
 @pytest.mark.slow
-def test_two_ends_of_loopback(listener: Listener) -> None:
-    figures = Figures.model_validate(measure(["127.0.0.1"], listener.port, TOKEN))
+def test_two_ends_of_loopback(listener: ProbeServer) -> None:
+    figures = LinkFigures.model_validate(measure(["127.0.0.1"], listener.port, TOKEN))
     assert min(figures.mbit, figures.mbit_back) > 10
     assert 0 < figures.rtt_ms < 1000
     assert listener.refused == 0
 
 
 @pytest.mark.slow
-def test_several_peers_at_once(listener: Listener) -> None:
-    other = Listener(TOKEN)
+def test_several_peers_at_once(listener: ProbeServer) -> None:
+    other = ProbeServer(TOKEN)
     try:
         peers = [{"addresses": ["127.0.0.1"], "port": one.port, "token": TOKEN, "ends": ["lo", "lo"]}
                  for one in (listener, other)]  # fmt: skip
@@ -66,21 +66,21 @@ def test_several_peers_at_once(listener: Listener) -> None:
 
 
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\nHost: somebody\r\n\r\n", b"\0" * 33, b"f" * 32 + b"c"])
-def test_rubbish_is_refused(listener: Listener, said: bytes) -> None:
+def test_rubbish_is_refused(listener: ProbeServer, said: bytes) -> None:
     assert refused(listener.port, said)
     assert listener.refused == 1
 
 
-def test_the_token_alone_asks_for_nothing(listener: Listener) -> None:
+def test_the_token_alone_asks_for_nothing(listener: ProbeServer) -> None:
     assert refused(listener.port, TOKEN.encode() + b"x")
 
 
 @pytest.mark.slow
-def test_a_silent_peer_is_let_go(listener: Listener) -> None:
+def test_a_silent_peer_is_let_go(listener: ProbeServer) -> None:
     assert refused(listener.port, b"0")
 
 
-def test_more_greetings_than_are_heard_at_a_time(listener: Listener) -> None:
+def test_more_greetings_than_are_heard_at_a_time(listener: ProbeServer) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(link_probe.MOST_GREETINGS):
             stack.enter_context(socket.create_connection(("127.0.0.1", listener.port), timeout=PATIENCE))

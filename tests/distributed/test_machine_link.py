@@ -14,7 +14,7 @@ from scripted_connection import Says
 from distributed.cleaning import clean
 from distributed.cleaning.clean import leftovers
 from distributed.hosts.schema import Hosts, Machine
-from distributed.machine.link import HereConnection, Link, document
+from distributed.machine.link import HereConnection, MachineLink, document
 from distributed.ssh import process
 from distributed.ssh.errors import Dropped, RemoteFileError, SshError
 
@@ -36,18 +36,18 @@ def test_any_answer_is_read_or_refused(said: bytes) -> None:
 
 def test_a_python_that_prints_something_of_its_own_is_named() -> None:
     with pytest.raises(SshError, match=r"^box: its answer cannot be read: 'hello\\n\{\}'"):
-        Link(BOX, lambda: Says(b"hello\n{}")).probe([])
+        MachineLink(BOX, lambda: Says(b"hello\n{}")).probe([])
 
 
 def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:
     machine = BOX.model_copy(update={"python": str(tmp_path / "bin" / "python")})
     with pytest.raises(SshError, match=r"^box: no Python there"):
-        Link(machine, lambda: HereConnection("box")).probe([])
+        MachineLink(machine, lambda: HereConnection("box")).probe([])
 
 
 @pytest.mark.parametrize("answer", [b"", b"{}", b'{"processes": 5}', b"[]"])
 def test_no_answer_is_no_proof(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clean, "link_to", lambda machine, hosts: Link(machine, lambda: Says(answer)))
+    monkeypatch.setattr(clean, "link_to", lambda machine, hosts: MachineLink(machine, lambda: Says(answer)))
     assert isinstance(leftovers(Hosts(machines=(BOX,)), "run-1")["box"], SshError)
 
 

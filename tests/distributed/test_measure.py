@@ -26,9 +26,9 @@ from distributed.measuring.link_figures import (
     rounds,
     telling_peers,
 )
-from distributed.measuring.machine_figures import Gate, Placement, SpeedFigures, figures_of
-from distributed.measuring.measure import LinkStages, Measured, MeasureOptions, Stages
-from distributed.planning.cluster import Machine, Measurement, MeasurementCache
+from distributed.measuring.machine_figures import Placement, SpeedFigures, StartBarrier, figures_of
+from distributed.measuring.measure import LinkStages, MeasurementResult, MeasureOptions, Stages
+from distributed.planning.cluster import ClusterMachine, Measurement, MeasurementCache
 from distributed.planning.document import Workload
 from distributed.preparation import transfer
 from distributed.preparation.code_sync import Inputs, folder_tree
@@ -40,7 +40,8 @@ from training.plan import MemberPlan
 
 WORKLOAD = Workload(trainable=10, total=20, samples=30)
 SPEED = SpeedFigures(
-    machine=Machine(name="a", measurements=(Measurement(batch=4, seconds=0.5, peak=10**9),), cores=2), workload=WORKLOAD
+    machine=ClusterMachine(name="a", measurements=(Measurement(batch=4, seconds=0.5, peak=10**9),), cores=2),
+    workload=WORKLOAD,
 )
 FACTS = {"kind": "facts", "system": "linux", "device": "cpu", "cores": 2.0, "memory_total": 9, "memory_free": 8}
 TASK = {"kind": "workload", "trainable": 10, "total": 20, "layers": 2, "samples": 30}
@@ -146,35 +147,35 @@ def test_a_damaged_cache_is_measured_again(tmp_path_factory: pytest.TempPathFact
 
 
 def test_a_busy_link_is_marked() -> None:
-    _, sends, other = matrix_lines(Measured(["a", "b"], [pair(other_mbit=30)]))
+    _, sends, other = matrix_lines(MeasurementResult(["a", "b"], [pair(other_mbit=30)]))
     assert (sends, other) == ("a                       100* / 0.5", "b            90* / 0.5")
     assert not pair(other_mbit=4).busy
 
 
 def test_a_machine_that_others_used_is_named() -> None:
     said = figures_of(placed(), inputs(), iter(lines(FACTS, {**STEP, "others": 0.63}, TASK)))
-    (remark,) = [line for line in remark_lines(Measured(["a"], speeds=[said])) if "other programs" in line]
+    (remark,) = [line for line in remark_lines(MeasurementResult(["a"], speeds=[said])) if "other programs" in line]
     assert remark.startswith("a: other programs used 63% of its processors during the measurement")
-    assert remark_lines(Measured(["a"], speeds=[SPEED])) == []
+    assert remark_lines(MeasurementResult(["a"], speeds=[SPEED])) == []
 
 
 def test_long_names_are_whole_and_no_line_is_too_long() -> None:
     names = [letter * 64 for letter in "abcd"]
     pairs = [pair(a, b) for a, b in itertools.combinations(names, 2)]
     speeds = [SPEED.model_copy(update={"machine": SPEED.machine.model_copy(update={"name": n})}) for n in names]
-    found = Measured(names, pairs, speeds)
+    found = MeasurementResult(names, pairs, speeds)
     lines = [*matrix_lines(found), *speed_lines(found), *remark_lines(found)]
     assert max(map(len, lines)) <= 80
     assert all(sum(name in line for line in lines) == 2 for name in names)
 
 
 def test_the_links_of_a_machine_that_does_not_train_are_shown() -> None:
-    lines = matrix_lines(Measured(["a"], [pair()], here="b"))
+    lines = matrix_lines(MeasurementResult(["a"], [pair()], here="b"))
     assert [line.split()[0] for line in lines] == ["Mbit/s", "a", "b"]
 
 
 def test_a_row_a_machine() -> None:
-    header, row = speed_lines(Measured(["a"], speeds=[SPEED]))
+    header, row = speed_lines(MeasurementResult(["a"], speeds=[SPEED]))
     assert header.split()[:3] == ["machine", "device", "batch"]
     assert row.split() == ["a", "cpu", "4", "8.0", "1.0", "GB", "2"]
 
@@ -182,9 +183,9 @@ def test_a_row_a_machine() -> None:
 def test_the_way_that_runs_take_is_named() -> None:
     ways = (("10.0.0.2", "eth0", "eth0", 19.0), ("169.254.7.2", "thunder0", "", 900.0))
     measured = pair(mbit=900, paths=ways, address="169.254.7.2")
-    said = remark_lines(Measured(["a", "b"], [measured]))
+    said = remark_lines(MeasurementResult(["a", "b"], [measured]))
     assert said[-2:] == ["  thunder0 to ?, 169.254.7.2: 900 Mbit/s", "  eth0 to eth0, 10.0.0.2: 19 Mbit/s"]
-    assert remark_lines(Measured(["a", "b"], [pair()])) == []
+    assert remark_lines(MeasurementResult(["a", "b"], [pair()])) == []
 
 
 @pytest.mark.parametrize("found", [pair(other_mbit=50), PairFigures(source="a", target="b", problem="refused")])
@@ -246,7 +247,7 @@ def test_short_runs_load_while_links_are_measured_and_compute_afterwards(fails: 
     early, late, told = Held(), Held(), list[object]()
 
     def speeds(*arguments: Any) -> tuple[list[SpeedFigures], list[MusterError]]:
-        gate: Gate = arguments[-1]
+        gate: StartBarrier = arguments[-1]
         told.append("brought")
         gate.admit(cast(Any, early))
         gate.brought.set()
@@ -270,7 +271,7 @@ def test_short_runs_load_while_links_are_measured_and_compute_afterwards(fails: 
 
 def test_who_gives_up_does_not_wait_for_what_is_being_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while data are on their way to a machine behind a slow link."""
-    gate, began, file = Gate(), threading.Event(), tmp_path / "data"
+    gate, began, file = StartBarrier(), threading.Event(), tmp_path / "data"
     file.write_bytes(bytes(1 << 20))
     monkeypatch.setattr(transfer, "TELL", 0.0)
 
@@ -317,8 +318,8 @@ def test_another_machine_costs_its_own_links_only(tmp_path: Path) -> None:
 
 def test_a_machine_carries_what_it_showed_with_several_at_once() -> None:
     whole = AllInterfaces(figures=(InterfaceFigures(machine="a", mbit=290, mbit_back=285, peers=3),))
-    second = SPEED.model_copy(update={"machine": Machine(name="b")})
-    cluster = Measured(["a", "b"], [pair()], [SPEED, second], interfaces=whole).figures.cluster
+    second = SPEED.model_copy(update={"machine": ClusterMachine(name="b")})
+    cluster = MeasurementResult(["a", "b"], [pair()], [SPEED, second], interfaces=whole).figures.cluster
     assert [cluster.interface(name) for name in "ab"] == [285, 100]
 
 
@@ -344,8 +345,8 @@ def test_whose_machines_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_document_of_the_planner() -> None:
-    second = SPEED.model_copy(update={"machine": Machine(name="b:cuda:0", device="cuda")})
-    found = Measured(["a", "b"], [pair(wireless=True)], [SPEED, second], here="a", model_path="m").figures
+    second = SPEED.model_copy(update={"machine": ClusterMachine(name="b:cuda:0", device="cuda")})
+    found = MeasurementResult(["a", "b"], [pair(wireless=True)], [SPEED, second], here="a", model_path="m").figures
     (link,) = found.cluster.links
     assert (link.source, link.target, link.mbit, link.medium, link.air) == ("a", "b:cuda:0", 100, "wifi", "wifi")
     assert [one.interface_mbit for one in found.cluster.machines] == [100, 100]
@@ -355,7 +356,7 @@ def test_the_document_of_the_planner() -> None:
 
 def test_no_document_without_a_machine() -> None:
     with pytest.raises(BadInput, match="no machine has run the task"):
-        _ = Measured(["a", "b"], [pair()]).figures
+        _ = MeasurementResult(["a", "b"], [pair()]).figures
 
 
 RATES = {"a": 95.0, "b": 95.0, "c": 95.0, "d": 40.0}

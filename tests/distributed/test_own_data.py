@@ -12,7 +12,7 @@ from distributed.checks.data_there import look
 from distributed.checks.own_data import Seen, judge_own_data, own_data
 from distributed.hosts.file import load_hosts, parse_hosts, save_hosts
 from distributed.hosts.schema import Machine
-from distributed.machine.link import HereConnection, Link
+from distributed.machine.link import HereConnection, MachineLink
 from distributed.preparation.code_sync import collect
 from distributed.preparation.preflight import member_of
 from profiles.resolve import profile_from_options
@@ -83,7 +83,7 @@ def test_each_machine_is_asked_for_its_own_place(tmp_path: Path) -> None:
     profile = profile_of(dataset_path=str(tmp_path / "nothing"))
     seats = [(machine, device) for machine in machines for device in machine.devices or ("",)]
     members = [member_of(machine, device, rank, profile) for rank, (machine, device) in enumerate(seats)]
-    links = [Link(machine, lambda: HereConnection("x")) for machine in machines]
+    links = [MachineLink(machine, lambda: HereConnection("x")) for machine in machines]
     found = own_data(profile, links, members)
     assert [one.level for one in found["a"]] == ["ok"] and str(tmp_path / "voices") in found["a"][0].seen
     (absent,) = found["b"]

@@ -7,14 +7,14 @@ from typing import Literal
 import pytest
 from scripted_connection import undialled
 
-from distributed.machine.link import Link
+from distributed.machine.link import MachineLink
 from distributed.run.run_machines import StartWatch, seats_of, way_to, with_places
 from profiles.schema import Profile
 from training.events import MemberEvent, ProgressEvent, RunEvent
-from training.plan import Launch, MemberPlan, RunPlan
+from training.plan import LaunchedScript, MemberPlan, RunPlan
 
 
-def links(center: str = "") -> list[Link]:
+def links(center: str = "") -> list[MachineLink]:
     hosts = {"here": "localhost", "a": "10.0.0.1", "b": "10.0.0.2"}
     return [undialled(name, address=host, carries_coordinator=name == center) for name, host in hosts.items()]
 
@@ -33,7 +33,7 @@ def test_who_is_beside_the_coordinator(engine: Literal["mesh", "nccl"], coordina
 
 def test_the_relay_of_a_launched_script_is_dialled_and_its_store_is_not() -> None:
     members = tuple(MemberPlan(rank=rank, name=name, batch_size=1) for rank, name in enumerate("ab"))
-    job = Launch(script="x.py", machines=(0, 1), addresses=("10.0.0.1", "10.0.0.2"))
+    job = LaunchedScript(script="x.py", machines=(0, 1), addresses=("10.0.0.1", "10.0.0.2"))
     plan = RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine="mesh", launch=job)
     direct = way_to(undialled("a", "10.0.0.1", address="10.0.0.1"), plan)
     assert direct("10.0.0.9:4000") == "10.0.0.9:4000"

@@ -12,7 +12,14 @@ from planner_figures import cluster, job, machine, predict
 from distributed.planning.cluster import Cluster, MeasurementCache
 from distributed.planning.corrections import BOUND, Corrections, ExchangeCorrection, shrunk
 from distributed.planning.document import Candidate, Choice
-from distributed.planning.feedback import FORGET, MOST_OBSERVATIONS, Comparison, compare, corrections, remember
+from distributed.planning.feedback import (
+    FORGET,
+    MOST_OBSERVATIONS,
+    PredictionComparison,
+    compare,
+    corrections,
+    remember,
+)
 from distributed.planning.planner import plan
 from profiles.errors import BadInput
 from training.events import Event, MemberEvent, StepEvent
@@ -49,7 +56,7 @@ def run(candidate: Candidate, steps: int, compute: float = 1.0, exchange: float 
     return events
 
 
-def compared(candidate: Candidate, events: list[Event]) -> Comparison:
+def compared(candidate: Candidate, events: list[Event]) -> PredictionComparison:
     found = compare(candidate, events, JOB.trainable)
     assert found is not None
     return found

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from distributed.hosts.schema import Hosts, Machine
-from distributed.machine.link import HereConnection, Link
+from distributed.machine.link import HereConnection, MachineLink
 from distributed.preparation import preflight
 from distributed.preparation.preflight import Facts, NotReady, Readiness, plan_run, ready
 from distributed.ssh.errors import SshError
@@ -22,11 +22,11 @@ from profiles.resolve import profile_from_options
 SOUND = Facts((3, 11, 7), "2.13.0+cpu", (), 0.1, 10**11, True, "/home/a", "Linux", 0, "eth0", "SHA256:a")
 
 
-def link(name: str, **fields: Any) -> Link:
-    return Link(Machine(name=name, **fields), lambda: HereConnection(name))
+def link(name: str, **fields: Any) -> MachineLink:
+    return MachineLink(Machine(name=name, **fields), lambda: HereConnection(name))
 
 
-class Told(Link):
+class Told(MachineLink):
     """A machine that says this of itself."""
 
     def __init__(self, machine: Machine, facts: Facts) -> None:

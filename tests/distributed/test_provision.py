@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from distributed.hosts.schema import Machine
-from distributed.machine.link import HereConnection, Link, link_to
+from distributed.machine.link import HereConnection, MachineLink, link_to
 from distributed.preparation import downloads
 from distributed.preparation import environment_builder as builder
 from distributed.preparation import provision as provisioning
@@ -63,7 +63,7 @@ def host(lab: LightLab) -> LightHost:
 
 
 @pytest.fixture
-def link(lab: LightLab, host: LightHost) -> Iterator[Link]:
+def link(lab: LightLab, host: LightHost) -> Iterator[MachineLink]:
     hosts = lab.hosts("a", python="")
     with closing(link_to(hosts.machines[0], hosts)) as made:
         yield made
@@ -75,7 +75,7 @@ def envs(host: LightHost) -> list[str]:
 
 
 @pytest.mark.slow
-def test_without_internet_one_line_names_the_machine_and_the_fix(link: Link, host: LightHost) -> None:
+def test_without_internet_one_line_names_the_machine_and_the_fix(link: MachineLink, host: LightHost) -> None:
     with pytest.raises(SshError) as caught:
         provision(link, lambda line: None, RECIPE)
     assert caught.value.message.startswith("a: the package index cannot be reached")
@@ -91,7 +91,7 @@ def hashed(recipe: Recipe, content: bytes) -> Recipe:
 
 @pytest.mark.slow
 def test_wheels_of_this_machine_build_it_and_a_second_time_is_instant(
-    link: Link, host: LightHost, wheels: Path, monkeypatch: pytest.MonkeyPatch
+    link: MachineLink, host: LightHost, wheels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     before = {path for path in host.files.rglob("*") if ".cache" not in path.parts}
@@ -132,7 +132,7 @@ def test_a_package_with_another_hash_is_refused(wheels: Path, tmp_path: Path, mo
 
 
 @pytest.mark.slow
-def test_another_lock_is_another_environment(link: Link) -> None:
+def test_another_lock_is_another_environment(link: MachineLink) -> None:
     assert find_environment(link, Recipe(RECIPE.requirements, "musterling==1.1\n")) == ""
 
 
@@ -152,7 +152,7 @@ class Bare(HereConnection):
 
 
 def test_a_machine_with_no_python_at_all() -> None:
-    bare = Link(Machine(name="bare"), lambda: Bare("bare"))
+    bare = MachineLink(Machine(name="bare"), lambda: Bare("bare"))
     assert look(bare).python == ""
     with pytest.raises(SshError, match="bare: no Python 3.10 or newer there, and none to install: python3") as caught:
         provision(bare, lambda line: None, RECIPE)
@@ -184,7 +184,7 @@ def test_a_machine_with_no_python_at_all_gets_uv_and_a_python(tmp_path: Path, mo
     monkeypatch.setattr(downloads, "own_uv", lambda: tmp_path / "uv")
     monkeypatch.setattr(provisioning, "_build", lambda link, base, *_: f"{base.python} by {base.uv}")
     said: list[str] = []
-    with closing(Link(Machine(name="a", project_path=str(tmp_path / "far")), lambda: NoPython("a"))) as link:
+    with closing(MachineLink(Machine(name="a", project_path=str(tmp_path / "far")), lambda: NoPython("a"))) as link:
         assert look(link).python == look(link).uv == ""
         built = provision(link, said.append, RECIPE)
     envs = tmp_path / "far" / "envs"
@@ -203,7 +203,7 @@ def test_a_python_of_our_own_is_found_first(tmp_path: Path) -> None:
     own = tmp_path / "envs" / ".python" / "cpython-3-here" / "bin" / f"python3.{sys.version_info.minor}"
     own.parent.mkdir(parents=True)
     own.symlink_to(sys.executable)
-    with closing(Link(Machine(name="a", project_path=str(tmp_path)), lambda: HereConnection("a"))) as link:
+    with closing(MachineLink(Machine(name="a", project_path=str(tmp_path)), lambda: HereConnection("a"))) as link:
         assert look(link).python == str(own)
 
 
@@ -263,7 +263,7 @@ def test_the_words_of_pip_and_uv_become_a_cause(line: str, problem: str) -> None
 
 
 @pytest.mark.slow
-def test_what_is_there_is_not_sent_again(link: Link, wheels: Path) -> None:
+def test_what_is_there_is_not_sent_again(link: MachineLink, wheels: Path) -> None:
     link.python = look(link).python
     link.put_agent()
     send_trees(link, [folder_tree(wheels)])

@@ -13,7 +13,7 @@ from distributed.cleaning.clean import survey
 from distributed.hosts.file import RUN_HOSTS, load_hosts, save_hosts
 from distributed.hosts.schema import Hosts, Machine
 from distributed.launcher import DistributedLauncher
-from distributed.machine.link import HereConnection, Link, link_to
+from distributed.machine.link import HereConnection, MachineLink, link_to
 from distributed.preparation import preflight
 from distributed.preparation.prepare import hosts_of
 from distributed.preparation.provision import look, usual_recipe
@@ -103,7 +103,7 @@ def test_a_run_on_a_machine_without_packages_of_its_own(lab: LightLab, tmp_path:
 
 def test_only_machines_without_a_chosen_python_get_one(lab: LightLab) -> None:
     hosts = lab.hosts("a")
-    link = Link(hosts.machines[0], lambda: HereConnection("a"))
+    link = MachineLink(hosts.machines[0], lambda: HereConnection("a"))
     assert hosts_of(hosts, [link]) == hosts
 
 
@@ -115,7 +115,7 @@ def test_clean_knows_an_environment_in_a_project_folder(tmp_path: Path, monkeypa
     assert [Path(part.path).name for part in found.parts] == ["envs"] and found.left_alone == ()
 
 
-class WithoutPython(Link):
+class WithoutPython(MachineLink):
     """A machine that has none."""
 
     def probe(self, modules: object) -> dict[str, object]:

@@ -16,12 +16,12 @@ from typing import cast
 import pytest
 
 from distributed.hosts.schema import Machine
-from distributed.machine.link import HereConnection, HereProcess, Link
+from distributed.machine.link import HereConnection, HereProcess, MachineLink
 from distributed.ssh.errors import ConnectTimeout
 from distributed.ssh.process import Process
 from distributed.supervisor import Supervisor
 from distributed.workers import remote_worker
-from distributed.workers.agent_records import Assignment, Record, Timeouts
+from distributed.workers.agent_records import AgentTimeouts, Assignment, Record
 from distributed.workers.remote_worker import LOST, RemoteWorker
 from profiles.errors import ExitCode
 from tests.app.app_events import step
@@ -47,7 +47,7 @@ print("all done", file=sys.stderr, flush=True)
 """
 
 
-STEADY = Timeouts(lease=20.0, grace=0.5, beat=0.2)
+STEADY = AgentTimeouts(lease=20.0, grace=0.5, beat=0.2)
 
 
 class Machines:
@@ -60,7 +60,7 @@ class Machines:
         """A command that runs in place of the agent's ``attach``."""
         self.processes: list[HereProcess] = []
         machine = Machine(name="far", python=sys.executable, project_path=str(root / "muster"))
-        self.link = Link(machine, self._dial)
+        self.link = MachineLink(machine, self._dial)
         (root / "code").mkdir()
         (root / "code" / "job.py").write_text(WORKER)
 
@@ -80,7 +80,7 @@ class Machines:
         """End the newest session without a good-bye."""
         self.processes[-1]._process.kill()
 
-    def worker(self, timeouts: Timeouts = STEADY) -> RemoteWorker:
+    def worker(self, timeouts: AgentTimeouts = STEADY) -> RemoteWorker:
         self.link.put_agent()
         links = {"inputs/code": str(self.root / "code")}
         assignment = Assignment("run-1", 0, b"{}", links, module="job")
@@ -199,7 +199,7 @@ def test_the_certificates_travel_with_the_address(machines: Machines) -> None:
 
 
 def test_a_machine_that_stays_away_is_lost(machines: Machines) -> None:
-    worker = machines.worker(Timeouts(lease=0.5, grace=0.2, beat=0.1, silence=0.5, margin=0.3))
+    worker = machines.worker(AgentTimeouts(lease=0.5, grace=0.2, beat=0.1, silence=0.5, margin=0.3))
     machines.reachable = False
     said = [json.loads(line) for line in worker.lines()]
     assert [event["kind"] for event in said] == ["warning"]
@@ -226,7 +226,7 @@ HELLO = '{"commands": 0}\n'
     ],
 )
 def test_a_machine_that_talks_nonsense_is_lost(machines: Machines, said: str) -> None:
-    worker = machines.worker(Timeouts(lease=0.5, grace=0.2, beat=0.1, silence=0.5, margin=0.3))
+    worker = machines.worker(AgentTimeouts(lease=0.5, grace=0.2, beat=0.1, silence=0.5, margin=0.3))
     machines.instead = ["printf", "%s\\n", said] if said else ["true"]
     assert {json.loads(line)["kind"] for line in worker.lines()} <= {"warning"}
     assert worker.exit_code() == LOST
@@ -244,7 +244,7 @@ def test_a_log_without_end_is_kept_up_to_a_bound_and_says_so(
 
 
 def test_an_agent_that_claims_more_commands_than_were_sent_gets_beats_only(machines: Machines) -> None:
-    worker, written, stop = machines.worker(Timeouts(beat=0.05)), list[bytes](), threading.Event()
+    worker, written, stop = machines.worker(AgentTimeouts(beat=0.05)), list[bytes](), threading.Event()
 
     class Taking:
         def write(self, data: bytes) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.cli.trials import trials_of
-from distributed.planning.cluster import LARGEST_FILE, Cluster, Link, Machine, Measurement
+from distributed.planning.cluster import LARGEST_FILE, Cluster, ClusterMachine, Link, Measurement
 from distributed.planning.cost_model import LINE_SHARE
 from distributed.planning.document import Figures, Workload
 from distributed.planning.prediction import Predictor
@@ -51,7 +51,7 @@ def equal_links(count: int, mbit: float, rtt: float, speeds: list[float]) -> Clu
     pairs = combinations(names, 2)
     return Cluster(
         machines=tuple(
-            Machine(name=name, measurements=(Measurement(batch=1, seconds=1 / speed),))
+            ClusterMachine(name=name, measurements=(Measurement(batch=1, seconds=1 / speed),))
             for name, speed in zip(names, speeds, strict=True)
         ),
         links=tuple(Link(source=a, target=b, mbit=rate, mbit_back=rate, rtt_ms=rtt) for a, b in pairs),

@@ -19,7 +19,7 @@ from scripted_connection import Says, far_machine
 
 from distributed.hosts.schema import Machine
 from distributed.machine import agent_files
-from distributed.machine.link import HereConnection, Link, link_to
+from distributed.machine.link import HereConnection, MachineLink, link_to
 from distributed.preparation import transfer
 from distributed.preparation.code_sync import folder_tree
 from distributed.preparation.transfer import Tree, packed, send_trees
@@ -94,7 +94,7 @@ def test_a_transfer_that_does_not_move_is_given_up(tmp_path: Path, tree: Tree, m
         send_trees(link, [tree])
 
 
-def unreachable_after(link: Link, connection: HereConnection, times: int) -> object:
+def unreachable_after(link: MachineLink, connection: HereConnection, times: int) -> object:
     left = iter(range(times))
 
     def connect() -> HereConnection:
@@ -133,7 +133,7 @@ def test_a_file_that_shrinks_meanwhile_is_said(tmp_path: Path, tree: Tree) -> No
     ],
 )
 def test_a_machine_that_does_not_say_what_it_lacks_is_named(said: str) -> None:
-    link = Link(Machine(name="far"), lambda: Says(said.encode()))
+    link = MachineLink(Machine(name="far"), lambda: Says(said.encode()))
     with pytest.raises(SshError, match="^far: "):
         transfer.ask_missing(link, [], ["asked"])
 

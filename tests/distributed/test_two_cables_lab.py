@@ -15,9 +15,8 @@ from distributed.hosts.schema import Hosts, Machine
 from distributed.launcher import DistributedLauncher, PlanOptions, choose
 from distributed.measuring.link_figures import PairFigures
 from distributed.measuring.machine_figures import SpeedFigures
-from distributed.measuring.measure import Measured
-from distributed.planning.cluster import Machine as MeasuredMachine
-from distributed.planning.cluster import Measurement
+from distributed.measuring.measure import MeasurementResult
+from distributed.planning.cluster import ClusterMachine, Measurement
 from distributed.planning.document import Planning, Workload
 from distributed.preparation.prepare import PrepareOptions, prepare
 from profiles.resolve import load_profile
@@ -100,10 +99,10 @@ def planned(hosts: Hosts, pair: PairFigures, profile: Profile) -> Planning:
     workload = Workload(trainable=WEIGHTS, total=WEIGHTS, samples=600)
     steps = tuple(Measurement(batch=size, seconds=size / 16) for size in (4, 8))
     speeds = [
-        SpeedFigures(machine=MeasuredMachine(name=one.name, measurements=steps), workload=workload)
+        SpeedFigures(machine=ClusterMachine(name=one.name, measurements=steps), workload=workload)
         for one in hosts.machines
     ]
-    found = Measured([one.name for one in hosts.machines], [pair], speeds, here="near",
+    found = MeasurementResult([one.name for one in hosts.machines], [pair], speeds, here="near",
                      model_path=profile.model.model_path)  # fmt: skip
     machines = prepare(hosts, profile.model.task, PrepareOptions())
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from distributed.discovery.known_machines import KnownKeys, Sources, candidates
-from distributed.discovery.sightings import Origin
+from distributed.discovery.sightings import SightingOrigin
 from distributed.discovery.vpn_peers import tailscale_peers, wireguard_peers
 
 STATUS = {
@@ -29,7 +29,7 @@ def program(folder: Path, name: str, script: str) -> None:
     path.chmod(0o755)
 
 
-def named(tmp_path: Path) -> list[tuple[Origin, str, str]]:
+def named(tmp_path: Path) -> list[tuple[SightingOrigin, str, str]]:
     found = candidates(Sources(ssh_config=tmp_path / "none", known_hosts=()), KnownKeys())
     return [(one.origin, one.target.name, one.target.host) for one in found]
 
@@ -41,8 +41,8 @@ def test_peers_are_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     program(tmp_path, "wg", f'[ "$*" = "show all allowed-ips" ] && exec /bin/cat {tmp_path}/allowed')
     monkeypatch.setenv("PATH", str(tmp_path))
     assert named(tmp_path) == [
-        (Origin.TAILSCALE, "studio", "100.64.0.2"),
-        (Origin.WIREGUARD, "10.8.0.2", "10.8.0.2"),
+        (SightingOrigin.TAILSCALE, "studio", "100.64.0.2"),
+        (SightingOrigin.WIREGUARD, "10.8.0.2", "10.8.0.2"),
     ]
     assert candidates(Sources(ssh_config=tmp_path / "none", peers=False), KnownKeys()) == []
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.events import MemberEvent, WarningEvent, Way, WaysEvent
-from training.exchange.control import LEASE, PROTOCOL_VERSION, Hello, ProtocolError, Report, Status
+from training.events import MemberEvent, PeerPath, WarningEvent, WaysEvent
+from training.exchange.control import LEASE, PROTOCOL_VERSION, GroupStatus, Hello, ProtocolError, Report
 from training.exchange.coordination import Coordination
 from training.exchange.group_member import CoordinatorConfig, Member
 
@@ -24,9 +24,9 @@ class Fake:
     incarnation: int
     report: Report = Report(elements=1)
     results: dict[int, int] = field(default_factory=dict)
-    inbox: list[Status] = field(default_factory=list)
+    inbox: list[GroupStatus] = field(default_factory=list)
     member: Member | None = None
-    status: Status | None = None
+    status: GroupStatus | None = None
     published: int = 0
     holds: int | None = None
     ended: str = ""
@@ -118,7 +118,7 @@ class World:
             for rank in list(self.fakes):
                 self.hear(rank)
 
-    def obey(self, fake: Fake, status: Status) -> None:
+    def obey(self, fake: Fake, status: GroupStatus) -> None:
         fake.status, form, report = status, status.form, fake.report
         if status.failed:
             fake.ended, fake.again = status.failed, status.again
@@ -148,7 +148,7 @@ class World:
                     fake.note(full=form.stand)
             self.say(fake.rank)
 
-    def fetch(self, fake: Fake, status: Status) -> None:
+    def fetch(self, fake: Fake, status: GroupStatus) -> None:
         """A newcomer takes the state, where its donor is between two operations."""
         if not fake.report.ready:
             fake.note(ready=True)
@@ -468,7 +468,9 @@ def test_who_tells_other_ways_again_and_again_is_heard_once_a_mesh() -> None:
         return [str(way) for event in world.events if isinstance(event, WaysEvent) for way in event.ways]
 
     for number in range(5):
-        world.fakes[0].note(ways=(Way(peer=1, how="dialled", address=f"10.0.0.{number}"), Way(peer=9, how="came")))
+        world.fakes[0].note(
+            ways=(PeerPath(peer=1, how="dialled", address=f"10.0.0.{number}"), PeerPath(peer=9, how="came"))
+        )
         world.fakes[0].note(mesh=world.fakes[0].report.epoch)
         member = world.fakes[0].member
         assert member is not None

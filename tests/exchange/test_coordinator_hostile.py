@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.waiting import PATIENCE, until
 from training.exchange import coordinator
 from training.exchange.base import ExchangeError
-from training.exchange.control import MAX_LINE, PROTOCOL_VERSION, Hello, Report, Status, line, parse
+from training.exchange.control import MAX_LINE, PROTOCOL_VERSION, GroupStatus, Hello, Report, line, parse
 from training.exchange.control_line import Joining
 from training.exchange.mesh_member import MeshMember
 
@@ -53,7 +53,7 @@ def answer(connection: socket.socket) -> str:
     except OSError:
         pass
     connection.close()
-    return parse(Status, found.splitlines()[-1]).failed if found else ""
+    return parse(GroupStatus, found.splitlines()[-1]).failed if found else ""
 
 
 def hello(rank: int, **changes: object) -> bytes:

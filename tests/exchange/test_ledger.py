@@ -14,7 +14,7 @@ from training.exchange.base import Contribution, ExchangeError
 from training.exchange.codecs import codec_by_name
 from training.exchange.ledger import Ledger
 from training.exchange.mesh_operations import MeshGather, MeshMean, Meter
-from training.exchange.outcomes import Outcome, completed
+from training.exchange.outcomes import OperationResult, completed
 from training.exchange.residuals import MeanResiduals
 
 CODECS = ["fp32", "bf16", "fp16", "int8", "mxfp4", "topk:0.5"]
@@ -24,8 +24,8 @@ def gather(number: int) -> MeshGather:
     return MeshGather(number, f"g:{number}", b"own", Meter())
 
 
-def gathered(*ranks: int, size: int = 1) -> Outcome:
-    return Outcome(ranks, tuple((rank, rank, memoryview(bytes(size))) for rank in ranks))
+def gathered(*ranks: int, size: int = 1) -> OperationResult:
+    return OperationResult(ranks, tuple((rank, rank, memoryview(bytes(size))) for rank in ranks))
 
 
 def test_results_are_in_order_however_operations_end() -> None:
@@ -75,7 +75,7 @@ def test_a_result_that_cannot_be_read_spoils_no_contribution() -> None:
     ledger = Ledger(0)
     ledger.start(operation)
     with pytest.raises(ExchangeError, match="x"):
-        ledger.adopt(1, Outcome((0,), ((0, 3, memoryview(bytearray(40))),)))
+        ledger.adopt(1, OperationResult((0,), ((0, 3, memoryview(bytearray(40))),)))
     assert torch.equal(operation._own.values, values) and not operation.done()
 
 
@@ -90,10 +90,10 @@ HEADS = st.recursive(
 @given(st.one_of(st.binary(max_size=60), HEADS.map(lambda head: json.dumps(head).encode() + b"\nabc")))
 def test_any_bytes_are_an_outcome_or_refused(data: bytes) -> None:
     try:
-        outcome = Outcome.from_bytes(bytearray(data))
+        outcome = OperationResult.from_bytes(bytearray(data))
     except ExchangeError:
         return
-    assert Outcome.from_bytes(bytearray(outcome.to_bytes())) == outcome
+    assert OperationResult.from_bytes(bytearray(outcome.to_bytes())) == outcome
 
 
 @settings(max_examples=80, deadline=None)
@@ -110,7 +110,7 @@ def test_any_outcome_is_that_of_a_mean_or_refused(
     bounds = [0, *cuts, 64]
     parts = tuple((a, b, memoryview(bytearray(message))) for a, b in itertools.pairwise(bounds))
     try:
-        result = completed(own, 0, Outcome(tuple(sorted(members)), parts))
+        result = completed(own, 0, OperationResult(tuple(sorted(members)), parts))
     except ExchangeError:
         return
     assert result.mean.shape == (64,) and len(result.flags) == 1 and 0.0 <= result.weight < float("inf")

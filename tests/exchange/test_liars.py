@@ -20,7 +20,7 @@ from waiting import PATIENCE, until
 from training.events import MemberEvent
 from training.exchange.base import ExchangeError
 from training.exchange.certificates import issue_run_certificates
-from training.exchange.control import Form, Held, Peer, Report, StateOrder, line
+from training.exchange.control import HeldResults, MeshStart, Peer, Report, StateOrder, line
 from training.exchange.control_line import Joining
 from training.exchange.coordinator import Coordinator
 from training.exchange.handover import TAG, StateDesk, channel_of, even_out
@@ -58,12 +58,12 @@ def test_whom_a_member_accuses_on_its_way_out_is_not_believed_where_a_coordinato
 
 def test_a_result_that_is_larger_than_one_can_be_takes_no_memory(pair: Group) -> None:
     liar, studio = pair.form()
-    told = memoryview(line(Held(full=1, kept=0, results=((1, (), (0, 1)),))))
+    told = memoryview(line(HeldResults(full=1, kept=0, results=((1, (), (0, 1)),))))
     liar.gather(told, {1: memoryview(bytearray(1000))}, lambda peer, size: None, None, 0).submit()
     liar.send(1, TAG, memoryview(HUGE))
     peers = {rank: Peer(name=f"m{rank}") for rank in range(2)}
     with pytest.raises(PeerLost, match="549755813888 bytes") as caught:
-        even_out(studio, Form(peers=peers, stand=1, donor=0, behind={1: 0}), Ledger(1), threading.Lock(), 1000)
+        even_out(studio, MeshStart(peers=peers, stand=1, donor=0, behind={1: 0}), Ledger(1), threading.Lock(), 1000)
     assert caught.value.rank == 0
 
 

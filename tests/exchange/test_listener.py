@@ -32,7 +32,7 @@ from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.introduction import RECEIVES, SENDS
 from training.exchange.link import MAX_EARLY, Incoming, PeerLost
-from training.exchange.listener import Identity, Listener, Timeouts
+from training.exchange.listener import ConnectTimeouts, Identity, Listener
 from training.exchange.meeting import MOST_WAITING
 from training.exchange.mesh import Mesh
 from training.exchange.strangers import MOST_OF_A_HOST, Strangers
@@ -90,7 +90,7 @@ def is_hung_up(connection: socket.socket) -> bool:
     return True
 
 
-def give(group: Group, timeouts: Timeouts) -> None:
+def give(group: Group, timeouts: ConnectTimeouts) -> None:
     for listener in group.listeners:
         listener.timeouts = timeouts
 
@@ -178,7 +178,7 @@ def test_any_bytes_are_hung_up_on_or_waited_for_by_nobody(clear: Group, said: by
 
 
 def test_who_drips_its_bytes_is_hung_up_on_in_time(certificates: Path) -> None:
-    slow = Group(1, certificates, timeouts=Timeouts(handshake=1.0))
+    slow = Group(1, certificates, timeouts=ConnectTimeouts(handshake=1.0))
     stranger = socket.create_connection(slow.listeners[0].address, PATIENCE)
     words = b"\x16\x03\x01\x40\x00" + bytes(16_000)  # a handshake that is long in coming
     stranger.settimeout(0.2)
@@ -335,7 +335,7 @@ def _handshake_bytes(pair: Group) -> tuple[int, int]:
 @pytest.mark.slow
 def test_both_dial_at_once_again_and_again(pair: Group) -> None:
     for number in range(60):
-        give(pair, Timeouts(reverse_after=random.Random(number).choice([0.0, 0.002, 0.005, 0.01])))
+        give(pair, ConnectTimeouts(reverse_after=random.Random(number).choice([0.0, 0.002, 0.005, 0.01])))
         meshes = pair.form()
         exchanged(meshes, 100)
         for mesh in meshes:
@@ -441,7 +441,7 @@ sys.stdin.read()
 def test_another_address_is_tried_where_somebody_takes_connections_and_says_nothing(
     pair: Group,
 ) -> None:
-    give(pair, Timeouts(hurried=0.2))
+    give(pair, ConnectTimeouts(hurried=0.2))
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         silent = frozen.getsockname()
         exchanged(pair.form({rank: [silent, *addresses] for rank, addresses in pair.addresses.items()}))
@@ -466,7 +466,7 @@ def hole() -> Iterator[Address]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a full queue answers")
 def test_a_dead_first_address_holds_nobody_up_and_comes_last_from_then_on(pair: Group, hole: Address) -> None:
-    give(pair, Timeouts(connect=2 * PATIENCE))
+    give(pair, ConnectTimeouts(connect=2 * PATIENCE))
     meshes = pair.form({rank: [hole, *addresses] for rank, addresses in pair.addresses.items()})
     exchanged(meshes)
     assert told(meshes[0]) == {1: "direct 127.0.0.1"}
@@ -475,10 +475,10 @@ def test_a_dead_first_address_holds_nobody_up_and_comes_last_from_then_on(pair: 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a full queue answers")
 def test_a_receiver_dials_where_the_senders_way_is_dead(pair: Group, hole: Address) -> None:
-    give(pair, Timeouts(connect=2 * PATIENCE, reverse_after=0.1))
+    give(pair, ConnectTimeouts(connect=2 * PATIENCE, reverse_after=0.1))
     exchanged(pair.form({0: [hole], 1: pair.addresses[1]}))
     assert pair.listeners[0].ways.lately(1, RECEIVES) == "dialled"
-    give(pair, Timeouts(connect=2 * PATIENCE, reverse_after=2 * PATIENCE))  # it knows better the next time
+    give(pair, ConnectTimeouts(connect=2 * PATIENCE, reverse_after=2 * PATIENCE))  # it knows better the next time
     exchanged(pair.form({0: [hole], 1: pair.addresses[1]}))
 
 

@@ -25,7 +25,7 @@ from training.exchange import pairs
 from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.link import MAX_EARLY, PeerLost
-from training.exchange.listener import Identity, Listener, Timeouts
+from training.exchange.listener import ConnectTimeouts, Identity, Listener
 from training.exchange.mesh import Mesh
 from training.exchange.pairs import Pairs
 from training.exchange.sealing import MAX_FRAME
@@ -68,7 +68,7 @@ class Group:
     """Members 0 to n - 1, each with its listener."""
 
     def __init__(
-        self, members: int, folder: Path | None, timeouts: Timeouts | None = None, transport: Transport = "auto"
+        self, members: int, folder: Path | None, timeouts: ConnectTimeouts | None = None, transport: Transport = "auto"
     ) -> None:
         self.listeners = [
             Listener(

@@ -13,7 +13,7 @@ from coordinated_lab import cut, lab
 from tests.training.memory_exchange import RoomExchange, together
 from training.exchange.base import ExchangeError
 from training.exchange.codecs import codec_by_name
-from training.exchange.control import Held
+from training.exchange.control import HeldResults
 from training.exchange.handover import strays, transfers
 from training.exchange.mesh_member import MeshMember
 
@@ -75,10 +75,10 @@ def test_members_of_one_process_average_in_groups_alike() -> None:
 
 def test_a_result_goes_to_its_group_alone() -> None:
     told = {
-        0: Held(full=5, kept=0, results=((4, (), (0, 1, 2, 3)), (5, (0, 1), (0, 1)))),
-        1: Held(full=4, kept=0, results=((4, (), (0, 1, 2, 3)),)),
-        2: Held(full=3, kept=0, results=((5, (2, 3), (2, 3)),)),
-        3: Held(full=4, kept=0, results=((4, (), (0, 1, 2, 3)), (5, (2, 3), (3,)))),
+        0: HeldResults(full=5, kept=0, results=((4, (), (0, 1, 2, 3)), (5, (0, 1), (0, 1)))),
+        1: HeldResults(full=4, kept=0, results=((4, (), (0, 1, 2, 3)),)),
+        2: HeldResults(full=3, kept=0, results=((5, (2, 3), (2, 3)),)),
+        3: HeldResults(full=4, kept=0, results=((4, (), (0, 1, 2, 3)), (5, (2, 3), (3,)))),
     }
     assert transfers(told) == [(4, 0, 2), (5, 0, 1)]
     assert strays(told) == {2}

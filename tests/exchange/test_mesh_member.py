@@ -26,7 +26,7 @@ from training.exchange.control_line import Joining
 from training.exchange.coordination import Member
 from training.exchange.coordinator import Coordinator
 from training.exchange.mesh_member import MeshMember
-from training.exchange.residuals import Kept
+from training.exchange.residuals import Residual
 
 pytestmark = pytest.mark.slow
 
@@ -110,7 +110,7 @@ def test_the_means_of_a_stream_owe_nothing_for_long_also_after_a_restart(tmp_pat
     """Each member keeps what encoding its own share lost; together that is what one would keep."""
     elements, codec = CHUNK_ELEMENTS + 40, codec_by_name(codec_name)
     expected = stream_means(codec_name, elements, 2, 4)
-    kept: list[Kept | None] = [None, None]
+    kept: list[Residual | None] = [None, None]
     for start in (0, 2):
         with lab(tmp_path, 2) as running:
             members = running.connect_all()
@@ -129,7 +129,9 @@ def test_the_means_of_a_stream_owe_nothing_for_long_also_after_a_restart(tmp_pat
 def test_what_others_own_after_a_restart_is_lost_once_and_no_more(tmp_path: Path) -> None:
     elements, codec = CHUNK_ELEMENTS, codec_by_name("mxfp4")
 
-    def rounds(running: Lab, shares: dict[int, float], kept: list[Kept | None], numbers: range) -> list[Kept | None]:
+    def rounds(
+        running: Lab, shares: dict[int, float], kept: list[Residual | None], numbers: range
+    ) -> list[Residual | None]:
         members = running.connect_all(shares=shares)
         for member, one in zip(members, kept):
             if one is not None:

@@ -27,7 +27,7 @@ from training.exchange import relay
 from training.exchange.base import ExchangeTimeout
 from training.exchange.certificates import relay_key
 from training.exchange.link import PeerLost
-from training.exchange.listener import Identity, Listener, Timeouts
+from training.exchange.listener import ConnectTimeouts, Identity, Listener
 from training.exchange.mesh import Mesh
 from training.exchange.relay import Relay, at_relay
 from training.exchange.strangers import MOST_OF_A_HOST
@@ -75,7 +75,7 @@ def serving(key: bytes) -> Iterator[Loop]:
 @pytest.fixture
 def listeners(certificates: Path, request: pytest.FixtureRequest) -> Iterator[list[Listener]]:
     transport: Transport = getattr(request, "param", "auto")
-    soon = Timeouts(relay_after=0.1)
+    soon = ConnectTimeouts(relay_after=0.1)
     made = [
         Listener("127.0.0.1", Identity("run", rank, certificates / f"member-{rank}", transport), timeouts=soon)
         for rank in range(2)

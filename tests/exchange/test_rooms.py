@@ -21,7 +21,7 @@ from training.exchange.certificates import issue_run_certificates
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name
 from training.exchange.mesh_member import MeshMember
 from training.exchange.mesh_operations import MeshMean, Meter
-from training.exchange.outcomes import Outcome
+from training.exchange.outcomes import OperationResult
 from training.exchange.reduction import AT_ONCE, Rooms
 from training.exchange.residuals import MeanResiduals
 
@@ -57,7 +57,7 @@ def test_a_mean_holds_what_it_needs_and_then_its_result_and_what_is_handed_on(
     issue_run_certificates(tmp_path, "run", range(members), ["127.0.0.1"])
     group = Group(members, tmp_path)
     meshes, watched, transfers = group.form(), [], []
-    ended: dict[int, tuple[int, Outcome]] = {}
+    ended: dict[int, tuple[int, OperationResult]] = {}
     vectors = [torch.randn(elements, generator=torch.Generator().manual_seed(rank)) for rank in range(members)]
     for mesh, vector in zip(meshes, vectors):
         mesh.rooms = rooms = Watched()

@@ -20,13 +20,13 @@ from profiles.transport import Transport
 from training.exchange.base import ExchangeError
 from training.exchange.introduction import RECEIVES, SENDS, HandshakeTimeout, Introductions
 from training.exchange.link import PeerLost
-from training.exchange.listener import Identity, Listener, Timeouts
+from training.exchange.listener import ConnectTimeouts, Identity, Listener
 from training.exchange.mesh import Mesh
 from training.exchange.mesh_member import MeshMember
 from training.exchange.sealing import MAX_FRAME
 from training.exchange.tensor_operations import Reducer, TensorReduction
 from training.local_plan import plan_local_run
-from training.worker import Meeting, connect
+from training.worker import Rendezvous, connect
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_two_of_different_transports_say_so(
     certificates: Path, does: int, dials: Transport, answers: Transport
 ) -> None:
     host = Listener("127.0.0.1", Identity("run", 1, certificates / "member-1", answers))
-    own = Introductions(Identity("run", 0, certificates / "member-0", dials), Timeouts())
+    own = Introductions(Identity("run", 0, certificates / "member-0", dials), ConnectTimeouts())
     patient = HandshakeTimeout(PATIENCE, lambda: False, lambda: False)
     with pytest.raises(
         ExchangeError, match="one of the two has transport = tls, the other one auto; give all the same"
@@ -91,7 +91,7 @@ def test_the_option_of_a_plan_reaches_its_members(tmp_path: Path, transport: str
     plan = plan_local_run(profile_from_options("x", options), 2).model_copy(update={"run_id": RUN})
     with lab(tmp_path, 2, tls=True, elements=5000) as running, ThreadPoolExecutor(2) as pool:
         assert running.certificates is not None
-        where, secrets, device = Meeting(running.address), running.certificates, torch.device("cpu")
+        where, secrets, device = Rendezvous(running.address), running.certificates, torch.device("cpu")
         join = functools.partial(connect, plan, where=where, secrets=secrets, device=device, emit=lambda event: None)
         for member in pool.map(join, range(2)):
             assert isinstance(member, MeshMember)

@@ -26,8 +26,8 @@ from training.exchange.codecs import codec_by_name, roundtrip
 from training.exchange.codecs.microscaling import Int8Codec
 from training.exchange.link import PeerLost
 from training.exchange.mesh_member import MeshMember
-from training.exchange.residuals import Kept, MeanResiduals
-from training.exchange.torch_group import MeshStore, TorchGroup, TorchMesh, Unusable, choose_backend
+from training.exchange.residuals import MeanResiduals, Residual
+from training.exchange.torch_group import MeshStore, TorchGroup, TorchMesh, UnusableMember, choose_backend
 from training.exchange.torch_mean import Attempt
 
 pytestmark = pytest.mark.slow
@@ -123,7 +123,7 @@ def test_the_means_of_a_stream_are_the_meshs_also_after_a_restart(
     tmp_path: Path, codec_name: str, elements: int
 ) -> None:
     expected, codec = stream_means(codec_name, elements, 3, 4), codec_by_name(codec_name)
-    kept: list[Kept | None] = [None] * 3
+    kept: list[Residual | None] = [None] * 3
     for start in (0, 2):
         with lab(tmp_path, 3, engine="nccl") as running:
             members = running.connect_all()
@@ -290,7 +290,7 @@ def test_nccl_is_for_members_with_a_gpu_each() -> None:
 
 def test_another_operating_system_is_told_to_itself_and_to_all() -> None:
     said = {0: {"system": "Linux"}, 1: {"system": "Darwin"}}
-    for rank, error in enumerate((PeerLost, Unusable)):
+    for rank, error in enumerate((PeerLost, UnusableMember)):
         with pytest.raises(error, match="cannot join Linux and Darwin in one group; use engine = mesh"):
             choose_backend(TorchMesh(rank, [0, 1], {0: "a", 1: "b"}), said)
 

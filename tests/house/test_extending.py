@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from app.cli.train_command import with_option_flags
 from app.plan_table import explanation_lines, table_lines
-from distributed.planning.cluster import Cluster, Link, Machine, Measurement
+from distributed.planning.cluster import Cluster, ClusterMachine, Link, Measurement
 from distributed.planning.document import Job
 from distributed.planning.planner import plan
 from profiles.errors import BadInput
@@ -58,7 +58,7 @@ def needs(what: str) -> Any:
 
 
 def cluster() -> Cluster:
-    machines = tuple(Machine(name=name, measurements=(Measurement(batch=8, seconds=1.0),)) for name in "ab")
+    machines = tuple(ClusterMachine(name=name, measurements=(Measurement(batch=8, seconds=1.0),)) for name in "ab")
     return Cluster(machines=machines, links=(Link(source="a", target="b", mbit=900.0, mbit_back=900.0, rtt_ms=0.6),))
 
 

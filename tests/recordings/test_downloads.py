@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiles.errors import BadInput
-from training.recordings.fetching import Fetcher, FetchLimits, Stopped, TooMuch, checked, public
-from training.recordings.recording import Reason, Unusable
+from training.recordings.fetching import FetchCancelled, Fetcher, FetchLimits, TooMuch, checked, public
+from training.recordings.recording import ExclusionReason, UnusableRecording
 
 Fetch = Callable[..., bytes]
 
@@ -41,16 +41,16 @@ def test_redirects_are_followed_over_https_only(site: Site, fetch: Fetch) -> Non
     site.answers |= {"/disk": redirect("file:///etc/passwd"), "/round": redirect("/round")}
     assert fetch("/old") == b"here"
     for path in ("/plain", "/disk"):
-        with pytest.raises(Unusable) as caught:
+        with pytest.raises(UnusableRecording) as caught:
             fetch(path)
-        assert caught.value.fault.reason is Reason.NOT_HTTPS
-    with pytest.raises(Unusable, match="more than 5 redirects"):
+        assert caught.value.fault.reason is ExclusionReason.NOT_HTTPS
+    with pytest.raises(UnusableRecording, match="more than 5 redirects"):
         fetch("/round")
 
 
 def test_addresses_that_are_not_public_are_not_asked(site: Site, fetch: Fetch) -> None:
     for address in ("/x", "https://localhost/x", "https://[::1]/x", "https://169.254.169.254/latest"):
-        with pytest.raises(Unusable, match="is not a public address; --allow-private"):
+        with pytest.raises(UnusableRecording, match="is not a public address; --allow-private"):
             fetch(address, allow_private=False)
     assert site.asked == []
 
@@ -69,7 +69,7 @@ def test_what_is_public() -> None:
 
 
 def test_a_server_that_nobody_vouches_for_is_refused(site: Site, fetch: Fetch) -> None:
-    with pytest.raises(Unusable, match="certificate: "):
+    with pytest.raises(UnusableRecording, match="certificate: "):
         fetch("/x", ca_file=None)
     assert site.asked == []
 
@@ -91,7 +91,7 @@ def test_a_missing_file_is_asked_for_once_and_a_busy_server_again(site: Site, fe
         handler.wfile.write(b"ok")
 
     site.answers["/busy"] = busy
-    with pytest.raises(Unusable, match="the server said 404 Not Found") as caught:
+    with pytest.raises(UnusableRecording, match="the server said 404 Not Found") as caught:
         fetch("/gone")
     assert caught.value.fault.may_pass
     assert fetch("/busy") == b"ok"
@@ -107,7 +107,7 @@ def test_a_file_that_ends_early_is_asked_for_again_and_then_given_up(site: Site,
         handler.close_connection = True
 
     site.answers["/short"] = short
-    with pytest.raises(Unusable, match=r"ended after 4 of 10 bytes.*2 attempts|IncompleteRead.*2 attempts"):
+    with pytest.raises(UnusableRecording, match=r"ended after 4 of 10 bytes.*2 attempts|IncompleteRead.*2 attempts"):
         fetch("/short", attempts=2)
     assert len(site.asked) == 2
 
@@ -125,13 +125,13 @@ def _endless(handler: BaseHTTPRequestHandler) -> None:
 def test_a_large_file_ends_at_the_bound_told_or_not(site: Site, fetch: Fetch) -> None:
     site.answers |= {"/told": b"x" * 2000, "/endless": _endless}
     for path in ("/told", "/endless"):
-        with pytest.raises(Unusable, match="more than 0.001 MB; --max-file"):
+        with pytest.raises(UnusableRecording, match="more than 0.001 MB; --max-file"):
             fetch(path, file_bytes=1000)
 
 
 def test_a_file_that_never_ends_has_a_deadline_and_all_have_a_bound(site: Site, fetch: Fetch) -> None:
     site.answers["/endless"] = _endless
-    with pytest.raises(Unusable, match="not done after 0 s"):
+    with pytest.raises(UnusableRecording, match="not done after 0 s"):
         fetch("/endless", file_seconds=0.05)
     with pytest.raises(TooMuch):
         fetch("/endless", total_bytes=100_000)
@@ -140,7 +140,7 @@ def test_a_file_that_never_ends_has_a_deadline_and_all_have_a_bound(site: Site, 
 def test_a_silent_server_is_given_up(site: Site, fetch: Fetch) -> None:
     over = threading.Event()
     site.answers["/silent"] = lambda handler: over.wait(60) and None
-    with pytest.raises(Unusable, match="no answer"):
+    with pytest.raises(UnusableRecording, match="no answer"):
         fetch("/silent", silence=0.1, attempts=1)
     over.set()
 
@@ -156,7 +156,7 @@ def test_an_end_that_is_asked_for_comes_at_once(site: Site, tmp_path: Path) -> N
     fetcher = Fetcher(FetchLimits(allow_private=True, ca_file=site.ca_file))
     stopper = threading.Thread(target=lambda: asked.wait(60) and fetcher.cancel())
     stopper.start()
-    with pytest.raises(Stopped):
+    with pytest.raises(FetchCancelled):
         fetcher.fetch(f"{site.url}/silent", tmp_path / "file")
     stopper.join()
     over.set()
@@ -174,12 +174,12 @@ def test_a_file_without_certificates_is_named(tmp_path: Path) -> None:
 def test_any_text_is_an_address_or_unusable(begin: str, rest: str) -> None:
     try:
         parts = checked(begin + rest)
-    except Unusable:
+    except UnusableRecording:
         return
     assert (parts.scheme.lower(), parts.username) == ("https", None) and parts.hostname
 
 
 @pytest.mark.parametrize("host", ["xn--", "a" * 70, "ä" * 70, "a..b", "-", "%00", "☃.example.invalid"])
 def test_a_strange_host_is_unusable(host: str, fetch: Fetch) -> None:
-    with pytest.raises(Unusable):
+    with pytest.raises(UnusableRecording):
         fetch(f"https://{host}/x", attempts=1)

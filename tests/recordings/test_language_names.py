@@ -10,8 +10,8 @@ import pytest
 from sounds import read_rows, write_rows, write_tone
 
 from profiles.errors import BadInput
-from training.recordings.preparing import Job, prepare
-from training.recordings.recording import Request
+from training.recordings.preparing import PreparationJob, prepare
+from training.recordings.recording import ReadRequest
 
 sys.path.append(str(Path(__file__).parents[1] / "tasks"))
 
@@ -44,7 +44,7 @@ def source(folder: Path) -> Path:
 
 def test_what_sounds_like_another_language_is_left_out(tmp_path: Path) -> None:
     ear = ByLength()
-    job = Job(Request(str(source(tmp_path))), tmp_path / "out", form="wav")
+    job = PreparationJob(ReadRequest(str(source(tmp_path))), tmp_path / "out", form="wav")
     for _ in range(2):
         result = prepare(job, lambda phase, done, total: None, ear)
     assert [(row["id"], row["detail"]) for row in read_rows(tmp_path / "out/left_out.csv")] == [

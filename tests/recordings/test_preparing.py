@@ -14,8 +14,8 @@ from sounds import RATE, read_rows, wav_bytes, write_rows, write_tone
 from profiles.errors import BadInput, StoppedByUser
 from training.recordings.checks import Limits
 from training.recordings.fetching import FetchLimits
-from training.recordings.preparing import Job, prepare
-from training.recordings.recording import Request
+from training.recordings.preparing import PreparationJob, prepare
+from training.recordings.recording import ReadRequest
 from training.recordings.workplace import Result
 from training.tasks.speech_dataset import read_speech
 
@@ -32,7 +32,7 @@ def table_of(folder: Path, count: int, speakers: int = 4) -> Path:
 
 
 def run(source: Path | str, out: Path, **settings: object) -> Result:
-    return prepare(Job(Request(str(source)), out, **settings), silent_progress)
+    return prepare(PreparationJob(ReadRequest(str(source)), out, **settings), silent_progress)
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -158,9 +158,11 @@ def test_an_interrupted_run_goes_on_to_the_same_folder(after: int, tmp_path: Pat
             raise KeyboardInterrupt
 
     with pytest.raises(StoppedByUser, match=f"stopped after {after} of 12"):
-        prepare(Job(Request(str(source)), tmp_path / "out", threads=2), interrupt)
+        prepare(PreparationJob(ReadRequest(str(source)), tmp_path / "out", threads=2), interrupt)
     assert not (tmp_path / "out/train.csv").exists()
-    prepare(Job(Request(str(source)), tmp_path / "out"), lambda phase, done, total: heard.append(total or 0))
+    prepare(
+        PreparationJob(ReadRequest(str(source)), tmp_path / "out"), lambda phase, done, total: heard.append(total or 0)
+    )
     assert content(tmp_path / "out") == content(tmp_path / "whole")
     assert heard[0] <= 12 - after
 
@@ -169,7 +171,7 @@ def test_a_finished_folder_is_not_heard_again_and_other_limits_only_what_they_ch
     source = table_of(tmp_path / "source", 8)
     write_tone(tmp_path / "source/clips/3.wav", 3, seconds=3.0)
     heard: list[int] = []
-    job = Job(Request(str(source)), tmp_path / "out", limits=Limits(longest=1.0))
+    job = PreparationJob(ReadRequest(str(source)), tmp_path / "out", limits=Limits(longest=1.0))
     prepare(job, lambda phase, done, total: heard.append(done))
     first = content(tmp_path / "out")
     prepare(job, lambda phase, done, total: heard.append(done))
@@ -212,7 +214,7 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
                 run(source, tmp_path / "out")
             said.append(caught.value.message)
 
-    prepare(Job(Request(str(source)), tmp_path / "out"), meanwhile)
+    prepare(PreparationJob(ReadRequest(str(source)), tmp_path / "out"), meanwhile)
     assert said[0].endswith("another process is preparing recordings there")
 
 

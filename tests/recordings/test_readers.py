@@ -15,12 +15,12 @@ from sounds import write_rows, write_tone
 
 from profiles.errors import BadInput
 from training.recordings.readers import READERS, kind_of, read_bigquery
-from training.recordings.recording import Columns, NoSource, Reason, Recording, Request, UrlSource
+from training.recordings.recording import Columns, ExclusionReason, NoSource, ReadRequest, Recording, UrlSource
 from training.tasks.speech_clips import FileSource
 
 
 def read(source: Path | str, columns: Columns | None = None, kind: str = "") -> list[Recording]:
-    return list(READERS[kind_of(str(source), kind)](Request(str(source), columns or Columns())))
+    return list(READERS[kind_of(str(source), kind)](ReadRequest(str(source), columns or Columns())))
 
 
 def facts(found: Recording) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ def test_librispeech(top: str, tmp_path: Path) -> None:
     first, second = read(tmp_path)
     assert kind_of(str(tmp_path)) == "librispeech"
     assert facts(first) == ("84-121123-0000", "GO, DO YOU HEAR", "84", "en", "validation")
-    assert second.fault and second.fault.reason is Reason.NOT_THERE
+    assert second.fault and second.fault.reason is ExclusionReason.NOT_THERE
 
 
 def test_voxpopuli(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_voxpopuli(tmp_path: Path) -> None:
     first, second = read(tmp_path)
     assert kind_of(str(folder)) == kind_of(str(tmp_path)) == "voxpopuli"
     assert facts(first) == ("2009x", 'das "ist" es', "28", "de", "validation")
-    assert (second.speaker, second.fault and second.fault.reason) == ("", Reason.NOT_THERE)
+    assert (second.speaker, second.fault and second.fault.reason) == ("", ExclusionReason.NOT_THERE)
 
 
 def test_a_manifest_of_nemo(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_manifest_of_nemo(tmp_path: Path) -> None:
     assert (kind_of(str(manifest)), facts(first)) == ("nemo", ("a.wav@0.5", "hello", "", "en", "train"))
     assert (first.offset, first.duration, second.duration) == (0.5, 1.25, 2.0)
     reasons = [one.fault and one.fault.reason for one in (first, second, third)]
-    assert reasons == [None, Reason.TRANSLATION, Reason.BAD_CELL]
+    assert reasons == [None, ExclusionReason.TRANSLATION, ExclusionReason.BAD_CELL]
 
 
 def test_a_data_set_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,21 +162,21 @@ class Warehouse:
 
 
 def test_a_table_of_bigquery() -> None:
-    request = Request("bigquery:shop.calls.clips")
+    request = ReadRequest("bigquery:shop.calls.clips")
     first, second = read_bigquery(request, Warehouse)
     assert (facts(first), first.audio) == (
         ("https://x.example/a.wav", "hello", "7", "", ""),
         UrlSource("https://x.example/a.wav"),
     )
-    assert second.fault and second.fault.reason is Reason.OUTSIDE
+    assert second.fault and second.fault.reason is ExclusionReason.OUTSIDE
     with pytest.raises(BadInput, match="404 Not found"):
-        list(read_bigquery(Request("bigquery:shop.calls.none"), Warehouse))
+        list(read_bigquery(ReadRequest("bigquery:shop.calls.none"), Warehouse))
 
 
 def test_bigquery_without_its_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "google.cloud.bigquery", None)
     with pytest.raises(BadInput, match="pip install google-cloud-bigquery"):
-        list(read_bigquery(Request("bigquery:shop.calls.clips")))
+        list(read_bigquery(ReadRequest("bigquery:shop.calls.clips")))
 
 
 def test_a_name_may_be_one_of_the_hub_and_a_path_is_none() -> None:
@@ -205,20 +205,20 @@ def test_nothing_outside_of_the_folder_is_followed(cell: str, tmp_path: Path) ->
     (folder / "folder").symlink_to(tmp_path)
     table = write_rows(folder / "all.csv", "audio_path,text", [(cell, "text")])
     (found,) = read(table)
-    assert (found.audio, found.fault and found.fault.reason) == (NoSource(cell), Reason.OUTSIDE)
+    assert (found.audio, found.fault and found.fault.reason) == (NoSource(cell), ExclusionReason.OUTSIDE)
 
 
 def test_a_further_folder_is_followed_if_a_person_names_it(tmp_path: Path) -> None:
     sound = write_tone(tmp_path / "elsewhere/a.wav")
     table = write_rows(tmp_path / "table/all.csv", "audio_path,text", [(sound, "whole"), ("a.wav", "relative")])
-    found = READERS["table"](Request(str(table), roots=(tmp_path / "elsewhere",)))
+    found = READERS["table"](ReadRequest(str(table), roots=(tmp_path / "elsewhere",)))
     assert [one.audio for one in found] == [FileSource(sound.resolve())] * 2
 
 
 @pytest.mark.parametrize("cell", ["file:///etc/hostname", "http://x.example/a", "ftp://x/a", "s3://b/a", "FILE:///a"])
 def test_no_scheme_but_https_is_followed(cell: str, tmp_path: Path) -> None:
     (found,) = read(write_rows(tmp_path / "all.csv", "audio_path,text", [(cell, "text")]))
-    assert found.fault and found.fault.reason is Reason.NOT_HTTPS
+    assert found.fault and found.fault.reason is ExclusionReason.NOT_HTTPS
 
 
 def test_a_split_that_is_none_is_not_trained_on(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from sounds import read_rows
 from app.cli.main import main
 from profiles.errors import BadInput
 from training.recordings.segments import dataset
-from training.recordings.segments.cutting import SegmentOptions, Stretch, cut
-from training.recordings.segments.dataset import Outcome, segment_all, sources_of
+from training.recordings.segments.cutting import SegmentOptions, TimeSpan, cut
+from training.recordings.segments.dataset import RecordingResult, segment_all, sources_of
 from training.recordings.segments.recording import pieces
 from training.tasks.audio import SECONDS, Activity, AudioError, decode, stream
 from training.tasks.base import Progress
@@ -34,7 +34,7 @@ def talk(tmp_path: Path) -> Talk:
     return make_talk(tmp_path / "talk.wav", [0.5, 0.6, 0.7, 3.0, 0.6, 0.8])
 
 
-def segmented(talk: Talk, text: str, listener: Listening, **options: float) -> tuple[Path, Outcome]:
+def segmented(talk: Talk, text: str, listener: Listening, **options: float) -> tuple[Path, RecordingResult]:
     folder = talk.path.parent / "made"
     talk.path.with_suffix(".txt").write_text(text)
     sources = sources_of(talk.path, None)
@@ -201,7 +201,7 @@ def test_a_stream_is_what_decoding_gives(tmp_path: Path) -> None:
     soundfile.write(str(tmp_path / "a.wav"), sound, 44_100, subtype="FLOAT")
     whole, streamed = decode(tmp_path / "a.wav", RATE).samples, np.concatenate(list(stream(tmp_path / "a.wav", RATE)))
     assert len(streamed) == len(whole) and np.abs(streamed - whole).max() < 1e-3
-    wanted = [Stretch(0.1, 0.5), Stretch(0.5, 1.2), Stretch(2.0, 9.0)]
+    wanted = [TimeSpan(0.1, 0.5), TimeSpan(0.5, 1.2), TimeSpan(2.0, 9.0)]
     for stretch, found in zip(wanted, pieces(tmp_path / "a.wav", wanted)):
         first, last = round(stretch.start * RATE), round(stretch.end * RATE)
         assert np.array_equal(found, streamed[first:last])
@@ -222,7 +222,7 @@ def test_a_damaged_note_of_an_earlier_start_is_made_anew(tmp_path: Path, note: b
 
     def make() -> dict[str, object]:
         made.append(sound)
-        return {"outcome": asdict(Outcome("talk", clips=3)), "train": [], "left_out": [], "words": []}
+        return {"outcome": asdict(RecordingResult("talk", clips=3)), "train": [], "left_out": [], "words": []}
 
     source = dataset.Source("talk", sound, None)
     assert dataset._once(source, tmp_path, [], make).clips == 3

@@ -19,7 +19,7 @@ from app.html_report.page import body, embedded, show_report, write_report
 from app.html_report.sections import label
 from cli_typer import main
 from distributed.planning.document import Choice
-from distributed.planning.feedback import Comparison
+from distributed.planning.feedback import PredictionComparison
 from profiles.errors import BadInput
 from tests.app.app_events import evaluation, step, sync
 from tests.report.report_runs import write_run
@@ -112,7 +112,7 @@ def test_predicted_stands_beside_measured(tmp_path: Path) -> None:
     choice = Choice(strategy="allreduce", codec="fp32", engine="mesh", members=("a", "b"))
     both: dict[str, Any] = {"predicted_step": 0.5, "measured_step": 0.6, "predicted_wait": 0.1, "measured_wait": 0.2}
     shares = {"predicted_share": 0.2, "measured_share": 0.3, "predicted_bytes_per_hour": 1e9}
-    found = Comparison(choice=choice, steps=40, members=(), measured_bytes_per_hour=2e9, **both, **shares)
+    found = PredictionComparison(choice=choice, steps=40, members=(), measured_bytes_per_hour=2e9, **both, **shares)
     (run / "metrics.json").write_text(json.dumps({"prediction": found.document()}))
     page = shown(run)
     assert "500 ms" in page and "600 ms" in page and "1.20" in page

@@ -21,11 +21,11 @@ from training.events import (
     ErrorEvent,
     Event,
     MemberEvent,
+    PeerPath,
     RunEvent,
     SnapshotEvent,
     StepEvent,
     WarningEvent,
-    Way,
     WaysEvent,
 )
 from training.intake import STRIKES, Inbox
@@ -218,7 +218,7 @@ def test_no_line_of_a_member_raises(stage: Stage, line: bytes) -> None:
 
 
 def test_ways_are_the_coordinators_to_tell_and_the_run_knows_the_names(stage: Stage) -> None:
-    ways = (Way(peer=0, how="relayed", name="another"), Way(peer=7, how="dialled", name="nobody"))
+    ways = (PeerPath(peer=0, how="relayed", name="another"), PeerPath(peer=7, how="dialled", name="nobody"))
     stage.take(intake.COORDINATOR, WaysEvent(member=1, ways=ways))
     told = stage.events[-1]
     assert isinstance(told, WaysEvent) and [(way.peer, way.name) for way in told.ways] == [(0, "worker-0")]

@@ -16,7 +16,7 @@ from tests.waiting import until
 from training import stopping
 from training.events import AnswerEvent, ErrorEvent, MemberEvent, RunEvent, SnapshotEvent, StepEvent
 from training.local_engine import LocalEngine
-from training.stopping import Progress
+from training.stopping import ProgressMonitor
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_a_coordinator_that_dies_at_the_end_of_a_run_is_not_started_again(stage:
 def test_only_steps_towards_the_end_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(stopping.time, "monotonic", lambda: now)
-    progress = Progress()
+    progress = ProgressMonitor()
     progress.last_step = 5
     now += 10
     progress(step(5))

@@ -31,7 +31,7 @@ from app.wizard.state import Action, Answers, StatePart, Step, TaskKind, WizardS
 from distributed.checks.findings import Finding
 from distributed.discovery.machine_identity import FoundPath
 from distributed.discovery.network_interfaces import Endpoint, PathKind
-from distributed.discovery.sightings import Status as Seen
+from distributed.discovery.sightings import Reachability
 from distributed.hosts.file import Machine
 from distributed.ssh.access import AccessReport
 from distributed.ssh.errors import Stage
@@ -67,7 +67,7 @@ HOME = Home(
 PRESENCE = {"talk": (Presence("desk", True), Presence("studio", True, True), Presence("attic", False, True))}
 
 
-def _path(address: str, interface: str, kind: PathKind, status: Seen = Seen.ONLINE) -> FoundPath:
+def _path(address: str, interface: str, kind: PathKind, status: Reachability = Reachability.ONLINE) -> FoundPath:
     return FoundPath(Endpoint(address, interface, 22, kind), status, None)
 
 
@@ -85,7 +85,7 @@ STUDIO = MachineRow(
 HOSTILE = MachineRow(
     "SHA256:evil", EVIL, status=BAD, words="offline", cause="no SSH server listens on port 22",
     fix="switch on Remote Login there", entry=Machine(name="evil", address="192.168.7.66"), found_by=("Bonjour",),
-    paths=(_path("192.168.7.66", "en0", PathKind.WIRED, Seen.OFFLINE),),
+    paths=(_path("192.168.7.66", "en0", PathKind.WIRED, Reachability.OFFLINE),),
 )  # fmt: skip
 MACHINES = DiscoveredMachines(
     (DESK, STUDIO, HOSTILE), ("Bonjour on eth0", "~/.ssh/config", "distributed_hosts.json"), 12.0

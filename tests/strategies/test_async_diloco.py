@@ -19,7 +19,7 @@ from tests.training.memory_exchange import RoomExchange
 from tests.waiting import until
 from training.events import SyncEvent
 from training.strategies.arrival_rounds import believed
-from training.strategies.arrivals import DelayedNesterov, Place, Work
+from training.strategies.arrivals import DelayedNesterov, WorkAssignment, WorkUnit
 from training.strategies.async_diloco import AsyncDiLoCo, AsyncDiLoCoOptions
 from training.strategies.base import StrategyContext
 from training.strategies.composition import check_parts
@@ -53,7 +53,7 @@ def begin(
     return ends
 
 
-def trained(strategy: AsyncDiLoCo, model: nn.Module) -> tuple[list[Place], list[SyncEvent]]:
+def trained(strategy: AsyncDiLoCo, model: nn.Module) -> tuple[list[WorkUnit], list[SyncEvent]]:
     """Make the steps of a stretch: one of SGD towards the target of the place."""
     taken, reports = [], []
     while strategy.places:
@@ -131,7 +131,7 @@ def test_it_equals_the_reference_in_the_order_of_the_speeds(
 def test_every_place_is_taken_once_and_equal_versions_are_equal(in_turns: bool) -> None:
     def body(exchange: RoomExchange) -> Any:
         strategy, model = made(exchange, in_turns, codec="mxfp4", outer_momentum=0.9)
-        found: tuple[list[Place], list[SyncEvent]] = ([], [])
+        found: tuple[list[WorkUnit], list[SyncEvent]] = ([], [])
         for start in (0, 12):
             begin(strategy, start + 12, start)
             for have, more in zip(found, trained(strategy, model), strict=True):
@@ -141,7 +141,7 @@ def test_every_place_is_taken_once_and_equal_versions_are_equal(in_turns: bool) 
 
     found = in_a_group(3, body)
     places = Counter(place for taken, *_ in found for place in taken)
-    assert places == Counter(Place(step, rank) for step in range(24) for rank in range(3))
+    assert places == Counter(WorkUnit(step, rank) for step in range(24) for rank in range(3))
     hashes = {(one.round, one.weight_hash) for _, reports, _ in found for one in reports}
     assert len(hashes) == len({version for version, _ in hashes})
     assert {version for *_, version in found} == {sum(len(reports) for _, reports, _ in found)}, "a delta counts once"
@@ -178,7 +178,7 @@ def test_the_others_do_what_a_lost_member_had_taken(at_the_end: bool) -> None:
             work, rounds = strategy._work, strategy._rounds
             assert rounds is not None
             until(lambda: not (at_the_end and (work.taken[0] or work.taken[2] or work._left)))
-            strategy._work = Work(1, _owners=(1,))  # it takes part in nothing any more
+            strategy._work = WorkAssignment(1, _owners=(1,))  # it takes part in nothing any more
             rounds.wait_for_end()
             exchange.room.leave(1)
             return None
@@ -187,7 +187,7 @@ def test_the_others_do_what_a_lost_member_had_taken(at_the_end: bool) -> None:
 
     (first, members, weights), _, (last, *same) = in_a_group(3, body)
     assert members == same[0] == (0, 2) and torch.equal(weights, same[1])
-    assert Counter(first + last) == Counter(Place(step, rank) for step in range(12) for rank in range(3))
+    assert Counter(first + last) == Counter(WorkUnit(step, rank) for step in range(12) for rank in range(3))
 
 
 @pytest.mark.parametrize("in_turns", [True, False])
@@ -200,7 +200,7 @@ def test_all_meet_soon_where_one_of_them_is_asked_to(in_turns: bool) -> None:
     found = in_a_group(3, body)
     taken, ends = Counter(place for places, *_ in found for place in places), {end for _, end, _ in found}
     assert all(met for *_, met in found) and len(ends) == 1 and 3 <= min(ends) < 40
-    assert taken == Counter(Place(step, rank) for step in range(min(ends)) for rank in range(3))
+    assert taken == Counter(WorkUnit(step, rank) for step in range(min(ends)) for rank in range(3))
 
 
 @pytest.mark.parametrize("said", [-1.0, math.nan, math.inf, 1e300, b"fast", b"-3", b""])
@@ -209,7 +209,7 @@ def test_a_speed_that_can_be_none_counts_as_unknown(said: float | bytes) -> None
 
 
 def test_work_is_taken_by_speed_and_ends_for_all_at_once() -> None:
-    work = Work(10)
+    work = WorkAssignment(10)
     work.open(0, 100, (0, 1, 2), {0: 2.0, 1: 1.0, 2: 0.0})
     assert [len(work.taken[rank]) for rank in range(3)] == [10, 5, 1]
     work.speeds[2] = 0.01

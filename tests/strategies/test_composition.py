@@ -12,7 +12,7 @@ from members import Member
 from small_models import in_a_group
 from stand_ins import All, Half
 
-from distributed.planning.cluster import Cluster, Link, Machine, Measurement
+from distributed.planning.cluster import Cluster, ClusterMachine, Link, Measurement
 from distributed.planning.document import Job
 from distributed.planning.planner import plan
 from profiles.declarations import Section
@@ -161,7 +161,7 @@ def test_its_cost_is_the_sum_with_the_options_that_are_set() -> None:
 
 
 def test_a_plan_of_it_is_predicted_where_it_is_asked_for() -> None:
-    machines = tuple(Machine(name=name, measurements=(Measurement(batch=8, seconds=1.0),)) for name in "ab")
+    machines = tuple(ClusterMachine(name=name, measurements=(Measurement(batch=8, seconds=1.0),)) for name in "ab")
     link = Link(source="a", target="b", mbit=900.0, mbit_back=900.0, rtt_ms=0.6)
     cluster, size = Cluster(machines=machines, links=(link,)), {"trainable": 39_000_000, "total": 39_000_000}
 

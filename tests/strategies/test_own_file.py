@@ -12,7 +12,7 @@ from contract import CHECKS
 from members import settings_of
 
 from app.cli.dry_run import shortened
-from distributed.planning.cluster import Cluster, Link, Machine, Measurement
+from distributed.planning.cluster import Cluster, ClusterMachine, Link, Measurement
 from distributed.planning.document import Job
 from distributed.planning.planner import plan
 from distributed.preparation.code_sync import collect
@@ -165,7 +165,7 @@ def test_a_rehearsal_is_a_plan_that_others_can_read(file: Path) -> None:
 
 
 def planned(text: str) -> Any:
-    machines = tuple(Machine(name=name, measurements=(Measurement(batch=8, seconds=1.0),)) for name in "ab")
+    machines = tuple(ClusterMachine(name=name, measurements=(Measurement(batch=8, seconds=1.0),)) for name in "ab")
     link = Link(source="a", target="b", mbit=900.0, mbit_back=900.0, rtt_ms=0.6)
     size = {"trainable": 39_000_000, "total": 39_000_000, "samples": 32_000}
     found = plan(Cluster(machines=machines, links=(link,)), Job(**size, strategy=text, max_loss_increase=0.02))

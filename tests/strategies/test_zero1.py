@@ -21,7 +21,7 @@ from training.optimizers import build_optimizer
 from training.strategies.allreduce import AllReduce
 from training.strategies.base import Strategy, StrategyContext
 from training.strategies.weights import flatten
-from training.strategies.zero1 import Greeting, ZeRO1, divided, partner
+from training.strategies.zero1 import StepHandshake, ZeRO1, divided, partner
 
 STEPS, MOST = 4, 0.05
 """The norm is above that in all of them."""
@@ -191,8 +191,8 @@ def test_an_overflow_of_one_member_makes_all_pass_over_the_step_and_lower_their_
 # ------------------------------------------------------------------------------------------------------ who owns what
 
 
-def said(owned: dict[int, set[int]], newcomers: tuple[int, ...] = ()) -> dict[int, Greeting]:
-    return {rank: Greeting(1.0, rank not in newcomers, frozenset(parts)) for rank, parts in owned.items()}
+def said(owned: dict[int, set[int]], newcomers: tuple[int, ...] = ()) -> dict[int, StepHandshake]:
+    return {rank: StepHandshake(1.0, rank not in newcomers, frozenset(parts)) for rank, parts in owned.items()}
 
 
 def test_parts_are_even_and_move_only_where_they_must() -> None:
@@ -218,9 +218,9 @@ def test_everybody_meets_everybody_once(size: int) -> None:
     assert sorted(met) == list(combinations(range(size), 2))
 
 
-@pytest.mark.parametrize("said", [b"", b"\0" * 9, Greeting(-1.0, True, frozenset()).to_bytes(8), b"\xff" * 10])
+@pytest.mark.parametrize("said", [b"", b"\0" * 9, StepHandshake(-1.0, True, frozenset()).to_bytes(8), b"\xff" * 10])
 def test_a_greeting_that_is_none_is_not_believed(said: bytes) -> None:
-    assert Greeting.read(said, 8) is None
+    assert StepHandshake.read(said, 8) is None
 
 
 def test_a_newcomer_gets_the_state_of_what_it_owns() -> None:

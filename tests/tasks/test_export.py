@@ -21,7 +21,7 @@ from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtracto
 from profiles.errors import BadInput, RunFailed
 from training.export import exporters
 from training.export.export import ExportRequest, export
-from training.export.exporters import CheckResult, Exporter, Heard, compare
+from training.export.exporters import CheckResult, Exporter, TranscriptPair, compare
 from training.export.formats import FORMATS, ModelSource, find_format, find_source
 from training.export.ggml_model import q5_0, q8_0
 from training.plan import RunMetadata
@@ -131,7 +131,7 @@ def test_other_texts_are_refused_and_nothing_is_left(
         export(request_of(trained_whisper, tmp_path / "deep" / "out"), told)
     assert list(tmp_path.iterdir()) == []
     allowed = checked(request_of(trained_whisper, tmp_path / "deep" / "out", bound=0.4))
-    assert allowed.heard[2] == Heard("clip2.wav", "three", "something")
+    assert allowed.heard[2] == TranscriptPair("clip2.wav", "three", "something")
 
 
 def test_nothing_is_overwritten_unasked(trained_whisper: Path, tmp_path: Path) -> None:
@@ -263,11 +263,11 @@ def test_whisper_cpp_reads_what_was_written(tmp_path: Path, quantize: str) -> No
 
     wrapper = WhisperModelWrapper(settings_of(folder))
     clip = SimpleNamespace(samples=np.zeros(16000, np.float32), language="en")
-    texts = ggml_model.EXPORTER.listen(tmp_path / "out", exporters.Plain(folder, wrapper, None), [clip])
+    texts = ggml_model.EXPORTER.listen(tmp_path / "out", exporters.MergedWhisper(folder, wrapper, None), [clip])
     assert texts == [WORD]
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(RunFailed, match="whisper.cpp cannot run the exported model"):
-        ggml_model.EXPORTER.listen(tmp_path / "out", exporters.Plain(folder, wrapper, None), [clip])
+        ggml_model.EXPORTER.listen(tmp_path / "out", exporters.MergedWhisper(folder, wrapper, None), [clip])
 
 
 @settings(max_examples=30)

@@ -22,7 +22,7 @@ from training.exchange.base import (
     Traffic,
     joined,
 )
-from training.exchange.residuals import Kept, MeanResiduals
+from training.exchange.residuals import MeanResiduals, Residual
 from training.simulated.exchange import average
 
 Late = Callable[[str], Collection[int]]
@@ -179,10 +179,10 @@ class RoomExchange(Exchange):
             self._members = tuple(said)
         return said
 
-    def residual(self, stream: str) -> Kept | None:
+    def residual(self, stream: str) -> Residual | None:
         return self.room.residuals.all(stream) if self.rank == 0 else None
 
-    def restore_residual(self, stream: str, kept: Kept) -> None:
+    def restore_residual(self, stream: str, kept: Residual) -> None:
         self.room.residuals.restore(stream, kept)
 
     def publish_state(self, joining: JoiningState) -> None:

@@ -12,10 +12,10 @@ import pytest
 from profiles.errors import RunFailed
 from profiles.schema import Profile
 from training.launched import environment, listening
-from training.plan import Launch, MemberPlan, RunPlan
-from training.worker import Meeting
+from training.plan import LaunchedScript, MemberPlan, RunPlan
+from training.worker import Rendezvous
 
-JOB = Launch(script="x.py", machines=(0, 1), addresses=("10.0.0.1", "10.0.0.2"))
+JOB = LaunchedScript(script="x.py", machines=(0, 1), addresses=("10.0.0.1", "10.0.0.2"))
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 
 
@@ -34,6 +34,6 @@ def test_an_interface_that_is_not_there_is_named_beside_those_that_are() -> None
 def test_a_rank_is_told_the_store_and_the_relay(tmp_path: Path) -> None:
     members = tuple(MemberPlan(rank=rank, name=name, batch_size=1) for rank, name in enumerate("ab"))
     plan = RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine="mesh", launch=JOB)
-    told = environment(plan, JOB, 1, Meeting("127.0.0.1:1", "10.0.0.9:2"), tmp_path)
+    told = environment(plan, JOB, 1, Rendezvous("127.0.0.1:1", "10.0.0.9:2"), tmp_path)
     assert (told["MUSTER_STORE"], told["MUSTER_RELAY"]) == ("127.0.0.1:1", "10.0.0.9:2")
     assert (told["MUSTER_LISTEN"], told["MASTER_ADDR"], told["RANK"]) == ("10.0.0.2", "10.0.0.1", "1")

@@ -21,7 +21,7 @@ from training.local_plan import plan_local_run
 from training.local_run import LocalRun
 from training.run_folder import RunFolder
 from training.simulated.baton import Baton
-from training.simulated.exchange import AnotherFailed, Room, SimulatedExchange
+from training.simulated.exchange import AnotherFailed, SimulatedExchange, SimulatedGroup
 from training.simulation import LocalTrainer
 
 CPU = torch.device("cpu")
@@ -173,7 +173,7 @@ def test_a_member_that_fails_ends_the_run_with_its_own_cause_alone(tmp_path: Pat
 
 def members(size: int, body: Callable[[SimulatedExchange], Any]) -> list[Any]:
     """Let every member do something; return what came of it, or what it raised."""
-    room = Room(size, baton := Baton(CPU))
+    room = SimulatedGroup(size, baton := Baton(CPU))
     return in_turns(room, baton, size, lambda rank: body(SimulatedExchange(room, rank)))
 
 

@@ -10,7 +10,7 @@ from training.exchange.base import JoiningState
 from training.exchange.codecs import codec_by_name
 from training.simulated.baton import Baton
 from training.simulated.clock import Absence, Cost, Timeline
-from training.simulated.exchange import AnotherFailed, Room, SimulatedExchange
+from training.simulated.exchange import AnotherFailed, SimulatedExchange, SimulatedGroup
 
 
 class Seconds:
@@ -59,7 +59,7 @@ def test_the_last_member_stays() -> None:
 def test_a_loss_and_a_return_are_what_the_others_see_in_a_real_run() -> None:
     """Member 1 is lost before the second mean, and is let in after it with what the lowest one hands over."""
     baton, steps = Baton(torch.device("cpu")), [0, 0, 0]
-    room = Room(3, baton, lambda rank: (steps[rank], 0, (1,) if steps[rank] == 2 else ()))
+    room = SimulatedGroup(3, baton, lambda rank: (steps[rank], 0, (1,) if steps[rank] == 2 else ()))
 
     def mean(exchange: SimulatedExchange) -> tuple[float, tuple[int, ...]]:
         steps[exchange.rank] += 1
@@ -87,7 +87,7 @@ def test_a_loss_and_a_return_are_what_the_others_see_in_a_real_run() -> None:
 
 
 def test_who_is_away_at_the_end_hears_of_it() -> None:
-    room = Room(2, baton := Baton(torch.device("cpu")))
+    room = SimulatedGroup(2, baton := Baton(torch.device("cpu")))
 
     def trained(rank: int) -> object:
         if rank == 0:

@@ -16,7 +16,7 @@ from training.events import EvaluationEvent, Event, RunEvent, SnapshotEvent, Ste
 from training.exchange.base import SoloExchange
 from training.orders import Command, Control
 from training.outcome import kept_step, kept_text
-from training.stopping import LEAST_PATIENCE, Progress
+from training.stopping import LEAST_PATIENCE, ProgressMonitor
 from training.tasks.base import Batch
 from training.trainer import Trainer
 
@@ -124,7 +124,7 @@ def snapshot(rank: int, number: int, *live: int, seconds: float = 0.1) -> Snapsh
 
 
 def test_one_short_step_does_not_make_the_run_impatient() -> None:
-    progress = Progress()
+    progress = ProgressMonitor()
     for number, seconds in enumerate([20.0, 20.0, 0.00135, 20.0, 0.001]):
         progress(step(0, number + 1, seconds))
     progress(step(1, 5, 0.2))
@@ -132,7 +132,7 @@ def test_one_short_step_does_not_make_the_run_impatient() -> None:
 
 
 def test_patience_lasts_for_a_long_snapshot_and_for_a_first_step() -> None:
-    progress = Progress()
+    progress = ProgressMonitor()
     assert progress.patience > LEAST_PATIENCE
     progress(step(0, 1, 0.001))
     assert progress.patience == LEAST_PATIENCE

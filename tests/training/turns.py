@@ -9,10 +9,10 @@ from typing import Any
 from profiles.errors import RunFailed
 from training.exchange.base import ExchangeError
 from training.simulated.baton import Baton
-from training.simulated.exchange import Room
+from training.simulated.exchange import SimulatedGroup
 
 
-def in_turns(room: Room, baton: Baton, size: int, body: Callable[[int], Any]) -> list[Any]:
+def in_turns(room: SimulatedGroup, baton: Baton, size: int, body: Callable[[int], Any]) -> list[Any]:
     """Let every rank do something; return what came of it, or what it raised."""
     found = dict[int, Any]()
 

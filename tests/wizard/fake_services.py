@@ -29,7 +29,7 @@ from app.wizard.records import (
 from app.wizard.state import PlanRequest
 from distributed.checks.findings import Finding
 from distributed.hosts.file import Machine
-from distributed.measuring.link_figures import Figures, PairFigures
+from distributed.measuring.link_figures import LinkFigures, PairFigures
 from distributed.planning.document import Candidate, Choice
 from distributed.ssh.access import AccessReport
 from distributed.ssh.errors import Stage
@@ -84,7 +84,7 @@ def pair(source: str, target: str, mbit: float = 940.0, back: float = 940.0, **f
     """Two machines with a cable between them, or what ``figures`` say."""
     plain = {"rtt_ms": 0.4, "jitter_ms": 0.0, "loss": 0.0, "loss_back": 0.0, "interface": "eth0", "interface_back": "",
              "wireless": False, "wireless_back": False, "other_mbit": 0.0, "address": "", "paths": ()}  # fmt: skip
-    found = Figures.model_validate({**plain, "mbit": mbit, "mbit_back": back, **figures})
+    found = LinkFigures.model_validate({**plain, "mbit": mbit, "mbit_back": back, **figures})
     return PairFigures(source=source, target=target, figures=found)
 
 

@@ -18,15 +18,20 @@ from app.wizard.records import DiscoveredMachines, ItemStatus, KnownProfile
 from app.wizard.services import Services
 from distributed.discovery.machine_identity import FoundMachine, FoundPath
 from distributed.discovery.network_interfaces import Endpoint, PathKind
-from distributed.discovery.sightings import Origin
-from distributed.discovery.sightings import Status as Seen
+from distributed.discovery.sightings import Reachability, SightingOrigin
 from distributed.hosts.file import Hosts, Machine, dump_hosts, parse_hosts
 from profiles.resolve import ProfileEntry
 from tests.waiting import until_state
 
-PATH = FoundPath(Endpoint("192.168.1.7", "en0", 22, PathKind.WIRED), Seen.ONLINE, None)
+PATH = FoundPath(Endpoint("192.168.1.7", "en0", 22, PathKind.WIRED), Reachability.ONLINE, None)
 STUDIO = FoundMachine(
-    "SHA256:x", "Studio", ("Studio", "studio.local"), Seen.ONLINE, (Origin.BONJOUR,), (PATH,), "SHA256:x"
+    "SHA256:x",
+    "Studio",
+    ("Studio", "studio.local"),
+    Reachability.ONLINE,
+    (SightingOrigin.BONJOUR,),
+    (PATH,),
+    "SHA256:x",
 )
 
 
@@ -56,12 +61,12 @@ def test_two_that_claim_one_name_are_reached_by_their_addresses() -> None:
 
 
 def test_what_was_typed_and_what_a_file_says_come_first() -> None:
-    typed = replace(STUDIO, names=("studio.local",), found_by=(Origin.TYPED, Origin.BONJOUR))
+    typed = replace(STUDIO, names=("studio.local",), found_by=(SightingOrigin.TYPED, SightingOrigin.BONJOUR))
     (row,) = Naming(["ada@studio.local:2222"], ()).rows([typed])
     assert (row.entry.host, row.entry.port, row.entry.user) == ("studio.local", 2222, "ada")
     assert "typed:ada@studio.local:2222" in row.aliases
     entry = Machine(name="Studio", address="10.9.9.9", python="/opt/py", user="eve")
-    listed = replace(STUDIO, found_by=(Origin.HOSTS_FILE,))
+    listed = replace(STUDIO, found_by=(SightingOrigin.HOSTS_FILE,))
     (row,) = Naming((), [Hosts(machines=(entry,), ssh_config="/etc/mine")]).rows([listed])
     hosts = hosts_of([row])
     assert hosts.machines == (entry,) and hosts.ssh_config == "/etc/mine"
@@ -69,7 +74,7 @@ def test_what_was_typed_and_what_a_file_says_come_first() -> None:
 
 @pytest.mark.parametrize("paths", [(PATH,), ()])
 def test_a_choice_made_before_the_host_key_was_seen_still_holds(paths: tuple[FoundPath, ...]) -> None:
-    before = replace(STUDIO, id="unidentified:Studio", fingerprint="", status=Seen.CHECKING, paths=paths)
+    before = replace(STUDIO, id="unidentified:Studio", fingerprint="", status=Reachability.CHECKING, paths=paths)
     state = apply(begin(), sighted(DiscoveredMachines(Naming((), ()).rows([before]))))
     state = apply(
         apply(state, do.pick("unidentified:Studio")), sighted(DiscoveredMachines(Naming((), ()).rows([STUDIO])))
@@ -78,7 +83,7 @@ def test_a_choice_made_before_the_host_key_was_seen_still_holds(paths: tuple[Fou
 
 
 def test_this_computer_trains_with_this_python() -> None:
-    here = FoundMachine("x", "desk", ("desk",), Seen.ONLINE, (Origin.HERE,), (), here=True)
+    here = FoundMachine("x", "desk", ("desk",), Reachability.ONLINE, (SightingOrigin.HERE,), (), here=True)
     (row,) = Naming((), ()).rows([here])
     assert row.key == HERE_KEY and row.here and row.memory.endswith(" GB")
     machine = row.entry
@@ -95,8 +100,11 @@ def test_a_saved_machine_comes_back_as_it_was(machine: Machine) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(st.text(max_size=80), st.text(max_size=80)), max_size=4), st.sampled_from(list(Origin)[1:]))
-def test_names_of_the_network_always_make_a_hosts_file(names: list[tuple[str, str]], origin: Origin) -> None:
+@given(
+    st.lists(st.tuples(st.text(max_size=80), st.text(max_size=80)), max_size=4),
+    st.sampled_from(list(SightingOrigin)[1:]),
+)
+def test_names_of_the_network_always_make_a_hosts_file(names: list[tuple[str, str]], origin: SightingOrigin) -> None:
     found = [
         replace(STUDIO, id=str(number), name=name or "x", names=(name or "x", f"{host}.local"), found_by=(origin,))
         for number, (name, host) in enumerate(names)

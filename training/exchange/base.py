@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from training.exchange.codecs import Codec
-    from training.exchange.residuals import Kept
+    from training.exchange.residuals import Residual
 else:
     torch = lazy("torch")
 
@@ -240,7 +240,7 @@ class Exchange(ABC):
         self, name: str, payload: bytes, group: Group = (), waits: bool = False
     ) -> Pending[dict[int, bytes]]: ...
 
-    def residual(self, stream: str) -> Kept | None:
+    def residual(self, stream: str) -> Residual | None:
         """Return what encoding the means of ``stream`` has lost, as far as this member keeps it, for its snapshot.
 
         ``None`` where others keep it, nothing is lost, or the group is gone. Not an operation: one member may ask
@@ -248,7 +248,7 @@ class Exchange(ABC):
         """
         return None
 
-    def restore_residual(self, stream: str, kept: Kept) -> None:
+    def restore_residual(self, stream: str, kept: Residual) -> None:
         """Give back what :meth:`residual` returned, before the first mean of the stream.
 
         The member adds what lies in its share. What lies where another member owns now is lost, once.

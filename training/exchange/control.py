@@ -1,7 +1,7 @@
 """What members and the coordinator tell one another: small JSON documents, one a line, over TLS.
 
-Both sides say what *is*, not what happened: a member its :class:`Report`, the coordinator the :class:`Status` of the
-group, at every change and once a second. Whoever missed a line has all of it with the next one.
+Both sides say what *is*, not what happened: a member its :class:`Report`, the coordinator the :class:`GroupStatus`
+of the group, at every change and once a second. Whoever missed a line has all of it with the next one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from training.bounded import first_problem
-from training.events import MOST_WAYS, Way
+from training.events import MOST_WAYS, PeerPath
 
 PROTOCOL_VERSION = 5
 MAX_LINE = 64 << 10
@@ -91,7 +91,7 @@ class Report(_Message):
     """The first operations that were started and that somebody has no result of."""
     moved: Count = 0
     """Bytes to and from other members so far."""
-    ways: tuple[Way, ...] = Field((), max_length=MOST_WAYS)
+    ways: tuple[PeerPath, ...] = Field((), max_length=MOST_WAYS)
     """How what it sends to the other members of that mesh goes, as soon as they have met."""
     elements: int = Field(-1, ge=-1, lt=1 << 53)
     """Of the longest vector of its model; -1 while that is being built."""
@@ -112,7 +112,7 @@ class Peer(_Message):
     addresses: tuple[tuple[Text, int], ...] = ()
 
 
-class Form(_Message):
+class MeshStart(_Message):
     """How a mesh begins."""
 
     peers: dict[Rank, Peer]
@@ -127,7 +127,7 @@ class Form(_Message):
     """There are others with the state that may be let in again, and then miss results."""
 
 
-class Held(_Message):
+class HeldResults(_Message):
     """Which results a member holds, told to the others when a mesh is formed."""
 
     full: Count
@@ -145,11 +145,11 @@ class StateOrder(_Message):
     """The donor and the newcomers."""
 
 
-class Status(_Message):
+class GroupStatus(_Message):
     """The group as one member is to see it."""
 
     epoch: Count = 0
-    form: Form | None = None
+    form: MeshStart | None = None
     """How the mesh of ``epoch`` begins; ``None``: that mesh is given up, and the next one awaits all reports."""
     started: bool = False
     newcomer: bool = False
@@ -170,7 +170,7 @@ class Status(_Message):
     """It may come back as a newcomer."""
 
 
-def line(message: Hello | Report | Status | Held) -> bytes:
+def line(message: Hello | Report | GroupStatus | HeldResults) -> bytes:
     """Return a message as one line of JSON."""
     return message.model_dump_json(exclude_defaults=True).encode() + b"\n"
 

@@ -23,10 +23,10 @@ from training.exchange.control import (
     LEASE,
     MAX_STATUS,
     PROTOCOL_VERSION,
+    GroupStatus,
     Hello,
     ProtocolError,
     Report,
-    Status,
     line,
     parse,
 )
@@ -102,7 +102,7 @@ class ControlLine:
         joining: Joining,
         listening: tuple[str, int],
         report: Callable[[], Report],
-        heard: Callable[[Status], None],
+        heard: Callable[[GroupStatus], None],
         ended: Callable[[str, bool], None],
     ) -> None:
         self.address = parsed(joining.address)
@@ -188,7 +188,7 @@ class ControlLine:
                 return f"{lost} the coordinator at {host}:{port}: {problem}"
             await asyncio.sleep(_RETRY)
 
-    def overdue(self, status: Status | None) -> ExchangeTimeout:
+    def overdue(self, status: GroupStatus | None) -> ExchangeTimeout:
         """Return the error that names the members that did not connect in time; ``status`` is the last one received."""
         if status is None:
             return ExchangeTimeout("cannot reach the coordinator at {}:{}".format(*self.address))
@@ -204,7 +204,7 @@ class ControlLine:
                 data = await self._next(reader)
                 if not data:
                     return "it ended the connection", self._closing
-                status = parse(Status, data)
+                status = parse(GroupStatus, data)
                 if status.failed:
                     self._again = status.again
                     return status.failed, True

@@ -15,7 +15,7 @@ from typing import Literal
 
 from training.events import MemberEvent, WarningEvent, WaysEvent
 from training.exchange import verdicts
-from training.exchange.control import BEAT, LAST_EPOCH, LEASE, Form, ProtocolError, Report, StateOrder, Status
+from training.exchange.control import BEAT, LAST_EPOCH, LEASE, GroupStatus, MeshStart, ProtocolError, Report, StateOrder
 from training.exchange.group_member import CoordinatorConfig, Member, Role, ToldWays, seen_by
 from training.exchange.verdicts import Verdict
 
@@ -47,12 +47,12 @@ class Coordination:
         self.relay = 0
         """Port on which pairs meet that cannot dial one another."""
         self._started, self._epoch = False, 0
-        self._form: Form | None = None
+        self._form: MeshStart | None = None
         self._joining: StateOrder | None = None
         self._orders, self._building = 0, 0.0
         self._quarrels = verdicts.Quarrels()
-        self._size, self._odds = verdicts.ModelSize(), verdicts.Odds(config.give_up)
-        self._last: Form | None = None
+        self._size, self._odds = verdicts.ModelSizeVote(), verdicts.Odds(config.give_up)
+        self._last: MeshStart | None = None
         """The last mesh that was formed; ``None``: there was none, or another coordinator formed it."""
         self._bounds: dict[int, int] = {}
         """What stood when the first mesh without a member was formed, by its rank."""
@@ -165,7 +165,7 @@ class Coordination:
         """End all connections."""
         with self._lock:
             for member in list(self._members.values()):
-                member.send(Status(failed=reason))
+                member.send(GroupStatus(failed=reason))
                 member.close()
 
     def missing(self) -> list[str]:
@@ -193,7 +193,7 @@ class Coordination:
 
     def _drop(self, member: Member, status: Literal["left", "lost"], reason: str, again: bool = False) -> None:
         del self._members[member.rank]
-        member.send(Status(failed=f"dropped from the group: {reason}" if reason else "it has left", again=again))
+        member.send(GroupStatus(failed=f"dropped from the group: {reason}" if reason else "it has left", again=again))
         member.close()
         self._tell_event(member, status, reason)
 
@@ -244,7 +244,7 @@ class Coordination:
         self._drop_all(verdicts.left_behind(live), again=True)
         return True
 
-    def _is_over(self, form: Form) -> bool:
+    def _is_over(self, form: MeshStart) -> bool:
         """Whether the mesh under way must end."""
         there = [member for member in self._of("live") if member.rank in form.peers]
         broken = [member for member in there if member.report.epoch == self._epoch and not member.report.up]
@@ -351,7 +351,7 @@ class Coordination:
         self._epoch += 1
         gone = set(range(len(self._config.names) + self._config.spare)) - {member.rank for member in members}
         self._bounds = {rank: min(stand, self._bounds.get(rank, stand)) for rank in gone}
-        self._form = self._last = Form(
+        self._form = self._last = MeshStart(
             peers={member.rank: member.peer(member) for member in members},
             stand=stand,
             donor=min(have, key=lambda member: (member.report.kept, member.rank)).rank,
@@ -385,7 +385,7 @@ class Coordination:
         last = max((one.full for one in reports), default=0)
         for member in list(self._members.values()):
             member.send(
-                Status(
+                GroupStatus(
                     epoch=0 if self._resuming_until is not None else self._epoch,
                     form=seen_by(member, self._form, self._members),
                     started=self._started,

@@ -19,7 +19,7 @@ from typing import Any
 from profiles.errors import BadInput
 from training.events import WarningEvent
 from training.exchange.certificates import member_uri, relay_key
-from training.exchange.control import MAX_LINE, Hello, ProtocolError, Report, Status, line, parse
+from training.exchange.control import MAX_LINE, GroupStatus, Hello, ProtocolError, Report, line, parse
 from training.exchange.coordination import Coordination, Log
 from training.exchange.group_member import CoordinatorConfig, Member
 from training.exchange.introduction import tls_contexts
@@ -217,7 +217,7 @@ class Coordinator:
             raise ProtocolError("it reconnects too often")
         transport = writer.transport
 
-        def send(status: Status) -> None:
+        def send(status: GroupStatus) -> None:
             if transport.is_closing():
                 return
             transport.write(line(status))
@@ -242,7 +242,7 @@ class Coordinator:
             peer = writer.get_extra_info("peername")
             self._log(WarningEvent(message=f"refused a connection from {peer and peer[0]}: {reason}"))
         if not writer.transport.is_closing():
-            writer.transport.write(line(Status(failed=reason)))
+            writer.transport.write(line(GroupStatus(failed=reason)))
 
 
 class _PerMinute:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from training.exchange.base import Exchange, MeanResult
 from training.exchange.codecs import Codec, roundtrip
-from training.exchange.residuals import Kept
+from training.exchange.residuals import Residual
 from training.lazy import lazy
 
 if TYPE_CHECKING:
@@ -73,5 +73,5 @@ class ErrorFeedback:
     def load(self, tensors: Mapping[str, torch.Tensor], suffix: str = "") -> None:
         """Take back what :meth:`tensors` gave."""
         self.residual = tensors.get(f"residual{suffix}")
-        if self.stream and (owed := Kept.of(tensors, f"mean_residual{suffix}")) is not None:
+        if self.stream and (owed := Residual.of(tensors, f"mean_residual{suffix}")) is not None:
             self._exchange.restore_residual(self.stream, owed)

@@ -9,8 +9,8 @@ from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from training.events import Way, WaysEvent
-from training.exchange.control import LEASE, MAX_RANKS, Form, Hello, Peer, Report, StateOrder, Status
+from training.events import PeerPath, WaysEvent
+from training.exchange.control import LEASE, MAX_RANKS, GroupStatus, Hello, MeshStart, Peer, Report, StateOrder
 
 
 class CoordinatorConfig(BaseModel):
@@ -47,7 +47,7 @@ class ToldWays:
 
     def __init__(self) -> None:
         self._meshes: dict[int, int] = {}
-        self._known: dict[tuple[int, int], Way] = {}
+        self._known: dict[tuple[int, int], PeerPath] = {}
 
     def news(self, member: Member) -> WaysEvent | None:
         """Return what is new in the report of a member; nothing where all is as it was."""
@@ -61,7 +61,7 @@ class ToldWays:
         return WaysEvent(member=rank, ways=fresh) if fresh else None
 
 
-Order = TypeVar("Order", Form, StateOrder)
+Order = TypeVar("Order", MeshStart, StateOrder)
 Role = Literal["waiting", "live", "late", "newcomer"]
 """Waiting for the group to begin; in the mesh; left behind, with its state; without the state."""
 
@@ -71,13 +71,13 @@ class Member:
     """One connected member as the coordinator sees it.
 
     Args:
-        send: takes its :class:`Status`; must not block.
+        send: takes its :class:`GroupStatus`; must not block.
         close: ends its connection after what was sent.
         seen: its address, ``through`` the coordinator's on the same connection.
     """
 
     hello: Hello
-    send: Callable[[Status], None]
+    send: Callable[[GroupStatus], None]
     close: Callable[[], None]
     seen: str = "127.0.0.1"
     through: str = "127.0.0.1"

@@ -18,12 +18,12 @@ from training.exchange.base import (
     Group,
     JoiningState,
 )
-from training.exchange.control import Form, Held, StateOrder, Status, line, parse
+from training.exchange.control import GroupStatus, HeldResults, MeshStart, StateOrder, line, parse
 from training.exchange.ledger import Ledger
 from training.exchange.link import OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.listener import Listener
 from training.exchange.mesh import Mesh
-from training.exchange.outcomes import Outcome, gather_room
+from training.exchange.outcomes import OperationResult, gather_room
 from training.exchange.payloads import state_from_bytes, state_to_bytes
 from training.exchange.ways import Address
 
@@ -42,7 +42,7 @@ def most_of(elements: int, members: int) -> int:
     return 64 * max(elements, 0) + MAX_GATHER_BYTES * members + (256 << 20)
 
 
-def even_out(mesh: Mesh, form: Form, ledger: Ledger, lock: AbstractContextManager[object], most: int) -> None:
+def even_out(mesh: Mesh, form: MeshStart, ledger: Ledger, lock: AbstractContextManager[object], most: int) -> None:
     """Send results over a new mesh to the members that miss them; those of an operation of a group stay among its
     members.
 
@@ -75,19 +75,19 @@ def even_out(mesh: Mesh, form: Form, ledger: Ledger, lock: AbstractContextManage
         raise ExchangeDropped(f"the result of exchange {ledger.full + 1} is no longer kept")
 
 
-def _told(mesh: Mesh, mine: Held) -> dict[int, Held]:
+def _told(mesh: Mesh, mine: HeldResults) -> dict[int, HeldResults]:
     """Tell the others which results this member holds, and hear the same of them."""
     rooms = {peer: gather_room(MAX_GATHER_BYTES) for peer in mesh.peers}
     told = {mesh.rank: mine}
 
     def took(peer: int, size: int) -> None:
-        told[peer] = parse(Held, bytes(rooms[peer][:size]))
+        told[peer] = parse(HeldResults, bytes(rooms[peer][:size]))
 
     mesh.gather(memoryview(line(mine)), rooms, took, None, 0).submit().wait()
     return told
 
 
-def transfers(told: Mapping[int, Held]) -> list[tuple[int, int, int]]:
+def transfers(told: Mapping[int, HeldResults]) -> list[tuple[int, int, int]]:
     """Return the transfers of results in their order: number, donor and taker of each."""
     found = []
     holders: dict[int, dict[int, Group]] = {}
@@ -101,7 +101,7 @@ def transfers(told: Mapping[int, Held]) -> list[tuple[int, int, int]]:
     return found
 
 
-def strays(told: Mapping[int, Held]) -> set[int]:
+def strays(told: Mapping[int, HeldResults]) -> set[int]:
     """Return the ranks with a result that others of their group have recomputed without them."""
     results = [(rank, *result) for rank, held in told.items() for result in held.results]
     return {
@@ -119,7 +119,7 @@ def _take(mesh: Mesh, donor: int, number: int, ledger: Ledger, lock: AbstractCon
         room = bytearray(_checked(_SIZE.unpack(head)[0], most))
         mesh.receive(donor, TAG, memoryview(room)).wait()
         with lock:
-            ledger.adopt(number, Outcome.from_bytes(room))
+            ledger.adopt(number, OperationResult.from_bytes(room))
     except PeerLost:
         raise
     except ExchangeError as error:
@@ -138,7 +138,7 @@ class StateDesk:
         """The order that this member carries out or has carried out as a donor."""
         self._after: int | None = None
 
-    def wanted(self, status: Status | None, rank: int) -> bool:
+    def wanted(self, status: GroupStatus | None, rank: int) -> bool:
         """Whether this member is to publish a joining state and has not."""
         order = status.joining if status is not None else None
         return order is not None and order.donor == rank and order.number != self._order
@@ -147,7 +147,7 @@ class StateDesk:
         """Whether an operation has to wait for newcomers."""
         return self._after is not None and number > self._after
 
-    def release(self, status: Status) -> bool:
+    def release(self, status: GroupStatus) -> bool:
         """Stop holding operations back once the newcomers are in, or gone; return whether they are."""
         if self._after is None or (status.joining is not None and status.joining.number == self._order):
             return False
@@ -241,7 +241,7 @@ class Newcomer:
         self,
         desk: StateDesk,
         changed: threading.Condition,
-        status: Callable[[], Status | None],
+        status: Callable[[], GroupStatus | None],
         ended: Callable[[], ExchangeError | None],
         note: Callable[..., None],
         deadline: float,

@@ -40,7 +40,7 @@ _NO_CHECK_TIME = 0x200000
 
 
 @dataclass(frozen=True)
-class Timeouts:
+class ConnectTimeouts:
     """Seconds that the ways to a peer are given."""
 
     handshake: float = HANDSHAKE_SECONDS
@@ -143,7 +143,7 @@ class Introductions:
         BadInput: the certificates cannot be read.
     """
 
-    def __init__(self, identity: Identity, timeouts: Timeouts) -> None:
+    def __init__(self, identity: Identity, timeouts: ConnectTimeouts) -> None:
         self.identity = identity
         self._word_seconds = timeouts.handshake
         self._server, self._client = tls_contexts(identity.certificates)

@@ -6,9 +6,9 @@ from collections import OrderedDict
 from itertools import islice
 from typing import Any
 
-from training.exchange.control import MOST_BEGUN, Begun, Held
+from training.exchange.control import MOST_BEGUN, Begun, HeldResults
 from training.exchange.mesh_operations import MeshOperation
-from training.exchange.outcomes import Outcome
+from training.exchange.outcomes import OperationResult
 from training.exchange.reduction import KEPT_BYTES
 
 _MOST_BEGUN, _MOST_TOLD = 4096, 2048
@@ -21,7 +21,7 @@ class Ledger:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._pending: OrderedDict[int, MeshOperation[Any]] = OrderedDict()
-        self._results: OrderedDict[int, Outcome] = OrderedDict()
+        self._results: OrderedDict[int, OperationResult] = OrderedDict()
         self._held = 0
         """Bytes of the results."""
         self._begun: OrderedDict[int, Begun] = OrderedDict()
@@ -60,14 +60,14 @@ class Ledger:
         """Return an operation that has no result yet."""
         return self._pending.get(number)
 
-    def settle(self, number: int, outcome: Outcome) -> None:
+    def settle(self, number: int, outcome: OperationResult) -> None:
         """Note that an operation has its result."""
         operation = self._pending.pop(number)
         self._keep(number, outcome)
         self._note(outcome)
         operation.finish()
 
-    def adopt(self, number: int, outcome: Outcome) -> None:
+    def adopt(self, number: int, outcome: OperationResult) -> None:
         """Take a result from another member; the operation may not have been started here yet.
 
         Raises:
@@ -88,12 +88,12 @@ class Ledger:
         counts = {"started": self.started, "full": self.full, "kept": self.kept, "aside": self.aside}
         return {**counts, "begun": tuple(begun)}
 
-    def held(self, after: int) -> Held:
+    def held(self, after: int) -> HeldResults:
         """Return which results are held after an operation."""
         results = [(n, one.group, one.members) for n, one in self._results.items() if n > after]
-        return Held(full=self.full, kept=self.kept, results=tuple(results))
+        return HeldResults(full=self.full, kept=self.kept, results=tuple(results))
 
-    def result(self, number: int) -> Outcome:
+    def result(self, number: int) -> OperationResult:
         """Return a result that is held."""
         return self._results[number]
 
@@ -111,7 +111,7 @@ class Ledger:
             del self._results[number]
             self.kept = number
 
-    def _note(self, outcome: Outcome) -> None:
+    def _note(self, outcome: OperationResult) -> None:
         """A result has come: see how far there are results without gaps."""
         if not outcome.group:
             self.members = outcome.members
@@ -119,7 +119,7 @@ class Ledger:
             self.full += 1
             self.aside = self.aside + 1 if self._results[self.full].group else 0
 
-    def _keep(self, number: int, outcome: Outcome) -> None:
+    def _keep(self, number: int, outcome: OperationResult) -> None:
         self._results[number] = outcome
         self._held += outcome.size
 
@@ -129,7 +129,7 @@ class Ledger:
         self._pending.clear()
         return pending
 
-    def _finish(self, operation: MeshOperation[Any], outcome: Outcome) -> None:
+    def _finish(self, operation: MeshOperation[Any], outcome: OperationResult) -> None:
         operation.adopt(self._rank, outcome)
         del self._pending[operation.number]
         operation.finish()

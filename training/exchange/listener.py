@@ -22,16 +22,16 @@ from training.exchange.introduction import (
     MAX_CHANNEL,
     RECEIVES,
     SENDS,
+    ConnectTimeouts,
     Identity,
     Introductions,
     Key,
-    Timeouts,
 )
-from training.exchange.meeting import Arrivals, Meeting
+from training.exchange.meeting import Arrivals, ConnectionAttempt
 from training.exchange.strangers import Strangers
 from training.exchange.ways import Address, Ways, listen_on
 
-__all__ = ["Address", "Identity", "Listener", "Timeouts"]
+__all__ = ["Address", "ConnectTimeouts", "Identity", "Listener"]
 
 
 class Listener:
@@ -51,9 +51,9 @@ class Listener:
         ExchangeError: the address is not this machine's.
     """
 
-    def __init__(self, host: str, identity: Identity, port: int = 0, timeouts: Timeouts | None = None) -> None:
+    def __init__(self, host: str, identity: Identity, port: int = 0, timeouts: ConnectTimeouts | None = None) -> None:
         self.identity = identity
-        self.timeouts = timeouts or Timeouts()
+        self.timeouts = timeouts or ConnectTimeouts()
         self._introductions = Introductions(identity, self.timeouts)
         if identity.certificates is None and not ipaddress.ip_address(host).is_loopback:
             raise BadInput(f"{host}: without certificates only a loopback address is allowed", "issue certificates")
@@ -153,8 +153,8 @@ class Listener:
         relay: Address | None,
         deadline: float,
         wanted: Callable[[], bool],
-    ) -> Meeting:
-        return Meeting(
+    ) -> ConnectionAttempt:
+        return ConnectionAttempt(
             self._introductions, self.ways, self.arrivals, key, addresses, relay, deadline, wanted, self.timeouts
         )
 
@@ -188,7 +188,7 @@ class Listener:
             self.strangers.leave(host)
 
 
-def _meet_all(meetings: Mapping[tuple[int, int], Meeting]) -> dict[tuple[int, int], Connection | None]:
+def _meet_all(meetings: Mapping[tuple[int, int], ConnectionAttempt]) -> dict[tuple[int, int], Connection | None]:
     """Have all meet at once. Unlike those of a pool, the threads hold up neither Ctrl-C nor the end of the process."""
     found: dict[tuple[int, int], Connection | None] = {}
     errors: list[Exception] = []

@@ -14,7 +14,7 @@ from profiles.errors import MusterError
 from training.exchange.base import ExchangeError
 from training.exchange.certificates import relay_key
 from training.exchange.connection import Connection
-from training.exchange.introduction import LOOK, SENDS, Arrival, HandshakeTimeout, Introductions, Key, Timeouts
+from training.exchange.introduction import LOOK, SENDS, Arrival, ConnectTimeouts, HandshakeTimeout, Introductions, Key
 from training.exchange.relay import at_relay
 from training.exchange.ways import Address, How, Ways, first_to_answer
 
@@ -83,7 +83,7 @@ class Arrivals:
             one.socket.close()
 
 
-class Meeting:
+class ConnectionAttempt:
     """Args: see :meth:`~training.exchange.listener.Listener.connect`; ``key`` says what is looked for."""
 
     def __init__(
@@ -96,7 +96,7 @@ class Meeting:
         relay: Address | None,
         deadline: float,
         wanted: Callable[[], bool],
-        timeouts: Timeouts,
+        timeouts: ConnectTimeouts,
     ) -> None:
         self._wanted, self._timeouts = wanted, timeouts
         self._introductions, self._ways, self._arrivals = introductions, ways, arrivals

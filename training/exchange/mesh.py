@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from training.events import Way
+from training.events import PeerPath
 from training.exchange.connection import Connection
 from training.exchange.link import MARKS, OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.listener import Address, Listener
@@ -43,7 +43,7 @@ class Mesh:
         self.names = names
         self.rooms = Rooms()
         self.lost: PeerLost | None = None
-        self.ways: dict[int, Way] = {}
+        self.ways: dict[int, PeerPath] = {}
         """How what is sent to each peer goes."""
         self.full = 0
         """Operations of which this member has the results."""
@@ -338,6 +338,6 @@ def _receiver(number: int, buffers: Sequence[memoryview]) -> Callable[[Incoming]
     return receive
 
 
-def _way(connection: Connection, peer: int) -> Way:
+def _way(connection: Connection, peer: int) -> PeerPath:
     own = str(connection.socket.getsockname()[0])
-    return Way(peer=peer, how=connection.how, address=connection.address, interface=interface_at(own))
+    return PeerPath(peer=peer, how=connection.how, address=connection.address, interface=interface_at(own))

@@ -23,7 +23,7 @@ from training.exchange.base import (
     Pending,
     Traffic,
 )
-from training.exchange.control import Form, Report, Status
+from training.exchange.control import GroupStatus, MeshStart, Report
 from training.exchange.control_line import ControlLine, Joining, parsed
 from training.exchange.handover import Newcomer, StateDesk, even_out, most_of
 from training.exchange.ledger import Ledger
@@ -32,7 +32,7 @@ from training.exchange.listener import Address, Identity, Listener
 from training.exchange.mesh import Mesh
 from training.exchange.mesh_operations import MeshGather, MeshMean, MeshOperation, Meter
 from training.exchange.reduction import Rooms
-from training.exchange.residuals import Kept, MeanResiduals
+from training.exchange.residuals import MeanResiduals, Residual
 from training.exchange.transfer import Transfer
 
 _FORM_SECONDS, _LEAVE_SECONDS = 20.0, 15.0
@@ -62,7 +62,7 @@ class MeshMember(Exchange):
         self._residuals = MeanResiduals()
         self._rooms = Rooms()
         self._changed = threading.Condition()
-        self._status: Status | None = None
+        self._status: GroupStatus | None = None
         self._ended: ExchangeError | None = None
         self._report = Report()
         self._mesh: Mesh | None = None
@@ -111,10 +111,10 @@ class MeshMember(Exchange):
     def expect_model(self, elements: int) -> None:
         self._note(elements=elements)
 
-    def residual(self, stream: str) -> Kept | None:
+    def residual(self, stream: str) -> Residual | None:
         return self._residuals.all(stream)
 
-    def restore_residual(self, stream: str, kept: Kept) -> None:
+    def restore_residual(self, stream: str, kept: Residual) -> None:
         self._residuals.restore(stream, kept)
 
     def close(self) -> None:
@@ -217,7 +217,7 @@ class MeshMember(Exchange):
             position = {**self._ledger.position(), "moved": moved}
             return self._report.model_copy(update=position)
 
-    def _hear(self, status: Status) -> None:
+    def _hear(self, status: GroupStatus) -> None:
         with self._changed:
             self._status = status
             for transfer in self._begin() if self._desk.release(status) else ():
@@ -297,7 +297,7 @@ class MeshMember(Exchange):
             return bool(status.epoch) and (report.up or report.epoch < status.epoch)
         return status.epoch > report.epoch
 
-    def _form(self, epoch: int, form: Form) -> None:
+    def _form(self, epoch: int, form: MeshStart) -> None:
         mine = {"epoch": epoch, "mesh": epoch, "members": tuple(form.peers), "ways": ()}
         self._note(up=True, lost=None, why="", hung_up=False, taken=0, ready=False, **mine)
         names = {rank: peer.name for rank, peer in form.peers.items()}

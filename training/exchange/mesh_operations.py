@@ -25,7 +25,7 @@ from training.exchange.base import (
 from training.exchange.beside import this_thread
 from training.exchange.link import PeerLost
 from training.exchange.mesh import Mesh
-from training.exchange.outcomes import Outcome, completed, copied, gather_room, seal_of, what_it_is
+from training.exchange.outcomes import OperationResult, completed, copied, gather_room, seal_of, what_it_is
 from training.exchange.owners import MeanReduction, SharedMean, takes_one_round
 from training.exchange.reduction import Rooms
 from training.exchange.residuals import MeanResiduals
@@ -150,11 +150,11 @@ class MeshOperation(ABC, Generic[R]):
         """Prepare it on a mesh; ``then`` is called at its end there."""
 
     @abstractmethod
-    def complete(self) -> Outcome:
+    def complete(self) -> OperationResult:
         """Take the result of the mesh; return it as it can be handed to others."""
 
     @abstractmethod
-    def adopt(self, rank: int, outcome: Outcome) -> None:
+    def adopt(self, rank: int, outcome: OperationResult) -> None:
         """Take a result that others have, as member ``rank``.
 
         Raises:
@@ -199,13 +199,13 @@ class MeshMean(MeshOperation[MeanResult]):
         self._reduction = reduction = MeanReduction(mesh, self._own, self._residuals, shares)
         return mesh.reduce(reduction, then, number=self.number)
 
-    def complete(self) -> Outcome:
+    def complete(self) -> OperationResult:
         assert self._reduction is not None
         outcome = replace(self._reduction.outcome(), group=self.group)
         self._end(self._reduction.complete(outcome))
         return outcome
 
-    def adopt(self, rank: int, outcome: Outcome) -> None:
+    def adopt(self, rank: int, outcome: OperationResult) -> None:
         fresh = replace(self._own, values=torch.empty_like(self._own.values))  # what cannot be read spoils nothing
         value = completed(fresh, rank, outcome)
         if self._reduction is not None and rank in outcome.members:
@@ -249,14 +249,14 @@ class MeshGather(MeshOperation[dict[int, bytes]]):
 
         return mesh.gather(memoryview(seal + self._payload), rooms, took, then, self.number)
 
-    def complete(self) -> Outcome:
+    def complete(self) -> OperationResult:
         assert self._mesh is not None
         ranks = sorted(self._rooms)
-        outcome = Outcome(tuple(ranks), tuple((rank, rank, self._rooms[rank]) for rank in ranks), self.group)
+        outcome = OperationResult(tuple(ranks), tuple((rank, rank, self._rooms[rank]) for rank in ranks), self.group)
         self.adopt(self._mesh.rank, outcome)
         return outcome
 
-    def adopt(self, rank: int, outcome: Outcome) -> None:
+    def adopt(self, rank: int, outcome: OperationResult) -> None:
         if any(one not in outcome.members or len(data) > MAX_GATHER_BYTES for one, _, data in outcome.parts):
             raise ExchangeError(f"the outcome of '{self.name}' is not one of a gather")
         self._value = {one: bytes(data) for one, _, data in outcome.parts}

@@ -50,7 +50,7 @@ def seal_of(what: str) -> int:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class OperationResult:
     """The result of an operation as it came: the same bytes on all members, so any of them can hand it to another."""
 
     members: tuple[int, ...]
@@ -74,7 +74,7 @@ class Outcome:
         return b"".join((json.dumps(head).encode(), b"\n", *(data for *_, data in self.parts)))
 
     @classmethod
-    def from_bytes(cls, data: bytearray) -> Outcome:
+    def from_bytes(cls, data: bytearray) -> OperationResult:
         """Read what :meth:`to_bytes` wrote.
 
         Raises:
@@ -99,7 +99,7 @@ class Outcome:
         return cls(members, parts, group)
 
 
-def completed(own: Contribution, rank: int, outcome: Outcome, decode: bool = True) -> MeanResult:
+def completed(own: Contribution, rank: int, outcome: OperationResult, decode: bool = True) -> MeanResult:
     """Put the outcome of a mean into the place of the contribution, and return what it says to member ``rank``.
 
     Args:

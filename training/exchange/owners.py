@@ -29,7 +29,7 @@ from training.exchange.link import PeerLost
 from training.exchange.mesh import Mesh
 from training.exchange.outcomes import (
     OUTCOME,
-    Outcome,
+    OperationResult,
     as_tensor,
     completed,
     decode_outcome,
@@ -204,12 +204,12 @@ class MeanReduction(_Average, Reduction):
         self._small = 4 * elements <= AT_ONCE
         self._lock = threading.Lock()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> OperationResult:
         """Return what all owners have sent; when the operation is complete."""
         pieces = ((*self._piece(*key), self._outcomes[key]) for key in sorted(self._outcomes))
-        return Outcome(self.members, tuple(pieces))
+        return OperationResult(self.members, tuple(pieces))
 
-    def complete(self, outcome: Outcome) -> MeanResult:
+    def complete(self, outcome: OperationResult) -> MeanResult:
         """Return the mean; when the operation is complete."""
         self.settle()
         own = self._own if self._result is None else replace(self._own, values=self._result)
@@ -288,12 +288,14 @@ class SharedMean(_Average):
         """Note that a contribution has arrived, with ``size`` bytes."""
         self._decoded[rank] = self._decode(rank, self._open(rank, self.rooms[rank][:size]), self._elements)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> OperationResult:
         """Return the mean as it can be handed on; when all contributions are there."""
         room = memoryview(bytearray(self._outcome_size(self._elements)))
-        return Outcome(self.members, ((0, self._elements, self._outcome(0, self._elements, self._decoded, room)),))
+        return OperationResult(
+            self.members, ((0, self._elements, self._outcome(0, self._elements, self._decoded, room)),)
+        )
 
-    def complete(self, outcome: Outcome) -> MeanResult:
+    def complete(self, outcome: OperationResult) -> MeanResult:
         """Return the mean."""
         own = replace(self._own, values=torch.empty_like(self._own.values))
         return completed(own, self._mesh.rank, outcome)

@@ -17,7 +17,7 @@ else:
 
 
 @dataclass(frozen=True)
-class Kept:
+class Residual:
     """Parts of a vector."""
 
     values: torch.Tensor
@@ -43,7 +43,7 @@ class Kept:
         return {name: self.values} | ({f"{name}/bounds": self.bounds} if self.bounds is not None else {})
 
     @classmethod
-    def of(cls, tensors: Mapping[str, torch.Tensor], name: str) -> Kept | None:
+    def of(cls, tensors: Mapping[str, torch.Tensor], name: str) -> Residual | None:
         """Find it among the tensors of a snapshot."""
         return cls(tensors[name], tensors.get(f"{name}/bounds")) if name in tensors else None
 
@@ -111,7 +111,7 @@ class MeanResiduals:
             whole[first - start : last - start] = piece[first - at : last - at].to("cpu")
         return whole
 
-    def all(self, stream: str) -> Kept | None:
+    def all(self, stream: str) -> Residual | None:
         """Return all that is kept of a stream's vector, on the CPU; ``None`` if that is nothing."""
         known = self._pieces(stream)
         bounds: list[list[int]] = []
@@ -121,9 +121,9 @@ class MeanResiduals:
             bounds[-1][1] = start + known[start].numel()
         if not known:
             return None
-        return Kept(torch.cat([known[start].to("cpu") for start in sorted(known)]), torch.tensor(bounds))
+        return Residual(torch.cat([known[start].to("cpu") for start in sorted(known)]), torch.tensor(bounds))
 
-    def restore(self, stream: str, kept: Kept) -> None:
+    def restore(self, stream: str, kept: Residual) -> None:
         """Take parts back, before the first mean of their stream; later they are not looked at.
 
         Raises:

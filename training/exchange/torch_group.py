@@ -118,7 +118,7 @@ class MeshStore(Store):
         return complete
 
 
-class Unusable(ExchangeError):
+class UnusableMember(ExchangeError):
     """This member can be in no group."""
 
 
@@ -130,19 +130,19 @@ def choose_backend(mesh: Mesh, said: Mapping[int, Mapping[str, str]]) -> str:
 
     Raises:
         PeerLost: a member has another operating system than the first.
-        Unusable: this member has.
+        UnusableMember: this member has.
     """
     first = said[mesh.members[0]].get("system")
     for rank in mesh.members:
         if (system := said[rank].get("system")) != first:  # gloo's transports of Linux and macOS do not meet
             why = f"stock torch cannot join {first} and {system} in one group; use engine = mesh"
-            raise Unusable(why) if rank == mesh.rank else PeerLost(rank, mesh.names[rank], why)
+            raise UnusableMember(why) if rank == mesh.rank else PeerLost(rank, mesh.names[rank], why)
     gpus = {one.get("gpu", "") for one in said.values()}
     return "nccl" if "" not in gpus and len(gpus) == len(said) else "gloo"
 
 
 @dataclass(frozen=True)
-class Transfer:
+class PendingFrames:
     """Frames under way."""
 
     work: Any
@@ -219,10 +219,10 @@ class TorchGroup:
         self._tasks.put(lambda: then(ended.get()))
         return ended.put
 
-    def exchange(self, frames: Sequence[torch.Tensor], receive: Sequence[int]) -> Transfer:
+    def exchange(self, frames: Sequence[torch.Tensor], receive: Sequence[int]) -> PendingFrames:
         """Start to send one frame to every peer and to receive one of ``receive`` bytes of each, in rank order."""
         if not frames:
-            return Transfer(None, torch.empty(0, dtype=torch.uint8), [])
+            return PendingFrames(None, torch.empty(0, dtype=torch.uint8), [])
         data = torch.cat(list(frames)) if len(frames) != 1 else frames[0]
         received = torch.empty(sum(receive), dtype=torch.uint8, device=self.device)
         send = [frame.numel() for frame in frames]
@@ -231,7 +231,7 @@ class TorchGroup:
         work = self._group.alltoall_base(received, data, self._splits(receive), self._splits(send), options)
         self.bytes_sent += sum(send)
         self.bytes_received += sum(receive)
-        return Transfer(work, received, list(receive))
+        return PendingFrames(work, received, list(receive))
 
     def abandon(self) -> None:
         """End everything under way; returns at once, from any thread. Idempotent."""
@@ -368,7 +368,7 @@ def _set_environment(backend: str, interface: str) -> None:
     names = [name for _, name in socket.if_nameindex()]
     if interface not in names:
         where = f"{socket.gethostname()}: {', '.join(names)}"
-        raise Unusable(f"there is no network interface '{interface}' on {where}")
+        raise UnusableMember(f"there is no network interface '{interface}' on {where}")
     if backend == "gloo":
         os.environ["GLOO_SOCKET_IFNAME"] = interface
         return

@@ -23,11 +23,11 @@ from training.exchange.link import PeerLost
 from training.exchange.mesh import Mesh
 from training.exchange.mesh_member import MeshMember
 from training.exchange.mesh_operations import Ended, MeshOperation, Meter
-from training.exchange.outcomes import OUTCOME, Outcome, completed, seal_of, what_it_is
+from training.exchange.outcomes import OUTCOME, OperationResult, completed, seal_of, what_it_is
 from training.exchange.owners import share_bounds
 from training.exchange.reduction import AT_ONCE
 from training.exchange.residuals import MeanResiduals
-from training.exchange.torch_group import TorchMesh, Unusable
+from training.exchange.torch_group import TorchMesh, UnusableMember
 from training.exchange.transfer import Transfer
 
 _DEPTH = 3
@@ -88,7 +88,7 @@ class Attempt:
         while under_way:
             self._go_on(under_way)
 
-    def result(self) -> tuple[MeanResult, Outcome]:
+    def result(self) -> tuple[MeanResult, OperationResult]:
         """Put the mean into the place of the contribution and keep what encoding it lost; return it, and what can be
         handed to others."""
         own, members, flags = self._own, tuple(self._mesh.members), joined(self._flags, len(self._own.flags))
@@ -169,7 +169,7 @@ class Attempt:
         return self._residuals.encode(own.stream, start, weighted_mean(terms), own.codec, there, back, self.owed)
 
 
-class FrameOutcome(Outcome):
+class FrameOutcome(OperationResult):
     """An outcome that stays on its device unless it is handed on.
 
     Args:
@@ -220,13 +220,13 @@ class TorchMean(MeshOperation[MeanResult]):
         mesh.group.carry_out(self._attempt.run, then)  # at once, in the order of the operations
         return Transfer(0)
 
-    def complete(self) -> Outcome:
+    def complete(self) -> OperationResult:
         assert self._attempt is not None
         self._value, outcome = self._attempt.result()
         self._attempt = None
         return outcome
 
-    def adopt(self, rank: int, outcome: Outcome) -> None:
+    def adopt(self, rank: int, outcome: OperationResult) -> None:
         own = self._look(torch.device("cpu"))
         self._value = completed(replace(own, values=torch.empty_like(own.values)), rank, outcome)
         if self._attempt is not None and rank in outcome.members:
@@ -286,7 +286,7 @@ class TorchMember(MeshMember):
         assert isinstance(mesh, TorchMesh)
         try:
             mesh.open(self.device, self.interface)
-        except Unusable as error:  # and in no other one
+        except UnusableMember as error:  # and in no other one
             self._end(str(error), False)
             raise
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from training.exchange.base import Group
-from training.exchange.control import PROTOCOL_VERSION, Form, Hello, ProtocolError, Report
+from training.exchange.control import PROTOCOL_VERSION, Hello, MeshStart, ProtocolError, Report
 from training.exchange.group_member import CoordinatorConfig, Member
 
 _MOST_STRIKES, _MOST_ENDS = 3, 9
@@ -49,7 +49,7 @@ def check_report(rank: int, report: Report, epoch: float = math.inf) -> None:
         raise ProtocolError(f"it speaks of mesh {report.epoch}, which there has not been")
 
 
-class ModelSize:
+class ModelSizeVote:
     """How long the longest vector of the model is: what most members say, or where there is no most, the lowest rank.
     When all have said it, it stays so."""
 
@@ -157,7 +157,7 @@ def _words(group: Group) -> str:
     return f"ranks {', '.join(map(str, group[:_MOST_NAMED]))}{' ...' if len(group) > _MOST_NAMED else ''}"
 
 
-def unbelievable(holders: Sequence[Member], mesh: Form | None) -> Verdict | None:
+def unbelievable(holders: Sequence[Member], mesh: MeshStart | None) -> Verdict | None:
     """Return the member that claims the result of an operation which most others of its mesh have not even begun.
 
     Args:

@@ -28,7 +28,7 @@ _KNOWN_FOR = 300.0
 
 
 @dataclass(frozen=True)
-class Answer:
+class DialResult:
     """A TCP connection with the first address that answered."""
 
     socket: socket.socket
@@ -111,7 +111,7 @@ def first_to_answer(
     seconds: float,
     failed: Callable[[Address, str], None],
     stop: Callable[[], bool] = lambda: False,
-) -> Answer | None:
+) -> DialResult | None:
     """Connect with one of ``addresses``, literal ones, the best first (RFC 8305, "Happy Eyeballs", section 5).
 
     Each has a head start of :data:`HEAD_START` before the next, which begins at once where one has failed.
@@ -137,7 +137,7 @@ def first_to_answer(
                     selector.unregister(connection)
                     if not (error := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
                         connection.setblocking(True)
-                        return Answer(connection, address, time.monotonic() - since)
+                        return DialResult(connection, address, time.monotonic() - since)
                     connection.close()
                     failed(address, os.strerror(error))
             return None

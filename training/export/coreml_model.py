@@ -23,7 +23,7 @@ from torch import nn
 
 from profiles.errors import BadInput
 from training.export import ggml_model
-from training.export.exporters import CheckClip, Exporter, Plain, features, write_down
+from training.export.exporters import CheckClip, Exporter, MergedWhisper, features, write_down
 
 PACKAGE, COMPILED = "ggml-model-encoder.mlpackage", "ggml-model-encoder.mlmodelc"
 _PATIENCE = 600  # seconds for Apple's compiler
@@ -42,7 +42,7 @@ class _Encoder(nn.Module):
 
 
 @torch.no_grad()
-def _write(plain: Plain, folder: Path, quantize: str) -> None:
+def _write(plain: MergedWhisper, folder: Path, quantize: str) -> None:
     ggml_model.EXPORTER.write(plain, folder, "float16")
     sound = torch.zeros(1, plain.wrapper.config.num_mel_bins, plain.wrapper.log_mel.frames)
     try:
@@ -84,7 +84,7 @@ def _compile(folder: Path) -> None:
         raise BadInput(f"xcrun coremlc does not compile the encoder: {reason}", "install Xcode and accept its licence")
 
 
-def _listen(folder: Path, plain: Plain, clips: Sequence[CheckClip]) -> list[str]:
+def _listen(folder: Path, plain: MergedWhisper, clips: Sequence[CheckClip]) -> list[str]:
     """Texts of the Core ML encoder with the decoder of transformers; macOS only."""
     encoder = coremltools.models.MLModel(str(folder / PACKAGE))
     texts = []

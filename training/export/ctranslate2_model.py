@@ -10,10 +10,10 @@ import numpy as np
 from ctranslate2.converters import TransformersConverter
 
 from profiles.errors import BadInput
-from training.export.exporters import CheckClip, Exporter, Plain, features
+from training.export.exporters import CheckClip, Exporter, MergedWhisper, features
 
 
-def _write(plain: Plain, folder: Path, quantize: str) -> None:
+def _write(plain: MergedWhisper, folder: Path, quantize: str) -> None:
     """Convert; ``tokenizer.json`` and ``preprocessor_config.json`` go along, faster-whisper wants them."""
     texts = [name for name in ("tokenizer.json", "preprocessor_config.json") if (plain.folder / name).is_file()]
     converter = TransformersConverter(str(plain.folder), copy_files=texts)
@@ -24,7 +24,7 @@ def _write(plain: Plain, folder: Path, quantize: str) -> None:
         raise BadInput(f"CTranslate2 does not convert this model: {reason}", "export to hf or onnx instead") from error
 
 
-def _listen(folder: Path, plain: Plain, clips: Sequence[CheckClip]) -> list[str]:
+def _listen(folder: Path, plain: MergedWhisper, clips: Sequence[CheckClip]) -> list[str]:
     """Greedy texts on the CPU, without time stamps."""
     model = ctranslate2.models.Whisper(str(folder), device="cpu", inter_threads=1)
     batch = np.stack([features(plain.wrapper, clip) for clip in clips])

@@ -22,7 +22,7 @@ from training.export.exporters import (
     CheckClip,
     CheckResult,
     Exporter,
-    Plain,
+    MergedWhisper,
     clips_to_check,
     compare,
     exporter_of,
@@ -291,7 +291,7 @@ def _written(out: Path, overwrite: bool) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _plain(source: ModelSource) -> Iterator[Plain]:
+def _plain(source: ModelSource) -> Iterator[MergedWhisper]:
     """A folder with the whole model: the run's own, or, of adapters, a merged one that lives as long as the export."""
     task = "translate" if source.setting("model", "speech_task") == "translate" else "transcribe"
     try:
@@ -300,14 +300,14 @@ def _plain(source: ModelSource) -> Iterator[Plain]:
         raise BadInput(error.message, f"{error.hint}; only a Whisper is exported") from error
     model: Any = wrapper.build().eval()
     if not source.adapter:
-        yield Plain(source.folder, wrapper, model)
+        yield MergedWhisper(source.folder, wrapper, model)
         return
     with tempfile.TemporaryDirectory(prefix="muster-merged-") as name:
         wrapper.save(model, Path(name))
-        yield Plain(Path(name), wrapper, model)
+        yield MergedWhisper(Path(name), wrapper, model)
 
 
-def _clips(request: ExportRequest, plain: Plain) -> tuple[list[CheckClip], str]:
+def _clips(request: ExportRequest, plain: MergedWhisper) -> tuple[list[CheckClip], str]:
     """Return the recordings to check with, or none and the reason."""
     if not request.check:
         return [], "not wanted"
@@ -320,7 +320,7 @@ def _clips(request: ExportRequest, plain: Plain) -> tuple[list[CheckClip], str]:
     return clips_to_check(request.source, plain.wrapper, request.files), ""
 
 
-def _write(request: ExportRequest, exporter: Exporter, plain: Plain, folder: Path) -> None:
+def _write(request: ExportRequest, exporter: Exporter, plain: MergedWhisper, folder: Path) -> None:
     if request.adapter:
         shutil.copytree(request.source.folder, folder, dirs_exist_ok=True)
     else:

@@ -45,7 +45,7 @@ class CheckClip:
 
 
 @dataclass(frozen=True)
-class Heard:
+class TranscriptPair:
     """What both models wrote down."""
 
     name: str
@@ -57,7 +57,7 @@ class Heard:
 class CheckResult:
     """How far the exported model's texts are from those of the original."""
 
-    heard: tuple[Heard, ...]
+    heard: tuple[TranscriptPair, ...]
     differing: float
     """Words that differ, as a share of the words of the original (normalised as for WER)."""
 
@@ -135,7 +135,7 @@ def listen(wrapper: WhisperModelWrapper, model: Any, clips: Sequence[CheckClip])
 
 def compare(clips: Sequence[CheckClip], original: Sequence[str], exported: Sequence[str]) -> CheckResult:
     """Put the texts side by side, and count the words that differ."""
-    heard = tuple(Heard(clip.name, *texts) for clip, *texts in zip(clips, original, exported))
+    heard = tuple(TranscriptPair(clip.name, *texts) for clip, *texts in zip(clips, original, exported))
     normal = [normalizer_for(clip.language) for clip in clips]
     references, others = ([spell(text) for spell, text in zip(normal, texts)] for texts in (original, exported))
     counts = count_errors(references, others)
@@ -151,7 +151,7 @@ def write_down(wrapper: WhisperModelWrapper, model: Any, hidden: torch.Tensor, l
 
 
 @dataclass(frozen=True)
-class Plain:
+class MergedWhisper:
     """A Whisper as transformers saves it, adapters merged: what a converter reads."""
 
     folder: Path
@@ -164,9 +164,9 @@ class Plain:
 class Exporter(NamedTuple):
     """One format's two functions."""
 
-    write: Callable[[Plain, Path, str], None]
+    write: Callable[[MergedWhisper, Path, str], None]
     """``write(plain, folder, quantize)``: fill an empty folder. Raises ``BadInput`` where this model does not fit."""
-    listen: Callable[[Path, Plain, Sequence[CheckClip]], list[str]]
+    listen: Callable[[Path, MergedWhisper, Sequence[CheckClip]], list[str]]
     """``listen(folder, plain, clips)``: what the exported model writes down, by the format's own runtime."""
 
 
@@ -191,14 +191,14 @@ def copy_texts(source: Path, folder: Path) -> None:
             shutil.copyfile(source / name, folder / name)
 
 
-def _write_plain(plain: Plain, folder: Path, quantize: str) -> None:
+def _write_plain(plain: MergedWhisper, folder: Path, quantize: str) -> None:
     """Write a folder of transformers, in half precision if wanted."""
     kind = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(quantize)
     model = copy.deepcopy(plain.model).to(kind) if kind else plain.model
     plain.wrapper.save(model, folder)
 
 
-def _listen_plain(folder: Path, plain: Plain, clips: Sequence[CheckClip]) -> list[str]:
+def _listen_plain(folder: Path, plain: MergedWhisper, clips: Sequence[CheckClip]) -> list[str]:
     wrapper = WhisperModelWrapper(ModelSettings(model_path=str(folder), speech_task=plain.wrapper.settings.speech_task))
     return listen(wrapper, wrapper.build().eval(), clips)[0]
 

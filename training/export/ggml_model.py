@@ -21,7 +21,7 @@ import numpy.typing as npt
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from profiles.errors import BadInput, RunFailed
-from training.export.exporters import CheckClip, Exporter, Plain
+from training.export.exporters import CheckClip, Exporter, MergedWhisper
 from training.tasks.whisper.model import WhisperModelWrapper
 
 NAME = "ggml-model.bin"
@@ -72,7 +72,7 @@ _KINDS = {
 _BLOCK = 32  # weights of a quantised block
 
 
-def _write(plain: Plain, folder: Path, quantize: str) -> None:
+def _write(plain: MergedWhisper, folder: Path, quantize: str) -> None:
     """Write the file.
 
     Raises:
@@ -165,7 +165,7 @@ def _encoded(name: str, weight: Array, precision: str) -> tuple[int, bytes]:
     return 1, weight.astype("<f2").tobytes()
 
 
-def _listen(folder: Path, plain: Plain, clips: Sequence[CheckClip]) -> list[str]:
+def _listen(folder: Path, plain: MergedWhisper, clips: Sequence[CheckClip]) -> list[str]:
     """Texts by whisper.cpp, in a process of its own: where it does not like a file, it ends its process.
 
     Raises:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from training.export.exporters import CheckClip, Exporter, Plain, copy_texts, features, longest_text
+from training.export.exporters import CheckClip, Exporter, MergedWhisper, copy_texts, features, longest_text
 
 ENCODER, FIRST, LATER = "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"
 _LARGEST = 1_500_000_000  # bytes of weights inside an .onnx file, which cannot exceed 2 GB; else beside it
@@ -80,7 +80,7 @@ def _names(kind: str, layers: int) -> list[str]:
 
 
 @torch.no_grad()
-def _write(plain: Plain, folder: Path, quantize: str) -> None:
+def _write(plain: MergedWhisper, folder: Path, quantize: str) -> None:
     config, layers = plain.wrapper.config, plain.wrapper.config.decoder_layers
     encoder, first, later = (part(plain.model).eval() for part in (_Encoder, _First, _Later))
     # two of a batch and three of a text: sizes that the exporter does not take for constants
@@ -165,7 +165,7 @@ def _named(session: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return dict(zip(names, session.run(names, dict(inputs))))
 
 
-def _listen(folder: Path, plain: Plain, clips: Sequence[CheckClip]) -> list[str]:
+def _listen(folder: Path, plain: MergedWhisper, clips: Sequence[CheckClip]) -> list[str]:
     """Greedy texts on the CPU; the same tokens are forbidden as in transformers."""
     runtime, wrapper = _Runtime(folder), plain.wrapper
     never = list(wrapper.generation.suppress_tokens or [])

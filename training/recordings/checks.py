@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from training.recordings.recording import Fault, Reason, Recording
+from training.recordings.recording import ExclusionReason, Fault, Recording
 from training.tasks.audio import Samples
 
 RATE = 16_000
@@ -85,7 +85,9 @@ def letters(text: str) -> int:
 def judge_text(recording: Recording) -> Fault | None:
     """Return why a recording is left out before its sound is fetched, or ``None``."""
     if recording.fault is None and not letters(recording.text):
-        return Fault(Reason.NO_TEXT, "the transcript has no letter and no digit" if recording.text else "no transcript")
+        return Fault(
+            ExclusionReason.NO_TEXT, "the transcript has no letter and no digit" if recording.text else "no transcript"
+        )
     return recording.fault
 
 
@@ -93,19 +95,19 @@ def judge(recording: Recording, measures: Measures, limits: Limits) -> Fault | N
     """Return why a recording is left out, or ``None``."""
     seconds = measures.seconds
     if seconds <= 0:
-        return Fault(Reason.EMPTY, "holds no sound")
+        return Fault(ExclusionReason.EMPTY, "holds no sound")
     if seconds > limits.longest:
-        return Fault(Reason.TOO_LONG, f"{seconds:.1f} s, more than {limits.longest:g} s")
+        return Fault(ExclusionReason.TOO_LONG, f"{seconds:.1f} s, more than {limits.longest:g} s")
     if seconds < limits.shortest:
-        return Fault(Reason.TOO_SHORT, f"{seconds:.2f} s, less than {limits.shortest:g} s")
+        return Fault(ExclusionReason.TOO_SHORT, f"{seconds:.2f} s, less than {limits.shortest:g} s")
     if measures.loudest < limits.silence:
-        return Fault(Reason.SILENT, f"at most {measures.loudest:.0f} dB of full scale")
+        return Fault(ExclusionReason.SILENT, f"at most {measures.loudest:.0f} dB of full scale")
     if measures.clipped > limits.clipped:
-        return Fault(Reason.CLIPPED, f"{measures.clipped:.1%} of the samples are at full scale")
+        return Fault(ExclusionReason.CLIPPED, f"{measures.clipped:.1%} of the samples are at full scale")
     rate = len(recording.text) / seconds
     if not limits.fewest_characters <= rate <= limits.most_characters:
         bounds = f"{limits.fewest_characters:g} to {limits.most_characters:g}"
-        return Fault(Reason.CHARACTERS, f"{rate:.1f} characters a second, not {bounds}")
+        return Fault(ExclusionReason.CHARACTERS, f"{rate:.1f} characters a second, not {bounds}")
     return None
 
 
@@ -132,9 +134,9 @@ def _judge_group(recordings: Sequence[Recording], indices: Sequence[int], faults
     for position, index in enumerate(indices):
         if not one_text:
             other = recordings[first if position != first else (first + 1) % len(indices)]
-            faults[index] = Fault(Reason.CONTRADICTION, f"the same sound as {other.id}, with another text")
+            faults[index] = Fault(ExclusionReason.CONTRADICTION, f"the same sound as {other.id}, with another text")
         elif position != first:
-            faults[index] = Fault(Reason.DUPLICATE, f"the same sound and text as {recordings[first].id}")
+            faults[index] = Fault(ExclusionReason.DUPLICATE, f"the same sound and text as {recordings[first].id}")
 
 
 def _spelled(text: str) -> str:

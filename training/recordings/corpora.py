@@ -13,10 +13,10 @@ from pathlib import Path
 from profiles.errors import BadInput
 from training.recordings.recording import (
     Columns,
+    ExclusionReason,
     Fault,
-    Reason,
+    ReadRequest,
     Recording,
-    Request,
     located,
     names_in,
     one_line,
@@ -30,7 +30,7 @@ _LIBRISPEECH_DEPTHS = ("*/*", "*/*/*", "*/*/*/*")  # a subset, the folder with t
 _VOXPOPULI_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 
 
-def read_common_voice(request: Request) -> Iterator[Recording]:
+def read_common_voice(request: ReadRequest) -> Iterator[Recording]:
     """Give the validated recordings of a release: ``train.tsv``, ``dev.tsv`` and ``test.tsv`` (else ``validated.tsv``)
     beside ``clips/``. Fields are never quoted there.
 
@@ -39,7 +39,7 @@ def read_common_voice(request: Request) -> Iterator[Recording]:
     """
     folder = Path(request.source).expanduser()
     columns = Columns("path", request.columns.text or "sentence", request.columns.speaker or "client_id")
-    asked = Request(request.source, columns, request.roots)
+    asked = ReadRequest(request.source, columns, request.roots)
     for file in _common_voice_tables(folder):
         table = read_table(file, quoted=False)
         names = names_in(table, asked)
@@ -67,7 +67,7 @@ def _first_line(path: Path) -> str:
         return ""
 
 
-def read_librispeech(request: Request) -> Iterator[Recording]:
+def read_librispeech(request: ReadRequest) -> Iterator[Recording]:
     """Give the recordings of all subsets in a folder: ``SUBSET/SPEAKER/CHAPTER/`` with ``SPEAKER-CHAPTER.trans.txt``
     and FLAC files (openslr.org/12). Its texts are in capitals, and stay so.
 
@@ -95,7 +95,7 @@ def librispeech_transcripts(folder: Path) -> Iterator[Path]:
         yield from sorted(folder.glob(f"{depth}/*.trans.txt"))
 
 
-def read_voxpopuli(request: Request) -> Iterator[Recording]:
+def read_voxpopuli(request: ReadRequest) -> Iterator[Recording]:
     """Give the recordings of all languages in a folder as VoxPopuli's own tools leave it: ``LANGUAGE/asr_train.tsv``
     (dev, test) and ``LANGUAGE/YEAR/ID.ogg``; the raw text where there is one, else the normalised one.
 
@@ -128,7 +128,7 @@ def voxpopuli_tables(folder: Path) -> list[Path]:
     return [path for place in places for split in _VOXPOPULI_SPLITS if (path := place / f"asr_{split}.tsv").is_file()]
 
 
-def read_nemo(request: Request) -> Iterator[Recording]:
+def read_nemo(request: ReadRequest) -> Iterator[Recording]:
     """Give the recordings of a manifest of NeMo, as Granary is published: one JSON object a line with
     ``audio_filepath``, ``text`` and ``duration``; ``offset`` cuts a clip out of a longer file.
 
@@ -138,7 +138,7 @@ def read_nemo(request: Request) -> Iterator[Recording]:
     path = Path(request.source).expanduser()
     table = read_table(path)
     columns = Columns(request.columns.audio or "audio_filepath", request.columns.text, request.columns.speaker)
-    asked = Request(request.source, columns, request.roots)
+    asked = ReadRequest(request.source, columns, request.roots)
     names = names_in(table, asked)
     parts = path.stem.replace("-", "_").split("_")  # train_manifest
     split = next((found for part in parts if (found := split_named(part))), "")
@@ -161,5 +161,5 @@ def _transcript_only(found: Recording, row: Row) -> Recording:
     """Lines whose ``target_lang`` is not their ``source_lang`` hold translations, which are no transcripts."""
     spoken, written = row.cells.get("source_lang", ""), row.cells.get("target_lang", "")
     if found.fault is None and spoken and written and spoken != written:
-        return dataclasses.replace(found, fault=Fault(Reason.TRANSLATION, f"from {spoken} into {written}"))
+        return dataclasses.replace(found, fault=Fault(ExclusionReason.TRANSLATION, f"from {spoken} into {written}"))
     return found

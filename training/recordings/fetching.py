@@ -22,7 +22,7 @@ from urllib.parse import SplitResult, quote, urljoin, urlsplit
 import certifi
 
 from profiles.errors import BadInput, counted
-from training.recordings.recording import Reason, Unusable
+from training.recordings.recording import ExclusionReason, UnusableRecording
 
 _BLOCK = 2**16
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -49,7 +49,7 @@ class FetchLimits:
     """Certificates to trust besides the system's; ``SSL_CERT_FILE`` replaces those."""
 
 
-class Stopped(Exception):
+class FetchCancelled(Exception):
     """Somebody asked for the end."""
 
 
@@ -87,22 +87,24 @@ class Fetcher:
         """Write what is at ``url`` to ``target``; return its bytes.
 
         Raises:
-            Unusable: it cannot be had; the reason says why.
-            Stopped, TooMuch: see there.
+            UnusableRecording: it cannot be had; the reason says why.
+            FetchCancelled, TooMuch: see there.
         """
         pause, failure = self._limits.pause, "no attempt"
         for attempt in range(self._limits.attempts):
             if attempt and self._stop.wait(pause):
-                raise Stopped
+                raise FetchCancelled
             try:
                 return self._follow(url, target)
             except _Passing as error:
                 failure = str(error)
                 pause = min(_LONGEST_PAUSE, max(error.pause, self._limits.pause * 2**attempt))
-        raise Unusable(Reason.DOWNLOAD, f"{failure} ({counted(self._limits.attempts, 'attempt')})", may_pass=True)
+        raise UnusableRecording(
+            ExclusionReason.DOWNLOAD, f"{failure} ({counted(self._limits.attempts, 'attempt')})", may_pass=True
+        )
 
     def cancel(self) -> None:
-        """End all downloads and pauses at once; they raise :class:`Stopped`."""
+        """End all downloads and pauses at once; they raise :class:`FetchCancelled`."""
         self._stop.set()
         with self._lock:
             for connection in self._open:
@@ -118,7 +120,7 @@ class Fetcher:
                 if response.status not in _REDIRECTS or not where:
                     raise _refused(response)
             url = urljoin(url, where)
-        raise Unusable(Reason.DOWNLOAD, f"more than {_MOST_REDIRECTS} redirects")
+        raise UnusableRecording(ExclusionReason.DOWNLOAD, f"more than {_MOST_REDIRECTS} redirects")
 
     @contextlib.contextmanager
     def _asked(self, url: str) -> Iterator[http.client.HTTPResponse]:
@@ -134,10 +136,12 @@ class Fetcher:
             with connection.getresponse() as response:
                 yield response
         except ssl.SSLCertVerificationError as error:
-            raise Unusable(Reason.DOWNLOAD, f"certificate: {error.verify_message}", may_pass=True) from error
+            raise UnusableRecording(
+                ExclusionReason.DOWNLOAD, f"certificate: {error.verify_message}", may_pass=True
+            ) from error
         except (OSError, http.client.HTTPException) as error:
             if self._stop.is_set():
-                raise Stopped from error
+                raise FetchCancelled from error
             raise _Passing(_words(error)) from error
         finally:
             with self._lock:
@@ -156,7 +160,9 @@ class Fetcher:
                 if count > limit:
                     raise _too_large(limit)
                 if time.monotonic() > deadline:
-                    raise Unusable(Reason.DOWNLOAD, f"not done after {self._limits.file_seconds:.0f} s", may_pass=True)
+                    raise UnusableRecording(
+                        ExclusionReason.DOWNLOAD, f"not done after {self._limits.file_seconds:.0f} s", may_pass=True
+                    )
                 try:
                     file.write(block)
                 except OSError as error:
@@ -167,7 +173,7 @@ class Fetcher:
 
     def _count(self, fresh: int) -> None:
         if self._stop.is_set():
-            raise Stopped
+            raise FetchCancelled
         with self._lock:
             self._fetched += fresh
             if self._fetched > self._limits.total_bytes:
@@ -181,19 +187,21 @@ def checked(url: str) -> SplitResult:
     """Return the parts of an address that may be asked, as far as its text tells.
 
     Raises:
-        Unusable: no ``https``, no host, a name and password in it, or no address at all.
+        UnusableRecording: no ``https``, no host, a name and password in it, or no address at all.
     """
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise Unusable(Reason.DOWNLOAD, f"not an address: {error}") from error
+        raise UnusableRecording(ExclusionReason.DOWNLOAD, f"not an address: {error}") from error
     if parts.scheme.lower() != "https":
-        raise Unusable(Reason.NOT_HTTPS, f"leads to {parts.scheme or 'no scheme'}, only https is followed")
+        raise UnusableRecording(
+            ExclusionReason.NOT_HTTPS, f"leads to {parts.scheme or 'no scheme'}, only https is followed"
+        )
     if not host:
-        raise Unusable(Reason.DOWNLOAD, "an address without a host")
+        raise UnusableRecording(ExclusionReason.DOWNLOAD, "an address without a host")
     if parts.username is not None:
-        raise Unusable(Reason.DOWNLOAD, "an address with a user name in it is not followed")
+        raise UnusableRecording(ExclusionReason.DOWNLOAD, "an address with a user name in it is not followed")
     return parts
 
 
@@ -214,7 +222,7 @@ class _CheckedConnection(http.client.HTTPSConnection):
             name = host if host.isascii() else host.encode("idna").decode()
             super().__init__(name, parts.port or 443, timeout=limits.silence, context=context)
         except (UnicodeError, http.client.InvalidURL) as error:
-            raise Unusable(Reason.DOWNLOAD, "not the name of a host") from error
+            raise UnusableRecording(ExclusionReason.DOWNLOAD, "not the name of a host") from error
         self._tls, self._limits = context, limits
         self._socket: ssl.SSLSocket | None = None  # kept: a response that ends with its connection takes ``sock`` away
 
@@ -244,11 +252,13 @@ class _CheckedConnection(http.client.HTTPSConnection):
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except (UnicodeError, ValueError) as error:  # a label of more than 63 letters; a zero byte
-            raise Unusable(Reason.DOWNLOAD, "not the name of a host") from error
+            raise UnusableRecording(ExclusionReason.DOWNLOAD, "not the name of a host") from error
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         allowed = addresses if self._limits.allow_private else [one for one in addresses if public(one)]
         if addresses and not allowed:
-            raise Unusable(Reason.DOWNLOAD, f"{addresses[0]} is not a public address; --allow-private allows it")
+            raise UnusableRecording(
+                ExclusionReason.DOWNLOAD, f"{addresses[0]} is not a public address; --allow-private allows it"
+            )
         return allowed
 
 
@@ -271,11 +281,11 @@ def _refused(response: http.client.HTTPResponse) -> Exception:
     if response.status in _TRY_AGAIN:
         after = response.headers.get("Retry-After", "")
         return _Passing(said, float(after) if after.isascii() and after.isdigit() and len(after) < 6 else 0.0)
-    return Unusable(Reason.DOWNLOAD, said, may_pass=True)
+    return UnusableRecording(ExclusionReason.DOWNLOAD, said, may_pass=True)
 
 
-def _too_large(limit: int) -> Unusable:
-    return Unusable(Reason.DOWNLOAD, f"more than {limit / 1e6:g} MB; --max-file allows more")
+def _too_large(limit: int) -> UnusableRecording:
+    return UnusableRecording(ExclusionReason.DOWNLOAD, f"more than {limit / 1e6:g} MB; --max-file allows more")
 
 
 def _words(error: Exception) -> str:

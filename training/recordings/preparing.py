@@ -25,8 +25,25 @@ from training.recordings.checks import RATE, Limits, Measures, doubles, judge, j
 from training.recordings.dividing import Shares, divide
 from training.recordings.fetching import Fetcher, FetchLimits, TooMuch
 from training.recordings.readers import READERS, kind_of
-from training.recordings.recording import Fault, NoSource, Reason, Recording, Request, Unusable, UrlSource
-from training.recordings.workplace import FORMS, Journal, Kept, Origin, Result, Workplace, open_workplace, write_result
+from training.recordings.recording import (
+    ExclusionReason,
+    Fault,
+    NoSource,
+    ReadRequest,
+    Recording,
+    UnusableRecording,
+    UrlSource,
+)
+from training.recordings.workplace import (
+    FORMS,
+    DatasetOrigin,
+    Journal,
+    KeptRecording,
+    Result,
+    Workplace,
+    open_workplace,
+    write_result,
+)
 from training.tasks.audio import AudioError, Samples, decode
 from training.tasks.base import Progress
 from training.tasks.cache import digest
@@ -52,7 +69,7 @@ def hear(recording: Recording, target: Path, aside: Path, limits: Limits, fetche
         aside: a path of this recording alone, for what is half done.
 
     Raises:
-        Unusable: it cannot be had or read.
+        UnusableRecording: it cannot be had or read.
         OSError: ``target`` cannot be written.
     """
     downloaded = aside.with_suffix(".download")
@@ -74,12 +91,12 @@ def _get(audio: Source, downloaded: Path, fetcher: Fetcher) -> tuple[Path | byte
         case FileSource(path):
             return path, 0
         case NoSource(text):
-            raise Unusable(Reason.NOT_THERE, text)
+            raise UnusableRecording(ExclusionReason.NOT_THERE, text)
         case _:
             try:
                 return audio.read(), 0
             except OSError as error:
-                raise Unusable(Reason.NOT_THERE, error.strerror or str(error)) from error
+                raise UnusableRecording(ExclusionReason.NOT_THERE, error.strerror or str(error)) from error
 
 
 def _decode(
@@ -87,13 +104,13 @@ def _decode(
 ) -> tuple[Samples | None, Measures]:
     """Samples are ``None`` where the recording is too long to be decoded whole."""
     if not (len(source) if isinstance(source, bytes) else _size(source)):
-        raise Unusable(Reason.EMPTY, "an empty file")
+        raise UnusableRecording(ExclusionReason.EMPTY, "an empty file")
     most = limits.longest + _BEYOND
     wanted = most if recording.duration is None else min(recording.duration, most)
     try:
         audio = decode(source, RATE, wanted, recording.offset)
     except AudioError as error:
-        raise Unusable(Reason.UNREADABLE, str(error)) from error
+        raise UnusableRecording(ExclusionReason.UNREADABLE, str(error)) from error
     rest = audio.seconds - recording.offset
     seconds = rest if recording.duration is None else min(rest, recording.duration)
     if seconds > limits.longest:
@@ -105,7 +122,7 @@ def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError as error:
-        raise Unusable(Reason.NOT_THERE, error.strerror or str(error)) from error
+        raise UnusableRecording(ExclusionReason.NOT_THERE, error.strerror or str(error)) from error
 
 
 def _write(samples: Samples, target: Path, aside: Path, form: str) -> None:
@@ -133,7 +150,7 @@ def judge_language(recording: Recording, ear: ModelEar, key: str, journal: Journ
     """Return why a recording is left out: another language was heard than is told. Where none is told: ``None``."""
     told, heard = ear.code(recording.language), journal.heard.get((ear.name, key), "")
     if told and heard and told != heard:
-        return Fault(Reason.LANGUAGE, f"sounds like {heard}, not {told}")
+        return Fault(ExclusionReason.LANGUAGE, f"sounds like {heard}, not {told}")
     return None
 
 
@@ -143,10 +160,10 @@ _LOCALE = re.compile(r"([A-Za-z]{2,3})[-_].*")
 
 
 @dataclass(frozen=True)
-class Job:
+class PreparationJob:
     """What is to be prepared, and how."""
 
-    request: Request
+    request: ReadRequest
     out: Path
     kind: str = ""
     """See :data:`training.recordings.readers.READERS`; empty: recognised."""
@@ -169,7 +186,7 @@ class _Item:
     file: Path
 
 
-def prepare(job: Job, progress: Progress, ear: ModelEar | None = None) -> Result:
+def prepare(job: PreparationJob, progress: Progress, ear: ModelEar | None = None) -> Result:
     """Make the folder ``job.out``, or go on with it.
 
     Args:
@@ -184,7 +201,7 @@ def prepare(job: Job, progress: Progress, ear: ModelEar | None = None) -> Result
     division = divide(recordings, job.shares)
     source = job.request.source
     lasting = source if kind in ("hub", "bigquery") else str(Path(source).expanduser().resolve())
-    with open_workplace(job.out, Origin(lasting, kind, job.form)) as place:
+    with open_workplace(job.out, DatasetOrigin(lasting, kind, job.form)) as place:
         with closing(Journal(place.journal)) as journal:
             run = _Run(job, place, _items(division.recordings, place, job.form), journal, progress)
             items = run.items
@@ -195,7 +212,7 @@ def prepare(job: Job, progress: Progress, ear: ModelEar | None = None) -> Result
                 hear_languages(ear, [(item.key, item.file) for item in kept], journal, progress)
                 faults = [fault or judge_language(i.recording, ear, i.key, journal) for i, fault in zip(items, faults)]
             kept_clips = [
-                Kept(item.recording, item.file, journal.measures[item.key].seconds)
+                KeptRecording(item.recording, item.file, journal.measures[item.key].seconds)
                 for item, fault in zip(items, faults)
                 if fault is None
             ]
@@ -206,7 +223,7 @@ def prepare(job: Job, progress: Progress, ear: ModelEar | None = None) -> Result
         return write_result(place, kind, kept_clips, left_out, notes)
 
 
-def _read(job: Job, kind: str, progress: Progress) -> list[Recording]:
+def _read(job: PreparationJob, kind: str, progress: Progress) -> list[Recording]:
     found: list[Recording] = []
     for recording in READERS[kind](job.request):
         # languages as Whisper writes them (``pt`` for ``pt-BR``), texts as they are wanted
@@ -221,8 +238,8 @@ def _read(job: Job, kind: str, progress: Progress) -> list[Recording]:
 
 
 def _divided_anew(
-    recordings: Sequence[Recording], kept: Sequence[Kept], shares: Shares
-) -> tuple[list[Kept], list[str]]:
+    recordings: Sequence[Recording], kept: Sequence[KeptRecording], shares: Shares
+) -> tuple[list[KeptRecording], list[str]]:
     """Divide those that are kept: nothing is left of a whole split."""
     source = {one.id: one for one in recordings}
     division = divide([source[one.recording.id] for one in kept], shares)
@@ -260,7 +277,7 @@ def _items(recordings: Sequence[Recording], place: Workplace, form: str) -> list
 class _Run:
     """What one run of ``prepare`` hears, and what it knows of it."""
 
-    job: Job
+    job: PreparationJob
     place: Workplace
     items: Sequence[_Item]
     journal: Journal
@@ -307,7 +324,7 @@ class _Run:
                 for item, outcome in _in_flight(pool, work, items, _AHEAD * job.threads):
                     try:
                         self.journal.add(item.key, outcome.result())
-                    except Unusable as error:
+                    except UnusableRecording as error:
                         self.failures[item.key] = error.fault
                     done += 1
                     self.progress("recordings", done, len(items))

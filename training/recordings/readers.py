@@ -16,7 +16,15 @@ from typing import Any, Protocol
 
 from profiles.errors import BadInput
 from training.recordings import corpora
-from training.recordings.recording import Fault, Reason, Recording, Request, names_in, one_line, recording_of
+from training.recordings.recording import (
+    ExclusionReason,
+    Fault,
+    ReadRequest,
+    Recording,
+    names_in,
+    one_line,
+    recording_of,
+)
 from training.tasks.speech_clips import FileSource, split_named
 from training.tasks.speech_dataset import looks_like_path
 from training.tasks.tables import JSON_LINES, Row, Table, check_size, read_table
@@ -30,7 +38,7 @@ BIGQUERY = "bigquery:"
 _BIGQUERY_NAME = re.compile(r"[\w-]+(?:[.:][\w-]+)?\.[\w-]+\.[\w$-]+")
 
 
-def read_tables(request: Request) -> Iterator[Recording]:
+def read_tables(request: ReadRequest) -> Iterator[Recording]:
     """Give the recordings of one table, or of all in a folder: one for each split, or the numbered parts of an export.
 
     Raises:
@@ -55,7 +63,7 @@ def tables_of(path: Path) -> list[Path]:
     return next((found for found in (*divided, *forms) if found), [])
 
 
-def read_audiofolder(request: Request) -> Iterator[Recording]:
+def read_audiofolder(request: ReadRequest) -> Iterator[Recording]:
     """Give the recordings of a folder with ``metadata.csv``, ``.jsonl`` or ``.parquet`` beside the audio, also one in
     each split.
 
@@ -149,7 +157,7 @@ def connect() -> TableClient:
     return client
 
 
-def read_bigquery(request: Request, open_client: Callable[[], TableClient] = connect) -> Iterator[Recording]:
+def read_bigquery(request: ReadRequest, open_client: Callable[[], TableClient] = connect) -> Iterator[Recording]:
     """Give the recordings of a table by its name; what it names on this machine's disk is not followed.
 
     Raises:
@@ -167,13 +175,13 @@ def read_bigquery(request: Request, open_client: Callable[[], TableClient] = con
     if not rows:
         raise BadInput(f"{BIGQUERY}{name}: the table is empty", "it needs a row for each recording")
     names = names_in(Table(Path(name), tuple(rows[0].cells), rows), request)
-    outside = Fault(Reason.OUTSIDE, "a table of BigQuery names no files of this machine")
+    outside = Fault(ExclusionReason.OUTSIDE, "a table of BigQuery names no files of this machine")
     for row in rows:
         found = recording_of(row, names, Path(), request)
         yield dataclasses.replace(found, fault=outside) if isinstance(found.audio, FileSource) else found
 
 
-def read_hub(request: Request) -> Iterator[Recording]:
+def read_hub(request: ReadRequest) -> Iterator[Recording]:
     """Give the recordings of a data set of the hub, or of its cache on this machine, by ``name`` or
     ``name:configuration``: of its training, validation and test splits; if it has none of these, of all it has.
 
@@ -188,7 +196,7 @@ def read_hub(request: Request) -> Iterator[Recording]:
         yield from _of_split(loaded[key], key, splits[key], request)
 
 
-def _of_split(dataset: Any, key: str, split: str, request: Request) -> Iterator[Recording]:
+def _of_split(dataset: Any, key: str, split: str, request: ReadRequest) -> Iterator[Recording]:
     from training.tasks.hub_speech import HubSource, undecoded_audio
 
     where = f"{request.source}, {key}"
@@ -211,7 +219,7 @@ def _of_split(dataset: Any, key: str, split: str, request: Request) -> Iterator[
         )
 
 
-READERS: dict[str, Callable[[Request], Iterator[Recording]]] = {
+READERS: dict[str, Callable[[ReadRequest], Iterator[Recording]]] = {
     "table": read_tables,
     "audiofolder": read_audiofolder,
     "common-voice": corpora.read_common_voice,

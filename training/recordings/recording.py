@@ -40,7 +40,7 @@ _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 _LONGEST_CELL = 4096  # characters of a path or address
 
 
-class Reason(str, Enum):
+class ExclusionReason(str, Enum):
     """Why a recording is left out; the values are the words of ``left_out.csv``."""
 
     NO_TEXT = "no text"
@@ -66,16 +66,16 @@ class Reason(str, Enum):
 class Fault:
     """Why one recording is left out."""
 
-    reason: Reason
+    reason: ExclusionReason
     detail: str
     may_pass: bool = False
     """The same command may get it the next time: a server did not answer."""
 
 
-class Unusable(Exception):
+class UnusableRecording(Exception):
     """One recording cannot be used."""
 
-    def __init__(self, reason: Reason, detail: str, may_pass: bool = False) -> None:
+    def __init__(self, reason: ExclusionReason, detail: str, may_pass: bool = False) -> None:
         super().__init__(detail)
         self.fault = Fault(reason, detail, may_pass)
 
@@ -138,7 +138,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Request:
+class ReadRequest:
     """What a reader is asked for."""
 
     source: str
@@ -153,14 +153,14 @@ def one_line(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Names(Columns):
+class TableColumns(Columns):
     """The columns of one table that count; empty where it has none."""
 
     language: str = ""
     offset: str = ""
 
 
-def names_in(table: Table, request: Request) -> Names:
+def names_in(table: Table, request: ReadRequest) -> TableColumns:
     """Find the columns of a table.
 
     Raises:
@@ -168,7 +168,7 @@ def names_in(table: Table, request: Request) -> Names:
     """
     columns = request.columns
     speaker = table.column((columns.speaker,), "speakers", "--speaker-column") if columns.speaker else ""
-    return Names(
+    return TableColumns(
         table.column((columns.audio,) if columns.audio else AUDIO, "recordings", "--audio-column"),
         table.column((columns.text,) if columns.text else TEXT, "transcripts", "--text-column"),
         speaker or _first(SPEAKER, table.columns),
@@ -184,7 +184,7 @@ def _first(names: Sequence[str], columns: Iterable[str]) -> str:
 
 
 def recording_of(
-    row: Row, names: Names, base: Path, request: Request, split: str = "", always_cut: bool = False
+    row: Row, names: TableColumns, base: Path, request: ReadRequest, split: str = "", always_cut: bool = False
 ) -> Recording:
     """Return the recording of one row; what is wrong with it is its ``fault``.
 
@@ -202,10 +202,10 @@ def recording_of(
         if always_cut or cells.get(names.offset):
             duration = row.number("duration")
     except BadInput as error:
-        fault = Fault(Reason.BAD_CELL, error.message)
+        fault = Fault(ExclusionReason.BAD_CELL, error.message)
     named = cells.get("split", "")
     if not split and named and not split_named(named):
-        fault = Fault(Reason.BAD_CELL, f"column split: {named[:40]!r} is none of {', '.join(SPLITS)}")
+        fault = Fault(ExclusionReason.BAD_CELL, f"column split: {named[:40]!r} is none of {', '.join(SPLITS)}")
     return Recording(
         id=_identity(cells, cell, offset if cells.get(names.offset) else None),
         audio=audio,
@@ -240,15 +240,15 @@ def located(cell: str, base: Path, roots: Sequence[Path] = ()) -> tuple[Source, 
     """
     try:
         return _source(cell, (base, *roots)), None
-    except Unusable as error:
+    except UnusableRecording as error:
         return NoSource(cell), error.fault
 
 
 def _source(cell: str, folders: Sequence[Path]) -> FileSource | UrlSource:
     if not cell:
-        raise Unusable(Reason.NOT_THERE, "no file and no address")
+        raise UnusableRecording(ExclusionReason.NOT_THERE, "no file and no address")
     if len(cell) > _LONGEST_CELL:
-        raise Unusable(Reason.BAD_CELL, f"a path of {len(cell)} characters")
+        raise UnusableRecording(ExclusionReason.BAD_CELL, f"a path of {len(cell)} characters")
     scheme = _SCHEME.match(cell)
     if scheme is None:
         return _file(cell, folders)
@@ -258,7 +258,7 @@ def _source(cell: str, folders: Sequence[Path]) -> FileSource | UrlSource:
         case "gs":  # how BigQuery names an object of Cloud Storage; a public one is read without its client
             return UrlSource(f"https://storage.googleapis.com/{cell[len(scheme[0]) :]}")
         case other:
-            raise Unusable(Reason.NOT_HTTPS, f"{other} is not followed, only https and files")
+            raise UnusableRecording(ExclusionReason.NOT_HTTPS, f"{other} is not followed, only https and files")
 
 
 def _file(cell: str, roots: Sequence[Path]) -> FileSource:
@@ -274,5 +274,7 @@ def _file(cell: str, roots: Sequence[Path]) -> FileSource:
         elif stat.S_ISREG(mode):
             return FileSource(path)
     if outside or Path(cell).is_absolute() or ".." in Path(cell).parts:
-        raise Unusable(Reason.OUTSIDE, "leads out of the table's folder; --audio-root FOLDER allows one more")
-    raise Unusable(Reason.NOT_THERE, "no such file")
+        raise UnusableRecording(
+            ExclusionReason.OUTSIDE, "leads out of the table's folder; --audio-root FOLDER allows one more"
+        )
+    raise UnusableRecording(ExclusionReason.NOT_THERE, "no such file")

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from profiles.errors import BadInput, counted
 from training.recordings.checks import Measures
-from training.recordings.recording import Fault, Reason, Recording
+from training.recordings.recording import ExclusionReason, Fault, Recording
 from training.run_files import explain, write_whole
 from training.tasks.speech_clips import SPLITS
 from training.tasks.tables import write_table
@@ -32,7 +32,7 @@ _LEFT_OUT_COLUMNS = ("id", "reason", "detail", "where", "source", "text")
 
 
 @dataclass(frozen=True)
-class Origin:
+class DatasetOrigin:
     """What a folder is made from; another run with the same goes on with it."""
 
     source: str
@@ -57,7 +57,7 @@ class Workplace:
 
 
 @contextlib.contextmanager
-def open_workplace(folder: Path, origin: Origin) -> Iterator[Workplace]:
+def open_workplace(folder: Path, origin: DatasetOrigin) -> Iterator[Workplace]:
     """Hold a folder: a new or empty one, or one that was prepared from the same source before.
 
     Raises:
@@ -85,7 +85,7 @@ def open_workplace(folder: Path, origin: Origin) -> Iterator[Workplace]:
         raise BadInput(message, _ELSEWHERE) from error
 
 
-def _keep_to_origin(place: Workplace, origin: Origin) -> None:
+def _keep_to_origin(place: Workplace, origin: DatasetOrigin) -> None:
     path = place.own / "origin.json"
     wanted = asdict(origin)
     try:
@@ -179,7 +179,7 @@ class Result:
     notes: list[str]
 
 
-class Kept(NamedTuple):
+class KeptRecording(NamedTuple):
     """A recording that is in the data set."""
 
     recording: Recording
@@ -188,7 +188,11 @@ class Kept(NamedTuple):
 
 
 def write_result(
-    place: Workplace, kind: str, kept: Sequence[Kept], left_out: Sequence[tuple[Recording, Fault]], notes: Sequence[str]
+    place: Workplace,
+    kind: str,
+    kept: Sequence[KeptRecording],
+    left_out: Sequence[tuple[Recording, Fault]],
+    notes: Sequence[str],
 ) -> Result:
     """Write the tables and remove the sound files that none of them names.
 
@@ -215,7 +219,7 @@ def write_result(
     return Result(place.folder, kind, sizes, dict(reasons.most_common()), examples, may_pass, told)
 
 
-def _write_split(place: Workplace, split: str, kept: Sequence[Kept]) -> SplitSize | None:
+def _write_split(place: Workplace, split: str, kept: Sequence[KeptRecording]) -> SplitSize | None:
     found = [one for one in kept if one.recording.split == split]
     if not found:
         (place.folder / f"{split}.csv").unlink(missing_ok=True)
@@ -229,9 +233,9 @@ def _write_split(place: Workplace, split: str, kept: Sequence[Kept]) -> SplitSiz
     return SplitSize(len(found), sum(one.seconds for one in found) / 3600, len(speakers))
 
 
-def _advice(kept: Sequence[Kept], reasons: Counter[str]) -> list[str]:
+def _advice(kept: Sequence[KeptRecording], reasons: Counter[str]) -> list[str]:
     notes = []
-    if reasons[Reason.TOO_LONG.value]:
+    if reasons[ExclusionReason.TOO_LONG.value]:
         notes.append("long recordings become clips with the command 'segment', at their pauses and with their text")
     texts = [one.recording.text for one in kept]
     if all(text == text.upper() != text.lower() for text in texts):

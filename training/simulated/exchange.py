@@ -28,7 +28,7 @@ from training.exchange.base import (
 )
 from training.exchange.codecs import chunk_bounds, roundtrip
 from training.exchange.payloads import state_from_bytes, state_to_bytes
-from training.exchange.residuals import Kept, MeanResiduals
+from training.exchange.residuals import MeanResiduals, Residual
 from training.simulated.baton import Baton
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ Meet = Callable[[int], tuple[int, int, tuple[int, ...]]]
 """A member, by its rank, has come to where all meet: gives the step, who lets others in there, and whom."""
 
 
-class Room:
+class SimulatedGroup:
     """Where the members meet.
 
     Args:
@@ -240,7 +240,7 @@ class SimulatedExchange(Exchange):
     engine = "simulated"
     shares_process = True
 
-    def __init__(self, room: Room, rank: int) -> None:
+    def __init__(self, room: SimulatedGroup, rank: int) -> None:
         self.rank = rank
         self.traffic = Traffic()
         self._room = room
@@ -322,8 +322,8 @@ class SimulatedExchange(Exchange):
         finally:
             self.traffic.wait_seconds += time.monotonic() - start
 
-    def residual(self, stream: str) -> Kept | None:
+    def residual(self, stream: str) -> Residual | None:
         return self._room.residuals.all(stream) if self.rank == 0 else None
 
-    def restore_residual(self, stream: str, kept: Kept) -> None:
+    def restore_residual(self, stream: str, kept: Residual) -> None:
         self._room.residuals.restore(stream, kept)

@@ -24,7 +24,7 @@ from training.randomness import seed_everything
 from training.run_folder import RunFolder
 from training.simulated.baton import Baton
 from training.simulated.clock import ClockedControl, RunClock, clock_of
-from training.simulated.exchange import AnotherFailed, Room, SimulatedExchange
+from training.simulated.exchange import AnotherFailed, SimulatedExchange, SimulatedGroup
 
 if TYPE_CHECKING:
     from training.tasks.base import Task
@@ -76,7 +76,7 @@ def run_members(
     return ExitCode.DONE if code is ExitCode.STOPPED else code
 
 
-def _meeting(plan: RunPlan, run_dir: Path, baton: Baton, emits: list[Emit]) -> tuple[Room, list[Control]]:
+def _meeting(plan: RunPlan, run_dir: Path, baton: Baton, emits: list[Emit]) -> tuple[SimulatedGroup, list[Control]]:
     """Return where the members meet, and their commands; with a clock, their events tell its time from now on.
 
     Raises:
@@ -84,14 +84,14 @@ def _meeting(plan: RunPlan, run_dir: Path, baton: Baton, emits: list[Emit]) -> t
     """
     made = clock_of(plan)
     if made is None:
-        return Room(plan.world_size, baton), [Control(answer=emit, idle=baton.lent) for emit in emits]
+        return SimulatedGroup(plan.world_size, baton), [Control(answer=emit, idle=baton.lent) for emit in emits]
 
     def lose(rank: int) -> None:
         emits[rank](MemberEvent(status="lost", name=plan.seats[rank].name))
         room.lose(rank)
 
     clock = RunClock(made, plan, lambda step: _seconds_until(run_dir, step), lose)
-    room = Room(plan.world_size, baton, clock.meet)
+    room = SimulatedGroup(plan.world_size, baton, clock.meet)
     emits[:] = [partial(_in_time, clock, rank, emit) for rank, emit in enumerate(emits)]
     controls = [ClockedControl(clock, rank, answer=emit, idle=baton.lent) for rank, emit in enumerate(emits)]
     return room, [*controls]
@@ -133,7 +133,14 @@ def _as_member(emit: Emit, rank: int, event: Event) -> None:
 
 
 def _member(
-    plan: RunPlan, baton: Baton, room: Room, run_dir: Path, task: Task, rank: int, emit: Emit, control: Control
+    plan: RunPlan,
+    baton: Baton,
+    room: SimulatedGroup,
+    run_dir: Path,
+    task: Task,
+    rank: int,
+    emit: Emit,
+    control: Control,
 ) -> None:
     def exchange() -> Exchange:
         return SimulatedExchange(room, rank) if plan.world_size > 1 else SoloExchange()

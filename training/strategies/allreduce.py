@@ -29,7 +29,7 @@ from training.exchange.base import Exchange, MeanResult
 from training.exchange.codecs import Codec, codec_by_name
 from training.lazy import lazy
 from training.strategies.base import FED_BACK, StrategyContext
-from training.strategies.compressors.base import Compressor, Place, Turn, compressors, sections
+from training.strategies.compressors.base import BucketContext, Compressor, StepContext, compressors, sections
 from training.strategies.costs import Compute, CostModel, Course, Learning, Rhythm
 from training.strategies.gradients import Bucket, GradientStrategy, grouped
 from training.strategies.registry import register
@@ -192,7 +192,7 @@ class AllReduce(GradientStrategy):
         for number, bucket in enumerate(self._buckets):
             shapes = tuple(tuple(parameter.shape) for parameter in bucket.parameters)
             steps, seed = self.context.total_steps, self.context.seed
-            place = Place(number, shapes, exchange, self._codec, settings, steps, seed, momentum)
+            place = BucketContext(number, shapes, exchange, self._codec, settings, steps, seed, momentum)
             self._compressors.append(self._kind(place))
             for index, parameter in enumerate(bucket.parameters):
                 hook = functools.partial(self._on_gradient, bucket, index)
@@ -234,7 +234,7 @@ class AllReduce(GradientStrategy):
     def _launch(self, bucket: Bucket) -> None:
         """Start the next bucket; buckets start in the same order on every member."""
         values = bucket.pack((self._state.scale or 1.0) / self._state.shrunk)
-        turn = Turn(self._step, self._state.weight, bucket.flags)
+        turn = StepContext(self._step, self._state.weight, bucket.flags)
         self._compressors[self._state.launched].start(values, turn)
         bucket.under_way = True
         self._state.launched += 1

@@ -75,7 +75,7 @@ class Stretch(Protocol):
         ...
 
 
-class Wire:
+class DeltaTransport:
     """Deltas as bytes.
 
     Args:
@@ -129,7 +129,7 @@ class Rounds:
         stretch: that they move on.
     """
 
-    def __init__(self, exchange: Exchange, wire: Wire, stretch: Stretch) -> None:
+    def __init__(self, exchange: Exchange, wire: DeltaTransport, stretch: Stretch) -> None:
         self.changed = threading.Condition()
         """Held by whoever looks at what the deltas change."""
         self._exchange, self._wire, self._stretch = exchange, wire, stretch

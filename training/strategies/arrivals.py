@@ -31,7 +31,7 @@ _LEAST_SHARE = 4
 _AT_ONCE = 1 << 18
 
 
-class Place(NamedTuple):
+class WorkUnit(NamedTuple):
     """One step's work."""
 
     step: int
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 
 @dataclass
-class Work:
+class WorkAssignment:
     """Who takes which places.
 
     Args:
@@ -51,9 +51,9 @@ class Work:
     interval: int
     speeds: dict[int, float] = field(default_factory=dict)
     """Steps a second, or in any other unit, of the members; 0: not known yet."""
-    taken: dict[int, deque[Place]] = field(default_factory=dict)
+    taken: dict[int, deque[WorkUnit]] = field(default_factory=dict)
     """What every member has taken and not given its delta for."""
-    _owed: deque[Place] = field(default_factory=deque)
+    _owed: deque[WorkUnit] = field(default_factory=deque)
     """Those of members that are gone; they are taken first."""
     _begin: int = 0
     _owners: tuple[int, ...] = ()
@@ -89,12 +89,12 @@ class Work:
         count = min(usual, max(share, math.ceil(usual / _LEAST_SHARE)), left)
         self.taken[rank] = deque(self._following() for _ in range(count))
 
-    def _following(self) -> Place:
+    def _following(self) -> WorkUnit:
         if self._owed:
             return self._owed.popleft()
         step, index = divmod(self._next, len(self._owners))
         self._next += 1
-        return Place(self._begin + step, self._owners[index])
+        return WorkUnit(self._begin + step, self._owners[index])
 
     def keep(self, ranks: Collection[int]) -> list[int]:
         """Take the places of members that are gone back; return who has none and is to take some, ascending."""

@@ -44,8 +44,8 @@ from training.events import SyncEvent
 from training.exchange.base import Exchange, Traffic
 from training.exchange.codecs import codec_by_name
 from training.lazy import lazy
-from training.strategies.arrival_rounds import Rounds, Stopwatch, Wire, believed
-from training.strategies.arrivals import DelayedNesterov, Place, Work
+from training.strategies.arrival_rounds import DeltaTransport, Rounds, Stopwatch, believed
+from training.strategies.arrivals import DelayedNesterov, WorkAssignment, WorkUnit
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.costs import CostModel, Course, Learning, Rhythm, Start, intervals
 from training.strategies.outer import OuterOptions, momentum_option, rate_option
@@ -154,8 +154,8 @@ class AsyncDiLoCo(Strategy):
         super().__init__(context)
         self._own = context.settings.of(AsyncDiLoCoOptions)
         self._codec = codec_by_name(self.codec(context.settings))
-        self._work = Work(self._own.sync_interval)
-        self._places: deque[Place] = deque()
+        self._work = WorkAssignment(self._own.sync_interval)
+        self._places: deque[WorkUnit] = deque()
         self._since: dict[int, int] = {}
         """The version of the anchor from which each member trains."""
         self._due: dict[int, float] = {}
@@ -189,7 +189,7 @@ class AsyncDiLoCo(Strategy):
         period = self._own.momentum_period or len(self._members)
         self._server = DelayedNesterov(anchor, rate, momentum, period, self._own.damping)
         self._in_turns = exchange.shares_process or exchange.engine == "solo"
-        self._wire = Wire(exchange, self._codec, anchor.numel(), self.name, not self._in_turns)
+        self._wire = DeltaTransport(exchange, self._codec, anchor.numel(), self.name, not self._in_turns)
         self._reported = exchange.traffic.copy()
 
     def _weights(self) -> torch.Tensor:
@@ -248,7 +248,7 @@ class AsyncDiLoCo(Strategy):
         return self._own.sync_interval / fastest if fastest and not self._own.speeds else 0.0
 
     @property
-    def places(self) -> Sequence[Place]:
+    def places(self) -> Sequence[WorkUnit]:
         return self._places
 
     def end_step(self) -> SyncEvent | None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from training.strategies.arrivals import Place
+    from training.strategies.arrivals import WorkUnit
 
 
 def sync_event(
@@ -188,7 +188,7 @@ class Strategy(ABC):
         """
 
     @property
-    def places(self) -> Sequence[Place]:
+    def places(self) -> Sequence[WorkUnit]:
         """What this member trains on in the next steps of a stretch, as far as it is known."""
         return ()
 

@@ -18,7 +18,7 @@ from profiles.schema import StrategySettings
 from training.lazy import lazy
 from training.strategies.base import StrategyContext
 from training.strategies.costs import Rhythm
-from training.strategies.merged_part import MergedPart, Place
+from training.strategies.merged_part import MergedPart, PartSpec
 from training.strategies.outer import OuterOptimizer, OuterOptions, momentum_option, rate_option
 from training.strategies.outer_costs import OuterCosts
 from training.strategies.outer_strategy import OuterStrategy
@@ -75,7 +75,7 @@ class DiLoCo(OuterStrategy):
         return self._own.make_outer(self.context.total_steps // self.interval, self.context.start, self._alone)
 
     def parts(self, model: nn.Module) -> list[MergedPart]:
-        return [self.make_part(Place("diloco", "", self._names, lambda: self._parameters))]
+        return [self.make_part(PartSpec("diloco", "", self._names, lambda: self._parameters))]
 
     def kept(self, part: MergedPart) -> torch.Tensor:
         if not part.inner:

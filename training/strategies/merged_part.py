@@ -66,7 +66,7 @@ class MeanOfDeltas:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RoundResult:
     """What came of a round, until its result is merged."""
 
     mean: torch.Tensor
@@ -80,7 +80,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Place:
+class PartSpec:
     """Which weights a part consists of, and what it is called."""
 
     name: str
@@ -114,7 +114,7 @@ class MergedPart:
 
     def __init__(
         self,
-        place: Place,
+        place: PartSpec,
         merge: MeanOfDeltas,
         outer: OuterOptimizer,
         interval: int,
@@ -140,7 +140,7 @@ class MergedPart:
         self._tokens, self._steps = 0.0, 0
         self._sent = (0.0, 0)
         self._waits = False
-        self._outcome: Outcome | None = None
+        self._outcome: RoundResult | None = None
         self._digest = ""
         outer.attach(self.anchor)
 
@@ -186,14 +186,14 @@ class MergedPart:
         self._digest = self._digest or weight_hash(self.anchor)
         return self._digest
 
-    def settle(self) -> Outcome:
+    def settle(self) -> RoundResult:
         """Wait for the exchange under way and keep what is not in its mean."""
         if self._outcome is None:
             result, given = self._merge.wait()
             unfit = ""
             if not result.fit:
                 unfit = unfit_parameter(self.place.names, self.place.tensors(), given, self._merge.codec)
-            self._outcome = Outcome(result.mean, result.members, not result.included, disagree(result.flags), unfit)
+            self._outcome = RoundResult(result.mean, result.members, not result.included, disagree(result.flags), unfit)
             self._waits = False
         return self._outcome
 
@@ -225,7 +225,7 @@ class MergedPart:
         self._digest = ""
         return drift
 
-    def _agree(self, outcome: Outcome) -> float | None:
+    def _agree(self, outcome: RoundResult) -> float | None:
         """Take what most members hold, where the anchors differed before this round."""
         exchange = self._merge.exchange
         if not outcome.differ:
@@ -243,7 +243,7 @@ class MergedPart:
     def _this_round(self) -> str:
         return f"{self.place.label}round {self.round}"
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _tell(self, outcome: RoundResult) -> None:
         self._refusals.note(outcome.unfit and f"{self._this_round}: the weight {outcome.unfit}")
         if outcome.late and not outcome.unfit:
             self._warn(f"{self._this_round}: this machine's delta was late and is carried over")
@@ -304,4 +304,4 @@ class MergedPart:
         self._tokens, self._steps = float(state["weight"]), int(state["steps"])
         if "outcome" in state:
             said = state["outcome"]
-            self._outcome = Outcome(tensors["mean"], **{**said, "members": tuple(said["members"])})
+            self._outcome = RoundResult(tensors["mean"], **{**said, "members": tuple(said["members"])})

@@ -13,7 +13,7 @@ from training.exchange.base import Exchange, Traffic
 from training.exchange.codecs import Codec, codec_by_name
 from training.lazy import lazy
 from training.strategies.base import Strategy, StrategyContext, sync_event
-from training.strategies.merged_part import MeanOfDeltas, MergedPart, Place
+from training.strategies.merged_part import MeanOfDeltas, MergedPart, PartSpec
 from training.strategies.outer import OuterOptimizer
 from training.strategies.weights import flatten
 
@@ -62,7 +62,7 @@ class OuterStrategy(Strategy):
     def kept(self, part: MergedPart) -> torch.Tensor:
         """Return the flat weights with which this member goes on after the anchor of a part has moved."""
 
-    def make_part(self, place: Place, merge: Callable[..., MeanOfDeltas] = MeanOfDeltas) -> MergedPart:
+    def make_part(self, place: PartSpec, merge: Callable[..., MeanOfDeltas] = MeanOfDeltas) -> MergedPart:
         """Return a part at this place, which does what the settings say.
 
         Args:

@@ -36,7 +36,7 @@ from training.exchange.codecs import Codec
 from training.lazy import lazy
 from training.strategies.base import FED_BACK, StrategyContext
 from training.strategies.costs import INTERVALS, ONLY_TEXTS, Course, Learning, Rhythm, intervals
-from training.strategies.merged_part import MeanOfDeltas, MergedPart, Place
+from training.strategies.merged_part import MeanOfDeltas, MergedPart, PartSpec
 from training.strategies.outer import OuterOptimizer, OuterOptions
 from training.strategies.outer_costs import OuterCosts
 from training.strategies.outer_strategy import OuterStrategy
@@ -223,7 +223,7 @@ class SparseLoCo(OuterStrategy):
         def merge(exchange: Exchange, codec: Codec, stream: str) -> MeanOfDeltas:
             return SumOfAll(exchange, codec, sizes, self._own.error_decay)
 
-        return [self.make_part(Place("sparseloco", "", self._names, lambda: self._parameters), merge)]
+        return [self.make_part(PartSpec("sparseloco", "", self._names, lambda: self._parameters), merge)]
 
     def kept(self, part: MergedPart) -> torch.Tensor:
         return part.anchor

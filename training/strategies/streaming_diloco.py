@@ -33,7 +33,7 @@ from training.lazy import lazy
 from training.strategies.base import StrategyContext
 from training.strategies.costs import Compute, Course, Learning, Rhythm
 from training.strategies.fragments import Piece, fragments_of
-from training.strategies.merged_part import MeanOfDeltas, MergedPart, Place
+from training.strategies.merged_part import MeanOfDeltas, MergedPart, PartSpec
 from training.strategies.outer import OuterOptimizer, OuterOptions, momentum_option, rate_option
 from training.strategies.outer_costs import OVERLAP, OuterCosts
 from training.strategies.outer_strategy import OuterStrategy
@@ -192,7 +192,7 @@ class StreamingDiLoCo(OuterStrategy):
     def _part(self, index: int, count: int, pieces: list[Piece]) -> MergedPart:
         names = [piece.name for piece in pieces]
         label = f"fragment {index + 1} of {count}, " if count > 1 else ""
-        place = Place(f"stream/{index}", label, names, lambda: [piece.values for piece in pieces])
+        place = PartSpec(f"stream/{index}", label, names, lambda: [piece.values for piece in pieces])
         directed = [piece.elements for piece in pieces if not piece.is_embedding]
         is_rda = self._own.merge == "rda" and directed and not self._alone
         part = self.make_part(place, functools.partial(RadialDirectional, sizes=directed) if is_rda else MeanOfDeltas)

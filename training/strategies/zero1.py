@@ -89,7 +89,7 @@ class ZeRO1Costs(CostModel):
 
 
 @dataclass(frozen=True)
-class Greeting:
+class StepHandshake:
     """What a member says in the begin of a step."""
 
     weight: float
@@ -104,7 +104,7 @@ class Greeting:
         return struct.pack("<d?", self.weight, self.took_part) + mask.to_bytes(math.ceil(parameters / 8), "little")
 
     @classmethod
-    def read(cls, said: bytes, parameters: int) -> Greeting | None:
+    def read(cls, said: bytes, parameters: int) -> StepHandshake | None:
         """Return what somebody said; ``None`` if it is something else."""
         fixed = struct.calcsize("<d?")
         if len(said) != fixed + math.ceil(parameters / 8):
@@ -115,7 +115,7 @@ class Greeting:
         return cls(weight, took_part, owned) if 0.0 <= weight <= LARGEST_WEIGHT else None
 
 
-def divided(sizes: Sequence[int], said: Mapping[int, Greeting]) -> list[int]:
+def divided(sizes: Sequence[int], said: Mapping[int, StepHandshake]) -> list[int]:
     """Return the owner of each parameter, the same for all who heard the same.
 
     The division stays as it is if nobody came or went. Else each parameter, the largest first, stays with its owner if
@@ -171,7 +171,7 @@ class ZeRO1(GradientStrategy):
         """What number here the optimizer's parameters have, by its own."""
         self._owned: frozenset[int] = frozenset()
         self._took_part = False
-        self._said: dict[int, Greeting] = {}
+        self._said: dict[int, StepHandshake] = {}
         self._parts: dict[int, Bucket] = {}
         self._greeting: Pending[dict[int, bytes]] | None = None
         self._weight, self._scale = 0.0, 1.0
@@ -193,7 +193,7 @@ class ZeRO1(GradientStrategy):
         super().begin_step(step, weight, scale)
         self._weight, self._scale, self._scaled = weight, scale or 1.0, scale is not None
         if not self._alone:  # its answer is needed only after backward
-            said = Greeting(weight, self._took_part, self._owned).to_bytes(len(self._parameters))
+            said = StepHandshake(weight, self._took_part, self._owned).to_bytes(len(self._parameters))
             self._greeting = self._exchange.start_gather(f"zero1/{step}/greeting", said)
 
     @property
@@ -303,7 +303,7 @@ class ZeRO1(GradientStrategy):
     def _divide(self) -> None:
         assert self._greeting is not None
         heard = self._greeting.wait()
-        read = {rank: Greeting.read(said, len(self._parameters)) for rank, said in sorted(heard.items())}
+        read = {rank: StepHandshake.read(said, len(self._parameters)) for rank, said in sorted(heard.items())}
         said = {rank: greeting for rank, greeting in read.items() if greeting is not None}
         if self._exchange.rank not in said:
             raise ExchangeError("the others do not hear what this machine says of its step")
@@ -322,7 +322,7 @@ class ZeRO1(GradientStrategy):
         self._owned = frozenset(index for index, owner in enumerate(owners) if owner == self._exchange.rank)
         self._took_part = True
 
-    def _move(self, owners: Sequence[int], said: Mapping[int, Greeting]) -> None:
+    def _move(self, owners: Sequence[int], said: Mapping[int, StepHandshake]) -> None:
         """Bring the optimizer's state to new owners, and take away what belongs to others."""
         rank, begun = self._exchange.rank, any(greeting.took_part for greeting in said.values())
         lost = {i for i, owner in enumerate(owners) if begun and not any(i in one.owned for one in said.values())}

@@ -32,7 +32,7 @@ _WORK = 1 << 30
 
 
 @dataclass(frozen=True)
-class Part:
+class EvaluationSlice:
     """Some of the clips of an evaluation."""
 
     name: str
@@ -48,25 +48,25 @@ class Part:
         return self.edits / self.words if self.words else None
 
 
-def part_of(name: str, predictions: Sequence[Prediction]) -> Part:
+def part_of(name: str, predictions: Sequence[Prediction]) -> EvaluationSlice:
     """Return the sums over some clips."""
     edits, words = sum(one.edits for one in predictions), sum(one.words for one in predictions)
-    return Part(name, len(predictions), edits, words, sum(one.cut for one in predictions))
+    return EvaluationSlice(name, len(predictions), edits, words, sum(one.cut for one in predictions))
 
 
-def by_speaker(predictions: Sequence[Prediction]) -> list[Part]:
+def by_speaker(predictions: Sequence[Prediction]) -> list[EvaluationSlice]:
     """Return a part for each speaker, the worst first; empty where nobody says who speaks."""
     parts = _parts(predictions, lambda one: one.speaker)
     return sorted(parts, key=lambda part: (-(part.wer or 0.0), part.name)) if _tells(parts) else []
 
 
-def by_language(predictions: Sequence[Prediction]) -> list[Part]:
+def by_language(predictions: Sequence[Prediction]) -> list[EvaluationSlice]:
     """Return a part for each language, the most recordings first; empty where all are in one."""
     parts = _parts(predictions, lambda one: one.language)
     return sorted(parts, key=lambda part: (-part.recordings, part.name)) if len(parts) > 1 else []
 
 
-def by_length(predictions: Sequence[Prediction]) -> list[Part]:
+def by_length(predictions: Sequence[Prediction]) -> list[EvaluationSlice]:
     """Return a part for each range of lengths, the shortest first."""
     known = [one for one in predictions if one.duration is not None]
     names = _ranges(_SECONDS, "s")
@@ -74,7 +74,7 @@ def by_length(predictions: Sequence[Prediction]) -> list[Part]:
     return sorted(parts, key=lambda part: names.index(part.name))
 
 
-def by_noise(predictions: Sequence[Prediction]) -> list[Part]:
+def by_noise(predictions: Sequence[Prediction]) -> list[EvaluationSlice]:
     """Return a part for each kind of noise, or range of speech-to-noise ratios; empty where no noise is told."""
     levels = {one.noise: _number(one.noise) for one in predictions if one.noise}
     if len(levels) > _MOST_KINDS and None not in levels.values():
@@ -85,11 +85,11 @@ def by_noise(predictions: Sequence[Prediction]) -> list[Part]:
     return sorted(parts, key=lambda part: (levels.get(part.name) or 0.0, part.name)) if _tells(parts) else []
 
 
-def _tells(parts: Sequence[Part]) -> bool:
+def _tells(parts: Sequence[EvaluationSlice]) -> bool:
     return any(part.name for part in parts)
 
 
-def _parts(predictions: Iterable[Prediction], name_of: Callable[[Prediction], str]) -> list[Part]:
+def _parts(predictions: Iterable[Prediction], name_of: Callable[[Prediction], str]) -> list[EvaluationSlice]:
     found: dict[str, list[Prediction]] = {}
     for one in predictions:
         found.setdefault(name_of(one), []).append(one)

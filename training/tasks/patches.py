@@ -76,7 +76,7 @@ class Patches:
 
 
 @dataclass(frozen=True)
-class Change:
+class AppliedPatch:
     """What a line of a patch file did to a sample."""
 
     id: str
@@ -177,7 +177,7 @@ def _add(patches: Patches, patch: Patch) -> None:
     known.append(patch)
 
 
-def patched(splits: SpeechSplits, patches: Patches, labels: dict[str, str]) -> tuple[SpeechSplits, list[Change]]:
+def patched(splits: SpeechSplits, patches: Patches, labels: dict[str, str]) -> tuple[SpeechSplits, list[AppliedPatch]]:
     """Apply ``patches``; return the clips and what was changed, in the order of the clips.
 
     A clip that is left out stays, marked, for those who divide a split by its ids.
@@ -185,7 +185,7 @@ def patched(splits: SpeechSplits, patches: Patches, labels: dict[str, str]) -> t
     Args:
         labels: what patches call a split, where that is not its own name.
     """
-    changes = list[Change]()
+    changes = list[AppliedPatch]()
     result = {
         split: [_patched_clip(clip, labels.get(split, split), patches, changes) for clip in clips]
         for split, clips in splits.items()
@@ -193,18 +193,18 @@ def patched(splits: SpeechSplits, patches: Patches, labels: dict[str, str]) -> t
     return result, changes
 
 
-def _patched_clip(clip: Clip, split: str, patches: Patches, changes: list[Change]) -> Clip:
+def _patched_clip(clip: Clip, split: str, patches: Patches, changes: list[AppliedPatch]) -> Clip:
     if clip.id not in patches.by_id:
         return clip
     override, protect, delete = (patches.of(kind, split, clip.id) for kind in KINDS)
     if override:
-        changes.append(Change(clip.id, split, override.kind, override.where, clip.text, override.text))
+        changes.append(AppliedPatch(clip.id, split, override.kind, override.where, clip.text, override.text))
         clip = dataclasses.replace(clip, text=override.text)
     if protect:
         before = f"{LEFT_OUT} by {delete.where}" if delete else clip.text
-        changes.append(Change(clip.id, split, protect.kind, protect.where, before, clip.text))
+        changes.append(AppliedPatch(clip.id, split, protect.kind, protect.where, before, clip.text))
     elif delete:
-        changes.append(Change(clip.id, split, delete.kind, delete.where, clip.text, LEFT_OUT))
+        changes.append(AppliedPatch(clip.id, split, delete.kind, delete.where, clip.text, LEFT_OUT))
         clip = dataclasses.replace(clip, left_out=delete.where)
     return clip
 

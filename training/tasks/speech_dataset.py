@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from profiles.errors import BadInput, counted
-from training.tasks.patches import KEPT, PSEUDO, Change, Patches, patched, read_patches, unknown
+from training.tasks.patches import KEPT, PSEUDO, AppliedPatch, Patches, patched, read_patches, unknown
 from training.tasks.speech_clips import (
     IN_TRAIN_TOO,
     SPLITS,
@@ -49,7 +49,7 @@ class SpeechTables:
     folder: Path | None = None
     """Where the tables are; ``None`` on the hub, where there are no patches."""
     patches: Patches = field(default_factory=Patches)
-    changes: Sequence[Change] = ()
+    changes: Sequence[AppliedPatch] = ()
     notes: Sequence[str] = ()
     """Lines and files of the patches that do nothing, with their places."""
 

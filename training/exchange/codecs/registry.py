@@ -13,7 +13,7 @@ from training.exchange.codecs.base import Codec
 
 
 @dataclass(frozen=True)
-class Kind:
+class CodecFamily:
     """A codec, or a family of them that have an argument behind a colon: ``topk:0.03``."""
 
     name: str
@@ -23,7 +23,7 @@ class Kind:
     """An argument, of a family."""
 
 
-_known: dict[str, Kind] = {}
+_known: dict[str, CodecFamily] = {}
 
 
 def register(name: str, make: Callable[[str], Codec], summary: str, example: str = "", argument: str = "") -> None:
@@ -40,7 +40,7 @@ def register(name: str, make: Callable[[str], Codec], summary: str, example: str
         ValueError: the name is taken.
     """
     declare("codec", name, summary, Section, f"{name}:{argument}" if example else name, _can_be_made)
-    _known[name] = Kind(name, make, example)
+    _known[name] = CodecFamily(name, make, example)
 
 
 def _can_be_made(text: str) -> bool:

@@ -37,7 +37,7 @@ class SegmentOptions:
     """Without a transcript: take what the model heard as text."""
 
 
-class Stretch(NamedTuple):
+class TimeSpan(NamedTuple):
     """A part of a recording, in seconds from its beginning."""
 
     start: float
@@ -48,37 +48,37 @@ class Stretch(NamedTuple):
         return self.end - self.start
 
 
-PlaceCut = Callable[[Stretch], float]
+PlaceCut = Callable[[TimeSpan], float]
 """Gives the second at which speech without a pause is cut, inside the stretch that may hold it."""
 
 
-def spoken(activity: Activity, pause: float) -> list[Stretch]:
+def spoken(activity: Activity, pause: float) -> list[TimeSpan]:
     """Return the stretches of speech between silences of at least ``pause`` seconds."""
-    found: list[Stretch] = []
+    found: list[TimeSpan] = []
     edges = np.diff(np.concatenate([[False], activity.speech >= _GOES_ON, [False]]).astype(np.int8))
     for first, last in zip(np.flatnonzero(edges == 1).tolist(), np.flatnonzero(edges == -1).tolist()):
         if activity.speech[first:last].max() < BEGINS:
             continue
-        stretch = Stretch(first * SECONDS, last * SECONDS)
+        stretch = TimeSpan(first * SECONDS, last * SECONDS)
         if found and stretch.start - found[-1].end < pause:
-            found[-1] = Stretch(found[-1].start, stretch.end)
+            found[-1] = TimeSpan(found[-1].start, stretch.end)
         else:
             found.append(stretch)
     return [stretch for stretch in found if stretch.seconds >= _SHORTEST]
 
 
-def within_speech(stretches: Sequence[Stretch], start: float, end: float) -> Stretch:
+def within_speech(stretches: Sequence[TimeSpan], start: float, end: float) -> TimeSpan:
     """Take the silence off a word that reaches into a pause: time warping gives a pause to one of its neighbours.
 
     Args:
         stretches: speech, in order.
     """
-    shared = [Stretch(max(one.start, start), min(one.end, end)) for one in stretches]
-    best = max(shared, key=lambda one: one.seconds, default=Stretch(start, end))
-    return best if best.seconds > 0 else Stretch(start, end)
+    shared = [TimeSpan(max(one.start, start), min(one.end, end)) for one in stretches]
+    best = max(shared, key=lambda one: one.seconds, default=TimeSpan(start, end))
+    return best if best.seconds > 0 else TimeSpan(start, end)
 
 
-def quietest(activity: Activity, within: Iterable[Stretch]) -> float | None:
+def quietest(activity: Activity, within: Iterable[TimeSpan]) -> float | None:
     """Return the middle of the quietest tenth of a second inside some stretches; ``None`` where they hold nothing."""
     smooth = np.convolve(activity.loudness, np.ones(3, np.float32) / 3, mode="same")
     best: tuple[float, int] | None = None
@@ -90,14 +90,14 @@ def quietest(activity: Activity, within: Iterable[Stretch]) -> float | None:
     return None if best is None else (best[1] + 0.5) * SECONDS
 
 
-def cut(activity: Activity, longest: float, place_cut: PlaceCut) -> list[Stretch]:
+def cut(activity: Activity, longest: float, place_cut: PlaceCut) -> list[TimeSpan]:
     """Return the segments of a recording, in order and apart from each other.
 
     Each holds speech between two pauses, as much as fits into ``longest`` seconds; where there is a choice, the longest
     pause is cut. Speech of more than ``longest`` seconds without a pause is cut where ``place_cut`` says.
     """
     stretches = [part for whole in spoken(activity, PAUSE) for part in _fitting(whole, longest - 2 * PAD, place_cut)]
-    groups: list[list[Stretch]] = [[]]
+    groups: list[list[TimeSpan]] = [[]]
     for stretch in stretches:
         last = groups[-1]
         if last and stretch.start - last[-1].end >= LONG_PAUSE:
@@ -110,16 +110,16 @@ def cut(activity: Activity, longest: float, place_cut: PlaceCut) -> list[Stretch
     return padded([group for group in groups if group], activity.seconds)
 
 
-def _fitting(whole: Stretch, longest: float, place_cut: PlaceCut) -> list[Stretch]:
+def _fitting(whole: TimeSpan, longest: float, place_cut: PlaceCut) -> list[TimeSpan]:
     parts = []
     while whole.seconds > longest:
-        at = place_cut(Stretch(whole.start + longest / 2, whole.start + longest))
-        parts.append(Stretch(whole.start, at))
-        whole = Stretch(at, whole.end)
+        at = place_cut(TimeSpan(whole.start + longest / 2, whole.start + longest))
+        parts.append(TimeSpan(whole.start, at))
+        whole = TimeSpan(at, whole.end)
     return [*parts, whole]
 
 
-def _halves(group: list[Stretch]) -> list[list[Stretch]]:
+def _halves(group: list[TimeSpan]) -> list[list[TimeSpan]]:
     """Divide stretches at the longest pause of their second half, the end of the last included."""
     middle = (group[0].start + group[-1].end) / 2
     pauses = [(after.start - before.end, number) for number, (before, after) in enumerate(pairwise(group), 1)
@@ -130,7 +130,7 @@ def _halves(group: list[Stretch]) -> list[list[Stretch]]:
     return [group[:number], group[number:]]
 
 
-def padded(groups: Sequence[Sequence[Stretch]], seconds: float) -> list[Stretch]:
+def padded(groups: Sequence[Sequence[TimeSpan]], seconds: float) -> list[TimeSpan]:
     """Return a segment for each group of stretches: with :data:`PAD` at both ends, or half of a shorter pause."""
     ends = [0.0, *(group[-1].end for group in groups)]
     starts = [*(group[0].start for group in groups), seconds]
@@ -140,15 +140,17 @@ def padded(groups: Sequence[Sequence[Stretch]], seconds: float) -> list[Stretch]
         after = starts[number + 1] - group[-1].end
         first = group[0].start - min(PAD, max(0.0, before if number == 0 else before / 2))
         last = group[-1].end + min(PAD, max(0.0, after if number + 1 == len(groups) else after / 2))
-        segments.append(Stretch(first, last))
+        segments.append(TimeSpan(first, last))
     return segments
 
 
-def inner(activity: Activity, segment: Stretch) -> list[Stretch]:
+def inner(activity: Activity, segment: TimeSpan) -> list[TimeSpan]:
     """Return what a segment falls into when it is cut at each of its pauses."""
     groups = [
-        [Stretch(max(stretch.start, segment.start), min(stretch.end, segment.end))]
+        [TimeSpan(max(stretch.start, segment.start), min(stretch.end, segment.end))]
         for stretch in spoken(activity, PAUSE)
         if stretch.end > segment.start and stretch.start < segment.end
     ]
-    return [Stretch(max(part.start, segment.start), min(part.end, segment.end)) for part in padded(groups, segment.end)]
+    return [
+        TimeSpan(max(part.start, segment.start), min(part.end, segment.end)) for part in padded(groups, segment.end)
+    ]

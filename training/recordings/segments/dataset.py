@@ -51,7 +51,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RecordingResult:
     """What became of one recording."""
 
     name: str
@@ -103,7 +103,7 @@ def segment_all(
     language: str,
     options: SegmentOptions,
     progress: Callable[[str], Progress],
-) -> list[Outcome]:
+) -> list[RecordingResult]:
     """Make a data set folder of recordings.
 
     Args:
@@ -139,7 +139,7 @@ _NOTED = ("key", "outcome", "train", "left_out", "words")
 """What a note of a recording holds."""
 
 
-def _once(source: Source, aside: Path, settings: Sequence[Any], make: Callable[[], dict[str, Any]]) -> Outcome:
+def _once(source: Source, aside: Path, settings: Sequence[Any], make: Callable[[], dict[str, Any]]) -> RecordingResult:
     """Return what became of a recording: from an earlier start, or made now."""
     stamps = [FileSource(path).stamp() for path in (source.path, source.transcript) if path is not None]
     key = hashlib.sha256(json.dumps([*settings, *stamps]).encode()).hexdigest()
@@ -151,7 +151,7 @@ def _once(source: Source, aside: Path, settings: Sequence[Any], make: Callable[[
         if not known["outcome"]["error"]:
             note.parent.mkdir(exist_ok=True)
             write_whole(note, json.dumps(known).encode())
-    return Outcome(**known["outcome"])
+    return RecordingResult(**known["outcome"])
 
 
 def _noted(note: Path) -> dict[str, Any]:
@@ -175,8 +175,8 @@ def _segment(
         found = segment_recording(source.path, transcript, listener, options, progress)
         rows = _write_clips(source, found, aside, progress)
     except AudioError as error:
-        return {"outcome": asdict(Outcome(source.name, error=str(error)))}
-    outcome = Outcome(
+        return {"outcome": asdict(RecordingResult(source.name, error=str(error)))}
+    outcome = RecordingResult(
         source.name,
         found.seconds,
         len(found.kept),

@@ -19,7 +19,7 @@ import torch
 
 from training.recordings.segments.transcript import word_places
 from training.tasks.audio import Samples
-from training.tasks.whisper.listening import Listener
+from training.tasks.whisper.listening import Transcriber
 from training.tasks.whisper.model import unwrap
 
 _TOKENS_A_SECOND, _TOKENS_MORE = 12, 16
@@ -37,7 +37,7 @@ class HeardWord:
     end: float
 
 
-class Hearer(Listener):
+class Hearer(Transcriber):
     """A model that hears words with their times; one that is to find out the language keeps the first that it hears."""
 
     @property

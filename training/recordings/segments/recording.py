@@ -13,7 +13,7 @@ from pathlib import Path
 from training.recordings.segments.cutting import (
     PAUSE,
     SegmentOptions,
-    Stretch,
+    TimeSpan,
     cut,
     inner,
     quietest,
@@ -36,7 +36,7 @@ _SHORTEST = 0.3  # seconds: what is shorter is not worth a clip
 class Segment:
     """A part of a recording with its text."""
 
-    stretch: Stretch
+    stretch: TimeSpan
     text: str = ""
     heard: str = ""
     agreement: float = 0.0
@@ -100,7 +100,7 @@ class _Ear:
     listener: Hearer
     progress: Progress
 
-    def hear(self, stretches: Sequence[Stretch], phase: str = "listening") -> list[list[HeardWord]]:
+    def hear(self, stretches: Sequence[TimeSpan], phase: str = "listening") -> list[list[HeardWord]]:
         """Return the words of each stretch, in one pass over the file."""
         heard: list[list[HeardWord]] = []
         for some, sound in batches(self.path, stretches):
@@ -109,14 +109,14 @@ class _Ear:
         return heard
 
 
-def batches(path: Path, stretches: Sequence[Stretch]) -> Iterator[tuple[list[Stretch], list[Samples]]]:
+def batches(path: Path, stretches: Sequence[TimeSpan]) -> Iterator[tuple[list[TimeSpan], list[Samples]]]:
     """Yield some stretches at a time with their samples, in one pass over the file."""
     both = zip(stretches, pieces(path, stretches))
     while some := list(islice(both, _TOGETHER)):
         yield [stretch for stretch, _ in some], [samples for _, samples in some]
 
 
-def pieces(path: Path, stretches: Sequence[Stretch]) -> Iterator[Samples]:
+def pieces(path: Path, stretches: Sequence[TimeSpan]) -> Iterator[Samples]:
     """Yield the samples of stretches that follow one another; of what lies beyond the end there is none."""
     sound = SoundStream(path, RATE)
     for stretch in stretches:
@@ -125,18 +125,18 @@ def pieces(path: Path, stretches: Sequence[Stretch]) -> Iterator[Samples]:
     sound.close()
 
 
-def _place(activity: Activity, ear: _Ear | None, part: Stretch) -> float:
+def _place(activity: Activity, ear: _Ear | None, part: TimeSpan) -> float:
     """Return where speech without a pause is cut: the quietest place between two words as a model hears them."""
     gaps = [part]
     if ear is not None:
         (words,) = ear.listener.hear([decode(ear.path, RATE, part.seconds, part.start).samples], [part.start])
-        between = [Stretch(before.end - _NEAR, after.start + _NEAR) for before, after in pairwise(words)]
+        between = [TimeSpan(before.end - _NEAR, after.start + _NEAR) for before, after in pairwise(words)]
         gaps = [gap for gap in between if part.start < gap.start and gap.end < part.end] or gaps
     found = quietest(activity, gaps)
     return min(max(found or part.end, part.start), part.end)
 
 
-def _drafted(stretch: Stretch, words: Sequence[HeardWord], language: str) -> Segment:
+def _drafted(stretch: TimeSpan, words: Sequence[HeardWord], language: str) -> Segment:
     text = joined((word.text for word in words), language)
     return Segment(stretch, text, text, 0.0, "" if text else "the model hears no words", tuple(words))
 
@@ -145,7 +145,7 @@ def _matched(
     activity: Activity,
     ear: _Ear,
     transcript: Transcript,
-    stretches: list[Stretch],
+    stretches: list[TimeSpan],
     heard: list[list[HeardWord]],
     bound: float,
 ) -> Segments:

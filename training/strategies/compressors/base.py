@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
+class BucketContext:
     """Where a compressor works."""
 
     index: int
@@ -49,7 +49,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Turn:
+class StepContext:
     """One step."""
 
     step: int
@@ -108,11 +108,11 @@ class Compressor(ABC):
         """
         return 0.0
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: BucketContext) -> None:
         self.place = place
 
     @abstractmethod
-    def start(self, values: torch.Tensor, turn: Turn) -> None:
+    def start(self, values: torch.Tensor, turn: StepContext) -> None:
         """Start to send.
 
         Args:

@@ -29,9 +29,9 @@ from profiles.declarations import Owning, Section, option
 from profiles.errors import BadInput
 from training.exchange.base import MeanResult, Pending
 from training.exchange.codecs import Codec, codec_by_name, roundtrip
-from training.exchange.residuals import Kept
+from training.exchange.residuals import Residual
 from training.lazy import lazy
-from training.strategies.compressors.base import Compressor, Place, Price, Turn, is_set, register
+from training.strategies.compressors.base import BucketContext, Compressor, Price, StepContext, is_set, register
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +95,7 @@ class DGC(Compressor):
             group["momentum"] = 0.0
         return momenta.pop()
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: BucketContext) -> None:
         super().__init__(place)
         own = place.settings.of(DGCOptions)
         self._share = own.dgc_share
@@ -105,12 +105,12 @@ class DGC(Compressor):
         self._unsent: torch.Tensor | None = None
         self._next: tuple[torch.Tensor, torch.Tensor] | None = None
         """Momentum and what is unsent, as this step makes them."""
-        self._turn = Turn(0, 0.0, b"")
+        self._turn = StepContext(0, 0.0, b"")
         self._codec: Codec = place.codec
         self._pending: Pending[MeanResult] | None = None
         self._result: MeanResult | None = None
 
-    def start(self, values: torch.Tensor, turn: Turn) -> None:
+    def start(self, values: torch.Tensor, turn: StepContext) -> None:
         momentum = values if self._momentum is None else values.add_(self._momentum, alpha=self.place.momentum)
         unsent = momentum.clone() if self._unsent is None else momentum + self._unsent
         share = share_at(turn.step, self._share, self._warmup)
@@ -157,5 +157,5 @@ class DGC(Compressor):
         if f"dgc/momentum/{index}" in tensors:
             self._momentum = tensors[f"dgc/momentum/{index}"].to(device, copy=True)
             self._unsent = tensors[f"dgc/unsent/{index}"].to(device, copy=True)
-        if (kept := Kept.of(tensors, f"mean_residual/{index}")) is not None:
+        if (kept := Residual.of(tensors, f"mean_residual/{index}")) is not None:
             self.place.exchange.restore_residual(self._stream, kept)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 from profiles.declarations import Owning
 from training.exchange.base import MeanResult, Pending
 from training.exchange.error_feedback import ErrorFeedback
-from training.strategies.compressors.base import Compressor, Place, Price, Turn, register
+from training.strategies.compressors.base import BucketContext, Compressor, Price, StepContext, register
 
 if TYPE_CHECKING:
     import torch
 
 
 @register
-class Plain(Compressor):
+class Uncompressed(Compressor):
     """One mean of the whole bucket; with ``error_feedback``, what a lossy codec dropped is in the next one."""
 
     name: ClassVar[str] = "none"
@@ -26,14 +26,14 @@ class Plain(Compressor):
         said = "allreduce: the mean gradient of the joint batch, exact (Li et al. 2020)"
         return Price(("fp32", "bf16"), lambda trainable: trainable, 1, 0.0, 1.0, said)
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: BucketContext) -> None:
         super().__init__(place)
         keeps = place.settings.error_feedback and place.codec.name != "fp32"
         self._feedback = ErrorFeedback(place.codec, place.exchange, f"grad/{place.index}") if keeps else None
-        self._under_way: tuple[Turn, torch.Tensor | None, Pending[MeanResult]] | None = None
+        self._under_way: tuple[StepContext, torch.Tensor | None, Pending[MeanResult]] | None = None
         self._result: MeanResult | None = None
 
-    def start(self, values: torch.Tensor, turn: Turn) -> None:
+    def start(self, values: torch.Tensor, turn: StepContext) -> None:
         name, place, feedback = f"grad/{turn.step}/{self.place.index}", self.place, self._feedback
         values = feedback.compensate(values) if feedback is not None else values
         stream = feedback.stream if feedback is not None else ""

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, ClassVar
 from profiles.declarations import Owning, Section, option
 from training.exchange.base import MeanResult, Pending
 from training.lazy import lazy
-from training.strategies.compressors.base import Compressor, Place, Price, Turn, is_set, register
+from training.strategies.compressors.base import BucketContext, Compressor, Price, StepContext, is_set, register
 
 if TYPE_CHECKING:
     import torch
@@ -129,7 +129,7 @@ class _Matrix:
 class _Step:
     """What a step holds from its start to its end."""
 
-    turn: Turn
+    turn: StepContext
     given: torch.Tensor
     """Gradients and errors."""
     compressed: bool
@@ -165,7 +165,7 @@ class PowerSGD(Compressor):
         said = "PowerSGD: as without compression at rank 4, from scratch, ResNet18 and LSTM (arXiv 1905.13727)"
         return Price(("fp32", "bf16"), elements, 3, 4.0 + 1.5 * rank, 0.5, said)
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: BucketContext) -> None:
         super().__init__(place)
         own = place.settings.of(PowerSGDOptions)
         self._start = own.powersgd_start
@@ -189,7 +189,7 @@ class PowerSGD(Compressor):
 
     # ---------------------------------------------------------------------------------------------------------- a step
 
-    def start(self, values: torch.Tensor, turn: Turn) -> None:
+    def start(self, values: torch.Tensor, turn: StepContext) -> None:
         place, given = self.place, values if self._error is None else values.add_(self._error)
         compressed = turn.step >= self._start and bool(self._matrices)
         sent = given

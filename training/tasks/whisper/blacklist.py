@@ -25,7 +25,7 @@ from training.tasks.speech_clips import Clip
 from training.tasks.speech_dataset import read_divided, read_tables
 from training.tasks.tables import write_table
 from training.tasks.whisper.features import augment
-from training.tasks.whisper.listening import Heard, hear
+from training.tasks.whisper.listening import DecodingResult, hear
 from training.tasks.whisper.samples import SpeechData
 from training.tasks.whisper.task import WhisperTask, generation_bound
 from training.tasks.word_errors import ErrorRates
@@ -136,7 +136,7 @@ def judge(
     return found
 
 
-def _doubt(data: SpeechData, index: int, heard: Heard, rates: ErrorRates, language: str) -> Doubt:
+def _doubt(data: SpeechData, index: int, heard: DecodingResult, rates: ErrorRates, language: str) -> Doubt:
     clip, given = data.clips[index], heard.given
     wer = rates.of(clip.text, heard.text, language)
     margin = 0.0 if given is None else heard.confidence - given

@@ -19,7 +19,7 @@ from training.tasks.whisper.task import WhisperTask
 
 
 @dataclass(frozen=True)
-class Measured:
+class EvaluationResult:
     """What a model reaches on one split."""
 
     metrics: dict[str, float]
@@ -45,7 +45,7 @@ def evaluate_model(
     timestamps: bool | None = None,
     mixed_precision: str = "off",
     progress: Progress = lambda phase, done, total: None,
-) -> Measured:
+) -> EvaluationResult:
     """Measure what a model reaches on one split.
 
     The split is ``test`` where none is named, and all of a lone table.
@@ -84,7 +84,7 @@ def evaluate_model(
         task, model.to(place), data, batch_size, precision, lambda done: progress("evaluated", done, len(data))
     )
     metrics = {**task.metrics(sums), "samples": float(len(data)), "hours": data.hours}
-    return Measured(metrics, task.predictions_of(data, answers), precision.name)
+    return EvaluationResult(metrics, task.predictions_of(data, answers), precision.name)
 
 
 @torch.no_grad()

@@ -40,7 +40,7 @@ _SHORTEST_MOVE = 1.0
 """Seconds that a window moves at least: a time of 0 must not hold it where it is."""
 
 
-class Listener:
+class Transcriber:
     """A finished model on a device.
 
     Args:
@@ -70,7 +70,7 @@ class Listener:
 
 
 @dataclass(frozen=True)
-class Heard:
+class DecodingResult:
     """A transcript with the measures of Radford et al. 2022, section 4.5."""
 
     text: str
@@ -103,7 +103,7 @@ def hear(
     languages: Sequence[str],
     max_new_tokens: int,
     given: Sequence[str] = (),
-) -> list[Heard]:
+) -> list[DecodingResult]:
     """Transcribe clips greedily.
 
     Args:
@@ -118,7 +118,7 @@ def hear(
             languages = [given or code for given, code in zip(languages, found, strict=True)]
         said = wrapper.generate(model, sound, languages, max_new_tokens)
         sure, silent = probabilities(wrapper, model, sound, languages, [one.text for one in said])
-        heard = [Heard(one.text, sure[i], silent[i], one.cut) for i, one in enumerate(said)]
+        heard = [DecodingResult(one.text, sure[i], silent[i], one.cut) for i, one in enumerate(said)]
         if not given:
             return heard
         known, _ = probabilities(wrapper, model, sound, languages, given)
@@ -155,7 +155,7 @@ def is_silence(no_speech: float, confidence: float, voice: Callable[[], bool]) -
 
 
 @dataclass(frozen=True)
-class Segment:
+class TimedText:
     """Something that was said, between two times."""
 
     start: float

@@ -25,7 +25,7 @@ from training.tasks.base import Progress
 from training.tasks.patches import PSEUDO_COLUMNS, PseudoRow, TextBounds, read_rows
 from training.tasks.tables import csv_lines, write_table
 from training.tasks.whisper.features import Features, augment
-from training.tasks.whisper.listening import Listener, compression_ratio, hear, is_silence
+from training.tasks.whisper.listening import Transcriber, compression_ratio, hear, is_silence
 from training.tasks.word_errors import ErrorRates
 
 NOISE = 0.3
@@ -63,8 +63,8 @@ def label(job: Labelling, files: Sequence[tuple[str, Path]], table: Path, progre
         BadInput: a model cannot be used, the table was not made here or names another recording by one of the ids, or
             it cannot be written.
     """
-    first = Listener(job.model, job.device, job.language)
-    second = Listener(job.second, job.device, job.language) if job.second else first
+    first = Transcriber(job.model, job.device, job.language)
+    second = Transcriber(job.second, job.device, job.language) if job.second else first
     heard_by = "+".join(fingerprint(folder) for folder in (job.model, job.second) if folder)
     heard_by += f" {first.language}" if job.language else ""
     pair = _Pair(first, second, job.second is None, heard_by)
@@ -126,8 +126,8 @@ class _Sound(NamedTuple):
 class _Pair:
     """Two models that listen to every recording; or one, the second time with noise and masks."""
 
-    first: Listener
-    second: Listener
+    first: Transcriber
+    second: Transcriber
     noisy: bool
     heard_by: str
 

@@ -32,7 +32,7 @@ from training.tasks.speech_clips import AudioSource, Clip
 from training.tasks.speech_dataset import looks_like_path
 from training.tasks.whisper.features import Features, LogMel, Windows
 from training.tasks.whisper.languages import language_code
-from training.tasks.whisper.listening import Listener
+from training.tasks.whisper.listening import Transcriber
 from training.tasks.whisper.model import WhisperModelWrapper
 
 _HEARD = 30.0  # seconds of Whisper's window
@@ -267,7 +267,7 @@ def heard_languages(
     return found
 
 
-class ModelEar(Listener):
+class ModelEar(Transcriber):
     """A multilingual Whisper that tells languages.
 
     Args:

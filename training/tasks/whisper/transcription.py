@@ -14,8 +14,8 @@ import torch
 from training.tasks.audio import AudioError, Samples, SoundStream, hears_voice
 from training.tasks.whisper.listening import (
     SILENT,
-    Listener,
-    Segment,
+    TimedText,
+    Transcriber,
     divided,
     is_silence,
     probabilities,
@@ -31,7 +31,7 @@ _LONGEST_TEXT = 224
 
 
 @dataclass(frozen=True)
-class Transcript:
+class TranscriptionResult:
     """What was heard in one file."""
 
     file: Path
@@ -40,7 +40,7 @@ class Transcript:
     """Length of the recording."""
     error: str = ""
     """Why the file could not be read to its end; empty if it could."""
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[TimedText, ...] = ()
     """The same with times: those that the model wrote, or of the windows it heard."""
     language: str = ""
     """Code."""
@@ -66,7 +66,7 @@ def transcribe(
     device: str = "auto",
     options: TranscriptionOptions = TranscriptionOptions(),
     batch_size: int = 8,
-) -> Iterator[Transcript]:
+) -> Iterator[TranscriptionResult]:
     """Transcribe sound files of any length, in their order; no more than a window of each is in memory.
 
     A recording longer than the model's window is heard in windows that begin where the words of the one before ended
@@ -76,7 +76,7 @@ def transcribe(
     Raises:
         BadInput: the model cannot be used, does not know the language, or takes no such prompt or times.
     """
-    listener = _Listener(model_dir, device, options)
+    listener = _WindowTranscriber(model_dir, device, options)
     return _transcribe_all(listener, files, batch_size)
 
 
@@ -125,7 +125,7 @@ class _Recording:
     left: int = 0
     """Pieces that it is still cut into where the model predicts no times; 0: not known."""
     language: str = ""
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[TimedText] = field(default_factory=list)
     done: bool = False
 
     def close(self) -> None:
@@ -135,10 +135,10 @@ class _Recording:
             self.stream.close()
 
     @property
-    def transcript(self) -> Transcript:
+    def transcript(self) -> TranscriptionResult:
         text = " ".join(one.text for one in self.segments)
         seconds = self.stream.seconds if self.stream else 0.0
-        return Transcript(self.file, text, seconds, self.error, tuple(self.segments), self.language)
+        return TranscriptionResult(self.file, text, seconds, self.error, tuple(self.segments), self.language)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class _Window:
     timed: bool
 
 
-class _Listener(Listener):
+class _WindowTranscriber(Transcriber):
     """A model that is ready to hear windows of sound."""
 
     def __init__(self, model_dir: str | Path, device: str, options: TranscriptionOptions) -> None:
@@ -238,11 +238,13 @@ class _Listener(Listener):
 
     def _add(self, one: _Window, parts: Sequence[tuple[float, float, str]], move: int) -> None:
         begin = one.recording.at / self.wrapper.log_mel.rate
-        one.recording.segments += [Segment(begin + start, begin + end, text) for start, end, text in parts if text]
+        one.recording.segments += [TimedText(begin + start, begin + end, text) for start, end, text in parts if text]
         one.recording.at += move
 
 
-def _transcribe_all(listener: _Listener, files: Iterable[Path], batch_size: int) -> Iterator[Transcript]:
+def _transcribe_all(
+    listener: _WindowTranscriber, files: Iterable[Path], batch_size: int
+) -> Iterator[TranscriptionResult]:
     """Hear the next window of several files at once; a file comes out when it was heard to its end."""
     coming, queue = iter(files), list[_Recording]()
     try:
