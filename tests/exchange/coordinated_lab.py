@@ -19,9 +19,11 @@ from training.exchange.certificates import issue_run_certificates
 from training.exchange.codecs import codec_by_name
 from training.exchange.control import Report
 from training.exchange.control_line import Joining
+from training.exchange.coordination import Coordination
 from training.exchange.coordinator import Coordinator
 from training.exchange.group_member import CoordinatorConfig
 from training.exchange.mesh_member import MeshMember
+from training.exchange.strangers import HANDSHAKE_SECONDS
 from training.exchange.torch_mean import TorchMember
 
 RUN = "test-run"
@@ -31,7 +33,15 @@ class Lab:
     """A running coordinator; members are connected by rank and closed at the end."""
 
     def __init__(
-        self, folder: Path, size: int, tls: bool = False, elements: int = 1, engine: str = "mesh", **config: Any
+        self,
+        folder: Path,
+        size: int,
+        tls: bool = False,
+        elements: int = 1,
+        engine: str = "mesh",
+        handshake: float = HANDSHAKE_SECONDS,
+        decides: type[Coordination] = Coordination,
+        **config: Any,
     ) -> None:
         self.size = size
         self.engine = engine
@@ -45,7 +55,7 @@ class Lab:
         names = tuple(f"machine-{rank}" for rank in range(size))
         own = self.certificates and self.certificates / "coordinator"
         self.config = CoordinatorConfig(**{"run_id": RUN, "names": names, "certificates": own, **config})
-        self.coordinator = Coordinator(self.config, self.events.append)
+        self.coordinator = Coordinator(self.config, self.events.append, handshake, decides)
         host = self.config.address
         self.port = self.coordinator.start()
         self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
@@ -81,7 +91,7 @@ class Lab:
     def hang_up(self, rank: int) -> None:
         """Break a member's connection with the coordinator."""
         group = self.coordinator.group
-        self.coordinator._loop.call_soon_threadsafe(lambda: group._members[rank].close())
+        self.coordinator._loop.call_soon_threadsafe(lambda: group.members[rank].close())
 
     def close(self) -> None:
         for rank, member in self.members.items():
@@ -111,7 +121,7 @@ def cut(member: MeshMember) -> None:
     member._closed = True
     with suppress(RuntimeError):  # its thread has ended
         line._loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(line._loop)])
-    if (mesh := member._mesh) is not None:
+    if (mesh := member.mesh) is not None:
         mesh.end()
     member._listener.close()
 

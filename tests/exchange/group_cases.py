@@ -82,7 +82,7 @@ def disagree(rank: int, world: int) -> list[str]:
     found = []
     for pair in DISAGREE.values():
         group: Any = dist.new_group()
-        group._pairs.seconds = 2.0  # once it is formed, which may take longer
+        group.pairs.seconds = 2.0  # once it is formed, which may take longer
         found.append(told(lambda: pair[rank](group)))  # noqa: B023 - called at once
         dist.destroy_process_group(group)
     return found
@@ -186,7 +186,7 @@ def stands_still(rank: int, world: int) -> list[str]:
     for call in KINDS.values():
         group: Any = dist.new_group()
         # Once it is formed, which may take longer. Who gives up ends its connections, and could be named by the first.
-        group._pairs.seconds = 0.3 if rank == 0 else 1.0
+        group.pairs.seconds = 0.3 if rank == 0 else 1.0
         if rank == 0:
             found.append(told(lambda: call(group, rank, world)))  # noqa: B023 - called at once
         elif rank < world - 1:  # these may be done before they notice
@@ -238,5 +238,5 @@ def leaves(rank: int, world: int) -> None:
     from training.exchange import group_base
 
     atexit._clear()  # what else is registered where tests run would end the process before its interpreter ends
-    atexit.register(group_base._leave)
+    atexit.register(group_base.leave)
     ctypes.pythonapi.Py_Exit(7)

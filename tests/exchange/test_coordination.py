@@ -177,16 +177,16 @@ class World:
 
     def finish(self, ranks: list[int]) -> None:
         """The next operation on the mesh of the moment ends; only ``ranks`` have noticed."""
-        form = self.group._form
+        form = self.group.form
         mesh = [self.fakes[rank] for rank in form.peers] if form is not None else []
-        if not mesh or any(f.dead or not f.report.up or f.report.epoch != self.group._epoch for f in mesh):
+        if not mesh or any(f.dead or not f.report.up or f.report.epoch != self.group.epoch for f in mesh):
             return
         number = min(fake.report.full for fake in mesh) + 1
         if all(f.report.started >= number and (f.holds is None or number <= f.holds) for f in mesh):
             for fake in mesh:
                 if fake.rank in ranks and fake.report.full == number - 1:
                     made = {f.results[number] for f in mesh if number in f.results}
-                    fake.results[number] = next(iter(made), self.group._epoch)
+                    fake.results[number] = next(iter(made), self.group.epoch)
                     fake.note(full=number)
                     self.say(fake.rank)
 
@@ -200,20 +200,20 @@ class World:
 
     def check(self) -> None:
         group = self.group
-        assert group._epoch >= self.epoch
-        form = group._form
-        if form is not None and group._epoch > self.epoch:
+        assert group.epoch >= self.epoch
+        form = group.form
+        if form is not None and group.epoch > self.epoch:
             mesh = [self.fakes[rank] for rank in form.peers]
             for fake in mesh:
-                assert not (fake.report.up and 0 < fake.report.epoch < group._epoch), "it is in the last mesh still"
+                assert not (fake.report.up and 0 < fake.report.epoch < group.epoch), "it is in the last mesh still"
                 assert fake.dead or fake.report.full <= form.stand
             assert form.donor in form.peers and self.fakes[form.donor].report.full == form.stand
-        self.epoch = group._epoch
+        self.epoch = group.epoch
         self.agree()
 
     def agree(self) -> None:
         """Members of one mesh that have come as far have the same results."""
-        mesh = [f for f in self.fakes.values() if not f.dead and f.report.up and f.report.epoch == self.group._epoch]
+        mesh = [f for f in self.fakes.values() if not f.dead and f.report.up and f.report.epoch == self.group.epoch]
         for number in {n for fake in mesh for n in fake.results}:
             made = {f.results[number] for f in mesh if f.report.full >= number and number in f.results}
             assert len(made) < 2, f"operation {number} has results of the meshes {sorted(made)}"
@@ -274,7 +274,7 @@ def test_whatever_happens_members_of_a_mesh_agree_and_go_on(moves: list[tuple[ob
         world.check()
     before = {rank: fake.report.full for rank, fake in world.fakes.items()}
     world.calm_down()
-    started = world.group._started  # a group without a state waits for all its members, also for one that is banned
+    started = world.group.started  # a group without a state waits for all its members, also for one that is banned
     there = [f for f in world.fakes.values() if started and not f.dead and not f.ended]
     for fake in there:
         assert fake.report.up and fake.report.full > before[fake.rank], f"m{fake.rank} hangs"
@@ -299,7 +299,7 @@ def operation(world: World, *ranks: int, noticed: tuple[int, ...] | None = None)
 
 def silent(world: World, rank: int) -> None:
     """A member says nothing until its lease is over."""
-    while not world.group._members[rank].frozen:
+    while not world.group.members[rank].frozen:
         for other in world.fakes.keys() - {rank}:
             world.say(other)
         world.group.tick(0.5)
@@ -373,7 +373,7 @@ def test_a_member_that_lies_loses_its_own_place(news: dict[str, object]) -> None
         world.say(2)
         for rank in (0, 1):
             world.hear(rank)
-        insider.note(epoch=world.group._epoch)
+        insider.note(epoch=world.group.epoch)
         world.say(2)
         world.hear_all()
     assert insider.ended
@@ -454,9 +454,9 @@ def test_a_group_goes_on_with_who_gives_a_mesh_up_and_takes_the_others_back() ->
     world.say(0)
     for _ in range(40):
         for rank in range(3):
-            world.group._members[rank].silent = 0.0
+            world.group.members[rank].silent = 0.0
         world.group.tick(0.3)
-    assert [world.group._members[rank].role for rank in (1, 2)] == ["late", "late"]
+    assert [world.group.members[rank].role for rank in (1, 2)] == ["late", "late"]
     world.go_on(9)
     assert all(fake.report.up and fake.report.full > 1 for fake in world.fakes.values())
 
@@ -543,7 +543,7 @@ def three_at_odds() -> World:
         world.fakes[rank].note(started=2, begun=((2, (), what),))
     for _ in range(20):
         breaks(world, (0, 2, False), (2, 0, False))
-    assert not ended(world) and world.group._epoch < 5  # it is in vain until somebody tells who is right
+    assert not ended(world) and world.group.epoch < 5  # it is in vain until somebody tells who is right
     return world
 
 
@@ -570,7 +570,7 @@ def test_members_at_odds_do_not_wait_for_ever() -> None:
 def test_a_mesh_knows_that_others_may_come_back_and_miss_results() -> None:
     world = World(3, quorum=0.5, round_deadline=2.0)
     operation(world, 0, 1, 2)
-    form = world.group._form
+    form = world.group.form
     assert form is not None and not form.away
     world.start(0)
     world.start(1)
@@ -580,5 +580,5 @@ def test_a_mesh_knows_that_others_may_come_back_and_miss_results() -> None:
         world.group.tick(0.3)
         world.hear(0)
         world.hear(1)
-    form = world.group._form
+    form = world.group.form
     assert form is not None and set(form.peers) == {0, 1} and form.away

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -23,12 +25,18 @@ from training.exchange.mesh_member import MeshMember
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab(tmp_path_factory.mktemp("coordinator"), 3, lease=100.0) as one:
+@contextmanager
+def two_of_three(folder: Path, **named: Any) -> Iterator[Lab]:
+    with lab(folder, 3, lease=100.0, **named) as one:
         one.connect_all()
         one.members[2].close()
         until(lambda: "left" in one.statuses(2))
+        yield one
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Lab]:
+    with two_of_three(tmp_path) as one:
         yield one
 
 
@@ -64,9 +72,7 @@ def hello(rank: int, **changes: object) -> bytes:
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=60), min_size=1, max_size=3))
 def test_any_bytes_of_a_stranger_are_refused(parts: list[bytes]) -> None:
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setattr(coordinator, "HANDSHAKE_SECONDS", 1.0)
-        one = stack.enter_context(lab(None, 1))
+    with lab(None, 1, handshake=1.0) as one:
         connection = dial(one, *(part + b"\n" for part in parts), b"\n\n")
         assert "not a message" in answer(connection)
         one.connect(0)
@@ -107,20 +113,20 @@ def test_a_member_that_talks_rubbish_loses_its_own_place(running: Lab, news: byt
     assert running.statuses(2)[-1] == "lost" and serves(running)
 
 
-def test_who_says_nothing_is_hung_up_on_and_takes_no_memory(running: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator, "HANDSHAKE_SECONDS", 0.5)
-    before = psutil.Process().memory_info().rss
-    quiet = [dial(running, b"{" * (MAX_LINE // 2)) for _ in range(80)]
-    assert [answer(one) for one in quiet] == [""] * 80
-    assert psutil.Process().memory_info().rss - before < 60 << 20
-    assert serves(running)
+def test_who_says_nothing_is_hung_up_on_and_takes_no_memory(tmp_path: Path) -> None:
+    with two_of_three(tmp_path, handshake=0.5) as one:
+        before = psutil.Process().memory_info().rss
+        quiet = [dial(one, b"{" * (MAX_LINE // 2)) for _ in range(80)]
+        assert [answer(connection) for connection in quiet] == [""] * 80
+        assert psutil.Process().memory_info().rss - before < 60 << 20
+        assert serves(one)
 
 
 def test_who_comes_and_goes_without_end_is_kept_out_for_a_while(running: Lab) -> None:
-    for number in range(coordinator._MOST_HELLOS):
+    for number in range(coordinator.MOST_HELLOS):
         dial(running, hello(2, incarnation=str(number)), line(Report())).close()
     until(lambda: "reconnects too often" in answer(dial(running, hello(2), line(Report()))))
-    assert serves(running) and len(running.events) < 4 * coordinator._MOST_HELLOS
+    assert serves(running) and len(running.events) < 4 * coordinator.MOST_HELLOS
 
 
 def test_a_certificate_speaks_for_its_own_rank_only(tmp_path_factory: pytest.TempPathFactory) -> None:

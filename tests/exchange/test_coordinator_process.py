@@ -14,7 +14,6 @@ import torch
 
 from tests.waiting import until
 from training.events import MemberEvent, from_line
-from training.exchange import control_line
 from training.exchange.base import ExchangeError
 from training.exchange.codecs import codec_by_name
 from training.exchange.control_line import Joining
@@ -40,10 +39,10 @@ def coordinator(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def connect(process: subprocess.Popen[str]) -> MeshMember:
+def connect(process: subprocess.Popen[str], **named: float) -> MeshMember:
     assert process.stdout is not None
     port = json.loads(process.stdout.readline())["port"]
-    return MeshMember(Joining(f"127.0.0.1:{port}", None, "r", 0, 1, "a")).join(60)
+    return MeshMember(Joining(f"127.0.0.1:{port}", None, "r", 0, 1, "a", **named)).join(60)
 
 
 @pytest.mark.slow
@@ -76,13 +75,9 @@ def test_it_ends_on_sigterm(coordinator: subprocess.Popen[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
-def test_members_notice_a_dead_or_frozen_coordinator(
-    coordinator: subprocess.Popen[str], end: signal.Signals, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_members_notice_a_dead_or_frozen_coordinator(coordinator: subprocess.Popen[str], end: signal.Signals) -> None:
     """For a while they go on without it."""
-    monkeypatch.setattr(control_line, "REDIAL_FOR", 2.0)
-    monkeypatch.setattr(control_line, "LEASE", 1.5)
-    member = connect(coordinator)
+    member = connect(coordinator, redial_for=2.0, lease=1.5)
     coordinator.send_signal(end)
     assert member.mean("x", torch.ones(1), 1.0, codec_by_name("fp32")).mean.item() == 1.0
     with pytest.raises(ExchangeError, match="lost the coordinator at"):

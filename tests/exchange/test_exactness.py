@@ -83,8 +83,8 @@ def test_rounds_that_are_repeated_owe_no_more_and_no_less(tmp_path: Path, codec_
                 m.start_mean("s", contribution(m.rank, number, elements), 1.0, codec, stream="s") for m in members
             ]
             time.sleep(chance.random() * 0.01)
-            mesh = members[chance.randrange(3)]._mesh
+            mesh = members[chance.randrange(3)].mesh
             if mesh is not None:
                 chance.choice(mesh.links()).cut()
             assert all(torch.equal(p.wait(PATIENCE).mean, expected[number]) for p in pending)
-        assert running.coordinator.group._epoch > 1
+        assert running.coordinator.group.epoch > 1

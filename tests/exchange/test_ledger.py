@@ -76,7 +76,7 @@ def test_a_result_that_cannot_be_read_spoils_no_contribution() -> None:
     ledger.start(operation)
     with pytest.raises(ExchangeError, match="x"):
         ledger.adopt(1, OperationResult((0,), ((0, 3, memoryview(bytearray(40))),)))
-    assert torch.equal(operation._own.values, values) and not operation.done()
+    assert torch.equal(operation.own.values, values) and not operation.done()
 
 
 HEADS = st.recursive(

@@ -48,7 +48,7 @@ def test_whom_a_member_accuses_on_its_way_out_is_not_believed_where_a_coordinato
     form = functools.partial(Mesh.form, channel="c", addresses=pair.addresses, names=names, on_lost=noticed.append)
     liar, studio = at_once(*(functools.partial(form, listener) for listener in pair.listeners))
     waiting = studio.receive(0, 1, memoryview(bytearray(1)))
-    liar._out[1].say_farewell(PeerLost(2, "victim", "it went away"))
+    liar.outgoing(1).say_farewell(PeerLost(2, "victim", "it went away"))
     with pytest.raises(PeerLost, match="with liar is lost"):
         waiting.wait(PATIENCE)
     until(lambda: 0 in {lost.rank for lost in noticed})  # the liar's own end names the victim, and nobody else's does
@@ -124,13 +124,13 @@ def test_strangers_of_one_host_that_say_nothing_keep_no_member_from_the_coordina
 
     with lab(tmp_path, 2, tls=True) as one:
         silent = [stranger() for _ in range(MOST_OF_A_HOST)]
-        until(lambda: one.coordinator._strangers._hosts.total() == MOST_OF_A_HOST)
+        until(lambda: len(one.coordinator.strangers) == MOST_OF_A_HOST)
         with stranger() as surplus:
             assert surplus.recv(1) == b""  # before any handshake
         one.connect_all()
         for connection in silent:
             connection.close()
-        until(lambda: not one.coordinator._strangers._hosts.total())
+        until(lambda: not len(one.coordinator.strangers))
 
 
 def test_a_members_certificate_does_not_pass_for_the_coordinators(tmp_path: Path) -> None:

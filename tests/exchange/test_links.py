@@ -55,7 +55,7 @@ def test_a_changed_byte_ends_the_connection_before_its_word_is_believed(wire: Wi
     wire.here.sendall(frame + bytes(1 << 10))
     with pytest.raises(PeerLost, match=r"tower is lost: (frame .*|a frame of \d+ bytes is above .*)$"):
         work.wait(PATIENCE)
-    assert wire.link._early_bytes == 0
+    assert wire.link.early_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import threading
@@ -27,7 +28,7 @@ from test_mesh import Group, at_once, told
 from waiting import PATIENCE, timed_out, until
 
 from tests.preloaded.python import python_itself
-from training.exchange import introduction, link
+from training.exchange import link
 from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.introduction import RECEIVES, SENDS
@@ -41,6 +42,8 @@ from training.exchange.ways import Address, Ways, first_to_answer
 pytestmark = pytest.mark.slow
 
 RUN = "run"
+HELLO = struct.Struct("<8sIIBB32sH")
+"""What who dials says first: see :mod:`training.exchange.introduction`."""
 
 
 @pytest.fixture
@@ -64,7 +67,7 @@ def dial(group: Group, certificates: Path, rank: int = 1, source: str = "127.0.0
 def hello(
     magic: bytes = b"muster 1", rank: int = 1, to: int = 0, does: int = SENDS, cipher: int = 0, channel: bytes = b"c"
 ) -> bytes:
-    return introduction._HELLO.pack(magic, rank, to, does, cipher, os.urandom(32), len(channel)) + channel
+    return HELLO.pack(magic, rank, to, does, cipher, os.urandom(32), len(channel)) + channel
 
 
 def hung_up(connection: socket.socket) -> bool:
@@ -147,7 +150,7 @@ def clear() -> Iterator[Group]:
 _bytes, _numbers = st.binary(max_size=40), st.integers(0, 255)
 _hellos = st.builds(
     lambda magic, rank, to, does, cipher, length, rest: (
-        introduction._HELLO.pack(magic, rank, to, does, cipher, bytes(32), length) + rest
+        HELLO.pack(magic, rank, to, does, cipher, bytes(32), length) + rest
     ),
     st.sampled_from([b"muster 1", b"muster 2"]), _numbers, st.integers(0, 1), st.integers(0, 2), st.integers(0, 2),
     st.integers(0, 200), _bytes,
@@ -234,7 +237,7 @@ def test_empty_messages_that_nobody_asks_for_are_bounded(pair: Group, monkeypatc
     monkeypatch.setattr(link, "MAX_EARLY", most)
     a, b = pair.form()
     waiting = b.receive(0, 9, memoryview(bytearray(1)))
-    a._out[1].submit(lambda link: [link.send(5, memoryview(b"")) for _ in range(most // 500)], lambda error: None)
+    a.outgoing(1).submit(lambda link: [link.send(5, memoryview(b"")) for _ in range(most // 500)], lambda error: None)
     with pytest.raises(PeerLost, match="rank 0 is lost: it is doing another operation"):
         waiting.wait(PATIENCE)
 

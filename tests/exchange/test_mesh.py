@@ -6,11 +6,9 @@ import contextlib
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TypeVar
 
 import pytest
@@ -21,7 +19,6 @@ from waiting import until
 
 from profiles.errors import BadInput
 from profiles.transport import Transport
-from training.exchange import pairs
 from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.link import MAX_EARLY, PeerLost
@@ -216,7 +213,7 @@ def test_a_busy_member_that_hears_of_a_loss_late_is_told_who_it_was(group: Group
     a, b, _ = group.form()
     sent = list[int]()
     b.send(0, 1, memoryview(bytes(50 << 20)))  # more than all buffers on the way hold
-    until(lambda: sent.append(b._out[0].bytes) or (sent[-1] > 0 and sent[-6:] == sent[-1:] * 6))
+    until(lambda: sent.append(b.outgoing(0).bytes) or (sent[-1] > 0 and sent[-6:] == sent[-1:] * 6))
     b.break_off(PeerLost(2, "rank 2", "a test"))
     until(lambda: b.incoming(2)._cut)
     with pytest.raises(PeerLost, match="rank 2 is lost: a test"):
@@ -234,17 +231,15 @@ def test_a_new_mesh_after_a_loss_reads_nothing_of_the_old_one(group: Group) -> N
     assert all(torch.equal(vector, expected) for vector in vectors)
 
 
-def test_who_was_stopped_itself_takes_that_for_nobodys_silence(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_was_stopped_itself_takes_that_for_nobodys_silence(group: Group) -> None:
     looks, away = list[int](), 0.0
 
-    def monotonic() -> float:
+    def clock() -> float:
         looks.append(1)
-        return time.monotonic() + away
+        return away
 
-    monkeypatch.setattr(pairs, "_LEAST_OFTEN", 0.01)
-    monkeypatch.setattr(pairs, "time", SimpleNamespace(monotonic=monotonic))
     a, b, _ = group.form()
-    watched = Pairs(a, group.listeners[0], "watched", group.addresses, PATIENCE)
+    watched = Pairs(a, group.listeners[0], "watched", group.addresses, 0.2, clock=clock)
     room = bytearray(3)
     waiting = a.receive(1, 1, memoryview(room))
     until(lambda: len(looks) > 20)

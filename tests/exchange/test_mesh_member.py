@@ -8,7 +8,6 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from training.exchange.broadcast import broadcast, broadcasts
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
 from training.exchange.control import Report
 from training.exchange.control_line import Joining
-from training.exchange.coordination import Member
+from training.exchange.coordination import Coordination, Member
 from training.exchange.coordinator import Coordinator
 from training.exchange.mesh_member import MeshMember
 from training.exchange.residuals import Residual
@@ -172,15 +171,13 @@ def test_bytes_of_any_length_are_broadcast(tmp_path: Path) -> None:
 
 def test_a_wait_without_a_deadline_ends_when_nothing_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_operations, "STANDSTILL", 0.2)
-    monkeypatch.setattr(mesh_operations, "_SLICE", 0.05)
     with lab(tmp_path, 2) as running, pytest.raises(ExchangeTimeout, match="x:1 was not done"):
         running.connect_all()[0].gather("x", b"")
 
 
-def test_a_wait_goes_on_while_bytes_move(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_goes_on_while_bytes_move() -> None:
     clock = itertools.count(step=mesh_operations.STANDSTILL / 4)
-    monkeypatch.setattr(mesh_operations, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    meter, answers, moved = mesh_operations.Meter(), iter([False] * 20 + [True]), itertools.count(1)
+    meter, answers, moved = mesh_operations.Meter(lambda: next(clock)), iter([False] * 20 + [True]), itertools.count(1)
 
     def settled(seconds: float) -> bool:
         meter.stands_at(0, next(moved))
@@ -248,7 +245,7 @@ def test_who_goes_waits_until_the_others_have_its_last_result(tmp_path: Path, mo
         one.mean("x", torch.ones(100_000), 1.0, FP32)
         going = threading.Thread(target=one.close)
         going.start()
-        until(lambda: running.coordinator.group._members[0].report.leaving)
+        until(lambda: running.coordinator.group.members[0].report.leaving)
         there.set()
         assert pending.wait(60).members == (0, 1)
         going.join(60)
@@ -314,13 +311,17 @@ def test_a_process_that_was_stopped_keeps_its_line_to_the_coordinator(
         assert running.statuses(0) == ["joined"]
 
 
-def test_a_stranger_at_the_port_of_a_coordinator_that_comes_back_ends_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with lab(tmp_path, 2, tls=True) as running:
+class Killed(Coordination):
+    """Ends without a word."""
+
+    def close(self, reason: str) -> None:
+        pass
+
+
+def test_a_stranger_at_the_port_of_a_coordinator_that_comes_back_ends_nothing(tmp_path: Path) -> None:
+    with lab(tmp_path, 2, tls=True, decides=Killed) as running:
         members = running.connect_all()
         one_by_one(members, "before")
-        monkeypatch.setattr(running.coordinator.group, "close", lambda reason: None)  # as one that is killed
         running.coordinator.stop()
         with socket.create_server(("127.0.0.1", running.port)) as stranger:
             stranger.settimeout(PATIENCE)
@@ -332,19 +333,18 @@ def test_a_stranger_at_the_port_of_a_coordinator_that_comes_back_ends_nothing(
         assert one_by_one(members, "after") == [0.5, 0.5]
 
 
+class Busy(Coordination):
+    def heard(self, member: Member, report: Report) -> None:
+        if report.leaves:
+            time.sleep(0.5)  # with the words of the others unread
+        super().heard(member, report)
+
+
 @pytest.mark.parametrize("tls", [False, True])
-def test_all_may_leave_a_busy_coordinator_at_once(tmp_path: Path, tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    with lab(tmp_path, 3, tls=tls) as running, ThreadPoolExecutor(3) as pool:
+def test_all_may_leave_a_busy_coordinator_at_once(tmp_path: Path, tls: bool) -> None:
+    with lab(tmp_path, 3, tls=tls, decides=Busy) as running, ThreadPoolExecutor(3) as pool:
         members = running.connect_all()
         one_by_one(members, "x")
-        hears = running.coordinator.group.heard
-
-        def heard_late(member: Member, report: Report) -> None:
-            if report.leaves:
-                time.sleep(0.5)  # with the words of the others unread
-            hears(member, report)
-
-        monkeypatch.setattr(running.coordinator.group, "heard", heard_late)
         list(pool.map(MeshMember.close, members))
         until(lambda: all(running.statuses(rank)[-1] in ("left", "lost") for rank in range(3)))
         assert [running.statuses(rank)[-1] for rank in range(3)] == ["left"] * 3

@@ -60,7 +60,7 @@ def means(
     ]
     if shares is None:
         shared = [SharedMean(mesh, one, left, mesh.members) for mesh, one, left in zip(three, own, kept)]
-        number = three[0]._started + 1
+        number = three[0].started + 1
         for operation in [
             mesh.gather(one.message, one.rooms, one.took, None, number).submit() for mesh, one in zip(three, shared)
         ]:

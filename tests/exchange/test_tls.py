@@ -97,8 +97,8 @@ def test_the_option_of_a_plan_reaches_its_members(tmp_path: Path, transport: str
             assert isinstance(member, MeshMember)
             running.members[member.rank] = member
         members = [running.members[rank] for rank in range(2)]
-        until(lambda: all(member._mesh is not None for member in members))
-        assert all(is_tls(member._mesh) == (transport == "tls") for member in members if member._mesh)
+        until(lambda: all(member.mesh is not None for member in members))
+        assert all(is_tls(member.mesh) == (transport == "tls") for member in members if member.mesh)
         vectors = random_vectors(5000, torch.float32, 2)
         assert all(
             torch.equal(one.mean, (vectors[0] + vectors[1]) / 2) for one in means(members, "x", vectors, "fp32", 1.0)

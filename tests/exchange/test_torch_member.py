@@ -44,7 +44,7 @@ def values_of(rank: int, elements: int) -> torch.Tensor:
 
 def group_of(member: MeshMember) -> Any:
     """The process group of a member's mesh."""
-    mesh = cast(TorchMesh, until(lambda: member._mesh))
+    mesh = cast(TorchMesh, until(lambda: member.mesh))
     assert mesh.group is not None
     return mesh.group
 

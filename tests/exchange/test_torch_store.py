@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles.errors import BadInput
-from training.exchange import store_server
 from training.exchange.base import ExchangeError
 from training.exchange.store_client import StoreClient
 from training.exchange.store_server import (
@@ -215,10 +214,8 @@ def test_what_is_held_is_counted() -> None:
     assert not server._thread.is_alive()
 
 
-def test_a_full_store_refuses_more_and_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_server, "MAX_KEYS", 3)
-    monkeypatch.setattr(store_server, "MAX_BYTES", 40)
-    with StoreServer() as server:
+def test_a_full_store_refuses_more_and_keeps_what_it_has() -> None:
+    with StoreServer(max_keys=3, max_bytes=40) as server:
         for key in "abc":
             server.answer({"op": "set", "key": key, "value": encode(b"x")})
         for request in ({"key": "d", "value": ""}, {"key": "a", "value": encode(b"x" * 30)}):

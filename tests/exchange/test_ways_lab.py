@@ -6,6 +6,7 @@ import ctypes
 import functools
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -30,7 +31,7 @@ from training.exchange.link import PeerLost
 from training.exchange.listener import Identity, Listener
 from training.exchange.mesh import Mesh
 from training.exchange.mesh_member import MeshMember
-from training.exchange.ways import Address
+from training.exchange.ways import Address, Ways
 
 pytestmark = pytest.mark.lab
 T = TypeVar("T")
@@ -85,12 +86,16 @@ class Pair:
     def __init__(self, nets: Nets, certificates: Path) -> None:
         self._nets = nets
         self._channels = 0
+        self.later = 0.0
+        """Seconds by which what is known of ways is older than it is."""
         self.listeners = {
             rank: nets.inside(
                 place, lambda rank=rank: Listener("0.0.0.0", Identity("run", rank, certificates / f"member-{rank}"))
             )
             for rank, place in enumerate("ab")
         }
+        for one in self.listeners.values():
+            one.ways = Ways(lambda: time.monotonic() + self.later)
 
     def form(self, a: list[str], b: list[str], relays: dict[str, Address] | None = None) -> list[Mesh]:
         """Form a group; ``a`` and ``b`` are the addresses that the two are told of one another."""
@@ -153,8 +158,7 @@ def test_neither_can_be_dialled_and_the_router_says_nothing(pair: Pair, router: 
         assert [told(mesh) for mesh in meshes] == [{1: "relayed"}, {0: "relayed"}]
         close(meshes)
     router.forwards("r", True)  # a way comes up: it is found once what is known is old
-    for listener in pair.listeners.values():
-        listener.ways._found.clear()
+    pair.later += 600.0
     meshes = pair.form(["10.77.1.2"], ["10.77.2.2"], relays)
     exchanged(meshes, 10)
     assert [told(mesh) for mesh in meshes] == [{1: "direct 10.77.2.2"}, {0: "direct 10.77.1.2"}]
@@ -180,9 +184,7 @@ def test_without_a_relay_it_is_said_which_way_failed_and_why(pair: Pair, router:
         router.inside("b", lambda: Mesh.form(pair.listeners[1], "c", {0: [("10.88.0.1", 9)], 1: []}, seconds=2.0))
 
 
-def test_a_pair_goes_over_to_its_other_cable_and_comes_back(
-    pair: Pair, nets: Nets, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pair_goes_over_to_its_other_cable_and_comes_back(pair: Pair, nets: Nets) -> None:
     nets.cable("a", "b", "fast", "10.1.0")
     nets.cable("a", "b", "slow", "10.2.0")
     hosts = ["10.1.0.1", "10.2.0.1"], ["10.1.0.2", "10.2.0.2"]
@@ -199,7 +201,7 @@ def test_a_pair_goes_over_to_its_other_cable_and_comes_back(
     assert [told(mesh) for mesh in meshes] == [{1: "direct 10.2.0.2"}, {0: "direct 10.2.0.1"}]
     close(meshes)
     nets.ip("b", "addr", "add", "10.1.0.2/24", "dev", "fast")
-    monkeypatch.setattr(ways, "_FORGIVEN_AFTER", 0.0)  # a minute later
+    pair.later += 61.0
     meshes = pair.form(*hosts)
     assert [told(mesh) for mesh in meshes] == [{1: "direct 10.1.0.2"}, {0: "direct 10.1.0.1"}]
     close(meshes)
@@ -241,7 +243,7 @@ def test_a_run_goes_on_through_the_relay_when_the_way_between_two_dies(
     for number, way in enumerate(["direct", "relayed", "relayed"]):
         pending = [m.start_mean(f"m{number}", torch.full((9,), 2.0 * m.rank), 1.0, codec) for m in members]
         assert [one.wait(PATIENCE).mean.tolist() for one in pending] == [[1.0] * 9] * 2
-        assert all(str(mesh.ways[1 - mesh.rank]).startswith(way) for m in members if (mesh := m._mesh))
+        assert all(str(mesh.ways[1 - mesh.rank]).startswith(way) for m in members if (mesh := m.mesh))
         router.forwards("r", False)
     found = {rank: [way for event in coordinator[1] if event.member == rank for way in event.ways] for rank in range(2)}
     assert {rank: [str(way) for way in ways] for rank, ways in found.items()} == {

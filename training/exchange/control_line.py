@@ -56,6 +56,8 @@ class Joining:
         interface: over which most others reach this member fastest, where that was measured.
         relay: ``host:port`` of the relay; empty: on the coordinator's host, with the port that it says.
         transport: of all members, see :class:`~training.exchange.introduction.Identity`.
+        lease: seconds in which the coordinator says something.
+        redial_for: seconds in which a coordinator that is gone must be back.
     """
 
     address: str
@@ -72,6 +74,8 @@ class Joining:
     relay: str = ""
     interface: str = ""
     transport: Transport = "auto"
+    lease: float = LEASE
+    redial_for: float = REDIAL_FOR
 
     def hello(self, listening: tuple[str, int]) -> Hello:
         """Return the member's first message, which names the address that it listens on."""
@@ -107,6 +111,7 @@ class ControlLine:
     ) -> None:
         self.address = parsed(joining.address)
         self._local = joining.local
+        self._lease, self._redial_for = joining.lease, joining.redial_for
         _, self._context = tls_contexts(joining.certificates)
         if self._context is not None:
             self._context.check_hostname = True
@@ -165,7 +170,7 @@ class ControlLine:
                         server_hostname=COORDINATOR_NAME if self._context is not None else None,
                         limit=MAX_STATUS,
                     ),
-                    max(_RETRY, min(LEASE, self._deadline - time.monotonic())),
+                    max(_RETRY, min(self._lease, self._deadline - time.monotonic())),
                 )
             except ssl.SSLError:
                 problem = "its certificate does not match"
@@ -208,10 +213,10 @@ class ControlLine:
                 if status.failed:
                     self._again = status.again
                     return status.failed, True
-                self._met, self._deadline = True, time.monotonic() + REDIAL_FOR
+                self._met, self._deadline = True, time.monotonic() + self._redial_for
                 self._heard(status)
         except (asyncio.TimeoutError, TimeoutError):
-            return f"silent for {LEASE:g} s", False
+            return f"silent for {self._lease:g} s", False
         except ssl.SSLError as error:
             return f"it is of another run, or refuses this member's certificate ({error.reason})", not self._met
         except OSError as error:
@@ -226,12 +231,12 @@ class ControlLine:
         anybody has looked at what came meanwhile.
 
         Raises:
-            asyncio.TimeoutError: there was none for :data:`LEASE` seconds.
+            asyncio.TimeoutError: there was none for the seconds of the lease.
         """
         if self._local:
             return await reader.readline()
         with contextlib.suppress(asyncio.TimeoutError, TimeoutError):
-            return await asyncio.wait_for(reader.readline(), LEASE - BEAT)
+            return await asyncio.wait_for(reader.readline(), self._lease - BEAT)
         return await asyncio.wait_for(reader.readline(), BEAT)
 
     async def _send(self, writer: asyncio.StreamWriter) -> None:

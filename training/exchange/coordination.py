@@ -41,13 +41,13 @@ class Coordination:
         self._config = config
         self._log = log
         self._lock = threading.RLock()
-        self._members: dict[int, Member] = {}
+        self.members: dict[int, Member] = {}
         self._banned: set[int] = set()
         self._left: set[int] = set()
         self.relay = 0
         """Port on which pairs meet that cannot dial one another."""
-        self._started, self._epoch = False, 0
-        self._form: MeshStart | None = None
+        self.started, self.epoch = False, 0
+        self.form: MeshStart | None = None
         self._joining: StateOrder | None = None
         self._orders, self._building = 0, 0.0
         self._quarrels = verdicts.Quarrels()
@@ -74,12 +74,12 @@ class Coordination:
             ProtocolError: it is none of this run, or no more, or nobody is left to join.
         """
         with self._lock:
-            verdicts.check_hello(came.hello, self._config, self._started)
-            running = self._started and self._resuming_until is None
-            verdicts.check_report(came.rank, came.report, self._epoch + _MOST_AHEAD if running else LAST_EPOCH)
+            verdicts.check_hello(came.hello, self._config, self.started)
+            running = self.started and self._resuming_until is None
+            verdicts.check_report(came.rank, came.report, self.epoch + _MOST_AHEAD if running else LAST_EPOCH)
             if came.rank in self._banned:
                 raise ProtocolError(_BANNED)
-            known, news = self._members.get(came.rank), True
+            known, news = self.members.get(came.rank), True
             if known is not None and known.hello.incarnation != came.hello.incarnation:
                 self._drop(known, "lost", "came back on a new connection")
                 known = None
@@ -88,12 +88,12 @@ class Coordination:
                 known.close()
             elif came.report.epoch:
                 self._take_back(came)
-            elif self._started:
+            elif self.started:
                 if not self._of("live", "late"):
                     raise ProtocolError("no machine has the training state; resume the run from its newest snapshot")
                 came.role = "newcomer"
             self._left.discard(came.rank)
-            self._members[came.rank] = came
+            self.members[came.rank] = came
             if news:
                 new = "joins a running group" if came.role == "newcomer" else ""
                 self._tell_event(came, "joined", "is back" if came.report.epoch else new)
@@ -106,9 +106,9 @@ class Coordination:
             ProtocolError: it cannot be.
         """
         with self._lock:
-            if self._members.get(member.rank) is not member:
+            if self.members.get(member.rank) is not member:
                 return
-            verdicts.check_report(member.rank, report, self._epoch)
+            verdicts.check_report(member.rank, report, self.epoch)
             member.silent, member.report = 0.0, report
             if (news := self._ways.news(member)) is not None:
                 self._log(news)
@@ -118,13 +118,13 @@ class Coordination:
             if report.leaves:
                 self._drop(member, "left", "")
                 self._left.add(member.rank)
-            if report.leaves or self._advance() or any(one.report.leaving for one in self._members.values()):
+            if report.leaves or self._advance() or any(one.report.leaving for one in self.members.values()):
                 self._settle()
 
     def lose(self, member: Member, reason: str) -> None:
         """A member's connection is gone, or it has broken the protocol."""
         with self._lock:
-            if self._members.get(member.rank) is member:
+            if self.members.get(member.rank) is member:
                 self._drop(member, "lost", reason)
                 self._settle()
 
@@ -132,8 +132,8 @@ class Coordination:
         """Drop a member and let it in no more."""
         with self._lock:
             self._banned.add(rank)
-            if rank in self._members:
-                self._drop(self._members[rank], "lost", _BANNED)
+            if rank in self.members:
+                self._drop(self.members[rank], "lost", _BANNED)
                 self._settle()
 
     def admit(self, rank: int) -> None:
@@ -149,11 +149,11 @@ class Coordination:
         """
         with self._lock:
             self._now += elapsed
-            for member in list(self._members.values()):
+            for member in list(self.members.values()):
                 member.silent += elapsed
                 if member.silent > self._config.lease and member.rank not in self._config.local and not member.frozen:
                     self._freeze(member)
-            self._building += elapsed if self._started else 0.0
+            self._building += elapsed if self.started else 0.0
             for member in self._of("live") if self._building > _MODEL_SHARE * self._config.give_up else ():
                 if member.report.elements < 0:
                     self._drop(member, "lost", "has not reported its model")
@@ -164,24 +164,24 @@ class Coordination:
     def close(self, reason: str) -> None:
         """End all connections."""
         with self._lock:
-            for member in list(self._members.values()):
+            for member in list(self.members.values()):
                 member.send(GroupStatus(failed=reason))
                 member.close()
 
     def missing(self) -> list[str]:
         """Return, in words, which members have not connected yet, before the start."""
-        names = enumerate(() if self._started else self._config.names)
-        return [f"rank {rank} ({name})" for rank, name in names if rank not in self._members]
+        names = enumerate(() if self.started else self._config.names)
+        return [f"rank {rank} ({name})" for rank, name in names if rank not in self.members]
 
     def _take_back(self, came: Member) -> None:
         """Go on with a member that has state: its connection was lost, or this coordinator was started again."""
-        if not self._started:
-            self._started, self._resuming_until, self._last = True, self._now + _PATIENCE, None
+        if not self.started:
+            self.started, self._resuming_until, self._last = True, self._now + _PATIENCE, None
             for member in self._of("waiting"):  # it has come to a group that was there before
                 member.role = "newcomer"
         came.role = "late" if self._resuming_until is None else "live"
-        if came.report.epoch > self._epoch:
-            self._epoch, self._form, self._given_up_since = came.report.epoch, None, self._now
+        if came.report.epoch > self.epoch:
+            self.epoch, self.form, self._given_up_since = came.report.epoch, None, self._now
 
     def _freeze(self, member: Member) -> None:
         """A member is silent: the others go on without it, and it is taken back when it answers."""
@@ -192,7 +192,7 @@ class Coordination:
         self._tell_event(member, "lost", why)
 
     def _drop(self, member: Member, status: Literal["left", "lost"], reason: str, again: bool = False) -> None:
-        del self._members[member.rank]
+        del self.members[member.rank]
         member.send(GroupStatus(failed=f"dropped from the group: {reason}" if reason else "it has left", again=again))
         member.close()
         self._tell_event(member, status, reason)
@@ -201,7 +201,7 @@ class Coordination:
         self._log(MemberEvent(member=member.rank, name=member.hello.name, status=status, message=message))
 
     def _of(self, *roles: Role) -> list[Member]:
-        return [member for _, member in sorted(self._members.items()) if member.role in roles]
+        return [member for _, member in sorted(self.members.items()) if member.role in roles]
 
     # -- from mesh to mesh ---------------------------------------------------------------------------------------------
 
@@ -213,41 +213,41 @@ class Coordination:
 
     def _advance(self) -> bool:
         """Do one thing that the members' reports allow; return whether there was one."""
-        if not self._started:
+        if not self.started:
             return self._begin()
         if self._resuming_until is not None and not self._resumed():
             return False
         outrun = verdicts.outrun(self._of("live"), self._of("late"))
         if self._drop_all(outrun, again=True) or self._drop_all(self._unfit()) or self._order_state():
             return True
-        if self._form is None:
+        if self.form is None:
             return self._form_next()
-        if not self._is_over(self._form):
+        if not self._is_over(self.form):
             return False
-        self._form, self._given_up_since = None, self._now
+        self.form, self._given_up_since = None, self._now
         return True
 
     def _begin(self) -> bool:
         if self.missing():
             return False
-        self._started = True
-        self._new_epoch([member for _, member in sorted(self._members.items())])
+        self.started = True
+        self._new_epoch([member for _, member in sorted(self.members.items())])
         return True
 
     def _resumed(self) -> bool:
         """Whether all members of the mesh are back, or had the time to."""
         live = self._of("live")
         expected = {rank for member in live for rank in member.report.members}
-        if expected - set(self._members) and self._now < (self._resuming_until or 0.0):
+        if expected - set(self.members) and self._now < (self._resuming_until or 0.0):
             return False
-        self._resuming_until, self._orders = None, 1000 * self._epoch  # no number that there was before
+        self._resuming_until, self._orders = None, 1000 * self.epoch  # no number that there was before
         self._drop_all(verdicts.left_behind(live), again=True)
         return True
 
     def _is_over(self, form: MeshStart) -> bool:
         """Whether the mesh under way must end."""
         there = [member for member in self._of("live") if member.rank in form.peers]
-        broken = [member for member in there if member.report.epoch == self._epoch and not member.report.up]
+        broken = [member for member in there if member.report.epoch == self.epoch and not member.report.up]
         if broken:
             self._quarrels.broken_by(broken[0], form.peers)
             return True
@@ -330,7 +330,7 @@ class Coordination:
 
     def _keeps(self, member: Member) -> bool:
         """Whether a member has not given up the mesh that has ended, as far as anybody knows."""
-        return member.frozen or member.report.up or member.report.epoch != self._epoch
+        return member.frozen or member.report.up or member.report.epoch != self.epoch
 
     def _unfit(self) -> list[Verdict]:
         """Return who has another model or does other things than most, or waits for a state that is gone."""
@@ -342,16 +342,16 @@ class Coordination:
 
     def _drop_all(self, verdicts: list[Verdict], again: bool = False) -> bool:
         for rank, why in verdicts:
-            self._drop(self._members[rank], "lost", why, again)
+            self._drop(self.members[rank], "lost", why, again)
         return bool(verdicts)
 
     def _new_epoch(self, members: list[Member]) -> None:
         stand = max(member.report.full for member in members)
         have = [member for member in members if member.report.full == stand]
-        self._epoch += 1
+        self.epoch += 1
         gone = set(range(len(self._config.names) + self._config.spare)) - {member.rank for member in members}
         self._bounds = {rank: min(stand, self._bounds.get(rank, stand)) for rank in gone}
-        self._form = self._last = MeshStart(
+        self.form = self._last = MeshStart(
             peers={member.rank: member.peer(member) for member in members},
             stand=stand,
             donor=min(have, key=lambda member: (member.report.kept, member.rank)).rank,
@@ -383,18 +383,18 @@ class Coordination:
         live, missing = tuple(member.rank for member in self._of("live")), tuple(self.missing())
         reports = [member.report for member in self._of("live", "late")]
         last = max((one.full for one in reports), default=0)
-        for member in list(self._members.values()):
+        for member in list(self.members.values()):
             member.send(
                 GroupStatus(
-                    epoch=0 if self._resuming_until is not None else self._epoch,
-                    form=seen_by(member, self._form, self._members),
-                    started=self._started,
+                    epoch=0 if self._resuming_until is not None else self.epoch,
+                    form=seen_by(member, self.form, self.members),
+                    started=self.started,
                     newcomer=member.role == "newcomer",
                     members=live,
                     missing=missing,
                     settled=min((one.full for one in reports), default=0),
                     closed=min((one.full for one in reports if one.started > one.full), default=last),
-                    joining=seen_by(member, self._joining, self._members),
+                    joining=seen_by(member, self._joining, self.members),
                     relay=self.relay,
                 )
             )

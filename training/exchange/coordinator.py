@@ -13,7 +13,7 @@ import ssl
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from profiles.errors import BadInput
@@ -28,7 +28,7 @@ from training.exchange.strangers import HANDSHAKE_SECONDS, Strangers
 from training.exchange.ways import listen_on
 
 _TICK = 0.1
-_MOST_HELLOS = 30
+MOST_HELLOS = 30
 _MOST_REFUSALS = 120
 _MOST_UNSENT = 8 << 20
 _STOP_WITHIN = 5.0
@@ -39,12 +39,21 @@ class Coordinator:
 
     Args:
         log: receives member and warning events, from the coordinator's thread.
+        handshake: seconds in which who has dialled says who it is.
+        decides: makes what decides about the group.
     """
 
-    def __init__(self, config: CoordinatorConfig, log: Log | None = None) -> None:
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        log: Log | None = None,
+        handshake: float = HANDSHAKE_SECONDS,
+        decides: Callable[[CoordinatorConfig, Log], Coordination] = Coordination,
+    ) -> None:
         self._config = config
+        self._handshake = handshake
         self._log: Log = log or (lambda event: None)
-        self.group = Coordination(config, self._log)
+        self.group = decides(config, self._log)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="coordinator", daemon=True)
         self._listening: socket.socket | None = None
@@ -52,10 +61,10 @@ class Coordinator:
         self._coming: set[asyncio.Task[None]] = set()
         self._ticking: asyncio.Task[None] | None = None
         self._connections: set[asyncio.StreamWriter] = set()
-        self._strangers = Strangers()
+        self.strangers = Strangers()
         self._relay = Relay(relay_key(config.certificates)) if config.certificates is not None else None
         self._refusals = _PerMinute(_MOST_REFUSALS)
-        self._hellos = defaultdict[int, _PerMinute](lambda: _PerMinute(_MOST_HELLOS))
+        self._hellos = defaultdict[int, _PerMinute](lambda: _PerMinute(MOST_HELLOS))
         self._stopped = False
 
     def start(self) -> int:
@@ -154,7 +163,7 @@ class Coordinator:
             except OSError:  # out of descriptors: strangers go again
                 await asyncio.sleep(_TICK)
                 continue
-            if not self._strangers.enter(host):
+            if not self.strangers.enter(host):
                 connection.close()
                 continue
             coming = asyncio.create_task(self._secure(connection, host, context))
@@ -163,7 +172,7 @@ class Coordinator:
 
     async def _secure(self, connection: socket.socket, host: str, context: ssl.SSLContext | None) -> None:
         """Hear one who has dialled; it counts as a stranger from its first byte, the handshake included."""
-        loop, seconds = asyncio.get_running_loop(), HANDSHAKE_SECONDS if context is not None else None
+        loop, seconds = asyncio.get_running_loop(), self._handshake if context is not None else None
 
         def protocol() -> asyncio.StreamReaderProtocol:
             reader = asyncio.StreamReader(MAX_LINE, loop)
@@ -172,7 +181,7 @@ class Coordinator:
         try:
             await loop.connect_accepted_socket(protocol, connection, ssl=context, ssl_handshake_timeout=seconds)
         except (OSError, asyncio.TimeoutError, asyncio.CancelledError):
-            self._strangers.leave(host)
+            self.strangers.leave(host)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
         self._connections.add(writer)
@@ -182,7 +191,7 @@ class Coordinator:
             try:
                 member = await self._welcome(reader, writer)
             finally:
-                self._strangers.leave(host)
+                self.strangers.leave(host)
             while data := await reader.readline():
                 self.group.heard(member, parse(Report, data))
         except ProtocolError as error:
@@ -206,7 +215,7 @@ class Coordinator:
             ProtocolError: it is no member.
         """
         try:
-            said = [await asyncio.wait_for(reader.readline(), HANDSHAKE_SECONDS) for _ in range(2)]
+            said = [await asyncio.wait_for(reader.readline(), self._handshake) for _ in range(2)]
         except ValueError:
             raise ProtocolError("a line that is too long") from None
         hello = parse(Hello, said[0])

@@ -53,14 +53,14 @@ class GroupBase(dist.ProcessGroup):
         self._here = {world: number for number, world in enumerate(self._world)}
         self._listener = listener
         self._mesh: Mesh | None = None
-        self._pairs: Pairs | None = None
+        self.pairs: Pairs | None = None
         self._begun: list[MusterWork] | None = None
         self._peers = [number for number in range(size) if number != rank]
         if size > 1:
             channel, addresses = self._meet(store)
             relay = parsed(where) if (where := os.environ.get("MUSTER_RELAY")) else None
             self._mesh = Mesh.form(listener, channel, addresses, _named(addresses), self._seconds, relay)
-            self._pairs = Pairs(self._mesh, listener, channel, addresses, self._seconds, relay)
+            self.pairs = Pairs(self._mesh, listener, channel, addresses, self._seconds, relay)
             _alive.add(self)
 
     def _meet(self, store: Store) -> tuple[str, dict[int, list[Address]]]:
@@ -114,9 +114,9 @@ class GroupBase(dist.ProcessGroup):
         self.shutdown()
 
     def shutdown(self, seconds: float = 5.0) -> None:
-        if self._mesh is not None and self._pairs is not None:
+        if self._mesh is not None and self.pairs is not None:
             self._mesh.close(seconds)
-            self._pairs.close(min(seconds, 1.0))
+            self.pairs.close(min(seconds, 1.0))
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._begun = []
@@ -130,7 +130,7 @@ class GroupBase(dist.ProcessGroup):
         return done
 
     def _work(self, name: str, result: Any, parts: int = 1, seconds: float = 0.0) -> MusterWork:
-        waits_for = self._pairs.waits_for if self._pairs is not None else str
+        waits_for = self.pairs.waits_for if self.pairs is not None else str
         work = MusterWork(result, parts, name, waits_for, seconds)
         if self._begun is not None:
             self._begun.append(work)
@@ -180,12 +180,12 @@ class GroupBase(dist.ProcessGroup):
     ) -> MusterWork:
         if not 0 <= tag < OPERATIONS:
             raise ValueError(f"{BACKEND}: tag {tag} is not from 0 to {OPERATIONS - 1}")
-        if self._pairs is None:
+        if self.pairs is None:
             raise ValueError(f"{BACKEND}: a group of one has nobody to send to")
         mark = zlib.crc32(str(work.result()[0].dtype).encode()) % MARKS
         try:
             operation = tag * MARKS + mark
-            self._pairs.submit(self._world[number], kind, lambda link: job(link, operation), work.part_ended)
+            self.pairs.submit(self._world[number], kind, lambda link: job(link, operation), work.part_ended)
         except ExchangeError as error:
             work.part_ended(error)
         return work
@@ -195,7 +195,7 @@ _alive: weakref.WeakSet[GroupBase] = weakref.WeakSet()
 
 
 @atexit.register
-def _leave() -> None:
+def leave() -> None:
     """End the groups that nobody has destroyed: a thread in the middle of arithmetic would abort the process."""
     for group in list(_alive):
         group.shutdown(1.0)

@@ -270,7 +270,7 @@ class Incoming(_Link):
         self._believes = believes
         self._header = memoryview(bytearray(HEADER.size))
         self._early: dict[int, deque[bytearray]] = {}
-        self._early_bytes = 0
+        self.early_bytes = 0
         self._counter = 0
         self._coming, self._wakes_at = 0, 1
         """Bytes of the message under way that are still to come at least, and that have to be there to be woken."""
@@ -308,7 +308,7 @@ class Incoming(_Link):
             message = early.popleft()
             if not early:
                 del self._early[operation]
-            self._early_bytes -= _EARLY_OVERHEAD + len(message)
+            self.early_bytes -= _EARLY_OVERHEAD + len(message)
             if len(message) > len(into):
                 raise self._too_long(operation, len(message), len(into))
             into[: len(message)] = message
@@ -327,8 +327,8 @@ class Incoming(_Link):
     def _keep(self, operation: int, length: int, left: int, wanted: int) -> None:
         first = memoryview(bytearray(length))
         self._take(length, first)
-        self._early_bytes += _EARLY_OVERHEAD + length + left
-        if self._early_bytes > MAX_EARLY or operation // MARKS == wanted // MARKS:
+        self.early_bytes += _EARLY_OVERHEAD + length + left
+        if self.early_bytes > MAX_EARLY or operation // MARKS == wanted // MARKS:
             raise self.lost("it is doing another operation than this machine")
         message = bytearray(length + left)
         message[:length] = first

@@ -51,7 +51,7 @@ class Mesh:
         """Told that all members have the results up to a number, sooner than the coordinator says it."""
         self._out: dict[int, Outgoing] = {}
         self._in: dict[int, Incoming] = {}
-        self._started = 0
+        self.started = 0
         self._lock = threading.Lock()
         self._shares: dict[int, Share] = {}
         """Of the reductions under way, by their number on the wire."""
@@ -104,6 +104,9 @@ class Mesh:
 
     def incoming(self, peer: int) -> Incoming:
         return self._in[peer]
+
+    def outgoing(self, peer: int) -> Outgoing:
+        return self._out[peer]
 
     def exchange(
         self,
@@ -274,8 +277,8 @@ class Mesh:
 
     def _next(self, mark: int, number: int | None = None) -> int:
         with self._lock:
-            self._started = self._started + 1 if number is None else number
-            return self._started % (OPERATIONS - 1) * MARKS + mark
+            self.started = self.started + 1 if number is None else number
+            return self.started % (OPERATIONS - 1) * MARKS + mark
 
     def gather(
         self,

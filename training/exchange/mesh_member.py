@@ -65,7 +65,7 @@ class MeshMember(Exchange):
         self._status: GroupStatus | None = None
         self._ended: ExchangeError | None = None
         self._report = Report()
-        self._mesh: Mesh | None = None
+        self.mesh: Mesh | None = None
         self._ledger = Ledger(rank)
         self._begun = 0
         """The last operation that was begun on the mesh of the moment."""
@@ -125,7 +125,7 @@ class MeshMember(Exchange):
             if self._closed:
                 return
             self._closed = True
-            mesh = self._mesh
+            mesh = self.mesh
         if mesh is not None:
             mesh.close()
         self._line.close()
@@ -133,8 +133,8 @@ class MeshMember(Exchange):
         self._listener.close()
         if self._keeper.ident is not None and threading.current_thread() is not self._keeper:
             self._keeper.join(_FORM_SECONDS)
-        if self._mesh is not None:
-            self._mesh.give_up()
+        if self.mesh is not None:
+            self.mesh.give_up()
 
     def _may_go(self) -> bool:
         """Whether nobody would make a result again, without the contribution of this member."""
@@ -174,18 +174,18 @@ class MeshMember(Exchange):
         """Prepare, in their order, what can be begun on the mesh of the moment; the lock is held."""
         begun = []
         for operation in self._ledger.pending(self._begun):
-            if self._mesh is not None:
-                self._mesh.full = self._ledger.full
-            if self._mesh is None or self._desk.holds(operation.number):
+            if self.mesh is not None:
+                self.mesh.full = self._ledger.full
+            if self.mesh is None or self._desk.holds(operation.number):
                 break
             self._begun = operation.number
-            begun.append(operation.begin(self._mesh, functools.partial(self._over, self._mesh, operation)))
+            begun.append(operation.begin(self.mesh, functools.partial(self._over, self.mesh, operation)))
         return begun
 
     def _over(self, mesh: Mesh, operation: MeshOperation[Any], error: Exception | None) -> None:
         """An operation has ended on a mesh; if badly, or too late, the next mesh does it again."""
         with self._changed:
-            if error is not None or self._mesh is not mesh or self._ended is not None:
+            if error is not None or self.mesh is not mesh or self._ended is not None:
                 return
             self._completing += 1
         try:
@@ -199,7 +199,7 @@ class MeshMember(Exchange):
             if outcome is not None and self._ledger.waits_for(operation.number) is not None:
                 self._ledger.settle(operation.number, outcome)
             self._ledger.forget(0 if self._status is None else self._status.settled)
-            if self._mesh is not mesh:  # the keeper waits for this
+            if self.mesh is not mesh:  # the keeper waits for this
                 self._changed.notify_all()
         self._line.tell()
 
@@ -243,7 +243,7 @@ class MeshMember(Exchange):
 
     def _wait_for_group(self, deadline: float) -> None:
         def settled() -> bool:
-            return self._ended is not None or self._mesh is not None or bool(self._status and self._status.newcomer)
+            return self._ended is not None or self.mesh is not None or bool(self._status and self._status.newcomer)
 
         with self._changed:
             there = self._changed.wait_for(settled, deadline - time.monotonic())
@@ -251,7 +251,7 @@ class MeshMember(Exchange):
             raise self._ended
         if not there:
             raise self._line.overdue(self._status)
-        self._newcomer = self._mesh is None
+        self._newcomer = self.mesh is None
 
     # -- from mesh to mesh -------------------------------------------------------------------------------------------
 
@@ -267,14 +267,14 @@ class MeshMember(Exchange):
         while True:
             with self._changed:
                 self._changed.wait_for(self._news)
-                status, mesh = self._status, self._mesh
+                status, mesh = self._status, self.mesh
                 if self._ended is not None:
                     break
             assert status is not None
             if mesh is not None:
                 with self._changed:  # from here on no operation ends well on it
                     self._count_traffic()
-                    self._mesh = None
+                    self.mesh = None
                 mesh.give_up()
                 with self._changed:
                     self._changed.wait_for(lambda: not self._completing)
@@ -329,7 +329,7 @@ class MeshMember(Exchange):
         if not form.away:
             mesh.on_settled = functools.partial(self._all_have, mesh)
         with self._changed:
-            self._mesh, self._forming = mesh, None
+            self.mesh, self._forming = mesh, None
             self._meter.begin_mesh()
             self._begun = 0  # what has no result yet begins anew
             self._ledger.members = tuple(mesh.members)
@@ -358,7 +358,7 @@ class MeshMember(Exchange):
     def _all_have(self, mesh: Mesh, number: int) -> None:
         """All members that there are have the results up to a number."""
         with self._changed:
-            if self._mesh is mesh:
+            if self.mesh is mesh:
                 self._ledger.forget(number)
 
     def _relay(self) -> Address | None:
@@ -373,8 +373,8 @@ class MeshMember(Exchange):
 
     def _count_traffic(self) -> None:
         """Add what the mesh of the moment has moved since it was asked last; the lock is held."""
-        if self._mesh is not None:
-            self._meter.stands_at(self._mesh.bytes_sent, self._mesh.bytes_received)
+        if self.mesh is not None:
+            self._meter.stands_at(self.mesh.bytes_sent, self.mesh.bytes_received)
 
     # -- newcomers ---------------------------------------------------------------------------------------------------
 
@@ -388,7 +388,7 @@ class MeshMember(Exchange):
         deadline = time.monotonic() + timeout
         state = (lambda: self._status), (lambda: self._ended), self._note
         newcomer = Newcomer(self._desk, self._changed, *state, deadline, most_of(self._report.elements, 0))
-        return newcomer.come_in(self._relay, self._begin_after, lambda: self._mesh is not None)
+        return newcomer.come_in(self._relay, self._begin_after, lambda: self.mesh is not None)
 
     def _begin_after(self, joining: JoiningState) -> None:
         with self._changed:

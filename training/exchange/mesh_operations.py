@@ -32,14 +32,18 @@ from training.exchange.residuals import MeanResiduals
 from training.exchange.transfer import Transfer
 
 R = TypeVar("R")
-_SLICE = 30.0
 
 
 class Meter:
-    """Keeps one :class:`Traffic`; safe to use from several threads."""
+    """Keeps one :class:`Traffic`; safe to use from several threads.
 
-    def __init__(self) -> None:
+    Args:
+        clock: gives the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.traffic = Traffic()
+        self._clock = clock
         self._lock = threading.Lock()
         self._under_way = 0
         self._since = 0.0
@@ -58,13 +62,13 @@ class Meter:
             if before != self._stood:
                 self.traffic.bytes_sent += sent - before[0]
                 self.traffic.bytes_received += received - before[1]
-                self._moved = time.perf_counter()
+                self._moved = self._clock()
 
     def wait(self, settled: Callable[[float], bool]) -> bool:
         """Wait until ``settled(seconds)`` is true, or nothing has moved for :data:`STANDSTILL` seconds."""
-        began = time.perf_counter()
-        while not settled(_SLICE):
-            if time.perf_counter() - max(began, self._moved) > STANDSTILL:
+        began = self._clock()
+        while not settled(STANDSTILL / 4):
+            if self._clock() - max(began, self._moved) > STANDSTILL:
                 return False
         return True
 
@@ -81,7 +85,7 @@ class Meter:
             self._moved = self._since
 
     def _settle(self) -> None:
-        now = time.perf_counter()
+        now = self._clock()
         if self._under_way:
             self.traffic.transfer_seconds += now - self._since
         self._since = now
@@ -181,7 +185,7 @@ class MeshMean(MeshOperation[MeanResult]):
         name, values = given.name, given.values
         if values.dim() != 1 or values.dtype != torch.float32:
             raise ValueError(f"{name}: a flat fp32 vector belongs here, not {values.dtype} of {list(values.shape)}")
-        self._own = copied(given, rooms or Rooms())
+        self.own = copied(given, rooms or Rooms())
         self._device = values.device
         self._residuals = residuals
         self._shares = shares
@@ -190,13 +194,13 @@ class MeshMean(MeshOperation[MeanResult]):
 
     def begin(self, mesh: Mesh, then: Ended) -> Transfer:
         members = self.members(mesh)
-        if takes_one_round(self._own, len(members)):
-            self._reduction = shared = SharedMean(mesh, self._own, self._residuals, members)
+        if takes_one_round(self.own, len(members)):
+            self._reduction = shared = SharedMean(mesh, self.own, self._residuals, members)
             return mesh.gather(shared.message, shared.rooms, shared.took, then, self.number, _ONE_ROUND)
         shares = {rank: self._shares.get(rank, 1.0) for rank in members}
         if not any(shares.values()):
             shares = dict.fromkeys(shares, 1.0)
-        self._reduction = reduction = MeanReduction(mesh, self._own, self._residuals, shares)
+        self._reduction = reduction = MeanReduction(mesh, self.own, self._residuals, shares)
         return mesh.reduce(reduction, then, number=self.number)
 
     def complete(self) -> OperationResult:
@@ -206,7 +210,7 @@ class MeshMean(MeshOperation[MeanResult]):
         return outcome
 
     def adopt(self, rank: int, outcome: OperationResult) -> None:
-        fresh = replace(self._own, values=torch.empty_like(self._own.values))  # what cannot be read spoils nothing
+        fresh = replace(self.own, values=torch.empty_like(self.own.values))  # what cannot be read spoils nothing
         value = completed(fresh, rank, outcome)
         if self._reduction is not None and rank in outcome.members:
             self._reduction.settle()
@@ -215,7 +219,7 @@ class MeshMean(MeshOperation[MeanResult]):
     def _end(self, value: MeanResult) -> None:
         """Take the result; what was kept to do it again is free from now on, however long this operation is held."""
         self._value, self._reduction = value, None
-        self._own = replace(self._own, values=torch.empty(0))
+        self.own = replace(self.own, values=torch.empty(0))
 
     def _result(self) -> MeanResult:
         result = super()._result()

@@ -36,9 +36,11 @@ class Pairs:
         addresses: Mapping[int, Sequence[Address]],
         seconds: float,
         relay: Address | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._mesh, self._listener, self._channel = mesh, listener, f"{channel}/pairs"
         self._addresses, self._relay, self.seconds = addresses, relay, seconds
+        self._clock = clock
         self._made: dict[tuple[int, type], Incoming | Outgoing] = {}
         self._lock = threading.Lock()
         self._begun: dict[object, tuple[Incoming | Outgoing, Ended]] = {}
@@ -120,9 +122,9 @@ class Pairs:
             return [*self._mesh.links(), *self._made.values()]
 
     def _watch(self) -> None:
-        watch, watched, last = Watch(), 0.0, time.monotonic()
+        watch, watched, last = Watch(), 0.0, self._clock()
         while not self._over.wait(pause := min(_LEAST_OFTEN, max(_MOST_OFTEN, self.seconds / 10))):
-            now = time.monotonic()
+            now = self._clock()
             # While this process was stopped nobody has watched: what came meanwhile is still to be read.
             watched, last = watched + min(now - last, 2 * pause), now
             if self._mesh.lost is not None:

@@ -60,6 +60,16 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
+    @property
+    def waiting(self) -> int:
+        """How many members are here whose other side is not."""
+        return len(self._waiting)
+
+    @property
+    def connections(self) -> int:
+        """How many there are, those of strangers included."""
+        return len(self._tasks)
+
     async def start(self, host: str, port: int = 0) -> Address:
         """Listen; return where.
 

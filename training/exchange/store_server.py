@@ -52,6 +52,9 @@ class StoreServer(socketserver.ThreadingTCPServer):
 
     It belongs into the launcher's process, so that any worker may die.
 
+    Args:
+        max_keys, max_bytes: how much it holds at most.
+
     Raises:
         OSError: the port is taken.
     """
@@ -61,12 +64,13 @@ class StoreServer(socketserver.ThreadingTCPServer):
     allow_reuse_address = False
     request_queue_size = 128
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, max_keys: int = MAX_KEYS, max_bytes: int = MAX_BYTES) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
         self.token = secrets.token_hex(32)
         self._strangers: dict[socket.socket, None] = {}
         self._clients = 0
         self._doors = threading.Lock()
+        self._max_keys, self._max_bytes = max_keys, max_bytes
         self._values: dict[str, str] = {}
         self._held = 0
         self._changed = threading.Condition()
@@ -170,7 +174,7 @@ class StoreServer(socketserver.ThreadingTCPServer):
         decode(value)
         is_new = key not in self._values
         held = self._held + len(value) + (len(key) if is_new else -len(self._values[key]))
-        if len(key) > MAX_KEY or held > MAX_BYTES or (is_new and len(self._values) >= MAX_KEYS):
+        if len(key) > MAX_KEY or held > self._max_bytes or (is_new and len(self._values) >= self._max_keys):
             raise ValueError("more than the store holds")
         self._values[key], self._held = value, held
         return {}
