@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -33,7 +33,13 @@ def select_device(wanted: str, index: int = 0) -> torch.device:
     return torch.device(wanted, index) if wanted == "cuda" else torch.device(wanted)
 
 
-def select_precision(wanted: str, device: torch.device, on_cpu: bool = False) -> torch.dtype | None:
+def cpu_multiplies_bf16() -> bool:
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def select_precision(
+    wanted: str, device: torch.device, on_cpu: bool = False, cpu_has_it: Callable[[], bool] = cpu_multiplies_bf16
+) -> torch.dtype | None:
     """Return the autocast type, or ``None`` for full fp32.
 
     ``auto`` is bf16 on a CUDA device that has it in hardware, and on a CPU that has if it was measured to pay for the
@@ -41,16 +47,13 @@ def select_precision(wanted: str, device: torch.device, on_cpu: bool = False) ->
 
     Args:
         on_cpu: whether bf16 pays on a CPU that has it in hardware: :attr:`training.tasks.base.Task.bf16_pays`.
+        cpu_has_it: whether this machine's processor has bf16 in hardware.
     """
     if wanted == "auto":
         has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        has_bf16 = has_bf16 or (device.type == "cpu" and on_cpu and cpu_multiplies_bf16())
+        has_bf16 = has_bf16 or (device.type == "cpu" and on_cpu and cpu_has_it())
         return torch.bfloat16 if has_bf16 else None
     return {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}[wanted]
-
-
-def cpu_multiplies_bf16() -> bool:
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 class Precision:

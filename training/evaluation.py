@@ -66,8 +66,9 @@ class Evaluator:
         run_dir: Path | None = None,
         names: Callable[[int], str] = "member {}".format,
         local: LocalSchedule | None = None,
+        part: int = PART,
     ) -> None:
-        self._local = local
+        self._local, self._part = local, part
         self._task, self._samples, self._model, self._precision = samples.task, samples, model, precision
         self._exchange, self._settings = exchange, settings
         self._batch_size = settings.eval_batch_size or batch_size
@@ -133,7 +134,7 @@ class Evaluator:
 
     def _parts(self, shares: Mapping[int, range], batch_sizes: Mapping[int, int]) -> int:
         """Return in how many rounds all tell their sums: a round of a member is no less than one of its batches."""
-        longest = {rank: max(PART, self._settings.eval_batch_size or size) for rank, size in batch_sizes.items()}
+        longest = {rank: max(self._part, self._settings.eval_batch_size or size) for rank, size in batch_sizes.items()}
         return min(_MOST_PARTS, max([1, *(-(-len(share) // longest[rank]) for rank, share in shares.items())]))
 
     def evaluate_alone(self, step: int, every: bool) -> Iterator[EvaluationEvent]:

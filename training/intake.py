@@ -68,14 +68,14 @@ class Inbox:
     def put(self, source: int, line: bytes | None) -> None:
         """Add a line, or ``None``: the source has ended. Waits while a source's room is full."""
         with self._changed:
-            self._changed.wait_for(lambda: line is None or self._closed or self._sizes.get(source, 0) < self._room)
+            self._changed.wait_for(lambda: line is None or self._closed or self.held(source) < self._room)
             if self._closed and line is not None:
                 return
             waiting = self._waiting.setdefault(source, deque())
             if not waiting:
                 self._turns.append(source)
             waiting.append(line)
-            self._sizes[source] = self._sizes.get(source, 0) + len(line or b"")
+            self._sizes[source] = self.held(source) + len(line or b"")
             self._changed.notify_all()
 
     def take(self) -> tuple[int, bytes | None]:
@@ -89,6 +89,10 @@ class Inbox:
                 self._turns.append(source)
             self._changed.notify_all()
             return source, line
+
+    def held(self, source: int) -> int:
+        """Return how many bytes of a source wait here."""
+        return self._sizes.get(source, 0)
 
     def close(self) -> None:
         """Take in no more: waiting writers continue, and their lines are discarded up to the end of their source."""

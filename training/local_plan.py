@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from profiles.errors import BadInput, counted
 from profiles.schema import Profile
@@ -18,11 +19,19 @@ from training.tasks.published_models import with_local_model
 logger = logging.getLogger("muster.plan")
 
 
-def plan_local_run(profile: Profile, workers: int, *, here: bool = True, simulated: bool = False) -> RunPlan:
+def plan_local_run(
+    profile: Profile,
+    workers: int,
+    *,
+    here: bool = True,
+    simulated: bool = False,
+    count: Callable[[], int] = count_gpus,
+) -> RunPlan:
     """Return the plan of a run with ``workers`` workers on this machine, or elsewhere if not ``here``.
 
     Args:
         simulated: they are one process and take turns.
+        count: of the GPUs of this machine.
 
     Raises:
         BadInput: zero workers, shares that do not fit, an unknown strategy, or one that does not go with the data.
@@ -46,7 +55,7 @@ def plan_local_run(profile: Profile, workers: int, *, here: bool = True, simulat
     chosen = with_local_model(profile).model_copy(update=update)
     if workers > 1 and stretch_of(chosen.strategy):
         _check_own_pace(chosen)
-    devices = _device_indices(profile.training.device, workers) if here and not simulated else [0] * workers
+    devices = _device_indices(profile.training.device, workers, count) if here and not simulated else [0] * workers
     return RunPlan(
         run_id=new_run_id(),
         profile=chosen,
@@ -86,9 +95,9 @@ def own_data(profile: Profile, rank: int, folder: str = "") -> str:
     return (folder or profile.data.dataset_path).replace("{rank}", str(rank))
 
 
-def _device_indices(device: str, workers: int) -> list[int]:
+def _device_indices(device: str, workers: int, count: Callable[[], int]) -> list[int]:
     """Give each worker a GPU of its own; where there are too few, they take turns."""
-    gpus = count_gpus() if workers > 1 and device in ("auto", "cuda") else 0
+    gpus = count() if workers > 1 and device in ("auto", "cuda") else 0
     if 0 < gpus < workers:
         logger.warning("%s share %s", counted(workers, "worker"), counted(gpus, "GPU"))
     return [rank % gpus if gpus else 0 for rank in range(workers)]

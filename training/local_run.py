@@ -47,6 +47,7 @@ class LocalRun:
         more_metrics: asked at the end for what else belongs into ``metrics.json``.
         start_coordinator: where the coordinator is to run; default: a process of this machine.
         worker: the module that a worker of this machine is.
+        progress: follows the run's pace; default: as usual.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class LocalRun:
         more_metrics: Callable[[], dict[str, Any]] = dict,
         start_coordinator: StartCoordinator | None = None,
         worker: str = "training.worker",
+        progress: ProgressMonitor | None = None,
     ) -> None:
         self.plan = plan
         self._worker = "training.launched" if plan.launch else worker
@@ -69,7 +71,7 @@ class LocalRun:
         self.members = Membership(plan)
         self._intake = Intake(self.members, self._record, self._expel)
         self._conductor = Conductor(self.members)
-        self._progress = ProgressMonitor()
+        self._progress = progress or ProgressMonitor()
         self._engine = LocalEngine(
             plan, folder, self._log, lambda lines: self._intake.listen(COORDINATOR, lines), listen, start_coordinator
         )
@@ -144,15 +146,16 @@ class LocalRun:
             while self.members.goes_on():
                 source, line = self._intake.take()
                 if line is not None:
-                    self._take(source, line)
+                    self.take(source, line)
                 elif source >= 0:
-                    self._ended(source)
-            return self._outcome()
+                    self.note_end(source)
+            return self.outcome()
         finally:
             self._intake.close()
             self.kill()
 
-    def _take(self, source: int, line: bytes) -> None:
+    def take(self, source: int, line: bytes) -> None:
+        """Merge a line of a member or of the coordinator, which is :data:`~training.intake.COORDINATOR`."""
         event = None if source in self.members.lost else self._intake.event(source, line)
         if event is not None and source != COORDINATOR:
             event = self.members.workers[source].process.told(event)
@@ -209,7 +212,7 @@ class LocalRun:
         return True
 
     def _note_member(self, source: int, event: MemberEvent) -> bool:
-        """Return whether the run's events do not tell it yet; after a stop :meth:`_ended` tells of who is lost."""
+        """Return whether the run's events do not tell it yet; after a stop :meth:`note_end` tells of who is lost."""
         if event.status == "lost" and event.member is not None and self._stopping.reason:
             self.members.apart.add(event.member)
             news = False
@@ -224,7 +227,8 @@ class LocalRun:
             self._first_error = event
             self._stopping.end("another member failed", FAILED_GRACE)
 
-    def _ended(self, rank: int) -> None:
+    def note_end(self, rank: int) -> None:
+        """Take note that a member's process has ended."""
         watched = self.members.workers[rank]
         code = watched.exit_code = watched.process.exit_code()
         self._stopping.note_end()
@@ -348,7 +352,8 @@ class LocalRun:
 
     # ---------------------------------------------------------------------------------------------------------- end
 
-    def _outcome(self) -> RunOutcome:
+    def outcome(self) -> RunOutcome:
+        """Return how the run has ended, and write it into its folder."""
         error = self._first_error or (None if self.folder.model.is_dir() else self._after_work)
         status: FinalStatus
         if error is not None:

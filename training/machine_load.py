@@ -14,7 +14,7 @@ import psutil
 
 from training.events import MachineEvent
 from training.lazy import lazy
-from training.sensors import Claim, Gpu, OtherLoad, Packages, battery, nvidia_library, processor_celsius
+from training.sensors import Claim, Gpu, OtherLoad, Packages, RunProcesses, battery, nvidia_library, processor_celsius
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ def machine_events(
 
     def report() -> None:
         try:
-            others = OtherLoad(run_id) if run_id else None
+            others = OtherLoad(RunProcesses(run_id).seconds) if run_id else None
             load = MachineLoad(device, private, others=others, process=process, machine=machine)
             try:
                 load.event(time.monotonic())  # meters and the processor's load are counted from here
@@ -84,6 +84,7 @@ class MachineLoad:
         others: tells what programs use that do not belong to the run.
         process: see :func:`machine_events`.
         machine: tells temperatures and the battery, as psutil does.
+        library: gives NVIDIA's, once CUDA is in use; default: this machine's.
     """
 
     def __init__(
@@ -94,8 +95,9 @@ class MachineLoad:
         others: OtherLoad | None = None,
         process: int | None = None,
         machine: Any = psutil,
+        library: Callable[[], Any | None] = nvidia_library,
     ) -> None:
-        self._machine = machine
+        self._machine, self._library = machine, library
         self._others = others
         self._device = device
         self._private = private
@@ -143,7 +145,7 @@ class MachineLoad:
         """Look the GPU up once CUDA is in use: asking CUDA for its number before would start it from this thread."""
         if self._gpu_wanted and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch does not type it
             self._gpu_wanted = False
-            library = nvidia_library()
+            library = self._library()
             uuid = str(getattr(torch.cuda.get_device_properties(self._device), "uuid", ""))
             if library is not None and uuid:
                 self._gpu = Gpu(uuid, library)

@@ -88,19 +88,20 @@ def free_cores() -> float:
     return min(float(granted_cores()), limit.cores) if limit is not None else float(granted_cores())
 
 
-def whole_cores() -> int:
+def whole_cores(free: float | None = None) -> int:
     """Return how many threads these cores keep busy: more of them would stand in each other's way."""
-    return max(1, math.ceil(free_cores()))
+    return max(1, math.ceil(free_cores() if free is None else free))
 
 
-def threads(chosen: int, usual: int) -> int:
+def threads(chosen: int, usual: int, free: float | None = None) -> int:
     """Return the threads of a worker.
 
     Args:
         chosen: by a person; 0: nobody has.
         usual: what its library takes by itself; it knows of no quota.
+        free: cores that there are for it; default: :func:`free_cores`.
     """
-    return chosen or min(usual, whole_cores())
+    return chosen or min(usual, whole_cores(free))
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:

@@ -12,6 +12,7 @@ macOS tells temperature and power only to an administrator, so there all but bat
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -248,16 +249,14 @@ class Integral:
 class OtherLoad:
     """Tells, at every look, what others have used since the look before.
 
-    Workers and coordinator of a run are its own, and who shows it where it was begun: what has its id in its command
-    line, what the process that started this one has started, all that these start in turn, and the processes above."""
+    Args:
+        own: gives the processor seconds of what is not theirs, by process.
+    """
 
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
-        self._parent = psutil.Process().ppid()
-        self._above = {process.pid for process in psutil.Process().parents()}
-        self._known: dict[int, bool] = {}
+    def __init__(self, own: Callable[[], dict[int, float]]) -> None:
+        self._own_seconds = own
         self._total, self._busy = _processors()
-        self._own = self._own_seconds()
+        self._own = own()
 
     def share(self) -> float | None:
         """Return a number from 0 to 1; ``None`` where no time has passed by the system's count."""
@@ -268,7 +267,24 @@ class OtherLoad:
         self._total, self._busy, self._own = total, busy, own
         return min(1.0, max(0.0, (used - spent) / passed)) if passed > 0 else None
 
-    def _own_seconds(self) -> dict[int, float]:
+
+class RunProcesses:
+    """Those of a run on this machine.
+
+    Workers and coordinator are its own, and who shows it where it was begun: what has its id in its command line, what
+    the process that started this one has started, all that these start in turn, and the processes above.
+
+    Args:
+        inside: whether this process is one of them; else only those count that name the run, and what they start.
+    """
+
+    def __init__(self, run_id: str, inside: bool = True) -> None:
+        self._run_id = run_id
+        self._parent = psutil.Process().ppid() if inside else -1
+        self._above = {process.pid for process in psutil.Process().parents()} if inside else set[int]()
+        self._known: dict[int, bool] = {}
+
+    def seconds(self) -> dict[int, float]:
         """Return the processor seconds of every process of the run, by its number."""
         found: dict[int, float] = {}
         alive = psutil.pids()

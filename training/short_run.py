@@ -40,7 +40,7 @@ from training.exchange.base import SoloExchange
 from training.orders import Control
 from training.plan import RunPlan, read_plan
 from training.resources import free_cores, granted_cores, quota, threads, total_memory
-from training.sensors import OtherLoad, battery
+from training.sensors import OtherLoad, RunProcesses, battery
 from training.strategies.registry import usual_strategy
 from training.tasks.base import Place, Task
 from training.tasks.registry import task_from_profile
@@ -210,7 +210,7 @@ def plan_for(plan: RunPlan, batch: int) -> RunPlan:
 def measure(plan: RunPlan, task: Task, batch: int, device: torch.device, tell: Tell) -> tuple[nn.Module, float]:
     """Take the steps at one batch size, tell what they cost, and return the model and the seconds of all steps."""
     tell({"kind": "progress", "phase": f"steps of {batch} samples", "done": 0, "total": None})
-    steps, others = _Steps(), OtherLoad(plan.run_id)
+    steps, others = _Steps(), OtherLoad(RunProcesses(plan.run_id).seconds)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with tempfile.TemporaryDirectory(prefix="muster-short-run-") as folder:

@@ -7,20 +7,30 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 
 from training.resources import free_cores
 
 _LEAST_CORES = 2
 
 
-def main() -> None:
-    """Measure, with the arguments of :mod:`training.short_run`."""
-    wait = functools.cache(sys.stdin.readline)  # one line is one word
-    if free_cores() < _LEAST_CORES:
-        wait()
+Wait = Callable[[], object]
+
+
+def _measure(wait: Wait) -> None:
     from training import short_run  # imports torch
 
     short_run.main(wait)
+
+
+def main(
+    cores: Callable[[], float] = free_cores, word: Wait = sys.stdin.readline, measure: Callable[[Wait], None] = _measure
+) -> None:
+    """Measure, with the arguments of :mod:`training.short_run`; one line of ``word`` is one word."""
+    wait = functools.cache(word)
+    if cores() < _LEAST_CORES:
+        wait()
+    measure(wait)
 
 
 if __name__ == "__main__":

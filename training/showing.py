@@ -19,7 +19,7 @@ from training.tasks.base import Answer, Batch
 from training.tasks.predictions import BEFORE, Prediction, read_predictions
 from training.tasks.showcase import FIRST, NAME, Showcase, Shown, of_items, of_texts, read_showcase
 
-_SECONDS = 10.0
+SECONDS = 10.0
 """After which no further sample is looked at: the other members wait for this one."""
 
 
@@ -30,6 +30,7 @@ class Showing:
         folder: of what an evaluation writes; the first file there is of the first start, whoever resumes.
         stops: asked between two samples whether this member is to stop.
         warn: takes the one line that says why nothing is shown.
+        seconds: see :data:`SECONDS`.
     """
 
     def __init__(
@@ -40,10 +41,11 @@ class Showing:
         folder: Path,
         stops: Callable[[], bool],
         warn: Callable[[str], None],
+        seconds: float = SECONDS,
     ) -> None:
         self._samples, self._task, self._model, self._precision = samples, samples.task, model, precision
         self._folder, self._stops, self._warn = folder, stops, warn
-        self._gives_up = False
+        self._seconds, self._gives_up = seconds, False
 
     def texts(self, split: str, step: int, answers: Sequence[Answer], after: Sequence[Prediction]) -> None:
         """Choose among the clips of a whole split, whose texts are all kept.
@@ -92,7 +94,7 @@ class Showing:
     @torch.no_grad()
     def _shown(self, split: str, places: dict[str, int]) -> dict[str, Shown]:
         """Return what the model makes of samples, as many of them as there is time for."""
-        found, end = dict[str, Shown](), time.monotonic() + _SECONDS
+        found, end = dict[str, Shown](), time.monotonic() + self._seconds
         with evaluating(self._model):
             for name, index in places.items():
                 made = self._samples.evaluation_batch(split, [index])

@@ -212,7 +212,7 @@ class LocalTrainer(ObjectTrainer):
             print(text, file=sys.stderr, flush=True)
 
         with folder, noted_failure(folder), stopped_by((signal.SIGINT,), say) as stop:
-            _write_objects(job, folder.secrets)
+            write_objects(job, folder.secrets)
             run = LocalRun(folder.plan(), folder, self._on_event, worker=_WORKER)
             try:
                 run.start()
@@ -231,7 +231,7 @@ def failure_of(outcome: RunOutcome) -> MusterError:
     return _ERRORS.get(outcome.exit_code, RunFailed)(outcome.message, "; ".join(hints))
 
 
-def _write_objects(job: CustomJob, folder: Path) -> None:
+def write_objects(job: CustomJob, folder: Path) -> None:
     """Write the job for the run's workers. What tensors share is written once, which plain pickle does not do."""
     import torch
 

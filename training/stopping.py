@@ -118,7 +118,12 @@ class ProgressMonitor:
     _steps: dict[int, deque[float]] = field(default_factory=dict)
     _snapshots: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     _longest_snapshot: float = 0.0
-    _sign: float = field(default_factory=time.monotonic)
+    least_patience: float = LEAST_PATIENCE
+    clock: Callable[[], float] = time.monotonic
+    """Gives the time in seconds."""
+
+    def __post_init__(self) -> None:
+        self.sign()
 
     def __call__(self, event: Event) -> None:
         rank = -1 if event.member is None else event.member
@@ -136,7 +141,7 @@ class ProgressMonitor:
 
     def sign(self) -> None:
         """Something went on."""
-        self._sign = time.monotonic()
+        self._sign = self.clock()
 
     @property
     def pace(self) -> float | None:
@@ -149,7 +154,7 @@ class ProgressMonitor:
         if self.pace is None:
             return FIRST_STEP_PATIENCE
         usual = max(PATIENT_STEPS * self.pace, PATIENT_SNAPSHOTS * self._longest_snapshot)
-        return min(max(LEAST_PATIENCE, usual), MOST_PATIENCE)
+        return min(max(self.least_patience, usual), MOST_PATIENCE)
 
     @property
     def time_to_end(self) -> float:
@@ -159,7 +164,7 @@ class ProgressMonitor:
     @property
     def silence(self) -> float:
         """Seconds since the last sign."""
-        return time.monotonic() - self._sign
+        return self.clock() - self._sign
 
     @property
     def kept(self) -> int | None:
@@ -219,9 +224,9 @@ class Stopping:
     def _stop(self) -> None:
         self._conductor.give("stop", reason=self.reason)
         self._progress.sign()
-        last = time.monotonic()
+        last = self._progress.clock()
         while not self._over.wait(_LOOK):
-            before, last = last, time.monotonic()
+            before, last = last, self._progress.clock()
             if last - before > _STALL:  # this process stood still: what the members said meanwhile is still unread
                 self._progress.sign()
             self._progress.last_step = self._conductor.stop_step
@@ -248,14 +253,14 @@ class Stoppable(Protocol):
 class StopSignals:
     """Turns signals into a stop of the run; a second one ends everything at once."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._say, self._clock = say, clock
         self._run: Stoppable | None = None
         self._asked = 0
         self._first = 0.0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if self._asked and now - self._first < ONE_PRESS:
             return
         self._first = self._first if self._asked else now

@@ -13,6 +13,7 @@ from training.events import Event, MemberEvent, to_line
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
 from training.run_folder import RunFolder
+from training.stopping import Progress
 
 
 class Script:
@@ -50,6 +51,10 @@ class Script:
         self.signals.append(number)
         self.end(-number)
 
+    def tell_port(self, port: int) -> None:
+        """As a coordinator."""
+        self._lines.put(json.dumps({"port": port}).encode())
+
     def stop(self) -> None:
         self._lines.put(None)
 
@@ -62,8 +67,9 @@ class Stage:
         plan = plan_local_run(profile_from_options("scripted", options), workers)
         self.workers = [Script() for _ in range(workers)]
         self.coordinator = Script()
-        self.coordinator._lines.put(json.dumps({"port": 1}).encode())
+        self.coordinator.tell_port(1)
         self.events: list[Event] = []
+        self.progress = Progress()
         self.folder = RunFolder.create(folder, plan, ["test"])
         self.run = LocalRun(
             plan,
@@ -71,6 +77,7 @@ class Stage:
             self.events.append,
             self._worker,
             start_coordinator=lambda config, log: self.coordinator,
+            progress=self.progress,
         )
         self.run.start()
 
@@ -79,11 +86,11 @@ class Stage:
 
     def take(self, source: int, event: Event) -> None:
         """Merge one event of a worker, or of the coordinator: -1."""
-        self.run._take(source, to_line(event).encode())
+        self.run.take(source, to_line(event).encode())
 
     def ends(self, rank: int, code: int, reason: str = "") -> None:
         self.workers[rank].end(code, reason)
-        self.run._ended(rank)
+        self.run.note_end(rank)
 
     def told(self, rank: int) -> list[tuple[str, str]]:
         return [(e.status, e.message) for e in self.events if isinstance(e, MemberEvent) and e.member == rank]

@@ -113,7 +113,7 @@ def test_the_coordinator_speaks_of_members_only(stage: Stage) -> None:
 def test_who_goes_on_like_this_is_lost_and_the_others_go_on(stage: Stage) -> None:
     line = b'{"kind":"warning","message":"\\ud800\x1b[2J"}'
     for _ in range(STRIKES):
-        stage.run._take(1, line)
+        stage.run.take(1, line)
     assert stage.run.members.lost == [1] and stage.coordinator.sent == [{"ban": 1}]
     assert len(warnings(stage)) == 2  # the first line, and the loss
     assert "\x1b" not in warnings(stage)[0] and len(warnings(stage)[0]) < 600
@@ -126,7 +126,7 @@ def test_an_error_of_one_member_loses_that_member_and_not_the_run(stage: Stage) 
     stage.take(1, ErrorEvent(message="its memory is full", exit_code=2))
     stage.ends(1, ExitCode.BAD_INPUT)
     assert stage.told(1) == [("left", ""), ("lost", "its memory is full")]
-    assert stage.run._outcome().status == "completed"
+    assert stage.run.outcome().status == "completed"
     assert stage.folder.path.exists()
 
 
@@ -139,14 +139,14 @@ def test_a_model_that_could_not_be_fetched_fails_the_run_unless_there_is_one(
     stage.take(0, ErrorEvent(message="its model could not be fetched"))
     if saved:
         stage.folder.model.mkdir()
-    outcome = stage.run._outcome()
+    outcome = stage.run.outcome()
     assert (outcome.status, outcome.message) == (status, "" if saved else "its model could not be fetched")
 
 
 def test_the_last_member_that_fails_is_the_run_that_fails(stage: Stage) -> None:
     for rank in range(3):
         stage.take(rank, ErrorEvent(message=f"error {rank}"))
-    outcome = stage.run._outcome()
+    outcome = stage.run.outcome()
     assert (outcome.status, outcome.message) == ("failed", "error 2")
 
 
@@ -192,11 +192,11 @@ def test_a_flood_waits_and_does_not_delay_the_end_of_another() -> None:
 
     flood = threading.Thread(target=shout, daemon=True)
     flood.start()
-    while inbox._sizes.get(1, 0) < 1000:
+    while inbox.held(1) < 1000:
         assert flood.is_alive()
     inbox.put(2, None)
     assert (2, None) in [inbox.take(), inbox.take()]
-    assert inbox._sizes[1] <= 1000 and flood.is_alive()
+    assert inbox.held(1) <= 1000 and flood.is_alive()
     inbox.close()
     flood.join(60)
     assert not flood.is_alive()
@@ -214,7 +214,7 @@ def test_after_the_close_ends_are_still_told() -> None:
 @given(line=st.binary(max_size=80) | st.text(max_size=40).map(lambda text: json.dumps({"kind": text}).encode()))
 def test_no_line_of_a_member_raises(stage: Stage, line: bytes) -> None:
     for source in (0, intake.COORDINATOR):
-        stage.run._take(source, line)
+        stage.run.take(source, line)
 
 
 def test_ways_are_the_coordinators_to_tell_and_the_run_knows_the_names(stage: Stage) -> None:

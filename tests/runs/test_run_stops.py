@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from profiles.errors import ExitCode
 from tests.runs.run_stage import Script, Stage
 from tests.waiting import until
-from training import stopping
 from training.events import AnswerEvent, ErrorEvent, MemberEvent, RunEvent, SnapshotEvent, StepEvent
 from training.local_engine import LocalEngine
 from training.stopping import ProgressMonitor
@@ -83,10 +82,8 @@ def test_a_lost_member_is_not_waited_for(stage: Stage) -> None:
     assert stage.workers[1].signals == [signal.SIGKILL]  # nobody is left whom it could hold up
 
 
-def test_one_that_makes_no_progress_is_killed_and_the_loss_is_told(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stopping, "LEAST_PATIENCE", 0.05)
+def test_one_that_makes_no_progress_is_killed_and_the_loss_is_told(stage: Stage) -> None:
+    stage.progress.least_patience = 0.05
     train(stage, 3, 3, 3)
     stop(stage)
     outcome = stage.run.wait()
@@ -94,21 +91,20 @@ def test_one_that_makes_no_progress_is_killed_and_the_loss_is_told(
     assert outcome.message == "no snapshot is kept, 3 steps lost"
 
 
-def test_who_was_stopped_itself_takes_that_for_nobodys_silence(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_was_stopped_itself_takes_that_for_nobodys_silence(stage: Stage) -> None:
     """As by Ctrl-Z, after Ctrl-C."""
     looks, away = list[int](), 0.0
 
-    def monotonic() -> float:
+    def clock() -> float:
         looks.append(1)
         return time.monotonic() + away
 
     train(stage, 3, 3, 3)
-    monkeypatch.setattr(stopping, "_LOOK", 0.01)
-    monkeypatch.setattr(stopping, "time", SimpleNamespace(monotonic=monotonic))
+    stage.progress.clock = clock
     stop(stage)
-    away = 10 * stopping.LEAST_PATIENCE
+    away = 10 * stage.progress.patience
     seen = len(looks)
-    until(lambda: len(looks) > seen + 20)
+    until(lambda: len(looks) > seen + 8)  # two or three looks at the members
     assert not any(worker.signals for worker in stage.workers)
 
 
@@ -143,21 +139,20 @@ def test_a_coordinator_that_dies_at_the_end_of_a_run_is_not_started_again(stage:
 
     def start(config: object, log: object) -> Script:
         started.append(Script())
-        started[-1]._lines.put(b'{"port": 1}')
+        started[-1].tell_port(1)
         started[-1].stop()
         return started[-1]
 
-    engine = LocalEngine(stage.run.plan, stage.folder, stage.run._log, said.append, start_coordinator=start)
+    engine = LocalEngine(stage.run.plan, stage.folder, lambda name: io.BytesIO(), said.append, start_coordinator=start)
     engine.start()
     assert b"is started again" in next(said[0])
     engine.stop()
     assert list(said[0]) == [] and len(started) == 1
 
 
-def test_only_steps_towards_the_end_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_steps_towards_the_end_are_progress() -> None:
     now = 100.0
-    monkeypatch.setattr(stopping.time, "monotonic", lambda: now)
-    progress = ProgressMonitor()
+    progress = ProgressMonitor(clock=lambda: now)
     progress.last_step = 5
     now += 10
     progress(step(5))

@@ -177,7 +177,7 @@ def test_the_others_do_what_a_lost_member_had_taken(at_the_end: bool) -> None:
         if exchange.rank == 1:
             work, rounds = strategy._work, strategy._rounds
             assert rounds is not None
-            until(lambda: not (at_the_end and (work.taken[0] or work.taken[2] or work._left)))
+            until(lambda: not (at_the_end and (work.taken[0] or work.taken[2] or work.left)))
             strategy._work = WorkAssignment(1, _owners=(1,))  # it takes part in nothing any more
             rounds.wait_for_end()
             exchange.room.leave(1)
@@ -219,7 +219,7 @@ def test_work_is_taken_by_speed_and_ends_for_all_at_once() -> None:
         for rank in (0, 0, 1):
             last = len(work.taken[rank])
             work.take(rank)
-        if work._next >= work._end:
+        if not work.left:
             work.keep((0, 1))
     assert last <= 5
 

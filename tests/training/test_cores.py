@@ -57,11 +57,8 @@ def test_whatever_the_files_say(tmp_path_factory: pytest.TempPathFactory, groups
     ("free", "chosen", "usual", "expected"),
     [(0.4, 0, 8, 1), (1.5, 0, 8, 2), (8.0, 0, 4, 4), (0.4, 3, 8, 3)],
 )
-def test_threads_follow_the_quota(
-    monkeypatch: pytest.MonkeyPatch, free: float, chosen: int, usual: int, expected: int
-) -> None:
-    monkeypatch.setattr(resources, "free_cores", lambda: free)
-    assert threads(chosen, usual) == expected
+def test_threads_follow_the_quota(free: float, chosen: int, usual: int, expected: int) -> None:
+    assert threads(chosen, usual, free) == expected
 
 
 def test_a_quota_is_below_what_the_system_grants() -> None:

@@ -20,12 +20,12 @@ CPU = torch.device("cpu")
 LIAR = 1
 
 
-def evaluator(member: RoomExchange, warnings: list[str]) -> Evaluator:
+def evaluator(member: RoomExchange, warnings: list[str], **named: int) -> Evaluator:
     task = ToyTask()
     task.prepare(lambda *_: None)
     samples, settings = Samples(task, 0, CPU, 0.0, "here"), EvaluationSettings()
     model, precision = task.build_model(), Precision(None, CPU)
-    return Evaluator(samples, model, precision, member, settings, 4, warn=warnings.append)
+    return Evaluator(samples, model, precision, member, settings, 4, warn=warnings.append, **named)
 
 
 def evaluated(lie: bytes, again: int = 0, heeds: bool = True) -> tuple[list[EvaluationEvent | None], list[str]]:
@@ -85,16 +85,15 @@ def test_a_loss_that_is_no_number_is_told_as_it_is() -> None:
     assert [event is not None and event.loss for event in found] == [None, None] and warnings == []
 
 
-def test_a_long_share_is_told_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_share_is_told_in_parts() -> None:
     """So a member that is slow is in time for every round, and the sums are those of one round."""
     whole = together(2, lambda member: evaluator(member, []).evaluate("validation", 7, {0: 1, 1: 4}))[0][0]
-    monkeypatch.setattr("training.evaluation.PART", 1)
     names: list[str] = []
 
     def body(member: RoomExchange) -> EvaluationEvent | None:
         gather = member.gather
         member.gather = lambda name, payload: names.append(name) or gather(name, payload)  # type: ignore[method-assign]
-        return evaluator(member, []).evaluate("validation", 7, {0: 1, 1: 4})
+        return evaluator(member, [], part=1).evaluate("validation", 7, {0: 1, 1: 4})
 
     parts = list(together(2, body)[0].values())
     assert all(found.metrics == pytest.approx(whole.metrics) for found in parts)

@@ -8,7 +8,6 @@ import pytest
 
 from profiles.errors import BadInput
 from profiles.resolve import profile_from_options
-from training import local_plan
 from training.local_plan import plan_local_run
 from training.resources import count_gpus
 from training.strategies.registry import scaling_rule_of
@@ -27,14 +26,14 @@ SHARED = "3 workers share 2 GPUs"
     ],
 )
 def test_workers_take_turns_over_the_gpus(
-    gpus: int, device: str, indices: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    gpus: int, device: str, indices: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(local_plan, "count_gpus", lambda: gpus)
     profile = profile_from_options("p", {"device": device})
-    plan = plan_local_run(profile, 3)
+    plan = plan_local_run(profile, 3, count=lambda: gpus)
     assert [member.device_index for member in plan.members] == indices
     assert (SHARED in caplog.text) == (indices == [0, 1, 0])
-    assert [member.device_index for member in plan_local_run(profile, 3, here=False).members] == [0, 0, 0]
+    elsewhere = plan_local_run(profile, 3, here=False, count=lambda: gpus)
+    assert [member.device_index for member in elsewhere.members] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(

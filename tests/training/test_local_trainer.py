@@ -27,7 +27,7 @@ from training.events import ErrorEvent, Event, MemberEvent, SnapshotEvent, StepE
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
 from training.run_folder import RunFolder, remove_run_folder
-from training.simulation import OBJECTS, LocalTrainer, _write_objects
+from training.simulation import OBJECTS, LocalTrainer, write_objects
 from training.tasks.custom import CustomJob
 
 pytestmark = pytest.mark.slow
@@ -154,7 +154,7 @@ def test_a_resumed_fit_takes_no_other_options_and_no_run_of_others(tmp_path: Pat
 
 
 def test_views_of_one_tensor_travel_with_it_once(tmp_path: Path) -> None:
-    _write_objects(CustomJob(nn.Linear(2, 2), list(torch.zeros(1000, 250))), tmp_path)  # 1 MB
+    write_objects(CustomJob(nn.Linear(2, 2), list(torch.zeros(1000, 250))), tmp_path)  # 1 MB
     assert (tmp_path / OBJECTS).stat().st_size < 2_000_000
     written = torch.load(tmp_path / OBJECTS, weights_only=False)  # objects of this test, not only weights
     assert len(written.train) == 1000
@@ -285,7 +285,6 @@ def test_a_failed_fit_says_why(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_during_fit_loses_no_step(tmp_path: Path) -> None:
-    trainer = LocalTrainer(nn.Linear(4, 1), pairs(), loss=nn.functional.mse_loss, output_dir=tmp_path)
     steps: list[int] = []
 
     def interrupt(event: Event) -> None:
@@ -294,7 +293,8 @@ def test_ctrl_c_during_fit_loses_no_step(tmp_path: Path) -> None:
             if event.step == 20:
                 os.kill(os.getpid(), signal.SIGINT)
 
-    trainer._on_event = interrupt
+    loss = nn.functional.mse_loss
+    trainer = LocalTrainer(nn.Linear(4, 1), pairs(), loss=loss, output_dir=tmp_path, on_event=interrupt)
     with pytest.raises(StoppedByUser, match="0 steps lost"):
         trainer.fit(strategy="diloco", max_steps=100_000, sync_interval=10, snapshot_interval=0)
     assert trainer.outcome is not None and trainer.outcome.metrics["kept_step"] == max(steps)

@@ -52,9 +52,12 @@ class FakeNvml:
         return ask
 
 
-def load_of(private: Path, device: torch.device = CPU, rapl: Path | None = None, **told: Any) -> MachineLoad:
+def load_of(
+    private: Path, device: torch.device = CPU, rapl: Path | None = None, library: Any = None, **told: Any
+) -> MachineLoad:
     """A machine of this test alone, with a sensor for each of ``told``: what the real one tells must not matter."""
-    return MachineLoad(device, private, Packages(rapl or private / "none"), machine=SimpleNamespace(**told))
+    own = Packages(rapl or private / "none")
+    return MachineLoad(device, private, own, machine=SimpleNamespace(**told), library=lambda: library)
 
 
 @pytest.fixture
@@ -74,11 +77,10 @@ def count(zone: Path, joules: float) -> None:
     (zone / "energy_uj").write_text(f"{int(joules * 1e6)}\n")
 
 
-def cuda(monkeypatch: pytest.MonkeyPatch, library: Any) -> None:
+def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=UUID))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7)
-    monkeypatch.setattr(machine_load, "nvidia_library", lambda: library)
 
 
 def test_a_machine_that_tells_nothing_has_no_such_figures(tmp_path: Path) -> None:
@@ -134,8 +136,8 @@ def test_a_claim_where_nobody_else_can_be_is_granted_and_one_that_cannot_be_made
 
 def test_a_gpu_that_counts_energy(monkeypatch: pytest.MonkeyPatch, rapl: Path, tmp_path: Path) -> None:
     library = FakeNvml({"Temperature": 71, "TotalEnergyConsumption": 9_000_000, "CurrentClocksThrottleReasons": 0x44})
-    cuda(monkeypatch, library)
-    load = load_of(tmp_path, CUDA, rapl)
+    cuda(monkeypatch)
+    load = load_of(tmp_path, CUDA, rapl, library)
     load.event(0.0)
     library.answers["nvmlDeviceGetTotalEnergyConsumption"] += 1_500_000
     for zone in rapl.iterdir():
@@ -159,8 +161,9 @@ def test_a_gpu_that_nobody_knows_tells_nothing() -> None:
 
 
 def test_a_gpu_shared_by_two_members_is_counted_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    cuda(monkeypatch, FakeNvml({"TotalEnergyConsumption": 5, "Temperature": 60}))
-    events = [load.event(0.0) for load in [load_of(tmp_path, CUDA) for _ in range(2)]]
+    cuda(monkeypatch)
+    library = FakeNvml({"TotalEnergyConsumption": 5, "Temperature": 60})
+    events = [load.event(0.0) for load in [load_of(tmp_path, CUDA, library=library) for _ in range(2)]]
     assert [event.meters for event in events] == [("gpu",), None]
     assert [event.celsius for event in events] == [60, 60]
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from training.sensors import OtherLoad, slows
+from training.sensors import OtherLoad, RunProcesses, slows
 
 
 class Times(SimpleNamespace):
@@ -28,22 +28,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Times:
     return times
 
 
-def test_what_the_run_uses_is_not_the_load_of_others(clock: Times, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_run_uses_is_not_the_load_of_others(clock: Times) -> None:
     own = {1: 5.0}
-    monkeypatch.setattr(OtherLoad, "_own_seconds", lambda self: dict(own))
-    load = OtherLoad("run-1")
+    load = OtherLoad(lambda: dict(own))
     clock.user, clock.idle = 100.0 + 16.0, 900.0 + 4.0
     own |= {1: 9.0, 2: 4.0}  # a second process of the run came meanwhile
     assert load.share() == pytest.approx((16.0 - 8.0) / 20.0)
     assert load.share() is None  # no time has passed
 
 
-def elsewhere(run_id: str) -> OtherLoad:
+def elsewhere(run_id: str) -> dict[int, float]:
     """Look as a process that has nothing to do with those of this test."""
-    load = OtherLoad(run_id)
-    load._parent, load._above = -1, set()
-    load._known.clear()
-    return load
+    return RunProcesses(run_id, inside=False).seconds()
 
 
 def test_processes_of_the_run_are_known_by_its_id_or_its_parent() -> None:
@@ -53,9 +49,9 @@ def test_processes_of_the_run_are_known_by_its_id_or_its_parent() -> None:
         assert child.stdout is not None
         child.stdout.readline()
         try:
-            assert child.pid in elsewhere("20261121-013005-ab12")._own_seconds()
-            assert child.pid not in elsewhere("20261121-013005-ffff")._own_seconds()
-            assert os.getpid() in OtherLoad("20261121-013005-ffff")._own_seconds()
+            assert child.pid in elsewhere("20261121-013005-ab12")
+            assert child.pid not in elsewhere("20261121-013005-ffff")
+            assert os.getpid() in RunProcesses("20261121-013005-ffff").seconds()
         finally:
             child.kill()
 
@@ -68,7 +64,7 @@ def test_what_the_runs_own_processes_start_is_its_own() -> None:
         assert child.stdin is not None and child.stdout is not None
         child.stdout.readline()
         (inner,) = psutil.Process(child.pid).children()
-        assert {child.pid, inner.pid} <= elsewhere("20261121-013005-ab12")._own_seconds().keys()
+        assert {child.pid, inner.pid} <= elsewhere("20261121-013005-ab12").keys()
         child.stdin.close()
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from training import device as precision_module
 from training.device import Precision, select_precision
 
 CPU = torch.device("cpu")
@@ -45,8 +44,7 @@ def test_there_is_a_loss_scale_only_with_fp16() -> None:
     ("hardware", "pays", "found"), [(True, True, torch.bfloat16), (True, False, None), (False, True, None)]
 )
 def test_auto_is_bf16_on_a_cpu_that_has_it_for_a_task_that_gains(
-    monkeypatch: pytest.MonkeyPatch, hardware: bool, pays: bool, found: torch.dtype | None
+    hardware: bool, pays: bool, found: torch.dtype | None
 ) -> None:
-    monkeypatch.setattr(precision_module, "cpu_multiplies_bf16", lambda: hardware)
-    assert select_precision("auto", CPU, pays) is found
-    assert select_precision("off", CPU, pays) is None
+    assert select_precision("auto", CPU, pays, lambda: hardware) is found
+    assert select_precision("off", CPU, pays, lambda: hardware) is None

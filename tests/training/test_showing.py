@@ -16,6 +16,7 @@ from training.batches import Samples
 from training.device import Precision
 from training.evaluation import Evaluator
 from training.exchange.base import Exchange, SoloExchange
+from training.showing import Showing
 from training.tasks.base import Batch
 from training.tasks.predictions import FOLDER
 from training.tasks.showcase import NAME, Showcase, Shown, read_showcase
@@ -88,8 +89,12 @@ def test_what_the_users_own_code_raises_is_said_once_and_the_run_goes_on(tmp_pat
     assert warning.startswith("no samples are shown before and after training: KeyError: 'loss'")
 
 
-def test_no_more_is_looked_at_than_there_is_time_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.showing._SECONDS", -1.0)
-    evaluated(tmp_path, (0, 7))
+def test_no_more_is_looked_at_than_there_is_time_for(tmp_path: Path) -> None:
+    task = ToyTask()
+    task.prepare(lambda *_: None)
+    samples, model = Samples(task, 0, CPU, 0.0, "here"), task.build_model()
+    showing = Showing(samples, model, Precision(None, CPU), tmp_path / FOLDER, lambda: False, pytest.fail, seconds=-1.0)
+    for step in (0, 7):
+        showing.items("validation", step)
     found = kept(tmp_path)
     assert found is not None and [one.why for one in found.samples] == ["the only one"]

@@ -4,7 +4,6 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,17 +126,14 @@ def test_a_measurement_asks_for_few_samples_and_tells_of_all() -> None:
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-def test_a_machine_of_one_core_imports_nothing_before_the_word(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_of_one_core_imports_nothing_before_the_word(cores: int) -> None:
     told: list[str] = []
-    monkeypatch.setattr(short_run_start, "free_cores", lambda: cores)
-    monkeypatch.setattr(short_run_start.sys, "stdin", SimpleNamespace(readline=lambda: told.append("word") or "go"))
 
     def loaded(wait: Callable[[], object]) -> None:
         told.append("loaded")
         wait()
 
-    monkeypatch.setattr(short_run, "main", loaded)
-    short_run_start.main()
+    short_run_start.main(lambda: cores, lambda: told.append("word"), loaded)
     assert told == (["word", "loaded"] if cores == 1 else ["loaded", "word"])
 
 

@@ -82,7 +82,7 @@ class WorkAssignment:
 
     def take(self, rank: int) -> None:
         """Let a member take its next places, if any are left."""
-        usual, left = self.usual(rank), self._left
+        usual, left = self.usual(rank), self.left
         open_ = sum(len(places) for other, places in self.taken.items() if other != rank)
         whole = sum(self.speeds.values())
         share = math.ceil((left + open_) * self.speeds[rank] / whole - 1e-9) if whole else usual
@@ -102,7 +102,7 @@ class WorkAssignment:
             del self.speeds[rank]
             self._owed.extend(self.taken.pop(rank, ()))
         self._owed = deque(sorted(self._owed))
-        return [rank for rank, places in self.taken.items() if not places] if self._left else []
+        return [rank for rank, places in self.taken.items() if not places] if self.left else []
 
     @property
     def reached(self) -> int:
@@ -115,13 +115,13 @@ class WorkAssignment:
         return self.reached
 
     @property
-    def _left(self) -> int:
+    def left(self) -> int:
         return self._end - self._next + len(self._owed)
 
     @property
     def over(self) -> bool:
         """Whether the stretch is at its end: nothing is left, and nobody has taken anything; or nobody is there."""
-        return not any(self.taken.values()) and not (self._left and self.taken)
+        return not any(self.taken.values()) and not (self.left and self.taken)
 
 
 class DelayedNesterov:
