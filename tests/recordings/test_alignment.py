@@ -39,9 +39,7 @@ def test_words_lie_opposite_their_likes(heard: str, said: str, found: list[int])
 def test_divided_and_whole_it_costs_the_same(heard: list[int], said: list[int]) -> None:
     pair = np.array(heard, np.int64), np.array(said, np.int64)
     whole = align(*pair)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(alignment, "_SMALL", 4)
-        divided = align(*pair)
+    divided = align(*pair, small=4)
     assert cost(*pair, divided) == cost(*pair, whole)
     places = [place for place in divided if place >= 0]
     assert places == sorted(set(places))

@@ -225,8 +225,8 @@ def test_a_damaged_note_of_an_earlier_start_is_made_anew(tmp_path: Path, note: b
         return {"outcome": asdict(RecordingResult("talk", clips=3)), "train": [], "left_out": [], "words": []}
 
     source = dataset.Source("talk", sound, None)
-    assert dataset._once(source, tmp_path, [], make).clips == 3
+    assert dataset.once(source, tmp_path, [], make).clips == 3
     (tmp_path / "done" / "talk.json").write_bytes(note)
     for _ in range(2):
-        assert dataset._once(source, tmp_path, [], make).clips == 3
+        assert dataset.once(source, tmp_path, [], make).clips == 3
     assert len(made) == 2

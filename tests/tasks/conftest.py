@@ -14,6 +14,7 @@ import torch
 from tiny_speech import Prepared, ProfileMaker, learn, silent, tiny_whisper, write_clips, write_csv
 
 from profiles.schema import DataSettings, ModelSettings, Profile, Section
+from training.tasks.pretrained import PROXIES
 from training.tasks.whisper.task import WhisperTask
 
 
@@ -25,6 +26,14 @@ def english_whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def multilingual_whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_whisper(tmp_path_factory.mktemp("models") / "multilingual", ("en", "de", "fr"))
+
+
+@pytest.fixture
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's name does not resolve, and there is no proxy that could know it."""
+    for name in PROXIES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.invalid")
 
 
 @pytest.fixture

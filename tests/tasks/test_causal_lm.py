@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -169,17 +170,32 @@ def test_training_saving_and_opening(prepared: Prepared, tmp_path: Path, options
     assert pipeline("text-generation", model=str(out))("the quick", max_new_tokens=2, max_length=None)
 
 
-def test_cached_tokens_are_not_made_again(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = prepared().train[3]
-    monkeypatch.setattr(texts, "_pieces", None)
-    np.testing.assert_array_equal(prepared().train[3], first)
+class Tokenizing:
+    """Notes what it is given."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.given = inner, list[str]()
+        self.backend_tokenizer, self.eos_token_id = self.inner.backend_tokenizer, self.inner.eos_token_id
+
+    def __call__(self, text: str, **how: Any) -> Any:
+        self.given.append(text)
+        return self.inner(text, **how)
 
 
-def test_long_texts_are_tokenised_in_pieces(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "_PIECE", 50)
+def test_cached_tokens_are_not_made_again(prepared: Prepared) -> None:
     task = prepared()
-    assert isinstance(task.train, Blocks)
-    assert task.tokenizer.decode(task.train.tokens) == TEXT[: len(task.train.tokens)]
+    first = task.train[3]
+    task.tokenizer = tokenizer = Tokenizing(task.tokenizer)
+    task.prepare(silent)
+    np.testing.assert_array_equal(task.train[3], first)
+    assert tokenizer.given == []
+
+
+def test_long_texts_are_tokenised_in_pieces(tmp_path: Path) -> None:
+    tokenizer = Tokenizing(byte_tokenizer())
+    tokens = texts.tokenise([TEXT], tokenizer, tmp_path, silent, "text", piece=50)
+    assert len(tokenizer.given) > 1 and "".join(tokenizer.given) == TEXT
+    assert tokenizer.inner.decode(tokens) == TEXT
 
 
 def test_folder_with_splits(tmp_path: Path) -> None:

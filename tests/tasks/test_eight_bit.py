@@ -71,7 +71,7 @@ def test_weights_stored_in_16_bits_never_lie_in_memory_as_a_whole(
     read: Any = WhisperForConditionalGeneration.from_pretrained
     read(half).half().save_pretrained(half)
     task, model = built(prepared, model_path=half, base_precision="int8")
-    assert next(task.wrapper._read_model().parameters()).dtype == torch.float16
+    assert next(task.wrapper.read_model().parameters()).dtype == torch.float16
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32, torch.int8}
     task.save(model, tmp_path / "model")
     before, after = read(half, dtype=torch.float32), read(tmp_path / "model")

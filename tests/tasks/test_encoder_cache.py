@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -51,7 +52,7 @@ class Encodings:
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"tuning": "lora", "lora_rank": 2, "lora_alpha": 4, "lora_dropout": 0.0}])
 def test_each_clip_is_encoded_once_and_the_training_is_the_same(
-    prepared: Prepared, monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
 ) -> None:
     task = prepared(**options)
     first = Encodings(monkeypatch, task)
@@ -60,9 +61,11 @@ def test_each_clip_is_encoded_once_and_the_training_is_the_same(
     again = prepared(**options)
     second = Encodings(monkeypatch, again)
     assert trained(again)[0] == losses and second.clips == 0  # the same bits, whether they were there or not
-    monkeypatch.setattr(WhisperTask, "_cache_for", lambda *_: None)
-    plain = Encodings(monkeypatch, again)
-    expected, without = trained(again)
+    shutil.rmtree(tmp_path / "cache" / "encoded")
+    (tmp_path / "cache" / "encoded").write_text("in the way of a cache")
+    uncached = prepared(**options)
+    plain = Encodings(monkeypatch, uncached)
+    expected, without = trained(uncached)
     assert plain.clips == 16
     assert losses == pytest.approx(expected, rel=2e-3)
     torch.testing.assert_close(weights, without, atol=5e-3, rtol=0)
@@ -70,15 +73,15 @@ def test_each_clip_is_encoded_once_and_the_training_is_the_same(
 
 def test_nothing_is_kept_of_what_is_random_or_trained(prepared: Prepared) -> None:
     task = prepared(augmentation=0.5)
-    assert task._cache_for(task.build_model()) is None
+    assert task.cache_for(task.build_model()) is None
     task = prepared()
     model = task.build_model()
-    assert task._cache_for(model) is not None
+    assert task.cache_for(model) is not None
     model.model.encoder.config.attention_dropout = 0.1
-    assert task._cache_for(model) is None
+    assert task.cache_for(model) is None
     model.model.encoder.config.attention_dropout = 0.0
     model.model.encoder.layer_norm.requires_grad_(True)
-    assert task._cache_for(model) is None
+    assert task.cache_for(model) is None
 
 
 def test_other_weights_are_another_entry(prepared: Prepared, tmp_path: Path) -> None:

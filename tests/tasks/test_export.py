@@ -40,9 +40,9 @@ def told(text: str) -> None:
     """Stages that nobody watches."""
 
 
-def checked(request: ExportRequest) -> CheckResult:
+def checked(request: ExportRequest, exporter: Exporter | None = None) -> CheckResult:
     """Export, and return what was heard."""
-    outcome = export(request, told)
+    outcome = export(request, told, exporter)
     assert outcome.result is not None
     return outcome.result
 
@@ -120,17 +120,12 @@ def test_adapters_are_merged_or_stay_apart(trained_whisper: Path, adapter: Path,
     assert "PeftModel" in (tmp_path / "apart" / "README.md").read_text()
 
 
-def test_other_texts_are_refused_and_nothing_is_left(
-    trained_whisper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = exporters.exporter_of("hf")
-    monkeypatch.setattr(
-        "training.export.export.exporter_of", lambda name: Exporter(real.write, lambda *_: ["one", "two", "something"])
-    )
+def test_other_texts_are_refused_and_nothing_is_left(trained_whisper: Path, tmp_path: Path) -> None:
+    other = Exporter(exporters.exporter_of("hf").write, lambda *_: ["one", "two", "something"])
     with pytest.raises(RunFailed, match=r"differs in 33.3% of the words: clip2.wav: 'three' became 'something'"):
-        export(request_of(trained_whisper, tmp_path / "deep" / "out"), told)
+        export(request_of(trained_whisper, tmp_path / "deep" / "out"), told, other)
     assert list(tmp_path.iterdir()) == []
-    allowed = checked(request_of(trained_whisper, tmp_path / "deep" / "out", bound=0.4))
+    allowed = checked(request_of(trained_whisper, tmp_path / "deep" / "out", bound=0.4), other)
     assert allowed.heard[2] == TranscriptPair("clip2.wav", "three", "something")
 
 
@@ -150,17 +145,15 @@ def test_nothing_is_overwritten_unasked(trained_whisper: Path, tmp_path: Path) -
         export(request_of(trained_whisper, strange, overwrite=True), told)
 
 
-def test_a_failed_export_leaves_the_old_one(
-    trained_whisper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_export_leaves_the_old_one(trained_whisper: Path, tmp_path: Path) -> None:
     export(request_of(trained_whisper, tmp_path / "out", check=False), told)
 
     def broken(*_: object) -> None:
         raise BadInput("the disk is full")
 
-    monkeypatch.setattr("training.export.export.exporter_of", lambda name: Exporter(broken, broken))
+    request = request_of(trained_whisper, tmp_path / "out", check=False, overwrite=True)
     with pytest.raises(BadInput, match="disk is full"):
-        export(request_of(trained_whisper, tmp_path / "out", check=False, overwrite=True), told)
+        export(request, told, Exporter(broken, broken))
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert (tmp_path / "out" / "model.safetensors").is_file()
 

@@ -6,6 +6,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,6 @@ from tiny_speech import RATE, silent, tone, write_clips
 from transformers import WhisperFeatureExtractor
 
 from training.tasks.speech_clips import FileSource
-from training.tasks.whisper import samples as features
 from training.tasks.whisper.features import LogMel
 from training.tasks.whisper.samples import open_features
 
@@ -59,12 +59,23 @@ def test_cached_features_are_the_computed_ones(tmp_path: Path, log_mel: LogMel) 
     assert store[1].dtype == np.float32
 
 
-def test_second_start_computes_nothing(tmp_path: Path, log_mel: LogMel, monkeypatch: pytest.MonkeyPatch) -> None:
+class Once(LogMel):
+    """Computes nothing."""
+
+    def __call__(self, samples: np.ndarray) -> Any:
+        raise AssertionError("it is computed again")
+
+
+class Unread(FileSource):
+    def read(self) -> bytes:
+        raise AssertionError("it is read again")
+
+
+def test_second_start_computes_nothing(tmp_path: Path, log_mel: LogMel) -> None:
     sources = sources_of(tmp_path, 3)
     first = open_features(sources, log_mel, tmp_path / "cache")[2]
-    monkeypatch.setattr(features, "decode", None)
-    monkeypatch.setattr(FileSource, "read", None)
-    np.testing.assert_array_equal(open_features(sources, log_mel, tmp_path / "cache")[2], first)
+    unread = [Unread(source.path) for source in sources]
+    np.testing.assert_array_equal(open_features(unread, Once(**vars(log_mel)), tmp_path / "cache")[2], first)
 
 
 @pytest.mark.parametrize("name", ["features/*/features.f16", "features/*/index.json", "stamps/*/key"])
@@ -80,14 +91,11 @@ def test_damaged_features_are_computed_anew(
     assert caplog.text.count("computed again") == 1
 
 
-def test_moved_files_are_known_by_their_content(
-    tmp_path: Path, log_mel: LogMel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_moved_files_are_known_by_their_content(tmp_path: Path, log_mel: LogMel) -> None:
     open_features(sources_of(tmp_path, 3), log_mel, tmp_path / "cache")
     (tmp_path / "audio").rename(tmp_path / "moved")
-    monkeypatch.setattr(features, "decode", None)
     moved = [FileSource(tmp_path / f"moved/clip{index}.wav") for index in range(3)]
-    assert len(open_features(moved, log_mel, tmp_path / "cache")) == 3
+    assert len(open_features(moved, Once(**vars(log_mel)), tmp_path / "cache")) == 3
 
 
 def test_changed_content_is_computed_again(tmp_path: Path, log_mel: LogMel) -> None:
@@ -120,17 +128,18 @@ def test_progress_reaches_the_end(tmp_path: Path, log_mel: LogMel) -> None:
     assert seen[-1] == ("mels", 3, 3)
 
 
-def test_processes_that_ask_at_once_compute_once(
-    tmp_path: Path, log_mel: LogMel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_that_ask_at_once_compute_once(tmp_path: Path, log_mel: LogMel) -> None:
     sources = sources_of(tmp_path, 4)
-    computed: list[FileSource] = []
-    real = features._compute
-    monkeypatch.setattr(
-        features, "_compute", lambda source, log_mel: (computed.append(source), real(source, log_mel))[1]
-    )
+    computed: list[int] = []
+
+    class Counting(LogMel):
+        def __call__(self, samples: np.ndarray) -> Any:
+            computed.append(len(samples))
+            return super().__call__(samples)
+
+    counting = Counting(**vars(log_mel))
     with ThreadPoolExecutor(4) as pool:
-        stores = list(pool.map(lambda _: open_features(sources, log_mel, tmp_path / "cache", 1), range(4)))
+        stores = list(pool.map(lambda _: open_features(sources, counting, tmp_path / "cache", 1), range(4)))
     assert len(computed) == 4
     assert all(np.array_equal(store[3], stores[0][3]) for store in stores)
 

@@ -98,8 +98,8 @@ def test_no_known_split(on_the_hub: dict[str, Any]) -> None:
         read_speech("somebody/speech")
 
 
-def test_data_set_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_speech, "reachable", lambda: False)
+@pytest.mark.usefixtures("no_hub")
+def test_data_set_that_is_not_there() -> None:
     with pytest.raises(BadInput, match="data set nobody/nothing: no such folder, and not from the hub"):
         read_speech("nobody/nothing")
 

@@ -35,27 +35,23 @@ def test_no_such_folder(make_profile: ProfileMaker, path: str) -> None:
         wrapper_of(make_profile, path)
 
 
-def test_unknown_name_without_a_network_is_told_at_once(
-    make_profile: ProfileMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hub, "reachable", lambda: False)
+@pytest.mark.usefixtures("no_hub")
+def test_unknown_name_without_a_network_is_told_at_once(make_profile: ProfileMaker) -> None:
     with pytest.raises(BadInput, match="model nobody/nothing: no such folder, and the hub cannot be reached"):
         wrapper_of(make_profile, "nobody/nothing")
     with pytest.raises(BadInput, match=r"profile whisper-scratch .* 30 s\)"):
         wrapper_of(make_profile, "openai/whisper-tiny")
 
 
+@pytest.mark.usefixtures("no_hub")
 def test_hub_that_does_not_resolve_is_not_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in hub.PROXIES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_ENDPOINT", "https://hub.invalid")
     assert not hub.reachable()
     monkeypatch.setenv("HF_ENDPOINT", "https://localhost")
     assert hub.reachable()
 
 
 def test_name_the_hub_does_not_have(make_profile: ProfileMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "reachable", lambda: True)
+    monkeypatch.setenv("HF_ENDPOINT", "https://localhost")
     with pytest.raises(BadInput, match="model nobody/nothing not found on the hub"):
         hub.load("nobody/nothing", "model", lambda local: (_ for _ in ()).throw(OSError("404: no such repository")))
 

@@ -42,7 +42,7 @@ def test_prompt_is_what_generate_forces(prepared: Prepared, multilingual_whisper
     task = prepared(model_path=multilingual_whisper, language="german")
     model = task.build_model()
     features = batch_of(task)["input_features"]
-    generation = task.wrapper._generation_to_save(["de"])
+    generation = task.wrapper.generation_to_save(["de"])
     generation.return_timestamps = False
     forced = model._retrieve_init_tokens(features, 4, generation, model.config, 100, {})
     assert forced[0].tolist() == task.wrapper.prompt("de")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +14,13 @@ import soundfile
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_speech import RATE, WORDS, Prepared, tone, write_csv
+from tiny_speech import RATE, WORDS, Prepared, silent, tone, write_csv
 from torch import nn
 from transformers import WhisperForConditionalGeneration
 
 from profiles.errors import BadInput
 from training.batches import BatchSource, Samples
 from training.data import Cursor, SampleSchedule
-from training.tasks.whisper import features
 from training.tasks.whisper.encoder import encode
 from training.tasks.whisper.features import Windows
 from training.tasks.whisper.task import WhisperTask
@@ -178,12 +178,12 @@ def step_gradient(task: WhisperTask, model: nn.Module, batch_sizes: dict[int, in
 @pytest.mark.slow
 @pytest.mark.parametrize("augmentation", [0.0, 1.0])
 def test_members_and_micro_batches_equal_one_with_the_joint_batch(
-    prepared: Prepared, lengths_folder: Path, augmentation: float, monkeypatch: pytest.MonkeyPatch
+    prepared: Prepared, lengths_folder: Path, augmentation: float
 ) -> None:
     """Whoever holds a step's longest clip, and wherever the others are: all hear as much silence."""
-    monkeypatch.setattr(features, "GRID", 0.1)
-    monkeypatch.setattr(features, "MARGIN", 0.0)
     task = prepared(dataset_path=lengths_folder, augmentation=augmentation)
+    task.windows = replace(task.windows, grid=0.1, margin=0.0)
+    task.prepare(silent)
     assert set(task.lengths()) == {20, 40, 60, 100}
     model = task.build_model().eval()
     joint = step_gradient(task, model, {0: 4}, 1)

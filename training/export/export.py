@@ -225,7 +225,7 @@ class ExportOutcome:
     """``None``: not checked; ``manifest["check"]["reason"]`` says why."""
 
 
-def export(request: ExportRequest, say: Say) -> ExportOutcome:
+def export(request: ExportRequest, say: Say, exporter: Exporter | None = None) -> ExportOutcome:
     """Carry an export out; ``say`` is told each stage.
 
     Raises:
@@ -240,7 +240,7 @@ def export(request: ExportRequest, say: Say) -> ExportOutcome:
             say(f"listening to {counted(len(clips), 'recording')} with the original")
             original, clips = listen(plain.wrapper, plain.model, clips)
         say(f"writing {request.format.name}")
-        exporter = exporter_of(request.format.name)
+        exporter = exporter or exporter_of(request.format.name)
         _write(request, exporter, plain, folder)
         result = None
         if clips:

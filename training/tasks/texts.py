@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("muster.data")
 
 Tokens = npt.NDArray[np.uint32]
-_PIECE = 1_000_000  # characters tokenised at once
+PIECE = 1_000_000  # characters tokenised at once
 _PARTS, _CHARACTERS = 16, 8
 """Of an early look: parts of the text, and characters for a token that is wanted; usual are about 4 in English."""
 
@@ -130,10 +130,15 @@ def _spread(documents: Sequence[str], total: int, width: int) -> Iterator[str]:
         yield text
 
 
-def tokenise(documents: Sequence[str], tokenizer: Any, root: Path, progress: Progress, phase: str) -> Tokens:
+def tokenise(
+    documents: Sequence[str], tokenizer: Any, root: Path, progress: Progress, phase: str, piece: int = PIECE
+) -> Tokens:
     """Return the tokens of ``documents`` from the cache below ``root``, memory-mapped; made if they are not there.
 
     Documents end with the tokenizer's end token if it has one and there are several.
+
+    Args:
+        piece: characters that are tokenised at once, and those to the end of their line.
     """
     digest = hashlib.blake2b(tokenizer.backend_tokenizer.to_str().encode(), digest_size=16)
     for document in documents:
@@ -147,10 +152,10 @@ def tokenise(documents: Sequence[str], tokenizer: Any, root: Path, progress: Pro
         progress(phase, 0, total)
         with (folder / "tokens.u32").open("wb") as file:
             for document in documents:
-                for piece in _pieces(document):
-                    ids = tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
+                for part in _pieces(document, piece):
+                    ids = tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]
                     file.write(np.asarray(ids, dtype=np.uint32).tobytes())
-                    done += len(piece)
+                    done += len(part)
                     progress(phase, done, total)
                 if end is not None:
                     file.write(np.uint32(end).tobytes())
@@ -160,11 +165,11 @@ def tokenise(documents: Sequence[str], tokenizer: Any, root: Path, progress: Pro
     return np.memmap(file, np.uint32, "r") if file.stat().st_size else np.empty(0, np.uint32)
 
 
-def _pieces(text: str) -> Iterator[str]:
+def _pieces(text: str, size: int) -> Iterator[str]:
     """Cut a long text at line ends, where a tokenizer's merges do not cross."""
     start = 0
     while start < len(text):
-        end = text.find("\n", start + _PIECE) + 1 or len(text)
+        end = text.find("\n", start + size) + 1 or len(text)
         yield text[start:end]
         start = end
 

@@ -122,7 +122,7 @@ def segment_all(
         aside.mkdir(parents=True, exist_ok=True)
         with FileLock(aside / "lock", timeout=0):
             outcomes = [
-                _once(source, aside, [model, language, asdict(options)],
+                once(source, aside, [model, language, asdict(options)],
                       partial(_segment, source, aside, hear, language, options, progress(source.name)))
                 for source in sources
             ]  # fmt: skip
@@ -139,7 +139,7 @@ _NOTED = ("key", "outcome", "train", "left_out", "words")
 """What a note of a recording holds."""
 
 
-def _once(source: Source, aside: Path, settings: Sequence[Any], make: Callable[[], dict[str, Any]]) -> RecordingResult:
+def once(source: Source, aside: Path, settings: Sequence[Any], make: Callable[[], dict[str, Any]]) -> RecordingResult:
     """Return what became of a recording: from an earlier start, or made now."""
     stamps = [FileSource(path).stamp() for path in (source.path, source.transcript) if path is not None]
     key = hashlib.sha256(json.dumps([*settings, *stamps]).encode()).hexdigest()

@@ -23,7 +23,7 @@ Numbers = npt.NDArray[np.int64]
 _GAP, _OTHER, _ALONE = 4, 7, 1
 """Costs of a word without one opposite, of two different words, and of a match with no match at either side: of several
 equal words the one in the same company is opposite. Two gaps are dearer than a pair of different words."""
-_SMALL = 1 << 18  # cells that are kept at once at the bottom of the recursion
+SMALL = 1 << 18  # cells that are kept at once at the bottom of the recursion
 _SLACK = 10.0  # seconds that the times of a transcript may be off
 _JUMP = 12
 """So many more words of the transcript than were heard in between, and they are no longer of one segment."""
@@ -241,6 +241,7 @@ def align(
     said: Numbers,
     heard_times: npt.NDArray[np.float64] | None = None,
     said_times: npt.NDArray[np.float64] | None = None,
+    small: int = SMALL,
 ) -> Numbers:
     """Return for each heard word the position of the said word opposite, -1 where there is none; they only grow.
 
@@ -249,6 +250,7 @@ def align(
         said: [m] likewise.
         heard_times: [n] seconds; with ``said_times`` words far apart are never taken for the same.
         said_times: [m] seconds.
+        small: cells that are kept at once at the bottom of the recursion.
     """
     pair = _Pair(heard, said, heard_times, said_times)
     opposite = np.full(len(heard), -1, np.int64)
@@ -257,7 +259,7 @@ def align(
         top, bottom, left, right = waiting.pop()
         if bottom == top or left == right:
             continue
-        if bottom - top == 1 or (bottom - top + 1) * (right - left + 1) <= _SMALL:
+        if bottom - top == 1 or (bottom - top + 1) * (right - left + 1) <= small:
             _trace(pair, opposite, top, bottom, left, right)
             continue
         middle = (top + bottom) // 2

@@ -98,11 +98,14 @@ class Windows:
         setting: ``full``, ``auto``, or seconds that a window lasts at least.
         full: frames of the model's own window.
         seconds: length of that in seconds.
+        grid, margin: seconds of the grid, and of silence.
     """
 
     setting: str
     full: int
     seconds: float
+    grid: float = GRID
+    margin: float = MARGIN
 
     @property
     def are_cut(self) -> bool:
@@ -116,9 +119,9 @@ class Windows:
         if not self.are_cut:
             return np.full_like(held, self.full)
         rate = self.full / self.seconds
-        grid = max(2, 2 * round(GRID * rate / 2))
+        grid = max(2, 2 * round(self.grid * rate / 2))
         least = 0.0 if self.setting == "auto" else float(self.setting) * rate
-        wanted = np.maximum(held + MARGIN * rate, least)
+        wanted = np.maximum(held + self.margin * rate, least)
         rounded = np.ceil(wanted / grid).astype(np.int64) * grid
         cut: npt.NDArray[np.int64] = np.minimum(rounded, self.full)
         return cut

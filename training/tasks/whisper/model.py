@@ -275,11 +275,11 @@ class WhisperModelWrapper:
         return cast(nn.Module, model)
 
     def _read_with_generation(self) -> Any:
-        model = self._read_model()
+        model = self.read_model()
         model.generation_config = copy.deepcopy(self.generation)
         return model
 
-    def _read_model(self) -> Any:
+    def read_model(self) -> Any:
         if self.settings.from_scratch:
             return WhisperForConditionalGeneration(copy.deepcopy(self.config))
 
@@ -364,11 +364,11 @@ class WhisperModelWrapper:
                 language, here among these. ``None``: those that it was saved for before.
         """
         save_weights(model, directory, self._read_with_generation, merge=self.settings.lora_merge)
-        self._generation_to_save(languages).save_pretrained(str(directory))
+        self.generation_to_save(languages).save_pretrained(str(directory))
         self.tokenizer.save_pretrained(str(directory))
         self.extractor.save_pretrained(str(directory))
 
-    def _generation_to_save(self, languages: Sequence[str] | None) -> Any:
+    def generation_to_save(self, languages: Sequence[str] | None) -> Any:
         generation = copy.deepcopy(self.generation)
         if self.is_multilingual:
             generation.task = self.settings.speech_task

@@ -220,7 +220,7 @@ class WhisperTask(Task):
         self._encoded = None
         return model
 
-    def _cache_for(self, model: nn.Module) -> EncoderCache | None:
+    def cache_for(self, model: nn.Module) -> EncoderCache | None:
         """Return the outputs of the model's encoder for the training clips, where they are always the same."""
         encoder, data = unwrap(model).model.encoder, self.train
         if self.profile.data.augmentation or not is_constant(encoder):
@@ -315,7 +315,7 @@ class WhisperTask(Task):
     def hear_to_train(self, model: nn.Module, batch: Batch) -> Any:
         """The encoder's output for a training batch; that of an encoder which stays as it is, from the cache."""
         features, positions = batch["input_features"], batch["positions"]
-        cache = self._cache_for(model) if positions else None
+        cache = self.cache_for(model) if positions else None
         if cache is None:
             return self.wrapper.hear(model, features)
         return (cache(features, positions, lambda some: self.wrapper.hear(model, some).last_hidden_state),)
