@@ -176,7 +176,11 @@ def _machine_of(seat: str, machines: Sequence[Ready]) -> MachineLink | None:
 
 
 def best_paths(
-    link: MachineLink, pairs: Sequence[PairFigures], coordinator: MachineLink | None, here: str
+    link: MachineLink,
+    pairs: Sequence[PairFigures],
+    coordinator: MachineLink | None,
+    here: str,
+    towards: Callable[[str], str] = address_towards,
 ) -> tuple[str, str]:
     """Return the interface that most of a machine's best paths use, and the coordinator's address on the one to it.
 
@@ -184,6 +188,7 @@ def best_paths(
 
     Args:
         coordinator: the machine of the coordinator; ``None``: this one, which the pairs call ``here``.
+        towards: gives the address of this machine on the way to another.
     """
     used: Counter[str] = Counter()
     address = ""
@@ -194,9 +199,9 @@ def best_paths(
         calls = link.name == pair.source
         used[pair.figures.interface if calls else pair.figures.interface_back] += 1
         if link.name != center and center in (pair.source, pair.target):
-            known = "" if coordinator is not None else address_towards(pair.figures.address)
+            known = "" if coordinator is not None else towards(pair.figures.address)
             address = pair.figures.address if calls else known
-    usual = coordinator.host if coordinator is not None else address_towards(link.host) if link.host else ""
+    usual = coordinator.host if coordinator is not None else towards(link.host) if link.host else ""
     interface = used.most_common(1)[0][0] if used else ""
     return interface, "" if address == usual or not link.host else address
 

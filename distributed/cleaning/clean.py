@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from distributed.cleaning.clean_scripts import END, FORGET, REMOVE, SURVEY, WHERE
 from distributed.hosts.schema import Hosts, Machine
-from distributed.machine.link import CACHE, Connection, document, link_to
+from distributed.machine.link import CACHE, Connection, Dial, document, link_to
 from distributed.ssh.errors import RemoteFileError, SshError
 from profiles.errors import MusterError
 
@@ -219,7 +219,7 @@ def _removal(parts: Sequence[InventoryPath], now: Inventory) -> list[str]:
 
 
 def leftovers(
-    hosts: Hosts, run_id: str, first: Callable[[], object] = lambda: None
+    hosts: Hosts, run_id: str, first: Callable[[], object] = lambda: None, dial: Dial = link_to
 ) -> dict[str, list[str] | MusterError]:
     """Return, by machine, the processes of a run that still run there, or why it could not be asked.
 
@@ -229,7 +229,7 @@ def leftovers(
     done = threading.Event()
 
     def ask(machine: Machine) -> list[str] | MusterError:
-        link = link_to(machine, hosts)
+        link = dial(machine, hosts, None)
         try:
             link.put_agent()
             done.wait()

@@ -156,11 +156,13 @@ class Browser:
         clock: by which questions are due, and work is counted.
     """
 
-    def __init__(self, tell: Callable[[Observation], None], clock: TimeSource = time) -> None:
+    def __init__(
+        self, tell: Callable[[Observation], None], clock: TimeSource = time, interfaces: Interfaces | None = None
+    ) -> None:
         self._tell = tell
         self._clock = clock
         self._book = RecordBook()
-        self._interfaces = Interfaces(())
+        self._interfaces = interfaces or Interfaces(())
         self._sockets: dict[tuple[str, int], MulticastSocket] = {}
         self._problems: dict[str, Problem] = {}
         self._asked: dict[str, set[tuple[str, int]]] = {}

@@ -189,10 +189,16 @@ class PathWatch:
     Args:
         observe: takes what is found.
         known: names by the fingerprint of their host key.
+        read: asks who answers somewhere for its host key.
     """
 
-    def __init__(self, observe: Callable[[Observation], None], known: Mapping[str, tuple[str, ...]]) -> None:
-        self._observe, self._known = observe, known
+    def __init__(
+        self,
+        observe: Callable[[Observation], None],
+        known: Mapping[str, tuple[str, ...]],
+        read: Callable[..., HostKeyInfo | Problem] = read_host_key,
+    ) -> None:
+        self._observe, self._known, self._read = observe, known, read
         self._state = State()
         self._rounds: dict[Endpoint, _Rounds] = {}
         self._looking: Counter[str] = Counter()
@@ -252,11 +258,11 @@ class PathWatch:
             await self._failed(endpoint, rounds, failure)
 
     async def _identify(self, endpoint: Endpoint, rounds: _Rounds) -> None:
-        seen = await aside(lambda: read_host_key(endpoint))
+        seen = await aside(lambda: self._read(endpoint))
         keys = {seen.key_type: seen.fingerprint} if isinstance(seen, HostKeyInfo) else {}
         while isinstance(seen, HostKeyInfo) and (kinds := self._unasked(endpoint, tuple(keys.items()))):
             kind = kinds[0]
-            other = await aside(partial(read_host_key, endpoint, kind=kind))
+            other = await aside(partial(self._read, endpoint, kind=kind))
             if isinstance(other, HostKeyInfo):
                 keys[kind] = other.fingerprint if other.key_type == kind else ""
             else:

@@ -334,14 +334,14 @@ def can_connect() -> bool:
         return probe.connect_ex(SOCKET) in (0, errno.EAGAIN)  # so many wait already: it is there, but stopped
 
 
-def end_old_agent() -> None:
+def end_old_agent(patience: float = PATIENCE) -> None:
     """End an agent that an earlier attempt of the same run left here."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + patience
     while can_connect():
         if time.monotonic() > end:
             raise OSError("another agent of this run is active here and does not end")
         with socket.socket(socket.AF_UNIX) as old, contextlib.suppress(OSError, ValueError):
-            old.settimeout(PATIENCE)  # it may be stopped
+            old.settimeout(patience)  # it may be stopped
             old.connect(SOCKET)
             old.sendall(b'{"after": 0}\n')
             commands = json.loads(old.makefile("rb").readline())["commands"]

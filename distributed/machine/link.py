@@ -83,14 +83,14 @@ class HereProcess(Process):
         self.machine = machine
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         try:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, cwd=Path.home()
             )
         except OSError as error:
             self._errors.close()
             raise Dropped(machine, f"{argv[0]}: {error.strerror}") from None
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._stdin, self._stdout = self.process.stdin, self.process.stdout
         self.ran = note(machine, argv)
 
     @property
@@ -124,16 +124,16 @@ class HereProcess(Process):
 
     def wait(self, timeout: float | None = None) -> int:
         try:
-            code = self._process.wait(timeout)
+            code = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             raise CommandTimeout(self.machine, "a command did not end in time") from None
         return code if code >= 0 else 128 - code  # 128 + signal where a signal ended it, as over SSH
 
     def close(self) -> None:
         """End the command and its streams."""
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
         for stream in (self._stdin, self._stdout, self._errors):
             with contextlib.suppress(OSError):
                 stream.close()

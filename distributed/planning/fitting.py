@@ -13,8 +13,9 @@ batches of evaluations are halved until they fit.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -114,13 +115,23 @@ _IN_ORDER = (
 """What can be changed, the gravest first."""
 
 
+def has_8_bits() -> bool:
+    """Whether bitsandbytes is installed here, and so on machines that are prepared from here."""
+    return importlib.util.find_spec("bitsandbytes") is not None
+
+
 def fitted(
-    profile: Profile, size: ModelSize | None, rooms: Sequence[MemoryBudget], alone: bool | None = None
+    profile: Profile,
+    size: ModelSize | None,
+    rooms: Sequence[MemoryBudget],
+    alone: bool | None = None,
+    with_8_bits: Callable[[], bool] = has_8_bits,
 ) -> Fitted:
     """Return the profile as it fits all rooms.
 
     Args:
         alone: whether one member trains by itself, which keeps nothing for exchanges; by default if the rooms have one.
+        with_8_bits: whether the frozen weights can be kept in 8 bits.
 
     Raises:
         BadInput: what was set, or the model itself, cannot fit; says by how much, and what would.
@@ -129,18 +140,19 @@ def fitted(
     if size is None or not known:
         return Fitted(profile)
     alone = sum(room.members for room in rooms) == 1 if alone is None else alone
-    open_ = open_settings(profile)
+    tried = partial(_candidates, profile, open_settings(profile), with_8_bits)
     needed = _needed(profile, size, alone)
     tightest = min(known, key=lambda room: room.usable / (needed * room.members))
-    for candidate in _candidates(profile, open_):
+    for candidate in tried():
         needs = _needed(candidate, size, alone)
         if all(needs * room.members <= room.usable for room in known):
             found = Fitted(candidate, _changes(profile, candidate), needed, needs, tightest)
             return found if found.changes else replace(found, tightest=None)
-    least = min(_candidates(profile, open_), key=lambda candidate: _needed(candidate, size, alone))
+    least = min(tried(), key=lambda candidate: _needed(candidate, size, alone))
     needs = _needed(least, size, alone)
     if needs * tightest.members > tightest.total * DOUBT:
-        raise _too_large(profile, size, tightest, alone, needs)
+        whatever = _candidates(profile, frozenset(FITTED), with_8_bits)
+        raise _too_large(profile, size, tightest, alone, needs, whatever)
     return Fitted(least, _changes(profile, least), needed, needs, tightest)
 
 
@@ -151,15 +163,15 @@ def _needed(profile: Profile, size: ModelSize, alone: bool) -> int:
     return need_of(profile, size, alone, max(sizes)).total
 
 
-def _candidates(profile: Profile, open_: frozenset[str]) -> Iterator[Profile]:
+def _candidates(profile: Profile, open_: frozenset[str], with_8_bits: Callable[[], bool]) -> Iterator[Profile]:
     """Yield the profile as it is, then with what may be changed, in the fixed order."""
-    for step in _steps(profile, open_):
+    for step in _steps(profile, open_, with_8_bits):
         for batch in _batches(step, open_):
             changed = _with_batch(step, batch, open_)
             yield from (_with_evaluations(changed, size) for size in _evaluations(changed, open_))
 
 
-def _steps(profile: Profile, open_: frozenset[str]) -> Iterator[Profile]:
+def _steps(profile: Profile, open_: frozenset[str], with_8_bits: Callable[[], bool]) -> Iterator[Profile]:
     yield profile
     model = profile.model
     ways = less_memory(model.task)
@@ -172,13 +184,8 @@ def _steps(profile: Profile, open_: frozenset[str]) -> Iterator[Profile]:
         if changed is not profile:
             profile = _changed(changed, "training", learning_rate=rate) if "learning_rate" in open_ else changed
             yield profile
-    if "base_precision" in open_ and profile.model.tuning == "lora" and ways and has_8_bits():
+    if "base_precision" in open_ and profile.model.tuning == "lora" and ways and with_8_bits():
         yield _changed(profile, "model", base_precision="int8")
-
-
-def has_8_bits() -> bool:
-    """Whether bitsandbytes is installed here, and so on machines that are prepared from here."""
-    return importlib.util.find_spec("bitsandbytes") is not None
 
 
 def _batches(profile: Profile, open_: frozenset[str]) -> list[int]:
@@ -235,11 +242,13 @@ def _changes(before: Profile, after: Profile) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _too_large(profile: Profile, size: ModelSize, room: MemoryBudget, alone: bool, needs: int) -> BadInput:
+def _too_large(
+    profile: Profile, size: ModelSize, room: MemoryBudget, alone: bool, needs: int, candidates: Iterable[Profile]
+) -> BadInput:
     """Return the refusal, with the settings that would fit."""
     shared = f" for {room.members} workers" if room.members > 1 else ""
     message = f"{profile.name} needs about {_gb(needs)} a worker, {room.name} has {_gb(room.total)}{shared}"
-    for candidate in _candidates(profile, frozenset(FITTED)):
+    for candidate in candidates:
         would = _needed(candidate, size, alone)
         if would * room.members <= room.usable:
             settings = [f"{name} = {after}" for name, (_, after) in _changes(profile, candidate).items()]

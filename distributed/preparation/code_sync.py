@@ -137,9 +137,9 @@ def _is_local(location: str) -> bool:
     return os.path.isabs(location) and os.path.exists(location)
 
 
-def folder_tree(folder: Path) -> Tree:
-    """Return the tree of all files in a folder."""
-    return _tree(_walk(folder), folder)
+def folder_tree(folder: Path, cache: HashCache | None = None) -> Tree:
+    """Return the tree of all files in a folder; ``cache`` is this user's by default."""
+    return _tree(_walk(folder), folder, cache)
 
 
 def _beside(profile: Profile, table: Path) -> Iterator[Path]:
@@ -230,8 +230,8 @@ def _walk(folder: Path, wanted: Callable[[Path], bool] = lambda folder: True) ->
         yield from (Path(directory, name) for name in sorted(files) if not name.startswith("."))
 
 
-def _tree(paths: Iterable[Path], top: Path) -> Tree:
-    files, sources, cache = {}, {}, HashCache()
+def _tree(paths: Iterable[Path], top: Path, cache: HashCache | None = None) -> Tree:
+    files, sources, cache = {}, {}, cache or HashCache()
     for path in paths:
         blob = _hash(path, cache)
         files[str(path.relative_to(top))] = blob

@@ -99,10 +99,18 @@ def ask_missing(link: MachineLink, trees: Sequence[str], blobs: Sequence[str], *
     raise SshError(link.name, "it did not report which files it lacks", "try again")
 
 
-def send_trees(link: MachineLink, trees: Collection[Tree], progress: Progress = lambda done, total: None) -> int:
+def send_trees(
+    link: MachineLink,
+    trees: Collection[Tree],
+    progress: Progress = lambda done, total: None,
+    patience: float = PATIENCE,
+) -> int:
     """Bring folders to a machine, to ``trees/NAME`` of Muster's folder; return how many files were missing there.
 
     A connection that breaks is made again, and what has arrived stays.
+
+    Args:
+        patience: seconds without a byte more on the far side after which it is given up.
 
     Raises:
         SshError: the machine cannot take them.
@@ -120,7 +128,7 @@ def send_trees(link: MachineLink, trees: Collection[Tree], progress: Progress = 
             try:
                 return ask_missing(link, [], sorted(sources))
             except _BREAKS:
-                if time.monotonic() - moved > PATIENCE:
+                if time.monotonic() - moved > patience:
                     raise
                 time.sleep(1.0)
 

@@ -93,8 +93,8 @@ class SshConnection:
         """The key's label, ``password``, or ``none``."""
         self.system = ""
         """What ``uname -sm`` says, for example ``Darwin arm64``."""
-        self._transport = transport
-        self._gateway = gateway
+        self.transport = transport
+        self.gateway = gateway
         self._marker = "muster" + secrets.token_hex(8)
         self._forwards: list[Forward] = []
         self._heartbeat = Heartbeat(transport, wire, heartbeat)
@@ -169,7 +169,7 @@ class SshConnection:
         """Open the way to the next machine through this one."""
         try:
             way, origin = (host.hostname, host.port), (LOOPBACK, 0)
-            return in_order(self._transport.open_channel("direct-tcpip", way, origin, timeout=deadline.remaining))
+            return in_order(self.transport.open_channel("direct-tcpip", way, origin, timeout=deadline.remaining))
         except (paramiko.SSHException, EOFError, OSError) as error:
             problem = f"{self.host.where} cannot reach {host.where} for us ({error})"
             raise ForwardRefused(host.machine, problem, "check ProxyJump in ~/.ssh/config") from None
@@ -178,7 +178,7 @@ class SshConnection:
         try:
             result = self.run(["uname", "-sm"], timeout=timeout)
         except (Dropped, NoShell) as error:
-            if isinstance(error, NoShell) and self._transport.is_active():
+            if isinstance(error, NoShell) and self.transport.is_active():
                 raise
             problem = f"{self.host.where} closed the connection right after user '{self.host.user}' had logged in"
             hint = (
@@ -226,7 +226,7 @@ class SshConnection:
             problem = f"its SSH server opens no more sessions ({error.text})"
             raise SshError(self.machine, problem, "raise MaxSessions in its sshd_config") from None
         except (paramiko.SSHException, EOFError, OSError):
-            if deadline.passed and self._transport.is_active():
+            if deadline.passed and self.transport.is_active():
                 problem = f"its SSH server did not start a command within {timeout:.0f} s"
                 raise CommandTimeout(self.machine, problem, "is the machine overloaded or hung?") from None
             raise self._lost() from None
@@ -238,7 +238,7 @@ class SshConnection:
         patience = Deadline(min(_SESSION_RETURN, deadline.remaining))
         while True:
             try:
-                return in_order(self._transport.open_session(timeout=deadline.remaining))
+                return in_order(self.transport.open_session(timeout=deadline.remaining))
             except paramiko.ChannelException:
                 if patience.passed:
                     raise
@@ -275,7 +275,7 @@ class SshConnection:
         try:
             forward = self._far_ports.open(local_address, remote_port)
         except (paramiko.SSHException, EOFError, OSError):
-            if not self._transport.is_active():
+            if not self.transport.is_active():
                 raise self._lost() from None
             problem = f"its SSH server does not forward port {remote_port or 'any'} for us"
             hint = "is the port in use there? Else set AllowTcpForwarding yes in its sshd_config"
@@ -286,11 +286,11 @@ class SshConnection:
     @property
     def fingerprint(self) -> str:
         """Of the host key: two connections with the same one lead to one machine."""
-        return fingerprint(self._transport.get_remote_server_key().asbytes())
+        return fingerprint(self.transport.get_remote_server_key().asbytes())
 
     def alive(self) -> bool:
         """Whether the far side has answered lately: judged by heartbeats, for a cut cable says nothing by itself."""
-        return bool(self._transport.is_active()) and not self._heartbeat.silent
+        return bool(self.transport.is_active()) and not self._heartbeat.silent
 
     def _lost(self) -> Dropped:
         return Dropped(self.machine, f"the connection to {self.host.where} was lost", LOST_HINT)
@@ -302,9 +302,9 @@ class SshConnection:
             forward.close()
         self._forwards.clear()
         self._heartbeat.stop()
-        self._transport.close()
-        if self._gateway is not None:
-            self._gateway.close()
+        self.transport.close()
+        if self.gateway is not None:
+            self.gateway.close()
 
     def __enter__(self) -> SshConnection:
         return self

@@ -206,7 +206,7 @@ class RemoteProcess(Process):
 
     def __init__(self, host: ResolvedHost, channel: Any, marker: str) -> None:
         self.machine, self._host = host.machine, host
-        self._channel = channel
+        self.channel = channel
         self._marker = marker.encode() + b"\n"
         self._started = False
         self._closed = False
@@ -224,33 +224,33 @@ class RemoteProcess(Process):
     def write(self, data: bytes) -> None:
         try:
             for start in range(0, len(data), CHUNK):  # paramiko copies all that is left for every packet
-                self._channel.sendall(data[start : start + CHUNK])
+                self.channel.sendall(data[start : start + CHUNK])
         except (OSError, EOFError):
             raise self._end_of_stream() from None
 
     def end_input(self) -> None:
         try:
-            self._channel.shutdown_write()
+            self.channel.shutdown_write()
         except (OSError, EOFError):
             raise self._end_of_stream() from None
 
     def wait(self, timeout: float | None = None) -> int:
-        if not self._channel.status_event.wait(timeout):
+        if not self.channel.status_event.wait(timeout):
             raise CommandTimeout(self.machine, f"a command did not end within {timeout:.0f} s", "is the machine hung?")
         self._errors.join(1.0)
-        if self._channel.exit_status < 0:
+        if self.channel.exit_status < 0:
             raise self._end_of_stream()
-        return int(self._channel.exit_status)
+        return int(self.channel.exit_status)
 
     def close(self) -> None:
         self._closed = True
         with contextlib.suppress(EOFError):  # the connection was lost meanwhile
-            self._channel.close()
+            self.channel.close()
 
     def _keep_stderr(self) -> None:
         """Take what it writes to stderr as it comes, or it would stand in the way of stdout."""
         with contextlib.suppress(OSError, EOFError):  # closed or lost: the readers learn it from the channel's state
-            while data := self._channel.recv_stderr(CHUNK):
+            while data := self.channel.recv_stderr(CHUNK):
                 self._stderr = (self._stderr + data)[-STDERR_KEPT:]
 
     def _more(self, timeout: float | None) -> bytes:
@@ -269,10 +269,10 @@ class RemoteProcess(Process):
         if not self._readable.wait(timeout):
             raise TimeoutError
         try:
-            data = bytes(self._channel.recv(CHUNK))
+            data = bytes(self.channel.recv(CHUNK))
         except (OSError, EOFError):
             raise self._end_of_stream() from None
-        if not data and not self._channel.eof_received and not self._closed:
+        if not data and not self.channel.eof_received and not self._closed:
             raise self._end_of_stream()
         return data
 
@@ -289,8 +289,8 @@ class RemoteProcess(Process):
         return NoShell(self.machine, problem, hint)
 
     def _end_of_stream(self) -> Dropped:
-        if self._channel.exit_status >= 0:
-            problem = f"a command ended (exit code {self._channel.exit_status}) while it was written to"
+        if self.channel.exit_status >= 0:
+            problem = f"a command ended (exit code {self.channel.exit_status}) while it was written to"
             return Dropped(self.machine, problem, self.stderr.decode(errors="replace").strip()[-200:])
         return Dropped(self.machine, "the connection was lost while a command ran", LOST_HINT)
 

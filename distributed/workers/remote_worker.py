@@ -61,6 +61,8 @@ class RemoteWorker:
     """Waits until it is known whether this worker's model is the run's."""
     keep: Future[bool] | None = None
     """Whether the run still needs what is there after this worker has come to its end, as soon as that is known."""
+    log_budget: int = LOG_BUDGET
+    """Bytes of the log that are kept."""
 
     def __post_init__(self) -> None:
         self.pid = 0
@@ -199,7 +201,7 @@ class RemoteWorker:
                     if complained:
                         complained = False
                         yield self._note(f"{self.link.name}: reconnected")
-                    line = self._take(record)
+                    line = self.take(record)
                     if line:
                         yield line
                     if self._code is not None:
@@ -252,7 +254,7 @@ class RemoteWorker:
                 with self._changed:
                     self._changed.notify_all()
 
-    def _take(self, record: Record) -> bytes:
+    def take(self, record: Record) -> bytes:
         """Take one record in; return the event line in it."""
         if record.seq <= self._seen:
             return b""
@@ -267,11 +269,11 @@ class RemoteWorker:
         return record.event.encode()
 
     def _keep_log(self, text: bytes) -> None:
-        if self._logged > LOG_BUDGET:
+        if self._logged > self.log_budget:
             return
         self._logged += len(text)
-        if self._logged > LOG_BUDGET:
-            text = f"... more than {LOG_BUDGET >> 20} MiB of log: the rest is not kept\n".encode()
+        if self._logged > self.log_budget:
+            text = f"... more than {self.log_budget >> 20} MiB of log: the rest is not kept\n".encode()
         with contextlib.suppress(ValueError, OSError):  # closed: the run is over
             self.log.write(text)
             self.log.flush()

@@ -269,12 +269,11 @@ def test_an_agent_that_is_stopped_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(agent, "PATIENCE", 0.3)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(agent.SOCKET)
         listener.listen(1)
         with pytest.raises(OSError, match="does not end"):
-            agent.end_old_agent()
+            agent.end_old_agent(patience=0.3)
 
 
 def test_a_line_without_end_comes_in_pieces(agents: Agents) -> None:

@@ -10,7 +10,7 @@ from scripted_connection import far_machine
 
 from distributed.machine import agent_files
 from distributed.machine.link import MachineLink
-from distributed.preparation.code_sync import Inputs, collect, user_sources
+from distributed.preparation.code_sync import MOST_FILES, Inputs, collect, user_sources
 from distributed.preparation.transfer import send_trees
 from profiles.errors import BadInput
 from profiles.resolve import profile_from_options
@@ -175,11 +175,10 @@ def test_what_travels_with_a_package_or_a_file(tmp_path: Path, monkeypatch: pyte
     assert names("torch.nn") == names("training.data") == names("json") == []
 
 
-def test_a_folder_full_of_python_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distributed.preparation.code_sync.MOST_FILES", 2)
-    for number in range(3):
+def test_a_folder_full_of_python_is_refused(tmp_path: Path) -> None:
+    for number in range(MOST_FILES + 1):
         (tmp_path / f"file_{number}.py").write_text("")
-    with pytest.raises(BadInput, match="more than 2 Python files"):
+    with pytest.raises(BadInput, match="more than 2000 Python files"):
         user_sources(f"{tmp_path}/file_0.py")
     with pytest.raises(BadInput, match="module nowhere_at_all.x: not found from"):
         user_sources("nowhere_at_all.x")

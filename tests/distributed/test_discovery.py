@@ -182,8 +182,7 @@ class Clock:
 
 def test_packets_that_cost_much_work_are_read_in_measure() -> None:
     clock, told = Clock(), list[Observation]()
-    browser = Browser(told.append, clock)
-    browser._interfaces = OURS
+    browser = Browser(told.append, clock, OURS)
 
     def read(*senders: str) -> int:
         told.clear()
@@ -200,8 +199,8 @@ def test_packets_that_cost_much_work_are_read_in_measure() -> None:
 
 
 def test_whoever_invents_names_is_not_asked_for_all_of_them() -> None:
-    browser, asked = Browser(lambda observation: None), []
-    browser._interfaces = OURS
+    asked: list[bytes] = []
+    browser = Browser(lambda observation: None, interfaces=OURS)
     browser._sockets = {("en0", 4): Silent(asked)}
     for number in range(100):
         invented = [record("_ssh._tcp.local", 12, encoded(f"n{number}x{n}._ssh._tcp.local")) for n in range(20)]

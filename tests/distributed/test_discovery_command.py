@@ -22,7 +22,16 @@ from distributed.discovery.discovery import Discovery
 from distributed.discovery.machine_identity import FoundMachine, FoundPath
 from distributed.discovery.mdns_records import parse_txt
 from distributed.discovery.network_interfaces import Endpoint, PathKind
-from distributed.discovery.sightings import Problem, Reachability, SightingOrigin
+from distributed.discovery.sightings import (
+    Identified,
+    Problem,
+    Reachability,
+    Sighting,
+    SightingKey,
+    SightingOrigin,
+    State,
+    apply,
+)
 from distributed.ssh.access import AccessReport
 from profiles.errors import ExitCode
 
@@ -67,10 +76,11 @@ def test_a_watched_table_has_the_signs_of_its_terminal(monkeypatch: pytest.Monke
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setattr(discover, "interactive", lambda: True)
-    monkeypatch.setattr(discover, "machines", lambda state: (machine("studio"),))
-    nothing = SimpleNamespace(browsed=SimpleNamespace(problems=()), ignored=0)
+    place = Endpoint("192.168.100.1", "enp3s0", kind=PathKind.WIRED)
+    seen = Sighting(SightingKey(SightingOrigin.BONJOUR, "", "studio"), "studio", "studio.local", (place,))
+    state = apply(apply(State(), seen), Identified(place, "SHA256:studio", (), (("ssh-ed25519", "SHA256:studio"),)))
     with discover.until_signal() as stop:
-        discover.show_changes(cast("Discovery", SimpleNamespace(state=nothing)), 0.1, stop, as_json=False)
+        discover.show_changes(cast("Discovery", SimpleNamespace(state=state)), 0.1, stop, as_json=False)
     assert "● online" in terminal.buffer.getvalue().decode()  # type: ignore[attr-defined]  # of BytesIO
 
 

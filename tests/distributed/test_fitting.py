@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from distributed.planning import fitting
-from distributed.planning.fitting import Fitted, MemoryBudget, fitted
+from distributed.planning.fitting import Fitted, MemoryBudget
 from distributed.planning.model_size import ModelSize, size_for
 from profiles.errors import BadInput
 from profiles.resolve import load_profile, profile_from_options
@@ -31,15 +31,22 @@ def whispers(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(autouse=True)
-def without_8_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def fitted(profile: Profile, size: ModelSize | None, rooms: list[MemoryBudget], with_8_bits: bool = False) -> Fitted:
     """Whatever is installed on this machine."""
-    monkeypatch.setattr(fitting, "has_8_bits", lambda: False)
+    return fitting.fitted(profile, size, rooms, with_8_bits=lambda: with_8_bits)
 
 
-def fit(folder: Path, gigabytes: float, device: str = "cpu", workers: int = 1, **options: object) -> Fitted:
+def fit(
+    folder: Path,
+    gigabytes: float,
+    device: str = "cpu",
+    workers: int = 1,
+    with_8_bits: bool = False,
+    **options: object,
+) -> Fitted:
     profile = profile_from_options("mine", {"model_path": str(folder), **options})
-    return fitted(profile, size_for(profile), [MemoryBudget("studio", int(gigabytes * GB), device, workers)])
+    budget = MemoryBudget("studio", int(gigabytes * GB), device, workers)
+    return fitted(profile, size_for(profile), [budget], with_8_bits)
 
 
 @pytest.mark.parametrize(
@@ -117,9 +124,8 @@ def test_what_cannot_fit_is_refused_with_what_would(whispers: Path) -> None:
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_a_base_in_8_bits_is_the_last_resort(whispers: Path, monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
-    monkeypatch.setattr(fitting, "has_8_bits", lambda: installed)
-    found = fit(whispers / "large-v3", 10)
+def test_a_base_in_8_bits_is_the_last_resort(whispers: Path, installed: bool) -> None:
+    found = fit(whispers / "large-v3", 10, with_8_bits=installed)
     tight = "which is tight" in found.line
     assert (found.profile.model.base_precision, tight) == (("int8", False) if installed else ("fp32", True))
     assert found.profile.model.tuning == "lora"

@@ -7,39 +7,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed.preparation import code_sync
-from distributed.preparation.code_sync import HashCache, folder_tree
+from distributed.preparation.code_sync import HashCache, Tree, folder_tree
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def data(tmp_path: Path) -> Path:
     """A folder with one large file that nobody has touched for a while."""
-    monkeypatch.setattr(code_sync, "HashCache", lambda: HashCache(tmp_path / "hashes.json"))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "big").write_bytes(b"a" * 1_500_000)
     os.utime(tmp_path / "data" / "big", (1_700_000_000, 1_700_000_000))
     return tmp_path / "data"
 
 
+def tree_of(data: Path) -> Tree:
+    """Each time as another process; the cache is beside the folder."""
+    return folder_tree(data, HashCache(data.parent / "hashes.json"))
+
+
 def test_a_file_that_has_not_changed_is_not_read_again(data: Path, tmp_path: Path) -> None:
-    tree = folder_tree(data)
+    tree = tree_of(data)
     kept = (tmp_path / "hashes.json").read_text()
     (tmp_path / "hashes.json").write_text(kept.replace(tree.files["big"], "f" * 64))
-    assert folder_tree(data).files == {"big": "f" * 64}  # it was looked up
+    assert tree_of(data).files == {"big": "f" * 64}  # it was looked up
 
 
 def test_a_change_is_seen(data: Path) -> None:
-    before = folder_tree(data)
+    before = tree_of(data)
     (data / "big").write_bytes(b"b" * 1_500_000)
-    assert folder_tree(data).files != before.files
+    assert tree_of(data).files != before.files
     os.utime(data / "big", (1_600_000_000, 1_600_000_000))
-    changed = folder_tree(data)
+    changed = tree_of(data)
     assert changed.files != before.files
 
 
 def test_a_file_of_this_very_moment_is_not_kept(data: Path, tmp_path: Path) -> None:
     os.utime(data / "big")
-    folder_tree(data)
+    tree_of(data)
     assert not (tmp_path / "hashes.json").exists()
 
 
@@ -54,4 +57,4 @@ def test_a_damaged_cache_is_none(tmp_path_factory: pytest.TempPathFactory, conte
 
 def test_where_it_cannot_be_written_everything_goes_on(data: Path, tmp_path: Path) -> None:
     (tmp_path / "hashes.json").mkdir()
-    assert folder_tree(data).files == folder_tree(data).files
+    assert tree_of(data).files == tree_of(data).files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,10 @@ from hypothesis import strategies as st
 from app.wizard.discovery_watch import is_present
 from app.wizard.machines import Naming
 from app.wizard.records import ItemStatus
-from distributed.discovery import reachability
 from distributed.discovery.known_machines import MachineCandidate, look_up, with_expected
 from distributed.discovery.machine_identity import machines
 from distributed.discovery.network_interfaces import Endpoint, Interfaces, PathKind
+from distributed.discovery.reachability import PathWatch
 from distributed.discovery.sightings import (
     Failed,
     Identified,
@@ -34,6 +35,7 @@ from distributed.ssh.config import SshTarget
 from distributed.ssh.host_keys import Expected, HostKeyInfo, KnownHosts
 
 PLACE = Endpoint("192.168.1.9", "en0", kind=PathKind.WIRED)
+Read = Callable[..., "HostKeyInfo | Problem"]
 KNOWN = Expected("studio.local", (("ssh-ed25519", "SHA256:studio"),))
 
 
@@ -66,7 +68,7 @@ def test_another_key_under_a_known_name_is_a_state_of_its_own_with_what_to_do() 
     [("SHA256:studio", Reachability.ONLINE), ("SHA256:evil", Reachability.OTHER_KEY), ("", Reachability.OTHER_KEY)],
 )
 def test_who_shows_a_key_of_another_type_is_asked_for_one_of_the_known_type(
-    of_the_known_type: str, status: Reachability, monkeypatch: pytest.MonkeyPatch
+    of_the_known_type: str, status: Reachability
 ) -> None:
     """An impostor may have a key of another type; so may the machine itself, beside the known one."""
     asked: list[str] = []
@@ -76,19 +78,17 @@ def test_who_shows_a_key_of_another_type_is_asked_for_one_of_the_known_type(
         known = kind and of_the_known_type
         return answer(of_the_known_type) if known else answer("SHA256:other", "ecdsa-sha2-nistp256")
 
-    monkeypatch.setattr(reachability, "read_host_key", read)
     for first in (sighted("studio"), sighted("stranger", Expected())):  # its known name may be seen afterwards
         asked.clear()
-        found = next(one for one in machines(watched(first, sighted("studio"))) if "studio" in one.names)
+        found = next(one for one in machines(watched(read, first, sighted("studio"))) if "studio" in one.names)
         assert found.status is status and asked[-1] == "ssh-ed25519"
 
 
-def test_who_does_not_answer_when_asked_for_the_known_type_is_not_online(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_does_not_answer_when_asked_for_the_known_type_is_not_online() -> None:
     def read(endpoint: Endpoint, timeout: float = 1.0, kind: str = "") -> HostKeyInfo | Problem:
         return Problem("stalled", "no end") if kind else answer("SHA256:other", "ecdsa-sha2-nistp256")
 
-    monkeypatch.setattr(reachability, "read_host_key", read)
-    (found,) = machines(watched(sighted("studio")))
+    (found,) = machines(watched(read, sighted("studio")))
     assert found.status is Reachability.OFFLINE
 
 
@@ -104,7 +104,7 @@ def answer(fingerprint: str, key_type: str = "ssh-ed25519") -> HostKeyInfo:
     return Shown("", "", key_type, fingerprint.encode())
 
 
-def watched(*seen: Sighting) -> State:
+def watched(read: Read, *seen: Sighting) -> State:
     """Return the state after these sightings, one after the other, with all looks that are due after each."""
     state = State()
 
@@ -113,7 +113,7 @@ def watched(*seen: Sighting) -> State:
         state = apply(state, observation)
 
     async def look() -> None:
-        watch = reachability.PathWatch(observe, {})
+        watch = PathWatch(observe, {}, read)
         for sighting in seen:
             observe(sighting)
             for due in list(watch.due(state)):

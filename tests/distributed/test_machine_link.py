@@ -11,12 +11,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scripted_connection import Says
 
-from distributed.cleaning import clean
 from distributed.cleaning.clean import leftovers
 from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.link import HereConnection, MachineLink, document
-from distributed.ssh import process
 from distributed.ssh.errors import Dropped, RemoteFileError, SshError
+from distributed.ssh.process import MAX_LINE
 
 BOX = Machine(name="box", address="localhost", python=sys.executable)
 
@@ -46,9 +45,11 @@ def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"", b"{}", b'{"processes": 5}', b"[]"])
-def test_no_answer_is_no_proof(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clean, "link_to", lambda machine, hosts: MachineLink(machine, lambda: Says(answer)))
-    assert isinstance(leftovers(Hosts(machines=(BOX,)), "run-1")["box"], SshError)
+def test_no_answer_is_no_proof(answer: bytes) -> None:
+    def dial(machine: Machine, *_: object) -> MachineLink:
+        return MachineLink(machine, lambda: Says(answer))
+
+    assert isinstance(leftovers(Hosts(machines=(BOX,)), "run-1", dial=dial)["box"], SshError)
 
 
 def test_a_look_at_stderr_does_not_move_where_the_command_writes() -> None:
@@ -61,11 +62,11 @@ def test_a_look_at_stderr_does_not_move_where_the_command_writes() -> None:
     process.close()
 
 
-def test_a_line_without_end_is_given_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "MAX_LINE", 1000)
-    with HereConnection("box").stream(["sh", "-c", "head -c 5000 /dev/zero; echo; echo end"]) as talkative:
+def test_a_line_without_end_is_given_in_pieces() -> None:
+    size = 2 * MAX_LINE + 1000
+    with HereConnection("box").stream(["sh", "-c", f"head -c {size} /dev/zero; echo; echo end"]) as talkative:
         lines = list(talkative)
-    assert b"".join(lines) == bytes(5000) + b"\nend\n" and lines[-1] == b"end\n" and len(lines) > 2
+    assert b"".join(lines) == bytes(size) + b"\nend\n" and lines[-1] == b"end\n" and len(lines) > 2
 
 
 def test_this_machine_tells_its_ends_as_others_do(tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
+import signal
+import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -213,33 +216,26 @@ def test_a_python_of_our_own_is_found_first(tmp_path: Path) -> None:
 ORDER = {"digest": hashlib.sha256(b"r").hexdigest(), "requirements": [], "lock": ""}
 
 
-def test_a_torn_build_is_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def torn(part: Path, *_: object) -> None:
-        (part / "bin").mkdir(parents=True)
-        (part / "bin" / "python").symlink_to("/usr/bin/env")
-        raise KeyboardInterrupt
+STAND_IN = """#!/bin/sh
+[ "$1" = venv ] || exit 0
+mkdir -p "$4/bin" && ln -s "$(command -v true)" "$4/bin/python"
+"""
+"""In place of uv: the one file that matters."""
 
-    whole = builder._fill
-    monkeypatch.setattr(builder, "_fill", torn)
-    with monkeypatch.context() as killed:
-        killed.setattr("shutil.rmtree", lambda *_, **__: None)  # as if by kill -9: nothing is tidied up
-        with pytest.raises(KeyboardInterrupt):
-            builder.build(tmp_path, ORDER, "", "")
+
+def test_a_torn_build_is_never_used(tmp_path: Path) -> None:
+    uv = tmp_path / "uv"
+    uv.write_text(f"{STAND_IN}kill -9 $PPID\n")  # nothing is tidied up
+    uv.chmod(0o755)
+    words = [python_itself(), builder.__file__, str(tmp_path), "build", str(uv), ""]
+    killed = subprocess.run(words, input=json.dumps(ORDER), text=True, capture_output=True, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
     assert len(list((tmp_path / "envs").glob(".*.part"))) == 2
     assert builder.ready(tmp_path, ORDER["digest"]) == ""
 
-    monkeypatch.setattr(builder, "_fill", whole)
-    monkeypatch.setattr(builder, "_run", lambda command, environment: torn_free(command))
-    assert builder.build(tmp_path, ORDER, "", "") == builder.ready(tmp_path, ORDER["digest"])
+    uv.write_text(STAND_IN)
+    assert builder.build(tmp_path, ORDER, str(uv), "") == builder.ready(tmp_path, ORDER["digest"]) != ""
     assert list((tmp_path / "envs").glob(".*.part")) == []
-
-
-def torn_free(command: list[str]) -> None:
-    """Instead of venv: the one file that matters."""
-    if "venv" in command:
-        python = Path(command[-1]) / "bin" / "python"
-        python.parent.mkdir(parents=True)
-        python.symlink_to(str(shutil.which("true")))
 
 
 def test_an_environment_whose_python_is_gone_is_not_ready(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from distributed.machine.link import HereConnection, HereProcess, MachineLink
 from distributed.ssh.errors import ConnectTimeout
 from distributed.ssh.process import Process
 from distributed.supervisor import Supervisor
-from distributed.workers import remote_worker
 from distributed.workers.agent_records import AgentTimeouts, Assignment, Record
 from distributed.workers.remote_worker import LOST, RemoteWorker
 from profiles.errors import ExitCode
@@ -78,7 +77,7 @@ class Machines:
 
     def cut(self) -> None:
         """End the newest session without a good-bye."""
-        self.processes[-1]._process.kill()
+        self.processes[-1].process.kill()
 
     def worker(self, timeouts: AgentTimeouts = STEADY) -> RemoteWorker:
         self.link.put_agent()
@@ -145,7 +144,7 @@ def test_what_is_there_stays_until_it_is_known_what_becomes_of_the_run(machines:
     worker.keep = Future()
     train_to_the_end(worker)
     assert worker.exit_code() == 0 and worker.ended
-    until(lambda: machines.processes[-1]._process.poll() is None)  # attached, so that the lease goes on
+    until(lambda: machines.processes[-1].process.poll() is None)  # attached, so that the lease goes on
     assert not worker.wait(0.5) and machines.folder.exists()
     worker.keep.set_result(needed)
     assert worker.wait(60)
@@ -232,13 +231,11 @@ def test_a_machine_that_talks_nonsense_is_lost(machines: Machines, said: str) ->
     assert worker.exit_code() == LOST
 
 
-def test_a_log_without_end_is_kept_up_to_a_bound_and_says_so(
-    machines: Machines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remote_worker, "LOG_BUDGET", 1 << 20)
+def test_a_log_without_end_is_kept_up_to_a_bound_and_says_so(machines: Machines) -> None:
     worker = machines.worker()
+    worker.log_budget = 1 << 20
     for number in range(1, 300):
-        worker._take(Record(seq=number, log="x" * 9_999 + "\n"))
+        worker.take(Record(seq=number, log="x" * 9_999 + "\n"))
     kept = machines.log.getvalue()
     assert len(kept) < (1 << 20) + 100 and kept.endswith(b"... more than 1 MiB of log: the rest is not kept\n")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import functools
+
 from planner_figures import measured_pair
 from scripted_connection import undialled as link
 
 from distributed import launcher
-from distributed.launcher import addresses_of, best_paths
+from distributed.launcher import addresses_of
 
 PAIRS = [
     measured_pair("here", "studio", 900, interface="bridge0", interface_back="bridge0", address="169.254.7.2"),
@@ -18,9 +19,7 @@ PAIRS = [
 OWN = {"10.0.0.7": "10.0.0.1", "169.254.7.2": "169.254.7.1", "10.0.0.9": "10.0.0.1", "127.0.0.1": "127.0.0.1"}
 
 
-@pytest.fixture(autouse=True)
-def routes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "address_towards", OWN.__getitem__)
+best_paths = functools.partial(launcher.best_paths, towards=OWN.__getitem__)
 
 
 def test_the_coordinator_here_is_dialled_over_the_cable_that_was_fastest() -> None:

@@ -127,7 +127,7 @@ def test_many_threads_share_a_connection(a: SshConnection) -> None:
 def test_an_end_of_input_that_comes_after_the_close_does_not_end_the_connection(a: SshConnection) -> None:
     """Another thread may have made it before: OpenSSH hangs up on it."""
     with a.stream(["true"]) as ended:
-        channel = ended._channel
+        channel = ended.channel
         until(lambda: channel.closed)
         late = paramiko.Message()
         late.add_byte(bytes([96]))  # SSH_MSG_CHANNEL_EOF
@@ -139,14 +139,14 @@ def test_an_end_of_input_that_comes_after_the_close_does_not_end_the_connection(
 def test_a_close_while_new_keys_are_agreed_on_does_not_wait_in_the_thread_that_receives_them(
     lab: LightLab, a: SshConnection
 ) -> None:
-    flag, keys = lab["a"].files / "flag", a._transport.clear_to_send
+    flag, keys = lab["a"].files / "flag", a.transport.clear_to_send
     waits = ["sh", "-c", "until [ -e flag ]; do sleep 0.02; done; echo there"]
     with a.stream(["sh", "-c", "read word; exit 3"]) as ends, a.stream(waits) as goes_on:
         ends.write(b"go\n")
         keys.clear()
         try:
             assert ends.wait(60) == 3
-            until(lambda: ends._channel.closed)
+            until(lambda: ends.channel.closed)
             flag.touch()
             assert goes_on.read_line(60) == b"there\n"
         finally:
@@ -156,7 +156,7 @@ def test_a_close_while_new_keys_are_agreed_on_does_not_wait_in_the_thread_that_r
 
 def test_a_connection_that_changes_its_keys_all_the_time_loses_nothing(lab: LightLab) -> None:
     with SshConnection.connect(lab.target("a")) as connection, ThreadPoolExecutor(4) as pool:
-        connection._transport.packetizer.REKEY_BYTES = 50_000
+        connection.transport.packetizer.REKEY_BYTES = 50_000
         words, given = ["head", "-c", "200000"], bytes(200_000)
         results = list(pool.map(lambda _: len(connection.run(words, input=given).stdout), range(16)))
     assert results == [200_000] * 16
@@ -436,7 +436,7 @@ def test_a_jump_goes_through_several_machines(lab: LightLab, tmp_path: Path) -> 
     config = configured(lab.ssh_config, tmp_path, "Host far\n  ProxyJump a,b\n" + _entry(lab, "b"))
     with SshConnection.connect(SshTarget("far", "far", config_file=config)) as far:
         assert far.run(["pwd"]).stdout.decode().strip() == str(lab["b"].files)
-        assert far._gateway is not None and far._gateway._gateway is not None
+        assert far.gateway is not None and far.gateway.gateway is not None
 
 
 def _entry(lab: LightLab, name: str) -> str:

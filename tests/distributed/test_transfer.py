@@ -87,11 +87,10 @@ def test_after_a_break_only_the_rest_is_sent(tmp_path: Path, tree: Tree) -> None
 
 @pytest.mark.slow
 def test_a_transfer_that_does_not_move_is_given_up(tmp_path: Path, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "PATIENCE", 0.0)
     link = far_machine(tmp_path, connection := Breaking([0] * 100))
     monkeypatch.setattr(link, "connection", unreachable_after(link, connection, 3))
     with pytest.raises(Dropped):
-        send_trees(link, [tree])
+        send_trees(link, [tree], patience=0.0)
 
 
 def unreachable_after(link: MachineLink, connection: HereConnection, times: int) -> object:

@@ -39,7 +39,7 @@ def claim_slot() -> tuple[int, Path]:
     Raises:
         LabUnavailable: all are taken.
     """
-    with _alone():
+    with alone():
         for slot in range(_SLOTS):
             folder = BASE / str(slot)
             try:
@@ -53,7 +53,7 @@ def claim_slot() -> tuple[int, Path]:
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
+def alone() -> Iterator[None]:
     """Hold what gives numbers out and takes them back: a number freed by one is not reaped again by another."""
     BASE.mkdir(mode=0o755, parents=True, exist_ok=True)
     with (BASE / "lock").open("w") as lock:
@@ -79,7 +79,7 @@ def reap() -> list[int]:
 
     Its hosts died with the owner; one that is still on its way out is waited for.
     """
-    with _alone():
+    with alone():
         gone = [slot for slot, owner in labs().items() if _abandoned(slot, owner)]
         for slot in gone:
             remove(slot)

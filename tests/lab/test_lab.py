@@ -196,7 +196,7 @@ def test_nothing_is_left_after_the_end(make_lab: MakeLab) -> None:
     lab["x"].run(["sh", "-c", "setsid sleep 94.5 >/dev/null 2>&1 &"])
     processes.until_it_runs(lab["x"].pids, "sleep 94.5")
     assert traces(lab.slot)
-    with reaper._alone():  # or another lab takes the number
+    with reaper.alone():  # or another lab takes the number
         lab.close()
         assert traces(lab.slot) == []
 
