@@ -138,13 +138,19 @@ def leave(path: Path, as_json: bool) -> ExitCode:
     return code
 
 
-def show_run(path: Path, as_json: bool, ascii_only: bool = False) -> ExitCode:
-    """Show a run until it ends or the person goes; the exit code is the run's."""
+def show_run(
+    path: Path, as_json: bool, ascii_only: bool = False, person: Callable[[bool], bool] = somebody
+) -> ExitCode:
+    """Show a run until it ends or the person goes; the exit code is the run's.
+
+    Args:
+        person: whether somebody sees what is shown, as JSON or not.
+    """
     follower = Follower(path)
     write = ascii_lines() if ascii_only else None
     progress = progress_for(title_of(follower.plan), write=write)
     events = follower.events()
-    visit, asked, greeted = Visit(path), [], not somebody(as_json)
+    visit, asked, greeted = Visit(path), [], not person(as_json)
     with heard_by(lambda number, frame: asked.append(number)):
         while True:
             with progress:
@@ -161,7 +167,7 @@ def show_run(path: Path, as_json: bool, ascii_only: bool = False) -> ExitCode:
             number = asked.pop()
             asked.clear()
             if _leave(path, number):
-                if somebody(as_json):
+                if person(as_json):
                     visit.leave(time.time())
                 return ExitCode.DONE
             progress = progress_for(title_of(follower.plan), progress.state, write)

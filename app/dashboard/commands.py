@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from textual.content import Content
 from textual.widgets import Static
@@ -77,7 +78,8 @@ class Commands:
 class Proof:
     """Asks every machine, once the run has ended, whether anything of it is left."""
 
-    def __init__(self, path: Path, run_id: str) -> None:
+    def __init__(self, path: Path, run_id: str, ask: Callable[..., Mapping[str, Any]] = leftovers) -> None:
+        self._left = ask
         self.answers: dict[str, str] | None = None
         """By machine: empty where nothing is left, else what is, or why it could not be asked."""
         self._path, self._run_id = path, run_id
@@ -90,7 +92,7 @@ class Proof:
     def _ask(self) -> None:
         try:
             hosts = without_strange_pythons(all_hosts(self._path))
-            found = leftovers(hosts, self._run_id, self.ended.wait)
+            found = self._left(hosts, self._run_id, self.ended.wait)
         except MusterError as error:
             self.answers = {"the machines": error.message}
             return

@@ -136,9 +136,11 @@ class RunReader:
 
     Args:
         source: where events come from; ``None``: the folder.
+        grace: seconds in which nobody may hold a run that goes on.
     """
 
-    def __init__(self, path: Path, source: Follower | None = None) -> None:
+    def __init__(self, path: Path, source: Follower | None = None, grace: float = GRACE) -> None:
+        self._grace = grace
         self._given = self._source = source
         self._known = Picture(path)
         """All that does not depend on the moment; both threads write into it, by :meth:`_note`."""
@@ -256,7 +258,7 @@ class RunReader:
         while not self._closed.is_set():
             now = time.monotonic()
             self._unheld_since = None if is_live(path) else self._unheld_since or now
-            self._live = self._unheld_since is None or now - self._unheld_since < GRACE
+            self._live = self._unheld_since is None or now - self._unheld_since < self._grace
             with contextlib.suppress(MusterError, OSError):
                 self._note(metadata=read_metadata(path))
             if self._known.plan is None:

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import webbrowser
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from app.html_report import sections
@@ -51,13 +51,13 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     return path
 
 
-def show_report(path: Path) -> str:
+def show_report(path: Path, open_page: Callable[[str], bool] = webbrowser.open) -> str:
     """Open a report that is written, where the person sees a browser that is opened here, and return one line that
     says where it is."""
     path = path.resolve()
     elsewhere = "web_driver" in os.environ.get("TEXTUAL_DRIVER", "") or "SSH_CONNECTION" in os.environ
     display = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    opened = not elsewhere and display and webbrowser.open(path.as_uri())
+    opened = not elsewhere and display and open_page(path.as_uri())
     return f"report opened: {path}" if opened else f"report: {path}"
 
 

@@ -124,9 +124,9 @@ def marked(one: Prediction, before: Prediction | None = None) -> str:
     return " ".join(words)
 
 
-def players(chosen: Sequence[Prediction], plan: RunPlan | None) -> list[str]:
-    """Return an audio element for each recording, or why there is none."""
-    room, elements = MOST_SOUND, []
+def players(chosen: Sequence[Prediction], plan: RunPlan | None, most: int = MOST_SOUND) -> list[str]:
+    """Return an audio element for each recording, ``most`` bytes in all, or why there is none."""
+    room, elements = most, []
     files = _files(chosen, plan)
     for one in chosen:
         sound = _sound(files.get(one.id))

@@ -35,6 +35,7 @@ REPORT = "/report"
 MOST_SCREENS = 8
 """Screens at once: each is a process of its own."""
 PATIENCE = 5.0
+"""Seconds that a screen has to leave."""
 _SHUTDOWN = 6.0
 _HERE = Path(__file__).parent
 _TIGHT = {
@@ -69,6 +70,7 @@ class WebServer(Server):
         # exec: so that ending it ends the screen and not a shell
         super().__init__(f"exec {shlex.join(words)}", address, port, title, templates_path=_HERE)
         self.authenticator = Authenticator()
+        self.most_screens, self.patience = MOST_SCREENS, PATIENCE
         self._run = run
         self._names = AllowedHosts(address, port, own_names)
         self._cookie = f"muster-{port}"  # cookies know no ports: two servers must not overwrite each other's
@@ -147,7 +149,7 @@ class WebServer(Server):
 
     async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
         """Run a screen for a browser until one of them leaves."""
-        if self._screens >= MOST_SCREENS:
+        if self._screens >= self.most_screens:
             raise web.HTTPServiceUnavailable(text=_FULL)
         self._screens += 1
         connection = web.WebSocketResponse(heartbeat=15, max_msg_size=1 << 20)
@@ -170,15 +172,15 @@ class WebServer(Server):
                 await self._process_messages(connection, screen)
         finally:
             self._screens -= 1
-            await _end(screen)
+            await _end(screen, self.patience)
         return connection
 
 
-async def _end(screen: AppService) -> None:
+async def _end(screen: AppService, patience: float) -> None:
     """Ask a screen to leave, and end it where it does not."""
     process = screen._process
     try:
-        await asyncio.wait_for(screen.stop(), PATIENCE)
+        await asyncio.wait_for(screen.stop(), patience)
     except (asyncio.TimeoutError, ConnectionError):
         pass
     finally:

@@ -54,8 +54,9 @@ class Wizard:
         profile: begin at the Plan of this profile; empty: begin at Home.
     """
 
-    def __init__(self, services: Services, profile: str = "") -> None:
+    def __init__(self, services: Services, profile: str = "", retry_every: float = RETRY_EVERY) -> None:
         self._services = services
+        self._retry_every = retry_every
         self._state = begin()
         self._told = self._state
         self._lock = threading.RLock()
@@ -266,7 +267,7 @@ class Wizard:
 
     def _pause(self, row: Access) -> float:
         refused = row.report is not None and row.report.failed is not None and row.report.failed.value == "login"
-        return SLOW_RETRY_EVERY if refused and self._attempts[row.key] > _MANY else RETRY_EVERY
+        return SLOW_RETRY_EVERY if refused and self._attempts[row.key] > _MANY else self._retry_every
 
 
 def _words(error: Exception) -> tuple[str, str]:

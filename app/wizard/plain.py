@@ -41,13 +41,20 @@ class Leave(Exception):
     """The person goes."""
 
 
-def run_plain(services: Services, profile: str = "", ask: BareLines | None = None, watch: Watch | None = None) -> int:
+def run_plain(
+    services: Services,
+    profile: str = "",
+    ask: BareLines | None = None,
+    watch: Watch | None = None,
+    look_for: float = LOOK_FOR,
+) -> int:
     """Ask from Home to Launch, and return the exit code.
 
     Args:
         profile: begin at the Plan of this profile.
         ask: how to ask; left out: on this terminal.
         watch: shows the run that was started, and returns its exit code.
+        look_for: seconds that machines and figures have to come before they are shown.
 
     Raises:
         KeyboardInterrupt: ctrl+c; nothing is left half-written.
@@ -55,7 +62,7 @@ def run_plain(services: Services, profile: str = "", ask: BareLines | None = Non
     wizard = Wizard(services, profile)
     try:
         with hearing_ctrl_c():
-            run = PlainWizard(wizard, ask or prompter()).hold(may_watch=watch is not None)
+            run = PlainWizard(wizard, ask or prompter(), look_for).hold(may_watch=watch is not None)
     except (Leave, EOFError):
         return ExitCode.DONE
     finally:
@@ -66,9 +73,9 @@ def run_plain(services: Services, profile: str = "", ask: BareLines | None = Non
 class PlainWizard:
     """Walks a person through the set-up."""
 
-    def __init__(self, wizard: Wizard, ask: BareLines) -> None:
+    def __init__(self, wizard: Wizard, ask: BareLines, look_for: float = LOOK_FOR) -> None:
         self._wizard = wizard
-        self._ask = ask
+        self._ask, self._look_for = ask, look_for
         self._told = 0
 
     @property
@@ -156,7 +163,8 @@ class PlainWizard:
                 self._do(do.rerun(row.name))
 
     def _machines(self) -> None:
-        self._until(lambda state: bool(state.machines.rows) and state.machines.seconds >= LOOK_FOR, LOOK_FOR + 2)
+        looked = self._look_for
+        self._until(lambda state: bool(state.machines.rows) and state.machines.seconds >= looked, looked + 2)
         self._say(words.machine_lines(self._state))
         question = "Numbers to pick or leave out, user@host to add one, l: list again, Enter: continue"
         self._choose(question, {"": do.go_on()}, self._picked)
@@ -241,7 +249,7 @@ class PlainWizard:
 
     def _strategy(self) -> None:
         self._until(lambda state: state.strategy.status not in UNSETTLED or not blockers(state))
-        self._until(lambda state: state.strategy.status not in UNSETTLED, LOOK_FOR)
+        self._until(lambda state: state.strategy.status not in UNSETTLED, self._look_for)
         self._say(words.strategy_lines(self._state))
         question = "A number, H=STEPS between exchanges, fastest, closest-to-exact or least-traffic, m: measure again"
         onwards = do.retry() if self._state.strategy.status is ItemStatus.FAILED else do.go_on()
@@ -261,7 +269,8 @@ class PlainWizard:
     def _plan(self) -> None:
         self._until(lambda state: state.plan.status not in UNSETTLED)
         self._until(
-            lambda state: state.strategy.status not in UNSETTLED and state.plan.status not in UNSETTLED, 2 * LOOK_FOR
+            lambda state: state.strategy.status not in UNSETTLED and state.plan.status not in UNSETTLED,
+            2 * self._look_for,
         )
         self._say(words.plan_lines(self._state.plan))
         if blockers(self._state):

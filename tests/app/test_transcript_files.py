@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -70,9 +70,11 @@ def test_what_a_microphone_hears_is_a_file_for_as_long_as_it_is_needed() -> None
     assert not path.exists()
 
 
-def test_without_a_microphone_a_line_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    for error, words in ((ImportError(), "sounddevice is not installed"), (OSError(), "PortAudio")):
-        monkeypatch.setattr(importlib, "import_module", Mock(side_effect=error))
+def test_without_a_microphone_a_line_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "sounddevice", raising=False)
+    for error, words in (("ImportError", "sounddevice is not installed"), ("OSError", "PortAudio")):
+        (tmp_path / "sounddevice.py").write_text(f"raise {error}")
         with pytest.raises(BadInput, match=words), recorded(1.0):
             pass
     for seconds, words in ((1.0, "nothing was recorded"), (1e9, "cannot be recorded")):
@@ -95,7 +97,7 @@ def test_blocks_of_a_device_are_joined_and_its_failure_is_told(monkeypatch: pyte
         PortAudioError = RuntimeError
         InputStream = staticmethod(lambda **how: FakeStream())
 
-    monkeypatch.setattr(importlib, "import_module", lambda name: Library)
+    monkeypatch.setitem(sys.modules, "sounddevice", Library)
     assert len(hear_microphone(0.3)) == round(0.3 * RATE)
 
     Library.InputStream = Mock(side_effect=RuntimeError("Error querying device -1"))

@@ -90,9 +90,7 @@ def test_an_interpreter_of_others_is_not_run(tmp_path: Path) -> None:
     assert without_strange_pythons(load_hosts(file)).machines[0].python == str(program)
 
 
-def test_the_dashboard_of_a_run_of_others_starts_no_interpreter_of_theirs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_dashboard_of_a_run_of_others_starts_no_interpreter_of_theirs(tmp_path: Path) -> None:
     machine = {"name": "me", "address": "localhost", "python": str(tmp_path / "python")}
     (tmp_path / "hosts.json").write_text(json.dumps({"machines": [machine]}))
     asked: Queue[Hosts] = Queue()
@@ -101,8 +99,7 @@ def test_the_dashboard_of_a_run_of_others_starts_no_interpreter_of_theirs(
         asked.put(hosts)
         return {}
 
-    monkeypatch.setattr("app.dashboard.commands.leftovers", leftovers)
-    Proof(tmp_path, "run")
+    Proof(tmp_path, "run", leftovers)
     assert [one.python for one in asked.get(timeout=60).machines] == [""]
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from run_folders import BEGAN, live, new_folder, started, steps
 
-from app.dashboard import reader as reader_module
 from app.dashboard.reader import RunReader
 from app.run_series import of_run
 from tests.waiting import until
@@ -15,8 +14,8 @@ from training.events import ErrorEvent, RunEvent
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[RunReader]:
-    reader = RunReader(path)
+def reading(path: Path, **named: float) -> Iterator[RunReader]:
+    reader = RunReader(path, **named)
     reader.start()
     try:
         yield reader
@@ -80,10 +79,9 @@ def test_a_folder_with_nothing_in_it(tmp_path: Path) -> None:
         assert reader.picture.damage
 
 
-def test_a_supervisor_that_is_killed_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supervisor_that_is_killed_is_noticed(tmp_path: Path) -> None:
     """A run that is held counts as alive however long nobody has looked: a busy machine is no sign of its end."""
-    monkeypatch.setattr(reader_module, "GRACE", 0.0)
-    with live(new_folder(tmp_path), [*started(), *steps(1, 5)]) as run, reading(run.path) as reader:
+    with live(new_folder(tmp_path), [*started(), *steps(1, 5)]) as run, reading(run.path, grace=0.0) as reader:
         until(lambda: reader.picture.read)
         assert reader.picture.live
         run.close()

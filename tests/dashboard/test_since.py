@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,12 @@ SEEN = len(FIRST)
 
 
 @pytest.fixture(autouse=True)
-def utc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.since.time.localtime", __import__("time").gmtime)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as there:
+        there.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
 
 
 def lost(at: float, member: int = 1, name: str = "air") -> MemberEvent:
@@ -187,10 +192,9 @@ def test_attach_in_lines_tells_it_too_and_only_a_person(
     path = new_folder(tmp_path)
     with live(path, [*FIRST, *steps(5, 9)]):
         left(path)
-    show_run(path, as_json=False)
+    show_run(path, as_json=False, person=lambda as_json: False)
     assert "Since you left" not in capsys.readouterr().err
-    monkeypatch.setattr("app.cli.attach.somebody", lambda as_json: True)
-    show_run(path, as_json=False)
+    show_run(path, as_json=False, person=lambda as_json: True)
     assert "step 4 -> 9" in capsys.readouterr().err
     show_run(path, as_json=False)
     assert "Since you left" not in capsys.readouterr().err

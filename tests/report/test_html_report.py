@@ -175,16 +175,20 @@ def test_the_command_names_the_file_and_refuses_what_is_no_run(
 
 def test_without_a_display_the_path_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+
+    def opens(address: str) -> bool:
+        opened.append(address)
+        return True
+
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION", "TEXTUAL_DRIVER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("sys.platform", "linux")
     run = write_run(tmp_path, events())
-    assert show_report(write_report(run)) == f"report: {run.resolve() / 'report.html'}"
+    assert show_report(write_report(run), opens) == f"report: {run.resolve() / 'report.html'}"
     monkeypatch.setenv("DISPLAY", ":0")
-    assert show_report(write_report(run)).startswith("report opened: ")
+    assert show_report(write_report(run), opens).startswith("report opened: ")
     monkeypatch.setenv("TEXTUAL_DRIVER", "textual.drivers.web_driver:WebDriver")
-    assert show_report(write_report(run)).startswith("report: ")
+    assert show_report(write_report(run), opens).startswith("report: ")
     assert opened == [(run.resolve() / "report.html").as_uri()]
 
 

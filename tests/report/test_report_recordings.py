@@ -50,15 +50,14 @@ def test_the_worst_have_their_sound_in_the_page(tmp_path: Path) -> None:
     assert HOSTILE not in page and "&lt;script&gt;" in page
 
 
-def test_why_there_is_no_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_there_is_no_sound(tmp_path: Path) -> None:
     broken = tmp_path / "broken.wav"
     broken.write_text("no sound")
     page = section(tmp_path, [], [heard("x", 3, "/nowhere.wav", "a"), heard("x", 3, broken, "b")])
     assert "the recording is not on this machine" in page and "not a readable sound file" in page
     sound = tmp_path / "c.wav"
     soundfile.write(sound, np.zeros(800, np.float32), 8000)
-    monkeypatch.setattr(recordings, "MOST_SOUND", 100)
-    assert recordings.players([heard("x", 3, sound)], None) == ["too much sound for this page"]
+    assert recordings.players([heard("x", 3, sound)], None, most=100) == ["too much sound for this page"]
 
 
 def test_a_run_without_texts_has_no_such_section(tmp_path: Path) -> None:

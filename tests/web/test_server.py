@@ -14,7 +14,6 @@ import psutil
 import pytest
 from aiohttp import web
 
-from app.web import server as server_module
 from app.web.server import WebServer, listen
 from cli_typer import main
 from profiles.errors import BadInput
@@ -127,10 +126,9 @@ def test_a_page_from_outside_gets_nothing_even_with_the_cookie(headers: dict[str
     visit(test)
 
 
-def test_a_socket_needs_a_page_and_its_screen_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "PATIENCE", 0.2)
-
+def test_a_socket_needs_a_page_and_its_screen_ends_with_it() -> None:
     async def test(door: Door) -> None:
+        door.server.patience = 0.2
         cookie = await door.enter()
         with pytest.raises(aiohttp.WSServerHandshakeError):
             await door.client.ws_connect(f"{door.home}/ws", headers={"Cookie": cookie})
@@ -156,10 +154,9 @@ def test_the_report_of_the_run_is_served_with_its_own_policy(tmp_path: Path) -> 
     visit(test, write_run(tmp_path, [step(1)]))
 
 
-def test_screens_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "MOST_SCREENS", 0)
-
+def test_screens_are_counted() -> None:
     async def test(door: Door) -> None:
+        door.server.most_screens = 0
         cookie = await door.enter()
         assert (await door.get("/ws", Cookie=cookie, Origin=door.home))[0] == 503
 

@@ -118,7 +118,7 @@ class FakeWatch:
         self.closed = False
 
     def look_for(self, typed: Sequence[str]) -> None:
-        self._world._asked(f"look for {' '.join(typed)}")
+        self._world.note(f"look for {' '.join(typed)}")
         self._world.added[:] = typed
 
     def close(self) -> None:
@@ -144,17 +144,17 @@ class FakeServices:
     added: list[str] = field(default_factory=list)
     see: Callable[[DiscoveredMachines], None] | None = None
 
-    def _asked(self, name: str) -> None:
+    def note(self, name: str) -> None:
         self.asked.append(name)
         if name in self.hold:
             self.hold[name].wait(60)
 
     def home(self) -> Home:
-        self._asked("home")
+        self.note("home")
         return Home(profiles=(known("demo"), *(known(name, saved=True) for name in self.saved)))
 
     def doctor(self) -> Sequence[Finding]:
-        self._asked("doctor")
+        self.note("doctor")
         return (Finding("python", "ok", "3.12"),)
 
     def watch(self, see: Callable[[DiscoveredMachines], None]) -> FakeWatch:
@@ -167,41 +167,41 @@ class FakeServices:
         return DiscoveredMachines(self.machines, ("nowhere",), 1.0, presence=presence)
 
     def saved_machines(self, profile: str) -> Sequence[MachineRow]:
-        self._asked("saved_machines")
+        self.note("saved_machines")
         return self.saved.get(profile, (HERE,))
 
     def check_access(self, machine: MachineRow, trusted: Sequence[str]) -> AccessReport:
-        self._asked(f"access {machine.name}")
+        self.note(f"access {machine.name}")
         report = self.access.get(machine.name, let_in(machine))
         if report.unknown_key is not None and report.fingerprint in trusted:
             return let_in(machine)
         return report
 
     def install_key(self, machine: MachineRow, password: str, trusted: Sequence[str]) -> AccessReport:
-        self._asked(f"install {machine.name}")
+        self.note(f"install {machine.name}")
         if self.passwords.get(machine.name) != password:
             return replace(self.access[machine.name], problem="the password is wrong")
         del self.access[machine.name]
         return let_in(machine)
 
     def examine(self, machines: Sequence[MachineRow], job: JobAnswers) -> Sequence[tuple[Finding, ...]]:
-        self._asked("examine")
+        self.note("examine")
         return [self.findings.get(row.name, FINE) for row in machines]
 
     def repair(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> None:
-        self._asked("repair")
+        self.note("repair")
         for row in machines:
             tell(f"{row.name}: fixed")
             self.findings.pop(row.name, None)
 
     def measure_links(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[PairFigures]:
-        self._asked("links")
+        self.note("links")
         tell("measuring")
         names = [row.name for row in machines]
         return [pair(a, b) for a in names for b in names if a < b]
 
     def job(self, answers: JobAnswers) -> JobForm:
-        self._asked("job")
+        self.note("job")
         given = dict(answers.options)
         if answers.profile not in ("demo", *self.saved):
             raise BadInput(f"there is no profile '{answers.profile}'", "known: demo")
@@ -212,38 +212,38 @@ class FakeServices:
         return JobForm((option,), ("tiny",), ("voices",), "tiny", "voices")
 
     def look_at_data(self, answers: JobAnswers) -> DataSummary:
-        self._asked("data")
+        self.note("data")
         return DataSummary(samples=100)
 
     def fits(self, machines: Sequence[MachineRow], answers: JobAnswers) -> Sequence[Fit]:
-        self._asked("fits")
+        self.note("fits")
         return [Fit(row.key, row.name, status=OK) for row in machines]
 
     def forecast(self, request: PlanRequest, tell: Tell) -> StrategyRanking:
-        self._asked("forecast")
+        self.note("forecast")
         self.forecasts.append(request)
         ways = CANDIDATES if len(request.machines) > 1 else (replace(CANDIDATES[2], index=0, recommended=True),)
         return StrategyRanking(ways, ("because",), planning=ways)
 
     def with_interval(self, planning: Any, index: int, steps: int) -> RankedCandidate:
-        self._asked("interval")
+        self.note("interval")
         if steps == 13:
             raise BadInput("13 is an unlucky number", "take another")
         return moved(CANDIDATES[index], steps)
 
     def plan(self, request: PlanRequest) -> Plan:
-        self._asked("plan")
+        self.note("plan")
         name = request.answers.save_as or "demo-2"
         way = f"{request.chosen.choice.name} H={request.chosen.interval}" if request.chosen else "alone"
         return Plan(way=way, profile=name, command=f"train {name}", files=(f"{name}.ini",))
 
     def save(self, request: PlanRequest) -> tuple[str, ...]:
-        self._asked("save")
+        self.note("save")
         self.requests.append(request)
         return (f"{request.answers.save_as or 'demo-2'}.ini",)
 
     def launch(self, request: PlanRequest, see: Callable[[LaunchProgress], None], tell: Tell) -> Path:
-        self._asked("launch")
+        self.note("launch")
         self.requests.append(request)
         see(LaunchProgress(("copy", "start")))
         if self.launch_problems:
@@ -251,4 +251,4 @@ class FakeServices:
         return Path("/runs/1")
 
     def close(self) -> None:
-        self._asked("close")
+        self.note("close")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from app.wizard import actions as do
 from app.wizard import plain
 from app.wizard.dependencies import blockers
 from app.wizard.engine import Wizard
-from app.wizard.plain import BareLines, Questions, prompter, run_plain
+from app.wizard.plain import BareLines, Questions, prompter
 from app.wizard.records import Tell
 from app.wizard.state import ItemStatus, JobAnswers, MachineRow
 from distributed.measuring.link_figures import PairFigures
@@ -24,9 +25,7 @@ from tests.wizard.scripted_person import ScriptedPerson
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain, "LOOK_FOR", 0.0)
+run_plain = functools.partial(plain.run_plain, look_for=0.0)
 
 
 def test_enter_all_the_way_trains_here() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from app.wizard import actions as do
-from app.wizard import engine
 from app.wizard.dependencies import blockers
 from app.wizard.engine import Wizard
 from app.wizard.records import AccessNeed, ItemStatus
@@ -25,8 +24,8 @@ Make = Callable[..., Wizard]
 def make() -> Iterator[Make]:
     made: list[Wizard] = []
 
-    def build(services: FakeServices, profile: str = "") -> Wizard:
-        made.append(Wizard(services, profile))
+    def build(services: FakeServices, profile: str = "", **named: float) -> Wizard:
+        made.append(Wizard(services, profile, **named))
         return made[-1]
 
     yield build
@@ -44,8 +43,8 @@ def on(wizard: Wizard, step: Step) -> WizardState:
     return wizard.state
 
 
-def with_machines(make: Make, services: FakeServices, *keys: str) -> Wizard:
-    wizard = make(services)
+def with_machines(make: Make, services: FakeServices, *keys: str, **named: float) -> Wizard:
+    wizard = make(services, **named)
     wizard.do(do.new_setup())
     until_state(wizard, lambda state: bool(state.machines.rows))
     for key in keys:
@@ -130,10 +129,9 @@ def test_a_changed_answer_asks_for_just_what_depends_on_it(make: Make) -> None:
     assert set(services.asked[before:]) == {"job", "fits", "forecast", "plan"}
 
 
-def test_a_closed_port_turns_green_by_itself(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "RETRY_EVERY", 0.05)
+def test_a_closed_port_turns_green_by_itself(make: Make) -> None:
     services = FakeServices(access={"anna": refused(ANNA)})
-    wizard = with_machines(make, services, ANNA.key)
+    wizard = with_machines(make, services, ANNA.key, retry_every=0.05)
     wizard.do(do.go_on())
     until_state(wizard, lambda state: services.asked.count("access anna") > 2)
     state = until_state(wizard, lambda state: state.access[0].status is ItemStatus.FAILED)
@@ -145,10 +143,9 @@ def test_a_closed_port_turns_green_by_itself(make: Make, monkeypatch: pytest.Mon
     until_state(wizard, lambda state: state.access[0].status is ItemStatus.OK)
 
 
-def test_nobody_is_asked_behind_the_persons_back(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "RETRY_EVERY", 0.02)
+def test_nobody_is_asked_behind_the_persons_back(make: Make) -> None:
     services = FakeServices(access={"anna": refused(ANNA)})
-    wizard = with_machines(make, services, ANNA.key)
+    wizard = with_machines(make, services, ANNA.key, retry_every=0.02)
     wizard.do(do.go_on())
     until_state(wizard, lambda state: services.asked.count("access anna") > 1)
     wizard.do(do.go_back())
