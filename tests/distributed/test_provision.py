@@ -216,9 +216,9 @@ def test_a_python_of_our_own_is_found_first(tmp_path: Path) -> None:
 ORDER = {"digest": hashlib.sha256(b"r").hexdigest(), "requirements": [], "lock": ""}
 
 
-STAND_IN = """#!/bin/sh
+STAND_IN = f"""#!/bin/sh
 [ "$1" = venv ] || exit 0
-mkdir -p "$4/bin" && ln -s "$(command -v true)" "$4/bin/python"
+mkdir -p "$4/bin" && ln -s {shutil.which("true")} "$4/bin/python"
 """
 """In place of uv: the one file that matters."""
 
