@@ -13,7 +13,7 @@ from training.events import Event, MemberEvent, to_line
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
 from training.run_folder import RunFolder
-from training.stopping import Progress
+from training.stopping import ProgressMonitor
 
 
 class Script:
@@ -69,7 +69,7 @@ class Stage:
         self.coordinator = Script()
         self.coordinator.tell_port(1)
         self.events: list[Event] = []
-        self.progress = Progress()
+        self.progress = ProgressMonitor()
         self.folder = RunFolder.create(folder, plan, ["test"])
         self.run = LocalRun(
             plan,
