@@ -99,11 +99,12 @@ def ask_missing(link: MachineLink, trees: Sequence[str], blobs: Sequence[str], *
     raise SshError(link.name, "it did not report which files it lacks", "try again")
 
 
+def _untold(done: int, total: int) -> None:
+    """Tell nobody."""
+
+
 def send_trees(
-    link: MachineLink,
-    trees: Collection[Tree],
-    progress: Progress = lambda done, total: None,
-    patience: float = PATIENCE,
+    link: MachineLink, trees: Collection[Tree], progress: Progress = _untold, patience: float = PATIENCE
 ) -> int:
     """Bring folders to a machine, to ``trees/NAME`` of Muster's folder; return how many files were missing there.
 

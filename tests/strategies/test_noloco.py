@@ -307,5 +307,5 @@ def test_its_costs_are_two_vectors() -> None:
     course = Course(1000, "scratch")
     assert Rhythm(50) in list(costs.rhythms(course)) and not list(costs.rhythms(Course(10)))
     expected = {"noloco.sync_interval": 50, "noloco.outer_lr": 0.4, "noloco.outer_momentum": 0.5}
-    assert costs.settings(course, Rhythm(50)) == expected
+    assert costs.settings(course, Rhythm(50)) == expected | {"error_feedback": False}
     assert costs.learning(course, Rhythm(50), 4.0).sources == ("noloco",)

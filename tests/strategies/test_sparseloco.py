@@ -214,7 +214,7 @@ def test_a_plan_has_no_rhythm_for_too_few_exchanges() -> None:
     assert costs is not None
     assert list(costs.rhythms(Course(499, codec=costs.codecs[0]))) == []
     assert [one.interval for one in costs.rhythms(Course(3000, codec=costs.codecs[0]))] == [5, 10, 20, 30]
-    assert costs.settings(Course(3000), Rhythm(30)) == {"sparseloco.sync_interval": 30}
+    assert costs.settings(Course(3000), Rhythm(30)) == {"sparseloco.sync_interval": 30, "error_feedback": False}
 
 
 def test_a_rehearsal_is_short_and_not_refused() -> None:
