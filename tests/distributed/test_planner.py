@@ -170,12 +170,14 @@ def test_a_near_tie_is_told() -> None:
     assert "predictions cannot tell differences below 5 %" in sentence(told[0])
 
 
-def test_a_short_fine_tune_of_texts_is_not_merged() -> None:
-    def considered(samples: int) -> bool:
-        return "no-interval" not in codes(plan(cluster([8, 8, 8, 8], 95), job(samples=samples, texts=True)), "diloco")
+def test_a_fine_tune_of_texts_is_merged_only_by_whom_a_higher_loss_suits() -> None:
+    def considered(samples: int, price: float) -> bool:
+        texts = job(samples=samples, texts=True, max_loss_increase=price)
+        return "no-interval" not in codes(plan(cluster([8, 8, 8, 8], 95), texts), "diloco")
 
-    assert considered(32_000)
-    assert not considered(3_200)
+    assert considered(32_000, 0.03)
+    assert not considered(32_000, 0.02)
+    assert not considered(3_200, 0.03)
 
 
 def test_no_interval_within_the_bound_is_said() -> None:

@@ -32,14 +32,19 @@ _LOSS_BY_ROUNDS: Mapping[str, Mapping[int, float]] = {
 and 0.080 against 0.097, means of three seeds. From scratch with 3 rounds, own check: 2.676 against 2.508; with more,
 the interval decides too. Language models: ``benchmarks/strategies.py``, means of three seeds (from scratch with 10
 rounds two), of trained ones and one standard deviation; DiLoCo's 176 rounds lost nothing (arXiv 2311.08105)."""
-_LOSS_BY_INTERVAL = {1: 0.0, 25: 0.028, 50: 0.047, 100: 0.063, 200: 0.074, 500: 0.094}
-"""From scratch: ft-diloco, TinyStories, outer rate untuned."""
+_LOSS_BY_INTERVAL: Mapping[str, Mapping[int, float]] = {
+    "texts": {8: 0.035, 24: 0.064, 50: 0.138},
+    "scratch": {1: 0.0, 25: 0.028, 50: 0.047, 100: 0.063, 200: 0.074, 500: 0.094},
+}
+"""From scratch: ft-diloco, TinyStories, outer rate untuned. Trained language models: ``benchmarks/strategies.py``, with
+H = 8 and 24 three seeds; 50: 0.120 in 10 rounds and 0.156 in 30, one seed each."""
 _GAIN_BY_ROUNDS: Mapping[str, Mapping[int, float]] = {
     "pretrained": {3: 1.0, 10: 1.0},
     "texts": {10: 0.34, 30: 0.65, 176: 1.0},
     "scratch": {3: 0.04, 10: 0.43, 30: 0.43, 176: 0.55},
 }
 """Share of the gain of per-step averaging over one machine (0.119 to 0.097 in the fine-tune) that is kept."""
+_GAIN_BY_INTERVAL: Mapping[str, Mapping[int, float]] = {"texts": {8: 0.65, 24: 0.34, 50: 0.25}}
 _LOSS_OF_OVERLAP = 0.002
 
 
@@ -59,13 +64,15 @@ class OuterCosts(CostModel):
     merge_ns = 5.3  # copies, hash and outer step of 37.7 M parameters (docs/performance.md)
     sources: ClassVar[Mapping[str, str]] = {
         "diloco-pretrained": "DiLoCo in a fine-tune by rounds: own check, Whisper tiny.en, three seeds, 2 members",
-        "diloco-texts": "DiLoCo in a fine-tune of a language model: own check, 0.9 M, three seeds, 4 members",
+        "diloco-texts": "DiLoCo in a fine-tune of a language model, by rounds and H: own check, 0.9 M, 4 members",
         "diloco-scratch": "DiLoCo from scratch by H: ft-diloco, 51 M, 2 members; by rounds: own check, 4 members",
         "overlap": "overlap of up to 10 steps: below 0.2 % (Streaming DiLoCo, arXiv 2501.18512)",
     }
 
     losses: ClassVar = _LOSS_BY_ROUNDS
     gains: ClassVar = _GAIN_BY_ROUNDS
+    interval_losses: ClassVar = _LOSS_BY_INTERVAL
+    interval_gains: ClassVar = _GAIN_BY_INTERVAL
 
     def __init__(self, name: str, options: OuterOptions) -> None:
         self._name, self._options = name, options
@@ -88,10 +95,12 @@ class OuterCosts(CostModel):
 
     def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
         rounds, kind = course.rounds(rhythm), "texts" if course.texts and course.start != "scratch" else course.start
-        share = merge_efficiency(worth, max(0.0, interpolate(self.gains[kind], rounds)))
-        loss = interpolate(self.losses[kind], rounds)
-        if course.start == "scratch":
-            loss = max(loss, interpolate(_LOSS_BY_INTERVAL, rhythm.interval))
+        gain, loss = interpolate(self.gains[kind], rounds), interpolate(self.losses[kind], rounds)
+        if kind in self.interval_losses:
+            loss = max(loss, interpolate(self.interval_losses[kind], rhythm.interval))
+        if kind in self.interval_gains:
+            gain = min(gain, interpolate(self.interval_gains[kind], rhythm.interval))
+        share = merge_efficiency(worth, max(0.0, gain))
         overlap = ("overlap",) if rhythm.delay else ()
         sources = (f"diloco-{kind}", *codec_by_name(course.codec).sources, *overlap)
         return Learning(share, max(0.0, loss) + (_LOSS_OF_OVERLAP if rhythm.delay else 0.0), sources)

@@ -112,6 +112,9 @@ class StreamingCosts(OuterCosts):
 
     losses: ClassVar = {**OuterCosts.losses, "texts": {10: 0.078, 30: 0.052, 176: 0.0}}
     gains: ClassVar = {**OuterCosts.gains, "texts": {10: 0.21, 30: 0.49, 176: 1.0}}
+    interval_losses: ClassVar = {**OuterCosts.interval_losses, "texts": {8: 0.049, 24: 0.076, 50: 0.15}}
+    interval_gains: ClassVar = {**OuterCosts.interval_gains, "texts": {8: 0.49, 24: 0.21, 50: 0.12}}
+    # H = 50 as DiLoCo, and what overlap adds with H = 24
     sources: ClassVar[Mapping[str, str]] = {
         **OuterCosts.sources,
         "streaming": "fragments in turns: loss 2.66, data parallel 2.67, 1 B, 2 members (arXiv 2501.18512)",
