@@ -32,6 +32,8 @@ from training.exchange.residuals import MeanResiduals
 from training.exchange.transfer import Transfer
 
 R = TypeVar("R")
+_SLICE = 30.0
+"""Seconds between two looks whether anything still moves."""
 
 
 class Meter:
@@ -67,7 +69,7 @@ class Meter:
     def wait(self, settled: Callable[[float], bool]) -> bool:
         """Wait until ``settled(seconds)`` is true, or nothing has moved for :data:`STANDSTILL` seconds."""
         began = self._clock()
-        while not settled(STANDSTILL / 4):
+        while not settled(min(_SLICE, STANDSTILL / 4)):
             if self._clock() - max(began, self._moved) > STANDSTILL:
                 return False
         return True
