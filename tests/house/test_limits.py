@@ -1,4 +1,4 @@
-"""The house's limits on size, so that files stay readable from top to bottom."""
+"""The limits of the house: files stay readable from top to bottom, and one name means one thing."""
 
 from __future__ import annotations
 
@@ -36,3 +36,12 @@ def test_sizes() -> None:
             if length > LONGEST_FUNCTION:
                 too_long[f"{file}: {function.name}"] = length
     assert too_long == {}
+
+
+def test_a_public_class_has_a_name_of_its_own() -> None:
+    found: dict[str, list[str]] = {}
+    for path in _sources():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: files for name, files in found.items() if len(files) > 1} == {}
