@@ -316,7 +316,7 @@ def test_costs_are_one_exchange_of_everything(make: Any) -> None:
     assert costs.settings(Course(100), Rhythm(10))[f"{make.name}.sync_interval"] == 10
     learnt = costs.learning(Course(300, "scratch"), Rhythm(30), 4.0)
     assert learnt.share < 0.5 and learnt.loss == pytest.approx(0.062)
-    assert 0 < costs.learning(Course(300, "scratch"), Rhythm(5), 4.0).loss < 0.04
+    assert 0 < costs.learning(Course(300, "scratch"), Rhythm(5), 4.0).loss < 0.058
     assert costs.learning(Course(300), Rhythm(30), 4.0).share == 1.0
 
 

@@ -30,8 +30,8 @@ _LOSS_BY_ROUNDS: Mapping[str, Mapping[int, float]] = {
 }
 """Loss over per-step averaging, by rounds of the run. Trained: ``benchmarks/fine_tune_worth.py``, validation loss 0.081
 and 0.080 against 0.097, means of three seeds. From scratch with 3 rounds, own check: 2.676 against 2.508; with more,
-the interval decides too. Language models: ``benchmarks/strategies.py``, means of three seeds (from scratch with 10
-rounds two), of trained ones and one standard deviation; DiLoCo's 176 rounds lost nothing (arXiv 2311.08105)."""
+the interval decides too. Language models: ``benchmarks/strategies.py``, means of three seeds, of
+trained ones and one standard deviation; DiLoCo's 176 rounds lost nothing (arXiv 2311.08105)."""
 _LOSS_BY_INTERVAL: Mapping[str, Mapping[int, float]] = {
     "texts": {8: 0.035, 24: 0.064, 50: 0.138},
     "scratch": {1: 0.0, 25: 0.028, 50: 0.047, 100: 0.063, 200: 0.074, 500: 0.094},
