@@ -12,6 +12,7 @@ from members import overlapping, settings_of
 from profiles.errors import BadInput
 from profiles.schema import StrategySettings
 from training.strategies.base import StrategyContext
+from training.strategies.costs import Course, Rhythm
 from training.strategies.own_file import rehearsed, rhythm_of
 from training.strategies.registry import strategies, strategy_class
 
@@ -78,6 +79,13 @@ def test_a_part_that_cannot_feed_errors_back_leaves_that_to_the_other() -> None:
     kind = strategy_class(settings.strategy)
     kind(StrategyContext(settings, total_steps=10, seed=1))
     assert kind.codec(settings) == "bf16"
+
+
+@pytest.mark.parametrize(("codec", "planned"), [("topk:0.2", True), ("bf16", False)])
+def test_a_plan_feeds_errors_back_where_a_part_wants_it(codec: str, planned: bool) -> None:
+    costs = strategy_class("sparta + diloco").costs
+    assert costs is not None
+    assert costs.settings(Course(1000, codec=codec), Rhythm(20))["error_feedback"] is planned
 
 
 @pytest.mark.parametrize("name", ["noloco", "sparta"])
