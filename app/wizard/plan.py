@@ -61,10 +61,10 @@ class Saving:
         return (self.ini, self.hosts_file, *((self.plan_file,) if self.planning is not None else ()))
 
     @property
-    def command(self) -> str:
-        """What to type for just this run, once it is saved."""
-        plan = ["--plan", near(self.plan_file)] if self.planning is not None else []
-        return command_line("distributed-train", self.name, *plan)
+    def arguments(self) -> tuple[str, ...]:
+        """Of this program, for just this run, once it is saved."""
+        plan = ("--plan", near(self.plan_file)) if self.planning is not None else ()
+        return ("distributed-train", self.name, *plan)
 
     def write(self, config: Path | None) -> tuple[str, ...]:
         """Write all files, each whole; the profile is the last one, so that it never names what is not there.
@@ -238,7 +238,7 @@ def plan_of(request: PlanRequest, config: Path | None = None, outside: Outside =
         staying=DATA_STAY if profile.data.local_data else "",
         profile=kept.name,
         files=tuple(map(near, kept.files)),
-        command=kept.command,
+        command=command_line(*kept.arguments),
         hash=run.hash() if run is not None else "",
     )
 

@@ -23,6 +23,7 @@ from tests.distributed.muster_runs import JOB, ours
 from tests.lab.fixtures import MakeLightLab
 from tests.waiting import until_state
 from training.plan import read_plan
+from training.run_folder import RunFolder
 
 PROFILE = """# Mine.
 [profile:tiny]
@@ -122,6 +123,7 @@ def test_what_was_chosen_is_what_runs(
         assert state.launch.status is ItemStatus.OK, state.launch
         run = Path(state.launch.found.run)
         assert read_plan(run / "plan.json").hash() == state.plan.found.hash
+        assert RunFolder.open(run).metadata.command == words[1:]
     finally:
         wizard.close()
     assert main(["stop", "--kill", run.name[:20]]) == 0
