@@ -53,6 +53,13 @@ class SteeredApp(MusterApp):
         raise NotImplementedError  # the application has it
 
 
+class _Details(Static):
+    """What stands beside the table or under it. Its screen folds some lines to its width, so it draws them anew."""
+
+    def on_resize(self) -> None:
+        cast(StepScreen, self.screen).draw()
+
+
 class StepScreen(BaseScreen):
     """One step. A subclass says what stands in its table and what a row means."""
 
@@ -119,7 +126,6 @@ class StepScreen(BaseScreen):
 
     _notice = ""
     _was_blocker = False
-    _side_width: int | None = None
 
     @property
     def steered(self) -> SteeredApp:
@@ -139,7 +145,7 @@ class StepScreen(BaseScreen):
         with Container(id="main"):
             yield RowTable(self.columns(self.state), headed=self.HEADED, id="rows")
             with VerticalScroll(id="side", can_focus=self.DETAIL_BELOW):
-                yield Static(id="about", markup=False)
+                yield _Details(id="about", markup=False)
         yield Static(id="said", markup=False)
 
     def on_mount(self) -> None:
@@ -193,11 +199,8 @@ class StepScreen(BaseScreen):
         return self.app.size.width - _FRAME - self.SIDE - MARGIN
 
     def _widen_side(self, cells: int) -> None:
-        """Give what stands beside the table what the table leaves, in a wide terminal; it folds its lines anew."""
-        width = cells if self.app.size.width >= WIDEST else None
-        if width != self._side_width:
-            self._side_width = self.query_one("#side").styles.width = width
-            self.call_after_refresh(self.draw)
+        """Give what stands beside the table what the table leaves, in a wide terminal."""
+        self.query_one("#side").styles.width = cells if self.app.size.width >= WIDEST else None
 
     def _said(self, state: WizardState) -> Content:
         said = []

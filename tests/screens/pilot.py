@@ -143,4 +143,5 @@ def matches(name: str, app: App[Any]) -> None:
         path.write_text(text(app), encoding="utf-8")
         return
     assert path.exists(), f"no picture {path}: MUSTER_SNAPSHOTS=write makes it"
-    assert text(app) == path.read_text(encoding="utf-8")
+    shown = text(app)
+    assert shown == path.read_text(encoding="utf-8"), f"not {path.name}:\n{shown}"

@@ -101,3 +101,14 @@ def test_a_way_to_train_keeps_its_name_and_what_it_costs_at_every_width(size: tu
         assert ("━━" in way) == (size[0] >= 120)
 
     run(WizardApp(at(Step.STRATEGY), clock=fixed_clock), drive, size)
+
+
+def test_facts_are_folded_anew_whenever_their_room_changes() -> None:
+    async def drive(pilot: Pilot[Any]) -> None:
+        await pilot.pause()
+        assert f"{'│':14}this run\n" in text(pilot.app)
+        pilot.app.screen.query_one("#about").styles.width = 40
+        await pilot.pause()
+        assert f"{'│':14}certificates of this run\n" in text(pilot.app)
+
+    run(WizardApp(at(Step.PLAN), clock=fixed_clock), drive, (160, 45))
