@@ -247,7 +247,7 @@ def test_a_member_that_fails_does_not_stop_the_others(tmp_path: Path, serve: Ser
 
     class Failing(ToyTask):
         def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
-            if len(self.seen) > 40:
+            if len(self.seen) > 12:
                 raise RuntimeError("this member breaks")
             return super().loss(model, batch)
 
