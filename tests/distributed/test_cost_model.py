@@ -221,6 +221,25 @@ def loss_increase(interval: int, rounds: int, start: Any) -> float:
     return DiLoCo.costs.learning(Course(interval * rounds, start), Rhythm(interval), 2.0).loss
 
 
+@pytest.mark.parametrize(
+    ("name", "delay", "start", "last"),
+    [
+        ("diloco", 0, "pretrained", 50),
+        ("streaming_diloco", 5, "pretrained", 50),
+        ("noloco", 0, "pretrained", 50),
+        ("local_sgd", 0, "scratch", 100),
+        ("diloco", 0, "scratch", 500),
+    ],
+)
+def test_an_interval_beyond_all_that_were_measured_costs_more(name: str, delay: int, start: Any, last: int) -> None:
+    costs = cost_model(name)
+    assert costs is not None
+    rhythms = [Rhythm(times * last, delay) for times in (1, 2, 10)]
+    known, beyond, far = (costs.learning(Course(10**6, start, texts=True), rhythm, 4.0) for rhythm in rhythms)
+    assert known.loss < beyond.loss < far.loss
+    assert known.share >= beyond.share >= far.share >= 0.25
+
+
 @given(st.integers(1, 500), st.integers(1, 2000), st.sampled_from(["pretrained", "scratch"]))
 def test_more_rounds_cost_no_more_loss(interval: int, rounds: int, start: Any) -> None:
     fewer = loss_increase(interval, rounds, start)

@@ -78,9 +78,9 @@ class AveragingCosts(CostModel):
     def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
         if course.start == "pretrained":  # diloco's outer step is the plain mean then
             return OuterCosts("diloco", OuterOptions()).learning(course, rhythm, worth)
-        kept, loss = (interpolate(table, rhythm.interval) for table in (_GAIN, _LOSS))
+        kept, loss = (interpolate(table, rhythm.interval, extended=True) for table in (_GAIN, _LOSS))
         sources = ("averaging-scratch", *codec_by_name(course.codec).sources)
-        return Learning(merge_efficiency(worth, kept), loss, sources)
+        return Learning(merge_efficiency(worth, max(0.0, kept)), loss, sources)
 
     def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
         feedback = codec_by_name(course.codec).wants_feedback

@@ -2,8 +2,8 @@
 machines (:mod:`distributed.planning.prediction`).
 
 A strategy states its costs beside its algorithm. Loss tables hold what was measured or published, are interpolated over
-the logarithm of their variable, and are never better than their best entry. They come from small models and few seeds:
-they order strategies, they promise nothing.
+the logarithm of their variable, and are never better than their best entry; those by interval go on rising beyond the
+longest one. They come from small models and few seeds: they order strategies, they promise nothing.
 """
 
 from __future__ import annotations
@@ -184,12 +184,16 @@ def intervals(course: Course) -> Iterator[int]:
             yield interval
 
 
-def interpolate(table: Mapping[int, float], x: float) -> float:
-    """Return a table's value at ``x``, linear in log x; its last entry beyond its end, extended below its begin."""
+def interpolate(table: Mapping[int, float], x: float, extended: bool = False) -> float:
+    """Return a table's value at ``x``, linear in log x; extended below its begin, and its last entry beyond its end.
+
+    Args:
+        extended: beyond its end, too: what is rarer than anything that was measured is no better than that.
+    """
     points = sorted(table.items())
-    if x >= points[-1][0]:
+    if x >= points[-1][0] and not extended:
         return points[-1][1]
-    above = next(index for index, (at, _) in enumerate(points) if at > x)
+    above = next((index for index, (at, _) in enumerate(points) if at > x), len(points) - 1)
     (x0, y0), (x1, y1) = points[max(0, above - 1)], points[max(1, above)]
     return y0 + (y1 - y0) * math.log(max(x, 0.5) / x0) / math.log(x1 / x0)
 

@@ -97,9 +97,9 @@ class OuterCosts(CostModel):
         rounds, kind = course.rounds(rhythm), "texts" if course.texts and course.start != "scratch" else course.start
         gain, loss = interpolate(self.gains[kind], rounds), interpolate(self.losses[kind], rounds)
         if kind in self.interval_losses:
-            loss = max(loss, interpolate(self.interval_losses[kind], rhythm.interval))
+            loss = max(loss, interpolate(self.interval_losses[kind], rhythm.interval, extended=True))
         if kind in self.interval_gains:
-            gain = min(gain, interpolate(self.interval_gains[kind], rhythm.interval))
+            gain = min(gain, interpolate(self.interval_gains[kind], rhythm.interval, extended=True))
         share = merge_efficiency(worth, max(0.0, gain))
         overlap = ("overlap",) if rhythm.delay else ()
         sources = (f"diloco-{kind}", *codec_by_name(course.codec).sources, *overlap)
