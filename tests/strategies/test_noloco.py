@@ -309,3 +309,10 @@ def test_its_costs_are_two_vectors() -> None:
     expected = {"noloco.sync_interval": 50, "noloco.outer_lr": 0.4, "noloco.outer_momentum": 0.5}
     assert costs.settings(course, Rhythm(50)) == expected | {"error_feedback": False}
     assert costs.learning(course, Rhythm(50), 4.0).sources == ("noloco",)
+
+
+def test_a_plan_reckons_with_what_was_measured_of_a_fine_tune() -> None:
+    costs = cost_model("noloco")
+    assert costs is not None
+    found = costs.learning(Course(240, texts=True), Rhythm(24), 4.0)  # docs/strategies.md: noloco / 10
+    assert found.share == pytest.approx((1 + 3 * 0.22) / 4) and found.loss == pytest.approx(0.076, abs=0.003)

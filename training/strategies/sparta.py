@@ -119,7 +119,7 @@ class SpartaCosts(CostModel):
     interval_option = "sparta.interval"
     merge_ns = 2.0  # of the choice of 0.5 % of 37.7 M weights, and of taking and putting them
     sources: ClassVar[Mapping[str, str]] = {
-        "sparta": "SPARTA of 0.5 and 5 %: own check, 0.9 M parameters, 4 members, two seeds; the paper trains longer"
+        "sparta": "SPARTA of 0.5 and 5 %: own check, 0.9 M parameters, 4 members; the paper trains longer"
     }
 
     def __init__(self, own: SpartaOptions | None = None) -> None:
