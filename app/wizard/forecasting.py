@@ -24,7 +24,7 @@ from distributed.planning.cables import CABLES
 from distributed.planning.document import Candidate, Choice, Planning, Preference
 from distributed.planning.feedback import corrections
 from distributed.planning.fitting import fit
-from distributed.planning.prediction import Predictor, known_costs
+from distributed.planning.prediction import Predictor, known_costs, rhythm_of
 from distributed.planning.reasons import sentence, settings_of
 from distributed.preparation.preflight import NotReady, Ready, rooms_of
 from distributed.preparation.prepare import PrepareOptions
@@ -59,7 +59,12 @@ class Forecast:
         candidate = planning.ranking[index]
         if steps == candidate.choice.interval:
             return candidate
-        return self._predictor(planning).predict(with_interval(candidate.choice, steps))
+        choice, predictor = with_interval(candidate.choice, steps), self._predictor(planning)
+        if why := known_costs(choice, planning.job).refused(predictor.course(choice), rhythm_of(choice)):
+            raise BadInput(
+                f"one exchange every {choice.interval} steps: {choice.strategy} {why}", "take another interval"
+            )
+        return predictor.predict(choice)
 
     def _predictor(self, planning: Planning) -> Predictor:
         cluster, job = self.found.figures.cluster, planning.job

@@ -28,9 +28,10 @@ from distributed.planning.document import (
 )
 from distributed.planning.prediction import Predictor, known_costs, significant
 from distributed.planning.reasons import WORTH, about_equal, memory_reasons, settings_of, why
-from profiles.schema import Profile
+from profiles.errors import BadInput
+from profiles.schema import Profile, StrategySettings
 from training.strategies.costs import LOSS_UNKNOWN, CostModel
-from training.strategies.registry import check_strategy, cost_model, strategies, usual_strategy
+from training.strategies.registry import check_strategy, cost_model, strategies, strategy_class, usual_strategy
 
 MOST_SUSPECTS = 8
 
@@ -150,6 +151,11 @@ class _Planner:
         """Return why a strategy is not ranked; empty: it is."""
         if costs is None:
             return LOSS_UNKNOWN
+        asked = {"codec": self._job.codec, "owned": self._job.owned}
+        try:
+            strategy_class(strategy).codec(StrategySettings().model_copy(update=asked))
+        except BadInput as error:
+            return error.problem
         if self._job.strategy != "auto":
             return ""
         choice = Choice(strategy=strategy, codec=costs.codecs[0], engine="mesh", members=self._predictor.workable)
@@ -228,7 +234,10 @@ class _Planner:
             return None
         rhythms = list(self._predictor.rhythms(base))
         if not rhythms:
-            self._note("no-interval", way.strategy, bound=self._job.max_loss_increase)
+            if refused := self._predictor.refused(base):
+                self._note("refused", way.strategy, refused)
+            else:
+                self._note("no-interval", way.strategy, bound=self._job.max_loss_increase)
             return None
         choices = [base.model_copy(update={"interval": one.interval, "delay": one.delay}) for one in rhythms]
         return min((self._predictor.outcome(choice, split) for choice in choices), key=self._interval_order)

@@ -129,8 +129,16 @@ class Predictor:
         """Yield the rhythms of a choice's strategy whose expected loss is within the job's bound."""
         costs, course = known_costs(choice, self.job), self.course(choice)
         for rhythm in costs.rhythms(course):
-            if costs.learning(course, rhythm, 1.0).loss <= self.job.max_loss_increase:
+            within = costs.learning(course, rhythm, 1.0).loss <= self.job.max_loss_increase
+            if within and not costs.refused(course, rhythm):
                 yield rhythm
+
+    def refused(self, choice: Choice) -> str:
+        """Return why a choice's strategy trains in none of the rhythms that there are to choose from; empty: it does,
+        or there are none."""
+        costs, course = known_costs(choice, self.job), self.course(choice)
+        each = [costs.refused(course, rhythm) for rhythm in costs.rhythms(course)]
+        return each[0] if each and all(each) else ""
 
     def course(self, choice: Choice) -> Course:
         """Return what a strategy's cost model knows of the run."""

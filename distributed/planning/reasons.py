@@ -98,7 +98,8 @@ def _why_group(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
     else:
         yield Reason.of("exchange-hidden", exchange=best.exchange)
     if not known_costs(choice).exact:
-        yield Reason.of("interval", interval=choice.interval, rounds=best.rounds, loss=100 * best.loss_increase,
+        code = "interval" if choice.interval > 1 else "every-step"
+        yield Reason.of(code, interval=choice.interval, rounds=best.rounds, loss=100 * best.loss_increase,
                         bound=100 * job.max_loss_increase)  # fmt: skip
     yield from _about_members(best, predictor)
 
@@ -214,6 +215,7 @@ def settings_of(best: Candidate, predictor: Predictor) -> Settings:
 # --------------------------------------------------------------------------------------------------------------- words
 
 _GB = 1e9
+_LOSS = "the loss may end {loss:.3g} % above that of per-step averaging (at most {bound:.3g} % is accepted)"
 WORDS = {
     "alone-wins": "{subject} alone is the fastest: {members:.0f} machines with {other} would train {useful:.2f} times "
     "as fast (an exchange takes {exchange:.3g} s, computing a step {compute:.3g} s, waiting {exposed:.3g} s a step)",
@@ -239,8 +241,8 @@ WORDS = {
     "{seconds:.3g} s",
     "exchange-hidden": "an exchange of {exchange:.3g} s is hidden behind compute",
     "exchange-exposed": "{share:.0f} % of each step of {step:.3g} s is spent waiting for the network",
-    "interval": "one exchange every {interval:.0f} steps, {rounds:.0f} in the run: the loss may end {loss:.2g} % above "
-    "that of per-step averaging (at most {bound:.2g} % is accepted)",
+    "interval": "one exchange every {interval:.0f} steps, {rounds:.0f} in the run: " + _LOSS,
+    "every-step": "an exchange in every step: " + _LOSS,
     "learning-rate": "the learning rate is multiplied by {factor:.2f} (lr_scaling = {subject}): it was chosen for a "
     "batch of {reference:.0f}, and a step here has {batch:.0f} samples",
     "own-learning-rate": "the learning rate stays as it is (lr_scaling = auto): with {subject} a machine's step sees "
@@ -290,7 +292,8 @@ WORDS = {
     "fixed": "only {other} = {subject} was considered, as the profile says; --set {other}=auto compares all",
     "no-cost-model": "{subject} was not considered: {other}",
     "no-interval": "{subject} was not considered: at no interval does the expected loss stay within "
-    "{bound_percent:.2g} %",
+    "{bound_percent:.3g} %",
+    "refused": "{subject} was not considered: it {other}",
     "batch-too-small": "some groups were not considered: a step has fewer samples than members",
     "nothing-fits": "the job fits none of these machines",
 }

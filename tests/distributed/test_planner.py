@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_figures import LARGE, cluster, job, jobs, joined, machine, predict, rates, speeds
+from planner_figures import LARGE, TINY, cluster, job, jobs, joined, machine, predict, rates, speeds
 
 from app.plan_table import summary_lines, table_lines
 from distributed.planning.cluster import Cluster, Link, Measurement
 from distributed.planning.document import Candidate, Choice, Job, Planning, Workload, job_of
 from distributed.planning.planner import plan, signed, simplicity
-from distributed.planning.reasons import WORDS, WORTH, sentence
+from distributed.planning.prediction import Predictor
+from distributed.planning.reasons import WORDS, WORTH, sentence, settings_of
 from profiles.declarations import Section
 from profiles.errors import BadInput
 from profiles.resolve import profile_from_options
@@ -483,6 +484,42 @@ def test_a_strategy_that_is_not_sound_for_a_job_is_predicted_only_where_it_is_as
         assert (asked.predicted, asked.choice.strategy) == (True, "guessed")
     finally:
         forget("guessed")
+
+
+@pytest.mark.parametrize("codec", ["mxfp4", "topk:0.05"])
+def test_a_strategy_that_refuses_the_codec_is_not_proposed(codec: str) -> None:
+    planning = plan(cluster([8, 8], 20), job(samples=100_000, texts=True, max_loss_increase=0.2, codec=codec))
+    assert {one.choice.strategy for one in planning.ranking if not one.choice.alone} >= {"diloco", "streaming_diloco"}
+    assert not {"noloco", "sparta"} & {one.choice.strategy for one in planning.ranking}
+    said = f"sparta was not considered: codec = {codec} is made for differences"
+    assert said in " ".join(map(sentence, planning.reasons))
+
+
+def test_a_strategy_that_needs_more_exchanges_is_not_proposed() -> None:
+    own = {"sparseloco": {"sync_interval": 30}}
+    few, many = (
+        plan(cluster([8, 8], 20), job(steps=steps, strategy="sparta + sparseloco", owned=own, max_loss_increase=0.5))
+        for steps in (600, 6000)
+    )
+    assert all(one.choice.alone for one in few.ranking) and not all(one.choice.alone for one in many.ranking)
+    said = "it has sparseloco, which needs 100 exchanges, and 600 steps have 20"
+    assert f"sparta + sparseloco was not considered: {said}" in map(sentence, few.reasons)
+
+
+def test_strategies_without_a_common_codec_keep_their_own_in_a_plan() -> None:
+    own = job(steps=6000, strategy="sparseloco + sparta", max_loss_increase=0.5)
+    group = next(one for one in plan(cluster([8, 8], 20), own).ranking if not one.choice.alone)
+    assert settings_of(group, Predictor(cluster([8, 8], 20), own)).options["codec"] == "auto"
+
+
+def test_a_bound_of_all_is_said_in_plain_figures() -> None:
+    planning = plan(cluster([8, 8], 20), job(TINY, strategy="diloco", max_loss_increase=1.0))
+    assert "(at most 100 % is accepted)" in " ".join(map(sentence, planning.reasons))
+
+
+def test_an_exchange_in_every_step_is_said_so() -> None:
+    planning = plan(cluster([8, 8, 8, 8]), job(strategy="sparta", texts=True, max_loss_increase=0.1))
+    assert "an exchange in every step: the loss may end 7.4 % above" in " ".join(map(sentence, planning.reasons))
 
 
 def test_an_unknown_strategy_is_bad_input() -> None:

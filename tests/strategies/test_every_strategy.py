@@ -74,6 +74,12 @@ def test_feeding_errors_back_is_refused_where_it_has_no_effect(name: str) -> Non
         strategy_class(name).codec(StrategySettings(error_feedback=True))
 
 
+@pytest.mark.parametrize("name", ["sparta + diloco", "diloco + sparta"])
+def test_a_codec_that_one_part_refuses_is_refused(name: str) -> None:
+    with pytest.raises(BadInput, match="codec = mxfp4 is made for differences"):
+        strategy_class(name).codec(StrategySettings(codec="mxfp4"))
+
+
 def test_a_part_that_cannot_feed_errors_back_leaves_that_to_the_other() -> None:
     settings = StrategySettings(strategy="sparta + diloco", error_feedback=True, codec="bf16")
     kind = strategy_class(settings.strategy)

@@ -6,10 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.wizard.forecasting import ranked
+from app.wizard.forecasting import Forecast, moved, ranked
 from app.wizard.plain_words import way_words
+from distributed.measuring.machine_figures import SpeedFigures
+from distributed.measuring.measure import MeasurementResult
+from distributed.planning.document import Workload
 from distributed.planning.planner import plan
-from tests.distributed.planner_figures import cluster, job, speeds
+from profiles.errors import BadInput
+from profiles.schema import Profile
+from tests.distributed.planner_figures import TINY, cluster, job, machine, measured_pair, speeds
 
 
 @settings(max_examples=12, deadline=None)
@@ -35,3 +40,23 @@ def test_a_row_says_how_much_its_run_sees() -> None:
     assert group.candidate.steps == alone.candidate.steps == 100
     assert group.seconds >= alone.seconds and group.same_loss_seconds < alone.same_loss_seconds
     assert f"a step of {group.candidate.global_batch} samples" in way_words(group)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "interval", "said"),
+    [
+        ("streaming_diloco", 2, "one exchange every 2 steps: streaming_diloco has 4 fragments"),
+        ("sparseloco", 100, "sparseloco needs 100 exchanges, and 6000 steps have 60"),
+    ],
+)
+def test_an_interval_that_the_strategy_refuses_cannot_be_chosen(strategy: str, interval: int, said: str) -> None:
+    work = Workload(trainable=TINY, total=TINY, samples=32_000)
+    figures = [SpeedFigures(machine=machine(name), workload=work) for name in "ab"]
+    found = MeasurementResult(["a", "b"], [measured_pair()], figures)
+    wanted = job(steps=6000, strategy=strategy, texts=True, max_loss_increase=0.5)
+    forecast = Forecast(Profile(name="p"), (), found, plan(found.figures.cluster, wanted))
+    assert forecast.planning is not None
+    group = next(index for index, one in enumerate(forecast.planning.ranking) if not one.choice.alone)
+    assert moved(forecast, group, 40).interval == 40
+    with pytest.raises(BadInput, match=said):
+        moved(forecast, group, interval)

@@ -64,6 +64,12 @@ class CheckedCosts(CostModel):
     def unsound(self, course: Course) -> str:
         return self._asked("unsound", lambda: self._stated.unsound(course), lambda why: isinstance(why, str), "no text")
 
+    def refused(self, course: Course, rhythm: Rhythm) -> str:
+        def ask() -> str:
+            return self._stated.refused(course, rhythm)
+
+        return self._asked("refused", ask, lambda why: isinstance(why, str), "no text")
+
     def elements(self, trainable: int) -> int:
         return self._asked("elements", lambda: self._stated.elements(trainable), _is_amount, "no number of parameters")
 

@@ -95,8 +95,8 @@ class Composition(Strategy):
 
     @classmethod
     def codec(cls, settings: StrategySettings) -> str:
-        first = cls.parts[0]
-        return first.codec(cls._settings_for(first, settings))
+        first, *_ = [part.codec(cls._settings_for(part, settings)) for part in cls.parts]
+        return first
 
     @classmethod
     def _settings_for(cls, part: type[Strategy], settings: StrategySettings) -> StrategySettings:
@@ -257,6 +257,10 @@ class ComposedCosts(CostModel):
     def unsound(self, course: Course) -> str:
         return "what its parts learn together is not known"
 
+    def refused(self, course: Course, rhythm: Rhythm) -> str:
+        each = [model.refused(course, own) for model, own in self._each]
+        return next((f"has {part.name}, which {why}" for part, why in zip(self._parts, each, strict=True) if why), "")
+
     def with_options(self, settings: Owning) -> CostModel:
         return ComposedCosts(self._parts, settings)
 
@@ -301,7 +305,9 @@ class ComposedCosts(CostModel):
     def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
         each = [model.settings(course, own) for model, own in self._each]
         found = {name: value for one in each for name, value in one.items()}
-        return found | {"error_feedback": any(one.get("error_feedback") for one in each)}
+        shared = not self._own_codecs or all(course.codec in model.codecs for model, _ in self._each)
+        each_its_own = {} if shared else {"codec": "auto"}
+        return found | {"error_feedback": any(one.get("error_feedback") for one in each)} | each_its_own
 
 
 @functools.cache

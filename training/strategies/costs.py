@@ -128,6 +128,10 @@ class CostModel:
         """
         return ""
 
+    def refused(self, course: Course, rhythm: Rhythm) -> str:
+        """Return why the strategy does not train in this rhythm, as words after its name; empty: it does."""
+        return ""
+
     def elements(self, trainable: int) -> int:
         """Return how many parameters one exchange carries."""
         return trainable

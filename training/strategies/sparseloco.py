@@ -21,7 +21,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from profiles.declarations import Section, option
+from profiles.declarations import Owning, Section, option
 from profiles.errors import BadInput
 from profiles.schema import StrategySettings
 from training.exchange.base import (
@@ -66,7 +66,11 @@ class SparseLoCoOptions(Section):
 
 
 class SparseLoCoCosts(OuterCosts):
-    """A few values of all trainable parameters every H steps, from every member to all; many rounds or none."""
+    """A few values of all trainable parameters every H steps, from every member to all; many rounds or none.
+
+    Args:
+        force: see :class:`SparseLoCoOptions`.
+    """
 
     gathers = True
     codecs = ("topk2bit:0.015625",)
@@ -75,6 +79,19 @@ class SparseLoCoCosts(OuterCosts):
     sources: ClassVar[Mapping[str, str]] = {
         "sparse": "SparseLoCo: 120 rounds of a fine-tuned language model, own check; none lost at 512 M (2508.15706)",
     }
+
+    def __init__(self, name: str, options: OuterOptions, force: bool = False) -> None:
+        self._force = force
+        super().__init__(name, options)
+
+    def with_options(self, settings: Owning) -> SparseLoCoCosts:
+        return SparseLoCoCosts(self._name, self._options, settings.of(SparseLoCoOptions).force)
+
+    def refused(self, course: Course, rhythm: Rhythm) -> str:
+        rounds = course.steps // rhythm.interval
+        if rounds >= FEWEST_ROUNDS or self._force:
+            return ""
+        return f"needs {FEWEST_ROUNDS} exchanges, and {course.steps} steps have {rounds}"
 
     def unsound(self, course: Course) -> str:
         if course.steps // INTERVALS[0] < FEWEST_ROUNDS:

@@ -130,11 +130,15 @@ class StreamingCosts(OuterCosts):
         known = course.texts or course.start == "scratch"
         return "" if known else "what it costs in loss was measured for language models and from scratch only"
 
+    def refused(self, course: Course, rhythm: Rhythm) -> str:
+        few = rhythm.interval < self._fragments
+        return f"has {self._fragments} fragments, each of which needs a step of its own in an interval" if few else ""
+
     def longest(self, trainable: int) -> int:
         return -(-trainable // self._fragments)
 
     def rhythms(self, course: Course) -> Iterator[Rhythm]:
-        usual = [rhythm for rhythm in super().rhythms(course) if rhythm.interval >= self._fragments]
+        usual = [rhythm for rhythm in super().rhythms(course) if not self.refused(course, rhythm)]
         brief = {Rhythm(rhythm.interval, _ONE) for rhythm in usual if rhythm.interval >= _ONE_OF}
         return iter(sorted({*usual, *brief}, key=lambda one: (one.interval, one.delay)))
 
