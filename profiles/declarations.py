@@ -121,6 +121,7 @@ class Owner:
 
 _declared: dict[str, dict[str, Owner]] = {section: {} for section in _REGISTRIES}
 _forms: dict[str, list[tuple[str, Callable[[str], bool]]]] = {section: [] for section in _REGISTRIES}
+_checks: dict[str, Callable[[Any], None]] = {}
 _loaded: set[str] = set()
 _changes = 0
 
@@ -165,6 +166,23 @@ def declare_form(section: str, form: str, accepts: Callable[[str], bool]) -> Non
     global _changes
     _forms[section].append((form, accepts))
     _changes += 1
+
+
+def declare_check(section: str, check: Callable[[Any], None]) -> None:
+    """Let a profile know what looks at all settings of a section together; it raises :class:`BadInput`, with the option
+    that does not go with the others."""
+    _checks[section] = check
+
+
+def check_together(section: str, settings: BaseModel) -> None:
+    """Refuse settings of a section that do not go together.
+
+    Raises:
+        BadInput: names the option.
+    """
+    _load(section)
+    if section in _checks:
+        _checks[section](settings)
 
 
 def withdraw(section: str, name: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from profiles.declarations import forms, is_written, nearest
+from profiles.declarations import check_together, forms, is_written, nearest
 from profiles.errors import BadInput
 from profiles.ini import IniFile, parse_ini, read_text, with_section, write_atomically
 from profiles.layers import (
@@ -45,7 +45,7 @@ from profiles.options import (
     options_by_name,
     strategies_in,
 )
-from profiles.schema import Profile
+from profiles.schema import Profile, StrategySettings
 
 NO_OVERRIDES: Mapping[str, str] = MappingProxyType({})
 
@@ -185,6 +185,7 @@ def _validated(name: str, merged: Merged) -> Profile:
             parts[section] = found
     _refuse_unknown_strategy(parts["strategy"].strategy, merged)
     _refuse_ignored(parts["model"].task, parts["strategy"].strategy, merged)
+    _refuse_together(parts["strategy"], merged)
     parts["run"] = parts["run"].model_copy(update={"fit_memory": left_open(merged)})
     names = {
         f"{kind}_name": merged.references[kind].value for kind in ("model", "dataset") if kind in merged.references
@@ -205,6 +206,16 @@ def _refuse_unknown_strategy(name: str, merged: Merged) -> None:
     known = ["auto", *forms("strategy")]
     hint = hint_for(name, known, f"known: {', '.join(known)}")
     raise BadInput(f"unknown strategy '{name}'", hint, option="strategy", place=place)
+
+
+def _refuse_together(strategy: StrategySettings, merged: Merged) -> None:
+    """Refuse what the strategy would refuse when machines begin to train."""
+    try:
+        check_together("strategy", strategy)
+    except BadInput as error:
+        setting = merged.settings.get(error.option, Setting("", DEFAULT))
+        place = setting.describe(error.option)
+        raise BadInput(error.problem, error.hint, option=error.option, place=place) from error
 
 
 def _refuse_ignored(task: str, strategy: str, merged: Merged) -> None:

@@ -13,7 +13,7 @@ from training.plan import JOB_FACTORY, MemberPlan, RunPlan
 from training.resources import count_gpus, whole_cores
 from training.run_folder import new_run_id
 from training.strategies.costs import start_of
-from training.strategies.registry import check_strategy, scaling_rule_of, stretch_of, usual_strategy
+from training.strategies.registry import check_settings, check_strategy, scaling_rule_of, stretch_of, usual_strategy
 from training.tasks.published_models import with_local_model
 
 logger = logging.getLogger("muster.plan")
@@ -34,7 +34,8 @@ def plan_local_run(
         count: of the GPUs of this machine.
 
     Raises:
-        BadInput: zero workers, shares that do not fit, an unknown strategy, or one that does not go with the data.
+        BadInput: zero workers, shares that do not fit, an unknown strategy, or one that goes neither with the data nor
+            with other settings.
     """
     if workers < 1:
         raise BadInput(f"{counted(workers, 'worker')} cannot train", "pass --local 1 or more")
@@ -53,6 +54,8 @@ def plan_local_run(
         "training": profile.training.model_copy(update={"lr_scaling": rule}),
     }
     chosen = with_local_model(profile).model_copy(update=update)
+    if workers > 1:
+        check_settings(chosen.strategy)
     if workers > 1 and stretch_of(chosen.strategy):
         _check_own_pace(chosen)
     devices = _device_indices(profile.training.device, workers, count) if here and not simulated else [0] * workers

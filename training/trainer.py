@@ -99,6 +99,7 @@ class Trainer:
         self.exchange.expect_model(longest_vector(self.model))
         strategy = opened(self.profile.strategy)
         kind = strategy_class(strategy.strategy)
+        strategy = kind.resumed(strategy) if self.plan.resume else strategy
         order = self.settings
         own = kind.updates  # the strategy is the optimizer as well
         self.optimizer = plain_steps(self.model, order, kind.name) if own else build_optimizer(self.model, order)

@@ -135,9 +135,14 @@ def _values(request: PlanRequest, planning: Planning | None, library: Library, c
     recommended = taken is None or (taken.recommended and taken.interval == taken.best_interval)
     if planning is not None and not recommended and planning.settings is not None:
         chosen = planning.settings.options
-        values |= {name: as_text(chosen[name]) for name in (*WAYS, *interval_options()) if name in chosen}
+        values |= {name: as_text(chosen[name]) for name in _ways() if name in chosen}
     strategy = values.get("strategy", profile.strategy.strategy)
     return {name: value for name, value in values.items() if applies(name, strategy)}
+
+
+def _ways() -> tuple[str, ...]:
+    """Return the options of a plan that a profile keeps with a way that was chosen by hand."""
+    return (*WAYS, "error_feedback", *interval_options())
 
 
 def _free_name(request: PlanRequest, values: Mapping[str, str], hosts: Hosts, library: Library, folder: Path) -> str:
@@ -194,7 +199,7 @@ def choices(request: PlanRequest, config: Path | None = None) -> Choices:
         BadInput: the choices do not fit together.
     """
     kept, found, planned = saving(request, config), request.planning, None
-    names = (*WAYS, *interval_options()) if kept.planning is not None else ()
+    names = _ways() if kept.planning is not None else ()
     options = {
         **dict(request.answers.job.options),
         **{name: kept.values[name] for name in names if name in kept.values},

@@ -293,9 +293,10 @@ class ClusterClock:
 def choice_of(profile: Profile, members: tuple[str, ...]) -> Choice:
     """Return the way to train that a profile names, over the mesh of some machines."""
     settings, rhythm = profile.strategy, rhythm_of(profile.strategy)
+    kind = strategy_class(settings.strategy)
     return Choice(
         strategy=settings.strategy,
-        codec=strategy_class(settings.strategy).codec(settings),
+        codec=kind.codec(kind.resumed(settings)),
         engine="mesh",
         members=members,
         interval=rhythm.interval,

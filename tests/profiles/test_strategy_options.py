@@ -53,6 +53,36 @@ def test_what_the_chosen_strategy_does_not_read_is_refused(strategy: str, option
         profile_from_options("p", {"strategy": strategy, option: 20})
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("error_feedback = true\nstrategy = noloco", 'error_feedback = "true": has no effect with noloco'),
+        ("error_feedback = true\nstrategy = sparta + noloco", "has no effect with sparta"),
+        ("error_feedback = true\nstrategy = fedavg\nfedavg.island_size = 2", "has no effect with islands"),
+        ("codec = mxfp4\nstrategy = diloco + sparta", 'codec = "mxfp4": codec = mxfp4 is made for differences'),
+    ],
+)
+def test_what_a_strategy_refuses_is_refused_before_any_machine_is_asked(given: str, said: str, tmp_path: Path) -> None:
+    config = tmp_path / "config.ini"
+    config.write_text(f"[profile:p]\nmodel = a/b\ndataset = /d\n{given}\n")
+    with pytest.raises(BadInput, match=re.escape(said)) as caught:
+        load_profile("p", config=config)
+    assert caught.value.option in given and caught.value.hint and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"strategy": "sparta + diloco", "error_feedback": True},
+        {"strategy": "auto", "error_feedback": True, "codec": "mxfp4"},
+        {"strategy": OWN, "error_feedback": True},
+        {"strategy": "allreduce", "allreduce.compressor": "dgc", "codec": "fp32"},  # as a plan for one machine says
+    ],
+)
+def test_what_some_part_or_machine_can_use_is_taken(given: dict[str, object]) -> None:
+    assert profile_from_options("p", given).strategy.strategy == given["strategy"]
+
+
 @pytest.mark.parametrize("strategy", ["auto", OWN, f"sparta + {OWN}"])
 def test_what_is_open_or_ones_own_takes_options_of_all(strategy: str) -> None:
     assert interval(profile_from_options("p", {"strategy": strategy, "noloco.sync_interval": 20}), "noloco") == 20

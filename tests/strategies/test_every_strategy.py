@@ -70,8 +70,14 @@ def test_a_rehearsal_synchronises_often_enough_and_not_more_often(name: str) -> 
 
 @pytest.mark.parametrize("name", ["demo", "noloco", "sparseloco", "sparta", "sparta + noloco", "zero1"])
 def test_feeding_errors_back_is_refused_where_it_has_no_effect(name: str) -> None:
-    with pytest.raises(BadInput, match=f"error_feedback with {name.split(' + ')[0]}"):
+    with pytest.raises(BadInput, match=f"error_feedback: has no effect with {name.split(' + ')[0]}"):
         strategy_class(name).codec(StrategySettings(error_feedback=True))
+
+
+def test_islands_feed_no_errors_back() -> None:
+    own = {"fedavg": {"island_size": 2}}
+    with pytest.raises(BadInput, match="has no effect with islands, which send fp32"):
+        strategy_class("fedavg").codec(StrategySettings(error_feedback=True, owned=own))
 
 
 @pytest.mark.parametrize("name", ["sparta + diloco", "diloco + sparta"])

@@ -178,6 +178,19 @@ def test_a_resumed_run_gives_the_losses_of_an_uninterrupted_one(tmp_path: Path, 
     assert losses(first) + losses(rest) == pytest.approx(losses(whole), abs=1e-6)
 
 
+def test_a_run_goes_on_that_began_when_nothing_refused_its_settings(tmp_path: Path) -> None:
+    strategy = {"strategy": "noloco", "owned": {"noloco": {"sync_interval": 4}}}
+    control, refused = Control(), strategy | {"error_feedback": True}
+    control.post(Command(command="stop", at_step=5))
+    stopped, first = train(toy_plan(strategy=strategy), tmp_path, control=control)
+    plan = toy_plan(strategy=refused, resume=True)
+    stopped.store.save(stopped.store.load(5, stopped.plan.hash()), plan.hash())
+    _, rest = train(plan, tmp_path)
+    assert (len(losses(first)), len(losses(rest))) == (5, 7)
+    with pytest.raises(BadInput, match="error_feedback: has no effect"):
+        train(toy_plan(strategy=refused), tmp_path / "new")
+
+
 class _OfLengths(ToyTask):
     """Samples of like length come together."""
 

@@ -48,6 +48,14 @@ def test_a_wrong_value_is_said_beside_its_option(name: str, value: str, cause: s
     assert cause in row.problem and row.value == value
 
 
+@pytest.mark.parametrize(
+    ("strategy", "name", "value"), [("noloco", "error_feedback", "true"), ("sparta + diloco", "codec", "mxfp4")]
+)
+def test_what_the_strategy_refuses_is_said_beside_its_option(strategy: str, name: str, value: str) -> None:
+    row = option(job_of(JobAnswers("demo", (("strategy", strategy), (name, value)))), name)
+    assert row.problem and row.value == value
+
+
 def test_a_model_that_is_none_is_said() -> None:
     job = job_of(JobAnswers("demo", (("model", "no-such"),)))
     assert job.assessment.status is ItemStatus.FAILED and "no-such" in job.assessment.cause

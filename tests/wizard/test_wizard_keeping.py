@@ -8,13 +8,20 @@ from typing import Any
 
 import pytest
 
+from app.wizard.forecasting import Forecast, ranked
 from app.wizard.plan import saving
 from app.wizard.records import JobAnswers
 from app.wizard.services import known_profiles, saved_hosts
 from app.wizard.state import Answers, PlanRequest
 from distributed.hosts.file import load_hosts
+from distributed.measuring.machine_figures import SpeedFigures
+from distributed.measuring.measure import MeasurementResult
+from distributed.planning.document import Workload
+from distributed.planning.planner import plan
 from profiles.errors import BadInput
 from profiles.resolve import load_profile
+from profiles.schema import Profile
+from tests.distributed.planner_figures import TINY, job, machine, measured_pair
 from tests.wizard.fake_services import ANNA, HERE
 
 CONFIG = """# Everybody's.
@@ -65,6 +72,21 @@ def test_a_saved_profile_stands_by_itself(config: Path) -> None:
     hosts = load_hosts(Path(found.run.hosts))
     assert [(machine.name, machine.here) for machine in hosts.machines] == [("desk", True), ("anna", False)]
     assert (hosts.machines[1].address, hosts.machines[1].user) == ("10.0.0.2", "ada")
+
+
+def test_a_way_that_feeds_no_errors_back_is_kept_so(config: Path) -> None:
+    work = Workload(trainable=TINY, total=TINY, samples=32_000)
+    figures = [SpeedFigures(machine=machine(name), workload=work) for name in "ab"]
+    found = MeasurementResult(["a", "b"], [measured_pair()], figures)
+    wanted = job(samples=100_000, texts=True, max_loss_increase=0.2, codec="fp32")
+    planning = plan(found.figures.cluster, wanted)
+    row = next(one for one in ranked(planning, None).ways if one.choice.strategy == "noloco")
+    asked = JobAnswers("mine", (("strategy", "auto"), ("error_feedback", "true")))
+    kept = saving(request(asked, chosen=row, planning=Forecast(Profile(name="p"), (), found, planning)), config)
+    kept.write(config)
+    assert kept.planning is not None
+    strategy = load_profile(kept.name, {}, config).profile.strategy
+    assert (strategy.strategy, strategy.error_feedback) == ("noloco", False)
 
 
 def test_saving_again_changes_one_section_and_keeps_comments(config: Path) -> None:

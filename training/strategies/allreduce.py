@@ -177,6 +177,11 @@ class AllReduce(GradientStrategy):
         compressor = settings.of(AllReduceOptions).compressor
         return "" if compressor == "none" else f"with allreduce.compressor = {compressor}, {FED_BACK}"
 
+    @classmethod
+    def check(cls, settings: StrategySettings) -> None:
+        asked = settings.codec if settings.codec != "fp32" else "auto"  # see __init__
+        super().check(settings.model_copy(update={"codec": asked}))
+
     def use(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
 

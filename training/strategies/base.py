@@ -133,12 +133,29 @@ class Strategy(ABC):
             BadInput: see :meth:`only_own_codecs` and :meth:`no_feedback`.
         """
         if settings.error_feedback and (why := cls.no_feedback(settings)):
-            raise BadInput(f"error_feedback {why}", "set error_feedback = false")
+            hint = "set error_feedback = false"
+            raise BadInput(f"has no effect {why}", hint, option="error_feedback", place="error_feedback")
         own = cls.costs.with_options(settings).codecs if cls.costs is not None else ("fp32",)
         name = own[0] if settings.codec == "auto" else settings.codec
         if name not in own and (why := cls.only_own_codecs(settings)):
-            raise BadInput(f"codec = {name} {why}", f"one of {', '.join(own)}, or auto")
+            raise BadInput(f"codec = {name} {why}", f"one of {', '.join(own)}, or auto", option="codec")
         return name
+
+    @classmethod
+    def check(cls, settings: StrategySettings) -> None:
+        """Refuse settings with which no group can train.
+
+        Raises:
+            BadInput: see :meth:`codec`; names the option.
+        """
+        cls.codec(settings)
+
+    @classmethod
+    def resumed(cls, settings: StrategySettings) -> StrategySettings:
+        """Return the settings with which a run goes on that may be older than :meth:`no_feedback`: without what had no
+        effect."""
+        idle = settings.error_feedback and cls.no_feedback(settings)
+        return settings.model_copy(update={"error_feedback": False}) if idle else settings
 
     @classmethod
     def rhythm(cls, settings: StrategySettings) -> Rhythm:

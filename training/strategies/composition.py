@@ -101,8 +101,7 @@ class Composition(Strategy):
     @classmethod
     def _settings_for(cls, part: type[Strategy], settings: StrategySettings) -> StrategySettings:
         """Return the settings for a part: where some of them can feed errors back, it is left to those."""
-        others = part.no_feedback(settings) and not cls.no_feedback(settings)
-        return settings.model_copy(update={"error_feedback": False}) if others else settings
+        return settings if cls.no_feedback(settings) else part.resumed(settings)
 
     @classmethod
     def rhythm(cls, settings: StrategySettings) -> Rhythm:

@@ -80,6 +80,10 @@ class FedAvg(Averaging):
         why = "with islands: their members share no mean to which a difference could be sent, and weights lose too much"
         return why if settings.of(cls.options).island_size else ""
 
+    @classmethod
+    def no_feedback(cls, settings: StrategySettings) -> str:
+        return "with islands, which send fp32" if settings.of(cls.options).island_size else ""
+
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
         own = context.settings.of(self.options)

@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TypeVar
 
-from profiles.declarations import Owning, declare, declare_form, forms, import_all, withdraw
+from profiles.declarations import Owning, declare, declare_check, declare_form, forms, import_all, withdraw
 from profiles.errors import BadInput, where_it_failed
 from profiles.locations import own_code_in
 from profiles.options import hint_for
@@ -145,6 +145,19 @@ def strategy_class(name: str) -> type[Strategy]:
     """
     form = _form_of(name)
     return form.make(name) if form is not None else strategies()[check_strategy(name)]
+
+
+def check_settings(settings: StrategySettings) -> None:
+    """Refuse what the strategy does not train with; code of a person's own is asked only where it runs.
+
+    Raises:
+        BadInput: names the option.
+    """
+    if settings.strategy != "auto" and not own_code_in(settings.strategy):
+        strategy_class(settings.strategy).check(settings)
+
+
+declare_check("strategy", check_settings)
 
 
 def stretch_of(settings: StrategySettings) -> int:
