@@ -197,16 +197,9 @@ class ProbedPath:
         return times
 
     def transfer(self, forth: bool, streams: int, window: float) -> dict[str, float]:
-        """Move data in one direction; the side that receives counts."""
-        sockets: list[socket.socket] = []
-        try:
-            self.lines.send({"do": "receive" if forth else "send", "streams": streams, "window": window})
-            sockets += (self.connect(b"d") for _ in range(streams))
-            here = send_data(sockets, window + 2.0) if forth else receive_data(sockets, window)
-            close_all(sockets)
-            return {**here, **self.lines.read(window + 4.0)}
-        finally:
-            close_all(sockets)
+        """Move data in one direction."""
+        here, [there] = move([self], forth, streams, window)
+        return {**here, **there}
 
     def direction(self, forth: bool, rtt_ms: float) -> dict[str, float]:
         """One stream, then several; what several gain has to show twice."""
@@ -229,6 +222,25 @@ class ProbedPath:
 
     def close(self) -> None:
         self.lines.socket.close()
+
+
+def move(
+    ways: list[ProbedPath], forth: bool, streams: int, window: float
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Move data on all ways at once in one direction; return what was seen here, and at each other end.
+
+    The side that receives counts.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        for way in ways:
+            way.lines.send({"do": "receive" if forth else "send", "streams": streams, "window": window})
+            sockets += (way.connect(b"d") for _ in range(streams))
+        here = send_data(sockets, window + 2.0) if forth else receive_data(sockets, window)
+        close_all(sockets)
+        return here, [way.lines.read(window + 4.0) for way in ways]
+    finally:
+        close_all(sockets)
 
 
 def measure(addresses: list[str], port: int, token: str) -> dict[str, Any]:
@@ -307,7 +319,9 @@ def together(peers: list[dict[str, Any]]) -> dict[str, Any]:
             ways += _way_between([str(one) for one in peer["ends"]], peer)
         if len(ways) < 2:
             raise OSError("fewer than two peers answer")
-        return {"mbit": _all_at_once(ways, True), "mbit_back": _all_at_once(ways, False), "peers": len(ways)}
+        _, there = move(ways, True, 1, WITH_PEERS)
+        here, _ = move(ways, False, 1, WITH_PEERS)
+        return {"mbit": float(sum(one["mbit"] for one in there)), "mbit_back": here["mbit"], "peers": len(ways)}
     finally:
         for way in ways:
             way.close()
@@ -320,21 +334,6 @@ def _way_between(ends: list[str], peer: dict[str, Any]) -> list[ProbedPath]:
     for way in found[1:]:
         way.close()
     return found[:1]
-
-
-def _all_at_once(ways: list[ProbedPath], forth: bool) -> float:
-    """Return the Mbit/s that go to all of them together, or come from all; the side that receives counts."""
-    sockets: list[socket.socket] = []
-    try:
-        for way in ways:
-            way.lines.send({"do": "receive" if forth else "send", "streams": 1, "window": WITH_PEERS})
-            sockets.append(way.connect(b"d"))
-        here = send_data(sockets, WITH_PEERS + 2.0) if forth else receive_data(sockets, WITH_PEERS)
-        close_all(sockets)
-        there = [way.lines.read(WITH_PEERS + 4.0) for way in ways]
-        return float(sum(one["mbit"] for one in there)) if forth else here["mbit"]
-    finally:
-        close_all(sockets)
 
 
 # -------------------------------------------------------------------------------------------------------------- program
