@@ -11,10 +11,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from distributed.planning.cost_model import LINE_SHARE, payload_bytes, transfer
+from distributed.planning.cost_model import LINE_SHARE, transfer
+from training.exchange.codecs import codec_by_name
 from training.strategies.allreduce import OVERLAP
 
-__all__ = ["payload_bytes", "per_step", "periodic_step", "ring"]
+
+def payload_bytes(parameters: int, codec: str) -> float:
+    """Return the encoded size of a vector, as its codec states it."""
+    return codec_by_name(codec).expected_bytes(parameters)
 
 
 def ring(size: float, members: int, mbit: float) -> float:

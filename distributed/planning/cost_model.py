@@ -26,18 +26,6 @@ OPERATION = {"mesh": 0.0003, "nccl": 0.0011}
 """Seconds of an exchange of nothing, by engine, where every process has a core (benchmarks/exchange_work.py)."""
 
 
-# -------------------------------------------------------------------------------------------------------------- payload
-
-
-def payload_bytes(parameters: int, codec: str) -> float:
-    """Return the encoded size of a vector, as its codec states it.
-
-    Raises:
-        BadInput: an unknown codec.
-    """
-    return codec_by_name(codec).expected_bytes(parameters)
-
-
 def codec_seconds(parameters: int, codec: str, encoded: float, decoded: float) -> float:
     """Return the time of one core to encode ``encoded`` vectors and decode ``decoded`` ones."""
     encode, decode = codec_by_name(codec).nanoseconds

@@ -177,8 +177,9 @@ class _Group:
         count = len(choice.members)
         self._meeting = min(costs.group or count, count)
         rarer = _peers_a_value(self._meeting) / _peers_a_value(count)
-        self._up = rarer * cost_model.payload_bytes(elements, choice.codec)
-        self._down = rarer * codec_by_name(choice.codec).expected_reply_bytes(elements, self._meeting)
+        codec = codec_by_name(choice.codec)
+        self._up = rarer * codec.expected_bytes(elements)
+        self._down = rarer * codec.expected_reply_bytes(elements, self._meeting)
         self._gathers = costs.gathers or (choice.engine == "mesh" and self._meeting == count and self._is_short())
         if self._gathers:  # with equal shares: everybody's to everybody
             self._down = (count - 1) * self._up

@@ -15,7 +15,6 @@ from distributed.planning.cost_model import (
     Bottleneck,
     Flows,
     parts_of,
-    payload_bytes,
     shares,
     star_flows,
     transfer,
@@ -44,7 +43,7 @@ def star(size: float, members: int, rate: float) -> float:
 )
 def test_measured_steps_of_three_machines(line: float, codec: str, measured: float) -> None:
     """39 M parameters, 1 s of compute: within 4 % of what torch's DDP took."""
-    exchange = ring(payload_bytes(39_000_000, codec), 3, line * LINE_SHARE)
+    exchange = ring(codec_by_name(codec).expected_bytes(39_000_000), 3, line * LINE_SHARE)
     assert 1.0 + max(0.0, exchange - OVERLAP) == pytest.approx(measured, rel=0.04)
 
 
@@ -57,7 +56,8 @@ def test_measured_steps_of_three_machines(line: float, codec: str, measured: flo
 def test_payload_is_what_the_codec_makes(codec: str, elements: int) -> None:
     import torch
 
-    assert payload_bytes(elements, codec) == codec_by_name(codec).encode(torch.ones(elements)).numel()
+    made = codec_by_name(codec)
+    assert made.expected_bytes(elements) == made.encode(torch.ones(elements)).numel()
 
 
 def test_one_bucket_hides_nothing() -> None:
@@ -74,12 +74,13 @@ def test_the_first_bucket_leaves_when_it_is_full() -> None:
 
 def test_payload_of_an_unknown_codec() -> None:
     with pytest.raises(BadInput, match="codec 'fp8'"):
-        payload_bytes(10, "fp8")
+        codec_by_name("fp8")
 
 
 def test_a_sparse_mean_grows_with_the_members_but_not_beyond_a_dense_one() -> None:
-    assert codec_by_name("topk:0.01").expected_reply_bytes(1000, 3) == 3 * payload_bytes(1000, "topk:0.01")
-    assert codec_by_name("topk:0.5").expected_reply_bytes(1000, 9) == payload_bytes(1000, "bf16")
+    few, many = codec_by_name("topk:0.01"), codec_by_name("topk:0.5")
+    assert few.expected_reply_bytes(1000, 3) == 3 * few.expected_bytes(1000)
+    assert many.expected_reply_bytes(1000, 9) == codec_by_name("bf16").expected_bytes(1000)
 
 
 # ---------------------------------------------------------------------------------- real links against one rate for all
