@@ -176,16 +176,11 @@ def target_options(there: Mapping[str, Any]) -> list[str]:
 
 
 def platforms(there: Mapping[str, Any]) -> list[str]:
-    """Return the platform tags of wheels that run on a machine, the newest first."""
+    """Return the platform tags of wheels that run on a machine, the newest first; pip knows the older ones of a Mac."""
     machine = str(there["machine"])
     if there["system"] == "Darwin":
         match = re.match(r"[1-9][0-9](?!\d)", str(there["macos"]))
-        newest = max(int(match[0]) if match else 0, _OLDEST_MACOS)
-        return [
-            f"macosx_{version}_0_{kind}"
-            for version in range(newest, _OLDEST_MACOS - 1, -1)
-            for kind in (machine, "universal2")
-        ]
+        return [f"macosx_{max(int(match[0]) if match else 0, _OLDEST_MACOS)}_0_{machine}"]
     match = re.fullmatch(r"glibc 2\.([0-9]{1,3})[\d.]*", " ".join(map(str, there["libc"])))
     newest = int(match[1]) if match else _OLDEST_GLIBC
     tags = [f"manylinux_2_{minor}_{machine}" for minor in range(newest, _OLDEST_GLIBC - 1, -1)]

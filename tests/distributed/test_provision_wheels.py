@@ -54,8 +54,14 @@ def test_what_is_installed_by_hash_is_what_is_needed_there_and_all_but_torch() -
     assert len(wanted) > 30 and sorted(pins) == sorted(wanted)
 
 
-def test_the_platforms_of_a_mac_and_of_linux() -> None:
-    assert platforms(MAC)[:2] == ["macosx_14_0_arm64", "macosx_14_0_universal2"]
+def test_pip_takes_older_wheels_for_a_mac_too() -> None:
+    from pip._internal.utils.compatibility_tags import get_supported
+
+    taken = {tag.platform for tag in get_supported("310", platforms(MAC), "cp", ["cp310", "abi3", "none"])}
+    assert {"macosx_14_0_arm64", "macosx_14_0_universal2", "macosx_11_0_arm64", "macosx_10_9_universal2"} <= taken
+
+
+def test_the_platforms_of_linux() -> None:
     linux = {**MAC, "system": "Linux", "machine": "x86_64", "libc": ["glibc", "2.31"]}
     assert platforms(linux)[0] == "manylinux_2_31_x86_64" and "manylinux_2_28_x86_64" in platforms(linux)
     assert "manylinux_2_34_x86_64" not in platforms(linux)
