@@ -41,7 +41,7 @@ from distributed.ssh.errors import (
 )
 from distributed.ssh.forward import LOOPBACK, FarPorts, Forward, Heartbeat
 from distributed.ssh.host_keys import fingerprint
-from distributed.ssh.process import CHUNK, LOST_HINT, OUTPUT_LIMIT, Completed, Input, RemoteProcess, command_line
+from distributed.ssh.process import CHUNK, LOST_HINT, Completed, Input, RemoteProcess, command_line
 from distributed.ssh.session import Trust, open_transport
 from distributed.ssh.wire import Deadline, SshStream, dial
 from profiles.errors import BadInput
@@ -188,27 +188,19 @@ class SshConnection:
             raise UserRefused(self.machine, problem, hint) from None
         self.system = result.stdout.decode(errors="replace").strip()
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        input: Input = None,
-        timeout: float | None = 60.0,
-        limit: int = OUTPUT_LIMIT,
-    ) -> Completed:
+    def run(self, argv: Sequence[str], *, input: Input = None, timeout: float | None = 60.0) -> Completed:
         """Run a command in the user's home folder there and wait for it.
 
         Args:
             argv: program and arguments. No shell reads them; for a script use ``["sh", "-c", SCRIPT, "sh", ARG...]``.
             input: given on stdin.
             timeout: seconds; ``None`` waits as long as the connection lives.
-            limit: bytes of output taken.
 
         Raises:
             SshError: as :meth:`stream`, or NoShell. A command that fails is not an error: see ``returncode``.
         """
         with self.stream(argv, CONNECT_TIMEOUT if timeout is None else min(timeout, CONNECT_TIMEOUT)) as process:
-            return process.communicate(input, timeout, limit)
+            return process.communicate(input, timeout)
 
     def stream(self, argv: Sequence[str], timeout: float = CONNECT_TIMEOUT) -> RemoteProcess:
         """Start a command within ``timeout`` seconds and return it while it runs; ``argv`` as in :meth:`run`.

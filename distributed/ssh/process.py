@@ -156,11 +156,11 @@ class Process(ABC):
         line, self._rest = self._rest[:cut], self._rest[cut:]
         return line
 
-    def communicate(self, input: Input, timeout: float | None, limit: int = OUTPUT_LIMIT) -> Completed:
+    def communicate(self, input: Input, timeout: float | None) -> Completed:
         """Feed stdin, collect stdout, and wait for the end.
 
         Raises:
-            CommandTimeout: it did not end in time, or wrote more than ``limit`` bytes.
+            CommandTimeout: it did not end in time, or wrote more than :data:`OUTPUT_LIMIT` bytes.
         """
         end = None if timeout is None else time.monotonic() + timeout
         threading.Thread(target=self._feed, args=(input,), daemon=True).start()
@@ -170,8 +170,9 @@ class Process(ABC):
             while data := self.read(_left(end)):
                 chunks.append(data)
                 size += len(data)
-                if size > limit:
-                    raise CommandTimeout(self.machine, f"a command wrote more than {limit} bytes", "stopped listening")
+                if size > OUTPUT_LIMIT:
+                    problem = f"a command wrote more than {OUTPUT_LIMIT} bytes"
+                    raise CommandTimeout(self.machine, problem, "stopped listening")
             returncode = self.wait(_left(end))
         except TimeoutError:
             raise CommandTimeout(self.machine, f"a command did not end within {timeout:.0f} s", "is it hung?") from None

@@ -100,9 +100,10 @@ def test_a_command_that_does_not_end_is_left_in_time(a: SshConnection) -> None:
         process.communicate(None, timeout=0.3)
 
 
-def test_endless_output_is_bounded(a: SshConnection) -> None:
+def test_endless_output_is_bounded(a: SshConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distributed.ssh.process.OUTPUT_LIMIT", 1_000_000)
     with pytest.raises(CommandTimeout, match="more than 1000000 bytes"):
-        a.run(["yes"], limit=1_000_000)
+        a.run(["yes"])
 
 
 def test_noise_of_start_files_is_dropped(lab: LightLab, a: SshConnection) -> None:
