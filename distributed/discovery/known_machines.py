@@ -1,28 +1,39 @@
-"""Machines this computer already knows of: ~/.ssh/config, known_hosts, hosts files, and what a person types."""
+"""Machines this computer already knows of: ~/.ssh/config, known_hosts, hosts files, what a person types, and the peers
+that Tailscale and WireGuard know.
+
+Of those only what an ordinary user may ask is asked; a program that is not there, refuses or hangs names nobody.
+"""
 
 from __future__ import annotations
 
 import ipaddress
+import json
+import shutil
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.network_interfaces import Endpoint, Interfaces
-from distributed.discovery.sightings import Problem, Sighting, SightingKey, SightingOrigin
-from distributed.discovery.vpn_peers import peers
+from distributed.discovery.sightings import LONGEST_NAME, Problem, Sighting, SightingKey, SightingOrigin
 from distributed.hosts.file import load_hosts, split_address, typed_machine
 from distributed.hosts.schema import HERE
 from distributed.ssh.config import USER_CONFIG, ResolvedHost, SshTarget, config_lines, resolve
 from distributed.ssh.host_keys import Expected, KnownHosts, fingerprint, known_name
 from distributed.ssh.wire import explain_name
+from distributed.system import output
 from profiles.errors import BadInput
 
 USER_KNOWN_HOSTS = (Path("~/.ssh/known_hosts"), Path("~/.ssh/known_hosts2"), Path("/etc/ssh/ssh_known_hosts"))
 _MOST_CANDIDATES = 256
 _LOCAL_SUFFIXES = (".local", ".lan", ".home", ".home.arpa", ".internal", ".fritz.box", ".localdomain")
 _CODE_HOST_USER = "git"
+_PEERS_TIMEOUT = 2.0
+_MOST_PEERS = 64
+_WITH_SSH = ("linux", "macos", "freebsd", "")
+"""Systems on which an SSH server may be; telephones are peers too."""
+_TAILSCALE = ("tailscale", "/Applications/Tailscale.app/Contents/MacOS/Tailscale")
 
 
 @dataclass(frozen=True)
@@ -88,7 +99,7 @@ def candidates(sources: Sources, known: KnownKeys) -> list[MachineCandidate]:
     named = (SshTarget(name, name, config_file=chosen) for name in config_names(config.expanduser()))
     found += [MachineCandidate(SightingOrigin.SSH_CONFIG, target) for target in named]
     if sources.peers:
-        found += [MachineCandidate(origin, target) for origin, target in peers(chosen)]
+        found += _peers(chosen)
     for name in known.local:
         place = split_address(name)
         target = SshTarget(place["name"], place["name"], place["port"], config_file=chosen)
@@ -196,3 +207,53 @@ def own_endpoints(interfaces: Interfaces) -> tuple[Endpoint, ...]:
     """Return the paths to this computer's own SSH server."""
     placed = [interfaces.place(str(one.ip), 22) for interface in interfaces.all for one in interface.addresses]
     return tuple(endpoint for endpoint in placed if endpoint is not None)
+
+
+# ----------------------------------------------------------------------------------------------------- private networks
+
+
+def _peers(config_file: str) -> Iterator[MachineCandidate]:
+    """Yield the peers, each by a literal address of the private network; may take seconds."""
+    tailscale = _said(*_TAILSCALE, words=("status", "--json"))
+    wireguard = _said("wg", words=("show", "all", "allowed-ips"))  # not "dump": that prints private keys
+    named = [(SightingOrigin.TAILSCALE, *one) for one in tailscale_peers(tailscale)]
+    named += [(SightingOrigin.WIREGUARD, *one) for one in wireguard_peers(wireguard)]
+    for origin, name, address in named[:_MOST_PEERS]:
+        yield MachineCandidate(origin, SshTarget(name, address, config_file=config_file))
+
+
+def tailscale_peers(said: str) -> Iterator[tuple[str, str]]:
+    """Yield name and address of the peers in ``tailscale status --json``."""
+    try:
+        known = json.loads(said)["Peer"].values()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return
+    for peer in known:
+        if isinstance(peer, dict) and str(peer.get("OS", "")).lower() in _WITH_SSH:
+            addresses = peer.get("TailscaleIPs")
+            address = next(filter(None, map(_literal, addresses if isinstance(addresses, list) else ())), "")
+            name = str(peer.get("HostName") or address)[:LONGEST_NAME]
+            if address:
+                yield name, address
+
+
+def wireguard_peers(said: str) -> Iterator[tuple[str, str]]:
+    """Yield name and address of the peers in ``wg show all allowed-ips``: those that are one machine, not a network."""
+    for line in said.splitlines():
+        for place in line.split("\t")[2:3]:
+            single = (text.rpartition("/") for text in place.split() if text.endswith(("/32", "/128")))
+            if address := next(filter(None, (_literal(host) for host, _, _ in single)), ""):
+                yield address, address
+
+
+def _literal(text: object) -> str:
+    try:
+        return str(ipaddress.ip_address(str(text)))
+    except ValueError:
+        return ""
+
+
+def _said(*programs: str, words: tuple[str, ...]) -> str:
+    """Return what the first of these programs that is there writes; nothing where none is, or it fails."""
+    program = next(filter(None, map(shutil.which, programs)), None)
+    return output(program, *words, timeout=_PEERS_TIMEOUT) if program else ""

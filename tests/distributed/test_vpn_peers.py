@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from distributed.discovery.known_machines import KnownKeys, Sources, candidates
+from distributed.discovery.known_machines import KnownKeys, Sources, candidates, tailscale_peers, wireguard_peers
 from distributed.discovery.sightings import SightingOrigin
-from distributed.discovery.vpn_peers import tailscale_peers, wireguard_peers
 
 STATUS = {
     "BackendState": "Running",
