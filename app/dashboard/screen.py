@@ -16,14 +16,13 @@ from textual.widgets import ContentSwitcher
 
 from app.console import command_about, command_line, visible
 from app.dashboard.charts import ChartsPane
-from app.dashboard.commands import Commands, Proof, StopDialog
+from app.dashboard.commands import Commands, Proof, Reporting, StopDialog
 from app.dashboard.logs import LogsPane
 from app.dashboard.machines import MachinesPane
 from app.dashboard.network import NetworkPane
 from app.dashboard.overview import EventsPane, OverviewPane
 from app.dashboard.pane import LEVELS, Pane, Words
 from app.dashboard.reader import Picture, RunReader
-from app.dashboard.reporting import Reporting
 from app.dashboard.samples import SamplesDialog
 from app.follow import Follower
 from app.history import because
