@@ -29,7 +29,7 @@ _RESTARTED = "MUSTER_RESTARTED"
 
 def missing_packages() -> List[str]:
     """Return the required packages that this interpreter cannot find (none of them is imported)."""
-    return [name for name in PACKAGES if not _is_there(name)]
+    return [name for name in PACKAGES if importlib.util.find_spec(name) is None]
 
 
 def ensure_environment(script: str) -> None:
@@ -85,10 +85,3 @@ def _what_to_type(folder: str, missing: List[str]) -> str:
         problem = "this Python lacks " + ", ".join(missing[:3]) + more
     here = os.path.realpath(folder) == os.path.realpath(os.getcwd())
     return problem + "; type: " + ("make setup" if here else "make -C " + shlex.quote(folder) + " setup")
-
-
-def _is_there(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # the package around a dotted name
-        return False
