@@ -286,12 +286,6 @@ class Owning(BaseModel):
         return {name: values for name, values in found.items() if values}
 
     @classmethod
-    def with_former_names(cls, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return such a document with the former names of its own options: hashes were first made of those."""
-        former = aliases(cls)
-        return {former.get(name, name): value for name, value in document.items()}
-
-    @classmethod
     def with_present_names(cls, document: Mapping[str, Any]) -> dict[str, Any]:
         """Return a document of any version with the present names of its own options; the order stays."""
         present = {former: name for name, former in aliases(cls).items()}

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from profiles.schema import StrategySettings
 from tests.training.memory_exchange import RoomExchange, together
 from tests.training.toy_task import toy_plan
 from training.checkpoint import Snapshot, SnapshotStore
@@ -47,7 +46,7 @@ def test_a_run_of_an_earlier_engine_goes_on(
 ) -> None:
     document: dict[str, Any] = json.loads(toy_plan(2).model_dump_json())
     document |= {"engine": engine, "hub_address": ""}
-    document["profile"]["strategy"] = StrategySettings.with_former_names(document["profile"]["strategy"])
+    del document["profile"]["strategy"]["coordinator_port"]
     document["profile"]["strategy"] |= {"engine": asked, "hub_port": 4711}
     for one in document["members"]:
         one["device"] = device
