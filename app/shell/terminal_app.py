@@ -19,7 +19,6 @@ from textual.scrollbar import ScrollBar
 
 from app.console import command_line, visible
 from app.shell.look import FOR_ALL, THEMES, PureAscii, ThinBar, WithoutColour
-from app.shell.text import spinner
 
 NO_KEYS: Mapping[str, str] = MappingProxyType({})
 
@@ -57,8 +56,9 @@ class TerminalApp(App[None]):
         return FOR_ALL
 
     def spinner(self) -> str:
-        """Return the frame of the moment for something that goes on."""
-        return spinner(self.clock(), self.ascii_only)
+        """Return the frame of the moment for something that goes on; there are four a second."""
+        frames = "|/-\\" if self.ascii_only else "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+        return frames[int(self.clock() * 4) % len(frames)]
 
     def headless_command(self) -> str:
         """Return the command for a person who cannot use this screen."""

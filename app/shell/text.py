@@ -57,16 +57,6 @@ class StatusMark(Enum):
         return literal(f"{self.symbol} {word}".rstrip(), self.style)
 
 
-_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-_PLAIN_SPINNER = "|/-\\"
-
-
-def spinner(now: float, ascii_only: bool = False) -> str:
-    """Return the frame that belongs to a time in seconds; four a second."""
-    frames = _PLAIN_SPINNER if ascii_only else _SPINNER
-    return frames[int(now * 4) % len(frames)]
-
-
 def bar(share: float, cells: int) -> str:
     """Return a bar of so many cells, filled by ``share`` (0 to 1)."""
     full = round(min(1.0, max(0.0, share)) * cells)
