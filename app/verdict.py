@@ -40,15 +40,6 @@ class RunVerdict:
         return replace(self, parts=rest, spare=tuple(spare)).within(cells)
 
 
-@dataclass(frozen=True)
-class Ending:
-    """When a run should be done."""
-
-    left: float
-    """Seconds."""
-    give_or_take: float
-
-
 def verdict(
     state: RunState,
     now: float,
@@ -97,8 +88,8 @@ def verdict(
     return RunVerdict("warning" if remarks else "good", "Watch" if remarks else "Healthy", parts, spare=spare)
 
 
-def ending(state: RunState, now: float) -> Ending | None:
-    """Return when the run should be done, or ``None`` where nothing can be said.
+def ending(state: RunState, now: float) -> tuple[float, float] | None:
+    """Return the seconds until the run should be done and by how many that may be wrong; ``None``: nothing can be said.
 
     The pace is that of the slowest member in its window; the doubt is what its pace since its start, and the spread
     of its steps, would make of it.
@@ -114,7 +105,7 @@ def ending(state: RunState, now: float) -> Ending | None:
         overall = (slowest.window[-1].time - slowest.began[0]) / (slowest.step - slowest.began[1])
         doubt = max(doubt, abs(overall - _pace(slowest)) * steps)
     since = max(0.0, now - slowest.window[-1].time)
-    return Ending(max(0.0, steps * _pace(slowest) - min(since, _pace(slowest))), doubt)
+    return max(0.0, steps * _pace(slowest) - min(since, _pace(slowest))), doubt
 
 
 def problems(state: RunState) -> list[Happening]:
@@ -190,12 +181,12 @@ def _speed_up(state: RunState, alone: Alone | None) -> str:
 
 def _done_at(state: RunState, now: float) -> str:
     end = ending(state, now)
-    if end is None or not math.isfinite(end.left + end.give_or_take) or end.left > 30 * 86_400:
+    left, doubt = end or (math.inf, 0.0)
+    if not math.isfinite(left + doubt) or left > 30 * 86_400:
         return ""
-    if end.left < 120:
-        return f"done in {duration_text(end.left)}"
-    minutes = max(1, round(end.give_or_take / 60))
-    return f"done {_clock(now + end.left, now)} ±{minutes} min"
+    if left < 120:
+        return f"done in {duration_text(left)}"
+    return f"done {_clock(now + left, now)} ±{max(1, round(doubt / 60))} min"
 
 
 def _promised(state: RunState, promise: Promise | None, now: float) -> str:

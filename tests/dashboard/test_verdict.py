@@ -85,7 +85,7 @@ def test_what_the_run_says_of_itself(status: str, word: str) -> None:
 def test_the_end_is_told_with_its_doubt() -> None:
     end = ending(going(), BEGAN + 20)
     assert end is not None
-    assert (end.left, end.give_or_take) == pytest.approx((80.0, 0.0), abs=0.1)
+    assert end == pytest.approx((80.0, 0.0), abs=0.1)
 
 
 def test_who_computes_longest_holds_the_others_up() -> None:
