@@ -16,7 +16,6 @@ from app.cli.terminal import GOODBYES
 from app.console import say
 from app.progress import PlainProgress, ProgressDisplay
 from app.report import Ended
-from app.run_state import RunState
 from distributed.run.request_desk import LocalMachines, RequestDesk
 from profiles.errors import ExitCode, MusterError
 from training.events import Event
@@ -81,7 +80,7 @@ def main() -> int:
         return ExitCode.DONE
     try:
         plan = RunFolder.open(path).plan()  # before the folder is held: who started this waits for that
-        unseen = PlainProgress("", RunState(), write=lambda line: None)
+        unseen = PlainProgress("", write=lambda line: None)
         run_to_end(plan, RunFolder.take_over(path), unseen, stop_signals=(signal.SIGTERM,))
     except MusterError as error:
         print(f"{error.message}; {error.hint}" if error.hint else error.message, file=sys.stderr)

@@ -81,8 +81,7 @@ def only_data_on_stdout() -> Iterator[None]:
 def reporting(title: str) -> Iterator[Progress]:
     """Show the phases of long work as lines on stderr, where whatever libraries print goes as well."""
     from app.progress import PlainProgress
-    from app.run_state import RunState
     from training.events import ProgressEvent
 
-    with PlainProgress(title, RunState()) as lines, only_data_on_stdout():
+    with PlainProgress(title) as lines, only_data_on_stdout():
         yield lambda phase, done, total: lines(ProgressEvent(phase=phase, done=done, total=total))

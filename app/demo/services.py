@@ -44,14 +44,13 @@ class DemoServices(Services):
         number: int,
         speed: float = 1.0,
         output: Path = Path("output"),
-        seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
         open_doors: bool = False,
     ) -> None:
         if not 1 <= number <= MOST:
             raise BadInput(f"--demo {number}: the tour has 1 to {MOST} machines", "try: --demo 3")
         super().__init__(CONFIG, output)
-        self._number, self._seed = number, seed
+        self._number = number
         self._clock = ScriptClock(speed, clock)
         self._open_doors = open_doors
 
@@ -87,7 +86,7 @@ class DemoServices(Services):
 
         planned = self.planned(request)
         command = command_of(self._number).split()
-        path = start_demo_run(self._output, planned, command, self._seed, self._clock.speed)
+        path = start_demo_run(self._output, planned, command, speed=self._clock.speed)
         return follow(path, planned.plan, see)
 
     def planned(self, request: PlanRequest) -> Planned:
