@@ -54,11 +54,6 @@ class Found:
     file: IniFile
     section: IniSection
 
-    @property
-    def place(self) -> str:
-        """File, section and line for a message."""
-        return f"{self.file.label} line {self.section.line} [{self.section.name}]"
-
 
 @dataclass
 class Library:

@@ -166,9 +166,6 @@ class Answers:
     save_as: str = ""
     """Name of the profile to save; empty: one is made up."""
 
-    def option(self, name: str) -> str | None:
-        return dict(self.options).get(name)
-
     @property
     def fingerprints(self) -> tuple[str, ...]:
         """Of new host keys that the person accepted."""

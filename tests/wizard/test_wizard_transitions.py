@@ -180,7 +180,7 @@ def test_the_profiles_own_value_takes_a_change_back() -> None:
     job = JobForm((JobOption(options_by_name()["epochs"], "3", "3"),))
     state = begin().putting(TaskKind.JOB, part=StatePart(job, status=ItemStatus.OK))
     state = apply(state, do.set_option("epochs", "5"))
-    assert state.answers.option("epochs") == "5"
+    assert dict(state.answers.options)["epochs"] == "5"
     state = state.putting(TaskKind.JOB, found=job)
     assert apply(state, do.set_option("epochs", " 3 ")).answers.options == ()
 
