@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Annotated
 
 import typer
@@ -11,6 +10,7 @@ from app.cli.arguments import Json
 from app.cli.terminal import answer
 from app.console import visible
 from profiles.errors import BadInput, ExitCode
+from profiles.options import hint_for
 from profiles.schema import USUAL_TASK
 
 
@@ -34,8 +34,7 @@ def doctor(
         return answer(as_json, {"checks": CHECKS}, lines)
     for name in checks or ():
         if name not in CHECKS:
-            near = difflib.get_close_matches(name, CHECKS, 1)
-            raise BadInput(f"there is no check '{name}'", f"did you mean '{near[0]}'?" if near else "--list shows them")
+            raise BadInput(f"there is no check '{name}'", hint_for(name, CHECKS, "--list shows them"))
     (one,) = examine(this_machine(), USUAL_TASK)
     found = [finding for finding in one.findings if not checks or finding.check in checks]
     lines = []

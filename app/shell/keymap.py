@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import configparser
-import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from textual.keys import Keys, key_to_character
 from app.shell.base_screen import BaseScreen
 from app.shell.keys import NAMES, OF_APPS, bindings
 from profiles.errors import BadInput
+from profiles.options import hint_for
 
 _SECTION = "keys"
 _NAMED = frozenset((*NAMES, *(key.value for key in Keys)))
@@ -53,8 +53,7 @@ def read_keymap(path: Path | None = None) -> dict[str, str]:
     chosen = {}
     for action, keys in reader[_SECTION].items() if _SECTION in reader else ():
         if action not in known:
-            near = difflib.get_close_matches(action, known, 1)
-            hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(sorted(known))}"
+            hint = hint_for(action, known, f"there are: {', '.join(sorted(known))}")
             raise BadInput(f"{path}: there is no action '{action}'", hint)
         chosen[action] = ",".join(_key(word.strip(), action, path) for word in " ".join(keys.split()).split(","))
     _see_that_no_two_clash(chosen, path)
