@@ -55,6 +55,11 @@ class Happening(NamedTuple):
     why: str = ""
     """What its teller gave as the reason of that status; the text has it too."""
 
+    @property
+    def came(self) -> bool:
+        """Whether a machine came to a run that was under way, or came back to it."""
+        return self.kind == "back" or self.status == "joined"
+
 
 @dataclass(frozen=True)
 class Chronicle:

@@ -60,7 +60,7 @@ def ribbons(state: RunState) -> list[Ribbon]:
     came: dict[int, list[float]] = {}
     for step, one in machine_changes(state):
         own = away.setdefault(one.member, [])
-        if one.kind == "back" or one.status == "joined":
+        if one.came:
             came.setdefault(one.member, []).append(step)
             if own and own[-1].until == math.inf:
                 own[-1] = own[-1]._replace(until=max(step, own[-1].first))

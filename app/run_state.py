@@ -193,39 +193,33 @@ def came_and_went(state: RunState) -> list[Happening]:
     away: dict[int, bool] = {}
     for one in in_order(state.chronicles):
         went = one.status in GONE or (one.kind == "error" and one.member >= 0)
-        came = one.kind == "back" or one.status == "joined"
-        if came or one.status in HELLOS:
+        if one.came or one.status in HELLOS:
             there.add(one.member)
         elif went:
             there.discard(one.member)
-        if one.status == "done" or not (went or came) or away.get(one.member) == went:
+        if one.status == "done" or not (went or one.came) or away.get(one.member) == went:
             continue
         if one.kind == "back" and one.member not in away:
             continue
         away[one.member] = went
         found.append(one)
         if one.status == "left" and not there:
-            while found and found[-1].status == "left" and _why(found[-1]) == _why(one):
+            while found and found[-1].status == "left" and found[-1].why == one.why:
                 away[found.pop().member] = False
     return found
-
-
-def _why(one: Happening) -> str:
-    return one.text.partition(": ")[2]
 
 
 def machine_changes(state: RunState) -> list[tuple[float, Happening]]:
     """Return when machines came and went, over the steps; not how a run begins and ends."""
     found, since = [], dict[int, float]()
     for one in came_and_went(state):
-        went = one.kind != "back" and one.status != "joined"
         step = float(one.step) if one.step >= 0 else _step_at(state, one.time)
-        if step is None and went and one.member in state.members:
+        if step is None and not one.came and one.member in state.members:
             step = max(state.members[one.member].step, since.get(one.member, 0.0))
         if step is not None and one.kind == "back":
             step = _own_step(state, one.member, step)
         last = state.total_steps if state.total_steps is not None else math.inf
-        if step is not None and (went or step >= 1) and not (one.status == "left" and step >= last):
+        if step is not None and (not one.came or step >= 1) and not (one.status == "left" and step >= last):
             since[one.member] = step
             found.append((step, one))
     return found
