@@ -32,8 +32,6 @@ from profiles.errors import BadInput
 from profiles.schema import Profile
 
 MOST_ROWS = 12
-BOUND = 0.02
-"""How much higher than with per-step averaging the loss may be expected to end, as a share."""
 
 
 @dataclass(frozen=True)
@@ -47,24 +45,19 @@ class Forecast:
     planning: Planning | None
     """``None``: one machine of which no figures are known yet; there is nothing to choose."""
 
-    def at(self, index: int, steps: int) -> Candidate:
-        """Return a candidate of the ranking with another H.
+    def with_interval(self, index: int, steps: int) -> RankedCandidate:
+        """Return a way of the ranking with another H; its overlap stays below it.
 
         Raises:
-            BadInput: there is no such candidate, or it cannot be.
+            BadInput: that H cannot be.
         """
         planning = self.planning
-        if planning is None or not 0 <= index < len(planning.ranking):
-            raise BadInput("no such way to train", "choose one of the list")
-        candidate = planning.ranking[index]
-        if steps == candidate.choice.interval:
-            return candidate
-        choice, predictor = with_interval(candidate.choice, steps), self._predictor(planning)
-        if why := known_costs(choice, planning.job).refused(predictor.course(choice), rhythm_of(choice)):
-            raise BadInput(
-                f"one exchange every {choice.interval} steps: {choice.strategy} {why}", "take another interval"
-            )
-        return predictor.predict(choice)
+        assert planning is not None  # one machine that trains alone has no H
+        choice, predictor = planning.ranking[index].choice, self._predictor(planning)
+        other = choice.model_copy(update={"interval": steps, "delay": min(choice.delay, steps - 1)})
+        if why := known_costs(other, planning.job).refused(predictor.course(other), rhythm_of(other)):
+            raise BadInput(f"one exchange every {steps} steps: {choice.strategy} {why}", "take another interval")
+        return way_of(planning, index, predictor.predict(other))
 
     def _predictor(self, planning: Planning) -> Predictor:
         cluster, job = self.found.figures.cluster, planning.job
@@ -75,9 +68,8 @@ class Forecast:
         planning = self.planning
         if planning is None or row is None or (row.index == planning.chosen and row.interval == row.best_interval):
             return planning
-        candidate = self.at(row.index, row.interval)
-        ranking = (*planning.ranking[: row.index], candidate, *planning.ranking[row.index + 1 :])
-        settings = settings_of(candidate, self._predictor(planning))
+        ranking = (*planning.ranking[: row.index], row.candidate, *planning.ranking[row.index + 1 :])
+        settings = settings_of(row.candidate, self._predictor(planning))
         settings = on_best_paths(settings, self.found, self.machines)
         return planning.model_copy(update={"ranking": ranking, "chosen": row.index, "settings": settings})
 
@@ -93,12 +85,6 @@ class Forecast:
         return apply_planning(planning, profile, machines)
 
 
-def with_interval(choice: Choice, steps: int) -> Choice:
-    """Return a choice with another H; its overlap stays below it."""
-    steps = max(1, steps)
-    return choice.model_copy(update={"interval": steps, "delay": min(choice.delay, steps - 1)})
-
-
 def make_forecast(request: PlanRequest, profile: Profile, tell: Tell, outside: Outside = OUTSIDE) -> Forecast:
     """Ask the machines, measure what is not known yet, and rank all ways to train.
 
@@ -111,7 +97,7 @@ def make_forecast(request: PlanRequest, profile: Profile, tell: Tell, outside: O
     prepare_options = PrepareOptions(tell, trust_in(request.answers.fingerprints), repair=False)
     machines = outside.prepare(hosts_of(request.machines), profile.model.task, prepare_options)
     profile = fit(profile, rooms_of(profile, machines), tell)
-    plan_options = PlanOptions(preference=cast(Preference, request.answers.preference), max_loss_increase=BOUND)
+    plan_options = PlanOptions(preference=cast(Preference, request.answers.preference))
     wanted = request.measure or not (len(request.machines) == 1 and request.machines[0].here)
     max_age = 0.0 if request.measure else plan_options.max_age
     try:
@@ -153,17 +139,6 @@ def ranked(planning: Planning, found: object) -> StrategyRanking:
         said = Assessment(status=ItemStatus.FAILED, cause=cause, fix=fix)
     cables = tuple(sentence(reason) for reason in planning.reasons if reason.code in CABLES)
     return StrategyRanking(tuple(rows.values()), reasons, cables, planning=found, assessment=said)
-
-
-def moved(found: Forecast, index: int, steps: int) -> RankedCandidate:
-    """Return a way of the ranking with another H.
-
-    Raises:
-        BadInput: that H cannot be.
-    """
-    candidate = found.at(index, steps)
-    assert found.planning is not None  # at() has refused
-    return way_of(found.planning, index, candidate)
 
 
 def way_of(planning: Planning, index: int, candidate: Candidate) -> RankedCandidate:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from app.console import command_line
 from app.wizard.outside import OUTSIDE, Outside
@@ -181,9 +181,9 @@ class Services:
         profile = job_view.resolved(request.answers.job, self._config).profile
         return forecasting.strategy_of(forecasting.make_forecast(request, profile, tell, self.outside))
 
-    def with_interval(self, planning: Any, index: int, steps: int) -> RankedCandidate:
+    def with_interval(self, planning: forecasting.Forecast, index: int, steps: int) -> RankedCandidate:
         """Predict a candidate with another H; pure and quick."""
-        return forecasting.moved(planning, index, steps)
+        return planning.with_interval(index, steps)
 
     def plan(self, request: PlanRequest) -> Plan:
         """Say what will be done. Changes nothing anywhere."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.wizard.forecasting import Forecast, moved, ranked
+from app.wizard.forecasting import Forecast, ranked
 from app.wizard.plain_words import way_words
 from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import MeasurementResult
@@ -57,6 +57,6 @@ def test_an_interval_that_the_strategy_refuses_cannot_be_chosen(strategy: str, i
     forecast = Forecast(Profile(name="p"), (), found, plan(found.figures.cluster, wanted))
     assert forecast.planning is not None
     group = next(index for index, one in enumerate(forecast.planning.ranking) if not one.choice.alone)
-    assert moved(forecast, group, 40).interval == 40
+    assert forecast.with_interval(group, 40).interval == 40
     with pytest.raises(BadInput, match=said):
-        moved(forecast, group, interval)
+        forecast.with_interval(group, interval)
