@@ -20,9 +20,9 @@ from app.plan_table import explanation_lines, table_lines
 from distributed.planning.cluster import Cluster, ClusterMachine, Link, Measurement
 from distributed.planning.document import Job
 from distributed.planning.planner import plan
+from docs.make_options import markdown
 from profiles.errors import BadInput
 from profiles.options import options_by_name
-from profiles.reference import markdown
 from profiles.resolve import profile_from_options
 from profiles.schema import Profile, StrategySettings
 from tests.training.memory_exchange import RoomExchange, together

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from docs.make_options import PAGE, markdown
 from profiles.declarations import forms
 from profiles.options import options
-from profiles.reference import PAGE, markdown
 from profiles.resolve import load_profile
 
 
 def test_the_page_is_current() -> None:
-    assert PAGE.read_text() == markdown(), "run: .venv/bin/python -m profiles.reference"
+    assert PAGE.read_text() == markdown(), "run: .venv/bin/python docs/make_options.py"
 
 
 def test_the_page_has_every_option() -> None:

@@ -1,15 +1,22 @@
-"""The page of all options: ``python -m profiles.reference`` writes ``docs/options.md``."""
+"""Write docs/options.md, the page of all options.
+
+.venv/bin/python docs/make_options.py
+"""
 
 from __future__ import annotations
 
+import sys
 from itertools import groupby
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
 from profiles.declarations import owners
 from profiles.ini import write_atomically
 from profiles.options import OptionSpec, options, sections
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "options.md"
+PAGE = ROOT / "docs" / "options.md"
 
 _INTRODUCTION = """# Options
 
@@ -22,7 +29,7 @@ means the option of the chosen strategy: `sync_interval = 20` sets `streaming_di
 is set for each part that has one.
 
 This page is made from `profiles/schema.py`, and from the files of strategies, tasks and codecs, by
-`.venv/bin/python -m profiles.reference`.
+`.venv/bin/python docs/make_options.py`.
 
 ## Where values come from
 
