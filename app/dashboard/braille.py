@@ -7,21 +7,21 @@ means, marks under the curve, gaps where there are no values, a logarithmic scal
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, product
-from operator import itemgetter
+from itertools import product
 from typing import NamedTuple
 
+from textual.content import Content
+
 from app.run_series import Point
+from app.shell.text import DOTS, together
 
 BAND, LINE = 0, 1
 PATTERNS = ((1, 0), (6, 4), (2, 2), (12, 4), (1, 3))
 """Columns of points that are drawn, and that are left out: a line, dashes, dots; long dashes, dots far apart."""
 SAMPLES = ("━", "╍", "┅", "╸", "┈")
 """How each pattern looks in a legend."""
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""Bits of the braille characters by row and column of a cell."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,6 @@ class Window:
 
     def _scaled(self, value: float) -> float:
         return math.log10(max(value, 1e-300)) if self.log else value
-
-
-class StyledRun(NamedTuple):
-    """Neighbouring cells of one style."""
-
-    text: str
-    style: str
 
 
 def window_of(curves: Sequence[Curve], log: bool = False, left: float | None = None, right: float | None = None,
@@ -134,8 +127,8 @@ class Raster:
         """Return the line of cells, from the top, in which a value is drawn."""
         return self._row(value, window) // self._fine[1]
 
-    def lines(self) -> Iterator[list[StyledRun]]:
-        """Yield the cells from the top line on, neighbours of one style together."""
+    def lines(self) -> Iterator[Content]:
+        """Yield the lines of cells from the top one on."""
         for row in range(self.height):
             cells = [(" ", "")] * self.width
             for column, layer in product(range(self.width), (BAND, LINE)):
@@ -189,16 +182,11 @@ class Raster:
     def _set(self, layer: int, x: int, y: int, style: str) -> None:
         across, down = self._fine
         place = (y // down) * self.width + x // across
-        bit = 1 if self._ascii else _DOTS[y % 4][x % 2]
+        bit = 1 if self._ascii else DOTS[y % 4][x % 2]
         if self._styles[layer].get(place, style) != style and layer == LINE:
             self._bits[layer][place] = 0  # what is drawn last keeps its colour
         self._bits[layer][place] = self._bits[layer].get(place, 0) | bit
         self._styles[layer][place] = style
-
-
-def together(cells: Iterable[tuple[str, str]]) -> list[StyledRun]:
-    """Return texts and styles with neighbours of one style joined."""
-    return [StyledRun("".join(text for text, _ in same), style) for style, same in groupby(cells, key=itemgetter(1))]
 
 
 def ticks(window: Window, most: int) -> list[float]:

@@ -13,7 +13,7 @@ from textual.containers import Horizontal
 from textual.content import Content
 from textual.widgets import Static
 
-from app.dashboard.braille import SAMPLES, Curve, Raster, Window, ticks, together, window_of
+from app.dashboard.braille import SAMPLES, Curve, Raster, Window, ticks, window_of
 from app.dashboard.pane import Pane
 from app.dashboard.reader import Picture
 from app.dashboard.ribbons import BESIDE, Strip, margin, strip_lines, strips
@@ -27,7 +27,7 @@ from app.run_state import RunState, machine_changes
 from app.shell.keys import Key
 from app.shell.row_table import RowTable
 from app.shell.terminal_app import app_of
-from app.shell.text import TableColumn, TableRow, literal
+from app.shell.text import TableColumn, TableRow, literal, together
 
 _LEFT = 8
 """Cells of the labels at the left, at least."""
@@ -57,8 +57,7 @@ def marks(state: RunState) -> tuple[AxisMark, ...]:
     evaluated = [one.step for one in in_order(state.chronicles) if one.kind == "evaluation" and one.step >= 0]
     found += [AxisMark(step, "◆", "$text-accent") for step in evaluated]
     for step, one in machine_changes(state):
-        came = one.kind == "back" or one.status == "joined"
-        sign = ("+", "bold $text-success") if came else ("✗", "bold $text-error")
+        sign = ("+", "bold $text-success") if one.came else ("✗", "bold $text-error")
         found.append(AxisMark(step, *sign))
     return tuple(found)
 
@@ -131,10 +130,10 @@ def drawn(data: ChartData, width: int, height: int, ascii_only: bool = False) ->
         raster.draw(curve, window)
     labels = _labels(window, raster, data.unit)
     lines = [_title(data, width)]
-    for row, runs in enumerate(raster.lines()):
+    for row, line in enumerate(raster.lines()):
         label = f"{labels.get(row, ''):>{left}.{left}}"
         edge = "┤" if row in labels else "│"
-        lines.append(Content.assemble((label + edge, "$text-muted"), *runs))
+        lines.append(Content.assemble((label + edge, "$text-muted"), line))
     busy = below and any(one.beside.endswith("%") for one in data.strips)
     steps = _steps(window, across) + (f"{'wait':>{beside}}" if busy and beside else "")
     axis, steps_line = _axis(data, window, across, left), literal(" " * (left + 1) + steps, "$text-muted")
@@ -220,7 +219,7 @@ def _axis(data: ChartData, window: Window, across: int, left: int) -> Content:
         place = window.across(mark.step)
         if 0 <= place <= 1:
             cells[min(across - 1, int(place * across))] = (mark.sign, mark.style)
-    return Content.assemble((" " * left + "└", "$text-muted"), *together(cells))
+    return Content.assemble((" " * left + "└", "$text-muted"), together(cells))
 
 
 def _steps(window: Window, across: int) -> str:

@@ -11,7 +11,7 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 
 from app.console import bytes_text, duration_text, near
-from app.dashboard.braille import Curve, together
+from app.dashboard.braille import Curve
 from app.dashboard.charts import (
     BAND_STYLE,
     LEAST_CHART,
@@ -36,7 +36,7 @@ from app.ribbon import rate_of_run
 from app.run_series import names, of_run, smoothed
 from app.run_state import RunState
 from app.shell.row_table import RowTable
-from app.shell.text import StatusMark, TableColumn, TableRow, bar, literal
+from app.shell.text import StatusMark, TableColumn, TableRow, bar, literal, together
 from profiles.errors import counted
 
 COLUMNS = (
@@ -80,8 +80,8 @@ class EventsPane(Pane):
             return
         self._seen = seen
         rows = [_row(one, picture) for one in in_order(state.chronicles)[-MOST_ROWS:]]
-        together = sorted([*rows, *sync_rows(picture)], key=lambda pair: pair[0], reverse=True)
-        self.query_one(RowTable).show(row for _, row in together[:MOST_ROWS])
+        every = sorted([*rows, *sync_rows(picture)], key=lambda pair: pair[0], reverse=True)
+        self.query_one(RowTable).show(row for _, row in every[:MOST_ROWS])
 
 
 def _row(one: Happening, picture: Picture) -> tuple[float, TableRow]:
@@ -228,7 +228,7 @@ def progress_line(state: RunState, now: float, width: int, promised_share: float
     signs = [(sign, "$text-primary") for sign in drawn]
     if promised_share is not None and state.ended is None:
         signs[min(len(signs) - 1, int(promised_share * len(signs)))] = ("┃", "$text-muted")
-    line = Content.assemble((step, "bold"), "  ", *together(signs), f"  {done}  ", literal(rest, "$text-muted"))
+    line = Content.assemble((step, "bold"), "  ", together(signs), f"  {done}  ", literal(rest, "$text-muted"))
     return line.truncate(max(1, width), ellipsis=True)
 
 

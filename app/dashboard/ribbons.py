@@ -9,12 +9,12 @@ from rich.cells import cell_len
 from textual.content import Content
 
 from app.console import short_names, visible
-from app.dashboard.braille import Window, together
+from app.dashboard.braille import Window
 from app.dashboard.pane import mark_of
 from app.dashboard.reader import Picture
 from app.member_state import TROUBLE, MemberState
 from app.ribbon import Ribbon, ribbons, shares, worthiest
-from app.shell.text import StatusMark, literal
+from app.shell.text import StatusMark, literal, together
 
 LEVELS = "▁▃▄▅▇"
 """By the share of the time in which a machine computed; five that stay different in ASCII."""
@@ -84,7 +84,7 @@ def _line(one: Strip, short: str, window: Window | None, left: int, across: int,
     name = literal(short, "bold")
     drawn = _drawn(one, window, across) if window else None
     style = "$text-error" if one.trouble else "$text-muted"
-    ribbon = Content.assemble(*together(drawn)) if drawn else literal(one.words, style).truncate(across, ellipsis=True)
+    ribbon = together(drawn) if drawn else literal(one.words, style).truncate(across, ellipsis=True)
     line: list[Content | str | tuple[str, str]] = [
         one.mark.show(""),
         " ",

@@ -11,13 +11,13 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import combinations, groupby
+from itertools import combinations
 from typing import NamedTuple
 
 from rich.cells import cell_len
 from textual.content import Content
 
-from app.shell.text import literal, muted
+from app.shell.text import DOTS, literal, muted, together
 
 FEWEST, MOST = 2, 8
 """Machines of which there is a map."""
@@ -30,31 +30,21 @@ _CROWD = 6
 _LONGEST_NAME = 16
 _CLASSES = (100.0, 500.0, 2000.0)
 """Mbit/s from which on a line is a point thicker."""
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""Bits of the braille characters by row and column of a cell."""
 _PLAIN = ".-+#"
 """In ASCII: by thickness."""
 _PLACES = (0.5, 0.42, 0.58, 0.34, 0.66, 0.26, 0.74)
 """Where a rate may stand on its line, the best place first."""
 
 
-class LinkStyle(NamedTuple):
-    """How a kind of link looks."""
-
-    word: str
-    sample: str
-    on: int
-    off: int
-    """Points that are drawn, and that are left out."""
-    style: str
-
-
 class LinkMedium(Enum):
-    """What a link goes over."""
+    """What a link goes over, and how it looks: ``on`` points are drawn, then ``off`` left out."""
 
-    CABLE = LinkStyle("cable", "━━━", 1, 0, "$text-primary")
-    AIR = LinkStyle("Wi-Fi", "╍ ╍", 6, 4, "$text-warning")
-    RELAY = LinkStyle("relayed", "· ·", 2, 4, "$text-error")
+    CABLE = "cable", "━━━", 1, 0, "$text-primary"
+    AIR = "Wi-Fi", "╍ ╍", 6, 4, "$text-warning"
+    RELAY = "relayed", "· ·", 2, 4, "$text-error"
+
+    def __init__(self, word: str, sample: str, on: int, off: int, style: str) -> None:
+        self.word, self.sample, self.on, self.off, self.style = word, sample, on, off, style
 
 
 @dataclass(frozen=True)
@@ -84,7 +74,7 @@ class MapLink:
         """``941``, or ``94-211`` where the directions differ much."""
         slow, fast = sorted((self.mbit, self.back or self.mbit))
         if self.kind is LinkMedium.RELAY or fast <= 0:
-            return self.kind.value.word if self.kind is LinkMedium.RELAY else ""
+            return self.kind.word if self.kind is LinkMedium.RELAY else ""
         return f"{slow:.3g}-{fast:.3g}" if fast > 1.5 * slow else f"{slow:.4g}"
 
 
@@ -140,7 +130,7 @@ def drawn(
 
 def legend(lines: Sequence[MapLink]) -> Content:
     """Return what the lines mean, of those that there are."""
-    kinds = [kind.value for kind in LinkMedium if any(line.kind is kind for line in lines)]
+    kinds = [kind for kind in LinkMedium if any(line.kind is kind for line in lines)]
     parts = [Content.assemble((kind.sample, kind.style), " ", muted(kind.word)) for kind in kinds]
     unit = [muted("Mbit/s; the thicker, the faster")] if any(line.mbit for line in lines) else []
     return Content("   ").join([*parts, *unit])
@@ -196,7 +186,7 @@ class _Canvas:
         fine_x, fine_y = (1, 1) if self.ascii_only else (2, 4)
         (x0, y0), (x1, y1) = ((box.centre[0] * fine_x, box.centre[1] * fine_y) for box in (one, other))
         length = max(1.0, math.hypot(x1 - x0, y1 - y0))
-        way, scale = line.kind.value, 2 if self.ascii_only else 1
+        way, scale = line.kind, 2 if self.ascii_only else 1
         on, off = -(-way.on // scale), way.off // scale
         flat = abs(x1 - x0) >= abs(y1 - y0)
         thick = 1 if self.ascii_only else max(1, line.thickness - self.thinner)
@@ -214,7 +204,7 @@ class _Canvas:
         cell = (x, y) if self.ascii_only else (x // 2, y // 4)
         if cell in self.taken or min(cell) < 0:
             return
-        self.bits[cell] = self.bits.get(cell, 0) | (1 if self.ascii_only else _DOTS[y % 4][x % 2])
+        self.bits[cell] = self.bits.get(cell, 0) | (1 if self.ascii_only else DOTS[y % 4][x % 2])
         self.looks[cell] = (line.thickness, style)
         self.owners.setdefault(cell, set()).add(line.ends)
 
@@ -272,9 +262,7 @@ class _Canvas:
     def line(self, y: int, width: int) -> Content:
         """Return one line, up to its last sign."""
         last = max((x for x, row in (*self.texts, *self.bits) if row == y), default=-1)
-        cells = [self._cell((x, y)) for x in range(min(width, last + 1))]
-        runs = groupby(cells, key=lambda cell: cell[1])
-        return Content.assemble(*[("".join(sign for sign, _ in same), style) for style, same in runs])
+        return together(self._cell((x, y)) for x in range(min(width, last + 1)))
 
     def _cell(self, cell: tuple[int, int]) -> tuple[str, str]:
         if cell in self.texts:

@@ -3,9 +3,11 @@ each readable without the others. And where the cells of a table stand: pure fun
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
+from operator import itemgetter
 
 from textual.content import Content
 
@@ -26,6 +28,16 @@ def join(*parts: Content | str, between: str = "  ") -> Content:
     """Put parts side by side; empty ones are left out."""
     kept = [part if isinstance(part, Content) else Content(part) for part in parts if part]
     return Content(between).join(kept)
+
+
+DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+"""Bits of the braille characters by row and column of a cell."""
+
+
+def together(cells: Iterable[tuple[str, str]]) -> Content:
+    """Return signs with their styles as one text, in which neighbours of one style are joined."""
+    runs = groupby(cells, key=itemgetter(1))
+    return Content.assemble(*[("".join(sign for sign, _ in same), style) for style, same in runs])
 
 
 class StatusMark(Enum):

@@ -29,7 +29,7 @@ def test_any_curve_fits_its_size(shown: list[Curve], width: int, height: int, lo
 def rows(curve: Curve, window: Window, width: int = 10, height: int = 5) -> list[str]:
     raster = Raster(width, height, ascii_only=True)
     raster.draw(curve, window)
-    return ["".join(run.text for run in line) for line in raster.lines()]
+    return [line.plain for line in raster.lines()]
 
 
 def test_a_line_goes_through_its_points() -> None:
