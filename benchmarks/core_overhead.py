@@ -100,8 +100,8 @@ def bare(steps: int, blocks: int) -> None:
 
 def core(steps: int, blocks: int) -> None:
     """The same through Trainer, schedule, and events to a file."""
-    from profiles.optimisation import TrainingSettings
-    from profiles.schema import EvaluationSettings, Profile, SnapshotSettings, StrategySettings
+    from profiles.optimisation import EvaluationSettings, SnapshotSettings, TrainingSettings
+    from profiles.schema import Profile, StrategySettings
     from training.events import EventSink, RunEvent, StepEvent
     from training.exchange.base import SoloExchange
     from training.local_plan import plan_local_run

@@ -1,12 +1,14 @@
-"""The options of the optimisation: steps, batches, learning rate, optimizer; a section of :mod:`profiles.schema`."""
+"""Sections of :mod:`profiles.schema` about the course of a training: optimisation, evaluation, snapshots."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, PlainSerializer, field_validator
 
 from profiles.declarations import OptionError, Section, no_choice, option
+
+WHISPER = "whisper"
 
 OPTIMIZERS = ("adamw", "sgd", "muon", "adafactor")
 """Those that need no code of one's own."""
@@ -74,3 +76,42 @@ class TrainingSettings(Section):
             return optimizer
         said = no_choice(optimizer, OPTIMIZERS)
         raise OptionError("optimizer", f"{said} (one of {', '.join(OPTIMIZERS)}, or file.py:function)")
+
+
+class EvaluationSettings(Section):
+    """Evaluation and early stopping."""
+
+    eval_interval: int = option(200, "evaluate every N steps; 0: only before and after", unit="steps", ge=0)
+    eval_batch_size: int = option(0, "samples in one evaluation pass; 0: batch_size", unit="samples", ge=0, le=65536)
+    eval_generate: bool = option(True, "generate text and measure WER and CER, not only the loss", tasks=(WHISPER,))
+    eval_max_new_tokens: int = option(
+        0,
+        "most tokens in a generated text; 0: follows the longest transcript",
+        unit="tokens",
+        advanced=True,
+        tasks=(WHISPER,),
+        ge=0,
+    )
+    eval_before: bool = option(True, "evaluate before the first step, to compare with")
+    eval_local: Literal["auto", "on", "off"] = option(
+        "auto",
+        "each worker also evaluates its own weights on the whole split, just before they are averaged; "
+        "auto: with strategies that keep them apart",
+    )
+    eval_showcase: bool = option(
+        True, "keep a few held-out samples, before and after training, to be shown", advanced=True
+    )
+    early_stopping_patience: int = option(0, "stop after N evaluations without a better result; 0: off", ge=0)
+    early_stopping_min_delta: float = option(0.0, "smallest improvement that counts as better", ge=0, advanced=True)
+
+    @field_validator("eval_local", mode="before")
+    @classmethod
+    def _was_a_flag(cls, said: Any) -> Any:
+        return {"true": "on", "false": "off"}.get(str(said).lower(), said)
+
+
+class SnapshotSettings(Section):
+    """Snapshots to resume from."""
+
+    snapshot_interval: int = option(200, "write a snapshot every N steps; 0: only when stopped", unit="steps", ge=0)
+    snapshot_keep: int = option(2, "how many snapshots to keep; with several workers at least 2", ge=1)

@@ -8,17 +8,16 @@ called ``owner.option`` (:mod:`profiles.declarations`).
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from profiles.declarations import OptionError, Owning, Section, Trait, forms, is_written, no_choice, option, trait_of
 from profiles.locations import own_code_in
-from profiles.optimisation import TrainingSettings
-from profiles.split import LOCAL_DATA_HELP, SPLIT_HELP, SplitText, divided_in_one_way
-from profiles.transport import TRANSPORT_HELP, AskedEngine, Transport, tls_needs_the_mesh
+from profiles.optimisation import WHISPER, EvaluationSettings, SnapshotSettings, TrainingSettings
+from profiles.split import SplitText
 
-WHISPER, CAUSAL_LM, CUSTOM = "whisper", "causal_lm", "custom"
+CAUSAL_LM, CUSTOM = "causal_lm", "custom"
 USUAL_TASK = WHISPER
 PUBLISHED = (WHISPER, CAUSAL_LM)
 """Tasks that know how their model is built."""
@@ -154,8 +153,16 @@ class DataSettings(Section):
         "from scratch; or at least so many seconds",
         tasks=(WHISPER,),
     )
-    split: SplitText = option("global", SPLIT_HELP, advanced=True)
-    local_data: bool = option(False, LOCAL_DATA_HELP)
+    split: SplitText = option(
+        "global",
+        "which samples each worker trains on: any of them (global), or a part of its own: label, label:SHARDS, "
+        "dirichlet:ALPHA, speaker",
+        advanced=True,
+    )
+    local_data: bool = option(
+        False,
+        "each machine trains on what it has at dataset_path there; data stay on it, only weights or gradients leave",
+    )
     max_broken_share: float = option(
         0.01, "largest share of unreadable samples: they are named and left out", ge=0, le=1
     )
@@ -177,7 +184,12 @@ class DataSettings(Section):
         0, "processes for feature extraction; 0: one for each core", advanced=True, tasks=(WHISPER,), ge=0
     )
 
-    _divided_in_one_way = model_validator(mode="after")(divided_in_one_way)
+    @model_validator(mode="after")
+    def _divided_in_one_way(self) -> DataSettings:
+        if self.local_data and self.split != "global":
+            said = "divides one data set among the workers; with local_data = true each has its own"
+            raise OptionError("split", said)
+        return self
 
     @field_validator("window")
     @classmethod
@@ -187,43 +199,14 @@ class DataSettings(Section):
         raise OptionError("window", "auto, full, or a number of seconds, for example 5")
 
 
-class EvaluationSettings(Section):
-    """Evaluation and early stopping."""
+AskedEngine = Annotated[
+    Literal["auto", "mesh", "nccl"],
+    BeforeValidator(lambda name: {"hub": "mesh", "torch": "auto"}.get(name, name) if isinstance(name, str) else name),
+]
+"""An engine as a person asks for it, or as earlier versions called it."""
 
-    eval_interval: int = option(200, "evaluate every N steps; 0: only before and after", unit="steps", ge=0)
-    eval_batch_size: int = option(0, "samples in one evaluation pass; 0: batch_size", unit="samples", ge=0, le=65536)
-    eval_generate: bool = option(True, "generate text and measure WER and CER, not only the loss", tasks=(WHISPER,))
-    eval_max_new_tokens: int = option(
-        0,
-        "most tokens in a generated text; 0: follows the longest transcript",
-        unit="tokens",
-        advanced=True,
-        tasks=(WHISPER,),
-        ge=0,
-    )
-    eval_before: bool = option(True, "evaluate before the first step, to compare with")
-    eval_local: Literal["auto", "on", "off"] = option(
-        "auto",
-        "each worker also evaluates its own weights on the whole split, just before they are averaged; "
-        "auto: with strategies that keep them apart",
-    )
-    eval_showcase: bool = option(
-        True, "keep a few held-out samples, before and after training, to be shown", advanced=True
-    )
-    early_stopping_patience: int = option(0, "stop after N evaluations without a better result; 0: off", ge=0)
-    early_stopping_min_delta: float = option(0.0, "smallest improvement that counts as better", ge=0, advanced=True)
-
-    @field_validator("eval_local", mode="before")
-    @classmethod
-    def _was_a_flag(cls, said: Any) -> Any:
-        return {"true": "on", "false": "off"}.get(str(said).lower(), said)
-
-
-class SnapshotSettings(Section):
-    """Snapshots to resume from."""
-
-    snapshot_interval: int = option(200, "write a snapshot every N steps; 0: only when stopped", unit="steps", ge=0)
-    snapshot_keep: int = option(2, "how many snapshots to keep; with several workers at least 2", ge=1)
+Transport = Literal["auto", "tls"]
+"""``auto``: frames that are sealed with keys from a TLS handshake; ``tls``: everything through TLS itself."""
 
 
 class StrategySettings(Owning, Section):
@@ -236,7 +219,12 @@ class StrategySettings(Owning, Section):
     engine: AskedEngine = option(
         "auto", "what carries the exchanges; nccl is for CUDA devices on one network, and does not encrypt"
     )
-    transport: Transport = option("auto", TRANSPORT_HELP, advanced=True)
+    transport: Transport = option(
+        "auto",
+        "how the mesh encrypts; tls sends everything through TLS itself instead of sealed frames, with nothing of our "
+        "own: slower",
+        advanced=True,
+    )
     codec: str = option("auto", "{codec}; auto: the strategy's own")
     error_feedback: bool = option(False, "add what a lossy codec dropped of a change to the next one", advanced=True)
     verify_interval: int = option(
@@ -258,7 +246,15 @@ class StrategySettings(Owning, Section):
         0, "TCP port of the coordinator; 0: any free one", alias="hub_port", ge=0, le=65535, advanced=True
     )
 
-    _tls_needs_the_mesh = model_validator(mode="before")(tls_needs_the_mesh)
+    @model_validator(mode="before")
+    @classmethod
+    def _tls_needs_the_mesh(cls, values: Any) -> Any:
+        """Have the mesh carry the exchanges if they are to go through TLS: nccl does not encrypt."""
+        if not isinstance(values, dict) or values.get("transport") != "tls":
+            return values
+        if values.get("engine") == "nccl":
+            raise OptionError("transport", "engine = nccl does not encrypt: set engine = mesh, or transport = auto")
+        return {**values, "engine": "mesh"}
 
     @property
     def own_code(self) -> dict[str, str]:

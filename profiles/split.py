@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, NamedTuple, TypeVar
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator
 
 from profiles.declarations import OptionError
 
-S = TypeVar("S")
-
 FORMS = "global, label, label:SHARDS, dirichlet:ALPHA or speaker"
-SPLIT_HELP = (
-    "which samples each worker trains on: any of them (global), or a part of its own: label, label:SHARDS, "
-    "dirichlet:ALPHA, speaker"
-)
-LOCAL_DATA_HELP = (
-    "each machine trains on what it has at dataset_path there; data stay on it, only weights or gradients leave"
-)
 DATA_STAY = "the data stay on each machine: only weights or gradients leave it, and figures such as losses"
 """What a plan says where data stay."""
 
@@ -57,17 +48,6 @@ def split_of(text: str) -> DataSplit:
         if 1e-6 <= alpha <= 1e6:
             return DataSplit("dirichlet", alpha=alpha)
     raise OptionError("split", f"{FORMS}, for example dirichlet:0.1")
-
-
-def divided_in_one_way(settings: S) -> S:
-    """Refuse data that stay on machines and are split too.
-
-    Raises:
-        OptionError: both are asked for.
-    """
-    if getattr(settings, "local_data", False) and getattr(settings, "split", "global") != "global":
-        raise OptionError("split", "divides one data set among the workers; with local_data = true each has its own")
-    return settings
 
 
 def _checked(text: str) -> str:

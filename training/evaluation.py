@@ -14,7 +14,7 @@ from pydantic import Field, StrictInt, TypeAdapter, ValidationError
 from torch import nn
 
 from profiles.errors import BadInput
-from profiles.schema import EvaluationSettings
+from profiles.optimisation import EvaluationSettings
 from training.batches import Samples
 from training.bounded import LONGEST_TEXT, harmless
 from training.data import evaluation_slice

@@ -17,8 +17,7 @@ from distributed.planning.cluster import Bytes, Cluster, Document, DocumentFile,
 from profiles.declarations import Owning
 from profiles.errors import BadInput
 from profiles.options import canonical, less_memory, options_by_name
-from profiles.schema import Profile
-from profiles.transport import AskedEngine
+from profiles.schema import AskedEngine, Profile
 from training.optimizers import state_bytes
 from training.schedule import AskedRule, steps_in
 from training.strategies.costs import Start, start_of

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from waiting import until
 
 from profiles.errors import BadInput
-from profiles.transport import Transport
+from profiles.schema import Transport
 from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.link import MAX_EARLY, PeerLost

@@ -23,7 +23,7 @@ from test_mesh import at_once, told
 from waiting import PATIENCE, timed_out, until
 
 from profiles.errors import BadInput
-from profiles.transport import Transport
+from profiles.schema import Transport
 from training.exchange.base import ExchangeTimeout
 from training.exchange.certificates import relay_key
 from training.exchange.link import PeerLost

@@ -16,7 +16,7 @@ from test_mesh import PATIENCE, Group, random_vectors, reduced
 from waiting import until
 
 from profiles.resolve import profile_from_options
-from profiles.transport import Transport
+from profiles.schema import Transport
 from training.exchange.base import ExchangeError
 from training.exchange.introduction import RECEIVES, SENDS, HandshakeTimeout, Introductions
 from training.exchange.link import PeerLost

@@ -11,7 +11,7 @@ import soundfile
 import torch
 from tiny_speech import Prepared
 
-from profiles.schema import EvaluationSettings
+from profiles.optimisation import EvaluationSettings
 from training.batches import Samples
 from training.device import Precision
 from training.evaluation import Evaluator

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from profiles.schema import EvaluationSettings
+from profiles.optimisation import EvaluationSettings
 from tests.training.memory_exchange import RoomExchange, together
 from tests.training.toy_task import ToyTask
 from training.batches import Samples

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from profiles.optimisation import TrainingSettings
-from profiles.schema import EvaluationSettings, Profile, RunSettings, SnapshotSettings, StrategySettings
+from profiles.optimisation import EvaluationSettings, SnapshotSettings, TrainingSettings
+from profiles.schema import Profile, RunSettings, StrategySettings
 from training.local_plan import plan_local_run
 from training.plan import RunPlan
 from training.tasks.base import Batch, Progress, Task

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from profiles.transport import Transport
+from profiles.schema import Transport
 from training.exchange.base import ExchangeTimeout
 from training.exchange.certificates import COORDINATOR_NAME
 from training.exchange.control import (

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from profiles.errors import BadInput
-from profiles.transport import Transport
+from profiles.schema import Transport
 from training.exchange.base import ExchangeError
 from training.exchange.certificates import member_uri
 from training.exchange.connection import Connection

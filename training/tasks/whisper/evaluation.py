@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from profiles.schema import DataSettings, EvaluationSettings, ModelSettings, Profile
+from profiles.optimisation import EvaluationSettings
+from profiles.schema import DataSettings, ModelSettings, Profile
 from training.device import Precision, move, select_device, select_precision
 from training.tasks.base import Answer, Progress
 from training.tasks.predictions import Prediction
