@@ -1,19 +1,24 @@
 """Modules that are loaded when they are first used.
 
 Strategies, tasks and codecs declare their options and their cost in the file that also holds their algorithm. The
-command line and the planner read these declarations and must stay quick, so such a file does not load torch::
+command line and the planner read these declarations and must stay quick, so such a file does not load torch. It takes
+it from here instead::
 
-    if TYPE_CHECKING:
-        import torch
-    else:
-        torch = lazy("torch")
+    from training.lazy import torch
 """
 
 from __future__ import annotations
 
 import importlib
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import nn
+
+__all__ = ["lazy", "nn", "np", "torch"]
 
 
 class _Lazy(ModuleType):
@@ -28,3 +33,7 @@ class _Lazy(ModuleType):
 def lazy(name: str) -> Any:
     """Return a stand-in for the module ``name``, which loads it when the first of its names is asked for."""
     return _Lazy(name)
+
+
+if not TYPE_CHECKING:
+    np, torch, nn = lazy("numpy"), lazy("torch"), lazy("torch.nn")

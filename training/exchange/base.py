@@ -21,15 +21,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from training.lazy import lazy
+from training.lazy import torch
 
 if TYPE_CHECKING:
-    import torch
-
     from training.exchange.codecs import Codec
     from training.exchange.residuals import Residual
-else:
-    torch = lazy("torch")
 
 Group = tuple[int, ...]
 """Ranks of those who take part in an operation, ascending; empty: all."""

@@ -10,17 +10,11 @@ behind the sum of what was meant by what the last round lost, however many round
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from training.exchange.base import Exchange, MeanResult
 from training.exchange.codecs import Codec, roundtrip
 from training.exchange.residuals import Residual
-from training.lazy import lazy
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = lazy("torch")
+from training.lazy import torch
 
 
 class ErrorFeedback:

@@ -9,15 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from training.exchange.base import ExchangeError
-from training.lazy import lazy
+from training.lazy import np
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     Bytes = npt.NDArray[np.uint8]
-else:
-    np = lazy("numpy")
 
 AT_ONCE = 64 << 20
 """Bytes of a vector up to which its mean has memory of its own, and is decoded as it comes; of a longer one it takes

@@ -5,15 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from training.exchange.codecs import Codec, SparseCodec, all_finite
-from training.lazy import lazy
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = lazy("torch")
+from training.lazy import torch
 
 
 @dataclass(frozen=True)

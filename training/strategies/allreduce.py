@@ -18,7 +18,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from pydantic import create_model
 
@@ -27,18 +27,12 @@ from profiles.errors import RunFailed
 from profiles.schema import StrategySettings
 from training.exchange.base import Exchange, MeanResult
 from training.exchange.codecs import Codec, codec_by_name
-from training.lazy import lazy
+from training.lazy import nn, torch
 from training.strategies.base import FED_BACK, StrategyContext
 from training.strategies.compressors.base import BucketContext, Compressor, StepContext, compressors, sections
 from training.strategies.costs import Compute, CostModel, Course, Learning, Rhythm
 from training.strategies.gradients import Bucket, GradientStrategy, grouped
 from training.strategies.registry import register
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-else:
-    torch = lazy("torch")
 
 OVERLAP = 0.4
 """Share of a pass's compute that hides an exchange; measured with buckets of 25 MB."""

@@ -12,18 +12,13 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from training.exchange.base import Exchange, ExchangeError
 from training.exchange.beside import beside
 from training.exchange.broadcast import broadcasts
 from training.exchange.codecs import Codec, all_finite, chunk_bounds
-from training.lazy import lazy
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = lazy("torch")
+from training.lazy import torch
 
 _SAID = struct.Struct("<??d")
 _LEAST_PAUSE, _MOST_PAUSE, _SHARE_OF_PAUSE = 0.02, 1.0, 0.01

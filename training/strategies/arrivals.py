@@ -17,14 +17,9 @@ import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from training.lazy import lazy
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = lazy("torch")
+from training.lazy import torch
 
 _LEAST_SHARE = 4
 """At the end of a stretch a member takes no less than this part of its usual work, so that it sends not much more."""

@@ -34,7 +34,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import field_validator
 
@@ -43,7 +43,7 @@ from profiles.schema import StrategySettings
 from training.events import SyncEvent
 from training.exchange.base import Exchange, Traffic
 from training.exchange.codecs import codec_by_name
-from training.lazy import lazy
+from training.lazy import nn, torch
 from training.strategies.arrival_rounds import DeltaTransport, Rounds, Stopwatch, believed
 from training.strategies.arrivals import DelayedNesterov, WorkAssignment, WorkUnit
 from training.strategies.base import Strategy, StrategyContext, sync_event
@@ -60,12 +60,6 @@ from training.strategies.weights import (
     usual,
     weight_hash,
 )
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-else:
-    torch = lazy("torch")
 
 
 class AsyncDiLoCoOptions(Section):

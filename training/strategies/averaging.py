@@ -13,7 +13,7 @@ import hashlib
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from profiles.declarations import Section, option
 from profiles.schema import StrategySettings
@@ -21,7 +21,7 @@ from training.events import SyncEvent
 from training.exchange.base import Exchange, Group, MeanResult
 from training.exchange.codecs import codec_by_name
 from training.exchange.error_feedback import ErrorFeedback
-from training.lazy import lazy
+from training.lazy import nn, torch
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.costs import CostModel, Course, Learning, Rhythm, interpolate, intervals, merge_efficiency
 from training.strategies.outer import OuterOptions
@@ -38,12 +38,6 @@ from training.strategies.weights import (
     unflatten_into,
     weight_hash,
 )
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-else:
-    torch = lazy("torch")
 
 _LOSS = {1: 0.0, 8: 0.058, 30: 0.062, 100: 0.067}
 """Loss from scratch over per-step averaging, by interval: 2.875 against 2.717 (``benchmarks/strategies.py``, three

@@ -22,13 +22,11 @@ from profiles.errors import BadInput
 from profiles.schema import StrategySettings
 from training.events import SyncEvent
 from training.exchange.base import Exchange, Traffic
+from training.lazy import nn, torch
 from training.strategies.costs import CostModel, Rhythm, Start
 from training.strategies.weights import Refusals, trainable
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
     from training.strategies.arrivals import WorkUnit
 
 

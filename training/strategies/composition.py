@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from profiles.declarations import Owning
 from profiles.errors import BadInput
@@ -25,14 +25,11 @@ from profiles.schema import StrategySettings
 from training.events import SyncEvent
 from training.exchange.base import Exchange, Traffic
 from training.exchange.codecs import codec_by_name
+from training.lazy import nn, torch
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.costs import Compute, CostModel, Course, Learning, Rhythm
 from training.strategies.registry import Form, check_strategy, register_form, strategies, strategy_class
 from training.strategies.weights import flatten, unflatten_into
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 _AND = re.compile(r"\s+\+\s+")
 _NAMES = re.compile(r"\w+(\+\w+)+")

@@ -29,25 +29,18 @@ import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from profiles.declarations import Owning, Section, option
 from profiles.errors import BadInput
 from profiles.schema import StrategySettings
 from training.exchange.base import Exchange, ExchangeError, Pending
 from training.exchange.codecs import all_finite, codec_by_name
-from training.lazy import lazy
+from training.lazy import nn, np, torch
 from training.strategies.base import StrategyContext
 from training.strategies.costs import CostModel, Course, Learning, Rhythm, Start, merge_efficiency
 from training.strategies.gradients import GradientStrategy
 from training.strategies.registry import register
-
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
-    from torch import nn
-else:
-    np, torch = lazy("numpy"), lazy("torch")
 
 _AT_ONCE = 1 << 19
 """Coefficients in one gather: 3 MiB of places and values of 32 bits."""

@@ -9,13 +9,13 @@ anchor. With ``sync_delay`` the exchange overlaps with training, and the steps m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import model_validator
 
 from profiles.declarations import OptionError, option
 from profiles.schema import StrategySettings
-from training.lazy import lazy
+from training.lazy import nn, torch
 from training.strategies.base import StrategyContext
 from training.strategies.costs import Rhythm
 from training.strategies.merged_part import MergedPart, PartSpec
@@ -23,12 +23,6 @@ from training.strategies.outer import OuterOptimizer, OuterOptions, momentum_opt
 from training.strategies.outer_costs import OuterCosts
 from training.strategies.outer_strategy import OuterStrategy
 from training.strategies.registry import register
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-else:
-    torch = lazy("torch")
 
 
 class DiLoCoOptions(OuterOptions):

@@ -19,20 +19,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from pydantic import field_validator
 
 from profiles.declarations import OptionError, Owning, option
 from profiles.schema import StrategySettings
 from training.exchange.base import MeanResult
+from training.lazy import torch
 from training.strategies.averaging import Averaging, AveragingCosts, AveragingOptions, islands, shuffled
 from training.strategies.base import StrategyContext
 from training.strategies.registry import register
 from training.strategies.weights import mean_held
-
-if TYPE_CHECKING:
-    import torch
 
 
 class FedAvgOptions(AveragingOptions):

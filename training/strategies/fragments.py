@@ -10,15 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from training.lazy import lazy
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-else:
-    nn = lazy("torch.nn")
+from training.lazy import nn, torch
 
 _LEAST = 16
 """No tensor is cut for less than this part of a fragment."""

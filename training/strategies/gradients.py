@@ -6,20 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from training.events import SyncEvent
 from training.exchange.base import MAX_FLAGS, Exchange, MeanResult, Traffic
 from training.exchange.codecs import Codec
-from training.lazy import lazy
+from training.lazy import nn, torch
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.weights import difference_mended, equalised, unfit_parameter
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-else:
-    torch = lazy("torch")
 
 
 class GradientStrategy(Strategy):

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from training.exchange.base import Exchange, ExchangeError, MeanResult, Pending, Traffic
 from training.exchange.codecs import Codec
 from training.exchange.error_feedback import ErrorFeedback
-from training.lazy import lazy
+from training.lazy import torch
 from training.strategies.outer import OuterOptimizer
 from training.strategies.weights import (
     Refusals,
@@ -29,11 +29,6 @@ from training.strategies.weights import (
     usual,
     weight_hash,
 )
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = lazy("torch")
 
 
 class MeanOfDeltas:

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -36,7 +36,7 @@ from profiles.declarations import OptionError, Owning, option
 from profiles.schema import StrategySettings
 from training.events import SyncEvent
 from training.exchange.base import Exchange, MeanResult
-from training.lazy import lazy
+from training.lazy import nn, torch
 from training.strategies.averaging import AveragingOptions, InRounds, islands, shuffled
 from training.strategies.base import FOR_DIFFERENCES, StrategyContext, sync_event
 from training.strategies.costs import (
@@ -61,12 +61,6 @@ from training.strategies.weights import (
     unflatten_into,
     weight_hash,
 )
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-else:
-    torch = lazy("torch")
 
 _RATES: Mapping[Start, tuple[float, float]] = {"scratch": (0.7, 0.5), "pretrained": (1.0, 0.0)}
 """Outer learning rate and momentum: the authors'; a trained model takes the plain mean, as with ``diloco``."""

@@ -8,21 +8,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import field_validator, model_validator
 
 from profiles.declarations import OptionError, Section, option
 from profiles.errors import BadInput, RunFailed
 from training.exchange.codecs import all_finite
-from training.lazy import lazy
+from training.lazy import torch
 from training.strategies.costs import Start
 from training.tasks.user_code import call_factory, find_factory
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = lazy("torch")
 
 MANY_ROUNDS = 100
 _AT_ONCE = 1 << 18

@@ -6,22 +6,16 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from training.events import SyncEvent
 from training.exchange.base import Exchange, Traffic
 from training.exchange.codecs import Codec, codec_by_name
-from training.lazy import lazy
+from training.lazy import nn, torch
 from training.strategies.base import Strategy, StrategyContext, sync_event
 from training.strategies.merged_part import MeanOfDeltas, MergedPart, PartSpec
 from training.strategies.outer import OuterOptimizer
 from training.strategies.weights import flatten
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-else:
-    torch = lazy("torch")
 
 
 class OuterStrategy(Strategy):

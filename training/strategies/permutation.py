@@ -11,13 +11,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from training.lazy import lazy
+from training.lazy import np
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
-else:
-    np = lazy("numpy")
 
 _ROUNDS = 8
 _MASK = (1 << 64) - 1

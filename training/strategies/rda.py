@@ -20,17 +20,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from training.exchange.base import Exchange, MeanResult, Pending
 from training.exchange.codecs import Codec, codec_by_name
-from training.lazy import lazy
+from training.lazy import torch
 from training.strategies.merged_part import MeanOfDeltas
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = lazy("torch")
 
 _APART = 32
 """Elements that share a scale in a block format: directions and plain deltas, which are much smaller, share none."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from profiles.declarations import Owning, Section, option
 from profiles.errors import BadInput
@@ -33,7 +33,7 @@ from training.exchange.base import (
     joined,
 )
 from training.exchange.codecs import Codec
-from training.lazy import lazy
+from training.lazy import nn, torch
 from training.strategies.base import FED_BACK, StrategyContext
 from training.strategies.costs import INTERVALS, ONLY_TEXTS, Course, Learning, Rhythm, intervals
 from training.strategies.merged_part import MeanOfDeltas, MergedPart, PartSpec
@@ -41,12 +41,6 @@ from training.strategies.outer import OuterOptimizer, OuterOptions
 from training.strategies.outer_costs import OuterCosts
 from training.strategies.outer_strategy import OuterStrategy
 from training.strategies.registry import register
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-else:
-    torch = lazy("torch")
 
 FEWEST_ROUNDS = 100
 _SEGMENT = 1 << 16

@@ -34,7 +34,7 @@ from profiles.schema import StrategySettings
 from training.events import SyncEvent
 from training.exchange.base import Exchange, ExchangeError, MeanResult, Pending, Traffic
 from training.exchange.codecs import codec_by_name
-from training.lazy import lazy
+from training.lazy import nn, np, torch
 from training.strategies.base import FOR_DIFFERENCES, Strategy, StrategyContext, sync_event
 from training.strategies.costs import Compute, CostModel, Course, Learning, Rhythm, Start, interpolate, merge_efficiency
 from training.strategies.permutation import permuted
@@ -50,12 +50,7 @@ from training.strategies.weights import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
-    import torch
     from numpy.typing import NDArray
-    from torch import nn
-else:
-    np, torch = lazy("numpy"), lazy("torch")
 
 Selection = Literal["random", "shuffled", "partitioned"]
 _GAIN: Mapping[Start, Mapping[int, float]] = {"pretrained": {5: 0.23, 50: 0.45}, "scratch": {5: 0.08, 50: 0.15}}

@@ -22,14 +22,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
 from profiles.declarations import OptionError, Owning, option
 from profiles.schema import StrategySettings
 from training.exchange.base import Exchange
-from training.lazy import lazy
+from training.lazy import nn, torch
 from training.strategies.base import StrategyContext
 from training.strategies.costs import Compute, Course, Learning, Rhythm
 from training.strategies.fragments import Piece, fragments_of
@@ -40,12 +40,6 @@ from training.strategies.outer_strategy import OuterStrategy
 from training.strategies.rda import RadialDirectional
 from training.strategies.registry import register
 from training.strategies.weights import differences
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-else:
-    torch = lazy("torch")
 
 _NAME = "streaming_diloco"
 _MIXING = 0.5

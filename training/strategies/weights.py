@@ -14,14 +14,12 @@ from training.exchange.base import Exchange, ExchangeError, MeanResult
 from training.exchange.broadcast import broadcast
 from training.exchange.codecs import Codec, all_finite, codec_by_name
 from training.exchange.staging import to_host
-from training.lazy import lazy
+from training.lazy import lazy, nn, torch
 
 if TYPE_CHECKING:
-    import torch
     import xxhash
-    from torch import nn
 else:
-    torch, xxhash = lazy("torch"), lazy("xxhash")
+    xxhash = lazy("xxhash")
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:

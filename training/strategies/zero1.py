@@ -42,7 +42,7 @@ from training.exchange.base import (
 )
 from training.exchange.broadcast import broadcast
 from training.exchange.codecs import all_finite, codec_by_name
-from training.lazy import lazy
+from training.lazy import lazy, nn, torch
 from training.strategies.base import StrategyContext
 from training.strategies.costs import CostModel, Course, Learning, Rhythm
 from training.strategies.gradients import Bucket, GradientStrategy
@@ -50,13 +50,9 @@ from training.strategies.registry import register
 from training.strategies.weights import flatten, unflatten_into
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
     from training import checkpoint
     from training.exchange import payloads
 else:
-    torch = lazy("torch")
     checkpoint, payloads = lazy("training.checkpoint"), lazy("training.exchange.payloads")
 
 _AT_ONCE = 4

@@ -18,17 +18,11 @@ A codec is one file of this folder, with what it costs and loses; others find it
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from training.exchange.codecs.base import CHUNK_ELEMENTS, CastCodec, Codec, all_finite
 from training.exchange.codecs.registry import codec_by_name, load, one_of_each
 from training.exchange.codecs.sparsification import SparseCodec
-from training.lazy import lazy
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = lazy("torch")
+from training.lazy import torch
 
 __all__ = [
     "CHUNK_ELEMENTS",

@@ -7,14 +7,9 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from training.lazy import lazy
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = lazy("torch")
+from training.lazy import torch
 
 if sys.byteorder != "little":
     raise ImportError("the wire format is little-endian and this machine is not; it cannot take part in a run")

@@ -11,17 +11,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from training.exchange.codecs.base import Codec, check_length
 from training.exchange.codecs.registry import register
-from training.lazy import lazy
-
-if TYPE_CHECKING:
-    import torch
-    from torch.nn import functional
-else:
-    torch, functional = lazy("torch"), lazy("torch.nn.functional")
+from training.lazy import nn, torch
 
 BLOCK = 32
 _EXPONENT = 0x7F80_0000
@@ -33,7 +27,7 @@ _TOP_EXPONENT = 254
 
 def _whole_blocks(values: torch.Tensor) -> torch.Tensor:
     missing = -values.numel() % BLOCK
-    return (functional.pad(values, (0, missing)) if missing else values).reshape(-1, BLOCK)
+    return (nn.functional.pad(values, (0, missing)) if missing else values).reshape(-1, BLOCK)
 
 
 @cache

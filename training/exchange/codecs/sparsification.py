@@ -14,16 +14,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from training.exchange.codecs.base import CHUNK_ELEMENTS, Codec, all_finite, check_length, typed_view
 from training.exchange.codecs.registry import register
-from training.lazy import lazy
+from training.lazy import np, torch
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
-    import torch
 
     Bytes = npt.NDArray[np.uint8]
-else:
-    np, torch = lazy("numpy"), lazy("torch")
 
 _SEGMENT = 65_536
 _HEAD = 4

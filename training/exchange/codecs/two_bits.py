@@ -18,16 +18,12 @@ from typing import TYPE_CHECKING, ClassVar
 from training.exchange.codecs.base import CHUNK_ELEMENTS, Codec, all_finite, check_length, typed_view
 from training.exchange.codecs.registry import register
 from training.exchange.codecs.sparsification import SparseCodec, share_of
-from training.lazy import lazy
+from training.lazy import np, torch
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
-    import torch
 
     Bytes = npt.NDArray[np.uint8]
-else:
-    np, torch = lazy("numpy"), lazy("torch")
 
 BLOCK = 4096
 _LEVELS = 4

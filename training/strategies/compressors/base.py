@@ -18,15 +18,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from profiles.declarations import Owning, Section, import_all
 from profiles.schema import StrategySettings
 from training.exchange.base import Exchange, MeanResult
 from training.exchange.codecs import Codec
-
-if TYPE_CHECKING:
-    import torch
+from training.lazy import torch
 
 
 @dataclass(frozen=True)

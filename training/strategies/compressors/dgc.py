@@ -23,20 +23,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from profiles.declarations import Owning, Section, option
 from profiles.errors import BadInput
 from training.exchange.base import MeanResult, Pending
 from training.exchange.codecs import Codec, codec_by_name, roundtrip
 from training.exchange.residuals import Residual
-from training.lazy import lazy
+from training.lazy import torch
 from training.strategies.compressors.base import BucketContext, Compressor, Price, StepContext, is_set, register
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = lazy("torch")
 
 _STAGE = 0.25
 """The share of the first stage of the warm-up, and of each one in the one before."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from profiles.declarations import Owning
 from training.exchange.base import MeanResult, Pending
 from training.exchange.error_feedback import ErrorFeedback
+from training.lazy import torch
 from training.strategies.compressors.base import BucketContext, Compressor, Price, StepContext, register
-
-if TYPE_CHECKING:
-    import torch
 
 
 @register

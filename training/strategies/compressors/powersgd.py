@@ -27,17 +27,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from profiles.declarations import Owning, Section, option
 from training.exchange.base import MeanResult, Pending
-from training.lazy import lazy
+from training.lazy import torch
 from training.strategies.compressors.base import BucketContext, Compressor, Price, StepContext, is_set, register
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = lazy("torch")
 
 _DEPENDENT = 1e-10
 """Square of the part of a column that is left where it depends on those before it."""
