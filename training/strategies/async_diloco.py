@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from pydantic import field_validator
@@ -47,9 +47,9 @@ from training.lazy import nn, torch
 from training.strategies.arrival_rounds import DeltaTransport, Rounds, Stopwatch, believed
 from training.strategies.arrivals import DelayedNesterov, WorkAssignment, WorkUnit
 from training.strategies.base import Strategy, StrategyContext, sync_event
-from training.strategies.costs import CostModel, Course, Learning, Rhythm, Start, intervals
+from training.strategies.costs import Course, Learning, Rhythm, Start
 from training.strategies.outer import OuterOptions, momentum_option, rate_option
-from training.strategies.outer_costs import OuterCosts
+from training.strategies.outer_costs import IntervalCosts, learnt_as_with_diloco
 from training.strategies.registry import register
 from training.strategies.weights import (
     difference_mended,
@@ -105,17 +105,14 @@ _MORE_LOSS = 0.019
 """Than DiLoCo's, with 10 exchanges of a fine-tune: ``benchmarks/strategies.py``, means of three seeds."""
 
 
-class AsyncDiLoCoCosts(CostModel):
+class AsyncDiLoCoCosts(IntervalCosts):
     """All trainable parameters of everybody to everybody, in the time in which each makes its steps."""
 
     codecs = ("bf16", "mxfp4", "fp32")
-    exact = False
     waits = False
     vectors = 8  # anchor, momentum, sum of deltas, the anchor it trains from, own delta, one that comes, both encoded
-    on_device = False
     gathers = True
     interval_option = "async_diloco.sync_interval"
-    merge_ns = 5.3  # as DiLoCo
     sources: ClassVar[Mapping[str, str]] = {
         "async": "as DiLoCo, and 1.9 % more loss: own check, three seeds of a fine-tune, members of one speed"
     }
@@ -123,16 +120,9 @@ class AsyncDiLoCoCosts(CostModel):
     def unsound(self, course: Course) -> str:
         return "what it costs in loss was measured for members of one speed only, and no run of it repeats to the bit"
 
-    def rhythms(self, course: Course) -> Iterator[Rhythm]:
-        return map(Rhythm, intervals(course))
-
     def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
-        found = OuterCosts("diloco", OuterOptions()).learning(course, rhythm, worth)
+        found = learnt_as_with_diloco(course, rhythm, worth)
         return Learning(found.share, found.loss + _MORE_LOSS, ("async",))
-
-    def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
-        feedback = codec_by_name(course.codec).wants_feedback
-        return {self.interval_option: rhythm.interval, "error_feedback": feedback}
 
 
 @register

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from profiles.declarations import Section, option
@@ -23,9 +23,8 @@ from training.exchange.codecs import codec_by_name
 from training.exchange.error_feedback import ErrorFeedback
 from training.lazy import nn, torch
 from training.strategies.base import Strategy, StrategyContext, sync_event
-from training.strategies.costs import CostModel, Course, Learning, Rhythm, interpolate, intervals, merge_efficiency
-from training.strategies.outer import OuterOptions
-from training.strategies.outer_costs import OuterCosts
+from training.strategies.costs import Course, Learning, Rhythm, interpolate, merge_efficiency
+from training.strategies.outer_costs import IntervalCosts, learnt_as_with_diloco
 from training.strategies.weights import (
     NOT_COMPARED,
     agreement_flags,
@@ -52,13 +51,10 @@ class AveragingOptions(Section):
     sync_interval: int = option(50, "steps between averages", unit="steps", ge=1)
 
 
-class AveragingCosts(CostModel):
-    """One mean of all trainable parameters every H steps, while nothing else goes on."""
+class AveragingCosts(IntervalCosts):
+    """One mean of all trainable parameters every H steps."""
 
-    exact = False
     vectors = 4  # the weights and their mean; with a lossy codec the last mean and the difference to it as well
-    on_device = False
-    merge_ns = 5.3  # copies and hash: no more than DiLoCo's, which makes an outer step as well
     sources: ClassVar[Mapping[str, str]] = {
         "averaging-scratch": "plain averages from scratch by H: own check, 0.9 M parameters, 4 members, 1 to 3 seeds",
     }
@@ -66,19 +62,12 @@ class AveragingCosts(CostModel):
     def unsound(self, course: Course) -> str:
         return "" if course.start == "scratch" else "diloco makes the same mean of a trained model, and sends less"
 
-    def rhythms(self, course: Course) -> Iterator[Rhythm]:
-        return map(Rhythm, intervals(course))
-
     def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
         if course.start == "pretrained":  # diloco's outer step is the plain mean then
-            return OuterCosts("diloco", OuterOptions()).learning(course, rhythm, worth)
+            return learnt_as_with_diloco(course, rhythm, worth)
         kept, loss = (interpolate(table, rhythm.interval, extended=True) for table in (_GAIN, _LOSS))
         sources = ("averaging-scratch", *codec_by_name(course.codec).sources)
         return Learning(merge_efficiency(worth, max(0.0, kept)), loss, sources)
-
-    def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
-        feedback = codec_by_name(course.codec).wants_feedback
-        return {self.interval_option: rhythm.interval, "error_feedback": feedback}
 
 
 class InRounds(Strategy):

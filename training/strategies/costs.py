@@ -11,15 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
-from profiles.declarations import Owning
+from profiles.declarations import Owning, Section
 from training.exchange.codecs import codec_by_name
 
 if TYPE_CHECKING:
     from profiles.schema import Profile
 
 Start = Literal["pretrained", "scratch"]
+Options = TypeVar("Options", bound=Section)
 
 
 def start_of(profile: Profile) -> Start:
@@ -168,6 +169,16 @@ class CostModel:
     def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
         """Return the options that a plan with this rhythm sets, by name."""
         return {}
+
+
+class OwnCosts(CostModel, Generic[Options]):
+    """Costs that follow from the strategy's own options."""
+
+    def __init__(self, own: Options) -> None:
+        self._own = own
+
+    def with_options(self, settings: Owning) -> CostModel:
+        return type(self)(settings.of(type(self._own)))
 
 
 INTERVALS = (5, 10, 20, 30, 50, 100, 200, 500)

@@ -31,14 +31,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from profiles.declarations import Owning, Section, option
+from profiles.declarations import Section, option
 from profiles.errors import BadInput
 from profiles.schema import StrategySettings
 from training.exchange.base import Exchange, ExchangeError, Pending
 from training.exchange.codecs import all_finite, codec_by_name
 from training.lazy import nn, np, torch
 from training.strategies.base import StrategyContext
-from training.strategies.costs import CostModel, Course, Learning, Rhythm, Start, merge_efficiency
+from training.strategies.costs import Course, Learning, OwnCosts, Rhythm, Start, merge_efficiency
 from training.strategies.gradients import GradientStrategy
 from training.strategies.registry import register
 
@@ -65,12 +65,8 @@ class DemoOptions(Section):
     decay: float = option(0.999, "what is left of the momentum after a step", ge=0, lt=1)
 
 
-class DemoCosts(CostModel):
-    """Few coefficients in every step, from everybody to all; here of matrices that are large beside a chunk, in fp32.
-
-    Args:
-        own: the options; ``None``: the usual ones.
-    """
+class DemoCosts(OwnCosts[DemoOptions]):
+    """Few coefficients in every step, from everybody to all; here of matrices large beside a chunk, in fp32."""
 
     gathers = True
     codecs = ("fp32", "bf16")
@@ -80,12 +76,6 @@ class DemoCosts(CostModel):
     sources: ClassVar[Mapping[str, str]] = {
         "demo": "DeMo: own check, 0.9 M parameters, three seeds; in the paper at 1 B as AdamW (arXiv 2411.19870)"
     }
-
-    def __init__(self, own: DemoOptions | None = None) -> None:
-        self._own = own or DemoOptions()
-
-    def with_options(self, settings: Owning) -> DemoCosts:
-        return DemoCosts(settings.of(DemoOptions))
 
     def unsound(self, course: Course) -> str:
         return "it is another optimizer, with a learning rate of its own"
@@ -189,7 +179,7 @@ class Demo(GradientStrategy):
     name: ClassVar[str] = "demo"
     summary: ClassVar[str] = "few coefficients of each member's momentum in every step; an optimizer of signs itself"
     options = DemoOptions
-    costs = DemoCosts()
+    costs = DemoCosts(DemoOptions())
     updates: ClassVar[bool] = True
 
     def __init__(self, context: StrategyContext) -> None:

@@ -32,25 +32,15 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from profiles.declarations import OptionError, Owning, option
+from profiles.declarations import OptionError, option
 from profiles.schema import StrategySettings
 from training.events import SyncEvent
 from training.exchange.base import Exchange, MeanResult
 from training.lazy import nn, torch
 from training.strategies.averaging import AveragingOptions, InRounds, islands, shuffled
 from training.strategies.base import FOR_DIFFERENCES, StrategyContext, sync_event
-from training.strategies.costs import (
-    ONLY_TEXTS,
-    CostModel,
-    Course,
-    Learning,
-    Rhythm,
-    Start,
-    intervals,
-    merge_efficiency,
-)
-from training.strategies.outer import OuterOptions
-from training.strategies.outer_costs import OuterCosts
+from training.strategies.costs import ONLY_TEXTS, Course, Learning, OwnCosts, Rhythm, Start, merge_efficiency
+from training.strategies.outer_costs import IntervalCosts, learnt_as_with_diloco
 from training.strategies.registry import register
 from training.strategies.weights import (
     NOT_COMPARED,
@@ -96,29 +86,16 @@ class NoLoCoOptions(AveragingOptions):
         return self.outer_lr or rate, self.outer_momentum if self.outer_momentum >= 0 else momentum
 
 
-class NoLoCoCosts(CostModel):
-    """Two vectors of all trainable parameters every H steps, between two members.
-
-    Args:
-        own: the options; ``None``: the usual ones.
-    """
+class NoLoCoCosts(OwnCosts[NoLoCoOptions], IntervalCosts):
+    """Two vectors of all trainable parameters every H steps, between two members."""
 
     codecs = ("fp32", "bf16", "fp16")
-    exact = False
     vectors = 5  # slow weights, momentum, change and two means
-    on_device = False
     group = 2
     interval_option = "noloco.sync_interval"
-    merge_ns = 5.3  # as DiLoCo: no hash, but one vector more
     sources: ClassVar[Mapping[str, str]] = {
         "noloco": "as DiLoCo; own check, three seeds: 1.2 % more loss; the paper (arXiv 2506.10911) has up to 4 % less"
     }
-
-    def __init__(self, own: NoLoCoOptions | None = None) -> None:
-        self._own = own or NoLoCoOptions()
-
-    def with_options(self, settings: Owning) -> NoLoCoCosts:
-        return NoLoCoCosts(settings.of(NoLoCoOptions))
 
     def unsound(self, course: Course) -> str:
         return "" if course.trains_texts else ONLY_TEXTS
@@ -129,11 +106,8 @@ class NoLoCoCosts(CostModel):
     def longest(self, trainable: int) -> int:
         return trainable
 
-    def rhythms(self, course: Course) -> Iterator[Rhythm]:
-        return map(Rhythm, intervals(course))
-
     def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
-        found = OuterCosts("diloco", OuterOptions()).learning(course, rhythm, worth)
+        found = learnt_as_with_diloco(course, rhythm, worth)
         share = max(merge_efficiency(worth, 0.0), found.share - 1.0 + merge_efficiency(worth, 1.0 - _LESS_GAIN))
         return Learning(share, found.loss + _MORE_LOSS, ("noloco",))
 
@@ -150,7 +124,7 @@ class NoLoCo(InRounds):
     name: ClassVar[str] = "noloco"
     summary: ClassVar[str] = "changing pairs share an outer step every so many steps; the members' weights differ"
     options = NoLoCoOptions
-    costs = NoLoCoCosts()
+    costs = NoLoCoCosts(NoLoCoOptions())
     equal = "never"
     anchored = True
 

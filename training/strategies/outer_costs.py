@@ -48,7 +48,24 @@ _GAIN_BY_INTERVAL: Mapping[str, Mapping[int, float]] = {"texts": {8: 0.65, 24: 0
 _LOSS_OF_OVERLAP = 0.002
 
 
-class OuterCosts(CostModel):
+class IntervalCosts(CostModel):
+    """All trainable parameters merged every H steps, by the processors, while nothing else goes on."""
+
+    exact = False
+    on_device = False
+    merge_ns = 5.3  # DiLoCo's copies, hash and outer step of 37.7 M parameters (docs/performance.md): the most of all
+
+    def rhythms(self, course: Course) -> Iterator[Rhythm]:
+        return map(Rhythm, intervals(course))
+
+    def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
+        return {
+            self.interval_option: rhythm.interval,
+            "error_feedback": codec_by_name(course.codec).wants_feedback,
+        }
+
+
+class OuterCosts(IntervalCosts):
     """All trainable parameters exchanged every H steps, at a loss that depends on rounds and interval.
 
     Args:
@@ -58,10 +75,7 @@ class OuterCosts(CostModel):
     """
 
     codecs: tuple[str, ...] = ("mxfp4", "bf16")
-    exact = False
     vectors = 6  # anchor, momentum, delta, the weights it was taken from, mean and outer update
-    on_device = False
-    merge_ns = 5.3  # copies, hash and outer step of 37.7 M parameters (docs/performance.md)
     sources: ClassVar[Mapping[str, str]] = {
         "diloco-pretrained": "DiLoCo in a fine-tune by rounds: own check, Whisper tiny.en, three seeds, 2 members",
         "diloco-texts": "DiLoCo in a fine-tune of a language model, by rounds and H: own check, 0.9 M, 4 members",
@@ -114,3 +128,8 @@ class OuterCosts(CostModel):
             f"{self._name}.outer_momentum": momentum,
             "error_feedback": codec_by_name(course.codec).wants_feedback,
         }
+
+
+def learnt_as_with_diloco(course: Course, rhythm: Rhythm, worth: float) -> Learning:
+    """Return what DiLoCo learns at an interval with its usual options."""
+    return OuterCosts("diloco", OuterOptions()).learning(course, rhythm, worth)

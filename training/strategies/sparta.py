@@ -36,7 +36,7 @@ from training.exchange.base import Exchange, ExchangeError, MeanResult, Pending,
 from training.exchange.codecs import codec_by_name
 from training.lazy import nn, np, torch
 from training.strategies.base import FOR_DIFFERENCES, Strategy, StrategyContext, sync_event
-from training.strategies.costs import Compute, CostModel, Course, Learning, Rhythm, Start, interpolate, merge_efficiency
+from training.strategies.costs import Compute, Course, Learning, OwnCosts, Rhythm, Start, interpolate, merge_efficiency
 from training.strategies.permutation import permuted
 from training.strategies.registry import register
 from training.strategies.weights import (
@@ -100,12 +100,8 @@ class SpartaOptions(Section):
         return np.sort(permuted(place * most, min((place + 1) * most, size), size, seed, cycle))
 
 
-class SpartaCosts(CostModel):
-    """Few values at every exchange, and all of them where the mean is evaluated.
-
-    Args:
-        own: the options; ``None``: the usual ones.
-    """
+class SpartaCosts(OwnCosts[SpartaOptions]):
+    """Few values at every exchange, and all of them where the mean is evaluated."""
 
     codecs = ("fp32", "bf16", "fp16")
     exact = False
@@ -116,12 +112,6 @@ class SpartaCosts(CostModel):
     sources: ClassVar[Mapping[str, str]] = {
         "sparta": "SPARTA of 0.5 and 5 %: own check, 0.9 M parameters, 4 members; the paper trains longer"
     }
-
-    def __init__(self, own: SpartaOptions | None = None) -> None:
-        self._own = own or SpartaOptions()
-
-    def with_options(self, settings: Owning) -> SpartaCosts:
-        return SpartaCosts(settings.of(SpartaOptions))
 
     def unsound(self, course: Course) -> str:
         if course.lora:
@@ -185,7 +175,7 @@ class Sparta(Strategy):
     name: ClassVar[str] = "sparta"
     summary: ClassVar[str] = "a small share of the weights averaged in every step; the members' weights differ"
     options = SpartaOptions
-    costs = SpartaCosts()
+    costs = SpartaCosts(SpartaOptions())
     raises_rate = ()  # a weight is averaged too seldom: ended worse with it than one machine alone, trained too
     equal = "never"
 
