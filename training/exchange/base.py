@@ -216,16 +216,15 @@ class Exchange(ABC):
         Raises:
             ValueError: this member is none of ``members``.
         """
-        group = self._group(members)
-        name = self._numbered(name, group)
+        name, group = self._numbered(name, members)
         return self._start_mean(Contribution(name, values, weight, codec, flags, stream, group))
 
     def start_gather(
         self, name: str, payload: bytes, members: Collection[int] | None = None
     ) -> Pending[dict[int, bytes]]:
         """Start collecting one small payload (at most 4 MiB) of every live member, or of ``members``, keyed by rank."""
-        group = self._group(members)
-        return self._start_gather(self._numbered(name, group), payload, group)
+        name, group = self._numbered(name, members)
+        return self._start_gather(name, payload, group)
 
     @abstractmethod
     def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:
@@ -277,24 +276,22 @@ class Exchange(ABC):
         members: Collection[int] | None = None,
     ) -> MeanResult:
         """Blocking form of :meth:`start_mean`."""
-        group = self._group(members)
-        name = self._numbered(name, group)
+        name, group = self._numbered(name, members)
         return self._start_mean(Contribution(name, values, weight, codec, flags, stream, group), True).wait()
 
     def gather(self, name: str, payload: bytes, members: Collection[int] | None = None) -> dict[int, bytes]:
         """Blocking form of :meth:`start_gather`."""
-        group = self._group(members)
-        return self._start_gather(self._numbered(name, group), payload, group, True).wait()
+        name, group = self._numbered(name, members)
+        return self._start_gather(name, payload, group, True).wait()
 
-    def _group(self, members: Collection[int] | None) -> Group:
+    def _numbered(self, name: str, members: Collection[int] | None) -> tuple[str, Group]:
+        """Return name and group of the next operation."""
         if members is not None and self.rank not in members:
             raise ValueError(f"rank {self.rank} starts an operation of {sorted(members)}, which it is none of")
-        return tuple(sorted(set(members or ())))
-
-    def _numbered(self, name: str, group: Group) -> str:
         self.operations += 1
+        group = tuple(sorted(set(members or ())))
         among = f" among {', '.join(map(str, group))}" if group else ""
-        return f"{name}{among}:{self.operations}"
+        return f"{name}{among}:{self.operations}", group
 
 
 class Later(Generic[V]):

@@ -193,9 +193,9 @@ class ControlLine:
                 return f"{lost} the coordinator at {host}:{port}: {problem}"
             await asyncio.sleep(_RETRY)
 
-    def overdue(self, status: GroupStatus | None) -> ExchangeTimeout:
+    def overdue(self, status: GroupStatus) -> ExchangeTimeout:
         """Return the error that names the members that did not connect in time; ``status`` is the last one received."""
-        if status is None:
+        if not self._met:
             return ExchangeTimeout("cannot reach the coordinator at {}:{}".format(*self.address))
         missing = ", ".join(status.missing) or "somebody"
         return ExchangeTimeout(f"the group is not complete: {missing} did not connect")

@@ -138,9 +138,9 @@ class StateDesk:
         """The order that this member carries out or has carried out as a donor."""
         self._after: int | None = None
 
-    def wanted(self, status: GroupStatus | None, rank: int) -> bool:
+    def wanted(self, status: GroupStatus, rank: int) -> bool:
         """Whether this member is to publish a joining state and has not."""
-        order = status.joining if status is not None else None
+        order = status.joining
         return order is not None and order.donor == rank and order.number != self._order
 
     def holds(self, number: int) -> bool:
@@ -241,7 +241,7 @@ class Newcomer:
         self,
         desk: StateDesk,
         changed: threading.Condition,
-        status: Callable[[], GroupStatus | None],
+        status: Callable[[], GroupStatus],
         ended: Callable[[], ExchangeError | None],
         note: Callable[..., None],
         deadline: float,
@@ -291,17 +291,14 @@ class Newcomer:
         return found
 
     def _new_order(self) -> StateOrder | None:
-        status = self._status()
-        order = status.joining if status is not None else None
+        order = self._status().joining
         return order if order is not None and order.number != self._number else None
 
     def _is_ordered(self) -> bool:
         """Whether the order of the moment is still on."""
-        status = self._status()
-        order = status.joining if status is not None else None
+        order = self._status().joining
         return self._ended() is None and order is not None and order.number == self._number
 
     def _is_off(self) -> bool:
         """Whether this member waits still, and with another state than it has."""
-        status = self._status()
-        return status is not None and status.newcomer and not self._is_ordered()
+        return self._status().newcomer and not self._is_ordered()

@@ -62,7 +62,8 @@ class MeshMember(Exchange):
         self._residuals = MeanResiduals()
         self._rooms = Rooms()
         self._changed = threading.Condition()
-        self._status: GroupStatus | None = None
+        self._status = GroupStatus()
+        """The last one heard; before the first nobody knows of a group."""
         self._ended: ExchangeError | None = None
         self._report = Report()
         self.mesh: Mesh | None = None
@@ -138,7 +139,7 @@ class MeshMember(Exchange):
 
     def _may_go(self) -> bool:
         """Whether nobody would make a result again, without the contribution of this member."""
-        return self._ended is not None or self._status is None or self._status.closed >= self._ledger.full
+        return self._ended is not None or self._status.closed >= self._ledger.full
 
     # -- operations --------------------------------------------------------------------------------------------------
 
@@ -198,7 +199,7 @@ class MeshMember(Exchange):
             self._count_traffic()
             if outcome is not None and self._ledger.waits_for(operation.number) is not None:
                 self._ledger.settle(operation.number, outcome)
-            self._ledger.forget(0 if self._status is None else self._status.settled)
+            self._ledger.forget(self._status.settled)
             if self.mesh is not mesh:  # the keeper waits for this
                 self._changed.notify_all()
         self._line.tell()
@@ -243,7 +244,7 @@ class MeshMember(Exchange):
 
     def _wait_for_group(self, deadline: float) -> None:
         def settled() -> bool:
-            return self._ended is not None or self.mesh is not None or bool(self._status and self._status.newcomer)
+            return self._ended is not None or self.mesh is not None or self._status.newcomer
 
         with self._changed:
             there = self._changed.wait_for(settled, deadline - time.monotonic())
@@ -270,7 +271,6 @@ class MeshMember(Exchange):
                 status, mesh = self._status, self.mesh
                 if self._ended is not None:
                     break
-            assert status is not None
             if mesh is not None:
                 with self._changed:  # from here on no operation ends well on it
                     self._count_traffic()
@@ -291,7 +291,7 @@ class MeshMember(Exchange):
         status, report = self._status, self._report
         if self._ended is not None:
             return True
-        if status is None or status.newcomer or status.epoch < report.epoch:
+        if status.newcomer or status.epoch < report.epoch:
             return False
         if status.form is None:
             return bool(status.epoch) and (report.up or report.epoch < status.epoch)
@@ -364,12 +364,11 @@ class MeshMember(Exchange):
     def _relay(self) -> Address | None:
         if self._joining.relay:
             return parsed(self._joining.relay)
-        port = self._status.relay if self._status is not None else 0
-        return (self._line.address[0], port) if port else None
+        return (self._line.address[0], self._status.relay) if self._status.relay else None
 
     def _is_wanted(self, epoch: int) -> bool:
         status = self._status
-        return self._ended is None and status is not None and status.epoch == epoch and status.form is not None
+        return self._ended is None and status.epoch == epoch and status.form is not None
 
     def _count_traffic(self) -> None:
         """Add what the mesh of the moment has moved since it was asked last; the lock is held."""
@@ -380,7 +379,7 @@ class MeshMember(Exchange):
 
     def publish_state(self, joining: JoiningState) -> None:
         with self._changed:
-            order = self._status.joining if self._status is not None else None
+            order = self._status.joining
         if order is not None:
             self._desk.publish(order, replace(joining, operations=self.operations), self._relay())
 

@@ -26,7 +26,7 @@ from training.exchange.beside import this_thread
 from training.exchange.link import PeerLost
 from training.exchange.mesh import Mesh
 from training.exchange.outcomes import OperationResult, completed, copied, gather_room, seal_of, what_it_is
-from training.exchange.owners import MeanReduction, SharedMean, takes_one_round
+from training.exchange.owners import MeanReduction, SharedMean, shares_of, takes_one_round
 from training.exchange.reduction import Rooms
 from training.exchange.residuals import MeanResiduals
 from training.exchange.transfer import Transfer
@@ -199,9 +199,7 @@ class MeshMean(MeshOperation[MeanResult]):
         if takes_one_round(self.own, len(members)):
             self._reduction = shared = SharedMean(mesh, self.own, self._residuals, members)
             return mesh.gather(shared.message, shared.rooms, shared.took, then, self.number, _ONE_ROUND)
-        shares = {rank: self._shares.get(rank, 1.0) for rank in members}
-        if not any(shares.values()):
-            shares = dict.fromkeys(shares, 1.0)
+        shares = shares_of(self._shares, members)
         self._reduction = reduction = MeanReduction(mesh, self.own, self._residuals, shares)
         return mesh.reduce(reduction, then, number=self.number)
 

@@ -130,6 +130,14 @@ def completed(own: Contribution, rank: int, outcome: OperationResult, decode: bo
     return MeanResult(own.values, weight, outcome.members, tuple(left_out), tuple(sorted(refused)), flags, own.fit)
 
 
+def outcome_tail(
+    weight: float, members: Sequence[int], among: Sequence[int], refused: Sequence[int], flags: bytes
+) -> bytes:
+    """Return what stands behind the values of an outcome, as :func:`completed` reads it."""
+    masks = (sum(1 << members.index(rank) for rank in ranks) for ranks in (among, refused))
+    return OUTCOME.pack(weight) + b"".join(mask.to_bytes(-(-len(members) // 8), "little") for mask in masks) + flags
+
+
 def decode_outcome(own: Contribution, data: memoryview, into: torch.Tensor) -> None:
     """Decode what an owner sent.
 

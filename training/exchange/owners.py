@@ -28,12 +28,12 @@ from training.exchange.codecs import CHUNK_ELEMENTS, is_short
 from training.exchange.link import PeerLost
 from training.exchange.mesh import Mesh
 from training.exchange.outcomes import (
-    OUTCOME,
     OperationResult,
     as_tensor,
     completed,
     decode_outcome,
     floats,
+    outcome_tail,
     seal_of,
     what_it_is,
 )
@@ -68,6 +68,12 @@ def share_bounds(elements: int, shares: Mapping[int, float], block: int) -> dict
     return bounds
 
 
+def shares_of(given: Mapping[int, float], members: Sequence[int]) -> dict[int, float]:
+    """Return how much each member owns: 1 where nothing is given, and where nobody would own anything."""
+    shares = {rank: given.get(rank, 1.0) for rank in members}
+    return shares if any(shares.values()) else dict.fromkeys(shares, 1.0)
+
+
 @dataclass(frozen=True)
 class _Said:
     """What a contribution says beside its values."""
@@ -94,8 +100,7 @@ class _Average:
         self._seal = seal_of(self._what)
         self._tail = memoryview(_TAIL.pack(own.weight, self._seal, mesh.full, not own.fit) + own.flags)
         self._said = {mesh.rank: _Said(own.weight, mesh.full, not own.fit, own.flags)}
-        self._bits = -(-len(self.members) // 8)
-        self._tail_of_outcome = OUTCOME.size + 2 * self._bits + len(own.flags)
+        self._tail_of_outcome = len(outcome_tail(0.0, self.members, (), (), own.flags))
 
     def settle(self) -> None:
         """Keep what encoding this member's share of the mean lost, now that the mean is final."""
@@ -134,7 +139,7 @@ class _Average:
                 size = reply.encode_into(mean, into)
         total = sum(self._said[rank].weight for rank in among)
         flags = joined([self._said[rank].flags for rank in among], len(self._own.flags))
-        tail = OUTCOME.pack(total) + self._mask(among) + self._mask(refused) + flags
+        tail = outcome_tail(total, self.members, among, refused, flags)
         room[size : size + len(tail)] = tail
         return room[: size + len(tail)]
 
@@ -155,10 +160,6 @@ class _Average:
         if not terms and out is not None:
             mean = out.zero_()
         return mean, among, [rank for rank in self.members if rank not in among]
-
-    def _mask(self, ranks: Sequence[int]) -> bytes:
-        bits = sum(1 << self.members.index(rank) for rank in ranks)
-        return bits.to_bytes(self._bits, "little")
 
     def _decode(self, rank: int, data: memoryview, elements: int) -> torch.Tensor:
         """Return the values of a contribution, which may share its memory."""

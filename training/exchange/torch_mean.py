@@ -23,8 +23,8 @@ from training.exchange.link import PeerLost
 from training.exchange.mesh import Mesh
 from training.exchange.mesh_member import MeshMember
 from training.exchange.mesh_operations import Ended, MeshOperation, Meter
-from training.exchange.outcomes import OUTCOME, OperationResult, completed, seal_of, what_it_is
-from training.exchange.owners import share_bounds
+from training.exchange.outcomes import OperationResult, completed, outcome_tail, seal_of, what_it_is
+from training.exchange.owners import share_bounds, shares_of
 from training.exchange.reduction import AT_ONCE
 from training.exchange.residuals import MeanResiduals
 from training.exchange.torch_group import TorchMesh, UnusableMember
@@ -72,8 +72,7 @@ class Attempt:
             PeerLost: a member says what cannot be.
         """
         own = self._own = self._look(self._group.device)
-        shares = {rank: self._shares.get(rank, 1.0) for rank in self._mesh.members}
-        shares = shares if any(shares.values()) else dict.fromkeys(shares, 1.0)
+        shares = shares_of(self._shares, self._mesh.members)
         bounds = self._bounds = share_bounds(own.values.numel(), shares, own.codec.block)
         self._introduce()
         usual = CHUNK_ELEMENTS if len(bounds) < 3 else CHUNK_ELEMENTS // 2
@@ -100,9 +99,8 @@ class Attempt:
             torch.cuda.current_stream(own.values.device).synchronize()
         left_out = () if own.fit else ((0, own.values.numel()),)
         result = MeanResult(own.values, weight, members, left_out, tuple(self._refused), flags, own.fit)
-        refused = sum(1 << members.index(rank) for rank in self._refused)
-        masks = ((1 << len(members)) - 1 - refused, refused)
-        tail = OUTCOME.pack(weight) + b"".join(mask.to_bytes(-(-len(members) // 8), "little") for mask in masks) + flags
+        among = [rank for rank in members if rank not in self._refused]
+        tail = outcome_tail(weight, members, among, self._refused, flags)
         return result, FrameOutcome(members, sorted(self._frames, key=lambda frame: frame[0]), tail)
 
     def _introduce(self) -> None:
