@@ -16,10 +16,6 @@ from training.strategies.costs import Compute, CostModel, Course, Learning, Rhyt
 T = TypeVar("T")
 
 MOST_RHYTHMS = 1000
-_STATED = (
-    "codecs", "exact", "vectors", "on_device", "gathers", "waits", "uneven", "group", "interval_option", "merge_ns",
-    "sources",
-)  # fmt: skip
 
 
 class CheckedCosts(CostModel):
@@ -36,7 +32,7 @@ class CheckedCosts(CostModel):
 
     def __init__(self, stated: CostModel, name: str) -> None:
         self._stated, self._name = stated, name
-        for part in _STATED:
+        for part in CostModel.__annotations__:
             setattr(self, part, getattr(stated, part))
         for codec in self.codecs:
             self._asked("codecs", partial(codec_by_name, codec), lambda _: True, "")
@@ -74,10 +70,8 @@ class CheckedCosts(CostModel):
         return self._asked("elements", lambda: self._stated.elements(trainable), _is_amount, "no number of parameters")
 
     def carried(self, trainable: int, codec: str) -> int:
-        def ask() -> int:
-            return self._stated.carried(trainable, codec)
-
-        return self._asked("carried", ask, _is_amount, "no number of parameters")
+        asked = partial(self._stated.carried, trainable, codec)
+        return self._asked("carried", asked, _is_amount, "no number of parameters")
 
     def longest(self, trainable: int) -> int:
         return self._asked("longest", lambda: self._stated.longest(trainable), _is_amount, "no number of parameters")
@@ -91,21 +85,17 @@ class CheckedCosts(CostModel):
         return iter(found)
 
     def hidden(self, exchange: float, compute: Compute, rhythm: Rhythm, settings: Owning) -> float:
-        def ask() -> float:
-            return self._stated.hidden(exchange, compute, rhythm, settings)
-
+        asked = partial(self._stated.hidden, exchange, compute, rhythm, settings)
         wrong = f"no part of an exchange of {exchange:.3g} s"
-        return self._asked("hidden", ask, lambda found: 0 <= found <= exchange, wrong)
+        return self._asked("hidden", asked, lambda found: 0 <= found <= exchange, wrong)
 
     def learning(self, course: Course, rhythm: Rhythm, worth: float) -> Learning:
-        def ask() -> Learning:
-            return self._stated.learning(course, rhythm, worth)
-
+        asked = partial(self._stated.learning, course, rhythm, worth)
         wrong = "a share is at most 1, a loss at least -1, a source one of its sources"
-        return self._asked("learning", ask, _is_learning, wrong)
+        return self._asked("learning", asked, _is_learning, wrong)
 
     def settings(self, course: Course, rhythm: Rhythm) -> dict[str, str | int | float | bool]:
-        return self._asked("settings", lambda: self._stated.settings(course, rhythm), lambda _: True, "")
+        return self._asked("settings", partial(self._stated.settings, course, rhythm), lambda _: True, "")
 
 
 def _is_amount(value: float) -> bool:

@@ -38,7 +38,7 @@ def momentum_option(alias: str = "") -> Any:
 
 
 class OuterOptions(Section):
-    """Options of a strategy with an outer optimizer; it declares ``outer_lr`` and ``outer_momentum`` beside them."""
+    """Options of a strategy with an outer optimizer."""
 
     outer_optimizer: str = option(
         "nesterov",

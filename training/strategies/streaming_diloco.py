@@ -34,7 +34,7 @@ from training.strategies.base import StrategyContext
 from training.strategies.costs import Compute, Course, Learning, Rhythm
 from training.strategies.fragments import Piece, fragments_of
 from training.strategies.merged_part import MeanOfDeltas, MergedPart, PartSpec
-from training.strategies.outer import OuterOptimizer, OuterOptions, momentum_option, rate_option
+from training.strategies.outer import OuterOptimizer, OuterOptions
 from training.strategies.outer_costs import OVERLAP, OuterCosts
 from training.strategies.outer_strategy import OuterStrategy
 from training.strategies.rda import RadialDirectional
@@ -76,8 +76,6 @@ class StreamingOptions(OuterOptions):
     weighting: Literal["tokens", "tokens-squared-per-step"] = option(
         "tokens", "what a member's work counts by (samples, or tokens of a language model)", advanced=True
     )
-    outer_lr: float = rate_option()
-    outer_momentum: float = momentum_option()
 
     @model_validator(mode="after")
     def _fits_together(self) -> StreamingOptions:
