@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
@@ -25,7 +25,7 @@ from pydantic import create_model
 from profiles.declarations import Owning, Section, option
 from profiles.errors import RunFailed
 from profiles.schema import StrategySettings
-from training.exchange.base import Exchange, MeanResult
+from training.exchange.base import Exchange
 from training.exchange.codecs import Codec, codec_by_name
 from training.lazy import nn, torch
 from training.strategies.base import FED_BACK, StrategyContext
@@ -249,7 +249,8 @@ class AllReduce(GradientStrategy):
         results = [compressor.wait() for compressor in self._compressors]
         if results:
             self._members = results[-1].members
-        self._note_refused(results)
+        refused = [bucket for bucket, result in zip(self._buckets, results, strict=True) if not result.fit]
+        self._note_unfit(refused, self._codec, self._state.scale)
         if self._state.scale is not None and any(result.refused for result in results):
             # Too large a loss scale, as it happens: all pass over the step, and what was kept stays as it was.
             for bucket in self._buckets:
@@ -279,11 +280,6 @@ class AllReduce(GradientStrategy):
                     "layer was recomputed more often than in the step before",
                     "checkpoint activations with use_reentrant=False",
                 )
-
-    def _note_refused(self, results: Sequence[MeanResult]) -> None:
-        """Say which of this member's gradients are not in the mean because they are not finite."""
-        refused = [bucket for bucket, result in zip(self._buckets, results, strict=True) if not result.fit]
-        self._note_unfit(refused, self._codec, self._state.scale)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return {name: one for compressor in self._compressors for name, one in compressor.tensors().items()}

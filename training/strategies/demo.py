@@ -164,14 +164,6 @@ def signs(coefficients: torch.Tensor, height: int, width: int) -> torch.Tensor:
     return (half @ right).sign_().to(torch.int8)
 
 
-@dataclass
-class _Part:
-    """Some parameters whose coefficients travel together."""
-
-    numbers: list[int]
-    under_way: list[Pending[dict[int, bytes]]]
-
-
 @register
 class Demo(GradientStrategy):
     """Send the largest coefficients of the momentum."""
@@ -215,8 +207,9 @@ class Demo(GradientStrategy):
         with torch.no_grad():
             if self._has_unfit():
                 self._weight = 0.0
-            for part in [self._sent(numbers) for numbers in self._groups()]:
-                self._take(part)
+            started = [(numbers, self._sent(numbers)) for numbers in self._groups()]
+            for numbers, under_way in started:
+                self._take(numbers, under_way)
 
     def _has_unfit(self) -> bool:
         """Say which of this member's gradients is not finite; then none of this step counts."""
@@ -242,7 +235,7 @@ class Demo(GradientStrategy):
         if group:
             yield group
 
-    def _sent(self, numbers: list[int]) -> _Part:
+    def _sent(self, numbers: list[int]) -> list[Pending[dict[int, bytes]]]:
         """Take what is sent out of the momentum of some parameters, and start to send it."""
         found = [self._extracted(number) for number in numbers if self._chunks[number].number]
         places = torch.cat([places for places, _ in found] or [torch.empty(0, dtype=torch.int64)]).numpy()
@@ -252,7 +245,7 @@ class Demo(GradientStrategy):
             some = places[start : start + _AT_ONCE].astype("<u2")
             data = some.tobytes() + values[width * start : width * (start + len(some))].tobytes()
             under_way.append(self._exchange.start_gather(f"demo/{self._step}/{numbers[0]}/{start}", data))
-        return _Part(numbers, under_way)
+        return under_way
 
     def _extracted(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the places and encoded values of the coefficients that a parameter sends, chunk after chunk."""
@@ -271,15 +264,15 @@ class Demo(GradientStrategy):
 
     # ---------------------------------------------------------------------------------------------- what comes back
 
-    def _take(self, part: _Part) -> None:
-        """Put the sign of the mean into the gradients of the parameters of a part."""
-        said = [pending.wait() for pending in part.under_way]
+    def _take(self, numbers: Sequence[int], under_way: Sequence[Pending[dict[int, bytes]]]) -> None:
+        """Put the sign of the mean into the gradients of parameters whose coefficients went together."""
+        said = [pending.wait() for pending in under_way]
         if said:
             self._members = tuple(sorted(said[-1]))
-        counts = [self._chunks[number].number * self._count(number) for number in part.numbers]
+        counts = [self._chunks[number].number * self._count(number) for number in numbers]
         theirs = self._of_members(said, sum(counts))
         offset = 0
-        for number, count in zip(part.numbers, counts, strict=True):
+        for number, count in zip(numbers, counts, strict=True):
             parameter = self._parameters[number]
             own = [(places[offset : offset + count], values[offset : offset + count]) for places, values in theirs]
             offset += count

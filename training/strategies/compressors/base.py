@@ -14,8 +14,9 @@ Every member calls them in the same order, so :meth:`Compressor.go_on` may start
 from __future__ import annotations
 
 import functools
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, TypeVar
@@ -57,9 +58,19 @@ class StepContext:
     """Which of the tensors have a gradient here, a bit each from the lowest one on; they go with the first mean."""
 
 
-def is_set(flags: bytes, index: int) -> bool:
-    """Return one of some bits, which are counted from the lowest one of the first byte."""
-    return bool(int.from_bytes(flags, "little") >> index & 1)
+def unused(shapes: Sequence[Sequence[int]], flags: bytes) -> Iterator[slice]:
+    """Yield where in a bucket those of its tensors are that have no gradient on any member: so nobody gets one.
+
+    Args:
+        shapes: of all its tensors.
+        flags: of a mean, see :attr:`StepContext.flags`.
+    """
+    bits, start = int.from_bytes(flags, "little"), 0
+    for number, shape in enumerate(shapes):
+        stop = start + math.prod(shape)
+        if not bits >> number & 1:
+            yield slice(start, stop)
+        start = stop
 
 
 @dataclass(frozen=True)

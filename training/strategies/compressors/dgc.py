@@ -31,7 +31,7 @@ from training.exchange.base import MeanResult, Pending
 from training.exchange.codecs import Codec, codec_by_name, roundtrip
 from training.exchange.residuals import Residual
 from training.lazy import torch
-from training.strategies.compressors.base import BucketContext, Compressor, Price, StepContext, is_set, register
+from training.strategies.compressors.base import BucketContext, Compressor, Price, StepContext, register, unused
 
 _STAGE = 0.25
 """The share of the first stage of the warm-up, and of each one in the one before."""
@@ -130,12 +130,8 @@ class DGC(Compressor):
             sent = roundtrip(self._codec, unsent)
             for start, stop in result.left_out:
                 sent[start:stop] = 0.0
-            offset = 0
-            for number, shape in enumerate(self.place.shapes):
-                size = math.prod(shape)
-                if not is_set(result.flags, number):  # nobody had a gradient, so nobody gets one
-                    sent[offset : offset + size] = 0.0
-                offset += size
+            for where in unused(self.place.shapes, result.flags):
+                sent[where] = 0.0
             unsent -= sent
             momentum[sent != 0] = 0.0
         self._momentum, self._unsent = momentum, unsent

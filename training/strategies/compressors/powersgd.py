@@ -32,7 +32,7 @@ from typing import ClassVar
 from profiles.declarations import Owning, Section, option
 from training.exchange.base import MeanResult, Pending
 from training.lazy import torch
-from training.strategies.compressors.base import BucketContext, Compressor, Price, StepContext, is_set, register
+from training.strategies.compressors.base import BucketContext, Compressor, Price, StepContext, register, unused
 
 _DEPENDENT = 1e-10
 """Square of the part of a column that is left where it depends on those before it."""
@@ -262,12 +262,8 @@ class PowerSGD(Compressor):
                 one.of(lost).copy_(one.of(step.given) - one.of(result.mean))
         for start, stop in result.left_out:
             lost[start:stop] = step.given[start:stop]
-        offset = 0
-        for number, shape in enumerate(self.place.shapes):
-            size = math.prod(shape)
-            if not is_set(result.flags, number):  # nobody had a gradient, so nobody gets one
-                lost[offset : offset + size] = step.given[offset : offset + size]
-            offset += size
+        for where in unused(self.place.shapes, result.flags):
+            lost[where] = step.given[where]
         return lost
 
     def _factors(self, q: torch.Tensor | None) -> Sequence[tuple[_Matrix, torch.Tensor]]:
