@@ -8,18 +8,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
 from training.events import MachineEvent
-from training.lazy import lazy
+from training.lazy import torch
 from training.sensors import Claim, Gpu, OtherLoad, Packages, RunProcesses, battery, nvidia_library, processor_celsius
-
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = lazy("torch")
 
 INTERVAL = 5.0
 PATIENCE = 2.0

@@ -18,16 +18,12 @@ from typing import TYPE_CHECKING
 
 from profiles.errors import BadInput
 from profiles.optimisation import TrainingSettings
-from training.lazy import lazy
+from training.lazy import lazy, nn, torch
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
     from training import optimizer_pair
     from training.tasks import user_code
 else:
-    torch, nn = lazy("torch"), lazy("torch.nn")
     optimizer_pair, user_code = lazy("training.optimizer_pair"), lazy("training.tasks.user_code")
 
 _SHARE = "rate_share"

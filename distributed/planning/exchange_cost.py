@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import mul
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distributed.planning import cost_model
 from distributed.planning.cluster import Cluster
@@ -16,14 +16,9 @@ from distributed.planning.cost_model import Bottleneck
 from distributed.planning.document import Choice
 from profiles.declarations import Owning
 from training.exchange.codecs import CHUNK_ELEMENTS, CastCodec, codec_by_name, is_short
-from training.lazy import lazy
+from training.lazy import np
 from training.strategies.costs import CostModel
 from training.strategies.registry import cost_model as strategy_costs
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
 
 WORTH = 1.05
 """Equal shares are kept where others would make an exchange less than so many times as fast."""

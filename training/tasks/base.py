@@ -10,19 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from profiles.errors import BadInput
-from training.lazy import lazy
+from training.lazy import nn, np, torch
 from training.tasks.showcase import MOST, Shown
 
 if TYPE_CHECKING:
-    import numpy as np
-    import torch
     from numpy.typing import NDArray
-    from torch import nn
 
     from training.tasks.predictions import Prediction
     from training.tasks.showcase import Kind
-else:
-    torch = lazy("torch")
 
 Batch = Mapping[str, Any]
 """A collated batch: tensors by name (nested containers are moved to the device too)."""

@@ -9,14 +9,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from profiles.errors import BadInput
-from training.lazy import lazy
+from training.lazy import np
 from training.tasks.predictions import Prediction
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
-else:
-    np = lazy("numpy")
 
 _SECONDS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 _DECIBELS = (0.0, 5.0, 10.0, 15.0, 20.0, 30.0)
