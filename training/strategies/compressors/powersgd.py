@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from profiles.declarations import Owning, Section, option
@@ -113,7 +113,8 @@ class _Matrix:
     rank: int
     q: torch.Tensor
     """Orthonormal, [columns, rank]; of the group."""
-    p: torch.Tensor | None = None
+    p: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    """Orthonormal, [rows, rank]; of a step."""
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
         """Return the matrix in a bucket's flat values."""
@@ -207,7 +208,7 @@ class PowerSGD(Compressor):
             part = mean[offset : offset + one.rows * one.rank].view(one.rows, one.rank)
             one.p = orthonormal(part, self._seed(one))
             offset += one.rows * one.rank
-        factors = [(one.of(step.given).T @ _there(one.p)).reshape(-1) for one in self._matrices]
+        factors = [(one.of(step.given).T @ one.p).reshape(-1) for one in self._matrices]
         sent = torch.cat(factors)
         fit = step.first_result.fit
         name = f"grad/{step.turn.step}/{self.place.index}/q"
@@ -231,7 +232,7 @@ class PowerSGD(Compressor):
                 mean[where] = first.mean[offset : offset + size]
                 offset += size
             for one, q in self._factors(step.q):
-                one.of(mean).copy_(product(_there(one.p), q))
+                one.of(mean).copy_(product(one.p, q))
             step.result = MeanResult(
                 mean,
                 first.weight,
@@ -249,7 +250,7 @@ class PowerSGD(Compressor):
         assert result is not None
         if step.compressed:
             for one, q in self._factors(step.q):
-                one.q, one.p = orthonormal(q, self._seed(one, step.turn.step)), None
+                one.q, one.p = orthonormal(q, self._seed(one, step.turn.step)), torch.empty(0)
         if not result.fit:
             return  # what was kept before stays
         self._error = step.given if step.turn.weight == 0.0 else self._lost(step, result)
@@ -328,8 +329,3 @@ class PowerSGD(Compressor):
         for one in self._matrices:
             if (q := tensors.get(self._name(one))) is not None and q.shape == one.q.shape:
                 one.q = q.to(device)
-
-
-def _there(tensor: torch.Tensor | None) -> torch.Tensor:
-    assert tensor is not None
-    return tensor
