@@ -23,22 +23,10 @@ from torch import nn
 
 from profiles.errors import BadInput
 from training.export import ggml_model
-from training.export.exporters import CheckClip, Exporter, MergedWhisper, features, write_down
+from training.export.exporters import CheckClip, Encoder, Exporter, MergedWhisper, features, write_down
 
 PACKAGE, COMPILED = "ggml-model-encoder.mlpackage", "ggml-model-encoder.mlmodelc"
 _PATIENCE = 600  # seconds for Apple's compiler
-
-
-class _Encoder(nn.Module):
-    """``logmel_data`` [1, mels, frames] to ``output`` [1, positions, width]."""
-
-    def __init__(self, whisper: Any) -> None:
-        super().__init__()
-        self.encoder = whisper.model.encoder
-
-    def forward(self, logmel_data: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.encoder(logmel_data).last_hidden_state
-        return found
 
 
 @torch.no_grad()
@@ -47,7 +35,7 @@ def _write(plain: MergedWhisper, folder: Path, quantize: str) -> None:
     sound = torch.zeros(1, plain.wrapper.config.num_mel_bins, plain.wrapper.log_mel.frames)
     try:
         with _quiet():
-            _convert(_Encoder(plain.model).eval(), sound).save(str(folder / PACKAGE))
+            _convert(Encoder(plain.model).eval(), sound).save(str(folder / PACKAGE))
     except (ValueError, RuntimeError, NotImplementedError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"coremltools does not convert this model: {reason}", "export to gguf instead") from error

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from profiles.errors import BadInput
@@ -159,6 +160,18 @@ class MergedWhisper:
     """Of this folder."""
     model: Any
     """``WhisperForConditionalGeneration`` on the CPU, in float32, for evaluation."""
+
+
+class Encoder(nn.Module):
+    """``input_features`` [batch, mels, frames] to the encoder's output [batch, positions, width]."""
+
+    def __init__(self, whisper: Any) -> None:
+        super().__init__()
+        self.encoder = whisper.model.encoder
+
+    def forward(self, input_features: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.encoder(input_features).last_hidden_state
+        return found
 
 
 class Exporter(NamedTuple):

@@ -17,31 +17,21 @@ import torch
 from torch import nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from training.export.exporters import CheckClip, Exporter, MergedWhisper, copy_texts, features, longest_text
+from training.export.exporters import CheckClip, Encoder, Exporter, MergedWhisper, copy_texts, features, longest_text
 
 ENCODER, FIRST, LATER = "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"
 _LARGEST = 1_500_000_000  # bytes of weights inside an .onnx file, which cannot exceed 2 GB; else beside it
 _ANY = torch.export.Dim.DYNAMIC
 
 
-class _Encoder(nn.Module):
-    """``input_features`` [batch, mels, frames] to ``last_hidden_state`` [batch, positions, width]."""
-
-    def __init__(self, whisper: Any) -> None:
-        super().__init__()
-        self.encoder = whisper.model.encoder
-
-    def forward(self, input_features: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.encoder(input_features).last_hidden_state
-        return found
-
-
-class _First(nn.Module):
-    """The prompt's step: ``logits``, and keys and values of every layer, those of the sound among them."""
-
+class _Decoder(nn.Module):
     def __init__(self, whisper: Any) -> None:
         super().__init__()
         self.decoder, self.project = whisper.model.decoder, whisper.proj_out
+
+
+class _First(_Decoder):
+    """The prompt's step: ``logits``, and keys and values of every layer, those of the sound among them."""
 
     def forward(self, input_ids: torch.Tensor, encoder_hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
@@ -53,12 +43,8 @@ class _First(nn.Module):
         return self.project(found.last_hidden_state), *present
 
 
-class _Later(nn.Module):
+class _Later(_Decoder):
     """One token's step: ``logits``, and the longer keys and values of the text; those of the sound stay."""
-
-    def __init__(self, whisper: Any) -> None:
-        super().__init__()
-        self.decoder, self.project = whisper.model.decoder, whisper.proj_out
 
     def forward(self, input_ids: torch.Tensor, past: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         text, sound = DynamicCache(), DynamicCache()
@@ -82,7 +68,7 @@ def _names(kind: str, layers: int) -> list[str]:
 @torch.no_grad()
 def _write(plain: MergedWhisper, folder: Path, quantize: str) -> None:
     config, layers = plain.wrapper.config, plain.wrapper.config.decoder_layers
-    encoder, first, later = (part(plain.model).eval() for part in (_Encoder, _First, _Later))
+    encoder, first, later = (part(plain.model).eval() for part in (Encoder, _First, _Later))
     # two of a batch and three of a text: sizes that the exporter does not take for constants
     sound = torch.zeros(2, config.num_mel_bins, plain.wrapper.log_mel.frames)
     hidden, ids = encoder(sound), torch.full((2, 3), int(plain.wrapper.tokenizer.eos_token_id))
