@@ -19,6 +19,9 @@ from training.exchange.broadcast import broadcast
 from training.exchange.payloads import state_from_bytes, state_to_bytes
 from training.outcome import NOT_THIS_RUN
 
+_STATE = "resume/state"
+"""What all members broadcast together, whatever they have."""
+
 
 class HeldSnapshots(BaseModel):
     """Which snapshots a member holds."""
@@ -89,15 +92,10 @@ def _nothing_to_resume(damaged: list[str]) -> BadInput:
 def hand_over(agreed: Agreed, exchange: Exchange, make_state: Callable[[], JoiningState]) -> None:
     """Send the loaded snapshot to the members that do not have it, if there are any; called by those that have it."""
     if not agreed.all_have_it:
-        _share(agreed, exchange, make_state() if exchange.rank == agreed.holders[0] else None)
+        first = agreed.holders[0]
+        broadcast(exchange, _STATE, state_to_bytes(make_state()) if exchange.rank == first else b"", first)
 
 
 def take_over(agreed: Agreed, exchange: Exchange) -> JoiningState:
     """Return the state of the lowest rank that has the snapshot; called by those that do not."""
-    return _share(agreed, exchange, None)
-
-
-def _share(agreed: Agreed, exchange: Exchange, mine: JoiningState | None) -> JoiningState:
-    """All members do this together, whatever they have."""
-    data = state_to_bytes(mine) if mine is not None else b""
-    return state_from_bytes(broadcast(exchange, "resume/state", data, agreed.holders[0]))
+    return state_from_bytes(broadcast(exchange, _STATE, b"", agreed.holders[0]))
