@@ -99,9 +99,7 @@ class Fetcher:
             except _Passing as error:
                 failure = str(error)
                 pause = min(_LONGEST_PAUSE, max(error.pause, self._limits.pause * 2**attempt))
-        raise UnusableRecording(
-            ExclusionReason.DOWNLOAD, f"{failure} ({counted(self._limits.attempts, 'attempt')})", may_pass=True
-        )
+        raise _unusable(f"{failure} ({counted(self._limits.attempts, 'attempt')})", may_pass=True)
 
     def cancel(self) -> None:
         """End all downloads and pauses at once; they raise :class:`FetchCancelled`."""
@@ -120,7 +118,7 @@ class Fetcher:
                 if response.status not in _REDIRECTS or not where:
                     raise _refused(response)
             url = urljoin(url, where)
-        raise UnusableRecording(ExclusionReason.DOWNLOAD, f"more than {_MOST_REDIRECTS} redirects")
+        raise _unusable(f"more than {_MOST_REDIRECTS} redirects")
 
     @contextlib.contextmanager
     def _asked(self, url: str) -> Iterator[http.client.HTTPResponse]:
@@ -136,9 +134,7 @@ class Fetcher:
             with connection.getresponse() as response:
                 yield response
         except ssl.SSLCertVerificationError as error:
-            raise UnusableRecording(
-                ExclusionReason.DOWNLOAD, f"certificate: {error.verify_message}", may_pass=True
-            ) from error
+            raise _unusable(f"certificate: {error.verify_message}", may_pass=True) from error
         except (OSError, http.client.HTTPException) as error:
             if self._stop.is_set():
                 raise FetchCancelled from error
@@ -160,9 +156,7 @@ class Fetcher:
                 if count > limit:
                     raise _too_large(limit)
                 if time.monotonic() > deadline:
-                    raise UnusableRecording(
-                        ExclusionReason.DOWNLOAD, f"not done after {self._limits.file_seconds:.0f} s", may_pass=True
-                    )
+                    raise _unusable(f"not done after {self._limits.file_seconds:.0f} s", may_pass=True)
                 try:
                     file.write(block)
                 except OSError as error:
@@ -193,15 +187,15 @@ def checked(url: str) -> SplitResult:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise UnusableRecording(ExclusionReason.DOWNLOAD, f"not an address: {error}") from error
+        raise _unusable(f"not an address: {error}") from error
     if parts.scheme.lower() != "https":
         raise UnusableRecording(
             ExclusionReason.NOT_HTTPS, f"leads to {parts.scheme or 'no scheme'}, only https is followed"
         )
     if not host:
-        raise UnusableRecording(ExclusionReason.DOWNLOAD, "an address without a host")
+        raise _unusable("an address without a host")
     if parts.username is not None:
-        raise UnusableRecording(ExclusionReason.DOWNLOAD, "an address with a user name in it is not followed")
+        raise _unusable("an address with a user name in it is not followed")
     return parts
 
 
@@ -222,7 +216,7 @@ class _CheckedConnection(http.client.HTTPSConnection):
             name = host if host.isascii() else host.encode("idna").decode()
             super().__init__(name, parts.port or 443, timeout=limits.silence, context=context)
         except (UnicodeError, http.client.InvalidURL) as error:
-            raise UnusableRecording(ExclusionReason.DOWNLOAD, "not the name of a host") from error
+            raise _unusable("not the name of a host") from error
         self._tls, self._limits = context, limits
         self._socket: ssl.SSLSocket | None = None  # kept: a response that ends with its connection takes ``sock`` away
 
@@ -252,13 +246,11 @@ class _CheckedConnection(http.client.HTTPSConnection):
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except (UnicodeError, ValueError) as error:  # a label of more than 63 letters; a zero byte
-            raise UnusableRecording(ExclusionReason.DOWNLOAD, "not the name of a host") from error
+            raise _unusable("not the name of a host") from error
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         allowed = addresses if self._limits.allow_private else [one for one in addresses if public(one)]
         if addresses and not allowed:
-            raise UnusableRecording(
-                ExclusionReason.DOWNLOAD, f"{addresses[0]} is not a public address; --allow-private allows it"
-            )
+            raise _unusable(f"{addresses[0]} is not a public address; --allow-private allows it")
         return allowed
 
 
@@ -281,11 +273,15 @@ def _refused(response: http.client.HTTPResponse) -> Exception:
     if response.status in _TRY_AGAIN:
         after = response.headers.get("Retry-After", "")
         return _Passing(said, float(after) if after.isascii() and after.isdigit() and len(after) < 6 else 0.0)
-    return UnusableRecording(ExclusionReason.DOWNLOAD, said, may_pass=True)
+    return _unusable(said, may_pass=True)
 
 
 def _too_large(limit: int) -> UnusableRecording:
-    return UnusableRecording(ExclusionReason.DOWNLOAD, f"more than {limit / 1e6:g} MB; --max-file allows more")
+    return _unusable(f"more than {limit / 1e6:g} MB; --max-file allows more")
+
+
+def _unusable(why: str, may_pass: bool = False) -> UnusableRecording:
+    return UnusableRecording(ExclusionReason.DOWNLOAD, why, may_pass)
 
 
 def _words(error: Exception) -> str:
