@@ -77,14 +77,9 @@ def _loudest(samples: Samples) -> float:
     return max(_LOWEST, 10.0 * float(np.log10(max(float(power.max()), 1e-20))))
 
 
-def letters(text: str) -> int:
-    """Count the letters and digits of a text."""
-    return sum(character.isalnum() for character in text)
-
-
 def judge_text(recording: Recording) -> Fault | None:
     """Return why a recording is left out before its sound is fetched, or ``None``."""
-    if recording.fault is None and not letters(recording.text):
+    if recording.fault is None and not _spelled(recording.text):
         return Fault(
             ExclusionReason.NO_TEXT, "the transcript has no letter and no digit" if recording.text else "no transcript"
         )
@@ -140,4 +135,5 @@ def _judge_group(recordings: Sequence[Recording], indices: Sequence[int], faults
 
 
 def _spelled(text: str) -> str:
+    """Return the letters and digits of a text, without case."""
     return "".join(character for character in text.casefold() if character.isalnum())

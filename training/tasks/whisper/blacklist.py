@@ -24,14 +24,12 @@ from training.tasks.patches import BLACKLIST, FOLDER, Patches
 from training.tasks.speech_clips import Clip
 from training.tasks.speech_dataset import read_divided, read_tables
 from training.tasks.tables import write_table
-from training.tasks.whisper.features import augment
+from training.tasks.whisper.features import NOISE, augment
 from training.tasks.whisper.listening import DecodingResult, hear
 from training.tasks.whisper.samples import SpeechData
 from training.tasks.whisper.task import WhisperTask, generation_bound
 from training.tasks.word_errors import ErrorRates
 
-NOISE = 0.3
-"""Strength of the changes (:func:`augment`) under which a model listens once more."""
 SPLIT = "train"
 _FAST, _SLOW = 3.0, 1 / 3
 """Characters a second, as a multiple of the median, outside which a transcript hardly fits its recording."""

@@ -23,6 +23,8 @@ GRID = 0.5
 DECIBEL = 0.025
 LOG_SCALE = 4.0 * np.log(10.0)
 """Features times this are natural logarithms of power."""
+NOISE = 0.3
+"""Strength of the changes (:func:`augment`) under which a model listens once more to the same sound."""
 
 
 @dataclass(frozen=True)

@@ -83,14 +83,9 @@ class DecodingResult:
     given: float | None = None
     """Mean logarithm of the probabilities of the text that was given for the clip; ``None`` if none was."""
 
-    @property
-    def compression(self) -> float:
-        """Length of the text over its length after zlib: high where it repeats itself."""
-        return compression_ratio(self.text)
-
 
 def compression_ratio(text: str) -> float:
-    """Return the bytes of ``text`` over those after zlib; 0 for an empty one."""
+    """Return the bytes of ``text`` over those after zlib, high where it repeats itself; 0 for an empty one."""
     data = text.encode()
     return len(data) / len(zlib.compress(data)) if data else 0.0
 

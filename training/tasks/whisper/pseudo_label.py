@@ -24,12 +24,9 @@ from training.tasks.audio import AudioError, decode, hears_voice
 from training.tasks.base import Progress
 from training.tasks.patches import PSEUDO_COLUMNS, PseudoRow, TextBounds, read_rows
 from training.tasks.tables import csv_lines, write_table
-from training.tasks.whisper.features import Features, augment
+from training.tasks.whisper.features import NOISE, Features, augment
 from training.tasks.whisper.listening import Transcriber, compression_ratio, hear, is_silence
 from training.tasks.word_errors import ErrorRates
-
-NOISE = 0.3
-"""Strength of the changes (:func:`augment`) under which a model without a second one listens again."""
 
 
 def fingerprint(folder: Path) -> str:
