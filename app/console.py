@@ -116,6 +116,7 @@ def agreed(question: str) -> bool:
 
 def _wait_for_line() -> None:
     while not select.select([sys.stdin], [], [], _LOOK)[0]:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)
         see_whether_stopped()
 
 
@@ -133,7 +134,8 @@ def see_whether_stopped() -> None:
 def ending_questions() -> Iterator[None]:
     """Let Ctrl-C, which only the main thread hears, end the questions of other threads too.
 
-    Without that, the main thread would wait for a thread that waits for an answer.
+    Without that, the main thread would wait for a thread that waits for an answer. Such a thread has it look for
+    signals now and then, as :func:`hearing_ctrl_c` does.
     """
 
     def press(*_: object) -> None:
@@ -146,10 +148,12 @@ def ending_questions() -> Iterator[None]:
         yield
         return
     signal.signal(signal.SIGINT, press)
+    ignored = signal.signal(signal.SIGURG, lambda *_: None)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGURG, ignored)
 
 
 @contextlib.contextmanager
