@@ -157,7 +157,7 @@ class RoomExchange(Exchange):
         said = self._meet(own.name, own.group)
         mean, among = self.room.mean(own.name, said)
         return MeanResult(
-            mean.clone(),
+            mean.to(own.values.device, copy=True),
             sum(said[rank].weight for rank in among),
             tuple(said),
             () if self.rank in among else ((0, mean.numel()),),

@@ -35,19 +35,20 @@ T = TypeVar("T")
 
 
 def average(contributions: Collection[Contribution], residuals: MeanResiduals) -> torch.Tensor:
-    """Return the weighted mean, flat fp32, of contributions in rank order as it reaches every member of a mesh: each
-    was encoded, and so was the mean, piece by piece.
+    """Return the weighted mean, flat fp32 on the CPU, of contributions in rank order as it reaches every member of a
+    mesh: each was encoded, and so was the mean, piece by piece.
 
     Args:
         residuals: what encoding the means before has lost.
     """
     first = next(iter(contributions))
-    mean, codec, reply = torch.zeros_like(first.values), first.codec, first.codec.reply
+    given = [(one.weight, one.values.to("cpu")) for one in contributions]
+    mean, codec, reply = torch.zeros(first.values.numel()), first.codec, first.codec.reply
     owed: dict[int, torch.Tensor] = {}
     for start, stop in chunk_bounds(mean.numel()):
         if stop == start:
             continue
-        terms = [(one.weight, roundtrip(codec, one.values[start:stop])) for one in contributions]
+        terms = [(weight, roundtrip(codec, values[start:stop])) for weight, values in given]
         back = functools.partial(reply.decode, elements=stop - start)
         part = weighted_mean(terms)
         mean[start:stop] = back(residuals.encode(first.stream, start, part, reply, reply.encode, back, owed))
@@ -287,7 +288,7 @@ class SimulatedExchange(Exchange):
         self.traffic.bytes_sent += size
         self.traffic.bytes_received += size
         return MeanResult(
-            mean.clone(),
+            mean.to(own.values.device, copy=True),
             sum(said[rank].weight for rank in fit),
             tuple(said),
             () if own.fit else ((0, mean.numel()),),
@@ -298,7 +299,7 @@ class SimulatedExchange(Exchange):
 
     def _averaged(self, said: Mapping[int, Contribution]) -> tuple[dict[int, Contribution], torch.Tensor]:
         fit = [one for one in said.values() if one.fit]
-        mean = average(fit, self._room.residuals) if fit else torch.zeros_like(next(iter(said.values())).values)
+        mean = average(fit, self._room.residuals) if fit else torch.zeros(len(next(iter(said.values())).values))
         bare = {rank: replace(one, values=torch.empty(0)) for rank, one in said.items()}
         return bare, mean
 

@@ -58,11 +58,11 @@ class TwoBitCodec(Codec):
         return SparseCodec()
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        values = values.detach()
+        values = values.detach().to("cpu")  # which of equal magnitudes go differs between devices
         if not all_finite(values):
             raise ValueError(f"{self.name}: cannot carry NaN or infinity")
         places, kept = self._select(values)
-        levels, numbers = _quantised(kept.to("cpu"))
+        levels, numbers = _quantised(kept)
         packed = np.concatenate([_packed_places(places), _packed_numbers(numbers)])
         return torch.cat([levels.view(torch.uint8), torch.from_numpy(packed)])
 
@@ -111,7 +111,7 @@ class TwoBitCodec(Codec):
         for part in (values[:whole].view(-1, BLOCK), values[whole:].view(1, -1)):
             if part.numel():
                 found = part.abs().topk(self._of(part.shape[1]), dim=1, sorted=False).indices.sort(dim=1).values
-                places.append(found.reshape(-1).to("cpu").numpy())
+                places.append(found.reshape(-1).numpy())
                 kept.append(part.gather(1, found).reshape(-1))
         if not kept:
             return np.empty(0, dtype=np.int64), values
