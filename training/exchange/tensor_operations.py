@@ -39,7 +39,7 @@ def on_host(tensor: torch.Tensor, filled: bool = True) -> torch.Tensor:
         return tensor
     if not filled:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
-    return to_host([tensor], tensor.dtype).wait().view(tensor.shape)
+    return to_host([tensor], tensor.dtype).view(tensor.shape)
 
 
 def room_for(tensor: torch.Tensor, work: MusterWork) -> torch.Tensor:

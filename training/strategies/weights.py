@@ -30,7 +30,7 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 def flatten(tensors: Iterable[torch.Tensor], device: torch.device | None = None) -> torch.Tensor:
     """Concatenate to a new flat fp32 vector on ``device`` (default: where they are)."""
     if device is not None and device.type == "cpu":
-        return to_host(list(tensors), torch.float32).wait()
+        return to_host(list(tensors), torch.float32)
     parts = [t.detach().reshape(-1).to(device=device, dtype=torch.float32) for t in tensors]
     return torch.cat(parts) if parts else torch.empty(0)
 
