@@ -21,13 +21,15 @@ from coordinated_lab import Lab, cut, lab, means
 from stream_reference import contribution, stream_means
 
 from tests.waiting import PATIENCE, until
+from training.exchange import torch_group
 from training.exchange.base import Contribution, ExchangeError, JoiningState, MeanResult, weighted_mean
 from training.exchange.codecs import codec_by_name, roundtrip
 from training.exchange.codecs.microscaling import Int8Codec
 from training.exchange.link import PeerLost
 from training.exchange.mesh_member import MeshMember
+from training.exchange.mesh_store import MeshStore
 from training.exchange.residuals import MeanResiduals, Residual
-from training.exchange.torch_group import MeshStore, TorchGroup, TorchMesh, UnusableMember, choose_backend
+from training.exchange.torch_group import TorchGroup, TorchMesh, UnusableMember, choose_backend
 from training.exchange.torch_mean import Attempt
 
 pytestmark = pytest.mark.slow
@@ -281,11 +283,34 @@ def test_nonsense_about_a_group_names_its_sender(said: str) -> None:
         MeshStore(Links(0, [0, 1], {0: "a", 1: "b"})).get("k")
 
 
+def test_one_that_asks_for_nothing_tells_the_others_all_the_same(tmp_path: Path) -> None:
+    """As with NCCL, whose first rank sets a key and waits for the others while it asks for none."""
+    with lab(tmp_path, 3) as running:
+        stores = [MeshStore(until(lambda m=m: m.mesh)) for m in running.connect_all()]  # type: ignore[misc]
+        stores[0].set("id", b"\x00\xff")
+        assert [store.get("id") for store in stores[1:]] == [b"\x00\xff"] * 2
+        with ThreadPoolExecutor(3) as pool:
+            assert list(pool.map(MeshStore.settle, stores)) == [None] * 3
+        with pytest.raises(ExchangeError, match="no member has set torch's key 'more'"):
+            stores[1].get("more")
+
+
 def test_nccl_is_for_members_with_a_gpu_each() -> None:
     def backend(*gpus: str) -> str:
         return choose_backend(TWO, {rank: {"system": "Linux", "gpu": gpu} for rank, gpu in enumerate(gpus)})
 
     assert [backend("a", "b"), backend("a", "a"), backend("a", "")] == ["nccl", "gloo", "gloo"]
+
+
+def test_gloo_takes_the_place_of_nccl_that_does_not_come_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As here, where torch was built without it."""
+    chosen = iter(["nccl"] * 2)
+    monkeypatch.setattr(torch_group, "choose_backend", lambda mesh, said: next(chosen, "gloo"))
+    with lab(tmp_path, 2, engine="nccl") as running:
+        members = running.connect_all()
+        results = means(members, "x", [values_of(rank, 70_000) for rank in range(2)], "fp32")
+        assert torch.equal(results[0].mean, results[1].mean)
+        assert {group_of(member).backend for member in members} == {"gloo"}
 
 
 def test_another_operating_system_is_told_to_itself_and_to_all() -> None:

@@ -10,7 +10,6 @@ known by the number of the last one (:class:`~training.exchange.ledger.Ledger`).
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -18,6 +17,7 @@ import platform
 import queue
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,100 +26,32 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllToAllOptions, Store
+from torch._C._distributed_c10d import AllToAllOptions
 
 from training.exchange.base import STANDSTILL, ExchangeError
 from training.exchange.link import PeerLost
 from training.exchange.mesh import Mesh
+from training.exchange.mesh_store import FORM_SECONDS, MeshStore
 from training.exchange.transfer import Done
 from training.exchange.ways import interface_at
 
-_FORM_SECONDS = 20.0
 _LOOK = 0.02
 """Seconds after which who waits for a group looks whether its mesh still stands."""
 _VERDICT_SECONDS = 2.0
 """How long a failed exchange waits for the links to tell whose fault it is."""
 _CLOSE_SECONDS = 5.0
+_NCCL_SECONDS = 60.0
+"""For NCCL to come up, which has no deadline of its own."""
 _NOBODYS = 1 << 20
 """Tag of a message that nobody sends."""
 
 
-class MeshStore(Store):
-    """What torch's members tell one another when they meet, handed on over a mesh in rounds.
-
-    Who misses a key takes part in a round, and so does who misses nothing more, until that is so for all.
-
-    Raises:
-        PeerLost: by each method: a member is gone.
-    """
-
-    def __init__(self, mesh: Mesh) -> None:
-        super().__init__()
-        self._mesh = mesh
-        self._values: dict[str, bytes] = {}
-        self._news: dict[str, str] = {}
-        self._met = False
-        self._rounds = 0
-
-    def set(self, key: str, value: str | bytes) -> None:
-        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
-        self._news[key] = base64.b64encode(self._values[key]).decode()
-
-    def get(self, key: str) -> bytes:
-        while key not in self._values:
-            if self._round(False) and key not in self._values:
-                raise ExchangeError(f"no member has set torch's key '{key}'")
-        return self._values[key]
-
-    def add(self, key: str, value: int) -> int:
-        """Count for this member alone: torch counts nothing across members when it meets."""
-        total = int(self._values.get(key, b"0")) + value
-        self._values[key] = str(total).encode()
-        return total
-
-    def check(self, keys: Sequence[str]) -> bool:
-        return all(key in self._values for key in keys)
-
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        for key in keys:
-            self.get(key)
-
-    def has_extended_api(self) -> bool:
-        return False
-
-    def clone(self) -> MeshStore:
-        return self
-
-    def settle(self) -> None:
-        """Take part in the rounds until no member misses a key."""
-        while not self._round(True):
-            pass
-        self._met = True
-
-    def _round(self, done: bool) -> bool:
-        """Tell and hear what is new; return whether no other member misses anything."""
-        if self._met:
-            raise ExchangeError("torch asks for a key after the group was formed")
-        mesh, said, self._news = self._mesh, {"done": done, "keys": self._news}, {}
-        complete = True
-        rooms = {peer: memoryview(bytearray(4096 + 1024 * len(mesh.members))) for peer in mesh.peers}
-        heard: dict[int, int] = {}
-        self._rounds += 1
-        told = memoryview(json.dumps(said).encode())
-        mesh.gather(told, rooms, heard.__setitem__, None, self._rounds).submit().wait(_FORM_SECONDS)
-        for peer, size in heard.items():
-            try:
-                news = json.loads(bytes(rooms[peer][:size]))
-                for key, value in news["keys"].items():
-                    self._values.setdefault(key, base64.b64decode(value, validate=True))
-                complete &= news["done"] is True
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                raise PeerLost(peer, mesh.names[peer], "it sent an invalid message about its process group") from error
-        return complete
-
-
 class UnusableMember(ExchangeError):
     """This member can be in no group."""
+
+
+class NcclFailed(ExchangeError):
+    """NCCL does not come up here."""
 
 
 def choose_backend(mesh: Mesh, said: Mapping[int, Mapping[str, str]]) -> str:
@@ -190,11 +122,15 @@ class TorchGroup:
         """Return when the group stands.
 
         Raises:
+            NcclFailed: it is a group of NCCL, and does not come up.
             ExchangeError: it does not come up, or its mesh has ended.
         """
+        deadline = time.monotonic() + _NCCL_SECONDS
         while not self._formed.wait(_LOOK):
             if self.mesh.lost is not None:  # torch may go on trying for a while
                 raise self.mesh.lost
+            if self.backend == "nccl" and time.monotonic() > deadline:
+                raise NcclFailed(f"the nccl group did not come up within {_NCCL_SECONDS:.0f} s")
         if self._problem is not None:
             raise self.mesh.lost or self._problem
 
@@ -205,6 +141,10 @@ class TorchGroup:
             problem: Exception | None = None
             try:
                 task()
+                if self.device.type == "cuda":  # where what was aborted seems to have come to its end
+                    torch.cuda.current_stream(self.device).synchronize()
+                    if self._ended.is_set():
+                        raise RuntimeError("the group was broken off")
             except Exception as error:  # noqa: BLE001 - whatever it is, the mesh must end and the others hear of it
                 problem = error
                 self._blame(error)
@@ -263,7 +203,8 @@ class TorchGroup:
         except ExchangeError as error:
             self._problem = error
         except Exception as error:  # noqa: BLE001 - told to who waits for the group
-            self._problem = ExchangeError(f"the {self.backend} group did not come up: {first_line(error)}")
+            kind = NcclFailed if self.backend == "nccl" else ExchangeError
+            self._problem = kind(f"the {self.backend} group did not come up: {first_line(error)}")
         self._formed.set()
         while (task := self._tasks.get()) is not None:
             task()
@@ -289,7 +230,7 @@ class TorchGroup:
             # It meets with its first operation, while the store is there.
             self.exchange([torch.zeros(1, dtype=torch.uint8, device=self.device)] * (size - 1), [1] * (size - 1)).wait()
         else:
-            self._group = dist.ProcessGroupGloo(store, self.place, size, timedelta(seconds=_FORM_SECONDS))
+            self._group = dist.ProcessGroupGloo(store, self.place, size, timedelta(seconds=FORM_SECONDS))
         store.settle()
 
     def _blame(self, error: Exception) -> None:

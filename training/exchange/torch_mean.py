@@ -16,7 +16,15 @@ from dataclasses import replace
 
 import torch
 
-from training.exchange.base import LARGEST_WEIGHT, Contribution, MeanResult, Pending, joined, weighted_mean
+from training.exchange.base import (
+    LARGEST_WEIGHT,
+    Contribution,
+    ExchangeError,
+    MeanResult,
+    Pending,
+    joined,
+    weighted_mean,
+)
 from training.exchange.codecs import CHUNK_ELEMENTS, CastCodec, Codec, SparseCodec
 from training.exchange.control_line import Joining
 from training.exchange.link import PeerLost
@@ -27,7 +35,7 @@ from training.exchange.outcomes import OperationResult, completed, outcome_tail,
 from training.exchange.owners import share_bounds, shares_of
 from training.exchange.reduction import AT_ONCE
 from training.exchange.residuals import MeanResiduals
-from training.exchange.torch_group import TorchMesh, UnusableMember
+from training.exchange.torch_group import NcclFailed, TorchMesh, UnusableMember
 from training.exchange.transfer import Transfer
 
 _DEPTH = 3
@@ -287,6 +295,9 @@ class TorchMember(MeshMember):
         except UnusableMember as error:  # and in no other one
             self._end(str(error), False)
             raise
+        except NcclFailed as error:  # the next group is one of gloo
+            self.device = torch.device("cpu")
+            raise ExchangeError(f"{error}; gloo takes its place") from error
 
     def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:
         values, codec = given.values, given.codec

@@ -1,0 +1,123 @@
+"""Where the members of a process group of stock torch meet: a store whose keys go over the links of a mesh."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import Store
+
+from training.exchange.base import ExchangeError
+from training.exchange.link import PeerLost
+from training.exchange.mesh import Mesh
+
+FORM_SECONDS = 20.0
+"""For one round, and for gloo to connect."""
+_ROUND_SECONDS = 0.002
+"""Between two rounds of members that have nothing to tell."""
+
+
+class MeshStore(Store):
+    """What torch's members tell one another when they meet, handed on over a mesh in rounds.
+
+    A thread takes part in the rounds, one after the other, until no member misses a key: NCCL's first rank sets one
+    and asks for none, then waits for the others inside of the library.
+
+    Raises:
+        ExchangeError: by each method: a member is gone, or nobody will ever set the key.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        super().__init__()
+        self._mesh = mesh
+        self._values: dict[str, bytes] = {}
+        self._news: dict[str, str] = {}
+        self._changed = threading.Condition()
+        self._settled = self._others_settled = self._met = False
+        self._problem: Exception | None = None
+        threading.Thread(target=self._go_on, name="torch store", daemon=True).start()
+
+    def set(self, key: str, value: str | bytes) -> None:
+        with self._changed:
+            self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
+            self._news[key] = base64.b64encode(self._values[key]).decode()
+
+    def get(self, key: str) -> bytes:
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._values or self._over)
+            if key not in self._values:
+                raise self._problem or ExchangeError(f"no member has set torch's key '{key}'")
+            return self._values[key]
+
+    def add(self, key: str, value: int) -> int:
+        """Count for this member alone: torch counts nothing across members when it meets."""
+        with self._changed:
+            total = int(self._values.get(key, b"0")) + value
+            self._values[key] = str(total).encode()
+            return total
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(key in self._values for key in keys)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        for key in keys:
+            self.get(key)
+
+    def has_extended_api(self) -> bool:
+        return False
+
+    def clone(self) -> MeshStore:
+        return self
+
+    def settle(self) -> None:
+        """Return when no member misses a key; from then on there are no rounds."""
+        with self._changed:
+            self._settled = True
+            self._changed.wait_for(lambda: self._met or self._problem is not None)
+            if self._problem is not None:
+                raise self._problem
+
+    @property
+    def _over(self) -> bool:
+        return self._met or self._others_settled or self._problem is not None
+
+    def _go_on(self) -> None:
+        rounds = 0
+        try:
+            while not self._met:
+                rounds += 1
+                with self._changed:
+                    settled, said, self._news = self._settled, {"done": self._settled, "keys": self._news}, {}
+                news, others = self._round(said, rounds)
+                with self._changed:
+                    self._values = {**news, **self._values}
+                    self._others_settled, self._met = others, others and settled
+                    self._changed.notify_all()
+                if not news:
+                    time.sleep(_ROUND_SECONDS)
+        except Exception as error:  # noqa: BLE001 - told to who asks for a key
+            with self._changed:
+                self._problem = error
+                self._changed.notify_all()
+
+    def _round(self, said: Mapping[str, Any], number: int) -> tuple[dict[str, bytes], bool]:
+        """Tell and hear what is new; return it, and whether no other member misses anything."""
+        mesh, found, complete = self._mesh, dict[str, bytes](), True
+        rooms = {peer: memoryview(bytearray(4096 + 1024 * len(mesh.members))) for peer in mesh.peers}
+        heard: dict[int, int] = {}
+        told = memoryview(json.dumps(said).encode())
+        mesh.gather(told, rooms, heard.__setitem__, None, number).submit().wait(FORM_SECONDS)
+        for peer, size in heard.items():
+            try:
+                news = json.loads(bytes(rooms[peer][:size]))
+                for key, value in news["keys"].items():
+                    found.setdefault(key, base64.b64decode(value, validate=True))
+                complete &= news["done"] is True
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                raise PeerLost(peer, mesh.names[peer], "it sent an invalid message about its process group") from error
+        return found, complete
