@@ -102,17 +102,19 @@ def give_group(distributed: Any) -> None:
 def chosen(said: str | None) -> str | None:
     """Return the backend to use for a group for which the script asks for ``said``.
 
-    On one machine with GPUs NCCL stays: nothing leaves the machine, and nothing is faster between them.
+    On one machine with a GPU for each process NCCL stays: nothing leaves the machine, and nothing is faster between
+    them. Processes that share a GPU cannot use it. Where the script leaves the choice to torch, which would take NCCL
+    alone, tensors of the CPU have the mesh.
     """
     wanted = os.environ["MUSTER_BACKEND"]
     if wanted == "script" or said == "muster":
         return said
     torch: Any = sys.modules["torch"]
     kinds = {part.rpartition(":")[2] for part in (said or "").lower().split(",")} - {""}
-    gpus = torch.cuda.is_available() and ("nccl" in kinds or not kinds)
-    if wanted == "auto" and (not kinds <= {"gloo", "nccl"} or (gpus and os.environ["GROUP_WORLD_SIZE"] == "1")):
+    enough = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]) and os.environ["GROUP_WORLD_SIZE"] == "1"
+    if wanted == "auto" and (not kinds <= {"gloo", "nccl"} or (enough and "nccl" in kinds)):
         return said
-    return "muster"
+    return "muster" if wanted != "auto" or not enough or kinds else "cpu:muster,cuda:nccl"
 
 
 _stores: list[Any] = []

@@ -50,6 +50,13 @@ def only_run() -> RunFolder:
     return RunFolder.open(path)
 
 
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stock torch has no way to train two processes on one GPU."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.mark.usefixtures("no_gpu")
 def test_a_plain_ddp_script_trains_on_the_mesh_to_what_gloo_trains_it_to() -> None:
     code, said, complained = launch("--local", "2", "--", str(DDP), "--steps", "20", "--out", "ours.pt")
     assert code == 0, complained
@@ -62,6 +69,7 @@ def test_a_plain_ddp_script_trains_on_the_mesh_to_what_gloo_trains_it_to() -> No
     assert Path("ours.pt").is_file()
 
 
+@pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize(
     ("name", "needs"),
     [("trainer", "accelerate"), ("accelerate_loop", "accelerate"), ("lightning_module", "pytorch_lightning")],

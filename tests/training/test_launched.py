@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -13,6 +14,7 @@ from profiles.errors import RunFailed
 from profiles.schema import Profile
 from training.launched import environment, listening
 from training.plan import LaunchedScript, MemberPlan, RunPlan
+from training.script_start import chosen
 from training.worker import Rendezvous
 
 JOB = LaunchedScript(script="x.py", machines=(0, 1), addresses=("10.0.0.1", "10.0.0.2"))
@@ -37,3 +39,27 @@ def test_a_rank_is_told_the_store_and_the_relay(tmp_path: Path) -> None:
     told = environment(plan, JOB, 1, Rendezvous("127.0.0.1:1", "10.0.0.9:2"), tmp_path)
     assert (told["MUSTER_STORE"], told["MUSTER_RELAY"]) == ("127.0.0.1:1", "10.0.0.9:2")
     assert (told["MUSTER_LISTEN"], told["MASTER_ADDR"], told["RANK"]) == ("10.0.0.2", "10.0.0.1", "1")
+
+
+@pytest.mark.parametrize(
+    ("said", "gpus", "machines", "given"),
+    [
+        ("nccl", 2, 1, "nccl"),
+        ("cpu:gloo,cuda:nccl", 2, 1, "cpu:gloo,cuda:nccl"),
+        (None, 2, 1, "cpu:muster,cuda:nccl"),
+        ("gloo", 2, 1, "muster"),
+        ("nccl", 1, 1, "muster"),  # two processes on one GPU
+        ("nccl", 2, 2, "muster"),
+        (None, 2, 2, "muster"),
+        (None, 0, 1, "muster"),
+        ("ucc", 0, 2, "ucc"),
+    ],
+)
+def test_nccl_stays_on_one_machine_with_a_gpu_for_each_process(
+    said: str | None, gpus: int, machines: int, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(device_count=lambda: gpus)))
+    facts = {"MUSTER_BACKEND": "auto", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": str(machines)}
+    for name, value in facts.items():
+        monkeypatch.setenv(name, value)
+    assert chosen(said) == given
