@@ -1,11 +1,12 @@
 """Memory of a Whisper's training: what the memory model predicts beside what a process really took.
 
     .venv/bin/python benchmarks/whisper_memory.py --model FOLDER [--json FILE] [--rows TEXT ...] [--shape small]
+        [--device cuda]
 
 Every row is a process of its own that takes two steps as a run would, at the longest clips of the data set; its peak is
-what the system counts as resident. With ``--json`` the rows measured before are not measured again, and only the
-prediction is made anew. ``--shape`` takes the shape of another Whisper, with random weights, beside the vocabulary
-of FOLDER. Prints a Markdown table. About five minutes on two cores.
+what the system counts as resident, or on a GPU what PyTorch has taken of its memory. With ``--json`` the rows measured
+before are not measured again, and only the prediction is made anew. ``--shape`` takes the shape of another Whisper,
+with random weights, beside the vocabulary of FOLDER. Prints a Markdown table. About five minutes on two cores.
 """
 
 from __future__ import annotations
@@ -26,15 +27,20 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import torch
+
 from distributed.planning.memory_model import need_of
 from distributed.planning.model_size import size_for
 from profiles.resolve import profile_from_options
 from profiles.schema import Profile
+from training.device import give_back, select_device
 
 DATA = ROOT / "examples" / "spoken_commands"
 SHAPES = {
+    "tiny": {"d_model": 384, "heads": 6, "ffn_dim": 1536, "layers": 4},
     "small": {"d_model": 768, "heads": 12, "ffn_dim": 3072, "layers": 12},
     "medium": {"d_model": 1024, "heads": 16, "ffn_dim": 4096, "layers": 24},
+    "large": {"d_model": 1280, "heads": 20, "ffn_dim": 5120, "layers": 32},
 }
 """Radford et al. 2022, table 1."""
 
@@ -70,18 +76,16 @@ def rows() -> Iterator[Row]:
     )
 
 
-def profile_of(row: Row, model: str) -> Profile:
+def profile_of(row: Row, model: str, device: str) -> Profile:
     """Return the profile of a row."""
     base: dict[str, Any] = {"model_path": model, "dataset_path": str(DATA), "mixed_precision": "off", "max_steps": 9}
-    base["eval_interval"] = 0
+    base |= {"eval_interval": 0, "device": device}
     base |= {"max_train_samples": 64, "max_eval_samples": 16, "eval_batch_size": 16}
     return profile_from_options("memory", {**base, **row.options})
 
 
 def measure(profile: Profile) -> dict[str, int]:
     """Take a step as a run would that has taken some before, then evaluate a batch; return the peaks in bytes."""
-    import torch
-
     from training.exchange.base import SoloExchange
     from training.local_plan import plan_local_run
     from training.orders import Control
@@ -90,7 +94,7 @@ def measure(profile: Profile) -> dict[str, int]:
     from training.trainer import Trainer
 
     task = task_from_profile(profile)
-    task.device = torch.device("cpu")
+    task.device = select_device(profile.training.device)
     task.prepare(lambda *_: None)
     plan = plan_local_run(profile, 1)
     with tempfile.TemporaryDirectory() as folder:
@@ -101,18 +105,22 @@ def measure(profile: Profile) -> dict[str, int]:
             parameter.grad = torch.zeros_like(parameter)
         trainer.optimizer.step()
         trainer.optimizer.zero_grad(set_to_none=True)
-        forget_peak()
+        forget_peak(task.device)
         trainer._step()
         training = peak_memory(task.device)
-        forget_peak()
+        forget_peak(task.device)
         if profile.evaluation.eval_interval:
             trainer._evaluate(["validation"])
         trainer.source.close()
     return {"training": training, "evaluation": peak_memory(task.device)}
 
 
-def forget_peak() -> None:
+def forget_peak(device: torch.device) -> None:
     """Let the peak of this process begin anew, where the system can (proc(5), clear_refs)."""
+    if device.type == "cuda":
+        give_back(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -135,9 +143,9 @@ def shaped(folder: Path, shape: str, target: Path) -> Path:
     return target
 
 
-def own_process(row: Row, model: str) -> dict[str, int]:
+def own_process(row: Row, model: str, device: str) -> dict[str, int]:
     """Measure a row in a process of its own."""
-    command = [sys.executable, __file__, "--one", profile_of(row, model).model_dump_json(), "--model", model]
+    command = [sys.executable, __file__, "--one", profile_of(row, model, device).model_dump_json(), "--model", model]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
@@ -148,6 +156,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rows", nargs="*", default=[], help="only rows with one of these texts in the name")
     parser.add_argument("--shape", choices=SHAPES)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
@@ -167,11 +176,11 @@ def compare(model: str, arguments: argparse.Namespace) -> None:
     for row in rows():
         if arguments.rows and not any(text in row.name for text in arguments.rows):
             continue
-        name = f"{arguments.shape}: {row.name}" if arguments.shape else row.name
-        kept[name] = measured = kept.get(name) or own_process(row, model)
+        name = ", ".join(filter(None, (arguments.shape, "GPU" * (arguments.device == "cuda"), row.name)))
+        kept[name] = measured = kept.get(name) or own_process(row, model, arguments.device)
         if arguments.json:
             arguments.json.write_text(json.dumps(kept, indent=1))
-        for line in lines(name, measured, profile_of(row, model)):
+        for line in lines(name, measured, profile_of(row, model, arguments.device)):
             print(line, flush=True)
 
 
@@ -179,7 +188,7 @@ def lines(name: str, measured: Mapping[str, int], profile: Profile) -> Iterator[
     """Yield the lines of a row in the table."""
     size = size_for(profile)
     assert size is not None
-    need = need_of(profile, size, alone=True)
+    need = need_of(profile, size, alone=True, on_gpu=profile.training.device == "cuda")
     yield line(name, dataclasses.replace(need, evaluation=0).total, measured["training"])
     if profile.evaluation.eval_interval:
         yield line(f"evaluation of 16: {name}", dataclasses.replace(need, step=0).total, measured["evaluation"])

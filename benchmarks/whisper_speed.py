@@ -1,12 +1,14 @@
 """Fine-tuning Whisper in one process: Muster beside ``transformers.Seq2SeqTrainer``; same model, data and batch.
 
     .venv/bin/python benchmarks/whisper_speed.py --model FOLDER [--rounds 3] [--threads 2] [--json FILE]
+        [--device cuda] [--shape small]
 
 Both stand in one process and take turns step by step, so whatever else the machine does meets both alike. The other
 trainer reads features that were computed before, as ours does. Ratios are taken round by round, their median counts;
 the first round warms up and does not. Windows that follow the clips differ from step to step, so several of their steps
 make a round. Prints a Markdown table. About four minutes on two cores that nothing else uses; on a busy machine
-``--cpu-time --threads 1`` counts the processor time of this process instead of seconds.
+``--cpu-time --threads 1`` counts the processor time of this process instead of seconds. On a GPU both compute in bf16.
+``--shape`` takes the shape of another Whisper, with random weights, beside the vocabulary of FOLDER.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ sys.path.insert(0, str(ROOT))
 import torch
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, TrainerCallback
 
+from benchmarks.whisper_memory import SHAPES, shaped
 from profiles.optimisation import TrainingSettings
 from profiles.schema import DataSettings, ModelSettings, Profile
+from training.device import select_device
 from training.events import StepEvent, _Event
 from training.exchange.base import SoloExchange
 from training.local_plan import plan_local_run
@@ -74,8 +78,9 @@ CASES = (
 )
 
 
-def task_for(model: str, case: Case, options: Mapping[str, Any], cache: str) -> WhisperTask:
+def task_for(model: str, case: Case, options: Mapping[str, Any], cache: str, device: str) -> WhisperTask:
     """Return the prepared task of one of ours; ``options`` are ``window``, ``augmentation`` and ``bf16``."""
+    half = options.get("bf16") or device == "cuda"
     profile = Profile(
         name="whisper-speed",
         model=ModelSettings(model_path=model, **case.model),
@@ -87,10 +92,11 @@ def task_for(model: str, case: Case, options: Mapping[str, Any], cache: str) -> 
             max_eval_samples=2,
         ),
         training=TrainingSettings(
-            batch_size=case.batch, max_steps=100_000, mixed_precision="bf16" if options.get("bf16") else "off"
+            batch_size=case.batch, max_steps=100_000, device=device, mixed_precision="bf16" if half else "off"
         ),
     )
     task = WhisperTask(profile)
+    task.device = select_device(device)
     task.prepare(lambda *_: None)
     return task
 
@@ -118,7 +124,7 @@ class Ours:
             self._trainer._step()
             ahead = self._trainer.source._ahead
             if ahead is not None:
-                ahead[1].result()
+                ahead.result()
         return (self._clock() - start) / self._taken
 
     def close(self) -> None:
@@ -176,7 +182,8 @@ def their_trainer(task: WhisperTask, case: Case, rounds: Rounds, count: int, fol
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
         warmup_steps=settings.warmup_steps,
-        use_cpu=True,
+        use_cpu=settings.device == "cpu",
+        bf16=settings.device == "cuda",
         remove_unused_columns=False,
         label_names=["labels"],
         logging_strategy="no",
@@ -190,12 +197,13 @@ def their_trainer(task: WhisperTask, case: Case, rounds: Rounds, count: int, fol
     )
 
 
-def measure(model: str, case: Case, count: int, cache: str, clock: Clock) -> list[dict[str, Any]]:
+def measure(model: str, case: Case, count: int, cache: str, clock: Clock, device: str) -> list[dict[str, Any]]:
     """Return a row for each of ours beside the other trainer: samples/s of both, and the ratio round by round."""
     with tempfile.TemporaryDirectory(prefix="muster-whisper-speed-") as folder:
-        ours = {name: Ours(task_for(model, case, options, cache), folder, clock) for name, options in case.ours.items()}
+        tasks = {name: task_for(model, case, options, cache, device) for name, options in case.ours.items()}
+        ours = {name: Ours(task, folder, clock) for name, task in tasks.items()}
         rounds = Rounds(ours, case.batch, clock)
-        their_trainer(task_for(model, case, {}, cache), case, rounds, count + 1, folder).train()
+        their_trainer(task_for(model, case, {}, cache, device), case, rounds, count + 1, folder).train()
         for one in ours.values():
             one.close()
     theirs = rounds.theirs[1:]
@@ -239,6 +247,8 @@ def main() -> None:
     parser.add_argument("--cpu-time", action="store_true", help="count processor time instead of seconds")
     parser.add_argument("--cases", default="", help="numbers of the cases by comma, from 0; empty: all")
     parser.add_argument("--cache", default="", help="folder of the features; empty: the user's cache folder")
+    parser.add_argument("--shape", choices=SHAPES)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -246,7 +256,11 @@ def main() -> None:
     chosen = [CASES[int(number)] for number in arguments.cases.split(",")] if arguments.cases else CASES
     rows: list[dict[str, Any]] = []
     for case in chosen:
-        found = measure(arguments.model, case, arguments.rounds, arguments.cache, clock)
+        with tempfile.TemporaryDirectory() as folder:
+            model = arguments.model
+            if arguments.shape:
+                model = str(shaped(Path(model), arguments.shape, Path(folder)))
+            found = measure(model, case, arguments.rounds, arguments.cache, clock, arguments.device)
         print(table(found), flush=True, file=sys.stderr)
         rows += found
     print(table(rows))

@@ -141,26 +141,26 @@ def fitted(
         return Fitted(profile)
     alone = sum(room.members for room in rooms) == 1 if alone is None else alone
     tried = partial(_candidates, profile, open_settings(profile), with_8_bits)
-    needed = _needed(profile, size, alone)
-    tightest = min(known, key=lambda room: room.usable / (needed * room.members))
+    tightest = min(known, key=lambda room: room.usable / (_needed(profile, size, alone, room) * room.members))
+    needed = _needed(profile, size, alone, tightest)
     for candidate in tried():
-        needs = _needed(candidate, size, alone)
-        if all(needs * room.members <= room.usable for room in known):
+        if all(_needed(candidate, size, alone, room) * room.members <= room.usable for room in known):
+            needs = _needed(candidate, size, alone, tightest)
             found = Fitted(candidate, _changes(profile, candidate), needed, needs, tightest)
             return found if found.changes else replace(found, tightest=None)
-    least = min(tried(), key=lambda candidate: _needed(candidate, size, alone))
-    needs = _needed(least, size, alone)
+    least = min(tried(), key=lambda candidate: _needed(candidate, size, alone, tightest))
+    needs = _needed(least, size, alone, tightest)
     if needs * tightest.members > tightest.total * DOUBT:
         whatever = _candidates(profile, frozenset(FITTED), with_8_bits)
         raise _too_large(profile, size, tightest, alone, needs, whatever)
     return Fitted(least, _changes(profile, least), needed, needs, tightest)
 
 
-def _needed(profile: Profile, size: ModelSize, alone: bool) -> int:
-    """Return the bytes of the member with the largest share."""
+def _needed(profile: Profile, size: ModelSize, alone: bool, room: MemoryBudget) -> int:
+    """Return the bytes of the member with the largest share in such memory."""
     batch, parts = profile.training.batch_size, [float(part) for part in profile.run.shares.split(",") if part]
     sizes = shares_to_batch_sizes(parts, batch) if parts else [batch]
-    return need_of(profile, size, alone, max(sizes)).total
+    return need_of(profile, size, alone, max(sizes), on_gpu=room.device == "cuda").total
 
 
 def _candidates(profile: Profile, open_: frozenset[str], with_8_bits: Callable[[], bool]) -> Iterator[Profile]:
@@ -249,7 +249,7 @@ def _too_large(
     shared = f" for {room.members} workers" if room.members > 1 else ""
     message = f"{profile.name} needs about {_gb(needs)} a worker, {room.name} has {_gb(room.total)}{shared}"
     for candidate in candidates:
-        would = _needed(candidate, size, alone)
+        would = _needed(candidate, size, alone, room)
         if would * room.members <= room.usable:
             settings = [f"{name} = {after}" for name, (_, after) in _changes(profile, candidate).items()]
             return BadInput(message, f"set {', '.join(settings)} (about {_gb(would)}), or take a smaller model")

@@ -59,7 +59,7 @@ class MemoryNeed:
         return self.runtime + (max(own, self.teacher) if self.once else own + self.teacher)
 
 
-def need_of(profile: Profile, size: ModelSize, alone: bool = False, batch: int = 0) -> MemoryNeed:
+def need_of(profile: Profile, size: ModelSize, alone: bool = False, batch: int = 0, on_gpu: bool = False) -> MemoryNeed:
     """Return what a member needs before anything was measured: weights, optimizer state, what the strategy and its
     exchange keep, the activations of one micro-batch and the gradients, or an evaluation, a teacher's weights, and the
     process.
@@ -70,6 +70,8 @@ def need_of(profile: Profile, size: ModelSize, alone: bool = False, batch: int =
     Args:
         alone: whether the member trains by itself, so that nothing is kept for exchanges.
         batch: samples of its micro-batch; 0: as the profile says.
+        on_gpu: of a CUDA device's memory, where neither the process nor the exchange is, and whose allocator leaves
+            few holes.
     """
     model, count = profile.model, batch or profile.training.batch_size
     frozen = size.encoder if model.freeze_encoder else 0
@@ -78,11 +80,14 @@ def need_of(profile: Profile, size: ModelSize, alone: bool = False, batch: int =
     chosen = profile.strategy
     parts = strategy_bytes, exchange_bytes
     kept = 0 if alone else sum(part(chosen.strategy, trainable, chosen) for part in parts)
+    if on_gpu and not alone:
+        own = _costs(chosen.strategy, chosen).on_device
+        kept = strategy_bytes(chosen.strategy, trainable, chosen) if own else 0
     return MemoryNeed(
-        runtime=RUNTIME,
+        runtime=0 if on_gpu else RUNTIME,
         weights=_weight_bytes(model, size, trainable),
         optimizer=state_bytes(profile.training, trainable, _hidden(model, size, trainable)) + kept,
-        step=_step_bytes(profile, size, trainable, count),
+        step=_step_bytes(profile, size, trainable, count, on_gpu),
         evaluation=_FP32 * size.listening * (profile.evaluation.eval_batch_size or count),
         teacher=_FP32 * size.teacher.parameters if size.teacher is not None else 0,
         once=profile.asks_teacher_once,
@@ -102,11 +107,11 @@ def _weight_bytes(model: ModelSettings, size: ModelSize, trainable: int) -> int:
     return _FP32 * (size.parameters + adapters - small) + small
 
 
-def _step_bytes(profile: Profile, size: ModelSize, trainable: int, batch: int) -> int:
+def _step_bytes(profile: Profile, size: ModelSize, trainable: int, batch: int, on_gpu: bool) -> int:
     """Return the activations of a micro-batch with the gradients that are there at the same time."""
     model, training = profile.model, profile.training
     halves = training.mixed_precision in ("bf16", "fp16")
-    share = _share(model, halves) * _holes(model, size, batch)
+    share = _share(model, halves) * (_NO_HOLES if on_gpu else _holes(model, size, batch))
     heard = 0.0 if model.freeze_encoder else size.encoder_activations * share
     rest = (size.activations - size.encoder_activations - size.outputs) * share
     if model.gradient_checkpointing:

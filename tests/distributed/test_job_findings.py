@@ -230,3 +230,14 @@ def test_a_look_at_a_machine_writes_nothing_there(tmp_path: Path) -> None:
     link.put_agent()
     send_trees(link, collect(plan_run(job, [(link, FACTS)])).trees.values())
     assert all("with the same hash" in finding.seen for finding in seen())
+
+
+def test_a_gpu_holds_neither_the_process_nor_what_the_exchange_keeps() -> None:
+    folder = str(REPOSITORY / "examples" / "scratch_whisper")
+    lora = profile_from_options("p", {"model_path": folder, "tuning": "lora", "batch_size": 4, "strategy": "diloco"})
+    size = size_for(lora)
+    assert size is not None
+    here, there = need_of(lora, size), need_of(lora, size, on_gpu=True)
+    assert (here.runtime, there.runtime) == (RUNTIME, 0)
+    assert there.optimizer == need_of(lora, size, alone=True).optimizer < here.optimizer
+    assert 1.3 < here.step / there.step < 1.8  # the C library's holes
