@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Protocol
 
@@ -20,6 +21,9 @@ SPARE = 8
 """Machines that may come while a run is on. Their keys are made with the others' and stay here until they come."""
 
 _MOST_STARTS = 5
+_PORT_SECONDS = 20.0
+"""For the port of a coordinator that is started again to become free."""
+_LOOK = 0.5
 
 
 class CoordinatorHandle(Channel, Protocol):
@@ -125,11 +129,22 @@ class LocalEngine:
             try:
                 if (ended := self._coordinator) is not None:
                     ended.stop()
-                lines = self._started({**config, "port": self._port, "relay_port": self._relay_port}, log)
+                lines = self._started_again({**config, "port": self._port, "relay_port": self._relay_port}, log)
             except MusterError:
                 return
             for rank in self._banned:
                 self.ban(rank)
+
+    def _started_again(self, config: dict[str, Any], log: BinaryIO) -> Iterator[bytes]:
+        """Start it where it was. Who has its port meanwhile, as a connection of another program, may give it back."""
+        end = time.monotonic() + _PORT_SECONDS
+        while True:
+            try:
+                return self._started(config, log)
+            except BadInput:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(_LOOK)
 
     def _start_here(self, config: dict[str, Any], log: BinaryIO) -> CoordinatorHandle:
         path = self._folder.secrets / "coordinator.json"

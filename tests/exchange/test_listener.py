@@ -37,7 +37,7 @@ from training.exchange.listener import ConnectTimeouts, Identity, Listener
 from training.exchange.meeting import MOST_WAITING
 from training.exchange.mesh import Mesh
 from training.exchange.strangers import MOST_OF_A_HOST, Strangers
-from training.exchange.ways import Address, Ways, first_to_answer
+from training.exchange.ways import Address, Ways, first_to_answer, listen_on
 
 pytestmark = pytest.mark.slow
 
@@ -208,6 +208,13 @@ def test_silent_strangers_of_one_host_keep_no_member_out(pair: Group) -> None:
     exchanged(pair.form())
     for one in strangers:
         one.close()
+
+
+def test_any_port_is_one_that_no_outgoing_connection_is_given() -> None:
+    with contextlib.ExitStack() as stack:
+        listening = [stack.enter_context(listen_on("127.0.0.1", 0)) for _ in range(20)]
+        ports = {one.getsockname()[1] for one in listening}
+    assert len(ports) == 20 and max(ports) < 32768
 
 
 def test_hosts_are_counted_by_what_is_their_own() -> None:

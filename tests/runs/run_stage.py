@@ -55,6 +55,9 @@ class Script:
         """As a coordinator."""
         self._lines.put(json.dumps({"port": port}).encode())
 
+    def refuse(self, error: str) -> None:
+        self._lines.put(json.dumps({"port": 0, "error": error, "hint": "choose another"}).encode())
+
     def stop(self) -> None:
         self._lines.put(None)
 

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,6 +149,28 @@ def test_a_coordinator_that_dies_at_the_end_of_a_run_is_not_started_again(stage:
     assert b"is started again" in next(said[0])
     engine.stop()
     assert list(said[0]) == [] and len(started) == 1
+
+
+def test_a_coordinator_is_started_again_where_it_was_as_soon_as_its_port_is_free(stage: Stage) -> None:
+    ports: list[int] = []
+    said: list[Iterator[bytes]] = []
+
+    def start(config: Any, log: object) -> Script:
+        one = Script()
+        if len(ports) == 2:
+            one.refuse("cannot listen on 127.0.0.1:7")
+        else:
+            one.tell_port(7)
+        ports.append(config["port"])
+        one.stop()
+        return one
+
+    engine = LocalEngine(stage.run.plan, stage.folder, lambda name: io.BytesIO(), said.append, start_coordinator=start)
+    engine.start()
+    lines = said[0]
+    assert [b"is started again" in next(lines) for _ in range(4)] == [True] * 4
+    assert list(lines) == [] and ports == [0, 7, 7, 7, 7, 7]
+    engine.stop()
 
 
 def test_only_steps_towards_the_end_are_progress() -> None:

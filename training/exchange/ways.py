@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import os
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import SystemRandom
 from typing import Literal
 
 import psutil
@@ -22,6 +24,8 @@ HEAD_START = 0.25
 """Seconds that an address has before the next one is tried beside it (RFC 8305, section 5)."""
 SILENT, ASK_EVERY, ASK_TIMES = 10, 5, 4
 """Seconds without a byte before a peer is asked whether it is there, seconds between questions, and how many."""
+_NEVER_OUTGOING, _TRIES = range(10_000, 32_768), 20
+"""Ports below those that Linux (ip_local_port_range), macOS and Windows give to outgoing connections."""
 _LOOK = 0.05
 _FORGIVEN_AFTER = 60.0
 _KNOWN_FOR = 300.0
@@ -86,11 +90,18 @@ class Ways:
 def listen_on(host: str, port: int) -> socket.socket:
     """Return a listening socket on a literal address; ``::`` is all there are, of IPv4 too.
 
+    Args:
+        port: 0: a free one that is given to no outgoing connection, so that who ends can listen there again: else a
+            connection of anybody, or of one who dials it meanwhile, may have it then.
+
     Raises:
         OSError: the address is not this machine's, or taken.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     both = host == "::" and socket.has_dualstack_ipv6()
+    for one in () if port else SystemRandom().sample(_NEVER_OUTGOING, _TRIES):
+        with contextlib.suppress(OSError):
+            return socket.create_server((host, one), family=family, backlog=64, dualstack_ipv6=both)
     return socket.create_server((host, port), family=family, backlog=64, dualstack_ipv6=both)
 
 
