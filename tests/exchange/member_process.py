@@ -1,6 +1,9 @@
 """A member as a process: for every line of its input it averages its rank so often, and prints what came of it.
 
 python member_process.py ADDRESS RANK SIZE ENGINE [CERTIFICATES]
+
+Engine ``nccl-cuda`` puts all members on the first GPU. NCCL refuses two ranks of one host there, so each says that it
+is another host; then they meet over sockets, as machines of a network do.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from training.exchange import torch_group
 from training.exchange.base import ExchangeDropped, JoiningState
 from training.exchange.codecs import codec_by_name
 from training.exchange.control_line import Joining
@@ -20,12 +24,13 @@ from training.exchange.mesh_member import MeshMember
 from training.exchange.torch_mean import TorchMember
 
 ELEMENTS = 8192
+DEVICE = torch.device("cpu")
 
 
 def connect(address: str, rank: int, size: int, engine: str, certificates: str) -> MeshMember:
     own = Path(certificates) / f"member-{rank}" if certificates else None
     joining = Joining(address, own, "r", rank, size, f"m{rank}")
-    member = MeshMember(joining) if engine == "mesh" else TorchMember(joining, torch.device("cpu"))
+    member = MeshMember(joining) if engine == "mesh" else TorchMember(joining, DEVICE)
     member.join(60)
     member.expect_model(ELEMENTS)
     if member.is_newcomer:
@@ -37,13 +42,18 @@ def connect(address: str, rank: int, size: int, engine: str, certificates: str) 
 def exchange(member: MeshMember) -> None:
     if member.state_wanted:
         member.publish_state(JoiningState({}, {}))
-    result = member.mean("x", torch.full((ELEMENTS,), float(member.rank)), 1.0, codec_by_name("fp32"))
+    result = member.mean("x", torch.full((ELEMENTS,), float(member.rank), device=DEVICE), 1.0, codec_by_name("fp32"))
     said = {"n": member.operations, "mean": result.mean[:: ELEMENTS // 4].tolist(), "members": result.members}
     print(json.dumps({**said, "included": result.included, "at": time.time()}), flush=True)
 
 
 def main(address: str, rank: int, size: int, engine: str, certificates: str = "") -> None:
+    global DEVICE
     print(json.dumps({"pid": os.getpid()}), flush=True)
+    if engine == "nccl-cuda":
+        DEVICE = torch.device("cuda", 0)
+        os.environ["NCCL_HOSTID"] = f"machine-{rank}"
+        torch_group.choose_backend = lambda mesh, said: "nccl"
     member = connect(address, rank, size, engine, certificates)
     for line in sys.stdin:
         for _ in range(int(line)):

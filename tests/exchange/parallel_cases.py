@@ -62,6 +62,7 @@ class Model(nn.Module):
         self.emb: nn.Module | None = nn.Embedding(WORDS, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(blocks))
         self.head: nn.Module | None = nn.Linear(WIDTH, WORDS)
+        self.to(device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.emb(x) if self.emb is not None else x
@@ -74,14 +75,19 @@ def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(output.flatten(0, 1).float(), target.flatten())
 
 
+device = torch.device("cpu")
+"""Where the models are."""
+
+
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    words = torch.randint(0, WORDS, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(step))
-    return words[:, :-1], words[:, 1:]
+    words = torch.randint(0, WORDS, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(step)).to(device)
+    return words[:, :-1].contiguous(), words[:, 1:]
 
 
 def adam(*models: nn.Module) -> torch.optim.Optimizer:
     """Return AdamW that takes a gradient's rounding (1e-9) for what it is, not for a whole step."""
-    return torch.optim.AdamW([parameter for model in models for parameter in model.parameters()], lr=3e-3, eps=1e-4)
+    parameters = [parameter for model in models for parameter in model.parameters()]
+    return torch.optim.AdamW(parameters, lr=3e-3, eps=1e-4, foreach=False)  # which takes no mixture with DTensors
 
 
 def train(model: nn.Module, rank: int = 0, parts: int = 1) -> list[float]:
@@ -138,7 +144,7 @@ def ddp(rank: int, world: int) -> Any:
 
 
 def _sharded(rank: int, world: int, shape: tuple[int, ...], **options: Any) -> tuple[Model, list[float]]:
-    model, mesh = Model(), init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+    model, mesh = Model(), init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
     for block in model.blocks:
         fully_shard(block, mesh=mesh, **options)
     fully_shard(model, mesh=mesh, **options)
@@ -153,7 +159,7 @@ def fsdp2_state(rank: int, world: int) -> Any:
     """The state dict of the first one, where the whole weights are put together."""
     model, _ = _sharded(rank, world, (world,))
     whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    return {name: value.numpy() for name, value in whole.items()}
+    return {name: value.cpu().numpy() for name, value in whole.items()}
 
 
 def fsdp2_bf16(rank: int, world: int) -> Any:
@@ -166,7 +172,7 @@ def hsdp(rank: int, world: int) -> Any:
 
 
 def tp(rank: int, world: int) -> Any:
-    model, mesh = Model(), init_device_mesh("cpu", (world,))
+    model, mesh = Model(), init_device_mesh(device.type, (world,))
     for block in model.blocks:
         plan = {
             **dict.fromkeys(("q", "k", "v", "up"), ColwiseParallel()),
@@ -179,7 +185,7 @@ def tp(rank: int, world: int) -> Any:
 
 def tp_sp(rank: int, world: int) -> Any:
     """Tensor and sequence parallel, with sharded embedding and head."""
-    model, mesh = Model(), init_device_mesh("cpu", (world,))
+    model, mesh = Model(), init_device_mesh(device.type, (world,))
     for block in model.blocks:
         plan: dict[str, Any] = {
             **{name: SequenceParallel(use_local_output=False) for name in ("ln1", "ln2")},
@@ -207,7 +213,7 @@ def _pipeline(rank: int, world: int, schedule: Any, stages_each: int = 1) -> lis
         part.emb = part.emb if index == 0 else None
         part.head = part.head if index == total - 1 else None
         parts.append(part)
-        stages.append(PipelineStage(part, index, total, torch.device("cpu")))
+        stages.append(PipelineStage(part, index, total, device))
     runner = schedule(stages if stages_each > 1 else stages[0], n_microbatches=6, loss_fn=loss_of)
     optimizer, losses = adam(*parts), []
     for step in range(STEPS):
@@ -247,6 +253,16 @@ def as_on_mps(rank: int, world: int, case: str) -> Any:
         return globals()[case](rank, world)
     finally:
         torch.cpu = whole
+
+
+def on_cuda(rank: int, world: int, case: str) -> Any:
+    """Another case with all members' tensors on one GPU."""
+    global device
+    device = torch.device("cuda", 0)
+    try:
+        return globals()[case](rank, world)
+    finally:
+        device = torch.device("cpu")
 
 
 def strided(rank: int, world: int) -> Any:

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
+NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
 
 class Process:
@@ -33,7 +35,8 @@ class Process:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.lines.append(json.loads(line))
+            if line.startswith("{"):  # not what a library says, as NCCL does with NCCL_DEBUG
+                self.lines.append(json.loads(line))
 
     def results(self) -> dict[int, dict[str, Any]]:
         return {line["n"]: line for line in self.lines if "n" in line}
@@ -70,12 +73,14 @@ class Cluster:
         return process
 
     def coordinate(self) -> None:
+        self.config["port"] = until(self._port)  # another test may have the one before for a moment
+        self.address = f"127.0.0.1:{self.config['port']}"
+
+    def _port(self) -> int:
         path = self.folder / "coordinator.json"
         path.write_text(json.dumps(self.config))
         self.coordinator = self.start("-m", "training.exchange.coordinator_main", "--config", str(path))
-        said = until(lambda: self.coordinator.lines)[0]
-        self.config["port"] = said["port"]
-        self.address = f"127.0.0.1:{said['port']}"
+        return int(until(lambda: self.coordinator.lines)[0]["port"])
 
     def signal(self, rank: int, number: signal.Signals) -> None:
         os.kill(self.members[rank].lines[0]["pid"], number)
@@ -116,7 +121,7 @@ class Cluster:
             assert found[0]["mean"] == [pytest.approx(expected)] * 4
 
 
-@pytest.fixture(params=["mesh", "nccl"])
+@pytest.fixture(params=["mesh", "nccl", pytest.param("nccl-cuda", marks=[pytest.mark.cuda, NEEDS_CUDA])])
 def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     found = Cluster(tmp_path, engine=request.param)
     with found.stack:

@@ -305,7 +305,7 @@ def stepped(tmp_path: Path, **training: Any) -> tuple[torch.Tensor, torch.Tensor
     before = task.build_model()
     trainer.run()
     (event,) = [event for event in events if isinstance(event, StepEvent)]
-    return next(before.parameters()).detach(), trainer.parameters[0].detach(), event
+    return next(before.parameters()).detach(), trainer.parameters[0].detach().cpu(), event
 
 
 @pytest.mark.parametrize(("decay", "clip"), [(0.0, 0.0), (0.5, 0.0), (0.5, 1e-4)])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from profiles.errors import ExitCode
 from profiles.resolve import profile_from_options
@@ -89,10 +90,11 @@ def test_whatever_is_wrong_at_a_resume_the_run_stays_as_it_was(tmp_path: Path) -
 
     spare = tmp_path / "spare.txt"
     spare.touch()
+    absent = "mps" if torch.cuda.is_available() else "cuda"
     for outcome, cause in [
         (away(data), "data.txt"),
         (away(job), "job.py"),
-        (away(spare, lambda plan: device(plan, "cuda")), "cuda"),
+        (away(spare, lambda plan: device(plan, absent)), absent),
         (away(spare, faster), "different settings"),
     ]:
         assert (outcome.status, outcome.exit_code) == ("failed", ExitCode.BAD_INPUT), cause

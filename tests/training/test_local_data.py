@@ -195,7 +195,7 @@ def test_evaluations_add_up_what_each_has_and_nothing_of_the_data_leaves(tmp_pat
     assert (before.samples, after.samples, after.split) == (10, 10, "validation")
     held = [(task, task.collate(task.train[: task.held], None)) for task in (tasks[0], tasks[2])]
     with torch.no_grad():
-        loss = sum(float(task.loss(trainer.model, batch)) * task.held for task, batch in held) / 10
+        loss = sum(float(task.loss(trainer.model.cpu(), batch)) * task.held for task, batch in held) / 10
     assert after.loss == pytest.approx(loss)
     assert {event.samples for event in events if isinstance(event, StepEvent)} <= {1, 2, 3, 4}
     assert json.loads(heard.said["start/sizes"]) == {"train": 20, "validation": 3}

@@ -201,7 +201,8 @@ def test_members_that_compute_in_other_precisions_are_told(tmp_path: Path) -> No
 
 
 def test_a_resume_in_another_precision_is_told(tmp_path: Path) -> None:
-    changes = {"training": {"max_steps": 4, "mixed_precision": "auto"}, "snapshot": {"snapshot_interval": 2}}
+    training = {"max_steps": 4, "mixed_precision": "auto", "device": "cpu"}
+    changes: dict[str, Any] = {"training": training, "snapshot": {"snapshot_interval": 2}}
     train(toy_plan(**changes), tmp_path)
     _, same = train(toy_plan(**changes, resume=True), tmp_path)
     assert warned(same) == []

@@ -75,11 +75,12 @@ def toy_plan(
     run: dict[str, Any] | None = None,
     resume: bool = False,
 ) -> RunPlan:
-    """A plan of 12 steps of 4 samples a worker unless said otherwise."""
+    """A plan of 12 steps of 4 samples a worker in fp32 unless said otherwise."""
     profile = Profile(
         name="toy",
         training=TrainingSettings(
             **{"max_steps": 12, "batch_size": 4, "learning_rate": 0.01, "warmup_steps": 0, "lr_scaling": "off"}
+            | {"mixed_precision": "off"}
             | (training or {})
         ),
         evaluation=EvaluationSettings(**{"eval_interval": 0, "eval_before": False} | (evaluation or {})),
