@@ -20,8 +20,7 @@ from app.wizard.records import (
     MachineRow,
 )
 from distributed.checks.job import memory_level
-from distributed.planning.fitting import MemoryBudget, fitted
-from distributed.planning.memory_model import need_of
+from distributed.planning.fitting import FreeMemory, fitted
 from distributed.planning.model_size import ModelSize, size_for
 from profiles.errors import BadInput, counted
 from profiles.layers import DEFAULT
@@ -179,36 +178,36 @@ def _notes(history: Mapping[str, int], profile: Profile) -> Iterator[str]:
 # -------------------------------------------------------------------------------------------------------------- memory
 
 
-def fits_of(machines: Sequence[MachineRow], profile: Profile, memory: Mapping[str, tuple[int, int]]) -> list[Fit]:
+def fits_of(machines: Sequence[MachineRow], profile: Profile, memory: Mapping[str, FreeMemory]) -> list[Fit]:
     """Say for each machine whether training fits its memory, as its check does, and what is changed that it does.
 
     Args:
-        memory: free bytes and all by machine, of those that were looked at.
+        memory: by machine, of those that were looked at.
     """
     size = size_for(profile)
-    return [_fit(row, profile, size, *_memory(row, memory)) for row in machines]
+    return [_fit(row, profile, size, _memory(row, memory)) for row in machines]
 
 
-def _memory(row: MachineRow, memory: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+def _memory(row: MachineRow, memory: Mapping[str, FreeMemory]) -> FreeMemory:
     if row.key in memory or not row.here:
-        return memory.get(row.key, (0, 0))
+        return memory.get(row.key, FreeMemory())
     import psutil  # 20 ms, not needed where only other machines train
 
-    return int(psutil.virtual_memory().available), total_memory()[0]
+    return FreeMemory(int(psutil.virtual_memory().available), total_memory()[0])
 
 
-def _fit(row: MachineRow, profile: Profile, size: ModelSize | None, free: int, total: int) -> Fit:
-    needed = need_of(profile, size).total if size is not None else 0
+def _fit(row: MachineRow, profile: Profile, size: ModelSize | None, room: FreeMemory) -> Fit:
+    needed, free = room.need(profile, size) if size is not None else 0, room.free
     fit = Fit(row.key, row.name, needed, free, status=ItemStatus.OK)
     if not needed or not free:
         missing = "the model's size" if not needed else "its free memory"
         return replace(fit, words="not known yet", cause=f"{missing} is not known before it has been measured")
     try:
-        found = fitted(profile, size, [MemoryBudget(row.name, total)], alone=False)
+        found = fitted(profile, size, [room.budget(row.name)], alone=False)
     except BadInput as error:
         return replace(fit, status=ItemStatus.FAILED, words="does not fit", cause=error.message, fix=error.hint)
     fit = replace(fit, needed=found.needs or needed, words="fits", cause=found.line)
-    if memory_level(fit.needed, free, total, estimated=True) == "warning":
+    if memory_level(fit.needed, free, room.total, estimated=True) == "warning":
         less = ", ".join(["a smaller batch_size", *less_memory(profile.model.task)])
         cause, fix = "other programs use the memory that it needs", f"close programs there, or {less}"
         return replace(fit, status=ItemStatus.WARNING, words="tight", cause=cause, fix=fix)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from distributed.hosts import file as hosts_file
     from distributed.measuring import measure
     from distributed.measuring.link_figures import PairFigures
+    from distributed.planning.fitting import FreeMemory
     from distributed.preparation import custom_code, prepare
     from distributed.ssh import access
     from distributed.ssh.access import AccessReport
@@ -74,7 +75,7 @@ class Services:
         self._outside = outside
         self._config = config
         self._output = output
-        self._memory: dict[str, tuple[int, int]] = {}
+        self._memory: dict[str, FreeMemory] = {}
         self._trusted: tuple[str, ...] = ()
 
     @property

@@ -18,6 +18,7 @@ from distributed.checks.job import free_memory, look_at_job
 from distributed.hosts.schema import Hosts
 from distributed.machine.link import Dial, MachineLink, Tell, address_towards, link_to, packed
 from distributed.measuring.measure import here_link
+from distributed.planning.fitting import FreeMemory
 from distributed.preparation.preflight import Readiness, check
 from distributed.preparation.provision import provision_all
 from distributed.ssh.connection import Trust
@@ -35,7 +36,7 @@ class Examined:
 
     readiness: Readiness
     findings: list[Finding] = field(default_factory=list)
-    memory: tuple[int, int] = (0, 0)
+    memory: FreeMemory = FreeMemory()
     """Free bytes and all, of the smallest device that trains; 0: unknown."""
 
     @property

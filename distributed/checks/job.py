@@ -18,8 +18,8 @@ from distributed.measuring.machine_figures import SpeedFigures, placements_of
 from distributed.measuring.measure import known_speeds
 from distributed.planning.cluster import MeasurementCache
 from distributed.planning.document import job_of
-from distributed.planning.fitting import DOUBT, MemoryBudget, fitted
-from distributed.planning.memory_model import member_bytes, need_of
+from distributed.planning.fitting import DOUBT, FreeMemory, fitted
+from distributed.planning.memory_model import member_bytes
 from distributed.planning.model_size import ModelSize, size_for
 from distributed.preparation.code_sync import Inputs, collect
 from distributed.preparation.preflight import FREE_BYTES, Facts, Ready, plan_run
@@ -111,16 +111,17 @@ def judge_memory(profile: Profile, size: ModelSize | None, measured: SpeedFigure
     if size is None:
         unknown = "how much memory the model needs is not known before it has run"
         return Finding("model", "ok", unknown, fix="'measure' determines it")
+    room = free_memory(health)
     try:
-        found = fitted(profile, size, [MemoryBudget("it", free_memory(health)[1])], alone=False)
+        found = fitted(profile, size, [room.budget("it")], alone=False)
     except BadInput as error:
         return Finding("model", "problem", error.message, "fits into memory", error.hint)
-    judged = _judged(profile, found.needs or need_of(profile, size).total, _ESTIMATED, health)
+    judged = _judged(profile, found.needs or room.need(profile, size), _ESTIMATED, health)
     return judged._replace(seen=f"{judged.seen}; {found.line}") if found.changes else judged
 
 
 def _judged(profile: Profile, need: int, how: str, health: Health) -> Finding:
-    free, total = free_memory(health)
+    free, total, _ = free_memory(health)
     seen = f"about {gigabytes(need)} GB needed ({how}), {gigabytes(free)} of {gigabytes(total)} GB free"
     level = memory_level(need, free, total, estimated=how == _ESTIMATED)
     less = ", ".join(["lower batch_size (and raise gradient_accumulation)", *less_memory(profile.model.task)])
@@ -141,11 +142,11 @@ def memory_level(need: int, free: int, total: int, estimated: bool) -> Level:
     return "warning" if free and need > free else "ok"
 
 
-def free_memory(health: Health) -> tuple[int, int]:
-    """Return free and total bytes of the smallest device that trains."""
+def free_memory(health: Health) -> FreeMemory:
+    """Return the memory of the smallest device that trains."""
     cuda = any(one.device.startswith("cuda") and not one.problem for one in health.devices)
     known = [(gpu.free, gpu.total) for gpu in health.nvidia if gpu.free is not None and gpu.total]
-    return min(known) if cuda and known else (health.memory.free, health.memory.total)
+    return FreeMemory(*min(known), "cuda") if cuda and known else FreeMemory(health.memory.free, health.memory.total)
 
 
 def judge_data(trees: Mapping[str, Tree], lack: Lack, facts: Facts) -> list[Finding]:

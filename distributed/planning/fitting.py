@@ -13,10 +13,10 @@ batches of evaluations are halved until they fit.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -60,6 +60,21 @@ class MemoryBudget:
         if self.device == "mps":  # what Metal recommends to stay under on machines of 8 and 16 GB
             return self.total * 2 // 3
         return self.total - self.total // 16 if self.limited else max(0, self.total - self.total // 8 - _SYSTEM)
+
+
+class FreeMemory(NamedTuple):
+    """The memory of a machine, or of the smallest of its devices that trains, in bytes; 0: unknown."""
+
+    free: int = 0
+    total: int = 0
+    device: str = "cpu"
+
+    def need(self, profile: Profile, size: ModelSize) -> int:
+        """Return what a member needs of it."""
+        return need_of(profile, size, on_gpu=self.device == "cuda").total
+
+    def budget(self, name: str) -> MemoryBudget:
+        return MemoryBudget(name, self.total, self.device)
 
 
 @dataclass(frozen=True)
@@ -141,22 +156,31 @@ def fitted(
         return Fitted(profile)
     alone = sum(room.members for room in rooms) == 1 if alone is None else alone
     tried = partial(_candidates, profile, open_settings(profile), with_8_bits)
-    tightest = min(known, key=lambda room: room.usable / (_needed(profile, size, alone, room) * room.members))
-    needed = _needed(profile, size, alone, tightest)
+    need = partial(_needed, size=size, alone=alone)
+
+    def fullest(candidate: Profile) -> tuple[float, MemoryBudget]:
+        """Return the largest part of a room that would be taken, and the room."""
+        parts = ((need(candidate, room) * room.members / max(1, room.usable), room) for room in known)
+        return max(parts, key=lambda found: found[0])
+
+    def result(candidate: Profile, room: MemoryBudget) -> Fitted:
+        return Fitted(candidate, _changes(profile, candidate), need(profile, room), need(candidate, room), room)
+
+    tightest = fullest(profile)[1]
     for candidate in tried():
-        if all(_needed(candidate, size, alone, room) * room.members <= room.usable for room in known):
-            needs = _needed(candidate, size, alone, tightest)
-            found = Fitted(candidate, _changes(profile, candidate), needed, needs, tightest)
+        if fullest(candidate)[0] <= 1:
+            found = result(candidate, tightest)
             return found if found.changes else replace(found, tightest=None)
-    least = min(tried(), key=lambda candidate: _needed(candidate, size, alone, tightest))
-    needs = _needed(least, size, alone, tightest)
-    if needs * tightest.members > tightest.total * DOUBT:
+    least = min(tried(), key=lambda candidate: fullest(candidate)[0])
+    tightest = fullest(least)[1]
+    if need(least, tightest) * tightest.members > tightest.total * DOUBT:
         whatever = _candidates(profile, frozenset(FITTED), with_8_bits)
-        raise _too_large(profile, size, tightest, alone, needs, whatever)
-    return Fitted(least, _changes(profile, least), needed, needs, tightest)
+        fitting = (candidate for candidate in whatever if fullest(candidate)[0] <= 1)
+        raise _too_large(profile, tightest, need(least, tightest), next(fitting, None), need)
+    return result(least, tightest)
 
 
-def _needed(profile: Profile, size: ModelSize, alone: bool, room: MemoryBudget) -> int:
+def _needed(profile: Profile, room: MemoryBudget, size: ModelSize, alone: bool) -> int:
     """Return the bytes of the member with the largest share in such memory."""
     batch, parts = profile.training.batch_size, [float(part) for part in profile.run.shares.split(",") if part]
     sizes = shares_to_batch_sizes(parts, batch) if parts else [batch]
@@ -242,19 +266,18 @@ def _changes(before: Profile, after: Profile) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _too_large(
-    profile: Profile, size: ModelSize, room: MemoryBudget, alone: bool, needs: int, candidates: Iterable[Profile]
-) -> BadInput:
+def _too_large(profile: Profile, room: MemoryBudget, needs: int, would: Profile | None, need: _Need) -> BadInput:
     """Return the refusal, with the settings that would fit."""
     shared = f" for {room.members} workers" if room.members > 1 else ""
     message = f"{profile.name} needs about {_gb(needs)} a worker, {room.name} has {_gb(room.total)}{shared}"
-    for candidate in candidates:
-        would = _needed(candidate, size, alone, room)
-        if would * room.members <= room.usable:
-            settings = [f"{name} = {after}" for name, (_, after) in _changes(profile, candidate).items()]
-            return BadInput(message, f"set {', '.join(settings)} (about {_gb(would)}), or take a smaller model")
+    if would is not None:
+        settings = [f"{name} = {after}" for name, (_, after) in _changes(profile, would).items()]
+        return BadInput(message, f"set {', '.join(settings)} (about {_gb(need(would, room))}), or take a smaller model")
     fewer = "fewer workers, or " if room.members > 1 else ""
     return BadInput(message, f"take {fewer}a smaller model, or a machine with more memory")
+
+
+_Need = Callable[[Profile, MemoryBudget], int]
 
 
 def _gb(size: int) -> str:

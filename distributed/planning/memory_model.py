@@ -70,8 +70,8 @@ def need_of(profile: Profile, size: ModelSize, alone: bool = False, batch: int =
     Args:
         alone: whether the member trains by itself, so that nothing is kept for exchanges.
         batch: samples of its micro-batch; 0: as the profile says.
-        on_gpu: of a CUDA device's memory, where neither the process nor the exchange is, and whose allocator leaves
-            few holes.
+        on_gpu: of a CUDA device's memory, where the process is not, nor what is exchanged over the mesh, and whose
+            allocator leaves few holes.
     """
     model, count = profile.model, batch or profile.training.batch_size
     frozen = size.encoder if model.freeze_encoder else 0
@@ -83,6 +83,7 @@ def need_of(profile: Profile, size: ModelSize, alone: bool = False, batch: int =
     if on_gpu and not alone:
         own = _costs(chosen.strategy, chosen).on_device
         kept = strategy_bytes(chosen.strategy, trainable, chosen) if own else 0
+        kept += exchange_bytes(chosen.strategy, trainable, chosen) if chosen.engine == "nccl" else 0
     return MemoryNeed(
         runtime=0 if on_gpu else RUNTIME,
         weights=_weight_bytes(model, size, trainable),

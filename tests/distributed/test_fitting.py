@@ -153,6 +153,18 @@ def test_a_gpu_and_a_mac_have_margins_of_their_own() -> None:
     assert MemoryBudget("x", 8 * GB, limited=True).usable > cpu
 
 
+def test_what_is_advised_fits_a_gpu_and_the_memory_beside_it() -> None:
+    size = ModelSize(parameters=244 * 10**6, layers=12, activations=60 * 10**6, working=300_000, matrices=195 * 10**6)
+    options = {"model_path": "owner/model", "batch_size": 64, "strategy": "diloco", "fit_memory": "off"}
+    profile = profile_from_options("mine", {**options, "gradient_checkpointing": False, "tuning": "full"})
+    rooms = [MemoryBudget("tower", int(6.5e9), "cuda"), MemoryBudget("studio", int(8.6e9))]
+    with pytest.raises(BadInput, match="studio has 8.0 GB") as refused:
+        fitted(profile, size, rooms)
+    advised = dict(part.split(" = ") for part in refused.value.hint[4:].partition(" (")[0].split(", "))
+    open_ = profile_from_options("mine", {**options, **advised})
+    assert fitted(open_, size, rooms).tightest is None
+
+
 def test_what_is_not_known_changes_nothing() -> None:
     profile = Profile(name="p", model=ModelSettings(model_path="owner/model"))
     assert fitted(profile, None, [MemoryBudget("x", GB)]).profile is profile

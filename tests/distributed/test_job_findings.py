@@ -240,4 +240,6 @@ def test_a_gpu_holds_neither_the_process_nor_what_the_exchange_keeps() -> None:
     here, there = need_of(lora, size), need_of(lora, size, on_gpu=True)
     assert (here.runtime, there.runtime) == (RUNTIME, 0)
     assert there.optimizer == need_of(lora, size, alone=True).optimizer < here.optimizer
+    nccl = lora.model_copy(update={"strategy": lora.strategy.model_copy(update={"engine": "nccl"})})
+    assert there.optimizer < need_of(nccl, size, on_gpu=True).optimizer < here.optimizer
     assert 1.3 < here.step / there.step < 1.8  # the C library's holes

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.wizard.job_view import data_of, fits_of, job_of, resolved
 from app.wizard.records import ItemStatus, JobAnswers, JobForm, JobOption
 from distributed.checks.findings import Health
-from distributed.checks.job import judge_memory
+from distributed.checks.job import free_memory, judge_memory
 from distributed.planning.model_size import size_for
 from profiles.options import canonical
 from profiles.schema import DataSettings, Profile
@@ -102,16 +103,22 @@ def test_what_commands_did_to_the_data_is_said_with_what_shows_it(tmp_path: Path
     assert (row.samples, row.assessment.status) == (2, ItemStatus.OK)
 
 
-@pytest.mark.parametrize(("free", "total", "words"), [(7, 15, "does not fit"), (7, 64, "tight"), (60, 64, "fits")])
-def test_the_set_up_and_the_check_say_the_same_of_memory(tmp_path: Path, free: int, total: int, words: str) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(("free", "total", "words"), [(7, 12, "does not fit"), (7, 64, "tight"), (60, 64, "fits")])
+def test_the_set_up_and_the_check_say_the_same_of_memory(
+    tmp_path: Path, free: int, total: int, words: str, device: str
+) -> None:
     header = json.dumps({"a": {"shape": [1000, 1_000_000]}}).encode()
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     profile = resolved(JobAnswers("demo", (("model_path", str(tmp_path)), ("fit_memory", "off")))).profile
-    memory = (free * 2**30, total * 2**30)
-    (row,) = fits_of([ANNA], profile, {ANNA.key: memory})
+    memory = {"free": free * 2**30, "total": total * 2**30}
+    said: dict[str, Any] = {"machine": "x", "hardware": "x", "power": {"source": ""}, "inhibitor": "", "mtu": {}}
+    if device == "cuda":
+        gpus = {"nvidia": [{"name": "g", "driver": "1", **memory}], "devices": [{"device": "cuda:0", "problem": ""}]}
+        said, memory = said | gpus, {"free": 2**40, "total": 2**40}
+    health = Health.model_validate({**said, "memory": memory})
+    (row,) = fits_of([ANNA], profile, {ANNA.key: free_memory(health)})
     assert row.words == words
-    said = {"machine": "x", "hardware": "x", "power": {"source": ""}, "inhibitor": "", "mtu": {}}
-    health = Health.model_validate({**said, "memory": {"free": memory[0], "total": memory[1]}})
     finding = judge_memory(profile, size_for(profile), None, health)
     if words != "does not fit":
         assert finding.seen.startswith(f"about {row.needed / 2**30:.1f} GB needed (estimated)")
