@@ -304,13 +304,30 @@ def test_nccl_is_for_members_with_a_gpu_each() -> None:
 
 def test_gloo_takes_the_place_of_nccl_that_does_not_come_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As here, where torch was built without it."""
-    chosen = iter(["nccl"] * 2)
+    chosen = iter(["nccl"] * 4)
     monkeypatch.setattr(torch_group, "choose_backend", lambda mesh, said: next(chosen, "gloo"))
     with lab(tmp_path, 2, engine="nccl") as running:
         members = running.connect_all()
         results = means(members, "x", [values_of(rank, 70_000) for rank in range(2)], "fp32")
         assert torch.equal(results[0].mean, results[1].mean)
-        assert {group_of(member).backend for member in members} == {"gloo"}
+        assert {group_of(member).backend for member in members} == {"gloo"} and not list(chosen)
+
+
+def test_members_that_hear_nothing_of_one_another_name_who_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a driver hangs that is asked for the GPU."""
+    wedged = threading.Event()
+    monkeypatch.setattr(torch_group, "_GLOO_SECONDS", 1.0)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", wedged.wait)
+    with lab(tmp_path, 2) as running:
+        meshes = [until(lambda m=m: m.mesh) for m in running.connect_all()]  # type: ignore[misc]
+        groups = [TorchGroup(mesh, torch.device(kind), "lo") for mesh, kind in zip(meshes, ("cuda", "cpu"))]
+        with pytest.raises(ExchangeError, match=r"did not come up within 1 s: \S+ said nothing"):
+            groups[1].wait_formed()
+        wedged.set()
+        for group in groups:
+            group.abandon()
 
 
 def test_another_operating_system_is_told_to_itself_and_to_all() -> None:

@@ -18,8 +18,8 @@ from training.exchange.mesh import Mesh
 
 FORM_SECONDS = 20.0
 """For one round, and for gloo to connect."""
-_ROUND_SECONDS = 0.002
-"""Between two rounds of members that have nothing to tell."""
+_SHORT, _LONG = 0.002, 0.05
+"""Between two rounds of members that have nothing to tell, at first and after a while."""
 
 
 class MeshStore(Store):
@@ -39,7 +39,8 @@ class MeshStore(Store):
         self._news: dict[str, str] = {}
         self._changed = threading.Condition()
         self._settled = self._others_settled = self._met = False
-        self._problem: Exception | None = None
+        self.problem: Exception | None = None
+        """Why there are no rounds any more."""
         threading.Thread(target=self._go_on, name="torch store", daemon=True).start()
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -47,11 +48,11 @@ class MeshStore(Store):
             self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
             self._news[key] = base64.b64encode(self._values[key]).decode()
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, seconds: float | None = None) -> bytes:
         with self._changed:
-            self._changed.wait_for(lambda: key in self._values or self._over)
+            self._changed.wait_for(lambda: key in self._values or self._over, seconds)
             if key not in self._values:
-                raise self._problem or ExchangeError(f"no member has set torch's key '{key}'")
+                raise self.problem or ExchangeError(f"no member has set torch's key '{key}'")
             return self._values[key]
 
     def add(self, key: str, value: int) -> int:
@@ -66,7 +67,7 @@ class MeshStore(Store):
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         for key in keys:
-            self.get(key)
+            self.get(key, None if timeout is None else timeout.total_seconds())
 
     def has_extended_api(self) -> bool:
         return False
@@ -78,16 +79,16 @@ class MeshStore(Store):
         """Return when no member misses a key; from then on there are no rounds."""
         with self._changed:
             self._settled = True
-            self._changed.wait_for(lambda: self._met or self._problem is not None)
-            if self._problem is not None:
-                raise self._problem
+            self._changed.wait_for(lambda: self._met or self.problem is not None)
+            if self.problem is not None:
+                raise self.problem
 
     @property
     def _over(self) -> bool:
-        return self._met or self._others_settled or self._problem is not None
+        return self._met or self._others_settled or self.problem is not None
 
     def _go_on(self) -> None:
-        rounds = 0
+        rounds, pause = 0, _SHORT
         try:
             while not self._met:
                 rounds += 1
@@ -98,11 +99,12 @@ class MeshStore(Store):
                     self._values = {**news, **self._values}
                     self._others_settled, self._met = others, others and settled
                     self._changed.notify_all()
+                pause = _SHORT if news else min(2 * pause, _LONG)
                 if not news:
-                    time.sleep(_ROUND_SECONDS)
+                    time.sleep(pause)
         except Exception as error:  # noqa: BLE001 - told to who asks for a key
             with self._changed:
-                self._problem = error
+                self.problem = error
                 self._changed.notify_all()
 
     def _round(self, said: Mapping[str, Any], number: int) -> tuple[dict[str, bytes], bool]:

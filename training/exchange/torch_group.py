@@ -40,8 +40,8 @@ _LOOK = 0.02
 _VERDICT_SECONDS = 2.0
 """How long a failed exchange waits for the links to tell whose fault it is."""
 _CLOSE_SECONDS = 5.0
-_NCCL_SECONDS = 60.0
-"""For NCCL to come up, which has no deadline of its own."""
+_GLOO_SECONDS, _NCCL_SECONDS = 2 * FORM_SECONDS, 60.0
+"""For the members to hear of one another and for gloo to come up, or NCCL."""
 _NOBODYS = 1 << 20
 """Tag of a message that nobody sends."""
 
@@ -112,6 +112,7 @@ class TorchGroup:
         self.bytes_sent = self.bytes_received = 0
         self._own, self._interface = device, interface
         self._group: Any = None
+        self._store: MeshStore | None = None
         self._problem: Exception | None = None
         self._formed, self._ended = threading.Event(), threading.Event()
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -125,12 +126,13 @@ class TorchGroup:
             NcclFailed: it is a group of NCCL, and does not come up.
             ExchangeError: it does not come up, or its mesh has ended.
         """
-        deadline = time.monotonic() + _NCCL_SECONDS
+        begun = time.monotonic()
         while not self._formed.wait(_LOOK):
             if self.mesh.lost is not None:  # torch may go on trying for a while
                 raise self.mesh.lost
-            if self.backend == "nccl" and time.monotonic() > deadline:
-                raise NcclFailed(f"the nccl group did not come up within {_NCCL_SECONDS:.0f} s")
+            seconds, error = (_NCCL_SECONDS, NcclFailed) if self.backend == "nccl" else (_GLOO_SECONDS, ExchangeError)
+            if time.monotonic() > begun + seconds:
+                raise error(f"the process group did not come up within {seconds:.0f} s{self._silent()}")
         if self._problem is not None:
             raise self.mesh.lost or self._problem
 
@@ -203,22 +205,35 @@ class TorchGroup:
         except ExchangeError as error:
             self._problem = error
         except Exception as error:  # noqa: BLE001 - told to who waits for the group
-            kind = NcclFailed if self.backend == "nccl" else ExchangeError
-            self._problem = kind(f"the {self.backend} group did not come up: {first_line(error)}")
+            self._problem = self._why(error)
         self._formed.set()
         while (task := self._tasks.get()) is not None:
             task()
             del task  # it holds the tensors of its operation, and the next may be long in coming
         self._group = None
 
+    def _why(self, error: Exception) -> Exception:
+        """Return why the group does not come up: somebody who is gone, if there is one, rather than torch's words."""
+        self._ended.wait(_VERDICT_SECONDS)
+        if self._store is not None and self._store.problem is not None:
+            return self._store.problem
+        kind = NcclFailed if self.backend == "nccl" else ExchangeError
+        return kind(f"the {self.backend} group did not come up: {first_line(error)}")
+
+    def _silent(self) -> str:
+        """Return in words who has not told what it has, empty if all have."""
+        store, names = self._store, self.mesh.names
+        missing = [names[rank] for rank in self.mesh.members if store is not None and not store.check([_key(rank)])]
+        return f": {', '.join(missing)} said nothing" if missing else ""
+
     def _form(self) -> None:
         store = self._store = MeshStore(self.mesh)  # torch holds only the C++ half of it
         gpu = ""
         if self._own.type == "cuda" and dist.is_nccl_available():
             gpu = str(torch.cuda.get_device_properties(self._own).uuid)
-        store.set(f"member/{self.mesh.rank}", json.dumps({"system": platform.system(), "gpu": gpu}))
+        store.set(_key(self.mesh.rank), json.dumps({"system": platform.system(), "gpu": gpu}))
         size = len(self.mesh.members)
-        said = {rank: json.loads(store.get(f"member/{rank}")) for rank in self.mesh.members}
+        said = {rank: json.loads(store.get(_key(rank))) for rank in self.mesh.members}
         self.backend = choose_backend(self.mesh, said)
         _set_environment(self.backend, self._interface or _way(self.mesh))
         if self.backend == "nccl":
@@ -290,6 +305,11 @@ class TorchMesh(Mesh):
         super()._cut()
         if self.group is not None:
             self.group.abandon()
+
+
+def _key(rank: int) -> str:
+    """Return under which key of the store a member says what it has."""
+    return f"member/{rank}"
 
 
 def first_line(error: BaseException) -> str:

@@ -38,6 +38,8 @@ from training.exchange.residuals import MeanResiduals
 from training.exchange.torch_group import NcclFailed, TorchMesh, UnusableMember
 from training.exchange.transfer import Transfer
 
+_TRIES = 2
+"""Of NCCL: whose fault it is that it does not come up is not always told in time."""
 _DEPTH = 3
 """Pieces under way at the same time."""
 _DEVICE_PIECE = 64 * CHUNK_ELEMENTS
@@ -286,6 +288,8 @@ class TorchMember(MeshMember):
 
     def __init__(self, joining: Joining, device: torch.device) -> None:
         self.device, self.interface = device, joining.interface
+        self._failed = 0
+        """How often NCCL did not come up."""
         super().__init__(joining)
 
     def _prepare(self, mesh: Mesh) -> None:
@@ -295,8 +299,11 @@ class TorchMember(MeshMember):
         except UnusableMember as error:  # and in no other one
             self._end(str(error), False)
             raise
-        except NcclFailed as error:  # the next group is one of gloo
-            self.device = torch.device("cpu")
+        except NcclFailed as error:
+            self._failed += 1
+            if self._failed < _TRIES:
+                raise
+            self.device = torch.device("cpu")  # so the next group is one of gloo
             raise ExchangeError(f"{error}; gloo takes its place") from error
 
     def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:
