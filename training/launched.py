@@ -28,7 +28,7 @@ from training.events import ErrorEvent, Event, EventSink, MemberEvent, RunEvent
 from training.machine_load import machine_events
 from training.plan import LAUNCHED_FILES, LaunchedScript, RunPlan, read_plan
 from training.processes import RUN_VARIABLE, end_processes, thread_limits
-from training.resources import whole_cores
+from training.resources import count_gpus, whole_cores
 from training.worker import Rendezvous, leave, take_over_stdout, worker_arguments
 
 START = Path(__file__).with_name("script_start.py")
@@ -78,6 +78,8 @@ def environment(plan: RunPlan, launch: LaunchedScript, rank: int, where: Rendezv
         "MUSTER_STORE": where.address,
         "MUSTER_RELAY": where.relay,
         "MUSTER_BACKEND": launch.backend,
+        # Told to all ranks alike, whatever the script hides from each of them.
+        "MUSTER_NCCL": str(int(len(launch.addresses) == 1 and count_gpus() >= len(beside))),
     }
 
 

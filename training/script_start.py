@@ -111,10 +111,10 @@ def chosen(said: str | None) -> str | None:
         return said
     torch: Any = sys.modules["torch"]
     kinds = {part.rpartition(":")[2] for part in (said or "").lower().split(",")} - {""}
-    enough = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]) and os.environ["GROUP_WORLD_SIZE"] == "1"
-    if wanted == "auto" and (not kinds <= {"gloo", "nccl"} or (enough and "nccl" in kinds)):
+    own_gpu = os.environ.get("MUSTER_NCCL") == "1" and torch.cuda.is_available()
+    if wanted == "auto" and (not kinds <= {"gloo", "nccl"} or (own_gpu and "nccl" in kinds)):
         return said
-    return "muster" if wanted != "auto" or not enough or kinds else "cpu:muster,cuda:nccl"
+    return "muster" if wanted != "auto" or not own_gpu or kinds else "cpu:muster,cuda:nccl"
 
 
 _stores: list[Any] = []

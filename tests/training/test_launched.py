@@ -42,24 +42,35 @@ def test_a_rank_is_told_the_store_and_the_relay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "gpus", "machines", "given"),
+    ("said", "own_gpu", "given"),
     [
-        ("nccl", 2, 1, "nccl"),
-        ("cpu:gloo,cuda:nccl", 2, 1, "cpu:gloo,cuda:nccl"),
-        (None, 2, 1, "cpu:muster,cuda:nccl"),
-        ("gloo", 2, 1, "muster"),
-        ("nccl", 1, 1, "muster"),  # two processes on one GPU
-        ("nccl", 2, 2, "muster"),
-        (None, 2, 2, "muster"),
-        (None, 0, 1, "muster"),
-        ("ucc", 0, 2, "ucc"),
+        ("nccl", True, "nccl"),
+        ("cpu:gloo,cuda:nccl", True, "cpu:gloo,cuda:nccl"),
+        (None, True, "cpu:muster,cuda:nccl"),
+        ("gloo", True, "muster"),
+        ("nccl", False, "muster"),
+        (None, False, "muster"),
+        ("ucc", False, "ucc"),
     ],
 )
 def test_nccl_stays_on_one_machine_with_a_gpu_for_each_process(
-    said: str | None, gpus: int, machines: int, given: str, monkeypatch: pytest.MonkeyPatch
+    said: str | None, own_gpu: bool, given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(device_count=lambda: gpus)))
-    facts = {"MUSTER_BACKEND": "auto", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": str(machines)}
-    for name, value in facts.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True)))
+    monkeypatch.setenv("MUSTER_BACKEND", "auto")
+    monkeypatch.setenv("MUSTER_NCCL", str(int(own_gpu)))
     assert chosen(said) == given
+
+
+@pytest.mark.parametrize(
+    ("machines", "visible", "told"), [((0, 0), "0,1", "1"), ((0, 0), "0", "0"), ((0, 1), "0,1", "0")]
+)
+def test_every_process_is_told_whether_each_of_its_machine_has_a_gpu(
+    machines: tuple[int, int], visible: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    job = LaunchedScript(script="x.py", machines=machines, addresses=("10.0.0.1", "10.0.0.2")[: 1 + max(machines)])
+    members = tuple(MemberPlan(rank=rank, name=name, batch_size=1) for rank, name in enumerate("ab"))
+    plan = RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine="mesh", launch=job)
+    given = [environment(plan, job, rank, Rendezvous("127.0.0.1:1"), tmp_path)["MUSTER_NCCL"] for rank in (0, 1)]
+    assert given == [told, told]
