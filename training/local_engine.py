@@ -112,7 +112,7 @@ class LocalEngine:
         lines = coordinator.lines()
         first = json.loads(next(lines, b"{}"))
         if "error" in first:
-            raise BadInput(first["error"], first["hint"])
+            raise BadInput(first["error"], first["hint"], option=first.get("option", ""))
         if "port" not in first:
             raise RunFailed("the coordinator did not start", f"see {log.name}")
         self._port, self._relay_port = int(first["port"]), int(first.get("relay", 0))
@@ -141,10 +141,12 @@ class LocalEngine:
         while True:
             try:
                 return self._started(config, log)
-            except BadInput:
-                if time.monotonic() > end:
+            except BadInput as error:
+                if error.option != "coordinator_port" or time.monotonic() > end:
                     raise
-                time.sleep(_LOOK)
+            if (refused := self._coordinator) is not None:
+                refused.stop()
+            time.sleep(_LOOK)
 
     def _start_here(self, config: dict[str, Any], log: BinaryIO) -> CoordinatorHandle:
         path = self._folder.secrets / "coordinator.json"

@@ -55,8 +55,8 @@ class Script:
         """As a coordinator."""
         self._lines.put(json.dumps({"port": port}).encode())
 
-    def refuse(self, error: str) -> None:
-        self._lines.put(json.dumps({"port": 0, "error": error, "hint": "choose another"}).encode())
+    def refuse(self, error: str, option: str) -> None:
+        self._lines.put(json.dumps({"port": 0, "error": error, "hint": "choose another", "option": option}).encode())
 
     def stop(self) -> None:
         self._lines.put(None)

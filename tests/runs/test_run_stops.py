@@ -158,7 +158,7 @@ def test_a_coordinator_is_started_again_where_it_was_as_soon_as_its_port_is_free
     def start(config: Any, log: object) -> Script:
         one = Script()
         if len(ports) == 2:
-            one.refuse("cannot listen on 127.0.0.1:7")
+            one.refuse("cannot listen on 127.0.0.1:7", "coordinator_port")
         else:
             one.tell_port(7)
         ports.append(config["port"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import socket
 import ssl
@@ -84,12 +85,11 @@ class Coordinator:
         except BadInput:
             self.stop()
             raise
-        except OSError:
+        except OSError as error:
             self.stop()
-            where = f"{config.address}:{config.port}"
-            raise BadInput(
-                f"cannot listen on {where}", "choose another coordinator_port, or 0 for any free one"
-            ) from None
+            hint = "choose another coordinator_port, or 0 for any free one"
+            option = "coordinator_port" if error.errno == errno.EADDRINUSE else ""
+            raise BadInput(f"cannot listen on {config.address}:{config.port}", hint, option=option) from None
 
     def ban(self, rank: int) -> None:
         """Drop a member and let it in no more."""

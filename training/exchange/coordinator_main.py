@@ -38,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _serve(path)
     except MusterError as error:
-        print(json.dumps({"port": 0, "error": error.message, "hint": error.hint}), flush=True)
+        told = {"port": 0, "error": error.message, "hint": error.hint, "option": error.option}
+        print(json.dumps(told), flush=True)
         print(f"coordinator: {error}", file=sys.stderr)
         return int(error.exit_code)
     return int(ExitCode.DONE)

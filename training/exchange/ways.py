@@ -8,6 +8,7 @@ import ipaddress
 import os
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,8 +25,9 @@ HEAD_START = 0.25
 """Seconds that an address has before the next one is tried beside it (RFC 8305, section 5)."""
 SILENT, ASK_EVERY, ASK_TIMES = 10, 5, 4
 """Seconds without a byte before a peer is asked whether it is there, seconds between questions, and how many."""
-_NEVER_OUTGOING, _TRIES = range(10_000, 32_768), 20
-"""Ports below those that Linux (ip_local_port_range), macOS and Windows give to outgoing connections."""
+_NOT_OUTGOING, _TRIES = range(10_000, 30_000) if sys.platform == "linux" else range(0), 20
+"""Ports below those that Linux gives to outgoing connections by default (ip_local_port_range). Elsewhere such a socket
+may take over those of a program that listens on all addresses, so the system chooses."""
 _LOOK = 0.05
 _FORGIVEN_AFTER = 60.0
 _KNOWN_FOR = 300.0
@@ -91,15 +93,15 @@ def listen_on(host: str, port: int) -> socket.socket:
     """Return a listening socket on a literal address; ``::`` is all there are, of IPv4 too.
 
     Args:
-        port: 0: a free one that is given to no outgoing connection, so that who ends can listen there again: else a
-            connection of anybody, or of one who dials it meanwhile, may have it then.
+        port: 0: a free one that Linux gives to no outgoing connection by default, so that who ends can listen there
+            again: else a connection of anybody, or of one who dials it meanwhile, may have it then.
 
     Raises:
         OSError: the address is not this machine's, or taken.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     both = host == "::" and socket.has_dualstack_ipv6()
-    for one in () if port else SystemRandom().sample(_NEVER_OUTGOING, _TRIES):
+    for one in () if port else SystemRandom().sample(_NOT_OUTGOING, min(_TRIES, len(_NOT_OUTGOING))):
         with contextlib.suppress(OSError):
             return socket.create_server((host, one), family=family, backlog=64, dualstack_ipv6=both)
     return socket.create_server((host, port), family=family, backlog=64, dualstack_ipv6=both)
