@@ -44,9 +44,13 @@ def values_of(rank: int, elements: int) -> torch.Tensor:
     return torch.randn(elements, generator=torch.Generator().manual_seed(rank + 1))
 
 
+def mesh_of(member: MeshMember) -> TorchMesh:
+    return cast(TorchMesh, until(lambda: member.mesh))
+
+
 def group_of(member: MeshMember) -> Any:
     """The process group of a member's mesh."""
-    mesh = cast(TorchMesh, until(lambda: member.mesh))
+    mesh = mesh_of(member)
     assert mesh.group is not None
     return mesh.group
 
@@ -286,7 +290,7 @@ def test_nonsense_about_a_group_names_its_sender(said: str) -> None:
 def test_one_that_asks_for_nothing_tells_the_others_all_the_same(tmp_path: Path) -> None:
     """As with NCCL, whose first rank sets a key and waits for the others while it asks for none."""
     with lab(tmp_path, 3) as running:
-        stores = [MeshStore(until(lambda m=m: m.mesh)) for m in running.connect_all()]  # type: ignore[misc]
+        stores = [MeshStore(mesh_of(member)) for member in running.connect_all()]
         stores[0].set("id", b"\x00\xff")
         assert [store.get("id") for store in stores[1:]] == [b"\x00\xff"] * 2
         with ThreadPoolExecutor(3) as pool:
@@ -321,7 +325,7 @@ def test_members_that_hear_nothing_of_one_another_name_who_is_silent(
     monkeypatch.setattr(torch_group, "_GLOO_SECONDS", 1.0)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", wedged.wait)
     with lab(tmp_path, 2) as running:
-        meshes = [until(lambda m=m: m.mesh) for m in running.connect_all()]  # type: ignore[misc]
+        meshes = [mesh_of(member) for member in running.connect_all()]
         groups = [TorchGroup(mesh, torch.device(kind), "lo") for mesh, kind in zip(meshes, ("cuda", "cpu"))]
         with pytest.raises(ExchangeError, match=r"did not come up within 1 s: \S+ said nothing"):
             groups[1].wait_formed()
