@@ -140,6 +140,14 @@ def gpu_memory() -> int:
     return min((int(line) for line in listed if line.strip().isdecimal()), default=0) * 2**20
 
 
+def gpus_have_bf16() -> bool:
+    """Return whether every NVIDIA GPU of this machine multiplies bf16 in hardware (compute capability 8.0 or newer);
+    ``False`` where an old driver does not tell."""
+    listed = _nvidia("--query-gpu=compute_cap", "--format=csv,noheader")
+    majors = [re.fullmatch(r"([0-9]{1,3})\.[0-9]+", line.strip()) for line in listed]
+    return bool(majors) and all(found is not None and int(found[1]) >= 8 for found in majors)
+
+
 def _nvidia(*question: str) -> list[str]:
     """Return the lines that the driver's tool answers; none where it is not there, or hangs."""
     try:

@@ -91,6 +91,8 @@ class Device(_Said):
     device: _Text
     problem: str = Field(max_length=1000)
     gflops: float | None = None
+    bf16: bool = False
+    """Whether it multiplies bf16 in hardware."""
 
 
 class Health(_Said):

@@ -121,7 +121,7 @@ def judge_memory(profile: Profile, size: ModelSize | None, measured: SpeedFigure
 
 
 def _judged(profile: Profile, need: int, how: str, health: Health) -> Finding:
-    free, total, _ = free_memory(health)
+    free, total, *_ = free_memory(health)
     seen = f"about {gigabytes(need)} GB needed ({how}), {gigabytes(free)} of {gigabytes(total)} GB free"
     level = memory_level(need, free, total, estimated=how == _ESTIMATED)
     less = ", ".join(["lower batch_size (and raise gradient_accumulation)", *less_memory(profile.model.task)])
@@ -144,9 +144,11 @@ def memory_level(need: int, free: int, total: int, estimated: bool) -> Level:
 
 def free_memory(health: Health) -> FreeMemory:
     """Return the memory of the smallest device that trains."""
-    cuda = any(one.device.startswith("cuda") and not one.problem for one in health.devices)
+    cuda = [one for one in health.devices if one.device.startswith("cuda") and not one.problem]
     known = [(gpu.free, gpu.total) for gpu in health.nvidia if gpu.free is not None and gpu.total]
-    return FreeMemory(*min(known), "cuda") if cuda and known else FreeMemory(health.memory.free, health.memory.total)
+    if not cuda or not known:
+        return FreeMemory(health.memory.free, health.memory.total)
+    return FreeMemory(*min(known), "cuda", all(one.bf16 for one in cuda))
 
 
 def judge_data(trees: Mapping[str, Tree], lack: Lack, facts: Facts) -> list[Finding]:

@@ -163,7 +163,8 @@ def smoke(torch: Any, name: str) -> dict[str, Any]:
         got = [int(product[row, column].item()) for row, column in places]
         if got != wanted:
             return {"device": name, "problem": f"multiplies wrongly: {got} instead of {wanted}", "gflops": None}
-        return {"device": name, "problem": "", "gflops": round(speed(left, right), 1)}
+        bf16 = name.startswith("cuda") and torch.cuda.get_device_capability(name) >= (8, 0)
+        return {"device": name, "problem": "", "gflops": round(speed(left, right), 1), "bf16": bf16}
     except Exception as error:  # noqa: BLE001 - drivers fail in any way; it becomes a finding
         return {"device": name, "problem": (str(error) or type(error).__name__).splitlines()[0][:200], "gflops": None}
 

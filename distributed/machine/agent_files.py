@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed.system import interface_of, output
-from training.resources import count_gpus, gpu_memory, memory_limit
+from training.resources import count_gpus, gpu_memory, gpus_have_bf16, memory_limit
 
 _PIECE = 1 << 16
 """Bytes of a file that are lost at most when its stream breaks."""
@@ -55,6 +55,7 @@ def probe(root: Path, modules: list[str]) -> dict[str, Any]:
         "gpus": count_gpus(),
         "memory": memory(),
         "gpu_memory": gpu_memory(),
+        "gpu_bf16": gpus_have_bf16(),
         "address": address,
         "interface": interface_of(address),
     }

@@ -51,6 +51,8 @@ class MemoryBudget:
     """Workers that share it."""
     limited: bool = False
     """Whether it is what a control group allows: the system has its own beside it."""
+    bf16: bool = False
+    """Whether ``mixed_precision = auto`` is bf16 there."""
 
     @property
     def usable(self) -> int:
@@ -68,13 +70,15 @@ class FreeMemory(NamedTuple):
     free: int = 0
     total: int = 0
     device: str = "cpu"
+    bf16: bool = False
+    """Whether ``mixed_precision = auto`` is bf16 there."""
 
     def need(self, profile: Profile, size: ModelSize) -> int:
         """Return what a member needs of it."""
-        return need_of(profile, size, on_gpu=self.device == "cuda").total
+        return need_of(profile, size, on_gpu=self.device == "cuda", bf16=self.bf16).total
 
     def budget(self, name: str) -> MemoryBudget:
-        return MemoryBudget(name, self.total, self.device)
+        return MemoryBudget(name, self.total, self.device, bf16=self.bf16)
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,7 @@ def _needed(profile: Profile, room: MemoryBudget, size: ModelSize, alone: bool) 
     """Return the bytes of the member with the largest share in such memory."""
     batch, parts = profile.training.batch_size, [float(part) for part in profile.run.shares.split(",") if part]
     sizes = shares_to_batch_sizes(parts, batch) if parts else [batch]
-    return need_of(profile, size, alone, max(sizes), on_gpu=room.device == "cuda").total
+    return need_of(profile, size, alone, max(sizes), on_gpu=room.device == "cuda", bf16=room.bf16).total
 
 
 def _candidates(profile: Profile, open_: frozenset[str], with_8_bits: Callable[[], bool]) -> Iterator[Profile]:

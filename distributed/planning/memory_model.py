@@ -59,7 +59,15 @@ class MemoryNeed:
         return self.runtime + (max(own, self.teacher) if self.once else own + self.teacher)
 
 
-def need_of(profile: Profile, size: ModelSize, alone: bool = False, batch: int = 0, on_gpu: bool = False) -> MemoryNeed:
+def need_of(
+    profile: Profile,
+    size: ModelSize,
+    alone: bool = False,
+    batch: int = 0,
+    *,
+    on_gpu: bool = False,
+    bf16: bool = False,
+) -> MemoryNeed:
     """Return what a member needs before anything was measured: weights, optimizer state, what the strategy and its
     exchange keep, the activations of one micro-batch and the gradients, or an evaluation, a teacher's weights, and the
     process.
@@ -72,11 +80,14 @@ def need_of(profile: Profile, size: ModelSize, alone: bool = False, batch: int =
         batch: samples of its micro-batch; 0: as the profile says.
         on_gpu: of a CUDA device's memory, where the process is not, nor what is exchanged over the mesh, and whose
             allocator leaves few holes.
+        bf16: whether ``mixed_precision = auto`` is bf16 there.
     """
     model, count = profile.model, batch or profile.training.batch_size
     frozen = size.encoder if model.freeze_encoder else 0
     trained = max(1, size.parameters - frozen)
     trainable = max(1, trained // LORA_PART) if model.tuning == "lora" else trained
+    wanted = profile.training.mixed_precision
+    halves = wanted in ("bf16", "fp16") or (bf16 and wanted == "auto")
     chosen = profile.strategy
     parts = strategy_bytes, exchange_bytes
     kept = 0 if alone else sum(part(chosen.strategy, trainable, chosen) for part in parts)
@@ -88,7 +99,7 @@ def need_of(profile: Profile, size: ModelSize, alone: bool = False, batch: int =
         runtime=0 if on_gpu else RUNTIME,
         weights=_weight_bytes(model, size, trainable),
         optimizer=state_bytes(profile.training, trainable, _hidden(model, size, trainable)) + kept,
-        step=_step_bytes(profile, size, trainable, count, on_gpu),
+        step=_step_bytes(profile, size, trainable, count, on_gpu, halves),
         evaluation=_FP32 * size.listening * (profile.evaluation.eval_batch_size or count),
         teacher=_FP32 * size.teacher.parameters if size.teacher is not None else 0,
         once=profile.asks_teacher_once,
@@ -108,10 +119,9 @@ def _weight_bytes(model: ModelSettings, size: ModelSize, trainable: int) -> int:
     return _FP32 * (size.parameters + adapters - small) + small
 
 
-def _step_bytes(profile: Profile, size: ModelSize, trainable: int, batch: int, on_gpu: bool) -> int:
+def _step_bytes(profile: Profile, size: ModelSize, trainable: int, batch: int, on_gpu: bool, halves: bool) -> int:
     """Return the activations of a micro-batch with the gradients that are there at the same time."""
     model, training = profile.model, profile.training
-    halves = training.mixed_precision in ("bf16", "fp16")
     share = _share(model, halves) * (_NO_HOLES if on_gpu else _holes(model, size, batch))
     heard = 0.0 if model.freeze_encoder else size.encoder_activations * share
     rest = (size.activations - size.encoder_activations - size.outputs) * share

@@ -28,7 +28,7 @@ from profiles.errors import ExitCode, MusterError
 from profiles.schema import Profile
 from training.local_plan import own_data, plan_local_run
 from training.plan import MemberPlan, RunPlan
-from training.resources import count_gpus, gpu_memory, total_memory
+from training.resources import count_gpus, gpu_memory, gpus_have_bf16, total_memory
 
 OLDEST_PYTHON = (3, 10)
 CLOCK_TOLERANCE = 60.0
@@ -71,6 +71,8 @@ class Facts:
     """Bytes of memory, or of what its container may use; 0: unknown."""
     gpu_memory: int = 0
     """Bytes of its smallest GPU."""
+    gpu_bf16: bool = False
+    """Whether all its GPUs multiply bf16 in hardware."""
 
 
 Ready = tuple[MachineLink, Facts]
@@ -308,7 +310,7 @@ def room_here(profile: Profile, workers: int) -> list[MemoryBudget]:
     device = profile.training.device
     gpus = count_gpus() if device in ("auto", "cuda") and "+cpu" not in importlib.metadata.version("torch") else 0
     if gpus:
-        return [MemoryBudget(_HERE, gpu_memory(), "cuda", -(-workers // gpus))]
+        return [MemoryBudget(_HERE, gpu_memory(), "cuda", -(-workers // gpus), bf16=gpus_have_bf16())]
     total, limited = total_memory()
     return [MemoryBudget(_HERE, total, _shared(device, sys.platform == "darwin"), workers, limited)]
 
@@ -320,7 +322,7 @@ def rooms_of(profile: Profile, machines: Sequence[Ready]) -> list[MemoryBudget]:
         kinds = Counter(_kind(device or profile.training.device, facts) for device in link.machine.devices or ("",))
         for kind, members in kinds.items():
             if kind.startswith("cuda"):
-                found.append(MemoryBudget(link.name, facts.gpu_memory, "cuda", members))
+                found.append(MemoryBudget(link.name, facts.gpu_memory, "cuda", members, bf16=facts.gpu_bf16))
             elif link.machine.here:
                 total, limited = total_memory()
                 found.append(MemoryBudget(link.name, total, kind, members, limited))

@@ -148,5 +148,5 @@ def test_this_machine_tells_its_memory_and_its_interfaces() -> None:
 def test_this_machine_multiplies_rightly() -> None:
     torch = pytest.importorskip("torch")
     found = health.smoke(torch, "cpu")
-    assert found["problem"] == "" and found["gflops"] > 0.1
+    assert found["problem"] == "" and found["gflops"] > 0.1 and found["bf16"] is False
     assert health.smoke(torch, "cuda:99")["problem"]

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed.checks.findings import Finding, Health
-from distributed.checks.job import judge_data, judge_memory, judge_origin, judge_port, look_at_job
+from distributed.checks.job import free_memory, judge_data, judge_memory, judge_origin, judge_port, look_at_job
 from distributed.hosts.schema import Machine
 from distributed.machine.link import HereConnection, MachineLink
 from distributed.measuring.machine_figures import SpeedFigures
@@ -243,3 +243,19 @@ def test_a_gpu_holds_neither_the_process_nor_what_the_exchange_keeps() -> None:
     nccl = lora.model_copy(update={"strategy": lora.strategy.model_copy(update={"engine": "nccl"})})
     assert there.optimizer < need_of(nccl, size, on_gpu=True).optimizer < here.optimizer
     assert 1.3 < here.step / there.step < 1.8  # the C library's holes
+
+
+def test_mixed_precision_is_bf16_by_itself_only_where_all_gpus_have_it() -> None:
+    folder = str(REPOSITORY / "examples" / "scratch_whisper")
+    auto, off, bf16 = (
+        profile_from_options("p", {"model_path": folder, "batch_size": 4, "mixed_precision": name})
+        for name in ("auto", "off", "bf16")
+    )
+    size = size_for(auto)
+    assert size is not None
+    machine = health(8, 8, ((7, 8), (6, 8)))
+    for has_it, like in (((True, True), bf16), ((True, False), off)):
+        devices = tuple(one.model_copy(update={"bf16": has}) for one, has in zip(machine.devices, has_it, strict=True))
+        room = free_memory(machine.model_copy(update={"devices": devices}))
+        assert room.need(auto, size) == room.need(like, size)
+    assert room.need(bf16, size) < room.need(off, size)

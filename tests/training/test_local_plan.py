@@ -9,7 +9,7 @@ import pytest
 from profiles.errors import BadInput
 from profiles.resolve import profile_from_options
 from training.local_plan import plan_local_run
-from training.resources import count_gpus
+from training.resources import count_gpus, gpus_have_bf16
 from training.strategies.registry import scaling_rule_of
 
 SHARED = "3 workers share 2 GPUs"
@@ -52,6 +52,20 @@ def test_gpus_are_counted_by_the_drivers_program(tmp_path: Path, monkeypatch: py
     program.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: a)'\necho 'GPU 1: NVIDIA H200 (UUID: b)'\n")
     program.chmod(0o755)
     assert count_gpus() == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "all_have_it"),
+    [("8.0", True), ("10.3\\n8.9", True), ("8.9\\n7.5", False), ("", False), ("Field is not a valid field", False)],
+)
+def test_gpus_have_bf16_from_capability_8(
+    answer: str, all_have_it: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\nprintf '{answer}\\n'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpus_have_bf16() is all_have_it
 
 
 @pytest.mark.parametrize(
