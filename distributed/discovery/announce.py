@@ -5,7 +5,9 @@ What is announced is shown there and never trusted. The announcement is withdraw
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import logging
 import os
 import platform
 import re
@@ -36,21 +38,31 @@ class Announcement:
     Args:
         port: of this machine's SSH server.
         name: how it is to be called; empty: its host name. A number is added if another machine has the name.
+        interfaces: tells which this machine has.
+        responder: makes what speaks multicast DNS on their addresses.
 
     Raises:
         MachinesNotReady: there is no network to announce it in.
     """
 
-    def __init__(self, port: int = 22, name: str = "") -> None:
-        self._port = port
-        self._interfaces = _announced_on(list_interfaces())
+    def __init__(
+        self,
+        port: int = 22,
+        name: str = "",
+        *,
+        interfaces: Callable[[], Interfaces] = list_interfaces,
+        responder: Callable[..., Zeroconf] = Zeroconf,
+    ) -> None:
+        self._port, self._list_interfaces = port, interfaces
+        self._interfaces = _announced_on(interfaces())
         if not self._interfaces:
             raise MachinesNotReady("no network interface to announce this machine on", "connect a cable or Wi-Fi")
         self._label = _label(name or socket.gethostname())
         self.txt = describe_this_machine()
-        self._info = self._service(f"{self._label}.{_TYPE}")
+        self._info = self._service(f"{self._label}.{_TYPE}", self._interfaces)
+        logging.getLogger("zeroconf").setLevel(logging.ERROR)  # it warns of addresses that are not ready yet
         try:
-            self._zeroconf = Zeroconf(interfaces=_addresses(self._interfaces))
+            self._zeroconf = responder(interfaces=_addresses(self._interfaces))
         except OSError as error:
             message = f"cannot send multicast DNS: {error.strerror or error}"
             raise MachinesNotReady(message, "is a network connected, and UDP port 5353 free?") from None
@@ -64,11 +76,11 @@ class Announcement:
     def interfaces(self) -> tuple[str, ...]:
         return tuple(interface.name for interface in self._interfaces)
 
-    def _service(self, full_name: str) -> ServiceInfo:
+    def _service(self, full_name: str, interfaces: tuple[Interface, ...]) -> ServiceInfo:
         # A host name of our own: the plain one belongs to the system's responder, which takes ours for a conflict.
         return ServiceInfo(
             _TYPE, full_name, port=self._port, properties=self.txt, server=f"muster-{self._label}.local.",
-            parsed_addresses=_addresses(self._interfaces),
+            parsed_addresses=_addresses(interfaces),
         )  # fmt: skip
 
     def __enter__(self) -> Announcement:
@@ -80,19 +92,29 @@ class Announcement:
         return self
 
     def follow_interfaces(self) -> bool:
-        """Announce on the interfaces as they are now; return whether they have changed."""
-        found = _announced_on(list_interfaces())
-        if found == self._interfaces or not found:
+        """Announce on the interfaces as they are now; return whether they have changed.
+
+        Call it again and again: what could not be taken in, such as an address that is not ready yet, or nothing
+        because the machine is too busy, is tried anew.
+        """
+        found = _announced_on(self._list_interfaces())
+        if not found:
             return False
-        self._interfaces = found
-        self._zeroconf.update_interfaces(_addresses(found))
-        self._info = self._service(str(self._info.name))
-        self._zeroconf.update_service(self._info)
+        info = self._service(str(self._info.name), found)
+        try:
+            self._zeroconf.update_interfaces(_addresses(found))
+            if found == self._interfaces:
+                return False
+            self._zeroconf.update_service(info)
+        except (Error, OSError):
+            return False
+        self._info, self._interfaces = info, found
         return True
 
     def close(self) -> None:
-        """Say good-bye to the network."""
-        self._zeroconf.close()
+        """Say good-bye to the network, if the machine is not too busy."""
+        with contextlib.suppress(Error):
+            self._zeroconf.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -190,6 +190,7 @@ class PathWatch:
         observe: takes what is found.
         known: names by the fingerprint of their host key.
         read: asks who answers somewhere for its host key.
+        clock: seconds by which looks are due.
     """
 
     def __init__(
@@ -197,8 +198,9 @@ class PathWatch:
         observe: Callable[[Observation], None],
         known: Mapping[str, tuple[str, ...]],
         read: Callable[..., HostKeyInfo | Problem] = read_host_key,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._observe, self._known, self._read = observe, known, read
+        self._observe, self._known, self._read, self._clock = observe, known, read, clock
         self._state = State()
         self._rounds: dict[Endpoint, _Rounds] = {}
         self._looking: Counter[str] = Counter()
@@ -216,9 +218,9 @@ class PathWatch:
             self._best = {m.paths[0].endpoint for m in machines(state) if m.paths and m.status is Reachability.ONLINE}
             for endpoint in [e for e, rounds in self._rounds.items() if e not in state.paths and not rounds.busy]:
                 del self._rounds[endpoint]
-        now = time.monotonic()
-        for endpoint in state.paths:
-            rounds = self._rounds.setdefault(endpoint, _Rounds())
+        now = self._clock()
+        each = [(endpoint, self._rounds.setdefault(endpoint, _Rounds())) for endpoint in state.paths]
+        for endpoint, rounds in sorted(each, key=lambda one: one[1].looked):  # many that are silent hold up nobody
             if (
                 rounds.busy
                 or now < rounds.looked + self._pause(endpoint, rounds)
@@ -240,7 +242,7 @@ class PathWatch:
         finally:
             rounds.busy = False
             self._looking -= Counter([endpoint.address])  # which drops what falls to zero
-            rounds.looked = time.monotonic()
+            rounds.looked = self._clock()
 
     def _pause(self, endpoint: Endpoint, rounds: _Rounds) -> float:
         if rounds.failures:

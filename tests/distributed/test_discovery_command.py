@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import ipaddress
 import json
 import re
 import signal
@@ -15,13 +16,14 @@ from typing import cast
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from zeroconf import EventLoopBlocked, ServiceInfo, Zeroconf
 
 from app.cli import access, discover
 from distributed.discovery.announce import Announcement, describe_this_machine
 from distributed.discovery.discovery import Discovery
 from distributed.discovery.machine_identity import FoundMachine, FoundPath
 from distributed.discovery.mdns_records import parse_txt
-from distributed.discovery.network_interfaces import Endpoint, PathKind
+from distributed.discovery.network_interfaces import Endpoint, Interface, Interfaces, PathKind
 from distributed.discovery.sightings import (
     Identified,
     Problem,
@@ -164,6 +166,46 @@ def test_many_devices_with_long_names_fit_into_the_announcement() -> None:
     assert max(len(f"{key}={value}".encode()) for key, value in described.items()) <= 255
     eight = describe_this_machine(lambda program, *_: "NVIDIA H200\n" * 8 if program == "nvidia-smi" else "")
     assert eight["devices"].startswith("8x cuda NVIDIA H200, ")
+
+
+class Responder:
+    """Speaks no DNS: keeps what it is told, and is too busy for the first changes."""
+
+    def __init__(self, interfaces: list[str]) -> None:
+        self.told, self.busy = [interfaces], [True, False, True]
+        self.announced: list[list[str]] = []
+
+    def update_interfaces(self, interfaces: list[str]) -> None:
+        self.told.append(interfaces)
+        if self.busy and self.busy.pop(0):
+            raise EventLoopBlocked
+
+    def update_service(self, info: ServiceInfo) -> None:
+        if self.busy and self.busy.pop(0):
+            raise EventLoopBlocked
+        self.announced.append(info.parsed_addresses())
+
+
+def test_a_new_network_is_announced_on_although_the_machine_is_busy() -> None:
+    def having(*addresses: str) -> Interfaces:
+        attached = (ipaddress.ip_interface(address) for address in addresses)
+        return Interfaces(tuple(
+            Interface(f"eth{number}", number, (one,), PathKind.WIRED, True) for number, one in enumerate(attached)
+        ))  # fmt: skip
+
+    now, responders = having("10.0.0.1/24"), list[Responder]()
+
+    def answering(interfaces: list[str]) -> Zeroconf:
+        responders.append(Responder(interfaces))
+        return cast(Zeroconf, responders[0])
+
+    announcement = Announcement(interfaces=lambda: now, responder=answering)
+    now = having("10.0.0.1/24", "169.254.1.1/16")
+    assert [announcement.follow_interfaces() for _ in range(4)] == [False, False, True, False]
+    assert announcement.interfaces == ("eth0", "eth1")
+    (responder,) = responders
+    assert responder.announced == [["10.0.0.1", "169.254.1.1"]]
+    assert responder.told == [["10.0.0.1"], *[["10.0.0.1", "169.254.1.1"]] * 4]  # what was not ready, too
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -22,6 +22,7 @@ from distributed.discovery.sightings import (
     Failed,
     Identified,
     Observation,
+    PathState,
     Problem,
     Reachability,
     Sighting,
@@ -121,6 +122,27 @@ def watched(read: Read, *seen: Sighting) -> State:
 
     asyncio.run(look())
     return state
+
+
+def test_who_was_never_looked_at_comes_before_who_is_due_again() -> None:
+    """Else many silent addresses would hold up a machine for ever."""
+    now, looked = 0.0, list[Endpoint]()
+
+    def read(endpoint: Endpoint, timeout: float = 1.0, kind: str = "") -> Problem:
+        looked.append(endpoint)
+        return Problem("no_route", "nobody there")
+
+    async def look() -> None:
+        nonlocal now
+        watch = PathWatch(lambda observation: None, {}, read, lambda: now)
+        while len(looked) < len(state.paths):
+            for due in list(watch.due(state)):
+                await due
+            now += 3.0
+
+    state = State(paths={Endpoint(f"10.0.0.{number}", "eth0"): PathState() for number in range(1, 101)})
+    asyncio.run(look())
+    assert set(looked[: len(state.paths)]) == set(state.paths)
 
 
 def test_an_impostor_that_is_gone_is_offline() -> None:
