@@ -13,6 +13,7 @@ import pytest
 
 from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.link import HereConnection, MachineLink
+from distributed.planning.fitting import MemoryBudget
 from distributed.preparation import preflight
 from distributed.preparation.preflight import Facts, NotReady, Readiness, plan_run, ready
 from distributed.ssh.errors import SshError
@@ -137,6 +138,13 @@ def test_devices_of_one_machine_use_torch_over_loopback() -> None:
     box = (link("b", devices=("cuda:0", "cuda:1"), interface="en7"), replace(SOUND, torch="2.13.0+cu130", gpus=2))
     plan = plan_run(profile, [box])
     assert plan.engine == "nccl" and [member.interface for member in plan.members] == ["", ""]
+
+
+def test_members_on_gpus_have_their_memory_and_what_they_compute_in() -> None:
+    profile = profile_from_options("p", {"task": "custom", "model_path": "a.b:c"})
+    tower = replace(SOUND, torch="2.13.0+cu130", gpus=1, gpu_memory=8 * 2**30, gpu_bf16=True)
+    rooms = preflight.rooms_of(profile, [(link("tower"), tower), (link("laptop"), replace(SOUND, memory=2**34))])
+    assert rooms == [MemoryBudget("tower", 8 * 2**30, "cuda", bf16=True), MemoryBudget("laptop", 2**34)]
 
 
 def test_every_device_is_a_member() -> None:
