@@ -34,7 +34,7 @@ from torch import nn
 
 from profiles.errors import ExitCode, MusterError
 from profiles.schema import Profile
-from training.device import select_device
+from training.device import select_device, select_precision
 from training.events import Event, StepEvent
 from training.exchange.base import SoloExchange
 from training.orders import Control
@@ -252,6 +252,7 @@ def facts(device: torch.device) -> dict[str, Any]:
         "cores": free_cores(),
         "memory_total": int(total),
         "memory_free": int(min(free, total)),
+        "bf16": device.type == "cuda" and select_precision("auto", device) is not None,
         "on_mains": power is None or bool(power.power_plugged),
     }
 

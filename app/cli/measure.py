@@ -242,7 +242,8 @@ def _from_figures(figures: Path, profile: Profile, hosts: Path | None, plan_opti
 
     found = Figures.read(figures)
     members = [machine for machine in found.cluster.machines if machine.trains]
-    profile = fit(profile, [MemoryBudget(each.name, each.memory_total, each.device) for each in members], say)
+    rooms = [MemoryBudget(each.name, each.memory_total, each.device, bf16=each.bf16) for each in members]
+    profile = fit(profile, rooms, say)
     job = job_of(profile, found.workload, plan_options.preference, plan_options.max_loss_increase)
     cluster, missing = _part(found.cluster, hosts) if hosts is not None else (found.cluster, ())
     planning = signed(make_plan(cluster, job), cluster, profile)

@@ -19,7 +19,8 @@ from app.wizard.records import (
     JobOption,
     MachineRow,
 )
-from distributed.checks.job import memory_level
+from distributed.checks.findings import Health
+from distributed.checks.job import free_memory, memory_level
 from distributed.planning.fitting import FreeMemory, fitted
 from distributed.planning.model_size import ModelSize, size_for
 from profiles.errors import BadInput, counted
@@ -178,19 +179,21 @@ def _notes(history: Mapping[str, int], profile: Profile) -> Iterator[str]:
 # -------------------------------------------------------------------------------------------------------------- memory
 
 
-def fits_of(machines: Sequence[MachineRow], profile: Profile, memory: Mapping[str, FreeMemory]) -> list[Fit]:
+def fits_of(machines: Sequence[MachineRow], profile: Profile, health: Mapping[str, Health]) -> list[Fit]:
     """Say for each machine whether training fits its memory, as its check does, and what is changed that it does.
 
     Args:
-        memory: by machine, of those that were looked at.
+        health: by machine, of those that were looked at.
     """
     size = size_for(profile)
-    return [_fit(row, profile, size, _memory(row, memory)) for row in machines]
+    return [_fit(row, profile, size, _memory(row, profile, health)) for row in machines]
 
 
-def _memory(row: MachineRow, memory: Mapping[str, FreeMemory]) -> FreeMemory:
-    if row.key in memory or not row.here:
-        return memory.get(row.key, FreeMemory())
+def _memory(row: MachineRow, profile: Profile, health: Mapping[str, Health]) -> FreeMemory:
+    if row.key in health:
+        return free_memory(health[row.key], profile.training.device)
+    if not row.here:
+        return FreeMemory()
     import psutil  # 20 ms, not needed where only other machines train
 
     return FreeMemory(int(psutil.virtual_memory().available), total_memory()[0])

@@ -40,11 +40,10 @@ from training.lazy import lazy
 if TYPE_CHECKING:
     from app.wizard import discovery_watch, forecasting, job_view, launching, machines, plan
     from app.wizard.discovery_watch import DiscoveryWatch
-    from distributed.checks.findings import Finding
+    from distributed.checks.findings import Finding, Health
     from distributed.hosts import file as hosts_file
     from distributed.measuring import measure
     from distributed.measuring.link_figures import PairFigures
-    from distributed.planning.fitting import FreeMemory
     from distributed.preparation import custom_code, prepare
     from distributed.ssh import access
     from distributed.ssh.access import AccessReport
@@ -75,7 +74,7 @@ class Services:
         self._outside = outside
         self._config = config
         self._output = output
-        self._memory: dict[str, FreeMemory] = {}
+        self._health: dict[str, Health] = {}
         self._trusted: tuple[str, ...] = ()
 
     @property
@@ -129,7 +128,7 @@ class Services:
 
     def _examine(self, rows: Sequence[MachineRow], task: str) -> Sequence[tuple[Finding, ...]]:
         found = self.outside.examine(machines.hosts_of(rows), task, machines.trust_in(self._trusted))
-        self._memory.update({row.key: one.memory for row, one in zip(rows, found, strict=True)})
+        self._health |= {row.key: one.health for row, one in zip(rows, found, strict=True) if one.health is not None}
         return [tuple(one.findings) for one in found]
 
     def repair(self, rows: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> None:
@@ -172,7 +171,7 @@ class Services:
 
     def fits(self, rows: Sequence[MachineRow], answers: JobAnswers) -> Sequence[Fit]:
         """Say for each machine whether the model fits its memory."""
-        return job_view.fits_of(rows, self._profile(answers), self._memory)
+        return job_view.fits_of(rows, self._profile(answers), self._health)
 
     # --------------------------------------------------------------------------------------------------- way and plan
 

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from pydantic import ValidationError
 
 from distributed.checks.findings import Finding, Health, judge_facts, judge_health, judge_mtu, judge_ways
-from distributed.checks.job import free_memory, look_at_job
+from distributed.checks.job import look_at_job
 from distributed.hosts.schema import Hosts
 from distributed.machine.link import Dial, MachineLink, Tell, address_towards, link_to, packed
 from distributed.measuring.measure import here_link
-from distributed.planning.fitting import FreeMemory
 from distributed.preparation.preflight import Readiness, check
 from distributed.preparation.provision import provision_all
 from distributed.ssh.connection import Trust
@@ -36,8 +35,8 @@ class Examined:
 
     readiness: Readiness
     findings: list[Finding] = field(default_factory=list)
-    memory: FreeMemory = FreeMemory()
-    """Free bytes and all, of the smallest device that trains; 0: unknown."""
+    health: Health | None = None
+    """``None``: it could not be looked at closely."""
 
     @property
     def name(self) -> str:
@@ -115,7 +114,7 @@ def _add_health(able: Sequence[Examined], healths: Sequence[Health | Finding]) -
             one.findings.append(health)
             continue
         one.findings += judge_health(health)
-        one.memory = free_memory(health)
+        one.health = health
         if facts is not None and facts.interface in health.mtu:
             mtus[one.name] = (facts.interface, health.mtu[facts.interface])
     return mtus

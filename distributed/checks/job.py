@@ -111,7 +111,7 @@ def judge_memory(profile: Profile, size: ModelSize | None, measured: SpeedFigure
     if size is None:
         unknown = "how much memory the model needs is not known before it has run"
         return Finding("model", "ok", unknown, fix="'measure' determines it")
-    room = free_memory(health)
+    room = free_memory(health, profile.training.device)
     try:
         found = fitted(profile, size, [room.budget("it")], alone=False)
     except BadInput as error:
@@ -121,7 +121,7 @@ def judge_memory(profile: Profile, size: ModelSize | None, measured: SpeedFigure
 
 
 def _judged(profile: Profile, need: int, how: str, health: Health) -> Finding:
-    free, total, *_ = free_memory(health)
+    free, total, *_ = free_memory(health, profile.training.device)
     seen = f"about {gigabytes(need)} GB needed ({how}), {gigabytes(free)} of {gigabytes(total)} GB free"
     level = memory_level(need, free, total, estimated=how == _ESTIMATED)
     less = ", ".join(["lower batch_size (and raise gradient_accumulation)", *less_memory(profile.model.task)])
@@ -142,13 +142,15 @@ def memory_level(need: int, free: int, total: int, estimated: bool) -> Level:
     return "warning" if free and need > free else "ok"
 
 
-def free_memory(health: Health) -> FreeMemory:
-    """Return the memory of the smallest device that trains."""
-    cuda = [one for one in health.devices if one.device.startswith("cuda") and not one.problem]
+def free_memory(health: Health, device: str) -> FreeMemory:
+    """Return the memory of the smallest device that trains where a job wants ``auto``, ``cpu``, ``cuda`` or ``mps``."""
+    sound = [one for one in health.devices if not one.problem]
+    cuda = [one for one in sound if one.device.startswith("cuda")]
     known = [(gpu.free, gpu.total) for gpu in health.nvidia if gpu.free is not None and gpu.total]
-    if not cuda or not known:
-        return FreeMemory(health.memory.free, health.memory.total)
-    return FreeMemory(*min(known), "cuda", all(one.bf16 for one in cuda))
+    if device in ("auto", "cuda") and cuda and known:
+        return FreeMemory(*min(known), "cuda", all(one.bf16 for one in cuda))
+    metal = device == "mps" or (device == "auto" and any(one.device == "mps" for one in sound))
+    return FreeMemory(health.memory.free, health.memory.total, "mps" if metal else "cpu")
 
 
 def judge_data(trees: Mapping[str, Tree], lack: Lack, facts: Facts) -> list[Finding]:

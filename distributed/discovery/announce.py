@@ -29,6 +29,8 @@ _PRIVATE = (PathKind.DOCKER, PathKind.VPN, PathKind.VIRTUAL)
 _LONGEST_LABEL = 40
 _LONGEST_VALUE = 200
 """Bytes; key and value share one byte for their length (RFC 6763, 6.1)."""
+_LOOPBACK = "127.0.0.1"
+"""Where nobody hears it: zeroconf needs one address."""
 _TYPE = f"{MUSTER}.local."
 
 
@@ -63,8 +65,8 @@ class Announcement:
         logging.getLogger("zeroconf").setLevel(logging.ERROR)  # it warns of addresses that are not ready yet
         try:
             self._zeroconf = responder(interfaces=_addresses(self._interfaces))
-        except OSError as error:
-            message = f"cannot send multicast DNS: {error.strerror or error}"
+        except (OSError, RuntimeError) as error:
+            message = f"cannot send multicast DNS: {getattr(error, 'strerror', None) or error}"
             raise MachinesNotReady(message, "is a network connected, and UDP port 5353 free?") from None
 
     @property
@@ -87,7 +89,7 @@ class Announcement:
         try:
             self._zeroconf.register_service(self._info, allow_name_change=True)
         except Error as error:
-            self._zeroconf.close()
+            self.close()
             raise MachinesNotReady(f"cannot announce this machine: {error}", "try again in a minute") from None
         return self
 
@@ -98,13 +100,18 @@ class Announcement:
         because the machine is too busy, is tried anew.
         """
         found = _announced_on(self._list_interfaces())
-        if not found:
-            return False
-        info = self._service(str(self._info.name), found)
+        known = {(one.name, one.index) for one in self._interfaces}
+        kept = tuple(one for one in found if (one.name, one.index) in known)
         try:
+            if kept != found or not found:  # by its address alone, zeroconf takes what is plugged in anew for the old
+                self._zeroconf.update_interfaces(_addresses(kept) or [_LOOPBACK])
+            if not found:
+                return False
             self._zeroconf.update_interfaces(_addresses(found))
             if found == self._interfaces:
                 return False
+            self._interfaces = ()  # what fails may be done later all the same
+            info = self._service(str(self._info.name), found)
             self._zeroconf.update_service(info)
         except (Error, OSError):
             return False

@@ -179,7 +179,6 @@ class _Rounds:
 
     looked: float = float("-inf")
     failures: int = 0
-    identified: bool = False
     busy: bool = False
 
 
@@ -190,6 +189,7 @@ class PathWatch:
         observe: takes what is found.
         known: names by the fingerprint of their host key.
         read: asks who answers somewhere for its host key.
+        connect: sees whether somebody answers somewhere.
         clock: seconds by which looks are due.
     """
 
@@ -198,9 +198,10 @@ class PathWatch:
         observe: Callable[[Observation], None],
         known: Mapping[str, tuple[str, ...]],
         read: Callable[..., HostKeyInfo | Problem] = read_host_key,
+        connect: Callable[..., Problem | None] = knock,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._observe, self._known, self._read, self._clock = observe, known, read, clock
+        self._observe, self._known, self._read, self._connect, self._clock = observe, known, read, connect, clock
         self._state = State()
         self._rounds: dict[Endpoint, _Rounds] = {}
         self._looking: Counter[str] = Counter()
@@ -220,7 +221,8 @@ class PathWatch:
                 del self._rounds[endpoint]
         now = self._clock()
         each = [(endpoint, self._rounds.setdefault(endpoint, _Rounds())) for endpoint in state.paths]
-        for endpoint, rounds in sorted(each, key=lambda one: one[1].looked):  # many that are silent hold up nobody
+        # What machines are reached by comes first; after it, nobody is held up by many that are silent.
+        for endpoint, rounds in sorted(each, key=lambda one: (one[0] not in self._best, one[1].looked)):
             if (
                 rounds.busy
                 or now < rounds.looked + self._pause(endpoint, rounds)
@@ -235,7 +237,7 @@ class PathWatch:
 
     async def _look(self, endpoint: Endpoint, rounds: _Rounds) -> None:
         try:
-            if rounds.identified and endpoint not in self._unproved:
+            if self._is(endpoint, Reachability.ONLINE) and endpoint not in self._unproved:
                 await self._knock(endpoint, rounds)
             else:
                 await self._identify(endpoint, rounds)
@@ -249,13 +251,19 @@ class PathWatch:
             return min(_BEST_EVERY * 2.0 ** min(rounds.failures - 1, 10), _LONGEST_PAUSE)
         if endpoint in self._unproved:
             return 0.0
-        return _BEST_EVERY if endpoint in self._best else _OTHERS_EVERY
+        often = endpoint in self._best or self._is(endpoint, Reachability.CHECKING)
+        return _BEST_EVERY if often else _OTHERS_EVERY
+
+    def _is(self, endpoint: Endpoint, status: Reachability) -> bool:
+        """Whether that is known of an endpoint now: it may be forgotten after it was looked at, and seen again."""
+        path = self._state.paths.get(endpoint)
+        return path is not None and path.status is status
 
     async def _knock(self, endpoint: Endpoint, rounds: _Rounds) -> None:
-        failure = await aside(lambda: knock(endpoint))
+        failure = await aside(lambda: self._connect(endpoint))
         if failure is not None:
             self._hasten_others(endpoint)
-            failure = await aside(lambda: knock(endpoint, _SECOND_TRY))  # one lost packet is no death
+            failure = await aside(lambda: self._connect(endpoint, _SECOND_TRY))  # one lost packet is no death
         if failure is not None:
             await self._failed(endpoint, rounds, failure)
 
@@ -270,7 +278,7 @@ class PathWatch:
             else:
                 seen = other
         if isinstance(seen, HostKeyInfo):
-            rounds.identified, rounds.failures = True, 0
+            rounds.failures = 0
             known_as = self._known.get(seen.fingerprint, ())
             self._observe(Identified(endpoint, seen.fingerprint, known_as, tuple(keys.items())))
         else:
@@ -278,7 +286,6 @@ class PathWatch:
 
     async def _failed(self, endpoint: Endpoint, rounds: _Rounds, problem: Problem) -> None:
         rounds.failures += 1
-        rounds.identified = False  # who answers there next may be another machine
         silent = problem.cause == "timeout"
         if not silent or rounds.failures == 1:  # the search for other signs takes its time
             self._observe(Failed(endpoint, problem))

@@ -42,6 +42,7 @@ def probe(root: Path, modules: list[str]) -> dict[str, Any]:
     """Return a report on this machine."""
     folder = next(parent for parent in (root, *root.parents) if parent.exists())
     address = (os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2] or "127.0.0.1"
+    gpus = count_gpus()  # the driver's program may hang, and is not asked again then
     return {
         "python": list(sys.version_info[:3]),
         "executable": sys.executable,
@@ -52,10 +53,10 @@ def probe(root: Path, modules: list[str]) -> dict[str, Any]:
         "writable": os.access(folder, os.W_OK),
         "root": str(root),
         "system": platform.system(),
-        "gpus": count_gpus(),
+        "gpus": gpus,
         "memory": memory(),
-        "gpu_memory": gpu_memory(),
-        "gpu_bf16": gpus_have_bf16(),
+        "gpu_memory": gpu_memory() if gpus else 0,
+        "gpu_bf16": gpus > 0 and gpus_have_bf16(),
         "address": address,
         "interface": interface_of(address),
     }

@@ -35,7 +35,7 @@ _SOON, _LATER = 0.5, 5.0
 """Seconds at least between two words about what a short run is at: about another phase, and about the same."""
 _WORTH_A_WORD = 1_000_000
 """Bytes that a machine lacks."""
-_MACHINE_FACTS = ("system", "device", "cores", "memory_total", "memory_free", "on_mains")
+_MACHINE_FACTS = ("system", "device", "cores", "memory_total", "memory_free", "bf16", "on_mains")
 _WORKLOAD_FACTS = ("trainable", "total", "layers", "samples")
 
 

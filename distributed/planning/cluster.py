@@ -116,6 +116,8 @@ class ClusterMachine(Document):
     memory_total: Bytes = 0
     memory_free: Bytes = 0
     """What training may use of the device's memory; 0: unknown."""
+    bf16: bool = False
+    """Whether ``mixed_precision = auto`` is bf16 on its GPU."""
     interface_mbit: Mbit = 0.0
     """What its network interface carries in each direction, all peers together; 0: as its fastest link."""
     cores: Annotated[float, Field(ge=0, le=100_000)] = 0.0

@@ -169,43 +169,59 @@ def test_many_devices_with_long_names_fit_into_the_announcement() -> None:
 
 
 class Responder:
-    """Speaks no DNS: keeps what it is told, and is too busy for the first changes."""
+    """Speaks no DNS: keeps what it is told, and is too busy for the first call of each kind where ``busy``."""
 
-    def __init__(self, interfaces: list[str]) -> None:
-        self.told, self.busy = [interfaces], [True, False, True]
+    def __init__(self, busy: bool) -> None:
+        self.told: list[list[str]] = []
         self.announced: list[list[str]] = []
+        self.busy = {"interfaces", "service"} if busy else set()
+
+    def __call__(self, interfaces: list[str]) -> Zeroconf:
+        self.told.append(interfaces)
+        return cast(Zeroconf, self)
 
     def update_interfaces(self, interfaces: list[str]) -> None:
+        self._refuse("interfaces")
         self.told.append(interfaces)
-        if self.busy and self.busy.pop(0):
-            raise EventLoopBlocked
 
     def update_service(self, info: ServiceInfo) -> None:
-        if self.busy and self.busy.pop(0):
-            raise EventLoopBlocked
+        self._refuse("service")
         self.announced.append(info.parsed_addresses())
+
+    def _refuse(self, kind: str) -> None:
+        if kind in self.busy:
+            self.busy.remove(kind)
+            raise EventLoopBlocked
+
+
+def having(*addresses: str, first: int = 1) -> Interfaces:
+    """Interfaces with one address each, numbered by the system from ``first`` on."""
+    attached = (ipaddress.ip_interface(address) for address in addresses)
+    return Interfaces(tuple(
+        Interface(f"eth{number}", first + number, (one,), PathKind.WIRED, True) for number, one in enumerate(attached)
+    ))  # fmt: skip
 
 
 def test_a_new_network_is_announced_on_although_the_machine_is_busy() -> None:
-    def having(*addresses: str) -> Interfaces:
-        attached = (ipaddress.ip_interface(address) for address in addresses)
-        return Interfaces(tuple(
-            Interface(f"eth{number}", number, (one,), PathKind.WIRED, True) for number, one in enumerate(attached)
-        ))  # fmt: skip
-
-    now, responders = having("10.0.0.1/24"), list[Responder]()
-
-    def answering(interfaces: list[str]) -> Zeroconf:
-        responders.append(Responder(interfaces))
-        return cast(Zeroconf, responders[0])
-
-    announcement = Announcement(interfaces=lambda: now, responder=answering)
+    now, responder = having("10.0.0.1/24"), Responder(busy=True)
+    announcement = Announcement(interfaces=lambda: now, responder=responder)
     now = having("10.0.0.1/24", "169.254.1.1/16")
     assert [announcement.follow_interfaces() for _ in range(4)] == [False, False, True, False]
     assert announcement.interfaces == ("eth0", "eth1")
-    (responder,) = responders
-    assert responder.announced == [["10.0.0.1", "169.254.1.1"]]
-    assert responder.told == [["10.0.0.1"], *[["10.0.0.1", "169.254.1.1"]] * 4]  # what was not ready, too
+    assert responder.announced == [["10.0.0.1", "169.254.1.1"]] == responder.told[-1:]
+
+
+@pytest.mark.parametrize("seen_gone", [True, False])
+def test_an_interface_that_is_plugged_in_anew_is_not_taken_for_the_old(seen_gone: bool) -> None:
+    now, responder = having("10.0.0.1/24"), Responder(busy=False)
+    announcement = Announcement(interfaces=lambda: now, responder=responder)
+    if seen_gone:
+        now = having()
+        assert not announcement.follow_interfaces()
+        assert responder.told[-1] == ["127.0.0.1"]
+    now = having("10.0.0.1/24", first=7)
+    assert announcement.follow_interfaces()
+    assert responder.told[-2:] == [["127.0.0.1"], ["10.0.0.1"]]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

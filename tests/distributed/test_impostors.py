@@ -29,6 +29,7 @@ from distributed.discovery.sightings import (
     SightingKey,
     SightingOrigin,
     State,
+    Withdrawn,
     apply,
 )
 from distributed.hosts.schema import Hosts, Machine
@@ -134,7 +135,7 @@ def test_who_was_never_looked_at_comes_before_who_is_due_again() -> None:
 
     async def look() -> None:
         nonlocal now
-        watch = PathWatch(lambda observation: None, {}, read, lambda: now)
+        watch = PathWatch(lambda observation: None, {}, read, clock=lambda: now)
         while len(looked) < len(state.paths):
             for due in list(watch.due(state)):
                 await due
@@ -143,6 +144,56 @@ def test_who_was_never_looked_at_comes_before_who_is_due_again() -> None:
     state = State(paths={Endpoint(f"10.0.0.{number}", "eth0"): PathState() for number in range(1, 101)})
     asyncio.run(look())
     assert set(looked[: len(state.paths)]) == set(state.paths)
+
+
+def test_who_answers_is_looked_at_before_many_that_are_new_and_silent() -> None:
+    now, state, reached = 0.0, State(), list[Endpoint]()
+
+    def observe(observation: Observation) -> None:
+        nonlocal state
+        state = apply(state, observation)
+
+    def read(endpoint: Endpoint, timeout: float = 1.0, kind: str = "") -> HostKeyInfo | Problem:
+        return answer("SHA256:studio") if endpoint == PLACE else Problem("no_route", "nobody there")
+
+    def silent(number: int) -> Sighting:
+        places = tuple(Endpoint(f"10.0.{number}.{last}", "en0") for last in range(1, 17))
+        return Sighting(SightingKey(SightingOrigin.BONJOUR, "", str(number)), "x", "x.local", places)
+
+    async def look() -> None:
+        nonlocal now
+        watch = PathWatch(observe, {}, read, lambda endpoint, *_: reached.append(endpoint), lambda: now)
+        for turn in range(10):
+            now = 3.0 * turn
+            for one in (sighted("studio"), *(silent(3 * turn + more) for more in range(3))):
+                observe(one)
+            for due in list(watch.due(state)):
+                await due
+
+    asyncio.run(look())
+    assert len(reached) == 9  # at every turn but the first, when its key was read
+
+
+def test_who_is_withdrawn_and_seen_again_between_two_looks_is_identified_anew() -> None:
+    now, state = 0.0, State()
+
+    def observe(observation: Observation) -> None:
+        nonlocal state
+        state = apply(state, observation)
+
+    async def look() -> None:
+        nonlocal now
+        watch = PathWatch(observe, {}, lambda *_, **__: answer("SHA256:studio"), clock=lambda: now)
+        seen = sighted("studio")
+        for observations in ([seen], [Withdrawn(seen.key), seen]):
+            for one in observations:
+                observe(one)
+            for due in list(watch.due(state)):
+                await due
+            now += 3.0
+
+    asyncio.run(look())
+    assert [path.status for path in state.paths.values()] == [Reachability.ONLINE]
 
 
 def test_an_impostor_that_is_gone_is_offline() -> None:

@@ -256,6 +256,14 @@ def test_mixed_precision_is_bf16_by_itself_only_where_all_gpus_have_it() -> None
     machine = health(8, 8, ((7, 8), (6, 8)))
     for has_it, like in (((True, True), bf16), ((True, False), off)):
         devices = tuple(one.model_copy(update={"bf16": has}) for one, has in zip(machine.devices, has_it, strict=True))
-        room = free_memory(machine.model_copy(update={"devices": devices}))
+        room = free_memory(machine.model_copy(update={"devices": devices}), "auto")
         assert room.need(auto, size) == room.need(like, size)
     assert room.need(bf16, size) < room.need(off, size)
+
+
+@pytest.mark.parametrize(
+    ("device", "taken"), [("auto", (7, "cuda")), ("cuda", (7, "cuda")), ("cpu", (4, "cpu")), ("mps", (4, "mps"))]
+)
+def test_memory_is_that_of_the_device_that_the_job_wants(device: str, taken: tuple[int, str]) -> None:
+    found = free_memory(health(4, 8, ((7, 8),)), device)
+    assert (found.free // 2**30, found.device) == taken

@@ -11,7 +11,7 @@ import pytest
 from app.wizard.job_view import data_of, fits_of, job_of, resolved
 from app.wizard.records import ItemStatus, JobAnswers, JobForm, JobOption
 from distributed.checks.findings import Health
-from distributed.checks.job import free_memory, judge_memory
+from distributed.checks.job import judge_memory
 from distributed.planning.model_size import size_for
 from profiles.options import canonical
 from profiles.schema import DataSettings, Profile
@@ -117,7 +117,7 @@ def test_the_set_up_and_the_check_say_the_same_of_memory(
         gpus = {"nvidia": [{"name": "g", "driver": "1", **memory}], "devices": [{"device": "cuda:0", "problem": ""}]}
         said, memory = said | gpus, {"free": 2**40, "total": 2**40}
     health = Health.model_validate({**said, "memory": memory})
-    (row,) = fits_of([ANNA], profile, {ANNA.key: free_memory(health)})
+    (row,) = fits_of([ANNA], profile, {ANNA.key: health})
     assert row.words == words
     finding = judge_memory(profile, size_for(profile), None, health)
     if words != "does not fit":
