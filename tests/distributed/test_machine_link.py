@@ -13,6 +13,7 @@ from scripted_connection import Says
 
 from distributed.cleaning.clean import leftovers
 from distributed.hosts.schema import Hosts, Machine
+from distributed.machine.agent_files import probe
 from distributed.machine.link import HereConnection, MachineLink, document
 from distributed.ssh.errors import Dropped, RemoteFileError, SshError
 from distributed.ssh.process import MAX_LINE
@@ -42,6 +43,18 @@ def test_a_python_that_is_not_there_is_named(tmp_path: Path) -> None:
     machine = BOX.model_copy(update={"python": str(tmp_path / "bin" / "python")})
     with pytest.raises(SshError, match=r"^box: no Python there"):
         MachineLink(machine, lambda: HereConnection("box")).probe([])
+
+
+def test_a_driver_that_does_not_answer_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its program may hang for ten seconds each time."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho asked >> {tmp_path}/log\nexit 9\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    said = probe(tmp_path, [])
+    assert (said["gpus"], said["gpu_memory"], said["gpu_bf16"]) == (0, 0, False)
+    assert (tmp_path / "log").read_text() == "asked\n"
 
 
 @pytest.mark.parametrize("answer", [b"", b"{}", b'{"processes": 5}', b"[]"])

@@ -12,6 +12,9 @@ from app.cli.main import main
 from app.plan_table import explanation_lines, summary_lines, table_lines
 from distributed.planning.cluster import Cluster
 from distributed.planning.document import Figures, Planning, Workload
+from distributed.planning.fitting import MemoryBudget
+from distributed.planning.memory_model import need_of
+from distributed.planning.model_size import size_for
 from distributed.planning.planner import plan
 from profiles.resolve import load_profile
 
@@ -90,6 +93,18 @@ def test_a_job_that_fits_nowhere_is_exit_code_3(tmp_path: Path, capsys: Capture)
     small = joined([machine("a", memory_free=1_000_000)])
     assert run("demo-scratch", "--figures", written(tmp_path, small)) == 3
     assert "the job fits none of these machines" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+def test_figures_tell_whether_a_gpu_computes_in_bf16(bf16: bool, tmp_path: Path, capsys: Capture) -> None:
+    profile = load_profile("demo-scratch", {}).profile
+    size = size_for(profile)
+    assert size is not None
+    less, more = (need_of(profile, size, alone=True, on_gpu=True, bf16=halves).total for halves in (True, False))
+    total = next(one for one in range(less, 2**34, 2**20) if MemoryBudget("a", one, "cuda").usable > (less + more) / 2)
+    gpu = machine("a", device="cuda", memory_total=total, bf16=bf16)
+    assert run("demo-scratch", "--figures", written(tmp_path, joined([gpu]))) == 0
+    assert ("instead of" in capsys.readouterr().err) is not bf16
 
 
 def test_figures_of_another_model(tmp_path: Path, capsys: Capture) -> None:
