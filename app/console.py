@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profiles.errors import StoppedByUser
+from profiles.installation import IS_CHECKOUT, PROGRAM, RUNS_FOLDER
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -232,7 +233,12 @@ def show_json(document: Any) -> None:
 
 def command_line(*arguments: str) -> str:
     """Return what to type to run this program with ``arguments``, from the current folder."""
-    return shlex.join(["python3", near(SCRIPT), *arguments])
+    return shlex.join([*program_words(), *arguments])
+
+
+def program_words() -> list[str]:
+    """Return what starts this program from the current folder."""
+    return ["python3", near(SCRIPT)] if IS_CHECKOUT else list(PROGRAM)
 
 
 def near(path: str | Path) -> str:
@@ -244,7 +250,7 @@ def near(path: str | Path) -> str:
 def command_about(run_dir: Path, *words: str) -> str:
     """Return what to type to do something with a run: its id after ``words``, and where it is if that is elsewhere."""
     folder = run_dir.parent
-    usual = folder.resolve() == Path("output").resolve()
+    usual = folder.resolve() == RUNS_FOLDER.resolve()
     return command_line(*words, run_dir.name[:20], *([] if usual else ["--output", str(folder)]))
 
 

@@ -41,9 +41,7 @@ def ensure_environment(script: str) -> None:
     Raises:
         SystemExit: with code 2, when there is no usable ``.venv``.
     """
-    sys.excepthook = _quiet_interrupt
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _leave)
+    answer_interrupts()
     restarted = os.environ.pop(_RESTARTED, None)
     missing = missing_packages()
     if sys.version_info >= (3, 10) and not missing:
@@ -55,6 +53,13 @@ def ensure_environment(script: str) -> None:
         os.execv(python, [python, script, *sys.argv[1:]])
     print(_what_to_type(os.path.dirname(script), missing), file=sys.stderr)
     raise SystemExit(2)
+
+
+def answer_interrupts() -> None:
+    """Let Ctrl-C end this process without a traceback, until :func:`begin_to_answer`."""
+    sys.excepthook = _quiet_interrupt
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
 
 
 def begin_to_answer() -> None:

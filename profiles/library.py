@@ -9,9 +9,10 @@ from pathlib import Path
 
 from profiles.errors import BadInput
 from profiles.ini import IniFile, IniSection, read_ini
+from profiles.installation import SHARED, saved_profiles
 from profiles.options import canonical, hint_for, options_by_name
 
-CONFIG = Path(__file__).resolve().parent.parent / "config.ini"
+CONFIG = SHARED / "config.ini"
 """The shipped ``config.ini``."""
 
 REFERENCES: dict[str, frozenset[str]] = {
@@ -44,7 +45,7 @@ def check_name(name: str) -> str:
 
 def saved_folder(config: Path) -> Path:
     """Return the folder of the saved profiles that belong to ``config``."""
-    return config.parent / "profiles" / "saved"
+    return saved_profiles(config)
 
 
 @dataclass(frozen=True)

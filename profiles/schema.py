@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from profiles.declarations import OptionError, Owning, Section, Trait, forms, is_written, no_choice, option, trait_of
+from profiles.installation import RUNS_FOLDER
 from profiles.locations import own_code_in
 from profiles.optimisation import WHISPER, EvaluationSettings, SnapshotSettings, TrainingSettings
 from profiles.split import SplitText
@@ -296,7 +297,7 @@ FITTED = ("batch_size", "eval_batch_size", "gradient_checkpointing", "tuning", "
 class RunSettings(Section):
     """Where results go, and the local workers."""
 
-    output_dir: str = option("output", "folder of the run folders", kind="path")
+    output_dir: str = option(str(RUNS_FOLDER), "folder of the run folders", kind="path")
     hosts: str = option("", "hosts file with the machines that train; empty: this machine", kind="path")
     workers: int = option(1, "workers on this machine (--local)", ge=1, le=64)
     simulate: int = option(

@@ -22,11 +22,11 @@ from typing import Any, BinaryIO, Protocol
 import psutil
 
 from profiles.errors import RunFailed
+from profiles.installation import TOP, training_code, training_python
 from training.bounded import LONGEST_LINE
 from training.events import Event, TimingEvent
 from training.run_files import is_live, private_file
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 RUN_VARIABLE = "MUSTER_RUN_ID"
 """Holds the run's id, in a launched script and in all that it starts."""
 START_PATIENCE = 120.0
@@ -75,12 +75,12 @@ def thread_limits(threads: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} if threads else {}
 
 
-def environment(threads: int) -> dict[str, str]:
+def environment(threads: int, code: Path = TOP) -> dict[str, str]:
     """Environment of a local process of a run: the packages findable, threads bounded, no warnings of forks.
 
     ``PYTHONSAFEPATH`` (Python 3.11): no module of the folder that one happens to be in hides another.
     """
-    path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    path = os.pathsep.join([str(code), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     own = {**WAITING, **os.environ, **thread_limits(threads)}
     return {**own, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -165,17 +165,19 @@ class BackgroundProcess:
 
     Args:
         patience: seconds until it must hold its run folder.
+        trains: it needs the packages that train, which a light core has in an environment of their own.
     """
 
-    def __init__(self, module: str, *arguments: str, patience: float = START_PATIENCE) -> None:
+    def __init__(self, module: str, *arguments: str, patience: float = START_PATIENCE, trains: bool = False) -> None:
         self._patience = patience
+        python = training_python() if trains else ""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by dismiss() and start()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [python or sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
-            env=environment(0),
+            env=environment(0, training_code() if python else TOP),
             start_new_session=True,
         )
 

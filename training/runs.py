@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from profiles.errors import BadInput
+from profiles.installation import RUNS_FOLDER, program
 from training.plan import FINAL, RunMetadata, RunPlan, Status
 from training.run_files import FolderLock, explain
 from training.run_folder import RUN_ID, RunFolder, has_snapshots, remove_run_folder
 
 SHOWN_CANDIDATES = 8
-USUAL = Path("output")
+USUAL = RUNS_FOLDER
 """Where runs are if nobody says otherwise."""
 
 
@@ -143,7 +144,7 @@ def find_run(output_dir: Path, reference: str) -> Path:
         return fitting[0].path
     if fitting:
         raise BadInput(f"'{reference}' fits {len(fitting)} runs", f"type more of the id: {_names(fitting)}")
-    known = f"there are: {_names(runs)}" if runs else "start one with: distributed-train PROFILE"
+    known = f"there are: {_names(runs)}" if runs else f"start one with: {program('distributed-train', 'PROFILE')}"
     raise BadInput(f"no run '{reference}' in {output_dir}", known)
 
 

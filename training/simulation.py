@@ -27,7 +27,7 @@ from training.outcome import NOT_THIS_RUN, RunOutcome, noted_failure
 from training.plan import RunPlan
 from training.run_files import explained, private_file
 from training.run_folder import RunFolder, has_snapshots
-from training.runs import find_run, plan_to_resume
+from training.runs import USUAL, find_run, plan_to_resume
 from training.stopping import stopped_by
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class ObjectTrainer(ABC):
         *,
         loss: Callable[..., Any] | str | None = None,
         collate: Callable[..., Any] | str | None = None,
-        output_dir: Path | str = "output",
+        output_dir: Path | str = USUAL,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
         self.model = model

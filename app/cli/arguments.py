@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-OUTPUT = Path("output")
+from profiles.installation import RUNS_FOLDER
+
+OUTPUT = RUNS_FOLDER
 USUAL_HOSTS = Path("distributed_hosts.json")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else.")]

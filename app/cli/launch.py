@@ -94,7 +94,7 @@ def launch(
             ended = run_to_end(plan, made, PlainProgress(title_of(plan)))
         return tell_end(ended, {"this machine": end_processes(plan.run_id)}, as_json)
     made.close()
-    BackgroundProcess(module).start(made.path)
+    BackgroundProcess(module, trains=True).start(made.path)
     return leave(made.path, as_json) if detach else follow(made.path, as_json)
 
 

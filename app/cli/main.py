@@ -1,12 +1,10 @@
-"""The commands: one row each, and the process boundary: what a command raises becomes an exit code and clear lines.
+"""The process boundary of a command line: what a command raises becomes an exit code and clear lines.
 
-The file of a command is imported when it is called, so that ``--help`` stays quick. With ``--json`` a failure is the
-one document on stdout: ``{"error": {"message", "hint"}, "exit_code": n}``.
+With ``--json`` a failure is the one document on stdout: ``{"error": {"message", "hint"}, "exit_code": n}``.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import sys
@@ -15,75 +13,14 @@ from typing import Annotated
 
 import typer
 
-from app.cli.arguments import new_app
+from app.cli.commands import COMMANDS, GROUPS, command_list, command_tree
 from app.cli.terminal import fail
 from app.console import ending_questions, save_traceback
 from profiles.bootstrap import begin_to_answer
 from profiles.errors import ExitCode, MusterError
 
-COMMANDS = {
-    "distributed-train": ("train_command", "Train a model on this machine or on several, with live progress."),
-    "launch": ("launch", "Run your own PyTorch training script on several machines, as torchrun does on a cluster."),
-    "distributed-check": ("machines", "Check whether all machines are ready to train, and fix what is safe to fix."),
-    "doctor": ("doctor", "Check whether this computer can train: everything, or what you name."),
-    "access": (
-        "access",
-        "Check whether machines accept the login, or why not; a password, given once, installs a key.",
-    ),
-    "clean": ("machines", "Remove Muster from machines again, after showing what would go; live runs are not touched."),
-    "attach": (
-        "attach",
-        "Watch a run in the background, from any number of terminals; shows the dashboard on a terminal.",
-    ),
-    "logs": ("attach", "Show what the processes of a run have logged."),
-    "ask": ("ask", "Pause or resume a live run, write a snapshot, add or drop a machine."),
-    "stop": ("ask", "Stop a run in the background, and check that nothing of it is left running on any machine."),
-    "transcribe": ("transcribe", "Transcribe sound files."),
-    "evaluate": ("models", "Measure WER and CER of a model on a data set, by speaker, length and noise."),
-    "export": ("models", "Convert a trained model for other programs, and check that it still transcribes the same."),
-    "compare": (
-        "compare",
-        "Show whether B transcribes better than A, with a 95 % interval; or which strategy suits a profile.",
-    ),
-    "prepare": (
-        "recordings",
-        "Make a data set from recordings anywhere: download, check, and split by speaker; resumable.",
-    ),
-    "segment": (
-        "recordings",
-        "Cut long recordings at pauses, and assign to each clip the words of the transcript spoken in it.",
-    ),
-    "patches": (
-        "transcripts",
-        "Show what the files in a data set's folder 'patches' change: texts, protected samples, samples left out.",
-    ),
-    "blacklist": (
-        "transcripts",
-        "List training samples whose transcript is contradicted by a model that never trained on them.",
-    ),
-    "pseudo-label": (
-        "transcripts",
-        "Let a model write transcripts of recordings into pseudo.csv; continues where it was interrupted.",
-    ),
-    "discover": (
-        "discover",
-        "List the machines on this network and those this computer knows, and show which of them answer.",
-    ),
-    "announce": (
-        "discover",
-        "Announce this machine on the network until Ctrl-C. Macs with Remote Login announce themselves.",
-    ),
-    "measure": ("measure", "Measure machines with a short run of the task, and the links between them with raw TCP."),
-    "plan": ("measure", "Predict every way to train a profile on these machines; show the best one and why."),
-    "report": ("runs", "Write a report of a run: one HTML file with its charts, machines, traffic and result."),
-    "replay": ("attach", "Replay a finished run, in its own time or faster."),
-    "track": ("runs", "Send the events of a run to CSV, TensorBoard, Weights & Biases or trackio; follows a live run."),
-    "web": ("runs", "Show a run, or the guided set-up, in the browser of this machine."),
-    "demo-run": ("attach", "Show a recorded run under invented machine names: nothing trains, nothing is asked."),
-    "runs": ("runs", "List, show, compare and clean runs."),
-    "profiles": ("profiles", "List, show and check profiles."),
-}
-"""By name: the file of the command, which is a function of this name or a group of commands, and its line of help."""
+INSTALLED = "muster"
+"""The program's name where it is installed."""
 
 
 def _version(wanted: bool) -> None:
@@ -103,38 +40,29 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
+    help_all: Annotated[bool, typer.Option("--help-all", help="List all commands.")] = False,
 ) -> None:
     """Train one model on the machines you already own."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), nl=False)
 
 
-def command_tree(names: Sequence[str] = tuple(COMMANDS)) -> typer.Typer:
-    """Return the program with these commands."""
-    app = new_app(help=root.__doc__)
-    app.callback(invoke_without_command=True)(root)
-    for name in names:
-        file, about = COMMANDS[name]
-        command = getattr(importlib.import_module(f"app.cli.{file}"), name.replace("-", "_"))
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name, help=about, invoke_without_command=True)
-        else:
-            app.command(name, help=about)(command)
-    return app
-
-
-def command_list() -> typer.Typer:
-    """Return the program with the names of all commands, for a call that names none of them."""
-    app = command_tree(())
-    for name, (_, about) in COMMANDS.items():
-        app.command(name, help=about)(lambda: None)
-    return app
-
-
 def main(arguments: Sequence[str], name: str = "cli_typer.py") -> int:
-    """Run one command line and return its exit code."""
-    called = next((word for word in arguments if not word.startswith("-")), "")
-    return run_app(lambda: command_tree([called]) if called in COMMANDS else command_list(), arguments, name)
+    """Run one command line and return its exit code; ``muster`` without a word opens the guided set-up."""
+    words = [word for word in arguments if not word.startswith("-")]
+    if words[:1] in (["wizard"], ["tour"]) or (name == INSTALLED and not arguments):
+        from app.cli.wizard import main as wizard  # its own options, and textual
+
+        return wizard(arguments[1:], f"{name} {words[0]}" if words else name, tour=words[:1] == ["tour"])
+    return run_app(lambda: _program(words, "--help-all" in arguments), arguments, name)
+
+
+def _program(words: Sequence[str], every: bool) -> typer.Typer:
+    """Return the program as far as a command line calls it."""
+    app = command_tree(words) if words and words[0] in {*COMMANDS, *GROUPS, "train"} else command_list(every)
+    app.info.help = root.__doc__
+    app.callback(invoke_without_command=True)(root)
+    return app
 
 
 def run_app(made: Callable[[], typer.Typer], arguments: Sequence[str], name: str) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.cli.approval import read_hosts, stand_behind_code, stand_behind_profile
-from app.cli.arguments import USUAL_HOSTS
+from app.cli.arguments import OUTPUT, USUAL_HOSTS
 from app.cli.attach import fits_here, leave, show_dashboard, show_run, tell
 from app.cli.local_run import StartRun, run_to_end
 from app.cli.terminal import somebody
@@ -123,7 +123,7 @@ def start_in_background(request: TrainRequest) -> Path:
     """
     _, folder = prepared(request)
     folder.close()
-    BackgroundProcess("app.cli.local_run").start(folder.path)
+    BackgroundProcess("app.cli.local_run", trains=True).start(folder.path)
     return folder.path
 
 
@@ -182,7 +182,7 @@ def resumable(request: TrainRequest) -> tuple[Path, RunPlan]:
         BadInput: no such run, a completed one, one without a snapshot, or options that would change it.
     """
     changes = {name: value for name, value in request.overrides.items() if name != "output_dir"}
-    path = find_run(Path(request.overrides.get("output_dir", "output")), request.resume)
+    path = find_run(Path(request.overrides.get("output_dir", OUTPUT)), request.resume)
     plan, profile = plan_to_resume(path), RunFolder.open(path).metadata.profile
     if request.profile and request.profile != profile:
         raise BadInput(f"run {plan.run_id} is of profile '{profile}', not '{request.profile}'", "leave the profile out")
@@ -206,7 +206,7 @@ def hosts_file_of(request: TrainRequest) -> Path | None:
     """
     overrides = request.overrides
     if request.resume:
-        path = find_run(Path(overrides.get("output_dir", "output")), request.resume)
+        path = find_run(Path(overrides.get("output_dir", OUTPUT)), request.resume)
         return path / "hosts.json" if (path / "hosts.json").is_file() else None
     if overrides.get("hosts") and (overrides.get("simulate") or overrides.get("cluster")):
         message = "--hosts and a simulation do not go together"

@@ -27,21 +27,27 @@ HEADLESS = """The guided set-up needs a terminal. Without one, use these command
 """
 
 
-def options() -> argparse.ArgumentParser:
-    """Return the options of ``wizard.py``."""
+def options(name: str = "wizard.py", tour: bool = False) -> argparse.ArgumentParser:
+    """Return the options of the set-up, called ``name``; a tour has recorded machines without being told."""
     parser = argparse.ArgumentParser(
-        prog="wizard.py", description="Find machines, check them, choose a job and a way to train, and start it."
+        prog=name, description="Find machines, check them, choose a job and a way to train, and start it."
     )
     parser.add_argument("--plain", action="store_true", help="questions and answers, for screen readers too")
     parser.add_argument("--profile", metavar="NAME", help="start at the plan of this profile; measures its machines")
-    parser.add_argument("--demo", metavar="N", type=int, help="show N recorded machines; nothing is changed")
+    parser.add_argument(
+        "--demo",
+        metavar="N",
+        type=int,
+        default=3 if tour else None,
+        help="show N recorded machines; nothing is changed",
+    )
     parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
     return parser
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], name: str = "wizard.py", tour: bool = False) -> int:
     """Run the set-up and return its exit code."""
-    chosen = options().parse_args(arguments)
+    chosen = options(name, tour).parse_args(arguments)
     try:
         services, profile = _chosen(chosen.demo, chosen.profile)
         if not sys.stdin.isatty() or not sys.stdout.isatty():

@@ -14,6 +14,7 @@ from app.wizard.records import Assessment, Home, ItemStatus, LaunchProgress, Pla
 from app.wizard.services import Services
 from app.wizard.state import Answers, PlanRequest
 from profiles.errors import BadInput
+from profiles.installation import RUNS_FOLDER
 
 if TYPE_CHECKING:
     from app.demo.outside import TourOutside
@@ -43,7 +44,7 @@ class DemoServices(Services):
         self,
         number: int,
         speed: float = 1.0,
-        output: Path = Path("output"),
+        output: Path = RUNS_FOLDER,
         clock: Callable[[], float] = time.monotonic,
         open_doors: bool = False,
     ) -> None:

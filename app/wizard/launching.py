@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from app.console import SCRIPT, near
+from app.console import program_words
 from app.follow import Follower
 from app.run_state import RunState, apply
 from app.trackers.tracking import checked_trackers, start_trackers
@@ -66,7 +66,7 @@ def start(kept: Saving, request: PlanRequest, tell: Tell, config: Path | None) -
     planned = launcher.plan()
     if kept.planning is not None and isinstance(request.planning, Forecast):
         planned = replace(planned, figures=request.planning.found.figures)
-    path = launcher.start(planned, [near(SCRIPT), *kept.arguments])
+    path = launcher.start(planned, [program_words()[-1], *kept.arguments])
     start_trackers(path, trackers)
     return path, planned.plan
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import re
 import socket
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from distributed.hosts.file import Hosts, Machine, split_address, typed_machine
 from distributed.ssh.connection import SshTarget, Trust
 from distributed.ssh.host_keys import HostKeyInfo
 from distributed.system import output, read
+from profiles.installation import training_python
 
 LONGEST_NAME = 64
 HERE_KEY = "here"
@@ -173,7 +173,7 @@ def _is_host(text: str) -> bool:
 
 
 def _here(name: str, python: str = "") -> Machine:
-    return Machine(name=plain_name(name) or "unnamed", address="localhost", python=python or sys.executable)
+    return Machine(name=plain_name(name) or "unnamed", address="localhost", python=python or training_python())
 
 
 def hosts_of(rows: Sequence[MachineRow]) -> Hosts:

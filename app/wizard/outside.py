@@ -11,10 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from app.wizard.records import Tell
+from profiles.installation import training_code, training_python
 from training.lazy import lazy
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ else:  # loaded when they are used, so that Home is painted at once
     code_sync, prepare = lazy("distributed.preparation.code_sync"), lazy("distributed.preparation.prepare")
     access = lazy("distributed.ssh.access")
 
-_PROJECT = Path(__file__).resolve().parents[2]
 _PATIENCE = 120.0
 
 
@@ -124,8 +123,8 @@ class Outside:
 
 def _ask_about_data(profile: Profile) -> Mapping[str, Any]:
     """Ask a process of its own what a profile's data set is like: this one never loads torch."""
-    environment = {**os.environ, "PYTHONPATH": str(_PROJECT), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "training.data_findings"]
+    environment = {**os.environ, "PYTHONPATH": str(training_code()), "HF_HUB_OFFLINE": "1"}
+    command = [training_python() or sys.executable, "-m", "training.data_findings"]
     try:
         done = subprocess.run(
             command, input=profile.model_dump_json().encode(), capture_output=True, timeout=_PATIENCE, env=environment

@@ -31,6 +31,7 @@ from app.wizard.records import (
 )
 from app.wizard.state import PlanRequest
 from profiles.errors import BadInput, MachinesNotReady, MusterError
+from profiles.installation import RUNS_FOLDER
 from profiles.library import Library
 from profiles.locations import absolute_path
 from profiles.resolve import ProfileEntry, list_profiles
@@ -70,7 +71,7 @@ class Services:
         outside: machines and data.
     """
 
-    def __init__(self, config: Path | None = None, output: Path = Path("output"), outside: Outside = OUTSIDE) -> None:
+    def __init__(self, config: Path | None = None, output: Path = RUNS_FOLDER, outside: Outside = OUTSIDE) -> None:
         self._outside = outside
         self._config = config
         self._output = output

@@ -13,7 +13,6 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import zlib
@@ -29,14 +28,15 @@ from distributed.ssh.connection import SshConnection, SshTarget, Trust
 from distributed.ssh.errors import CommandTimeout, Dropped, RemoteFileError, SshError
 from distributed.ssh.forward import Forward
 from distributed.ssh.process import CHUNK, STDERR_KEPT, Completed, Input, Process
+from profiles.installation import training_python
 from training.run_files import write_whole
 
 HERE_NAME = "this machine"
 
 
 def this_machine(name: str = HERE_NAME) -> Hosts:
-    """Return the hosts of a group of one: this machine, with the Python that runs this program."""
-    return Hosts(machines=(Machine(name=name, address="localhost", python=sys.executable),))
+    """Return the hosts of a group of one: this machine, with the Python that trains here, if there is one."""
+    return Hosts(machines=(Machine(name=name, address="localhost", python=training_python()),))
 
 
 class HereConnection:
@@ -163,7 +163,7 @@ class MachineLink:
         self.machine = machine
         self.host = host
         self.name = machine.name
-        self.python = _there(machine.python_command or (sys.executable if machine.here else "python3"))
+        self.python = _there(machine.python_command or (machine.here and training_python()) or "python3")
         self.root = machine.project_path or CACHE
         """Muster's folder there; absolute once the machine was asked what it lacks."""
         self._dial = dial

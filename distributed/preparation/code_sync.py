@@ -23,6 +23,7 @@ import platformdirs
 
 from distributed.preparation.transfer import Tree, sources_of
 from profiles.errors import BadInput
+from profiles.installation import TOP
 from profiles.locations import with_files
 from profiles.schema import Profile
 from training.plan import JOB_FACTORY, RunPlan
@@ -31,7 +32,7 @@ from training.strategies.own_file import as_own_code
 from training.tasks.patches import FOLDER as PATCHES
 from training.tasks.speech_dataset import files_of_table
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = TOP
 IGNORED = frozenset(
     {".git", ".venv", "venv", "__pycache__", "output", "outputs", "node_modules", ".mypy_cache", ".ruff_cache"}
 )
@@ -41,7 +42,7 @@ MOST_FILES, MOST_BYTES = 2000, 20_000_000
 """Of a user's Python files in one run."""
 MOST_LAUNCHED = 1_000_000_000
 """Bytes of a launched script's folder."""
-_CODE = ("profiles", "training")
+_CODE = ("muster", "profiles", "training")
 _FACE = ("distributed/__init__.py", "distributed/network_trainer.py")
 """What a user's script may import at its top; its imports of machines and SSH are inside its functions."""
 _CODE_SUFFIXES = frozenset({".py", ".pyi"})

