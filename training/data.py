@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from profiles.errors import BadInput
+from training.lazy import np
 from training.schedule import steps_in
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _ORDER, _NEWCOMER, _GROUPS = range(3)
 """Tags that keep the random streams of one seed apart."""

@@ -124,7 +124,7 @@ def list_runs(output_dir: Path) -> list[RunSummary]:
 
 def find_run(output_dir: Path, reference: str) -> Path:
     """Return the run folder that ``reference`` means: a path, an id or its beginning, a profile (its newest run), or
-    the end of an id.
+    the end of an id; of all runs the newest where it is empty.
 
     Raises:
         BadInput: no run, or several, fit.
@@ -133,6 +133,8 @@ def find_run(output_dir: Path, reference: str) -> Path:
     if reference and (path / "metadata.json").is_file():
         return path
     runs = list_runs(output_dir)
+    if not reference and runs:
+        return runs[0].path
     fitting = [run for run in runs if reference and run.path.name.startswith(reference)]
     if len(fitting) == 1 or (fitting and fitting[0].run_id == reference):
         return fitting[0].path
@@ -145,7 +147,7 @@ def find_run(output_dir: Path, reference: str) -> Path:
     if fitting:
         raise BadInput(f"'{reference}' fits {len(fitting)} runs", f"type more of the id: {_names(fitting)}")
     known = f"there are: {_names(runs)}" if runs else f"start one with: {program('distributed-train', 'PROFILE')}"
-    raise BadInput(f"no run '{reference}' in {output_dir}", known)
+    raise BadInput(f"no run {reference!r} in {output_dir}" if reference else f"no runs in {output_dir} yet", known)
 
 
 def plan_to_resume(path: Path) -> RunPlan:
@@ -167,7 +169,7 @@ def plan_to_resume(path: Path) -> RunPlan:
 def find_model(output_dir: Path, reference: str) -> Path:
     """Return the folder of a trained model: a model's folder, or a run as :func:`find_run` takes it.
 
-    A profile's name means its newest run that has a model.
+    A profile's name means its newest run that has a model, nothing the newest of all of them.
 
     Raises:
         BadInput: nothing fits, or the run has no model.
@@ -175,7 +177,8 @@ def find_model(output_dir: Path, reference: str) -> Path:
     path = Path(reference)
     if reference and path.is_dir() and not (path / "metadata.json").is_file():
         return path
-    with_model = (run for run in list_runs(output_dir) if run.profile == reference and finished_model(run.path))
+    fitting = (run for run in list_runs(output_dir) if reference in ("", run.profile))
+    with_model = (run for run in fitting if finished_model(run.path))
     newest = next(with_model, None)
     run = newest.path if newest else find_run(output_dir, reference)
     if not finished_model(run):

@@ -18,6 +18,9 @@ Ascii = Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Run in the background.")]
 RunReference = Annotated[str, typer.Argument(metavar="RUN", help="Run id or a part of it, a profile, or a path.")]
+AnyRun = Annotated[
+    str, typer.Argument(metavar="RUN", help="Run id or a part of it, a profile, or a path; default: the newest run.")
+]
 Statuses = Annotated[
     list[str],
     typer.Option(

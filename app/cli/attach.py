@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli.arguments import OUTPUT, Ascii, Detach, Json, Output, RunReference
+from app.cli.arguments import OUTPUT, AnyRun, Ascii, Detach, Json, Output
 from app.cli.terminal import answer, heard_by, somebody
 from app.console import can_only_print, command_about, say, say_error, show_line, visible
 from app.follow import Follower, Replay
@@ -48,7 +48,7 @@ def stopping(path: Path, action: Action) -> str:
 
 
 def attach(
-    run: RunReference,
+    run: AnyRun = "",
     plain: Annotated[bool, typer.Option("--plain", help="Print progress instead of the dashboard.")] = False,
     ascii_only: Ascii = False,
     output: Output = OUTPUT,
@@ -206,7 +206,7 @@ def _leave(path: Path, number: int) -> bool:
 
 
 def logs(
-    run: RunReference,
+    run: AnyRun = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the run ends.")] = False,
     output: Output = OUTPUT,
 ) -> ExitCode:
@@ -243,7 +243,7 @@ def log_lines(path: Path, goes_on: Callable[[], bool]) -> Iterator[str]:
 
 
 def replay(
-    run: RunReference,
+    run: AnyRun = "",
     speed: Annotated[
         float, typer.Option(metavar="X", min=0.01, max=100_000, help="Playback speed; 2: twice as fast.")
     ] = 1.0,

@@ -14,7 +14,7 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
-from app.cli.arguments import OUTPUT, Json, Output, RunReference, Statuses, Yes, new_app
+from app.cli.arguments import OUTPUT, AnyRun, Json, Output, RunReference, Statuses, Yes, new_app
 from app.cli.terminal import answer, confirmed
 from app.console import bytes_text, command_about, command_line, duration_text, say, show, show_json, show_line, visible
 from app.figures import breakdown_document, predictions_in, run_lines, start_line, state_document
@@ -236,7 +236,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def report(
-    run: RunReference,
+    run: AnyRun = "",
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File to write; default: report.html of the run.")
     ] = None,

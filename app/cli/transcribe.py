@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.arguments import OUTPUT, Device, Json, Language, ModelReference, Output, Prompt, Timestamps
+from app.cli.arguments import OUTPUT, Device, Json, Language, Output, Prompt, Timestamps
 from app.cli.terminal import answer, only_data_on_stdout
 from app.console import say, say_error, show_line, visible
 from profiles.errors import BadInput, ExitCode
@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 
 def transcribe(
-    model: ModelReference,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="Model folder, run id, or profile (its newest run); default: the newest run's."
+        ),
+    ] = "",
     files: Annotated[list[Path] | None, typer.Argument(metavar="FILE", help="Sound files.")] = None,
     formats: Annotated[
         list[str] | None,
@@ -48,6 +53,8 @@ def transcribe(
     Raises:
         BadInput: the model cannot be found or used, a format is unknown, or a file would be overwritten.
     """
+    if Path(model).is_file():  # MODEL was left out
+        model, files = "", [Path(model), *(files or ())]
     if bool(files) == bool(microphone):
         raise BadInput("no recording was named", "name sound files, or --microphone SECONDS")
     path = find_model(output, model)
