@@ -1,0 +1,99 @@
+"""The wheel in a bare environment: the light core alone, without PyTorch and without the sources beside it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.preloaded import python_itself
+
+ROOT = Path(__file__).parents[2]
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+for room in ("app", "distributed", "muster"):
+    for module in pkgutil.walk_packages(importlib.import_module(room).__path__, room + "."):
+        importlib.import_module(module.name)
+print("torch" in sys.modules, "numpy" in sys.modules)
+"""
+
+
+def closure(names: list[str]) -> set[str]:
+    """Return distributions and all that they need here."""
+    seen: set[str] = set()
+    while names:
+        name = names.pop()
+        if name not in seen:
+            seen.add(name)
+            wanted = map(Requirement, importlib.metadata.requires(name) or [])
+            names += [one.name for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return seen
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what an installation of the wheel has: its own files, and the packages of the core."""
+    top = tmp_path_factory.mktemp("bare")
+    sources = top / "sources"
+    subprocess.run(["git", "clone", "-q", "--depth", "1", f"file://{ROOT}", sources], check=True)
+    pip = [python_itself(), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--no-build-isolation", "--target", top / "site", sources], check=True
+    )
+    core = [Requirement(line) for line in importlib.metadata.requires("muster-train") or []]
+    names = [one.name for one in core if one.marker is None or one.marker.evaluate({"extra": ""})]
+    for name in closure(names):
+        for file in importlib.metadata.files(name) or ():
+            entry = file.parts[0]
+            if entry != ".." and not (top / "site" / entry).exists():
+                (top / "site" / entry).symlink_to(Path(str(importlib.metadata.distribution(name).locate_file(entry))))
+    return top
+
+
+def muster(bare: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    variables = {"PYTHONPATH": str(bare / "site"), "HOME": str(bare), "PATH": os.environ["PATH"]}
+    command = [python_itself(), "-S", *words]
+    return subprocess.run(command, cwd=bare, env=variables, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_screens_and_machines_need_the_core_alone(bare: Path) -> None:
+    done = muster(bare, "-c", IMPORT_ALL)
+    assert (done.stdout.split(), done.stderr) == (["False", "False"], "")
+
+
+@pytest.mark.slow
+def test_profiles_and_examples_come_along(bare: Path) -> None:
+    done = muster(bare, "-m", "muster", "profiles", "show", "demo-scratch")
+    assert done.returncode == 0, done.stderr
+    assert "muster/shared/examples/spoken_commands" in done.stdout
+
+
+@pytest.mark.slow
+def test_runs_lie_in_the_users_folder(bare: Path) -> None:
+    told = muster(bare, "-m", "muster", "runs", "list").stderr
+    assert str(bare / ".local/share/muster/runs" if sys.platform == "linux" else "muster/runs") in told
+    assert "start one with: muster " in told
+
+
+@pytest.mark.slow
+def test_a_recorded_run_plays_to_its_end(bare: Path) -> None:
+    done = muster(bare, "-m", "muster", "demo-run", "--speed", "1000")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_foreign_package_of_one_of_our_names_is_named(bare: Path) -> None:
+    stranger = bare / "site" / "distributed" / "py.typed"
+    stranger.rename(bare / "gone")
+    try:
+        done = muster(bare, "-m", "muster", "--version")
+    finally:
+        (bare / "gone").rename(stranger)
+    assert done.returncode == 2
+    assert "another package has overwritten Muster's 'distributed'" in done.stderr
