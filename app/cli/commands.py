@@ -17,7 +17,7 @@ from app.cli.arguments import new_app
 
 
 @dataclass(frozen=True)
-class Command:
+class CommandEntry:
     """A command, or a group of them, of a file in ``app/cli``."""
 
     file: str
@@ -39,123 +39,125 @@ GROUPS = {
 _FIRST = ("train", "launch", *GROUPS)
 """The list of the first help."""
 COMMANDS = {
-    "distributed-train": Command(
+    "distributed-train": CommandEntry(
         "train_command", "Train a model on this machine or on several, with live progress.", name="train", trains=True
     ),
-    "launch": Command(
+    "launch": CommandEntry(
         "launch",
         "Run your own PyTorch training script on several machines, as torchrun does on a cluster.",
         trains=True,
     ),
-    "runs": Command("runs", GROUPS["runs"]),
-    "attach": Command(
+    "runs": CommandEntry("runs", GROUPS["runs"]),
+    "attach": CommandEntry(
         "attach",
         "Watch a run in the background, from any number of terminals; shows the dashboard on a terminal.",
         "runs",
     ),
-    "logs": Command("attach", "Show what the processes of a run have logged.", "runs"),
-    "ask": Command("ask", "Pause or resume a live run, write a snapshot, add or drop a machine.", "runs"),
-    "stop": Command(
+    "logs": CommandEntry("attach", "Show what the processes of a run have logged.", "runs"),
+    "ask": CommandEntry("ask", "Pause or resume a live run, write a snapshot, add or drop a machine.", "runs"),
+    "stop": CommandEntry(
         "ask",
         "Stop a run in the background, and check that nothing of it is left running on any machine.",
         "runs",
     ),
-    "report": Command(
+    "report": CommandEntry(
         "runs", "Write a report of a run: one HTML file with its charts, machines, traffic and result.", "runs"
     ),
-    "replay": Command("attach", "Replay a finished run, in its own time or faster.", "runs"),
-    "track": Command(
+    "replay": CommandEntry("attach", "Replay a finished run, in its own time or faster.", "runs"),
+    "track": CommandEntry(
         "runs", "Send the events of a run to CSV, TensorBoard, Weights & Biases or trackio; follows a live run.", "runs"
     ),
-    "web": Command("runs", "Show a run, or the guided set-up, in the browser of this machine.", "runs"),
-    "transcribe": Command("transcribe", "Transcribe sound files.", "model", trains=True),
-    "evaluate": Command(
+    "web": CommandEntry("runs", "Show a run, or the guided set-up, in the browser of this machine.", "runs"),
+    "transcribe": CommandEntry("transcribe", "Transcribe sound files.", "model", trains=True),
+    "evaluate": CommandEntry(
         "models", "Measure WER and CER of a model on a data set, by speaker, length and noise.", "model", trains=True
     ),
-    "compare": Command(
+    "compare": CommandEntry(
         "compare",
         "Show whether B transcribes better than A, with a 95 % interval; or which strategy suits a profile.",
         "model",
         trains=True,
     ),
-    "export": Command(
+    "export": CommandEntry(
         "models",
         "Convert a trained model for other programs, and check that it still transcribes the same.",
         "model",
         trains=True,
     ),
-    "prepare": Command(
+    "prepare": CommandEntry(
         "recordings",
         "Make a data set from recordings anywhere: download, check, and split by speaker; resumable.",
         "data",
         trains=True,
     ),
-    "segment": Command(
+    "segment": CommandEntry(
         "recordings",
         "Cut long recordings at pauses, and assign to each clip the words of the transcript spoken in it.",
         "data",
         trains=True,
     ),
-    "patches": Command(
+    "patches": CommandEntry(
         "transcripts",
         "Show what the files in a data set's folder 'patches' change: texts, protected samples, samples left out.",
         "data",
         trains=True,
     ),
-    "blacklist": Command(
+    "blacklist": CommandEntry(
         "transcripts",
         "List training samples whose transcript is contradicted by a model that never trained on them.",
         "data",
         trains=True,
     ),
-    "pseudo-label": Command(
+    "pseudo-label": CommandEntry(
         "transcripts",
         "Let a model write transcripts of recordings into pseudo.csv; continues where it was interrupted.",
         "data",
         trains=True,
     ),
-    "discover": Command(
+    "discover": CommandEntry(
         "discover",
         "List the machines on this network and those this computer knows, and show which of them answer.",
         "machines",
     ),
-    "announce": Command(
+    "announce": CommandEntry(
         "discover",
         "Announce this machine on the network until Ctrl-C. Macs with Remote Login announce themselves.",
         "machines",
     ),
-    "access": Command(
+    "access": CommandEntry(
         "access",
         "Check whether machines accept the login, or why not; a password, given once, installs a key.",
         "machines",
     ),
-    "distributed-check": Command(
+    "distributed-check": CommandEntry(
         "machines",
         "Check whether all machines are ready to train, and fix what is safe to fix.",
         "machines",
         "check",
     ),
-    "doctor": Command("doctor", "Check whether this computer can train: everything, or what you name.", "machines"),
-    "measure": Command(
+    "doctor": CommandEntry(
+        "doctor", "Check whether this computer can train: everything, or what you name.", "machines"
+    ),
+    "measure": CommandEntry(
         "measure",
         "Measure machines with a short run of the task, and the links between them with raw TCP.",
         "machines",
         trains=True,
     ),
-    "plan": Command(
+    "plan": CommandEntry(
         "measure",
         "Predict every way to train a profile on these machines; show the best one and why.",
         "machines",
         trains=True,
     ),
-    "clean": Command(
+    "clean": CommandEntry(
         "machines",
         "Remove Muster from machines again, after showing what would go; live runs are not touched.",
         "machines",
     ),
-    "setup": Command("setup", "Install on this computer what trains: PyTorch and other packages.", "machines"),
-    "profiles": Command("profiles", "List, show and check profiles."),
-    "demo-run": Command(
+    "setup": CommandEntry("setup", "Install on this computer what trains: PyTorch and other packages.", "machines"),
+    "profiles": CommandEntry("profiles", "List, show and check profiles."),
+    "demo-run": CommandEntry(
         "attach", "Show a recorded run under invented machine names: nothing trains, nothing is asked."
     ),
 }

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import typer
 from fake_run import finished_run
+from typer.core import TyperGroup
 
-from app.cli.main import COMMANDS, command_list, command_tree, main, run_app
+from app.cli.commands import COMMANDS, GROUPS, command_list, command_tree, needs_packages
+from app.cli.main import main, run_app
 from benchmarks.whisper_memory_limit import UNFITTED
 from profiles.errors import ExitCode
 from profiles.options import options
@@ -68,7 +70,56 @@ def test_only_the_called_command_is_looked_at() -> None:
         return list(typer.main.get_group(tree).commands)
 
     assert (names(command_tree(["evaluate"])), names(command_tree(["runs"]))) == (["evaluate"], ["runs"])
-    assert set(names(command_list())) == set(names(command_tree())) == set(COMMANDS)
+    assert set(names(command_tree())) == {*COMMANDS, *GROUPS, "train"}
+    assert {*COMMANDS, *GROUPS, "train"} < set(names(command_list()))
+
+
+def test_the_first_help_lists_six_and_the_long_one_all_groups(capsys: Capture) -> None:
+    def listed() -> list[str]:
+        return re.findall(r"^│ ([a-z-]+)  ", capsys.readouterr().out.partition("Commands")[2], re.MULTILINE)
+
+    main(["--help"])
+    first = listed()
+    main(["--help-all"])
+    assert first == ["train", "launch", "runs", "model", "data", "machines"]
+    assert set(listed()) == {*first, "wizard", "tour", "profiles", "demo-run"}
+
+
+@pytest.mark.parametrize("key", [key for key, command in COMMANDS.items() if command.group])
+def test_a_command_of_a_group_is_the_one_that_has_its_name_alone(key: str) -> None:
+    command = COMMANDS[key]
+    path = [command.group, command.name or key]
+    group = typer.main.get_group(command_tree(path)).commands[command.group]
+    alone = typer.main.get_group(command_tree([key])).commands[key]
+    assert isinstance(group, TyperGroup)
+    assert [p.name for p in group.commands[path[1]].params] == [p.name for p in alone.params]
+
+
+def test_what_stands_before_a_command_of_a_group_may_have_the_name_of_another(run_id: str, capsys: Capture) -> None:
+    assert main(["runs", "--output", "output", "show", run_id]) == 0
+    assert run_id in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "needed"),
+    [
+        ("train demo", True),
+        ("distributed-train demo --local 2", True),
+        ("model evaluate demo", True),
+        ("machines plan demo", True),
+        ("machines check a", False),
+        ("runs attach", False),
+        ("train --help", False),
+        ("", False),
+    ],
+)
+def test_which_commands_need_the_packages_that_train(line: str, needed: bool) -> None:
+    assert needs_packages(line.split()) is needed
+
+
+def test_the_newest_run_is_meant_where_none_is_named(run_id: str, capsys: Capture) -> None:
+    assert main(["report"]) == 0
+    assert run_id in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", HELPS, ids=" ".join)
@@ -122,7 +173,7 @@ def test_no_name_is_cut_in_a_narrow_terminal(capsys: Capture, monkeypatch: pytes
         ("runs clean", "no runs to remove were named", "--keep N"),
         ("runs list --output notes", "Not a directory", "--output"),
         ("profiles show dem", "there is no profile 'dem'", "did you mean"),
-        ("transcribe", "Missing argument 'MODEL'", "--help"),
+        ("transcribe", "no recording was named", "--microphone"),
         ("nothing", "No such command 'nothing'", "--help"),
         ("--nothing", "No such option", ""),
     ],

@@ -17,7 +17,7 @@ import pytest
 import typer.main
 from typer.core import TyperGroup
 
-from app.cli.main import command_tree
+from app.cli.commands import command_tree
 from app.cli.wizard import options
 from profiles.library import CONFIG
 from profiles.resolve import list_profiles

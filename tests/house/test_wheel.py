@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.preloaded import python_itself
+from tests.preloaded.python import python_itself
 
 ROOT = Path(__file__).parents[2]
 IMPORT_ALL = """
@@ -40,7 +41,11 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what an installation of the wheel has: its own files, and the packages of the core."""
     top = tmp_path_factory.mktemp("bare")
     sources = top / "sources"
-    subprocess.run(["git", "clone", "-q", "--depth", "1", f"file://{ROOT}", sources], check=True)
+    ignored = shutil.ignore_patterns("__pycache__", "saved")
+    for folder in ("app", "distributed", "examples", "muster", "profiles", "training"):
+        shutil.copytree(ROOT / folder, sources / folder, ignore=ignored)
+    for file in (path for path in ROOT.iterdir() if path.is_file()):
+        shutil.copy(file, sources)
     pip = [python_itself(), "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run(
         [*pip, "install", "--no-deps", "--no-build-isolation", "--target", top / "site", sources], check=True
