@@ -103,7 +103,10 @@ def _is_python(word: str) -> bool:
 @every_page
 def test_commands_are_there_with_these_options(page: Path) -> None:
     for words in _lines(page):
+        words = ["python3", "cli_typer.py", *words[1:]] if words[0] == "muster" and words[1:] else words
         whole = _is_python(words[0]) and words[1:2] == ["cli_typer.py"]
+        if whole and words[2:3] in (["wizard"], ["tour"], ["GROUP"], ["--help"]):
+            continue
         command, rest = _find(words[2:] if whole else words)
         assert not whole or command is not _commands(), words
         ours = rest[: rest.index("--")] if "--" in rest else rest  # what follows is another program's
@@ -169,7 +172,7 @@ def test_python_that_starts_workers_is_guarded(page: Path) -> None:
 
 def test_the_readme_promises_what_was_measured() -> None:
     readme, measured = (ROOT / "README.md").read_text(), (ROOT / "docs" / "performance.md").read_text()
-    figures = re.search(r"On 2 CPU cores it took ([\d a-z]+) and ended at ([\d. ]+%) WER", readme)
+    figures = re.search(r"On 2 CPU cores the example's training from scratch took ([\d a-z]+) and ended at ([\d. ]+%)", readme)
     assert figures
     time, error = figures.groups()
     assert re.search(rf"^\| 0 \| {time} \|.*\| \*\*{re.escape(error)}\*\* \|", measured, re.MULTILINE)
