@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import select
 import shlex
@@ -257,32 +256,6 @@ def command_about(run_dir: Path, *words: str) -> str:
 def can_only_print() -> bool:
     """Whether the terminal says of itself that it knows no escape codes."""
     return os.environ.get("TERM", "") in ("", "dumb", "unknown")
-
-
-def bytes_text(count: float) -> str:
-    """``12.3 MB``, decimal."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def duration_text(seconds: float | None) -> str:
-    """``1:02:03`` or ``2:03``; ``-`` if unknown."""
-    if seconds is None or seconds != seconds or seconds in (float("inf"), float("-inf")):
-        return "-"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def energy_text(joules: float | None) -> str:
-    """``12.3 Wh``; ``-`` if unknown."""
-    if joules is None or not math.isfinite(joules):
-        return "-"
-    hours = joules / 3600
-    return f"{hours:.3g} Wh" if hours < 999.5 else f"{hours / 1000:.3g} kWh"
 
 
 def save_traceback() -> Path:

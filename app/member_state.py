@@ -165,6 +165,11 @@ class MemberState:
         return self.machine is not None and bool(self.machine.throttled)
 
     @property
+    def exchanges(self) -> int:
+        """How many it had since its start; of many in a row only some are reported, and say how many there were."""
+        return max(self.work.syncs, self.last_sync.round if self.last_sync else 0)
+
+    @property
     def last_sync(self) -> SyncEvent | None:
         return self.recent_syncs[-1] if self.recent_syncs else None
 

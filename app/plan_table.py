@@ -6,11 +6,12 @@ import shutil
 import textwrap
 from collections.abc import Iterator
 
-from app.console import bytes_text, duration_text, visible
+from app.console import visible
 from distributed.planning.cables import CABLES
 from distributed.planning.document import Candidate, Choice, Planning
 from distributed.planning.reasons import WAYS, sentence
 from profiles.errors import counted
+from profiles.quantities import bytes_text, duration_text, memory_text, time_text
 from training.strategies.registry import loss_sources
 
 WIDTH = 80
@@ -88,18 +89,19 @@ def summary_lines(planning: Planning) -> Iterator[str]:
     yield from textwrap.wrap(why if best.choice.alone else f"{way_text(best)}: {why}", WIDTH, subsequent_indent="  ")
     if best.predicted:
         yield (
-            f"a step of {counted(best.global_batch, 'sample')} takes {best.step:.3g} s, {counted(best.steps, 'step')} "
-            f"{duration_text(best.steps * best.step)} without start and evaluation"
+            f"a step of {counted(best.global_batch, 'sample')} takes {time_text(best.step)}, "
+            f"{counted(best.steps, 'step')} {duration_text(best.steps * best.step)} without start and evaluation"
         )
     if best.predicted and not best.choice.alone:
         after = duration_text(planning.same_loss_seconds(best))
         yield f"the loss that the best machine alone ends with is reached after {after}"
     for member in best.members:
-        memory = f", {bytes_text(member.memory)} of {bytes_text(member.memory_free)}" if member.memory_free else ""
+        memory = f", {memory_text(member.memory)} of {memory_text(member.memory_free)}" if member.memory_free else ""
         traffic = f", {bytes_text(member.bytes_per_hour)}/h" if member.bytes_per_hour else ""
         yield (
             f"  {_cut(member.name, 30)}: {counted(member.micro_batch, 'sample')}"
-            f"{f' x {best.accumulation}' if best.accumulation > 1 else ''}, {member.seconds:.3g} s{memory}{traffic}"
+            f"{f' x {best.accumulation}' if best.accumulation > 1 else ''}, "
+            f"{time_text(member.seconds)}{memory}{traffic}"
         )
     for reason in planning.reasons:
         if reason.code in (*WAYS, *CABLES, "data-stay"):

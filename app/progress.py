@@ -16,13 +16,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from app.console import bytes_text, diagnostics, duration_text, interactive, say, visible
+from app.console import diagnostics, interactive, say, visible
 from app.figures import headline
 from app.history import happening
 from app.member_state import MemberState
 from app.metrics import four_digits, simulated_text
 from app.run_state import RunState, apply
 from profiles.errors import counted
+from profiles.quantities import bytes_text, duration_text
 from training.events import EvaluationEvent, Event, ProgressEvent, RunEvent, SnapshotEvent, StepEvent
 
 PAINTS_PER_SECOND = 4

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from app.console import duration_text
 from app.member_state import TROUBLE, pairs
 from app.ribbon import Ribbon, ribbons, steps_away
 from app.run_series import Point, coarser, of_member
@@ -23,6 +22,7 @@ from app.run_state import RunState
 from distributed.planning.document import Candidate, Planning
 from distributed.planning.feedback import PredictionComparison
 from profiles.errors import counted
+from profiles.quantities import duration_text, time_text
 
 KEPT = 0.95
 """Share of the promise from which on nothing has to be explained."""
@@ -316,16 +316,13 @@ def _slower(state: RunState, found: PredictionComparison) -> Iterator[tuple[floa
     wall = max(found.measured_step, 1e-9)
     if slow is not None and slow.measured > slow.predicted:
         excess = slow.measured - max(one.predicted for one in found.members)
-        words = f"{slow.name} computed {_ms(slow.measured)} a step, {_ms(slow.predicted)} were predicted"
+        words = f"{slow.name} computed {time_text(slow.measured)} a step, {time_text(slow.predicted)} were predicted"
         yield excess / wall, words
     excess = found.measured_wait - found.predicted_wait
-    words = f"exchanges held all machines up for {_ms(found.measured_wait)} a step, {_ms(found.predicted_wait)} "
+    measured, predicted = time_text(found.measured_wait), time_text(found.predicted_wait)
+    words = f"exchanges held all machines up for {measured} a step, {predicted} "
     relayed = [(one, other) for one, other, *ways in pairs(state.members)
                if any(way is not None and way.how == "relayed" for way in ways)]  # fmt: skip
     names = [" - ".join(state.members[rank].label for rank in pair) for pair in relayed[:2]]
     through = f" ({', '.join(names)} through the relay)" if names else ""
     yield excess / wall, f"{words}were predicted{through}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"

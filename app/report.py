@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.console import command_about, command_line, duration_text, near, visible
+from app.console import command_about, command_line, near, visible
 from app.figures import change, evaluations_document, run_lines
 from app.metrics import metric_label, metrics_of, simulated_text
 from app.promise import comparison_in, outcome, promise_of
@@ -19,6 +19,7 @@ from distributed.planning.feedback import PLANNING
 from profiles.declarations import trait_of
 from profiles.errors import BadInput, counted
 from profiles.locations import is_location
+from profiles.quantities import duration_text
 from training.outcome import NOT_THIS_RUN, RunOutcome
 from training.plan import SCRIPT, RunPlan
 from training.runs import RunSummary, finished_model, lost_in

@@ -9,15 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from app.console import duration_text
 from app.history import Happening, in_order
 from app.member_state import TROUBLE, MemberState
 from app.promise import Alone, Promise, outcome
 from app.run_state import INTERRUPTED, RunState
+from profiles.quantities import duration_text
 from training.sensors import slows
 
 STALLED_AFTER = 30.0
 """Seconds without a step, or ten steps' time if that is longer, after which a run is called stalled."""
+_SLOWER = 0.97
+"""Times as fast as one machine alone, below which that machine would be better: rates are known to some per cent."""
 Level = Literal["starting", "good", "warning", "bad", "paused", "done", "stopped"]
 
 
@@ -85,6 +87,10 @@ def verdict(
         return RunVerdict("warning", "Stalled", (present, f"no step for {duration_text(silent)}"))
     remarks = _remarks(state)
     parts = (present, *remarks, *figures)
+    if alone is not None and 0 < _ratio(state, alone) < _SLOWER:
+        word = f"Slower than {alone.name} alone ({_ratio(state, alone):.2f}x)"
+        instead = f"stop it and train on {alone.name} alone"
+        return RunVerdict("warning", word, (present, instead, *remarks, *figures[1:]), spare=figures[1:])
     return RunVerdict("warning" if remarks else "good", "Watch" if remarks else "Healthy", parts, spare=spare)
 
 
@@ -173,10 +179,16 @@ def _why(member: MemberState) -> str:
     return f"{member.label} {member.status}{cause}"
 
 
+def _ratio(state: RunState, alone: Alone) -> float:
+    """Return how many times as fast as one machine the run is; 0: not known."""
+    if not state.samples_per_second or alone.samples_per_second <= 0:
+        return 0.0
+    return state.samples_per_second / alone.samples_per_second
+
+
 def _speed_up(state: RunState, alone: Alone | None) -> str:
-    if alone is None or not state.samples_per_second or alone.samples_per_second <= 0:
-        return ""
-    return f"{state.samples_per_second / alone.samples_per_second:.2f}x as fast as {alone.name} alone"
+    ratio = _ratio(state, alone) if alone is not None else 0.0
+    return f"{ratio:.2f}x as fast as {alone.name} alone" if alone is not None and ratio else ""
 
 
 def _done_at(state: RunState, now: float) -> str:

@@ -20,7 +20,7 @@ from app.cli.train import TrainRequest, profile_of
 from app.cli.train_command import merged_overrides
 from app.cli.trials import Bench, Trial, trials_of, whole_runs
 from app.comparison import StrategyComparison, StrategyResult, compared, read_run
-from app.console import bytes_text, command_line, say, show, show_line, visible
+from app.console import command_line, say, show, show_line, visible
 from app.html_report.comparison import remarks, result_tables, why_best, write_comparison
 from distributed.planning.fitting import fit
 from distributed.preparation.preflight import room_here
@@ -28,6 +28,7 @@ from profiles.errors import BadInput, ExitCode, StoppedByUser, counted
 from profiles.layers import DEFAULT
 from profiles.library import check_name
 from profiles.options import applies
+from profiles.quantities import bytes_text
 from profiles.resolve import load_profile, save_profile
 from profiles.schema import Profile
 from training.data_findings import check_data

@@ -23,13 +23,14 @@ from rich.text import Text
 
 from app.cli.arguments import USUAL_HOSTS
 from app.cli.terminal import heard_by
-from app.console import PIPE_WIDTH, bytes_text, command_line, interactive, say, show, show_json, show_line, visible
+from app.console import PIPE_WIDTH, command_line, interactive, say, show, show_json, show_line, visible
 from distributed.discovery.announce import Announcement
 from distributed.discovery.discovery import Discovery, Sources
 from distributed.discovery.machine_identity import FoundMachine, machines
 from distributed.discovery.mdns_records import SERVICES
 from distributed.discovery.sightings import SightingOrigin
 from profiles.errors import ExitCode
+from profiles.quantities import bytes_text
 
 _SYMBOLS = {
     "online": "●*",

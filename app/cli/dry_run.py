@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 from app.cli.local_run import StartRun, run_to_end
 from app.cli.terminal import answer, fail, heard_by
 from app.cli.train import TrainRequest, plan_of
-from app.console import bytes_text, duration_text, say, visible
+from app.console import say, visible
 from app.follow import Follower
 from app.progress import progress_for
 from app.report import Ended, title_of
 from app.run_state import RunState
 from distributed.run.requests import leave_request
 from profiles.errors import BadInput, ExitCode, counted
+from profiles.quantities import bytes_text, duration_text
 from training.event_log import read_events
 from training.events import Event, StepEvent, SyncEvent
 from training.local_run import LocalRun

@@ -16,12 +16,13 @@ from app.cli.access import chosen, trust
 from app.cli.approval import read_hosts
 from app.cli.arguments import USUAL_HOSTS, AllHosts, HostNames, Json, TrustNew, Yes
 from app.cli.terminal import answer, confirmed, somebody
-from app.console import bytes_text, command_line, say, say_error, show_line, visible
+from app.console import command_line, say, say_error, show_line, visible
 from distributed.cleaning.clean import PREPARED, Inventory, remove, survey
 from distributed.hosts.file import Hosts, Machine
 from distributed.machine.link import CACHE, MachineLink, link_to
 from distributed.ssh.access import own_key_path, read_own_key
 from profiles.errors import ExitCode, MusterError, counted
+from profiles.quantities import bytes_text
 from profiles.schema import USUAL_TASK
 
 if TYPE_CHECKING:

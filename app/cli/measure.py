@@ -12,8 +12,9 @@ import typer
 
 from app.cli.arguments import USUAL_HOSTS, AllowMissing, HostsOfProfile, Json, ProfileName, Setting, TrustCode, TrustNew
 from app.cli.terminal import answer, somebody
-from app.console import bytes_text, say, say_error, visible
+from app.console import say, say_error, visible
 from profiles.errors import ExitCode
+from profiles.quantities import bytes_text
 from training.sensors import BUSY
 
 if TYPE_CHECKING:

@@ -13,10 +13,11 @@ import typer
 
 from app.cli.arguments import OUTPUT, Device, Json, Language, MixedPrecision, ModelReference, Output, Prompt, Timestamps
 from app.cli.terminal import answer, only_data_on_stdout, reporting
-from app.console import bytes_text, command_line, duration_text, say, visible
+from app.console import command_line, say, visible
 from app.figures import breakdown_document, breakdown_lines, difference_document, difference_lines, predictions_in
 from app.metrics import metric_label, metric_text
 from profiles.errors import BadInput, ExitCode, counted
+from profiles.quantities import bytes_text, duration_text
 from training.plan import read_plan
 from training.run_files import try_to_write
 from training.runs import find_model, find_run

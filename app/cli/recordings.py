@@ -12,8 +12,9 @@ import typer
 
 from app.cli.arguments import OUTPUT, Device, Json, Language, Output
 from app.cli.terminal import answer, only_data_on_stdout, reporting
-from app.console import command_line, duration_text, say, say_error, visible
+from app.console import command_line, say, say_error, visible
 from profiles.errors import BadInput, ExitCode, counted
+from profiles.quantities import duration_text
 
 if TYPE_CHECKING:
     from training.recordings.preparing import PreparationJob

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from app.cli.arguments import OUTPUT, AnyRun, Json, Output, RunReference, Statuses, Yes, new_app
 from app.cli.terminal import answer, confirmed
-from app.console import bytes_text, command_about, command_line, duration_text, say, show, show_json, show_line, visible
+from app.console import command_about, command_line, say, show, show_json, show_line, visible
 from app.figures import breakdown_document, predictions_in, run_lines, start_line, state_document
 from app.member_state import pair_lines
 from app.metrics import metric_label, metric_text
@@ -24,6 +24,7 @@ from app.report import evaluation_lines
 from app.run_state import RunState, state_of
 from app.showcase import showcase_document
 from profiles.errors import BadInput, ExitCode, counted
+from profiles.quantities import bytes_text, duration_text
 from training.plan import SCRIPT
 from training.run_folder import RunFolder
 from training.runs import RunSummary, compare, find_run, list_runs, narrowed, remove_run, size_of, summarise, to_clean

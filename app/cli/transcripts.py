@@ -17,8 +17,9 @@ import typer
 
 from app.cli.arguments import OUTPUT, Device, Json, Language, ModelReference, Output
 from app.cli.terminal import answer, reporting
-from app.console import agreed, duration_text, say, show_line, visible
+from app.console import agreed, say, show_line, visible
 from profiles.errors import BadInput, ExitCode, RunFailed, StoppedByUser, counted
+from profiles.quantities import duration_text
 from profiles.schema import Profile
 from training.data_findings import check_data
 from training.run_folder import RunFolder, has_snapshots

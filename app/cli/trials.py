@@ -16,9 +16,10 @@ from pathlib import Path
 
 from app.cli.local_run import RunHandle, StartRun
 from app.cli.terminal import heard_by
-from app.console import diagnostics, duration_text, interactive, say, visible
+from app.console import diagnostics, interactive, say, visible
 from distributed.planning.simulated import Machines
 from profiles.errors import BadInput, ExitCode, MusterError, counted
+from profiles.quantities import duration_text
 from profiles.schema import Profile
 from training.events import Event, RunEvent, StepEvent
 from training.local_plan import plan_local_run

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from app.console import bytes_text
+from profiles.quantities import bytes_text
 
 KEPT_LINES = 1000
 """Of one file: one that says much does not push out what the others say."""

@@ -9,7 +9,6 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.content import Content
 
-from app.console import bytes_text
 from app.dashboard.charts import value_text
 from app.dashboard.one_machine import ROOM, OneMachine
 from app.dashboard.pane import Pane, Words, seconds_text, shares_bar, state_of
@@ -18,6 +17,7 @@ from app.member_state import MemberState
 from app.shell.row_table import RowTable
 from app.shell.text import MARGIN, TableColumn, TableRow, literal, widths
 from app.verdict import age, lag, slowest
+from profiles.quantities import bytes_text
 
 COLUMNS = (
     TableColumn("name", "machine", most=18, least=8),

@@ -9,8 +9,6 @@ from itertools import combinations
 from textual.app import ComposeResult
 from textual.content import Content
 
-from app.console import bytes_text
-from app.dashboard.charts import value_text
 from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
 from app.member_state import pair_lines, pairs
@@ -22,6 +20,7 @@ from app.shell.text import TableColumn, TableRow, literal
 from distributed.planning.cables import CABLES
 from distributed.planning.reasons import OWNERSHIP, sentence
 from profiles.errors import counted
+from profiles.quantities import bytes_text, rate_figure, rate_text, share_text, time_text
 from training.events import SyncEvent
 
 COLUMNS = (
@@ -109,18 +108,19 @@ def _row(key: tuple[int, int], said: list[tuple[int, SyncEvent]], picture: Pictu
     slow, longest = max(said, key=lambda pair: pair[1].seconds)
     wait = max(sync.wait for _, sync in said)
     step, number = key
-    ratio = longest.seconds / planned if planned > 0 else None
+    transfer = min(sync.seconds for _, sync in said)  # of the last to arrive, which waited for nobody
+    ratio = transfer / planned if planned > 0 else None
     cells = (
         literal(number),
         literal(step),
         literal(len(longest.members) or len(said)),
         literal(bytes_text(largest.bytes_sent)),
         literal(bytes_text(largest.bytes_received)),
-        literal(value_text(longest.seconds, "s")),
-        literal(value_text(wait, "s"), "$text-warning" if wait > 0.5 * longest.seconds > 0 else ""),
-        literal(f"{mbit(longest):.1f}"),
+        literal(time_text(longest.seconds)),
+        literal(time_text(wait), "$text-warning" if wait > 0.5 * longest.seconds > 0 else ""),
+        literal(rate_figure(mbit(longest))),
         literal(picture.name(slow) if len(said) > 1 else "-"),
-        literal("-" if ratio is None else f"{ratio:.0%}", "$text-warning" if ratio and ratio > 1.15 else ""),
+        literal("-" if ratio is None else share_text(ratio), "$text-warning" if ratio and ratio > 1.15 else ""),
     )
     return TableRow(f"{step}/{number}", cells)
 
@@ -129,16 +129,16 @@ def sums(picture: Picture) -> Iterator[Content]:
     """Yield the sums of the whole run: bytes, synchronisations, waiting, paths, and what was planned."""
     members = list(picture.state.members.values())
     sent, received = sum(m.work.bytes_sent for m in members), sum(m.work.bytes_received for m in members)
-    count = max((m.work.syncs for m in members), default=0)
+    count = max((m.exchanges for m in members), default=0)
     syncs = [sync for m in members for sync in m.recent_syncs]
     words = [f"{bytes_text(sent)} sent, {bytes_text(received)} received by all, {counted(count, 'synchronisation')}"]
     if syncs:
         middle = statistics.median(sync.seconds for sync in syncs)
-        words.append(f"median {value_text(middle, 's')} each, {statistics.median(map(mbit, syncs)):.1f} Mbit/s")
+        words.append(f"median {time_text(middle)} each, {rate_text(statistics.median(map(mbit, syncs)))}")
     waits = [m.shares[1] for m in members if m.window]
     if waits:
         tense = "is" if picture.state.ended is None else "was"
-        words.append(f"{statistics.fmean(waits):.0%} of the time {tense} waiting")
+        words.append(f"{share_text(statistics.fmean(waits))} of the time {tense} waiting")
     yield literal("; ".join(words))
     if lines := pair_lines(picture.state.members, picture.name):
         yield literal("paths: " + "; ".join(lines), "$text-muted")
@@ -146,9 +146,9 @@ def sums(picture: Picture) -> Iterator[Content]:
         if reason.code in (*OWNERSHIP, *CABLES):
             yield literal(sentence(reason), "$text-muted")
     if (planned := picture.planned) is not None and syncs:
-        said = f"planned: {value_text(planned.exchange, 's')} an exchange, {value_text(planned.step, 's')} a step"
+        said = f"planned: {time_text(planned.exchange)} an exchange, {time_text(planned.step)} a step"
         paces = [m.seconds_per_step for m in members if m.active and m.seconds_per_step]
-        measured = f"; measured {value_text(middle, 's')} and {value_text(max(paces), 's')}" if paces else ""
+        measured = f"; measured {time_text(middle)} and {time_text(max(paces))}" if paces else ""
         yield literal(said + measured, "$text-muted")
 
 
@@ -162,6 +162,6 @@ def advice(picture: Picture) -> list[Content]:
         return [literal("no other way to train is predicted to be faster", "$text-muted")]
     best = max(better, key=lambda candidate: candidate.useful_speed_up)
     gain = best.useful_speed_up / chosen.useful_speed_up if chosen.useful_speed_up else 0.0
-    words = f"advice: {way_in_words(best.choice)}, predicted {gain:.2f}x as fast ({value_text(best.step, 's')} a step)"
+    words = f"advice: {way_in_words(best.choice)}, predicted {gain:.2f}x as fast ({time_text(best.step)} a step)"
     loss = f"; the loss may end {best.loss_increase:.1%} higher" if best.loss_increase else ""
     return [literal(words + loss, "$text-warning")]

@@ -8,13 +8,13 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
 
-from app.console import bytes_text
 from app.dashboard.braille import Curve
 from app.dashboard.charts import LEAST_CHART, Chart, ChartData, unit_of
 from app.dashboard.pane import Words, state_of
 from app.dashboard.reader import Picture
 from app.run_series import of_member, smoothed
 from app.shell.text import literal, muted
+from profiles.quantities import bytes_text
 
 ROOM = 118
 """Cells of the tab from which on this stands beside the table."""

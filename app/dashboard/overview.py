@@ -10,7 +10,7 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 
-from app.console import bytes_text, duration_text, near
+from app.console import near
 from app.dashboard.braille import Curve
 from app.dashboard.charts import (
     BAND_STYLE,
@@ -38,6 +38,7 @@ from app.run_state import RunState
 from app.shell.row_table import RowTable
 from app.shell.text import StatusMark, TableColumn, TableRow, bar, literal, together
 from profiles.errors import counted
+from profiles.quantities import bytes_text, duration_text
 
 COLUMNS = (
     TableColumn("time", "time", most=8, least=8),

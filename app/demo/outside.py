@@ -57,6 +57,7 @@ from distributed.ssh.errors import (
 from distributed.ssh.host_keys import HostKeyInfo, fingerprint
 from distributed.ssh.process import Completed, Input, Process
 from profiles.errors import MusterError
+from profiles.quantities import memory_text
 from profiles.schema import Profile
 from training.plan import RunPlan
 
@@ -183,7 +184,7 @@ class TourOutside(Outside):
 
     def this_computer(self) -> ThisComputer:
         here = self.machines[0]
-        return ThisComputer(here.name, here.chip, f"{here.memory / 2**30:.0f} GB", here.system)
+        return ThisComputer(here.name, here.chip, memory_text(here.memory), here.system)
 
     def search(self, sources: Sources, browse: bool = True) -> TourSearch:
         return TourSearch(self.machines, self.clock, None if browse else typed_machine(sources.typed[0]))

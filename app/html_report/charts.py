@@ -29,6 +29,7 @@ from app.run_series import (
     smoothed,
 )
 from app.run_state import RunState, machine_changes
+from profiles.quantities import figure_text
 
 BLUE, ORANGE, GREEN, RED, GREY = "#1f6feb", "#d9730d", "#1a7f4b", "#c4314b", "#8b949e"
 _BAND = "rgba(31, 111, 235, 0.18)"
@@ -323,7 +324,7 @@ def _exchanged(state: RunState, name: str, what: str) -> ReportChart | None:
     if len(points) < 2:
         return None
     trace = curve(points, name, {"color": BLUE}, "lines+markers")
-    note = f"{what} Last: {points[-1].mean:.4g}."
+    note = f"{what} Last: {figure_text(points[-1].mean)}."
     return drawn(name.replace(" ", "-"), name.capitalize(), note, [trace], **axes("step", name))
 
 

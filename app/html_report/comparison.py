@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from app.comparison import Curve, StrategyComparison, StrategyResult
-from app.console import bytes_text, duration_text
 from app.html_report.charts import COLOURS, ReportChart, axes, drawn
 from app.html_report.page import figure, whole_page
 from app.html_report.sections import label, table, text
 from app.metrics import four_digits
 from app.run_series import OF_EXCHANGES
 from profiles.errors import counted
+from profiles.quantities import bytes_text, duration_text
 from training.run_files import explained, write_whole
 from training.strategies.costs import FEWEST_ROUNDS
 

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
-from app.console import bytes_text, command_line, duration_text, energy_text, visible
+from app.console import command_line, visible
 from app.figures import change
 from app.history import Happening
 from app.html_report.evidence import Evidence
@@ -19,6 +19,7 @@ from app.run_state import machine_changes
 from distributed.planning.document import Candidate, Reason
 from distributed.planning.reasons import sentence
 from profiles.errors import counted
+from profiles.quantities import bytes_text, duration_text, energy_text
 
 _MOODS = {"completed": ("completed", "good"), "running": ("running", "good"), "cancelled": ("stopped", "calm")}
 """How a run's status is called and shown; any other one is bad."""

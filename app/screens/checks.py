@@ -28,6 +28,7 @@ from app.wizard.assessment import of_finding, of_pair, path_of, warnings_of
 from app.wizard.records import GOOD, UNSETTLED, Check, ItemStatus
 from app.wizard.state import Step, WizardState
 from profiles.errors import counted
+from profiles.quantities import rate_figure
 
 if TYPE_CHECKING:  # load SSH, which the first screen does without
     from distributed.checks.findings import Finding
@@ -243,18 +244,13 @@ def _pair_row(pair: PairFigures) -> TableRow:
         _pair_key(pair),
         (
             literal(f"{pair.source} > {pair.target}"),
-            literal(_rate(figures.mbit) if figures else ""),
-            literal(_rate(figures.mbit_back) if figures and figures.mbit_back else ""),
+            literal(rate_figure(figures.mbit) if figures else ""),
+            literal(rate_figure(figures.mbit_back) if figures and figures.mbit_back else ""),
             literal(f"{figures.rtt_ms:.2g}" if figures else ""),
             MARKS[found.status].show(found.label),
             muted(path_of(pair)),
         ),
     )
-
-
-def _rate(mbit: float) -> str:
-    """Four digits, and no exponent where the digits have room."""
-    return f"{mbit:.4g}" if mbit < 9999.5 else f"{mbit:.0f}"
 
 
 def matrix(names: Sequence[str], pairs: Sequence[PairFigures], first: int, cell: int) -> Content:
@@ -282,4 +278,4 @@ def _figure(pair: PairFigures | None, source: str, target: str) -> Content:
     found, figures = of_pair(pair), pair.figures
     style = "" if found.status is ItemStatus.OK else MARKS[found.status].style
     mbit = 0.0 if figures is None else figures.mbit if source == pair.source else figures.mbit_back
-    return Content.assemble((_rate(mbit), style), (f" {figures.rtt_ms if figures else 0:.2g}", "$text-muted"))
+    return Content.assemble((rate_figure(mbit), style), (f" {figures.rtt_ms if figures else 0:.2g}", "$text-muted"))

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from textual.content import Content
 
-from app.console import bytes_text, command_line
+from app.console import command_line
 from app.screens.step_screen import MARKS, StepScreen, cause_lines
 from app.shell.dialogs import ChoiceDialog, TextDialog
 from app.shell.keys import Key
@@ -18,6 +18,7 @@ from app.wizard.records import UNSETTLED, Assessment, DataSummary, Fit, ItemStat
 from app.wizard.state import StatePart, Step, WizardState
 from profiles.errors import counted
 from profiles.options import OptionSpec
+from profiles.quantities import bytes_text
 
 GO, PROFILE, MODEL, DATASET, ADVANCED = "go", "profile", "model", "dataset", "advanced"
 _SHOWN_BROKEN = 3

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from textual.content import Content
 
-from app.console import bytes_text, command_line, duration_text
+from app.console import command_line
 from app.report import what_next
 from app.screens.step_screen import StepScreen, cause_lines, failure, progress, shown_state, shown_status
 from app.shell.base_app import MusterApp
@@ -20,6 +20,7 @@ from app.shell.text import StatusMark, TableColumn, TableRow, literal, muted
 from app.wizard import actions
 from app.wizard.records import UNSETTLED, ItemStatus, LaunchRow, MachineChange, Plan
 from app.wizard.state import Action, Step, WizardState
+from profiles.quantities import bytes_text, duration_text
 from training.run_files import is_live
 from training.runs import summarise
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from textual.content import Content
 
-from app.console import bytes_text, command_line, duration_text
+from app.console import command_line
 from app.screens.step_screen import GO_ON, NEXT, StepScreen, failure, progress
 from app.shell.keys import WIDE, Key
 from app.shell.text import MARGIN, StatusMark, TableColumn, TableRow, bar, literal, muted, whole_width, widths
@@ -16,6 +16,7 @@ from app.wizard import actions
 from app.wizard.records import RankedCandidate
 from app.wizard.state import Step, WizardState
 from profiles.errors import counted
+from profiles.quantities import bytes_text, duration_text, time_text
 
 
 class StrategyScreen(StepScreen):
@@ -184,6 +185,4 @@ def _about(way: RankedCandidate) -> list[Content]:
 
 
 def _seconds(seconds: float) -> str:
-    if not seconds:
-        return "-"  # not measured
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.3g} s"
+    return time_text(seconds) if seconds else "-"  # not measured

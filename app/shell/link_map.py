@@ -18,6 +18,7 @@ from rich.cells import cell_len
 from textual.content import Content
 
 from app.shell.text import DOTS, literal, muted, together
+from profiles.quantities import rate_figure
 
 FEWEST, MOST = 2, 8
 """Machines of which there is a map."""
@@ -75,7 +76,7 @@ class MapLink:
         slow, fast = sorted((self.mbit, self.back or self.mbit))
         if self.kind is LinkMedium.RELAY or fast <= 0:
             return self.kind.word if self.kind is LinkMedium.RELAY else ""
-        return f"{slow:.3g}-{fast:.3g}" if fast > 1.5 * slow else f"{slow:.4g}"
+        return f"{rate_figure(slow)}-{rate_figure(fast)}" if fast > 1.5 * slow else rate_figure(slow)
 
 
 class _Box(NamedTuple):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from app.wizard.records import FINE, Access, AccessNeed, Assessment, ItemStatus
 from distributed.discovery.network_interfaces import PathKind, interface_kind
 from profiles.errors import counted
+from profiles.quantities import rate_text
 
 if TYPE_CHECKING:  # modules that load SSH, which the first screen does without
     from distributed.checks.findings import Finding
@@ -132,11 +133,11 @@ def warnings_of(pair: PairFigures) -> list[str]:
         found.append(f"Wi-Fi: {' and '.join(wireless)}")
     slow, fast = sorted((figures.mbit, figures.mbit_back))
     if fast > _ASYMMETRIC * slow:
-        found.append(f"asymmetric: {fast:.0f} Mbit/s one way, {slow:.0f} the other")
+        found.append(f"asymmetric: {rate_text(fast)} one way, {rate_text(slow)} the other")
     if any(interface_kind(name) is PathKind.VPN for name in (figures.interface, figures.interface_back)):
         found.append("goes through a VPN")
     if pair.busy:
-        found.append(f"other traffic of {figures.other_mbit:.0f} Mbit/s at that time: measure again when it is idle")
+        found.append(f"other traffic of {rate_text(figures.other_mbit)} at that time: measure again when it is idle")
     lost = max(figures.loss, figures.loss_back)
     if lost > _LOST:
         found.append(f"{100 * lost:.1f} % was lost and sent again")

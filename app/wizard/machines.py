@@ -20,6 +20,7 @@ from distributed.ssh.connection import SshTarget, Trust
 from distributed.ssh.host_keys import HostKeyInfo
 from distributed.system import output, read
 from profiles.installation import training_python
+from profiles.quantities import memory_text
 
 LONGEST_NAME = 64
 HERE_KEY = "here"
@@ -55,7 +56,7 @@ def this_computer() -> ThisComputer:
 
     name = plain_name(socket.gethostname().partition(".")[0]) or "this-computer"
     chip, system = mac() if platform.system() == "Darwin" else linux()
-    return ThisComputer(name, chip, f"{psutil.virtual_memory().total / 2**30:.0f} GB", system)
+    return ThisComputer(name, chip, memory_text(psutil.virtual_memory().total), system)
 
 
 def mac(ask: Callable[..., str] = output) -> tuple[str, str]:

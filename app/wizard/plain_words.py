@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from app.console import bytes_text, command_line, duration_text
+from app.console import command_line
 from app.wizard.assessment import of_finding, of_pair, path_of, started_text, warnings_of
 from app.wizard.dependencies import MEASURES
 from app.wizard.records import (
@@ -20,6 +20,7 @@ from app.wizard.records import (
 )
 from app.wizard.state import StatePart, WizardState
 from profiles.errors import counted
+from profiles.quantities import bytes_text, duration_text, rate_text, time_text
 
 
 def home_lines(state: WizardState) -> Iterator[str]:
@@ -32,7 +33,7 @@ def home_lines(state: WizardState) -> Iterator[str]:
         entry, machines = profile.entry, state.presence_of(profile)
         present = sum(machine.present is True for machine in machines)
         here = f"; online: {present} of {counted(len(machines), 'machine')}" if machines else ""
-        words = entry.error or f"{f'needs a {entry.needs}' if entry.needs else 'ready'}{here}"
+        words = entry.error or (f"needs a {entry.needs}" if entry.needs else "ready")
         yield f"{number:>3}  {'saved profile' if profile.saved else 'profile'} {profile.name}: " + (
             f"{entry.description or words}{here}"
         )
@@ -86,7 +87,8 @@ def link_lines(state: WizardState) -> Iterator[str]:
         if figures is None:
             yield f"{ends}: {of_pair(pair).label}"
         else:
-            speed = f"{figures.mbit:.0f} Mbit/s there, {figures.mbit_back:.0f} back, {figures.rtt_ms:.1f} ms"
+            there, back = rate_text(figures.mbit), rate_text(figures.mbit_back)
+            speed = f"{there} there, {back} back, {time_text(figures.rtt_ms / 1000)}"
             yield f"{ends}: {speed}, over {path_of(pair)}"
         yield from (f"     warning: {text}" for text in warnings_of(pair))
     yield from _trouble(state.links, "  ")
@@ -139,7 +141,7 @@ def way_words(way: RankedCandidate) -> str:
         return "not measured"
     parts = [
         duration_text(way.same_loss_seconds),
-        f"{found.step:.3g} s a step of {counted(found.global_batch, 'sample')}",
+        f"{time_text(found.step)} a step of {counted(found.global_batch, 'sample')}",
     ]
     if not way.choice.alone:
         parts += [f"{found.useful_speed_up:.2f} times as fast", f"{100 * found.waiting:.0f} % waiting",

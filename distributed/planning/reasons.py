@@ -10,6 +10,7 @@ from distributed.planning.cluster import Cluster, ClusterMachine
 from distributed.planning.document import Candidate, Job, MemberForecast, MemberSetting, Planning, Reason, Settings
 from distributed.planning.prediction import Predictor, known_costs, rhythm_of, significant
 from profiles.errors import BadInput
+from profiles.quantities import rate_text, time_text
 from profiles.split import DATA_STAY
 from training.schedule import scaled_learning_rate
 from training.sensors import BUSY
@@ -218,7 +219,7 @@ _GB = 1e9
 _LOSS = "the loss may end {loss:.3g} % above that of per-step averaging (at most {bound:.3g} % is accepted)"
 WORDS = {
     "alone-wins": "{subject} alone is the fastest: {members:.0f} machines with {other} would train {useful:.2f} times "
-    "as fast (an exchange takes {exchange:.3g} s, computing a step {compute:.3g} s, waiting {exposed:.3g} s a step)",
+    "as fast (an exchange takes {exchange_text}, computing a step {compute_text}, waiting {exposed_text} a step)",
     "alone-is-enough": "{subject} alone is about as fast as the best group: {members:.0f} machines with {other} would "
     "train {useful:.2f} times as fast, and predictions cannot tell differences below 5 %",
     "about-equal": "{members:.0f} machines with {subject} over {other} are about as fast ({rival:.2f} against "
@@ -232,15 +233,14 @@ WORDS = {
     "group-wins": "{members:.0f} machines with {subject} reach the same loss {useful:.2f} times as fast as the best "
     "of them alone ({speed_up:.2f} times its samples/s)",
     "slowest-none": "nothing is sent over the network",
-    "slowest-link": "the link from {subject} to {other} limits the exchange: {mbit:.4g} Mbit/s, {seconds:.3g} s",
-    "slowest-interface": "the network interface of {subject} limits the exchange: {mbit:.4g} Mbit/s for all peers "
-    "together, {seconds:.3g} s",
-    "slowest-air": "the Wi-Fi channel {subject} limits the exchange: {mbit:.4g} Mbit/s for all stations together, "
-    "and a byte between two of them crosses it twice; {seconds:.3g} s",
-    "slowest-member": "the processor of {subject} limits the exchange: it encodes and moves {mbit:.4g} Mbit/s, "
-    "{seconds:.3g} s",
-    "exchange-hidden": "an exchange of {exchange:.3g} s is hidden behind compute",
-    "exchange-exposed": "{share:.0f} % of each step of {step:.3g} s is spent waiting for the network",
+    "slowest-link": "the link from {subject} to {other} limits the exchange: {rate}, {seconds_text}",
+    "slowest-interface": "the network interface of {subject} limits the exchange: {rate} for all peers "
+    "together, {seconds_text}",
+    "slowest-air": "the Wi-Fi channel {subject} limits the exchange: {rate} for all stations together, "
+    "and a byte between two of them crosses it twice; {seconds_text}",
+    "slowest-member": "the processor of {subject} limits the exchange: it encodes and moves {rate}, {seconds_text}",
+    "exchange-hidden": "an exchange of {exchange_text} is hidden behind compute",
+    "exchange-exposed": "{share:.0f} % of each step of {step_text} is spent waiting for the network",
     "interval": "one exchange every {interval:.0f} steps, {rounds:.0f} in the run: " + _LOSS,
     "every-step": "an exchange in every step: " + _LOSS,
     "learning-rate": "the learning rate is multiplied by {factor:.2f} (lr_scaling = {subject}): it was chosen for a "
@@ -283,9 +283,9 @@ WORDS = {
     "no-link": "{subject} has no measured link to {other}, where the coordinator would be",
     "no-cuda": "{subject} has no CUDA device, which engine nccl needs",
     "no-link-nccl": "{subject} does not have a link to every machine, which engine nccl needs",
-    "cable-to": "with a cable to {subject} ({mbit:.4g} Mbit/s): {useful:.2f}x -> {wired:.2f}x",
-    "cable-between": "with a cable between {subject} and {other} ({mbit:.4g} Mbit/s): {useful:.2f}x -> {wired:.2f}x",
-    "cables-to": "with cables to {subject} ({mbit:.4g} Mbit/s): {useful:.2f}x -> {wired:.2f}x",
+    "cable-to": "with a cable to {subject} ({rate}): {useful:.2f}x -> {wired:.2f}x",
+    "cable-between": "with a cable between {subject} and {other} ({rate}): {useful:.2f}x -> {wired:.2f}x",
+    "cables-to": "with cables to {subject} ({rate}): {useful:.2f}x -> {wired:.2f}x",
     "measured-in-use": "other programs used {others:.0f} % of the processors of {subject} while it was measured: "
     "measure again when it is idle",
     "not-measured": "{subject} is in the hosts file and was not measured",
@@ -303,8 +303,11 @@ def sentence(reason: Reason) -> str:
     """Return a reason in words."""
     numbers = dict(reason.numbers)
     numbers |= {f"{name}_gb": numbers[name] / _GB for name in ("needed", "free") if name in numbers}
+    times = ("seconds", "exchange", "compute", "exposed", "step")
+    words = {f"{name}_text": time_text(numbers[name]) for name in times if name in numbers}
+    words |= {"rate": rate_text(numbers["mbit"])} if "mbit" in numbers else {}
     numbers |= {"bound_percent": 100 * numbers["bound"]} if "bound" in numbers else {}
-    return WORDS[reason.code].format(subject=reason.subject, other=reason.other, **numbers)
+    return WORDS[reason.code].format(subject=reason.subject, other=reason.other, **numbers, **words)
 
 
 def why_in_words(planning: Planning) -> str:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.console import bytes_text, command_about, command_line, duration_text, say_error, show_json, visible
+from app.console import command_about, command_line, say_error, show_json, visible
+from profiles.quantities import bytes_text, duration_text
 
 
 @given(st.text())

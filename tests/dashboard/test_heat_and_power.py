@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from run_folders import BEGAN, started, steps
 
-from app.console import energy_text
 from app.dashboard.charts import value_text
 from app.dashboard.machines import table_of
 from app.dashboard.reader import Picture
@@ -19,6 +18,7 @@ from app.html_report.evidence import read_evidence
 from app.run_state import RunState, reduce_events
 from app.trackers.kinds import cell, scalars_of
 from app.verdict import verdict
+from profiles.quantities import energy_text
 from tests.report.report_runs import write_run
 from training.events import Event, MachineEvent, MemberEvent
 from training.run_folder import RunFolder

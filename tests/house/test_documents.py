@@ -172,7 +172,9 @@ def test_python_that_starts_workers_is_guarded(page: Path) -> None:
 
 def test_the_readme_promises_what_was_measured() -> None:
     readme, measured = (ROOT / "README.md").read_text(), (ROOT / "docs" / "performance.md").read_text()
-    figures = re.search(r"On 2 CPU cores the example's training from scratch took ([\d a-z]+) and ended at ([\d. ]+%)", readme)
+    figures = re.search(
+        r"On 2 CPU cores the example's training from scratch took ([\d a-z]+) and ended at ([\d. ]+%)", readme
+    )
     assert figures
     time, error = figures.groups()
     assert re.search(rf"^\| 0 \| {time} \|.*\| \*\*{re.escape(error)}\*\* \|", measured, re.MULTILINE)
