@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # modules that load SSH or pydantic, which the first screen d
 
 Tell = Callable[[str], None]
 """Hears a line for each thing that was done or began."""
-MAIN = ("max_steps", "epochs", "batch_size", "learning_rate", "language", "tuning", "max_train_samples", "augmentation")
+MAIN = ("epochs", "batch_size", "learning_rate", "language", "tuning", "max_train_samples", "augmentation")
 """Options that everybody sees; the others are folded under "advanced"."""
 
 

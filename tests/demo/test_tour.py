@@ -98,7 +98,7 @@ def test_leaving_anywhere_changes_no_file(tmp_path: Path) -> None:
         terminal.press("Enter")
         terminal.until("Which model, on which data?", "epochs")
         terminal.press("Down", "Down", "Down", "Down", "Enter")
-        terminal.until("max_steps", "esc Close")
+        terminal.until("epochs", "esc Close")
         terminal.write("7")
         terminal.press("C-c")
         terminal.until("exit code 130")
@@ -127,22 +127,22 @@ def copy(tmp_path: Path) -> Path:
 
 @pytest.mark.timeout(400)
 def test_enter_enter_trains_on_this_machine(copy: Path) -> None:
-    """The shortest way really trains; only the number of steps is typed, so that it is over soon."""
+    """The shortest way really trains; only the number of epochs is typed, so that it is over soon."""
     config = (copy / "config.ini").read_bytes()
     with set_up(copy, script=copy / "wizard.py") as terminal:
         terminal.until("What do you want to do?", "New set-up")
         terminal.press("n")
         terminal.until("1 picked of", "(here)")
         terminal.press("Enter")
-        terminal.until("Which model, on which data?", "max_steps", "2700")
+        terminal.until("Which model, on which data?", "epochs", "22.13")
         terminal.press("Down", "Down", "Down", "Down", "Enter")
-        terminal.until("max_steps", "esc Close")
+        terminal.until("epochs", "esc Close")
         terminal.press("C-u")
-        terminal.until_gone("2700")
-        terminal.write("4")
-        terminal.until("│   4 ")
+        terminal.until_gone("22.13")
+        terminal.write("0.6")
+        terminal.until("│   0.6 ")
         terminal.press("Enter")
-        terminal.until("4 *")
+        terminal.until("0.6 *")
         terminal.until("3880 samples", patience=120)
         terminal.press("n")
         terminal.until("How should they train together?", "alone", patience=180)

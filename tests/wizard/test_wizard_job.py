@@ -31,7 +31,7 @@ def test_the_demos_options_with_a_change() -> None:
     job = job_of(JobAnswers("demo", (("batch_size", "4"),)))
     assert (option(job, "batch_size").value, option(job, "batch_size").default) == ("4", "16")
     assert option(job, "batch_size").changed and not option(job, "learning_rate").changed
-    assert [row.name for row in job.options[:2]] == ["max_steps", "epochs"]
+    assert [row.name for row in job.options[:2]] == ["epochs", "batch_size"]
     assert (job.model, job.dataset, job.assessment.status) == ("tiny-commands", "spoken-commands", ItemStatus.OK)
 
 
