@@ -72,7 +72,7 @@ class NetworkPane(Pane):
         table.say_when_empty(literal(none, "$text-muted"))
         planned = picture.planned.exchange if picture.planned else 0.0
         newest = sorted(picture.rounds.items(), reverse=True)[:_SHOWN]
-        table.show([_row(key, said, picture, planned) for key, said in newest])
+        table.show([sync_row(key, said, picture, planned) for key, said in newest])
 
 
 def link_map(picture: Picture, width: int, height: int, ascii_only: bool = False) -> Content:
@@ -103,7 +103,8 @@ def mbit(sync: SyncEvent) -> float:
     return most * 8 / 1e6 / sync.seconds if sync.seconds > 0 else 0.0
 
 
-def _row(key: tuple[int, int], said: list[tuple[int, SyncEvent]], picture: Picture, planned: float) -> TableRow:
+def sync_row(key: tuple[int, int], said: list[tuple[int, SyncEvent]], picture: Picture, planned: float) -> TableRow:
+    """Return the row of one synchronisation; its time is held against ``planned`` seconds of transfer."""
     _, largest = max(said, key=lambda pair: pair[1].bytes_sent)
     slow, longest = max(said, key=lambda pair: pair[1].seconds)
     wait = max(sync.wait for _, sync in said)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from run_folders import started, steps
 
-from app.dashboard.network import advice, link_map, mbit, sums
+from app.dashboard.network import advice, link_map, mbit, sums, sync_row
 from app.dashboard.overview import sync_rows
 from app.dashboard.reader import Picture
 from app.run_state import reduce_events
@@ -60,6 +60,18 @@ def test_syncs_of_one_round_are_one_row() -> None:
                        members=[0, 1]) for rank in (0, 1)]  # fmt: skip
     rounds = Picture(Path("run"), reduce_events([*started(), *syncs])).rounds
     assert [(key, len(found)) for key, found in rounds.items()] == [((9, 1), 2)]
+
+
+def test_an_exchange_is_held_against_its_plan_without_the_wait_for_others() -> None:
+    """The first to arrive waits 5 s for the last, which sees the transfer alone."""
+    pair = [(rank, sync(9, member=rank, seconds=seconds)) for rank, seconds in ((0, 5.2), (1, 0.2))]
+    cells = [cell.plain for cell in sync_row((9, 1), pair, picture(0), planned=0.2).cells]
+    assert cells[-1] == "100 %"
+
+
+def test_of_exchanges_in_every_step_all_are_counted_though_some_are_reported() -> None:
+    shown = Picture(Path("run"), reduce_events([*started(), *(sync(n) for n in (50, 100, 150, 200))]))
+    assert next(iter(sums(shown))).plain.partition("; ")[0].endswith("200 synchronisations")
 
 
 def test_who_owns_less_than_the_others_is_said() -> None:

@@ -27,6 +27,11 @@ def test_a_run_that_goes_well() -> None:
     assert words(going(), alone=alone) == "Healthy · 3/3 machines · 2.00x as fast as studio alone · done in 1:20"
 
 
+def test_slower_than_one_machine_alone_is_never_healthy() -> None:
+    told = words(going(), alone=Alone("studio", 30.0))
+    assert told.startswith("Slower than studio alone (0.80x) · 3/3 machines · stop it and train on studio alone")
+
+
 @pytest.mark.parametrize(
     ("cells", "shown"),
     [
