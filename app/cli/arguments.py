@@ -16,6 +16,25 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Folder that holds the runs.")]
 Ascii = Annotated[bool, typer.Option("--ascii", help="Draw with ASCII characters only.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+def _choose_notified(target: str) -> None:
+    if target:
+        from app.trackers import notify  # with the events of runs, which --help does without
+
+        notify.choose(target)
+
+
+Notified = Annotated[
+    str,
+    typer.Option(
+        "--notify",
+        callback=_choose_notified,
+        metavar="TARGET",
+        help="Hears when the run ends, fails or loses a machine: desktop, a web address or a command; the variable "
+        "MUSTER_NOTIFY is the same for all runs.",
+    ),
+]
 Detach = Annotated[bool, typer.Option("--detach", help="Run in the background.")]
 RunReference = Annotated[str, typer.Argument(metavar="RUN", help="Run id or a part of it, a profile, or a path.")]
 AnyRun = Annotated[

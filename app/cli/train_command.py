@@ -16,7 +16,17 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from app.cli.arguments import AllowMissing, Detach, Json, OfflineWheels, ProfileName, Setting, TrustCode, TrustNew
+from app.cli.arguments import (
+    AllowMissing,
+    Detach,
+    Json,
+    Notified,
+    OfflineWheels,
+    ProfileName,
+    Setting,
+    TrustCode,
+    TrustNew,
+)
 from profiles.errors import BadInput, ExitCode
 from profiles.options import OptionSpec, options
 
@@ -156,6 +166,7 @@ def distributed_train(
         Path | None, typer.Option("--plan", metavar="FILE", help="Carry out a plan that 'plan --out' wrote.")
     ] = None,
     detach: Detach = False,
+    notified: Notified = "",
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Show the dashboard.")] = False,
     allow_missing: AllowMissing = False,
     no_input: Annotated[bool, typer.Option("--no-input", help="Never ask anything.")] = False,
@@ -171,8 +182,7 @@ def distributed_train(
     ] = False,
 ) -> ExitCode:
     """Start or resume a run with workers of this machine or of several; ``flags`` are the options by name."""
-    from app.cli import train
-    from app.cli.attach import refuse_bad_keys
+    from app.cli import attach, train
 
     references = {name: value for name, value in (("model", model), ("dataset", dataset)) if value}
     overrides = merged_overrides(settings, flags, references)
@@ -184,7 +194,7 @@ def distributed_train(
     if hosts is None and plan_file is not None:
         raise BadInput("--plan needs machines", "name a hosts file with --hosts FILE")
     if dashboard:
-        refuse_bad_keys()
+        attach.refuse_bad_keys()
     if dry_run or plan_only:
         from app.cli.dry_run import not_for_real, rehearse, show_plan
 

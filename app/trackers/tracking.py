@@ -17,6 +17,7 @@ from pathlib import Path
 
 from app.console import say, visible
 from app.follow import Follower
+from app.trackers import notify
 from app.trackers.kinds import KINDS, TrackedRun, Tracker
 from profiles.declarations import OptionError
 from profiles.errors import BadInput, MusterError, RunFailed
@@ -31,6 +32,7 @@ FOLDER = "trackers"
 """Folder in the run folder; every tracker has its own in it."""
 FLUSH_EVERY = 2.0
 _POSITION = "position"
+_NOTIFY = "notify"
 _PATIENCE = 60.0
 """Seconds until the run must have begun."""
 _NICENESS = 10
@@ -57,7 +59,11 @@ def checked_trackers(text: str) -> tuple[str, ...]:
 
 
 def start_trackers(run_dir: Path, names: Sequence[str]) -> None:
-    """Start the trackers of a run in a process of their own; that they cannot start is said, and no reason to stop."""
+    """Start the trackers of a run in a process of their own; that they cannot start is said, and no reason to stop.
+
+    Whoever wants to be notified of runs is one of them.
+    """
+    names = [*names, *([_NOTIFY] if notify.wanted() else [])]
     if not names:
         return
     try:
@@ -119,7 +125,8 @@ class Tracking:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock.acquire()  # a second one would send everything twice
-            tracker = KINDS[name](run, folder)
+            opener = notify.Notifier if name == _NOTIFY else KINDS[name]
+            tracker = opener(run, folder)
         except Exception as error:  # noqa: BLE001 - whatever its library raises, the other trackers go on
             self._say(f"{name}: could not be opened: {_told(error)}")
             lock.release()

@@ -1,0 +1,126 @@
+"""A person hears when a run ends, fails or loses a machine: on the desktop, at a web address, or from a command.
+
+What hears is a person's own choice on this computer (``--notify``, or the variable ``MUSTER_NOTIFY``) and never part of
+a profile, so no file of somebody else can name a program or an address.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+from app.console import visible
+from app.metrics import metric_label, metric_text
+from app.trackers.kinds import TrackedRun
+from profiles.errors import BadInput
+from training.events import EvaluationEvent, Event, MemberEvent
+from training.run_files import write_whole
+from training.run_folder import RunFolder
+
+TARGET = "MUSTER_NOTIFY"
+DESKTOP = "desktop"
+_PATIENCE = 20.0
+"""Seconds for a command or a web address."""
+_ENDINGS = {"completed": "is done", "failed": "failed", "cancelled": "was stopped"}
+_SCRIPT = ("on run argv", "display notification (item 2 of argv) with title (item 1 of argv)", "end run")
+_BY_DESKTOP: dict[str, tuple[str, ...]] = {
+    "notify-send": ("notify-send", "--app-name=Muster"),
+    "osascript": ("osascript", *(word for line in _SCRIPT for word in ("-e", line))),
+}
+"""Programs of Linux and macOS, and the words before title and text."""
+
+
+def wanted() -> bool:
+    """Whether a person on this computer wants to hear of runs."""
+    return bool(os.environ.get(TARGET))
+
+
+def choose(target: str) -> None:
+    """Have runs that are started from here notify ``target``: ``desktop``, a web address, or a command.
+
+    Raises:
+        BadInput: nothing of this computer can do that.
+    """
+    _words(target, "", "")
+    os.environ[TARGET] = target
+
+
+def _words(target: str, title: str, text: str) -> list[str]:
+    """Return the command line that notifies; empty for a web address.
+
+    Raises:
+        BadInput: there is no such program here.
+    """
+    if target.startswith(("https://", "http://")):
+        return []
+    if target == DESKTOP:
+        for program, command in _BY_DESKTOP.items():
+            if shutil.which(program):
+                return [*command, title, text]
+        hint = "install notify-send (Debian, Ubuntu: apt install libnotify-bin), or name a command or a web address"
+        raise BadInput("notify: this computer has no program that shows notifications", hint)
+    try:
+        words = shlex.split(target)
+    except ValueError as error:
+        raise BadInput(f"notify: {target!r} is no command line ({error})", "check its quotes") from None
+    if not words or shutil.which(os.path.expanduser(words[0])) is None:
+        raise BadInput(f"notify: there is no command {visible(target)!r}", "write desktop, https://... or a command")
+    return [os.path.expanduser(words[0]), *words[1:], f"{title}: {text}" if text else title]
+
+
+class Notifier:
+    """Tells of lost machines as they are lost, and of the end with the newest result.
+
+    A command gets the message as its last word, and ``MUSTER_RUN`` and ``MUSTER_STATUS`` as variables. A web address
+    gets a POST with a JSON document: ``text`` and ``content`` (the message, as Slack and Discord read it), ``run``,
+    ``profile``, ``status``.
+    """
+
+    def __init__(self, run: TrackedRun, folder: Path) -> None:
+        self._run, self._target = run, os.environ.get(TARGET, "")
+        self._ended = folder / "ended"
+        self._result = ""
+        _words(self._target, "", "")
+
+    def log(self, event: Event, newest_step: int) -> None:
+        if isinstance(event, EvaluationEvent):
+            figures = event.figures.items()
+            shown = ", ".join(f"{metric_label(name)} {metric_text(name, value)}" for name, value in list(figures)[:2])
+            self._result = f"{event.split}: {shown}"
+        elif isinstance(event, MemberEvent) and event.status == "lost" and event.member is not None:
+            cause = f" ({event.message})" if event.message else ""
+            name = event.name or self._run.name(event.member)
+            self._send("running", f"{name} is lost{cause}; the others go on")
+
+    def flush(self) -> None:
+        """Each message is sent at once."""
+
+    def close(self, status: str) -> str:
+        metadata = RunFolder.open(self._run.path).metadata
+        ending = f"{status} {metadata.end_time}"
+        if self._ended.exists() and self._ended.read_text() == ending:
+            return f"sent to {self._target} before"
+        reason = metadata.error_message if status == "failed" else ""
+        details = reason or self._result
+        self._send(status, _ENDINGS.get(status, status) + (f": {details}" if details else ""))
+        write_whole(self._ended, ending.encode())
+        return f"sent to {self._target}"
+
+    def _send(self, status: str, text: str) -> None:
+        title = f"Muster, {self._run.metadata.profile}"
+        words = _words(self._target, title, visible(text))
+        about = {"run": self._run.metadata.run_id, "profile": self._run.metadata.profile, "status": status}
+        if words:
+            variables = {**os.environ, "MUSTER_RUN": about["run"], "MUSTER_STATUS": status}
+            subprocess.run(words, env=variables, timeout=_PATIENCE, check=True, stdout=sys.stderr)
+            return
+        message = f"{title}: {visible(text)}"
+        body = json.dumps({"text": message, "content": message, **about}).encode()
+        request = urllib.request.Request(self._target, body, {"Content-Type": "application/json"})
+        urllib.request.urlopen(request, timeout=_PATIENCE).close()

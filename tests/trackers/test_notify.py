@@ -1,0 +1,99 @@
+"""Who hears when a run ends, fails or loses a machine: a real command, a real web address."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from app.trackers import notify
+from app.trackers.notify import TARGET
+from app.trackers.tracking import Tracking
+from profiles.errors import BadInput
+from tests.app.app_events import evaluation
+from tests.report.report_runs import write_run
+from training.events import Event, MemberEvent
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file to which the command that hears writes a line for each message: status and text."""
+    heard = tmp_path / "heard"
+    program = tmp_path / "hear me.py"
+    program.write_text(
+        "import os, sys\n"
+        f"with open({str(heard)!r}, 'a') as file: print(os.environ['MUSTER_STATUS'], sys.argv[-1], file=file)\n"
+    )
+    monkeypatch.setenv(TARGET, shlex.join([sys.executable, str(program)]))
+    return heard
+
+
+def follow(run: Path) -> None:
+    Tracking(run, ["notify"], print).follow()
+
+
+def lost(rank: int) -> Event:
+    return MemberEvent(member=rank, time=3.0, status="lost", name="studio", message="no sign of life for 10 s")
+
+
+def test_a_command_hears_of_a_lost_machine_and_of_the_result(tmp_path: Path, command: Path) -> None:
+    run = write_run(tmp_path, [evaluation(0, 0.9), lost(1), evaluation(5, 0.2)])
+    follow(run)
+    first, last = command.read_text().splitlines()
+    assert first.startswith("running Muster, ")
+    assert first.endswith("studio is lost (no sign of life for 10 s); the others go on")
+    assert last.startswith("completed ")
+    assert "is done: validation: WER 20.0 %" in last
+
+
+def test_each_message_is_sent_once_however_often_the_trackers_start(tmp_path: Path, command: Path) -> None:
+    run = write_run(tmp_path, [lost(1)])
+    follow(run)
+    follow(run)
+    assert len(command.read_text().splitlines()) == 2  # the loss, the end
+
+
+class _Listener(BaseHTTPRequestHandler):
+    heard: list[dict[str, str]] = []  # noqa: RUF012 - one listener a test
+
+    def do_POST(self) -> None:
+        self.heard.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *words: object) -> None: ...
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    _Listener.heard.clear()
+    with HTTPServer(("127.0.0.1", 0), _Listener) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_web_address_gets_a_document(tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TARGET, address)
+    follow(write_run(tmp_path, [evaluation(5, 0.2)]))
+    (document,) = _Listener.heard
+    assert document["status"] == "completed"
+    assert document["text"] == document["content"]
+    assert "is done" in document["text"]
+
+
+@pytest.mark.parametrize("target", ["no-such-program --loud", "'unbalanced", "desktop"])
+def test_what_cannot_hear_is_refused_before_a_run(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv(TARGET, raising=False)
+    with pytest.raises(BadInput, match="notify: "):
+        notify.choose(target)
+    assert not notify.wanted()
