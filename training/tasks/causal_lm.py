@@ -111,7 +111,7 @@ class CausalLMTask(Task):
         if is_on_hub(data.dataset_path):
             found = None if data.text_column else hub_conversations(data.dataset_path)
         else:
-            files = conversation_files(data.dataset_path)
+            files = conversation_files(data.dataset_path, data.text_column)
             found = read_conversations(files) if files else None
         limits = {split: data.max_train_samples if split == "train" else data.max_eval_samples for split in found or {}}
         return {split: list(rows[: limits[split] or None]) for split, rows in (found or {}).items()}
