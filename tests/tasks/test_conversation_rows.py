@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tiny_speech import byte_tokenizer
 
 from profiles.errors import BadInput
-from training.tasks.conversation_rows import MOST_TURNS, Segment, is_text_row, row_to_conversation
+from training.tasks.conversation_rows import MOST_TURNS, LabelledText, is_text_row, row_to_conversation
 from training.tasks.conversations import IGNORED, encode
 from training.tasks.message_rows import text_of
 
@@ -111,7 +111,7 @@ def test_flags_say_which_answers_are_learnt() -> None:
 
 def test_segments_are_learnt_where_their_labels_say_so() -> None:
     row = {"segments": [{"label": False, "text": "ask "}, {"label": True, "text": " yes<|end|>"}]}
-    assert row_to_conversation(row, "row").segments == (Segment("ask ", False), Segment(" yes<|end|>", True))
+    assert row_to_conversation(row, "row").segments == (LabelledText("ask ", False), LabelledText(" yes<|end|>", True))
     assert learnt_text(row) == " yes<|end|>"
 
 

@@ -44,7 +44,7 @@ _REFUSED = {
 
 
 @dataclass(frozen=True)
-class Segment:
+class LabelledText:
     """A piece of a text that no chat template touches."""
 
     text: str
@@ -62,7 +62,7 @@ class Conversation:
     """Messages of the assistant that are read and not learnt, by their numbers."""
     tools: tuple[Any, ...] = ()
     """Tools that the assistant may call, as JSON schemas."""
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[LabelledText, ...] = ()
     """In place of messages."""
     remarks: tuple[str, ...] = ()
     """What of the row is not used."""
@@ -221,12 +221,12 @@ def _prompt_and_completion(cells: _Cells) -> list[Draft]:
     return [*before, draft_of("assistant", cells.text("completion"))]
 
 
-def _segments(cells: _Cells) -> tuple[Segment, ...]:
+def _segments(cells: _Cells) -> tuple[LabelledText, ...]:
     segments = []
     for entry in cells.listed("segments"):
         if not isinstance(entry, dict) or not isinstance(entry.get("label"), bool):
             raise BadInput(f"{cells.place('segments')}: not a list of text and label", "label is true or false")
-        segments.append(Segment(text_of(entry.get("text"), cells.place("segments")), entry["label"]))
+        segments.append(LabelledText(text_of(entry.get("text"), cells.place("segments")), entry["label"]))
     if not any(segment.learnt and segment.text for segment in segments):
         raise BadInput(f"{cells.place('segments')}: no segment is learnt", "set label to true where it is")
     return tuple(segments)
