@@ -21,9 +21,12 @@ from profiles.errors import BadInput
 from profiles.schema import Profile, StrategySettings
 from training.bounded import first_problem
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 _GONE = ("hub_address",)
 """Fields of earlier versions, which are read past."""
+_EXCHANGED = {"shuffled": "partitioned", "partitioned": "shuffled"}
+"""Values of ``sparta.selection`` that had each other's meaning in plans of version 1. Hashes use the names of then, so
+that snapshots of such plans still fit."""
 _UNCOUNTED: dict[str, Any] = {
     **dict.fromkeys(("run_id", "engine", "added", "resume", "launch"), True),
     "profile": {"name": True, "run": True, "strategy": {"engine", "transport"}},
@@ -136,14 +139,14 @@ class RunPlan(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _present_engine(cls, document: Any) -> Any:
-        """Read an engine of an earlier version as the one that has its place."""
+        """Read what an earlier version wrote: an engine as the one that has its place, values by their names of now."""
         if not isinstance(document, dict):
             return document
         document = {name: document[name] for name in document if name not in _GONE}
         if document.get("engine") in ("hub", "torch"):
             in_clear = document["engine"] == "torch" and _all_cuda(document.get("members"))
             document["engine"] = "nccl" if in_clear else "mesh"
-        return document
+        return {**_exchanged(document), "version": PLAN_VERSION} if document.get("version") == 1 else document
 
     @property
     def has_coordinator(self) -> bool:
@@ -176,8 +179,24 @@ class RunPlan(BaseModel):
     def hash(self) -> str:
         """Hash of what decides the result. What is at its default does not count, so that an option which comes later
         changes no hash."""
-        document = self.model_dump(mode="json", exclude=_UNCOUNTED, exclude_defaults=True)
+        document = _exchanged(self.model_dump(mode="json", exclude=_UNCOUNTED, exclude_defaults=True))
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _exchanged(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a plan's document in which the values of ``_EXCHANGED`` have taken each other's place."""
+    path = ("profile", "strategy", "owned", "sparta")
+    levels = [document]
+    for name in path:
+        if not isinstance(inner := levels[-1].get(name), dict):
+            return document
+        levels.append(inner)
+    if (value := levels[-1].get("selection")) not in _EXCHANGED:
+        return document
+    changed: dict[str, Any] = {**levels.pop(), "selection": _EXCHANGED[value]}
+    for name, level in zip(reversed(path), reversed(levels)):
+        changed = {**level, name: changed}
+    return changed
 
 
 def read_plan(path: Path) -> RunPlan:

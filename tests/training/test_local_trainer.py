@@ -54,12 +54,16 @@ MERGING: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("strategy", MERGING)
-def test_fit_returns_the_trained_model(tmp_path: Path, strategy: str) -> None:
+def test_fit_returns_the_trained_model_and_tells_how_far_it_is(
+    tmp_path: Path, strategy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     trainer = LocalTrainer(nn.Linear(4, 1), pairs(), pairs(), loss=nn.functional.mse_loss, output_dir=tmp_path)
     model = trainer.fit(strategy, max_steps=120, learning_rate=0.05, batch_size=8, **MERGING[strategy])
     assert trainer.outcome is not None
     assert trainer.outcome.metrics["after"]["validation"]["loss"] < 0.1
     assert nn.functional.mse_loss(model(torch.ones(1, 4)), torch.tensor([[4.0]])).item() < 1.0
+    told = capsys.readouterr().err
+    assert all(part in told for part in ("training of 120 steps", "step 120/120, loss ", "validation: ", "completed"))
 
 
 def test_a_fit_that_broke_off_goes_on_with_the_losses_of_an_uninterrupted_one(tmp_path: Path) -> None:
