@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from profiles.errors import BadInput
-from training.processes import REPOSITORY
 
+_REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = ("app", "distributed", "profiles", "training")
 
 
@@ -24,7 +24,7 @@ def refuse_clash(module: str, option: str) -> None:
     """
     file = Path(module).expanduser().resolve() if module.endswith(".py") else None
     root = file.parent if file is not None else Path.cwd()
-    if root == REPOSITORY:
+    if root == _REPOSITORY:
         return
     waiting, seen = ([file] if file is not None else _files_of(module, root, option)), set[Path]()
     while waiting:

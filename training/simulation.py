@@ -126,7 +126,8 @@ class ObjectTrainer(ABC):
         from training.tasks.object_files import check_given, load_result, make_model
 
         name, own = described(strategy)
-        chosen = {"task": "custom", "output_dir": self._output_dir, "strategy": name, **own, **options}
+        usual = {"task": "custom", "output_dir": self._output_dir, "strategy": name, **self._settings}
+        chosen = {**usual, **own, **options}
         earlier = self._earlier(resume, name, options) if resume else None
         profile = earlier[1].profile if earlier else profile_from_options(self.profile_name, chosen)
         self._on_event = self._listener or RunNarrator(profile)
@@ -157,6 +158,11 @@ class ObjectTrainer(ABC):
             message = f"run {plan.run_id} is of profile '{plan.profile.name}', not of a {type(self).__name__}"
             raise BadInput(message, f"resume it with: distributed-train --resume {plan.run_id}")
         return path, plan
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """Options that the trainer was made with."""
+        return {}
 
     @abstractmethod
     def _run(self, profile: Profile, job: CustomJob) -> RunOutcome:
@@ -202,13 +208,17 @@ class LocalTrainer(ObjectTrainer):
         self.simulate = simulate
         self._cluster = cluster
 
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"workers": self.workers}
+
     def _run(self, profile: Profile, job: CustomJob) -> RunOutcome:
         if profile.run.cluster:
             raise BadInput("fit() takes no file of machines", f"{_CLUSTER}, or without")
         simulated = self.simulate or profile.run.simulate
         if self._cluster is not None and not simulated:
             raise BadInput("only a simulation has the time of other machines", _CLUSTER)
-        plan = plan_local_run(profile, simulated or self.workers, simulated=simulated > 0)
+        plan = plan_local_run(profile, simulated or profile.run.workers, simulated=simulated > 0)
         if self._cluster is not None:
             plan = self._cluster.clocked(plan)
         return self._carry_out(RunFolder.create(Path(profile.run.output_dir), plan, ["LocalTrainer.fit"]), job)
