@@ -40,7 +40,7 @@ COMMANDS = {
     "ask": ("ask", "Pause or resume a live run, write a snapshot, add or drop a machine."),
     "stop": ("ask", "Stop a run in the background, and check that nothing of it is left running on any machine."),
     "transcribe": ("transcribe", "Transcribe sound files."),
-    "evaluate": ("models", "Measure WER and CER of a model on a data set, by speaker, length and noise."),
+    "evaluate": ("models", "Measure WER and CER of a model on a data set; of a language model loss and perplexity."),
     "export": ("models", "Convert a trained model for other programs, and check that it still transcribes the same."),
     "compare": (
         "compare",

@@ -56,7 +56,7 @@ def test_a_template_that_rewrites_nothing_there_is_learnt_whole() -> None:
     assert learnt(THOUGHT, talk("name?", "Ann")) == ["<think></think>Ann</s>"]
 
 
-@pytest.mark.parametrize("answer", ["Ann", "a", "e", "<b>", "s"])
+@pytest.mark.parametrize("answer", ["Ann", "a", "e", "<b>", "s", "    if x:\n        y"])
 def test_a_template_that_asks_with_more_than_it_writes(answer: str) -> None:
     assert learnt(ASKS_FOR_A_THOUGHT, talk("hi", answer, "b", answer)) == [f"{answer}</s>"] * 2
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from profiles.errors import BadInput
 from training.tasks.conversations import conversation_files, read_conversations
 from training.tasks.row_files import row_files, rows_of
+from training.tasks.speech_dataset import is_on_hub
 from training.tasks.texts import read_texts
 
 ROWS = [{"prompt": f"say {number}", "response": f"    {number}\n"} for number in range(3)]
@@ -147,3 +148,8 @@ def test_cells_of_csv_stay_as_they_are_written(tmp_path_factory: pytest.TempPath
         csv.writer(stream).writerows([["prompt", "response"], cells])
     if "".join(cells).strip():
         assert [dict(row) for row, _ in rows_of(file)] == [dict(zip(("prompt", "response"), cells))]
+
+
+@pytest.mark.parametrize("name", ["answers.json", "answers.jsonl", "answers.PARQUET", "answers.csv"])
+def test_a_file_that_is_missing_is_none_of_the_hub(name: str) -> None:
+    assert not is_on_hub(name)

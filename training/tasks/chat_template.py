@@ -70,7 +70,7 @@ def _turns(conversation: Conversation, render: Render) -> list[Turn]:
 def _turn(conversation: Conversation, render: Render, number: int, answered: str, written: str) -> list[Turn]:
     """Return a message of the assistant and what stands before it, without what is ``written`` already."""
     asked = render(conversation.messages[:number], True, conversation.tools)
-    start = max(_start(asked, answered, conversation.messages[number]["content"].strip()), len(written))
+    start = max(_start(asked, answered, conversation.messages[number]["content"]), len(written))
     return [Turn(answered[len(written) : start], False), Turn(answered[start:], number not in conversation.unlearnt)]
 
 
@@ -79,8 +79,10 @@ def _start(asked: str, answered: str, content: str) -> int:
     if answered.startswith(asked):
         return len(asked)
     same = next((n for n, (left, right) in enumerate(zip(asked, answered)) if left != right), len(answered))
-    position = answered.find(content, max(0, same - len(content))) if content else -1
-    return position if position >= 0 else same
+    for text in filter(None, (content, content.strip())):  # many templates trim it
+        if (position := answered.find(text, max(0, same - len(text)))) >= 0:
+            return position
+    return same
 
 
 def renderer_of(tokenizer: Any) -> Render:

@@ -45,13 +45,17 @@ def conversation_files(path: str, text_column: str = "") -> dict[str, Path]:
     return files
 
 
-def read_conversations(files: Mapping[str, Path]) -> Conversations:
+def read_conversations(files: Mapping[str, Path], hold_out: bool = True) -> Conversations:
     """Read tables of conversations, by split; a tenth of the training rows is held out if none else is.
+
+    Args:
+        hold_out: whether it is; of a table to evaluate on nothing is.
 
     Raises:
         BadInput: a table cannot be read, or rows are no conversations (named by file and line).
     """
-    return hold_out_rows({split: _conversations(rows_of(file), file.name) for split, file in files.items()})
+    splits = {split: _conversations(rows_of(file), file.name) for split, file in files.items()}
+    return hold_out_rows(splits) if hold_out else splits
 
 
 def _conversations(rows: Iterable[tuple[Cells, str]], name: str) -> list[Conversation]:
