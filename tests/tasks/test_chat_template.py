@@ -6,6 +6,8 @@ import logging
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tiny_speech import byte_tokenizer
 
 from profiles.errors import BadInput
@@ -49,7 +51,7 @@ def test_of_a_template_that_rewrites_earlier_answers_the_last_is_learnt(caplog: 
     assert learnt(THOUGHT, talk("hi", "hello", "name?", "Ann")) == ["<think></think>Ann</s>"]
     with caplog.at_level(logging.WARNING, "muster.data"):
         assert labelled(THOUGHT, talk("hi", "hello", "name?", "Ann")) == "<think></think>Ann</s>"
-    assert "rewrites earlier responses: of 1 of 1 conversations only the last is learnt" in caplog.text
+    assert "train: of 1 of 1 conversations only the last response is learnt, as the chat template rew" in caplog.text
 
 
 def test_a_template_that_rewrites_nothing_there_is_learnt_whole() -> None:
@@ -113,3 +115,16 @@ def test_reasoning_is_learnt_as_the_template_writes_it() -> None:
     assert learnt(template, {"messages": REASONING}) == ["<think>hm</think>Ann</s>"]
     with pytest.raises(BadInput, match="^row 7: the tokenizer's chat template writes no reasoning_content"):
         learnt(THOUGHT, {"messages": REASONING})
+
+
+SPOKEN = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="<>"), min_size=1).filter(str.strip)
+
+
+@given(st.lists(st.tuples(SPOKEN, SPOKEN), min_size=1, max_size=4))
+def test_pieces_are_the_whole_conversation_and_those_learnt_are_the_answers(pairs: list[tuple[str, str]]) -> None:
+    render = renderer_of(byte_tokenizer(THOUGHT.replace("<think></think>", "")))
+    pieces = turns(row_to_conversation(talk(*(text for pair in pairs for text in pair)), "row"), render)
+    assert "".join(piece.text for piece in pieces) == "".join(
+        f"<user>{asked}</s><assistant>{answered}</s>" for asked, answered in pairs
+    )
+    assert [piece.text for piece in pieces if piece.learnt] == [f"{answered}</s>" for _, answered in pairs]

@@ -13,6 +13,9 @@ from tiny_speech import ProfileMaker, byte_tokenizer, learn, silent
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from profiles.errors import BadInput
+from training.events import Event, WarningEvent
+from training.local_plan import plan_local_run
+from training.member import prepare_data
 from training.tasks.causal_lm import CausalLMTask
 from training.tasks.conversations import (
     IGNORED,
@@ -126,6 +129,21 @@ def test_training_learns_the_responses(make_profile: ProfileMaker, tmp_path: Pat
     shown = task.shown(model.eval(), task.collate([task.evaluation["validation"][0]], None))
     word = next(row["response"] for row in rows if row["response"] not in learnt_words(task))
     assert f"say {word}" in shown.prompt and shown.reference.startswith(word) and shown.said
+
+
+def test_the_first_member_tells_what_is_not_learnt(make_profile: ProfileMaker, tmp_path: Path) -> None:
+    byte_tokenizer(CHATML).save_pretrained(tmp_path / "model")
+    LlamaConfig(vocab_size=258, max_position_embeddings=128).save_pretrained(tmp_path / "model")
+    rows = [{"prompt": "a" * 60 if number % 2 else "a", "response": "b"} for number in range(20)]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = {"model_path": str(tmp_path / "model"), "dataset_path": str(tmp_path / "data.jsonl"), "block_size": 64}
+    plan, told = plan_local_run(make_profile(task="causal_lm", **options), 2), list[Event]()
+    for rank in range(2):
+        prepare_data(plan, rank, CausalLMTask(plan.profile), told.append)
+    assert [event.message for event in told if isinstance(event, WarningEvent)] == [
+        "train: 10 of 18 conversations are longer than block_size = 64 tokens and cut at their end; 10 left out, whose "
+        "prompts fill it"
+    ]
 
 
 def test_an_early_look_encodes_what_it_looks_at(make_profile: ProfileMaker, tmp_path: Path) -> None:

@@ -127,10 +127,13 @@ def test_the_tables_of_a_folder(tmp_path: Path) -> None:
 
 def test_rows_of_a_text_are_documents(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "rows.json"
-    file.write_text(json.dumps([{"text": "    Once"}, {"text": ""}, {"text": None}, {"text": "upon"}]))
+    file.write_text(
+        json.dumps([{"text": "    Once", "id": 1}, {"text": ""}, {"text": None}, {"text": "upon", "label": "tale"}])
+    )
     assert conversation_files(str(file)) == {}
     assert read_texts(str(file)) == {"train": ["    Once", "upon"]}
     assert "left out 2 rows without a text" in caplog.text
+    assert "only column text is learnt, and not label\n" in caplog.text
 
 
 def test_another_column_may_be_the_text(tmp_path: Path) -> None:

@@ -132,6 +132,7 @@ class CausalLMTask(Task):
         ready = {split: encode(split, rows, self.tokenizer, size) for split, rows in conversations.items()}
         for split, chats in ready.items():
             self._check_vocabulary(split, np.concatenate([ids for ids, _ in chats.rows]))
+        self.remarks = [remark for chats in ready.values() for remark in chats.remarks]
         return {**ready}
 
     def _check_vocabulary(self, split: str, tokens: Any) -> None:

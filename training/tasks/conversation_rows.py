@@ -19,7 +19,7 @@ INPUTS = ("input", "context", "passage", "document", "article", "text")
 """What a prompt is about: it follows it."""
 RESPONSES = ("response", "completion", "answer", "output", "solution", "generation")
 _SYSTEMS = ("system", "system_prompt", "system_message")
-_USUAL = frozenset({"", "id", "idx", "index", "prompt_id", "source", "category", "__index_level_0__"})
+USUAL_COLUMNS = frozenset({"", "id", "idx", "index", "prompt_id", "source", "category", "__index_level_0__"})
 """Columns that nobody expects to be learnt from."""
 MOST_TURNS = 64
 """Messages of one conversation."""
@@ -155,7 +155,7 @@ class _Cells:
             )
 
     def unread(self, *used: str) -> tuple[str, ...]:
-        others = [name for name in self.names if name not in _USUAL and name not in used and self.has(name)]
+        others = [name for name in self.names if name not in USUAL_COLUMNS and name not in used and self.has(name)]
         return tuple(f"column {self.names[name]} is not read" for name in others)
 
 

@@ -130,8 +130,10 @@ def hub_conversations(name: str) -> Conversations | None:
 class ChatTokens:
     """Conversations of one split; a sample is ``(inputs, targets)``, the targets one token later."""
 
-    def __init__(self, rows: Sequence[tuple[Ids, npt.NDArray[np.bool_]]]) -> None:
+    def __init__(self, rows: Sequence[tuple[Ids, npt.NDArray[np.bool_]]], remarks: Sequence[str] = ()) -> None:
         self.rows = rows
+        self.remarks = remarks
+        """What of the conversations is not learnt, for a person."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -167,15 +169,18 @@ def encode(split: str, conversations: Sequence[Conversation], tokenizer: Any, lo
             rows.append((ids, learnt))
         else:
             lost += 1
+    remarks, of_all = [], f"of {len(conversations)} conversations"
     if rewritten:
-        what = "%s: the chat template rewrites earlier responses: of %d of %d conversations only the last is learnt"
-        logger.warning(what, split, rewritten, len(conversations))
+        only = "only the last response is learnt, as the chat template rewrites those before it"
+        remarks.append(f"{split}: of {rewritten} {of_all} {only}")
     if cut or lost:
-        what = "%s: %d of %d conversations are longer than block_size = %d tokens and cut at their end; %d left out"
-        logger.warning(f"{what}, whose prompts fill it", split, cut, len(conversations), longest, lost)
+        longer = f"are longer than block_size = {longest} tokens and cut at their end"
+        remarks.append(f"{split}: {cut} {of_all} {longer}; {lost} left out, whose prompts fill it")
+    for remark in remarks:
+        logger.warning(remark)
     if not rows:
         raise BadInput(f"{split}: no response fits into block_size = {longest} tokens", "raise block_size")
-    return ChatTokens(rows)
+    return ChatTokens(rows, remarks)
 
 
 def _row(pieces: Sequence[Turn], tokenizer: Any) -> tuple[Ids, npt.NDArray[np.bool_]]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from profiles.errors import BadInput, counted
 from training.tasks.cache import get_or_build
+from training.tasks.conversation_rows import USUAL_COLUMNS
 from training.tasks.message_rows import text_of
 from training.tasks.row_files import is_table, row_files, rows_of
 from training.tasks.speech_clips import SPLITS, by_split, existing, held_out
@@ -183,13 +184,16 @@ def _documents(path: Path, text_column: str) -> list[str]:
     """Return the text of a file, or the texts of a table's rows; rows without one are left out."""
     if not is_table(path):
         return [_read(path)]
-    column, documents = text_column or "text", []
+    column, documents, others = text_column or "text", [], dict[str, None]()
     for row, where in rows_of(path):
         if column not in row:
             there = ", ".join(map(str, list(row)[:8]))
             raise BadInput(f"{where}: no column {column!r}; it has: {there}", "set text_column")
         text = "" if row[column] is None else text_of(row[column], f"{where}, column {column}")
         documents.append(text)
+        others |= dict.fromkeys(str(name) for name in row if name not in (column, *USUAL_COLUMNS))
+    if others:
+        logger.warning("%s: only column %s is learnt, and not %s", path.name, column, ", ".join(list(others)[:8]))
     filled = [text for text in documents if text.strip()]
     if not filled:
         raise BadInput(f"{path}: no text in column {column!r}", "it needs the text to train on")
