@@ -117,13 +117,13 @@ def test_reasoning_is_learnt_as_the_template_writes_it() -> None:
         learnt(THOUGHT, {"messages": REASONING})
 
 
+UNCHANGING = renderer_of(byte_tokenizer(THOUGHT.replace("<think></think>", "")))
 SPOKEN = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="<>"), min_size=1).filter(str.strip)
 
 
 @given(st.lists(st.tuples(SPOKEN, SPOKEN), min_size=1, max_size=4))
 def test_pieces_are_the_whole_conversation_and_those_learnt_are_the_answers(pairs: list[tuple[str, str]]) -> None:
-    render = renderer_of(byte_tokenizer(THOUGHT.replace("<think></think>", "")))
-    pieces = turns(row_to_conversation(talk(*(text for pair in pairs for text in pair)), "row"), render)
+    pieces = turns(row_to_conversation(talk(*(text for pair in pairs for text in pair)), "row"), UNCHANGING)
     assert "".join(piece.text for piece in pieces) == "".join(
         f"<user>{asked}</s><assistant>{answered}</s>" for asked, answered in pairs
     )
