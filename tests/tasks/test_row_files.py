@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles.errors import BadInput
+from profiles.resolve import profile_from_options
+from training.data_findings import findings
 from training.tasks.conversations import conversation_files, read_conversations
 from training.tasks.row_files import row_files, rows_of
 from training.tasks.speech_dataset import is_on_hub
@@ -156,3 +158,12 @@ def test_cells_of_csv_stay_as_they_are_written(tmp_path_factory: pytest.TempPath
 @pytest.mark.parametrize("name", ["answers.json", "answers.jsonl", "answers.PARQUET", "answers.csv"])
 def test_a_file_that_is_missing_is_none_of_the_hub(name: str) -> None:
     assert not is_on_hub(name)
+
+
+def test_what_a_data_set_holds_is_counted_in_conversations(tmp_path: Path) -> None:
+    array(tmp_path / "rows.json")
+    options = {"task": "causal_lm", "model_path": "owner/name", "dataset_path": str(tmp_path / "rows.json")}
+    assert findings(profile_from_options("p", options)) == {
+        "splits": {"train": 2, "validation": 1},
+        "unit": "conversations",
+    }
