@@ -38,7 +38,7 @@ class RunNarrator:
 
     def __call__(self, event: Event) -> None:
         match event:
-            case RunEvent(status="running", total_steps=int(total)):
+            case RunEvent(status="running", total_steps=int(total)) if self._total is None:  # else after a pause
                 self._total = total
                 self._line(f"training of {counted(total, 'step')}")
                 self._warn(ends_in_warm_up(total, self._profile))

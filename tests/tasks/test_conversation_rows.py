@@ -159,6 +159,10 @@ def test_calls_without_a_template_for_them_are_learnt_as_json() -> None:
         ({"prompt": "a", "response": "\ud83d"}, "half a character"),
         ({"prompt": "a", "instruction": "b", "output": "c"}, "instruction and prompt hold different texts"),
         ({"question": "a", "solution": "b", "answer": "c"}, "answer and solution hold different texts"),
+        (
+            {"prompt": "a", "output": "b", "system": "c", "system_prompt": "d"},
+            "system and system_prompt hold different",
+        ),
         ({"prompt": "a", "Prompt": "b", "output": "c"}, "columns 'prompt' and 'Prompt'"),
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, "preference data.*rename chosen to response"),
         ({"prompt": "a", "completion": "b", "label": True}, "preference data"),

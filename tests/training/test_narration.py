@@ -35,7 +35,7 @@ def test_a_run_that_lies_in_its_warm_up_is_warned_of() -> None:
         "[0 s] warning: all of its 4 steps are in the warm-up of 50: the learning rate reaches 8% of its peak; set "
         "warmup_steps to 0.1, a tenth of the run, or raise epochs",
     ]
-    assert Told(warmup_steps=0.1)(begun) == ["[0 s] training of 4 steps"]
+    assert Told(warmup_steps=0.1)(begun, begun) == ["[0 s] training of 4 steps"]
 
 
 def test_steps_are_told_now_and_then_and_the_last_one() -> None:

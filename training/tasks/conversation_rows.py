@@ -238,7 +238,8 @@ def _segments(cells: _Cells) -> tuple[LabelledText, ...]:
 def _conversation(cells: _Cells, drafts: Sequence[Draft], used: Collection[str]) -> Conversation:
     """Check a conversation and put the row's system text and tools to it; what follows the last answer is cut."""
     if not any(draft.message["role"] == "system" for draft in drafts):
-        drafts = [*(draft_of("system", text) for text in list(cells.texts(_SYSTEMS).values())[:1]), *drafts]
+        systems = cells.texts(_SYSTEMS)
+        drafts = [*([draft_of("system", _chosen(cells, systems))] if systems else []), *drafts]
     if len(drafts) > MOST_TURNS:
         raise BadInput(f"{cells.where}: {len(drafts)} messages, more than {MOST_TURNS}", "divide the conversation")
     roles = [draft.message["role"] for draft in drafts]
