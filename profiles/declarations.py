@@ -89,6 +89,9 @@ def option(
 class Section(BaseModel):
     """A group of options that belong together."""
 
+    former_values: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    """By option: values as plans of version 1 have them, each with the one that means the same now."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
 

@@ -11,6 +11,7 @@ from profiles.errors import BadInput
 from profiles.ini import IniFile, IniSection, read_ini
 from profiles.installation import SHARED, saved_profiles
 from profiles.options import canonical, hint_for, options_by_name
+from profiles.other_names import HINTS
 
 CONFIG = SHARED / "config.ini"
 """The shipped ``config.ini``."""
@@ -154,4 +155,6 @@ def check_keys(found: Found) -> None:
 
 def unknown_option_hint(key: str, references: frozenset[str]) -> str:
     """Return the hint for an option that does not exist."""
+    if (hint := HINTS.get(key.casefold())) is not None:
+        return hint
     return hint_for(key, [*options_by_name(), *references], "docs/options.md lists all options")

@@ -70,8 +70,13 @@ def findings(profile: Profile) -> dict[str, Any]:
     if is_on_hub(data.dataset_path):
         return {"splits": {}, "note": "on the hub: it is downloaded when the run begins"}
     if profile.model.trait == "texts":
+        from training.tasks.conversations import conversation_files, read_conversations
         from training.tasks.texts import read_texts  # loads numpy
 
+        files = conversation_files(data.dataset_path, data.text_column)
+        if files:
+            talks = read_conversations(files)
+            return {"splits": {split: len(rows) for split, rows in talks.items()}, "unit": "conversations"}
         texts = read_texts(data.dataset_path, data.text_column)
         characters = {split: sum(map(len, documents)) for split, documents in texts.items()}
         return {"splits": characters, "unit": "characters"}
@@ -143,11 +148,14 @@ def check_data(profile: Profile) -> None:
         return
     if profile.model.trait == "texts":
         from training.tasks.conversations import conversation_files, read_conversations
-        from training.tasks.texts import text_files  # loads numpy
+        from training.tasks.row_files import row_files
+        from training.tasks.texts import read_texts, text_files  # loads numpy
 
-        files = conversation_files(data.dataset_path)
+        files = conversation_files(data.dataset_path, data.text_column)
         if files:
             read_conversations(files)
+        elif row_files(data.dataset_path):
+            read_texts(data.dataset_path, data.text_column)
         else:
             text_files(data.dataset_path)
     elif profile.model.trait == "speech":

@@ -51,6 +51,9 @@ def prepare_data(plan: RunPlan, rank: int, task: Task, emit: Emit) -> None:
         if not plan.profile.data.local_data:
             raise
         raise BadInput(f"{plan.seats[rank].name}: {error.message}", error.hint) from error
+    if rank == 0 or plan.profile.data.local_data:  # else all say the same
+        for remark in task.remarks:
+            emit(WarningEvent(message=remark))
 
 
 def train(

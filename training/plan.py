@@ -3,13 +3,14 @@ of it, with which versions it ran and how it ended (``metadata.json``)."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import importlib.metadata
 import json
 import math
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,11 +18,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from profiles.declarations import owners
 from profiles.errors import BadInput
 from profiles.schema import Profile, StrategySettings
 from training.bounded import first_problem
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 _GONE = ("hub_address",)
 """Fields of earlier versions, which are read past."""
 _UNCOUNTED: dict[str, Any] = {
@@ -136,14 +138,14 @@ class RunPlan(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _present_engine(cls, document: Any) -> Any:
-        """Read an engine of an earlier version as the one that has its place."""
+        """Read what an earlier version wrote: an engine as the one that has its place, values by their names of now."""
         if not isinstance(document, dict):
             return document
         document = {name: document[name] for name in document if name not in _GONE}
         if document.get("engine") in ("hub", "torch"):
             in_clear = document["engine"] == "torch" and _all_cuda(document.get("members"))
             document["engine"] = "nccl" if in_clear else "mesh"
-        return document
+        return {**_with_names(document), "version": PLAN_VERSION} if document.get("version") == 1 else document
 
     @property
     def has_coordinator(self) -> bool:
@@ -175,9 +177,27 @@ class RunPlan(BaseModel):
 
     def hash(self) -> str:
         """Hash of what decides the result. What is at its default does not count, so that an option which comes later
-        changes no hash."""
-        document = self.model_dump(mode="json", exclude=_UNCOUNTED, exclude_defaults=True)
+        changes no hash; values have the names of version 1, so that snapshots of its plans fit."""
+        document = _with_names(self.model_dump(mode="json", exclude=_UNCOUNTED, exclude_defaults=True), former=True)
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _with_names(document: Mapping[str, Any], former: bool = False) -> dict[str, Any]:
+    """Return a plan's document in which values of strategies' options have their present names, or their former ones
+    (:attr:`~profiles.declarations.Section.former_values`)."""
+    renamed = copy.deepcopy(dict(document))
+    levels: Any = renamed
+    for name in ("profile", "strategy", "owned"):
+        levels = levels.get(name) if isinstance(levels, dict) else None
+    for name, owner in owners("strategy").items():
+        values = levels.get(name) if isinstance(levels, dict) else None
+        if not isinstance(values, dict):
+            continue
+        for option, names in owner.options.former_values.items():
+            meant = {now: then for then, now in names.items()} if former else names
+            if isinstance(value := values.get(option), str):
+                values[option] = meant.get(value, value)
+    return renamed
 
 
 def read_plan(path: Path) -> RunPlan:

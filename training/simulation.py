@@ -14,7 +14,7 @@ import pickle
 import signal
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -23,6 +23,7 @@ from profiles.schema import Profile
 from training.events import Event
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
+from training.narration import RunNarrator
 from training.outcome import NOT_THIS_RUN, RunOutcome, noted_failure
 from training.plan import RunPlan
 from training.run_files import explained, private_file
@@ -70,7 +71,7 @@ class ObjectTrainer(ABC):
         loss: ``loss(output, target)`` for data sets of ``(input, target)`` pairs, or ``module:name``.
         collate: makes a batch of a list of samples, or ``module:name``.
         output_dir: folder of the run folders.
-        on_event: called with every event of the run.
+        on_event: called with every event of the run; default: warnings and progress are written to standard error.
     """
 
     profile_name: ClassVar[str]
@@ -91,15 +92,22 @@ class ObjectTrainer(ABC):
         self._given: dict[str, Any] = {"train": train_dataset, "validation": val_dataset, "loss": loss}
         self._given["collate"] = collate
         self._output_dir = Path(output_dir)
-        self._on_event = on_event or (lambda event: None)
+        self._listener = on_event
+        self._on_event: Callable[[Event], None] = on_event or (lambda event: None)
 
-    def fit(self, strategy: str | type[Strategy] = "auto", *, resume: Path | str = "", **options: Any) -> nn.Module:
+    def fit(
+        self,
+        strategy: str | type[Strategy] | Strategy | Sequence[str | type[Strategy] | Strategy] = "auto",
+        *,
+        resume: Path | str = "",
+        **options: Any,
+    ) -> nn.Module:
         """Train and return the model with its new weights; ``options`` are those of a profile.
 
         Args:
-            strategy: a name, or a class of your own at the top level of its file. ``auto`` is ``allreduce`` among
-                workers of this machine, where links cost nothing, and what was measured to be fastest on several
-                machines.
+            strategy: a name, a class (one of your own stands at the top level of its file), an instance, whose options
+                are taken, or a list of these, which are used at once. ``auto`` is ``allreduce`` among workers of this
+                machine, where links cost nothing, and what was measured to be fastest on several machines.
             resume: folder, id or beginning of the id of a run of such a trainer that did not come to its end. It goes
                 on from its newest snapshot exactly as it was planned: with its strategy, options and members.
 
@@ -113,14 +121,16 @@ class ObjectTrainer(ABC):
             hint = 'put what calls fit() under: if __name__ == "__main__":'
             raise BadInput("a worker imports the script, which calls fit() again", hint)
         from profiles.resolve import profile_from_options
-        from training.strategies.own_file import text_of
+        from training.strategies.own_file import described
         from training.tasks.custom import CustomJob
         from training.tasks.object_files import check_given, load_result, make_model
 
-        strategy = strategy if isinstance(strategy, str) else text_of(strategy)
-        chosen = {"task": "custom", "output_dir": self._output_dir, "strategy": strategy, **options}
-        earlier = self._earlier(resume, strategy, options) if resume else None
+        name, own = described(strategy)
+        usual = {"task": "custom", "output_dir": self._output_dir, "strategy": name, **self._settings}
+        chosen = {**usual, **own, **options}
+        earlier = self._earlier(resume, name, options) if resume else None
         profile = earlier[1].profile if earlier else profile_from_options(self.profile_name, chosen)
+        self._on_event = self._listener or RunNarrator(profile)
         job = CustomJob(self.model, **self._given)
         check_given(job)
         self._check(job)
@@ -148,6 +158,11 @@ class ObjectTrainer(ABC):
             message = f"run {plan.run_id} is of profile '{plan.profile.name}', not of a {type(self).__name__}"
             raise BadInput(message, f"resume it with: distributed-train --resume {plan.run_id}")
         return path, plan
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """Options that the trainer was made with."""
+        return {}
 
     @abstractmethod
     def _run(self, profile: Profile, job: CustomJob) -> RunOutcome:
@@ -193,13 +208,17 @@ class LocalTrainer(ObjectTrainer):
         self.simulate = simulate
         self._cluster = cluster
 
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"workers": self.workers}
+
     def _run(self, profile: Profile, job: CustomJob) -> RunOutcome:
         if profile.run.cluster:
             raise BadInput("fit() takes no file of machines", f"{_CLUSTER}, or without")
         simulated = self.simulate or profile.run.simulate
         if self._cluster is not None and not simulated:
             raise BadInput("only a simulation has the time of other machines", _CLUSTER)
-        plan = plan_local_run(profile, simulated or self.workers, simulated=simulated > 0)
+        plan = plan_local_run(profile, simulated or profile.run.workers, simulated=simulated > 0)
         if self._cluster is not None:
             plan = self._cluster.clocked(plan)
         return self._carry_out(RunFolder.create(Path(profile.run.output_dir), plan, ["LocalTrainer.fit"]), job)

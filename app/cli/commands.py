@@ -70,7 +70,10 @@ COMMANDS = {
     "web": CommandEntry("runs", "Show a run, or the guided set-up, in the browser of this machine.", "runs"),
     "transcribe": CommandEntry("transcribe", "Transcribe sound files.", "model", trains=True),
     "evaluate": CommandEntry(
-        "models", "Measure WER and CER of a model on a data set, by speaker, length and noise.", "model", trains=True
+        "models",
+        "Measure WER and CER of a model on a data set; of a language model loss and perplexity.",
+        "model",
+        trains=True,
     ),
     "compare": CommandEntry(
         "compare",

@@ -18,6 +18,7 @@ from app.cli.terminal import fail
 from app.console import ending_questions, save_traceback
 from profiles.bootstrap import begin_to_answer
 from profiles.errors import ExitCode, MusterError
+from profiles.other_names import HINTS
 
 INSTALLED = "muster"
 """The program's name where it is installed."""
@@ -119,6 +120,9 @@ def usage_error(error: typer.TyperException, name: str) -> tuple[str, str]:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else name
     helps = f"{command} --help lists the options"
+    unknown = re.match(r"No such option: --([\w.-]+)", message)
+    if unknown and (meant := HINTS.get(unknown.group(1).replace("-", "_").lower())):
+        return unknown.group(0), meant
     if near:
         return message[: near.start()].rstrip(" ."), near.group(1)
     return message.rstrip("."), helps

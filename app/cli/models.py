@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.arguments import OUTPUT, Device, Json, Language, MixedPrecision, ModelReference, Output, Prompt, Timestamps
+from app.cli.language_models import evaluate_texts, refuse_of_speech
 from app.cli.terminal import answer, only_data_on_stdout, reporting
 from app.console import command_line, say, visible
 from app.figures import breakdown_document, breakdown_lines, difference_document, difference_lines, predictions_in
@@ -20,7 +21,7 @@ from profiles.errors import BadInput, ExitCode, counted
 from profiles.quantities import bytes_text, duration_text
 from training.plan import read_plan
 from training.run_files import try_to_write
-from training.runs import find_model, find_run
+from training.runs import find_model, find_run, is_language_model
 from training.tasks.error_analysis import difference, part_of
 from training.tasks.predictions import FOLDER, NAME, Prediction, read_predictions, write_predictions
 from training.tasks.speech_dataset import clips_of_split, is_on_hub, split_to_evaluate
@@ -61,8 +62,13 @@ def evaluate(
     Raises:
         BadInput: a model, the data set or the split cannot be found or used.
     """
-    split = split_to_evaluate(dataset, split)
     path, other = find_model(output, model), find_model(output, against) if against else None
+    if is_language_model(path):
+        refused = {"--predictions": predictions, "--language": language, "--prompt": prompt, "--timestamps": timestamps}
+        refuse_of_speech([option for option, value in refused.items() if value])
+        paths = [path, *([other] if other is not None else [])]
+        return evaluate_texts(paths, dataset, split, as_json, device=device, mixed_precision=mixed_precision)
+    split = split_to_evaluate(dataset, split)
     if not is_on_hub(dataset):
         clips_of_split(dataset, split)  # what is wrong with a table is told before torch is loaded
     if predictions is not None:

@@ -18,6 +18,7 @@ from profiles.errors import BadInput
 from profiles.installation import SHARED
 from profiles.schema import Profile
 from training.approvals import approve, digest_of, has_changed, is_approved
+from training.name_clashes import refuse_clash
 from training.plan import JOB_FACTORY
 
 _COMPILED = tuple(suffix for suffix in importlib.machinery.all_suffixes() if suffix != ".py")
@@ -85,8 +86,11 @@ def check_code(
         ask: asks the person, of the code that ``source`` wants to run.
 
     Raises:
-        BadInput: nobody does.
+        BadInput: nobody does, or a package of this program hides it.
     """
+    factory = profile.own_code.get(option, "")
+    if factory and factory != JOB_FACTORY:
+        refuse_clash(factory.rpartition(":")[0], option)
     code = code_of(profile, option)
     if code is None or code.approved:
         return

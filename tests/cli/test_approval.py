@@ -294,3 +294,14 @@ def test_the_examples_need_no_question_and_what_hides_them_does(tmp_path: Path) 
     other = code("examples.custom.spirals:build")
     assert other is not None and not other.approved
     assert not ran(tmp_path)
+
+
+def test_a_job_that_a_package_of_muster_hides_is_refused_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "app.py").write_text("")
+    (tmp_path / "job.py").write_text("import app\n")
+    job = ["--task", "custom", "--model-path", "job.py:build", "--local", "2", "--no-input"]
+    assert main(["distributed-train", *job]) == ExitCode.BAD_INPUT
+    assert f"model_path: {tmp_path / 'app.py'} has the name of a package of Muster" in capsys.readouterr().err
+    assert not (tmp_path / "output").exists()

@@ -176,6 +176,7 @@ def test_no_name_is_cut_in_a_narrow_terminal(capsys: Capture, monkeypatch: pytes
         ("transcribe", "no recording was named", "--microphone"),
         ("nothing", "No such command 'nothing'", "--help"),
         ("--nothing", "No such option", ""),
+        ("--minibatch-size", "No such option", "gradient_accumulation"),
     ],
 )
 def test_wrong_use_is_one_line_and_a_hint_and_exit_code_2(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from contract import CHECKS
 from members import settings_of
+from stand_ins import Half
 
 from app.cli.dry_run import shortened
 from distributed.planning.cluster import Cluster, ClusterMachine, Link, Measurement
@@ -21,7 +22,8 @@ from profiles.resolve import load_profile, profile_from_options, save_profile
 from profiles.schema import Profile, StrategySettings
 from training.local_plan import plan_local_run
 from training.plan import RunPlan
-from training.strategies.own_file import closed, opened, rhythm_of, text_of
+from training.strategies.base import Strategy, StrategyContext
+from training.strategies.own_file import closed, described, opened, rhythm_of, text_of
 from training.strategies.registry import (
     ENTRY_POINTS,
     check_strategy,
@@ -221,3 +223,50 @@ def test_a_package_whose_strategy_cannot_be_used_is_named() -> None:
         register_installed(EntryPoint("x", "json:loads", ENTRY_POINTS))
     with pytest.raises(BadInput, match="package no_such: its strategy 'x' cannot be used: ModuleNotFoundError"):
         register_installed(EntryPoint("x", "no_such:Mine", ENTRY_POINTS))
+
+
+def sparta_of(**own: Any) -> Strategy:
+    settings = settings_of("sparta", owned={"sparta": own})
+    return strategy_class("sparta")(StrategyContext(settings, total_steps=1, seed=0))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "name", "options"),
+    [
+        ("diloco", "diloco", {}),
+        (strategies()["diloco"], "diloco", {}),
+        (["sparta", strategies()["diloco"]], "sparta + diloco", {}),
+        (sparta_of(share=0.25), "sparta", {"sparta.share": 0.25}),
+        ((sparta_of(share=0.25), "diloco"), "sparta + diloco", {"sparta.share": 0.25}),
+    ],
+)
+def test_a_script_names_a_strategy_as_it_likes(strategy: object, name: str, options: dict[str, Any]) -> None:
+    text, own = described(strategy)
+    assert (text, {option: value for option, value in own.items() if "." in option}) == (name, options)
+    profile(strategy=text, **own)
+
+
+def test_an_instance_of_an_own_class_keeps_its_options(file: Path) -> None:
+    kind = strategy_class(f"{file}:All")
+    settings = opened(StrategySettings(strategy=f"{file}:All", strategy_options="interval = 7"))
+    text, own = described(kind(StrategyContext(settings, total_steps=1, seed=0)))
+    assert (text, own) == (f"{file}:All", {"strategy_options": "interval = 7"})
+
+
+class Bare(Half):
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        (3, "strategy is int, which is no strategy here"),
+        ([], "strategy is list"),
+        (dict, "strategy is type"),
+        (Bare(0.3), "an object of Bare was not made with a StrategyContext"),
+    ],
+)
+def test_what_is_no_strategy_is_named(strategy: object, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        described(strategy)

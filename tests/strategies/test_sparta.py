@@ -139,18 +139,18 @@ def test_random_weights_are_new_ones_each_time_and_all_as_often() -> None:
     assert sets("random", range(3), seed=1) != found[:3] and sets("random", range(3)) == found[:3]
 
 
-def test_shuffled_weights_are_all_averaged_once_and_then_in_another_order() -> None:
-    first, second = sets("shuffled", range(4)), sets("shuffled", range(4, 8))
+def test_partitioned_weights_are_all_averaged_once_and_then_in_another_order() -> None:
+    first, second = sets("partitioned", range(4)), sets("partitioned", range(4, 8))
     for cycle in (first, second):
         assert [len(one) for one in cycle] == [30, 30, 30, 10]
         assert set.union(*cycle) == set(range(100))
     assert first[0] != second[0]
 
 
-def test_partitioned_weights_come_in_fixed_turns() -> None:
-    first = sets("partitioned", range(4))
+def test_shuffled_weights_come_in_fixed_turns() -> None:
+    first = sets("shuffled", range(4))
     assert set.union(*first) == set(range(100)) and sum(map(len, first)) == 100
-    assert sets("partitioned", range(4, 8)) == first
+    assert sets("shuffled", range(4, 8)) == first
 
 
 @pytest.mark.parametrize(("codec", "width"), [("fp32", 4), ("bf16", 2)])

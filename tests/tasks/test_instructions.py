@@ -13,6 +13,9 @@ from tiny_speech import ProfileMaker, byte_tokenizer, learn, silent
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from profiles.errors import BadInput
+from training.events import Event, WarningEvent
+from training.local_plan import plan_local_run
+from training.member import prepare_data
 from training.tasks.causal_lm import CausalLMTask
 from training.tasks.conversations import (
     IGNORED,
@@ -21,7 +24,6 @@ from training.tasks.conversations import (
     encode,
     read_conversations,
     renderer_of,
-    row_to_conversation,
     turns,
 )
 
@@ -75,7 +77,7 @@ def test_the_plain_template() -> None:
 
 def test_a_template_that_refuses_is_named() -> None:
     twice = Conversation(({"role": "user", "content": "a"}, *conversation("b", "c").messages), "row")
-    with pytest.raises(BadInput, match="chat template refuses a conversation: roles must alternate"):
+    with pytest.raises(BadInput, match="^row: .*chat template refuses a conversation: roles must alternate"):
         encode("train", [twice], byte_tokenizer(GEMMA), 100)
 
 
@@ -88,43 +90,6 @@ def test_long_ones_are_cut_and_those_of_only_a_prompt_left_out(caplog: pytest.Lo
         encode("train", talks[1:2], byte_tokenizer(), 60)
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"prompt": "is it?", "response": "yes"},
-        {"instruction": "is it?", "input": "", "output": "yes"},
-        {"messages": [{"role": "user", "content": "is it?"}, {"role": "assistant", "content": "yes"}]},
-        {"messages": '[{"from": "human", "value": "is it?"}, {"from": "gpt", "value": "yes"}]'},
-    ],
-)
-def test_forms_of_a_row(row: dict[str, object]) -> None:
-    assert row_to_conversation(row, "row").messages == conversation("is it?", "yes").messages
-
-
-def test_an_input_follows_its_instruction() -> None:
-    found = row_to_conversation({"instruction": "Translate", "input": "Haus", "output": "house"}, "row")
-    assert found.messages[0]["content"] == "Translate\n\nHaus"
-
-
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ({"prompt": "a"}, "neither messages nor response"),
-        ({"prompt": "", "response": "b"}, "column prompt: empty"),
-        ({"prompt": 3, "response": "b"}, "column prompt: empty"),
-        ({"messages": "[" * 9}, "not JSON"),
-        ({"messages": {"role": "user"}}, "not a list"),
-        ({"messages": [3]}, "a message of role ''"),
-        ({"messages": [{"role": "user", "content": "a"}]}, "ends with the assistant's"),
-        ({"messages": [{"role": "tool", "content": "a"}]}, "role 'tool'"),
-        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 40}, "more than 64"),
-    ],
-)
-def test_rows_that_cannot_be_used(row: dict[str, object], said: str) -> None:
-    with pytest.raises(BadInput, match=said):
-        row_to_conversation(row, "row 1")
-
-
 def test_tables_of_a_folder(tmp_path: Path) -> None:
     assert conversation_files(str(tmp_path / "input.txt")) == {}
     (tmp_path / "train.csv").write_text('\ufeffprompt;response\n"a; b";c\nd;e\n')
@@ -132,7 +97,7 @@ def test_tables_of_a_folder(tmp_path: Path) -> None:
     found = read_conversations(conversation_files(str(tmp_path)))
     assert [one.messages[0]["content"] for one in found["train"]] == ["a; b", "d"]
     assert found["validation"][0].where.endswith("dev.jsonl, line 1")
-    for content, said in (("{", "line 1: not JSON"), ("[]", "not a JSON object"), ("\n", "the file is empty")):
+    for content, said in (("{", "line 1: not JSON"), ("[3]", "not a JSON object"), ("\n", "the file is empty")):
         (tmp_path / "dev.jsonl").write_text(content)
         with pytest.raises(BadInput, match=said):
             read_conversations(conversation_files(str(tmp_path)))
@@ -164,6 +129,21 @@ def test_training_learns_the_responses(make_profile: ProfileMaker, tmp_path: Pat
     shown = task.shown(model.eval(), task.collate([task.evaluation["validation"][0]], None))
     word = next(row["response"] for row in rows if row["response"] not in learnt_words(task))
     assert f"say {word}" in shown.prompt and shown.reference.startswith(word) and shown.said
+
+
+def test_the_first_member_tells_what_is_not_learnt(make_profile: ProfileMaker, tmp_path: Path) -> None:
+    byte_tokenizer(CHATML).save_pretrained(tmp_path / "model")
+    LlamaConfig(vocab_size=258, max_position_embeddings=128).save_pretrained(tmp_path / "model")
+    rows = [{"prompt": "a" * 60 if number % 2 else "a", "response": "b"} for number in range(20)]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = {"model_path": str(tmp_path / "model"), "dataset_path": str(tmp_path / "data.jsonl"), "block_size": 64}
+    plan, told = plan_local_run(make_profile(task="causal_lm", **options), 2), list[Event]()
+    for rank in range(2):
+        prepare_data(plan, rank, CausalLMTask(plan.profile), told.append)
+    assert [event.message for event in told if isinstance(event, WarningEvent)] == [
+        "train: 10 of 18 conversations are longer than block_size = 64 tokens and cut at their end; 10 left out, whose "
+        "prompts fill it"
+    ]
 
 
 def test_an_early_look_encodes_what_it_looks_at(make_profile: ProfileMaker, tmp_path: Path) -> None:

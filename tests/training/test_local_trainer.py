@@ -20,12 +20,14 @@ from torch import nn
 
 from profiles.errors import BadInput, ExitCode, RunFailed, StoppedByUser
 from profiles.resolve import profile_from_options
+from profiles.schema import Profile
 from tests.distributed.muster_runs import JOB
 from tests.preloaded.python import python_itself
 from tests.waiting import until
 from training.events import ErrorEvent, Event, MemberEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
+from training.outcome import RunOutcome
 from training.run_folder import RunFolder, remove_run_folder
 from training.simulation import OBJECTS, LocalTrainer, write_objects
 from training.tasks.custom import CustomJob
@@ -54,12 +56,31 @@ MERGING: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("strategy", MERGING)
-def test_fit_returns_the_trained_model(tmp_path: Path, strategy: str) -> None:
+def test_fit_returns_the_trained_model_and_tells_how_far_it_is(
+    tmp_path: Path, strategy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     trainer = LocalTrainer(nn.Linear(4, 1), pairs(), pairs(), loss=nn.functional.mse_loss, output_dir=tmp_path)
     model = trainer.fit(strategy, max_steps=120, learning_rate=0.05, batch_size=8, **MERGING[strategy])
     assert trainer.outcome is not None
     assert trainer.outcome.metrics["after"]["validation"]["loss"] < 0.1
     assert nn.functional.mse_loss(model(torch.ones(1, 4)), torch.tensor([[4.0]])).item() < 1.0
+    told = capsys.readouterr().err
+    assert all(part in told for part in ("training of 120 steps", "step 120/120, loss ", "validation: ", "completed"))
+
+
+class Planned(LocalTrainer):
+    """Says how many workers it would start."""
+
+    def _run(self, profile: Profile, job: CustomJob) -> RunOutcome:
+        raise RunFailed(f"{profile.run.workers} workers")
+
+
+@pytest.mark.parametrize(("made", "fitted", "workers"), [({}, {}, 2), ({"workers": 3}, {}, 3), ({}, {"workers": 4}, 4)])
+def test_workers_may_be_given_where_it_is_made_or_to_fit(
+    made: dict[str, int], fitted: dict[str, int], workers: int
+) -> None:
+    with pytest.raises(RunFailed, match=f"{workers} workers"):
+        Planned(nn.Linear(4, 1), pairs(), loss=nn.functional.mse_loss, **made).fit(**fitted)
 
 
 def test_a_fit_that_broke_off_goes_on_with_the_losses_of_an_uninterrupted_one(tmp_path: Path) -> None:

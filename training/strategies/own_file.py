@@ -12,7 +12,7 @@ import inspect
 import symtable
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -22,7 +22,7 @@ from profiles.locations import own_code_in
 from profiles.options import as_text, explained, hint_for
 from profiles.schema import StrategySettings
 from training.lazy import lazy
-from training.strategies.base import Strategy
+from training.strategies.base import Strategy, StrategyContext
 from training.strategies.composition import parts_of
 from training.strategies.costs import Rhythm
 from training.strategies.registry import Form, forget, installed, register_form, strategies, strategy_class
@@ -90,6 +90,43 @@ def text_of(kind: type[Strategy]) -> str:
         return f"{Path(inspect.getfile(kind)).resolve()}:{kind.__qualname__}"
     except (OSError, TypeError) as error:
         raise BadInput(f"{kind.__qualname__} is in no file", "put it into a .py file") from error
+
+
+def described(strategy: object) -> tuple[str, dict[str, Any]]:
+    """Return how settings name what a script gives for a strategy (a name, a class, an instance, or a list of these),
+    and the options that an instance was made with.
+
+    Raises:
+        BadInput: it is nothing of that, or made of what settings do not hold.
+    """
+    if isinstance(strategy, str):
+        return strategy, {}
+    if isinstance(strategy, list | tuple) and strategy:
+        parts = [described(part) for part in strategy]
+        return " + ".join(text for text, _ in parts), {name: value for _, some in parts for name, value in some.items()}
+    if isinstance(strategy, type) and issubclass(strategy, Strategy):
+        return text_of(strategy), {}
+    if isinstance(strategy, Strategy):
+        return text_of(type(strategy)), _options_of(strategy)
+    hint = f"a class derived from Strategy, an instance of one, a list, or a name: {', '.join(strategies())}"
+    raise BadInput(f"strategy is {type(strategy).__name__}, which is no strategy here", hint)
+
+
+def _options_of(strategy: Strategy) -> dict[str, Any]:
+    """Return the options of the settings that an instance was made with, as far as they are not at their defaults."""
+    context, kind = getattr(strategy, "context", None), type(strategy)
+    if not isinstance(context, StrategyContext):
+        hint = "give the class, and its values as options of fit()"
+        raise BadInput(f"an object of {kind.__name__} was not made with a StrategyContext, as workers make it", hint)
+    settings, name = context.settings, text_of(kind)
+    usual, own = StrategySettings(), settings.of(kind.options)
+    fields = {field for field in type(usual).model_fields if field not in ("strategy", "owned", "strategy_options")}
+    values = {field: getattr(settings, field) for field in fields if getattr(settings, field) != getattr(usual, field)}
+    changed = {field: value for field, value in own if value != getattr(kind.options(), field)}
+    if name in strategies():
+        return values | {f"{name}.{field}": value for field, value in changed.items()}
+    texts = ", ".join(f"{field} = {as_text(value)}" for field, value in changed.items())
+    return values | ({"strategy_options": texts} if texts else {})
 
 
 def own_classes(settings: StrategySettings) -> list[type[Strategy]]:

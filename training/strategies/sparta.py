@@ -7,7 +7,8 @@ share p of all trainable weights::
     theta_i[S_t] <- 1/n sum_j theta_j[S_t]
 
 The subsets follow from the run's seed and the step (:mod:`training.strategies.permutation`), so that only values
-travel, 4 p N bytes in fp32, and who comes later needs nothing to know them. With a ``delay`` of d steps, training goes
+travel, 4 p N bytes in fp32, and who comes later needs nothing to know them. ``selection`` names them as ExoGym's index
+selectors do, which take them from each tensor for itself. With a ``delay`` of d steps, training goes
 on meanwhile, and its steps are kept: what was sent after step t is merged after step t + d, ``theta += mean - sent``.
 
 The mean is a plain one, as in the paper; ``weighting = samples`` weighs members by the samples since their last
@@ -65,12 +66,15 @@ _DELAY = 5
 class SpartaOptions(Section):
     """Options of :class:`Sparta`."""
 
+    former_values: ClassVar[Mapping[str, Mapping[str, str]]] = {
+        "selection": {"shuffled": "partitioned", "partitioned": "shuffled"}
+    }
     share: float = option(0.005, "share of the weights that is averaged at once", gt=0, le=1)
     interval: int = option(1, "steps between exchanges", unit="steps", ge=1)
     selection: Selection = option(
         "random",
-        "which weights: random, new ones each time; shuffled, all in a random order, and then in another one; "
-        "partitioned, all in one random order for ever",
+        "which weights: random, new ones each time; shuffled, all in one random order for ever; partitioned, all in a "
+        "random order, and then in another one",
     )
     delay: int = option(0, "steps of training that an exchange may overlap", unit="steps", ge=0, advanced=True)
     weighting: Literal["equal", "samples"] = option(
@@ -95,7 +99,7 @@ class SpartaOptions(Section):
         cycle, place = divmod(number, math.ceil(size / most)) if most else (0, 0)
         if self.selection == "random":
             cycle, place = number, 0
-        elif self.selection == "partitioned":
+        elif self.selection == "shuffled":
             cycle = 0
         return np.sort(permuted(place * most, min((place + 1) * most, size), size, seed, cycle))
 

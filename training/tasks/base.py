@@ -93,6 +93,9 @@ class Task(ABC):
     most_shown: int = MOST
     """Samples that it is asked for before and after training."""
 
+    remarks: Sequence[str] = ()
+    """What a person should know of the data, and only who has read them knows; set by :meth:`prepare`."""
+
     place: Place = Place()
     """The member whose data these are; set before :meth:`prepare`."""
 

@@ -69,27 +69,39 @@ class CausalLMTask(Task):
             raise BadInput(message, f"set block_size to {positions} or less")
 
     def prepare(self, progress: Progress) -> None:
+        splits = self.read(progress)
+        self.train, self.evaluation = splits.pop("train"), splits
+
+    def read(self, progress: Progress, hold_out: bool = True) -> dict[str, Blocks | ChatTokens]:
+        """Return the samples of every split, as many as are to be used.
+
+        Args:
+            hold_out: whether a part of the training data is the validation split where there is none.
+
+        Raises:
+            BadInput: the data set cannot be used.
+        """
         data = self.profile.data
-        if conversations := self._conversations():
-            return self._encode(conversations)
+        if conversations := self._conversations(hold_out):
+            return self._encoded(conversations)
         root = cache_root(data.cache_dir)
         tokens = {
             split: tokenise(documents, self.tokenizer, root, progress, f"tokens ({split})")
             for split, documents in read_texts(data.dataset_path, data.text_column).items()
         }
-        for split, found in tokens.items():
-            self._check_vocabulary(split, found)
-        blocks = {
-            split: Blocks(found, data.block_size) for split, found in hold_out_tail(tokens, data.block_size).items()
-        }
-        self.train = blocks.pop("train").first(data.max_train_samples)
-        self.evaluation = {split: found.first(data.max_eval_samples) for split, found in blocks.items()}
+        for split, ids in tokens.items():
+            self._check_vocabulary(split, ids)
+        splits = hold_out_tail(tokens, data.block_size) if hold_out else tokens
+        return {split: Blocks(ids, data.block_size).first(self._limit(split)) for split, ids in splits.items()}
+
+    def _limit(self, split: str) -> int:
+        return self.profile.data.max_train_samples if split == "train" else self.profile.data.max_eval_samples
 
     def prepare_some(self, progress: Progress, most: int) -> int:
         data = self.profile.data
         if conversations := self._conversations():
             rows = conversations["train"]
-            self._encode({"train": rows[:: -(-len(rows) // most)]})
+            self.train, self.evaluation = self._encoded({"train": rows[:: -(-len(rows) // most)]})["train"], {}
             return len(rows)
         documents = read_texts(data.dataset_path, data.text_column)
         wanted = most * data.block_size + 1
@@ -105,23 +117,23 @@ class CausalLMTask(Task):
             blocks -= held_out(blocks)
         return min(blocks, data.max_train_samples or blocks)
 
-    def _conversations(self) -> dict[str, list[Conversation]]:
+    def _conversations(self, hold_out: bool = True) -> dict[str, list[Conversation]]:
         """Read instruction data, as much of it as is used; nothing, where the data set is plain text."""
         data = self.profile.data
         if is_on_hub(data.dataset_path):
-            found = None if data.text_column else hub_conversations(data.dataset_path)
+            splits = None if data.text_column else hub_conversations(data.dataset_path)
         else:
-            files = conversation_files(data.dataset_path)
-            found = read_conversations(files) if files else None
-        limits = {split: data.max_train_samples if split == "train" else data.max_eval_samples for split in found or {}}
-        return {split: list(rows[: limits[split] or None]) for split, rows in (found or {}).items()}
+            files = conversation_files(data.dataset_path, data.text_column)
+            splits = read_conversations(files, hold_out) if files else None
+        return {split: list(rows[: self._limit(split) or None]) for split, rows in (splits or {}).items()}
 
-    def _encode(self, conversations: Mapping[str, Sequence[Conversation]]) -> None:
+    def _encoded(self, conversations: Mapping[str, Sequence[Conversation]]) -> dict[str, Blocks | ChatTokens]:
         size = self.profile.data.block_size
         ready = {split: encode(split, rows, self.tokenizer, size) for split, rows in conversations.items()}
         for split, chats in ready.items():
             self._check_vocabulary(split, np.concatenate([ids for ids, _ in chats.rows]))
-        self.train, self.evaluation = ready.pop("train"), ready
+        self.remarks = [remark for chats in ready.values() for remark in chats.remarks]
+        return {**ready}
 
     def _check_vocabulary(self, split: str, tokens: Any) -> None:
         if len(tokens) < 2:

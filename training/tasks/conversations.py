@@ -1,78 +1,86 @@
-"""Instruction data: conversations from tables, their tokens, and which of these are the responses.
-
-A row is one of: ``messages`` (a list of ``{"role", "content"}``), ``prompt`` and ``response`` (or ``completion``), or
-``instruction``, ``input`` (may be empty) and ``output``; a column ``system`` goes before each but the first.
-"""
+"""Instruction data: conversations of files or the hub, their tokens, and which of these are the responses."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from jinja2 import TemplateError
 
 from profiles.errors import BadInput
-from training.tasks.speech_clips import by_split, held_out, id_hash
-from training.tasks.tables import json_lines, read_table, read_text
+from training.tasks.chat_template import Turn, renderer_of, turns
+from training.tasks.conversation_rows import Conversation, is_text_row, row_to_conversation
+from training.tasks.row_files import Cells, row_files, rows_of
+from training.tasks.speech_clips import held_out, id_hash
 
-PROMPTS = ("prompt", "question", "instruction")
-RESPONSES = ("response", "completion", "answer", "output")
-ROLES = ("system", "user", "assistant")
-MOST_TURNS = 64
-"""Messages of one conversation."""
-_ENDS = (".csv", ".jsonl")
-_OTHER_ROLES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
+__all__ = ["Conversation", "renderer_of", "row_to_conversation", "turns"]
 
-Message = dict[str, str]
-"""``role`` (one of ``ROLES``) and ``content``."""
-
-Render = Callable[[Sequence[Message], bool], str]
-"""``render(messages, ask)``: a conversation as the model reads it; ``ask``: up to where the assistant's text begins."""
 logger = logging.getLogger("muster.data")
 
 IGNORED = -100
 """Target of a token that is read and not learnt."""
-
-_HEADINGS = {"system": "", "user": "### Instruction:\n", "assistant": "### Response:\n"}
+_NAMED = 5
+"""Rows that cannot be used, of which a message says where they are."""
 
 Ids = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """Messages that end with one of the assistant."""
-
-    messages: tuple[Message, ...]
-    where: str
-    """Table and line, for messages to a person."""
-
-
 Conversations = dict[str, list[Conversation]]
 
 
-def conversation_files(path: str) -> dict[str, Path]:
-    """Return the tables of a data set by split; empty where it is plain text or not here."""
-    source = Path(path).expanduser()
-    if source.is_file():
-        return {"train": source} if source.suffix in _ENDS else {}
-    found = by_split(lambda name: next((path for end in _ENDS if (path := source / f"{name}{end}").is_file()), None))
-    return found if "train" in found else {}
-
-
-def read_conversations(files: Mapping[str, Path]) -> Conversations:
-    """Read tables of conversations, by split; a tenth of the training rows is held out if none else is.
+def conversation_files(path: str, text_column: str = "") -> dict[str, Path]:
+    """Return the tables of conversations of a data set by split; empty where it is plain text, in a table or not, or
+    not here.
 
     Raises:
-        BadInput: a table cannot be read, or a row is no conversation (named by file and line).
+        BadInput: a table cannot be read, or it is not clear which of several is meant.
     """
-    return hold_out_rows({split: [row_to_conversation(*row) for row in _rows(file)] for split, file in files.items()})
+    files = row_files(path)
+    if text_column or ("train" in files and is_text_row(next(rows_of(files["train"]))[0])):
+        return {}
+    return files
+
+
+def read_conversations(files: Mapping[str, Path], hold_out: bool = True) -> Conversations:
+    """Read tables of conversations, by split; a tenth of the training rows is held out if none else is.
+
+    Args:
+        hold_out: whether it is; of a table to evaluate on nothing is.
+
+    Raises:
+        BadInput: a table cannot be read, or rows are no conversations (named by file and line).
+    """
+    splits = {split: _conversations(rows_of(file), file.name) for split, file in files.items()}
+    return hold_out_rows(splits) if hold_out else splits
+
+
+def _conversations(rows: Iterable[tuple[Cells, str]], name: str) -> list[Conversation]:
+    conversations: list[Conversation] = []
+    errors: list[tuple[BadInput, str]] = []
+    for row, where in rows:
+        try:
+            conversations.append(row_to_conversation(row, where))
+        except BadInput as error:
+            errors.append((error, where))
+    if errors:
+        raise _first_of(errors, len(errors) + len(conversations))
+    for remark, count in Counter(remark for talk in conversations for remark in talk.remarks).items():
+        logger.warning("%s: in %d of %d rows, %s", name, count, len(conversations), remark)
+    return conversations
+
+
+def _first_of(errors: Sequence[tuple[BadInput, str]], rows: int) -> BadInput:
+    """Return the first error, with how many more there are and where."""
+    (first, _), *others = errors
+    if not others:
+        return first
+    places = ", ".join(where.rpartition(", ")[2] for _, where in others[:_NAMED])
+    more = f", and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    return BadInput(f"{first.message}; {len(errors)} of {rows} rows cannot be used, also {places}{more}", first.hint)
 
 
 def hold_out_rows(splits: Conversations) -> Conversations:
@@ -86,84 +94,16 @@ def hold_out_rows(splits: Conversations) -> Conversations:
     train = splits["train"]
     if len(train) < 2:
         raise BadInput("the data set has fewer than 2 conversations and no validation split", "add rows")
-    ranked = sorted(range(len(train)), key=lambda index: id_hash(json.dumps(train[index].messages)))
+    ranked = sorted(range(len(train)), key=lambda index: id_hash(_content(train[index])))
     held = set(ranked[: held_out(len(train))])
     logger.warning("no validation split: %d of %d conversations are held out to evaluate on", len(held), len(train))
-    rest = [one for index, one in enumerate(train) if index not in held]
+    rest = [talk for index, talk in enumerate(train) if index not in held]
     return {**splits, "train": rest, "validation": [train[index] for index in sorted(held)]}
 
 
-def _rows(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
-    if path.suffix == ".csv":
-        yield from ((row.cells, row.where) for row in read_table(path).rows)
-        return
-    records = list(json_lines(path, read_text(path, "save the file as UTF-8")))
-    if not records:
-        raise BadInput(f"{path}: the file is empty", "it needs a JSON object a line")
-    yield from ((record, f"{path}, line {number}") for number, record in records)
-
-
-def row_to_conversation(row: Mapping[str, Any], where: str) -> Conversation:
-    """Return the conversation of one row.
-
-    Raises:
-        BadInput: it has no known columns, an empty text, or messages in no order that can be learnt from.
-    """
-    messages = _messages(row, where) if row.get("messages") else _pair(row, where)
-    if len(messages) > MOST_TURNS:
-        raise BadInput(f"{where}: {len(messages)} messages, more than {MOST_TURNS}", "divide the conversation")
-    if messages[-1]["role"] != "assistant" or not any(message["role"] == "user" for message in messages):
-        raise BadInput(f"{where}: a conversation has a user's message and ends with the assistant's", "correct it")
-    return Conversation(tuple(messages), where)
-
-
-def _pair(row: Mapping[str, Any], where: str) -> list[Message]:
-    prompt = _first(row, PROMPTS, where)
-    response = _first(row, RESPONSES, where)
-    more = _text(row.get("input"))
-    system = _text(row.get("system"))
-    asked = f"{prompt}\n\n{more}" if more else prompt
-    before = [{"role": "system", "content": system}] if system else []
-    return [*before, {"role": "user", "content": asked}, {"role": "assistant", "content": response}]
-
-
-def _first(row: Mapping[str, Any], names: Sequence[str], where: str) -> str:
-    name = next((name for name in names if name in row), None)
-    if name is None:
-        there = ", ".join(map(str, list(row)[:8]))
-        message = f"{where}: neither messages nor {' or '.join(names)}; it has: {there}"
-        raise BadInput(message, "name the columns prompt and response, or instruction, input and output")
-    text = _text(row[name])
-    if not text:
-        raise BadInput(f"{where}, column {name}: empty", "fill it in or remove the row")
-    return text
-
-
-def _text(value: Any) -> str:
-    return value.strip() if isinstance(value, str) else ""
-
-
-def _messages(row: Mapping[str, Any], where: str) -> list[Message]:
-    given = row["messages"]
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except (ValueError, RecursionError) as error:
-            raise BadInput(f"{where}, column messages: not JSON", "a list of role and content") from error
-    if not isinstance(given, list) or not given:
-        raise BadInput(f"{where}, column messages: not a list", "a list of role and content")
-    return [_message(one, where) for one in given]
-
-
-def _message(given: Any, where: str) -> Message:
-    record = given if isinstance(given, dict) else {}
-    role = str(record.get("role", record.get("from", "")))
-    role = _OTHER_ROLES.get(role, role)
-    content = _text(record.get("content", record.get("value")))
-    if role not in ROLES or not content:
-        hint = f"roles are {', '.join(ROLES)}, and content is text"
-        raise BadInput(f"{where}, column messages: a message of role {role[:40]!r} without use", hint)
-    return {"role": role, "content": content}
+def _content(conversation: Conversation) -> str:
+    segments = [(segment.text, segment.learnt) for segment in conversation.segments]
+    return json.dumps(segments or conversation.messages, default=str)
 
 
 def hub_conversations(name: str) -> Conversations | None:
@@ -175,28 +115,25 @@ def hub_conversations(name: str) -> Conversations | None:
     from training.tasks.hub_speech import load_hub_dataset, splits_of  # the datasets package takes 2 s to import
 
     loaded = load_hub_dataset(name)
-    found: Conversations = {}
-    for split, key in splits_of(loaded).items():
-        columns = loaded[key].column_names
-        pair = any(name in columns for name in PROMPTS) and any(name in columns for name in RESPONSES)
-        if pair or "messages" in columns:
-            found[split] = [row_to_conversation(row, f"{name}, {key}, row {i}") for i, row in enumerate(loaded[key])]
-    return hold_out_rows(found) if found.get("train") else None
-
-
-class Turn(NamedTuple):
-    """A piece of a conversation."""
-
-    text: str
-    learnt: bool
-    """Whether it is a response, with what ends it."""
+    keys = splits_of(loaded)
+    if not keys.get("train") or not len(loaded[keys["train"]]) or is_text_row(loaded[keys["train"]][0]):
+        return None
+    places = {key: f"{name}, {key}" for key in keys.values()}
+    return hold_out_rows(
+        {
+            split: _conversations(((row, f"{places[key]}, row {i}") for i, row in enumerate(loaded[key])), places[key])
+            for split, key in keys.items()
+        }
+    )
 
 
 class ChatTokens:
     """Conversations of one split; a sample is ``(inputs, targets)``, the targets one token later."""
 
-    def __init__(self, rows: Sequence[tuple[Ids, npt.NDArray[np.bool_]]]) -> None:
+    def __init__(self, rows: Sequence[tuple[Ids, npt.NDArray[np.bool_]]], remarks: Sequence[str] = ()) -> None:
         self.rows = rows
+        self.remarks = remarks
+        """What of the conversations is not learnt, for a person."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -214,92 +151,43 @@ class ChatTokens:
 
 
 def encode(split: str, conversations: Sequence[Conversation], tokenizer: Any, longest: int) -> ChatTokens:
-    """Return a split's tokens, at most ``longest`` to be read in a conversation; what is cut is said in a warning.
+    """Return a split's tokens, at most ``longest`` to be read in a conversation; a warning says what is cut, and where
+    a template lets only the last response be learnt.
 
     Raises:
         BadInput: the tokenizer's template cannot be used, or nothing is left.
     """
     render = renderer_of(tokenizer)
-    rows, cut, lost = [], 0, 0
+    rows, cut, lost, rewritten = [], 0, 0, 0
     for conversation in conversations:
-        ids, learnt = _row(turns(conversation, render), tokenizer)
+        pieces = turns(conversation, render)
+        rewritten += sum(piece.learnt for piece in pieces) < len(conversation.learnt)
+        ids, learnt = _row(pieces, tokenizer)
         cut += len(ids) > longest + 1
         ids, learnt = ids[: longest + 1], learnt[: longest + 1]
         if learnt[1:].any():
             rows.append((ids, learnt))
         else:
             lost += 1
-    if cut:
-        what = "%s: %d of %d conversations are longer than block_size = %d tokens and cut at their end; %d left out"
-        logger.warning(f"{what}, whose prompts fill it", split, cut, len(conversations), longest, lost)
+    remarks, of_all = [], f"of {len(conversations)} conversations"
+    if rewritten:
+        only = "only the last response is learnt, as the chat template rewrites those before it"
+        remarks.append(f"{split}: of {rewritten} {of_all} {only}")
+    if cut or lost:
+        longer = f"are longer than block_size = {longest} tokens and cut at their end"
+        remarks.append(f"{split}: {cut} {of_all} {longer}; {lost} left out, whose prompts fill it")
+    for remark in remarks:
+        logger.warning(remark)
     if not rows:
         raise BadInput(f"{split}: no response fits into block_size = {longest} tokens", "raise block_size")
-    return ChatTokens(rows)
+    return ChatTokens(rows, remarks)
 
 
 def _row(pieces: Sequence[Turn], tokenizer: Any) -> tuple[Ids, npt.NDArray[np.bool_]]:
     ids: list[int] = []
     learnt: list[bool] = []
     for piece in pieces:
-        found = tokenizer(piece.text, add_special_tokens=False, verbose=False)["input_ids"]
-        ids += found
-        learnt += [piece.learnt] * len(found)
+        added = tokenizer(piece.text, add_special_tokens=False, verbose=False)["input_ids"]
+        ids += added
+        learnt += [piece.learnt] * len(added)
     return np.asarray(ids, dtype=np.int64), np.asarray(learnt, dtype=bool)
-
-
-def turns(conversation: Conversation, render: Render) -> list[Turn]:
-    """Cut a rendered conversation where the assistant's texts begin and end.
-
-    Raises:
-        BadInput: the template writes what came before in another way when more follows.
-    """
-    pieces: list[Turn] = []
-    written = ""
-    for end, message in enumerate(conversation.messages, start=1):
-        if message["role"] != "assistant":
-            continue
-        asked = render(conversation.messages[: end - 1], True)
-        said = render(conversation.messages[:end], False)
-        if not said.startswith(written):
-            hint = "write one response per row, or use a tokenizer with another chat template"
-            raise BadInput(f"{conversation.where}: the chat template rewrites earlier messages", hint)
-        start = len(asked) if said.startswith(asked) else said.rfind(message["content"])
-        start = max(start, len(written))
-        pieces += [Turn(said[len(written) : start], False), Turn(said[start:], True)]
-        written = said
-    return pieces
-
-
-def renderer_of(tokenizer: Any) -> Render:
-    """Return how a tokenizer's model reads conversations: by its chat template, else by plain headings."""
-    if not getattr(tokenizer, "chat_template", None):
-        return lambda messages, ask: _plain(messages, ask, tokenizer.eos_token or "")
-
-    def render(messages: Sequence[Message], ask: bool) -> str:
-        # a template without a system role, like Gemma's: what it says goes before the user's first words
-        for form in (list, without_system):
-            try:
-                return str(tokenizer.apply_chat_template(form(messages), tokenize=False, add_generation_prompt=ask))
-            except (TemplateError, ValueError, TypeError) as error:
-                reason = " ".join(str(error).split())[:200]
-        message = f"the tokenizer's chat template refuses a conversation: {reason}"
-        raise BadInput(message, "user and assistant take turns, the user first")
-
-    return render
-
-
-def without_system(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with the system's put before the user's first, for templates that know no system."""
-    system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
-    others = [dict(message) for message in messages if message["role"] != "system"]
-    if system and others:
-        others[0]["content"] = f"{system}\n\n{others[0]['content']}"
-    return others
-
-
-def _plain(messages: Sequence[Message], ask: bool, end: str) -> str:
-    written = ""
-    for message in messages:
-        written += f"{_HEADINGS[message['role']]}{message['content']}"
-        written += f"{end}\n\n" if message["role"] == "assistant" else "\n\n"
-    return written + _HEADINGS["assistant"] if ask else written.removesuffix("\n\n") if end else written

@@ -254,9 +254,8 @@ def is_on_hub(path: str) -> bool:
 
 def looks_like_path(name: str) -> bool:
     """Whether ``name`` can only be a path, not ``name`` or ``owner/name`` on the hub."""
-    return (
-        name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or Path(name).suffix in {".csv", ".txt"}
-    )
+    is_file = Path(name).suffix.lower() in {".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".parquet", ".arrow"}
+    return name.startswith((".", "/", "~")) or "\\" in name or name.count("/") > 1 or is_file
 
 
 def has_tables(folder: Path) -> bool:

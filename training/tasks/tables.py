@@ -87,18 +87,20 @@ JSON_LINES = (".jsonl", ".ndjson", ".json")
 """Endings of files with one JSON object a line."""
 
 
-def read_table(path: Path, quoted: bool = True, data: bytes | None = None) -> Table:
+def read_table(path: Path, quoted: bool = True, data: bytes | None = None, as_written: bool = False) -> Table:
     """Read a file of delimited lines (comma, semicolon or tab; UTF-8, or UTF-16 with BOM) or of JSON lines.
 
     Args:
         quoted: whether fields may stand in quotes; where not, a quotation mark is one of the text.
         data: what to take for its content, where that is not all of it.
+        as_written: keep the white space and the characters of delimited cells, which may be code.
 
     Raises:
         BadInput: missing, empty, not UTF-8, or a line that cannot be split into the columns of the first.
     """
     text = read_text(path, "save the table as 'CSV UTF-8'", data)
-    rows = tuple(_json_rows(path, text) if path.suffix.lower() in JSON_LINES else _csv_rows(path, text, quoted))
+    of_json = path.suffix.lower() in JSON_LINES
+    rows = tuple(_json_rows(path, text) if of_json else _csv_rows(path, text, quoted, as_written))
     if not rows:
         raise BadInput(f"{path}: the table is empty", "it needs a line with the column names and a line for each clip")
     return Table(path, tuple(dict.fromkeys(name for row in rows for name in row.cells)), rows)
@@ -194,7 +196,7 @@ def write_table(
         write_whole(path, csv_lines(rows, end), mode)
 
 
-def _csv_rows(path: Path, text: str, quoted: bool) -> Iterator[Row]:
+def _csv_rows(path: Path, text: str, quoted: bool, as_written: bool = False) -> Iterator[Row]:
     first = next((line for line in text.splitlines() if line.strip()), "")
     delimiter = max(",;\t", key=first.count)  # what splits the first line into the most fields
     lines = io.StringIO(text, newline="")
@@ -214,7 +216,7 @@ def _csv_rows(path: Path, text: str, quoted: bool) -> Iterator[Row]:
                     count = f"{len(cells)} fields, but the first line names {len(header)} columns"
                     hint = "put quotes around a text that holds the delimiter"
                     raise BadInput(f"{path}, line {start}: {count}", hint)
-                yield Row(dict(zip(header, cells)), path, start)
+                yield Row(dict(zip(header, fields if as_written else cells)), path, start)
             start = reader.line_num + 1
     except csv.Error as error:
         hint = 'a field that holds quotes is written "like ""this"""'

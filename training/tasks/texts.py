@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from profiles.errors import BadInput
+from profiles.errors import BadInput, counted
 from training.tasks.cache import get_or_build
+from training.tasks.conversation_rows import USUAL_COLUMNS
+from training.tasks.message_rows import text_of
+from training.tasks.row_files import is_table, row_files, rows_of
 from training.tasks.speech_clips import SPLITS, by_split, existing, held_out
 from training.tasks.speech_dataset import is_on_hub
 from training.tasks.tables import read_text
@@ -55,7 +58,8 @@ class Blocks:
 
 
 def read_texts(path: str, text_column: str = "") -> dict[str, list[str]]:
-    """Return the documents of a text file, of a folder with ``train.txt``, or of a hub data set, by split.
+    """Return the documents of a text file or a table of texts, of a folder with ``train.txt`` or such tables, or of a
+    hub data set, by split.
 
     A folder without ``train.txt`` is one training split of all its ``.txt`` files in the order of their names.
 
@@ -64,7 +68,8 @@ def read_texts(path: str, text_column: str = "") -> dict[str, list[str]]:
     """
     if is_on_hub(path):
         return _read_hub(path, text_column)
-    return {split: [_read(file) for file in files] for split, files in text_files(path).items()}
+    files = text_files(path).items()
+    return {split: [text for file in some for text in _documents(file, text_column)] for split, some in files}
 
 
 def text_files(path: str) -> dict[str, list[Path]]:
@@ -78,7 +83,8 @@ def text_files(path: str) -> dict[str, list[Path]]:
     source = Path(path).expanduser()
     if not source.exists():
         raise BadInput(f"data set {path}: no such file or folder", "check dataset_path")
-    found = {"train": [source]} if source.is_file() else _files_of(source)
+    tables = {split: [table] for split, table in row_files(path).items()}
+    found = {"train": [source]} if source.is_file() else tables or _files_of(source)
     for file in (file for files in found.values() for file in files):
         if not file.stat().st_size:
             raise BadInput(f"{file}: the file is empty", "it needs the text to train on")
@@ -174,6 +180,28 @@ def _pieces(text: str, size: int) -> Iterator[str]:
         start = end
 
 
+def _documents(path: Path, text_column: str) -> list[str]:
+    """Return the text of a file, or the texts of a table's rows; rows without one are left out."""
+    if not is_table(path):
+        return [_read(path)]
+    column, documents, others = text_column or "text", [], dict[str, None]()
+    for row, where in rows_of(path):
+        if column not in row:
+            there = ", ".join(map(str, list(row)[:8]))
+            raise BadInput(f"{where}: no column {column!r}; it has: {there}", "set text_column")
+        text = "" if row[column] is None else text_of(row[column], f"{where}, column {column}")
+        documents.append(text)
+        others |= dict.fromkeys(str(name) for name in row if name not in (column, *USUAL_COLUMNS))
+    if others:
+        logger.warning("%s: only column %s is learnt, and not %s", path.name, column, ", ".join(list(others)[:8]))
+    filled = [text for text in documents if text.strip()]
+    if not filled:
+        raise BadInput(f"{path}: no text in column {column!r}", "it needs the text to train on")
+    if len(filled) < len(documents):
+        logger.warning("%s: left out %s without a text", path.name, counted(len(documents) - len(filled), "row"))
+    return filled
+
+
 def _read(path: Path) -> str:
     text = read_text(path, "save the text as UTF-8")
     if not text.strip():
@@ -189,7 +217,7 @@ def _files_of(folder: Path) -> dict[str, list[Path]]:
     others = sorted(path for path in folder.glob("*.txt") if path.stem not in taken)
     if not others:
         message = f"data set {folder}: no train.txt and no other .txt file"
-        raise BadInput(message, "name a text file or a folder of them")
+        raise BadInput(message, "name a text file, a table, or a folder of them")
     return {**found, "train": others}
 
 

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from profiles.errors import BadInput, MusterError, where_it_failed
+from training.name_clashes import refuse_clash
 from training.tasks.base import Place
 
 
@@ -44,11 +45,12 @@ def find_factory(path: str, what: str = "model_path") -> Callable[..., Any]:
 
 
 def _import(name: str, what: str) -> ModuleType:
+    refuse_clash(name, what)
     try:
         if name.endswith(".py"):
             return _import_file(Path(name), what)
-        if "" not in sys.path and str(Path.cwd()) not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))
+        if "" not in sys.path:
+            _make_importable(Path.cwd())
         return importlib.import_module(name)
     except BadInput:
         raise
@@ -58,10 +60,17 @@ def _import(name: str, what: str) -> ModuleType:
         ) from error
 
 
+def _make_importable(folder: Path) -> None:
+    """Let modules in a folder be found, as those beside a script are."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
 def _import_file(path: Path, what: str) -> ModuleType:
     path = path.expanduser().resolve()
     if not path.is_file():
         raise BadInput(f"{path}: no such file", f"check {what}")
+    _make_importable(path.parent)
     name = f"muster_custom_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None

@@ -1,0 +1,258 @@
+"""Rows of instruction data: the forms that unsloth, axolotl and LLaMA-Factory read, as conversations.
+
+A row holds messages (``role`` and ``content``, or ``from`` and ``value``), or what is asked and what is answered in
+columns of their own, or segments of which each says whether it is learnt. Every text stays as it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from profiles.errors import BadInput
+from training.tasks.message_rows import TEXT_ONLY, Draft, Message, are_messages, draft_of, drafts_of, parsed, text_of
+
+MESSAGES = ("messages", "conversations", "conversation", "chat", "dialog", "dialogue", "turns", "texts")
+PROMPTS = ("instruction", "prompt", "question", "query", "problem")
+INPUTS = ("input", "context", "passage", "document", "article", "text")
+"""What a prompt is about: it follows it."""
+RESPONSES = ("response", "completion", "answer", "output", "solution", "generation")
+_SYSTEMS = ("system", "system_prompt", "system_message")
+USUAL_COLUMNS = frozenset({"", "id", "idx", "index", "prompt_id", "source", "category", "__index_level_0__"})
+"""Columns that nobody expects to be learnt from."""
+MOST_TURNS = 64
+"""Messages of one conversation."""
+
+_PREFERENCE = "preference data, and one response is learnt here"
+_REFUSED = {
+    **dict.fromkeys(
+        ("chosen", "rejected", "chosen_messages", "rejected_messages"),
+        (_PREFERENCE, "rename chosen to response (chosen_messages to messages), and leave the rejected out"),
+    ),
+    "kto_tag": (_PREFERENCE, "keep the rows where it is true, and leave the column out"),
+    "completions": (_PREFERENCE, "keep one text in a column response"),
+    "input_ids": ("tokens, which another tokenizer may have made", "give the texts: prompt and response, or text"),
+    "choices": ("choices that would not be asked", "write them into the prompt, and leave the column out"),
+    "options": ("choices that would not be asked", "write them into the prompt, and leave the column out"),
+    **dict.fromkeys(
+        ("image", "images", "video", "videos", "audio", "audios"),
+        (TEXT_ONLY, "leave the rows with it out, or the column"),
+    ),
+}
+"""Columns that change what a row means, and are not read: why, and what to do."""
+
+
+@dataclass(frozen=True)
+class LabelledText:
+    """A piece of a text that no chat template touches."""
+
+    text: str
+    learnt: bool
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages that end with one of the assistant, or segments."""
+
+    messages: tuple[Message, ...]
+    where: str
+    """Table and line, for messages to a person."""
+    unlearnt: frozenset[int] = frozenset()
+    """Messages of the assistant that are read and not learnt, by their numbers."""
+    tools: tuple[Any, ...] = ()
+    """Tools that the assistant may call, as JSON schemas."""
+    segments: tuple[LabelledText, ...] = ()
+    """In place of messages."""
+    remarks: tuple[str, ...] = ()
+    """What of the row is not used."""
+
+    @property
+    def learnt(self) -> list[int]:
+        """Numbers of the messages that are learnt."""
+        numbered = enumerate(self.messages)
+        return [
+            number for number, message in numbered if message["role"] == "assistant" and number not in self.unlearnt
+        ]
+
+
+def is_text_row(row: Mapping[str, Any]) -> bool:
+    """Whether a row is a text to be learnt whole: it has a column ``text``, and nothing of a conversation."""
+    cells = _Cells(row, "")
+    return "text" in cells.names and not any(map(cells.has, (*MESSAGES, *PROMPTS, *RESPONSES, "segments")))
+
+
+def row_to_conversation(row: Mapping[str, Any], where: str) -> Conversation:
+    """Return the conversation of one row.
+
+    Raises:
+        BadInput: it has no known columns, an empty text, data of another kind, or nothing that can be learnt from.
+    """
+    cells = _Cells(row, where)
+    cells.refuse_other_kinds()
+    if cells.has("segments"):
+        return Conversation((), where, segments=_segments(cells), remarks=cells.unread("segments"))
+    column = next(filter(cells.has, MESSAGES), "") or cells.lone_list_of_messages()
+    if column:
+        drafts, used = drafts_of(cells.value(column), cells.place(column)), {column}
+    elif isinstance(cells.value("prompt"), list):
+        drafts, used = _prompt_and_completion(cells), {"prompt", "completion"}
+    else:
+        drafts, used = _pair(cells)
+    return _conversation(cells, drafts, used)
+
+
+class _Cells:
+    """A row's values by the names of its columns in lower case; an empty one counts as absent."""
+
+    def __init__(self, row: Mapping[str, Any], where: str) -> None:
+        self.where = where
+        self.names: dict[str, str] = {}
+        for name in map(str, row):
+            lowered = name.strip().lower().replace(" ", "_")
+            if lowered in self.names and lowered:
+                raise BadInput(f"{where}: columns {self.names[lowered]!r} and {name!r}", "rename or remove one of them")
+            self.names[lowered] = name
+        self._values = {lowered: row[name] for lowered, name in self.names.items() if name in row}
+
+    def value(self, name: str) -> Any:
+        return self._values.get(name)
+
+    def has(self, name: str) -> bool:
+        value = self._values.get(name)
+        return bool(value.strip()) if isinstance(value, str) else value is not None and value not in ([], {}, ())
+
+    def place(self, name: str) -> str:
+        return f"{self.where}, column {self.names.get(name, name)}"
+
+    def text(self, name: str) -> str:
+        return text_of(self.value(name), self.place(name)) if self.has(name) else ""
+
+    def texts(self, names: Sequence[str]) -> dict[str, str]:
+        return {name: self.text(name) for name in names if self.has(name)}
+
+    def listed(self, name: str) -> list[Any]:
+        """Return the list in a column, which a CSV file has as JSON."""
+        value = parsed(self.value(name), self.place(name)) if self.has(name) else []
+        if not isinstance(value, list):
+            raise BadInput(f"{self.place(name)}: not a list", "see the forms of a row in docs/text.md")
+        return value
+
+    def lone_list_of_messages(self) -> str:
+        """Return the only column, of whatever name, that holds messages; empty where none or several do."""
+        columns = [
+            name for name, value in self._values.items() if name not in PROMPTS + RESPONSES and are_messages(value)
+        ]
+        return columns[0] if len(columns) == 1 else ""
+
+    def refuse_other_kinds(self) -> None:
+        for name, (reason, hint) in _REFUSED.items():
+            if self.has(name):
+                raise BadInput(f"{self.place(name)}: {reason}", hint)
+        if isinstance(self.value("label"), bool):
+            raise BadInput(
+                f"{self.place('label')}: {_PREFERENCE}", "keep the rows where it is true, without the column"
+            )
+
+    def unread(self, *used: str) -> tuple[str, ...]:
+        others = [name for name in self.names if name not in USUAL_COLUMNS and name not in used and self.has(name)]
+        return tuple(f"column {self.names[name]} is not read" for name in others)
+
+
+# ------------------------------------------------------------------------------------------------- columns of texts
+
+
+def _pair(cells: _Cells) -> tuple[list[Draft], set[str]]:
+    prompts, inputs, responses = cells.texts(PROMPTS), cells.texts(INPUTS), cells.texts(RESPONSES)
+    if prompts:
+        prompt = _chosen(cells, prompts)
+        asked = [prompt, *(text for name, text in inputs.items() if name != "text" or prompt.strip() not in text)]
+    else:
+        asked = list(inputs.values())
+    if not asked:
+        raise _lacking(cells, PROMPTS)
+    if not responses:
+        raise _lacking(cells, RESPONSES)
+    drafts = [*_history(cells), draft_of("user", "\n\n".join(asked)), draft_of("assistant", _chosen(cells, responses))]
+    return drafts, {*prompts, *inputs, *responses, "history"}
+
+
+def _chosen(cells: _Cells, texts: Mapping[str, str]) -> str:
+    """Return the text of the first column; others may repeat it with more around it, and nothing else."""
+    (first, text), *others = texts.items()
+    for name, other in others:
+        if text.strip() not in other:
+            both = f"columns {cells.names[first]} and {cells.names[name]} hold different texts"
+            raise BadInput(f"{cells.where}: {both}", "join them in one of the two, or remove one")
+    return text
+
+
+def _lacking(cells: _Cells, names: Sequence[str]) -> BadInput:
+    empty = next((name for name in names if name in cells.names), "")
+    if empty:
+        return BadInput(f"{cells.place(empty)}: empty", "fill it in or remove the row")
+    columns = ", ".join(list(cells.names.values())[:8])
+    wanted = "text, nor messages nor" if names is PROMPTS else "messages nor"
+    message = f"{cells.where}: neither {wanted} {' or '.join(names)}; it has: {columns}"
+    return BadInput(message, "rename the column that asks to prompt, and the one that answers to response")
+
+
+def _history(cells: _Cells) -> list[Draft]:
+    """Return earlier turns: pairs of what was asked and answered."""
+    drafts = []
+    for pair in cells.listed("history"):
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise BadInput(f"{cells.place('history')}: not pairs of a prompt and a response", "correct it")
+        asked, answered = (text_of(part, cells.place("history")) for part in pair)
+        if not asked.strip() or not answered.strip():
+            raise BadInput(f"{cells.place('history')}: an empty text", "fill it in or remove the pair")
+        drafts += [draft_of("user", asked), draft_of("assistant", answered)]
+    return drafts
+
+
+def _prompt_and_completion(cells: _Cells) -> list[Draft]:
+    """Return TRL's form: messages that are asked with, and those that answer."""
+    before = [Draft(draft.message, False) for draft in drafts_of(cells.value("prompt"), cells.place("prompt"))]
+    answers = cells.value("completion")
+    if isinstance(answers, list):
+        return before + drafts_of(answers, cells.place("completion"))
+    if not cells.has("completion"):
+        raise _lacking(cells, RESPONSES)
+    return [*before, draft_of("assistant", cells.text("completion"))]
+
+
+def _segments(cells: _Cells) -> tuple[LabelledText, ...]:
+    segments = []
+    for entry in cells.listed("segments"):
+        if not isinstance(entry, dict) or not isinstance(entry.get("label"), bool):
+            raise BadInput(f"{cells.place('segments')}: not a list of text and label", "label is true or false")
+        segments.append(LabelledText(text_of(entry.get("text"), cells.place("segments")), entry["label"]))
+    if not any(segment.learnt and segment.text for segment in segments):
+        raise BadInput(f"{cells.place('segments')}: no segment is learnt", "set label to true where it is")
+    return tuple(segments)
+
+
+# --------------------------------------------------------------------------------------------------- conversations
+
+
+def _conversation(cells: _Cells, drafts: Sequence[Draft], used: Collection[str]) -> Conversation:
+    """Check a conversation and put the row's system text and tools to it; what follows the last answer is cut."""
+    if not any(draft.message["role"] == "system" for draft in drafts):
+        systems = cells.texts(_SYSTEMS)
+        drafts = [*([draft_of("system", _chosen(cells, systems))] if systems else []), *drafts]
+    if len(drafts) > MOST_TURNS:
+        raise BadInput(f"{cells.where}: {len(drafts)} messages, more than {MOST_TURNS}", "divide the conversation")
+    roles = [draft.message["role"] for draft in drafts]
+    if "assistant" not in roles or "user" not in roles:
+        raise BadInput(
+            f"{cells.where}: a conversation has a user's message and ends with the assistant's", "correct it"
+        )
+    end = len(roles) - roles[::-1].index("assistant")
+    trailing = ("what follows the last response is not read",) if end < len(roles) else ()
+    unlearnt = frozenset(number for number, draft in enumerate(drafts[:end]) if not draft.learnt)
+    messages, tools = tuple(draft.message for draft in drafts[:end]), tuple(cells.listed("tools"))
+    remarks = (*trailing, *cells.unread(*used, *_SYSTEMS, "tools"))
+    conversation = Conversation(messages, cells.where, unlearnt, tools, remarks=remarks)
+    if not conversation.learnt:
+        raise BadInput(f"{cells.where}: no response is learnt", "set train or weight where one is, or remove the row")
+    return conversation

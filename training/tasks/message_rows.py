@@ -1,0 +1,182 @@
+"""Messages of conversations as data sets write them: roles, contents in parts, calls of tools, and what is learnt."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from profiles.errors import BadInput
+
+ROLES = {
+    "system": ("developer",),
+    "user": ("human", "prompter", "input"),
+    "assistant": ("gpt", "model", "bot", "ai", "chatgpt", "output", "function_call", "tool_call"),
+    "tool": ("observation", "function", "ipython", "tool_response", "function_response", "tool_result"),
+}
+"""Roles of chat templates, each with the other names that data sets have for it."""
+_ROLE_OF = {name: role for role, others in ROLES.items() for name in (role, *others)}
+_CALLS = ("function_call", "tool_call")
+_PASSED_ON = ("name", "tool_call_id", "reasoning_content", "thinking")
+"""Keys of a message that chat templates read."""
+
+Message = dict[str, Any]
+"""``role`` (one of :data:`ROLES`) and ``content``; ``tool_calls`` and more, where the row has them."""
+
+TEXT_ONLY = "this model reads nothing but text"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A message before its conversation is checked."""
+
+    message: Message
+    learnt: bool = True
+
+
+def draft_of(role: str, content: str) -> Draft:
+    return Draft({"role": role, "content": content})
+
+
+def text_of(value: Any, place: str) -> str:
+    """Return a text, or a number as one.
+
+    Raises:
+        BadInput: it is neither: nothing, a list, NaN, half a character.
+    """
+    if isinstance(value, str):
+        if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+            raise BadInput(f"{place}: half a character (a lone surrogate)", "write the text again")
+        return value
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not usable:
+        kind = {"NoneType": "null", "dict": "an object", "list": "a list", "bool": "true or false"}
+        named = kind.get(type(value).__name__, str(value)[:40])
+        raise BadInput(f"{place}: {named}, which is no text", "write a text, or remove the row")
+    return str(value)
+
+
+def parsed(value: Any, place: str) -> Any:
+    """Return what a cell holds as JSON, where it is a text.
+
+    Raises:
+        BadInput: it is none.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        hint = "write it as JSON; what pandas writes for a list is Python's form: save JSON lines instead"
+        raise BadInput(f"{place}: not JSON", hint) from error
+
+
+def are_messages(value: Any) -> bool:
+    first = value[0] if isinstance(value, list) and value else None
+    return isinstance(first, dict) and ({"role", "content"} <= first.keys() or {"from", "value"} <= first.keys())
+
+
+def drafts_of(value: Any, place: str) -> list[Draft]:
+    entries = parsed(value, place)
+    if isinstance(entries, dict) and entries and all(isinstance(part, list) for part in entries.values()):
+        entries = [dict(zip(entries, parts)) for parts in zip(*entries.values())]  # columns, as datasets gives them
+    if isinstance(entries, list) and len(entries) == 1 and isinstance(entries[0], list):
+        entries = entries[0]
+    if not isinstance(entries, list) or not entries:
+        raise BadInput(f"{place}: not a list", "a list of role and content")
+    drafts = [_message(entry, f"{place}, message {number}") for number, entry in enumerate(entries, start=1)]
+    return [draft for draft in drafts if draft is not None]
+
+
+def _message(entry: Any, place: str) -> Draft | None:
+    """Return a message; ``None`` for a system's that is empty."""
+    record = entry if isinstance(entry, dict) else {}
+    name = str(_first(record, ("role", "from")) or "").strip()
+    role = _ROLE_OF.get(name.lower(), "")
+    if not role:
+        hint = "roles are system, user (human), assistant (gpt, function_call) and tool (observation)"
+        raise BadInput(f"{place}: unknown role {name[:40]!r}", hint)
+    texts = _texts(_first(record, ("content", "value", "text")), place)
+    if name.lower() in _CALLS and isinstance(_as_json(texts.text), dict | list):
+        texts = _Texts("", calls=(texts.text,))
+    calls = _calls(record, texts.calls, place)
+    message: Message = {"role": role, "content": texts.text}
+    message |= {"tool_calls": calls} if calls else {}
+    message |= {"reasoning_content": texts.reasoning} if texts.reasoning else {}
+    message |= {key: record[key] for key in _PASSED_ON if record.get(key)}
+    if not texts.text.strip() and not calls and role != "tool":
+        if role == "system":
+            return None
+        raise BadInput(f"{place}: a message of the {role} without content", "fill it in or remove the row")
+    return Draft(message, _is_learnt(record, role, place))
+
+
+def _first(record: Mapping[str, Any], keys: Iterable[str]) -> Any:
+    return next((record[key] for key in keys if record.get(key) is not None), None)
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """What a message holds."""
+
+    text: str
+    reasoning: str = ""
+    calls: tuple[str, ...] = ()
+    """Of tools, as JSON."""
+
+
+def _texts(value: Any, place: str) -> _Texts:
+    """Return a message's texts, of whose parts one follows the other."""
+    if not isinstance(value, list):
+        return _Texts("" if value is None else text_of(value, place))
+    texts: dict[str, list[str]] = {"text": [], "reasoning": [], "tool_call": []}
+    for part in value:
+        record = part if isinstance(part, dict) else {"text": part}
+        kind = str(record.get("type", "text")).removeprefix("input_").removeprefix("output_")
+        if kind not in texts:
+            raise BadInput(f"{place}: a part of type {kind[:40]}, and {TEXT_ONLY}", "leave the row or the part out")
+        if "train" in record or "weight" in record:
+            hint = "set train for the whole message, or write the row as segments of text and label"
+            raise BadInput(f"{place}: a part that says itself whether it is learnt", hint)
+        texts[kind].append(text_of(_first(record, ("text", "content", "value")), place))
+    return _Texts("".join(texts["text"]), "".join(texts["reasoning"]), tuple(texts["tool_call"]))
+
+
+def _is_learnt(record: Mapping[str, Any], role: str, place: str) -> bool:
+    """Read axolotl's ``train``, OpenAI's ``weight`` and LLaMA-Factory's ``loss_weight``."""
+    if record.get("train_detail"):
+        raise BadInput(f"{place}: train_detail is not read", "write the row as segments of text and label")
+    flag = _first(record, ("train", "training", "weight", "loss_weight"))
+    if flag not in (None, 0, 1):
+        raise BadInput(f"{place}: a weight of {str(flag)[:40]}", "a message is learnt (1) or not (0)")
+    if flag and role != "assistant":
+        raise BadInput(f"{place}: of messages only the assistant's are learnt, not the {role}'s", "use segments")
+    return flag is None or bool(flag)
+
+
+def _calls(record: Mapping[str, Any], texts: Iterable[str], place: str) -> list[Any]:
+    """Return an assistant's calls of tools in the form of chat templates: arguments are objects, not texts of them."""
+    called = record.get("tool_calls") or record.get("function_call") or [_as_json(text) for text in texts]
+    calls = []
+    for entry in (call for group in _listed(called) for call in _listed(group)):
+        function = entry.get("function", entry) if isinstance(entry, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise BadInput(f"{place}: a call without the name of a function", 'like {"name": ..., "arguments": {...}}')
+        arguments = function.get("arguments", {})
+        function = {**function, "arguments": _as_json(arguments) if isinstance(arguments, str) else arguments}
+        identity = {"id": entry["id"]} if entry.get("id") else {}
+        calls.append({"type": "function", **identity, "function": function})
+    return calls
+
+
+def _listed(group: Any) -> list[Any]:
+    return group if isinstance(group, list) else [group]
+
+
+def _as_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

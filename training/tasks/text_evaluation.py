@@ -1,0 +1,78 @@
+"""How well a finished language model predicts the texts, or the responses, of a data set."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from profiles.errors import BadInput
+from profiles.schema import CAUSAL_LM, DataSettings, ModelSettings, Profile
+from training.device import Precision, move, select_device, select_precision
+from training.plan import read_plan
+from training.tasks.base import Progress
+from training.tasks.causal_lm import CausalLMTask
+
+_BATCH = 8
+
+
+@dataclass(frozen=True)
+class TextResult:
+    """What a language model reaches on one split."""
+
+    metrics: dict[str, float]
+    """``loss`` (nats a token), ``perplexity``, ``samples`` and ``tokens`` (those that are predicted)."""
+    split: str
+    block_size: int
+    """Tokens that a sample is long at most: a longer text before a token makes it likelier."""
+    precision: str
+    """What was computed in."""
+
+
+@torch.no_grad()
+def evaluate_text(
+    model_dir: Path,
+    dataset: str,
+    split: str = "",
+    device: str = "auto",
+    mixed_precision: str = "off",
+    progress: Progress = lambda phase, done, total: None,
+) -> TextResult:
+    """Measure what a model reaches on one split: by default ``test``, else ``validation``; of a lone file all of it.
+
+    Raises:
+        BadInput: the model or the data set cannot be used, or has no such split.
+    """
+    task = CausalLMTask(_profile_of(model_dir, dataset))
+    lone = Path(dataset).expanduser().is_file()
+    splits = task.read(progress, hold_out=not lone)
+    split = split or ("train" if lone else "test" if "test" in splits else "validation")
+    if split not in splits:
+        raise BadInput(f"data set {dataset} has no split {split!r}", f"it has: {', '.join(splits)}")
+    samples, place = splits[split], select_device(device)
+    model, precision = task.build_model().eval().to(place), Precision(select_precision(mixed_precision, place), place)
+    total: Counter[str] = Counter()
+    for start in range(0, len(samples), _BATCH):
+        end = min(start + _BATCH, len(samples))
+        batch = move(task.collate([samples[index] for index in range(start, end)], None), place)
+        with precision.autocast():
+            total.update(task.evaluate(model, batch, generate=False))
+        progress("evaluated", end, len(samples))
+    metrics = {**task.metrics(total), "samples": float(len(samples)), "tokens": total["weight"]}
+    return TextResult(metrics, split, task.profile.data.block_size, precision.name)
+
+
+def _profile_of(model_dir: Path, dataset: str) -> Profile:
+    """Return a profile with the length of texts that the model was trained with, as far as that is known."""
+    model = ModelSettings(task=CAUSAL_LM, model_path=str(model_dir))
+    try:
+        size = read_plan(model_dir.parent / "plan.json").profile.data.block_size
+    except BadInput:
+        size = DataSettings().block_size
+        config: dict[str, Any] = json.loads((model_dir / "config.json").read_bytes())
+        size = min(size, config.get("max_position_embeddings") or config.get("n_positions") or size)
+    return Profile(name="evaluate", model=model, data=DataSettings(dataset_path=dataset, block_size=size))
