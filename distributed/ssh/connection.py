@@ -208,12 +208,14 @@ class SshConnection:
         Raises:
             SshError: Dropped, CommandTimeout, or the server opens no more sessions.
         """
-        line = command_line(argv, self._marker)
+        line, first_input = command_line(argv, self._marker)
         deadline = Deadline(timeout)
         try:
             channel = self._open_session(deadline)
             with _closed_after(deadline.remaining, channel):
                 channel.exec_command(line)
+                if first_input:
+                    self._send_first(channel, first_input)
         except paramiko.ChannelException as error:
             problem = f"its SSH server opens no more sessions ({error.text})"
             raise SshError(self.machine, problem, "raise MaxSessions in its sshd_config") from None
@@ -225,6 +227,13 @@ class SshConnection:
         process = RemoteProcess(self.host, channel, self._marker)
         process.ran = note(self.machine, argv)
         return process
+
+    def _send_first(self, channel: Any, data: bytes) -> None:
+        try:
+            channel.sendall(data)
+        except OSError:
+            if not channel.eof_received:  # else it has ended before: its output tells why
+                raise
 
     def _open_session(self, deadline: Deadline) -> Any:
         patience = Deadline(min(_SESSION_RETURN, deadline.remaining))
