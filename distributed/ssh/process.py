@@ -3,8 +3,8 @@
 SSH gives the server one string, which the user's login shell parses: sh, bash, zsh, fish, csh, each with rules of its
 own. So the words travel encoded (:func:`command_line`): letters, digits and a few marks as they are, every other byte
 as ``\\0ooo``. The login shell sees three quoted words without quotes or dollars inside the last; a POSIX ``sh`` on the
-far side decodes them. Long words follow as the first line of the command's input: dropbear, the server of small systems,
-ends the connection at a string of more than 9,000 bytes.
+far side decodes them. Long words follow as the first line of the command's input: dropbear, the server of small
+systems, ends the connection at a string of more than 9,000 bytes.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from profiles import bootstrap
+from tests.preloaded.python import python_itself
 
 ROOT = Path(bootstrap.__file__).parents[1]
 BARE = f"{sys.base_prefix}/bin/python3"
@@ -152,3 +153,11 @@ def test_the_command_line_starts_from_a_bare_python(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0
     assert "distributed-train" in done.stdout
+
+
+@pytest.mark.parametrize("script", ["cli_typer.py", "wizard.py"])
+def test_a_command_starts_though_the_script_s_folder_is_no_place_to_import_from(script: str, tmp_path: Path) -> None:
+    variables = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": ""}
+    words = [python_itself(), str(ROOT / script), "--help"]
+    done = subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
