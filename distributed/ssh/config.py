@@ -83,9 +83,17 @@ class ResolvedHost:
     host_key_alias: str = ""
     user_known_hosts: tuple[Path, ...] = ()
     system_known_hosts: tuple[Path, ...] = ()
+    known_hosts_command: tuple[str, ...] = ()
+    """The user's program that prints lines of known_hosts, its words expanded but for what is known of the key."""
     hash_known_hosts: bool = False
+    accepts_new_keys: bool = False
+    """Whether the configuration says to accept who was never met before (StrictHostKeyChecking)."""
+    trusts_loopback: bool = False
+    """Whether it says to take any host key on this computer's loopback (NoHostAuthenticationForLocalhost)."""
     jumps: tuple[SshTarget, ...] = ()
     """Machines to go through, the first one first."""
+    connect_timeout: float = 0.0
+    """Seconds that it gives the machine to answer; 0: it says nothing."""
     proxy_command: str = ""
     """The user's own command that makes the connection, expanded."""
     note: str = ""
@@ -181,6 +189,8 @@ def _decide(target: SshTarget, options: Mapping[str, list[str]]) -> ResolvedHost
 
     hostname, port, user = first("hostname", target.host), int(first("port", "22")), first("user")
     tokens = _tokens(target.host, hostname, port, user)
+    kept = {**tokens, "%": "%%"}  # until the key is known
+    command = (re.sub(r"%(.)", lambda m: kept.get(m[1], m[0]), word) for word in _words(first("knownhostscommand")))
     own = [Path(key).expanduser() for key in (target.key, OWN_KEY) if key]
     configured = [path(value) for value in options.get("identityfile", []) if value.lower() != "none"]
     return ResolvedHost(
@@ -193,12 +203,28 @@ def _decide(target: SshTarget, options: Mapping[str, list[str]]) -> ResolvedHost
         identities_only=first("identitiesonly", "no") == "yes",
         agent_socket=_agent_socket(options.get("identityagent", ["SSH_AUTH_SOCK"])[0], path),
         host_key_alias=first("hostkeyalias"),
-        user_known_hosts=tuple(map(path, first("userknownhostsfile").split())),
-        system_known_hosts=tuple(map(path, first("globalknownhostsfile").split())),
+        user_known_hosts=tuple(map(path, split_paths(first("userknownhostsfile")))),
+        system_known_hosts=tuple(map(path, split_paths(first("globalknownhostsfile")))),
+        known_hosts_command=tuple(command),
         hash_known_hosts=first("hashknownhosts", "no") == "yes",
+        accepts_new_keys=first("stricthostkeychecking") in ("accept-new", "false", "no", "off"),
+        trusts_loopback=first("nohostauthenticationforlocalhost", "no") == "yes",
         jumps=parse_jumps(first("proxyjump"), target),
+        connect_timeout=float(first("connecttimeout", "0")),
         proxy_command=expand(first("proxycommand")),
     )
+
+
+def split_paths(text: str) -> list[str]:
+    """Split the files that ``ssh -G`` prints in one line: it writes no quotes around names with spaces, but begins each
+    with ``/``, ``~``, ``%`` or ``$``."""
+    found: list[str] = []
+    for word in text.split(" "):
+        if found and not word.startswith(("/", "~", "%", "$")):
+            found[-1] += f" {word}"
+        elif word:
+            found.append(word)
+    return found
 
 
 def _tokens(typed: str, hostname: str, port: int, user: str) -> dict[str, str]:

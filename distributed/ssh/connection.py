@@ -153,7 +153,7 @@ class SshConnection:
 
     @classmethod
     def _open(cls, host: ResolvedHost, gateway: SshConnection | None, options: _ConnectOptions) -> SshConnection:
-        deadline = Deadline(options.timeout)
+        deadline = Deadline(max(options.timeout, host.connect_timeout))
         wire = SshStream(gateway._channel_to(host, deadline)) if gateway else dial(host, deadline)
         transport, last_words = open_transport(host, wire, options.trust, deadline)
         try:

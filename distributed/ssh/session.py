@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import logging
+import re
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,11 +14,23 @@ import paramiko
 
 from distributed.ssh.config import ResolvedHost
 from distributed.ssh.errors import Dropped, HostKeyChanged, NotSsh, SshError, Stage, UnknownHostKey
-from distributed.ssh.host_keys import HostKeyInfo, HostKeyStatus, KnownHost, KnownHosts, fingerprint, remember
+from distributed.ssh.host_keys import (
+    HostKeyInfo,
+    HostKeyStatus,
+    KnownHost,
+    KnownHosts,
+    fingerprint,
+    parse_lines,
+    remember,
+)
 from distributed.ssh.wire import Deadline, SshStream, greet, stalled
 
 Trust = Callable[[HostKeyInfo], bool]
 """Asked once for a machine never met before; ``True`` adds its key to the user's known_hosts."""
+
+_CERTIFICATE = "-cert-v01@openssh.com"
+"""The end of the names of host key types with a certificate."""
+_COMMAND_TIMEOUT = 15.0
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its tracebacks land on the terminal
 
@@ -39,10 +54,12 @@ def open_transport(
         greet(host, wire, deadline)
         transport = paramiko.Transport(wire)
         words = _note_disconnect(transport)
-        known = host.known_hosts()
-        _prefer(transport, kinds or [kind for kind, _ in known.expected(*host.known_names).keys])
+        known = _known_hosts(host)
+        certified = bool(known.authorities(*host.known_names))
+        _prefer(transport, kinds or [kind for kind, _ in known.expected(*host.known_names).keys], certified)
         _agree(host, transport, deadline)
-        _check_identity(host, transport, known, trust)
+        if not (host.trusts_loopback and wire.on_loopback):
+            _check_identity(host, transport, known, trust)
     except BaseException:
         if transport is not None:
             transport.close()
@@ -63,14 +80,46 @@ def _note_disconnect(transport: Any) -> list[str]:
     return words
 
 
-def _prefer(transport: Any, known_types: Sequence[str]) -> None:
-    """Ask for a key of a type we know, so that another one is not taken for a change."""
+def _known_hosts(host: ResolvedHost, key: HostKeyInfo | None = None) -> KnownHosts:
+    """Return what the files say, and the user's KnownHostsCommand: it is asked before and after a key was shown.
+
+    Raises:
+        SshError: the command failed, and so ssh would not connect either.
+    """
+    entries = host.known_hosts().entries
+    if host.known_hosts_command:
+        known = {"H": host.known_names[0], "I": "ORDER", "K": "NONE", "f": "NONE", "t": "NONE", "%": "%"}
+        if key is not None:
+            blob = base64.b64encode(key.blob).decode()
+            known |= {"I": "HOSTNAME", "K": blob, "f": key.fingerprint, "t": key.key_type}
+        words = [re.sub(r"%(.)", lambda m: known.get(m[1], m[0]), word) for word in host.known_hosts_command]
+        entries += parse_lines(_said_by(host, words), "KnownHostsCommand")
+    return KnownHosts(entries)
+
+
+def _said_by(host: ResolvedHost, words: Sequence[str]) -> list[str]:
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_COMMAND_TIMEOUT)
+        problem = "" if done.returncode == 0 else f"it ended with {done.returncode}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problem = f"{error}"
+    if problem:
+        failed = SshError(host.machine, f"KnownHostsCommand of ~/.ssh/config failed: {problem}", f"try it: {words[0]}")
+        failed.stage = Stage.HOST_KEY
+        raise failed
+    return done.stdout.decode(errors="replace").splitlines()
+
+
+def _prefer(transport: Any, known_types: Sequence[str], certified: bool) -> None:
+    """Ask for a key of a type we know, so that another one is not taken for a change; for a certificate before it where
+    an authority is trusted with this host."""
     options = transport.get_security_options()
     offered = list(options.key_types)
     wanted = [
         k for known in known_types for k in (("rsa-sha2-512", "rsa-sha2-256") if known == "ssh-rsa" else (known,))
     ]
-    options.key_types = list(dict.fromkeys([*(kind for kind in wanted if kind in offered), *offered]))
+    ordered = list(dict.fromkeys([*(kind for kind in wanted if kind in offered), *offered]))
+    options.key_types = [*(f"{kind}{_CERTIFICATE}" for kind in ordered if certified), *ordered]
 
 
 def _agree(host: ResolvedHost, transport: Any, deadline: Deadline) -> None:
@@ -98,7 +147,9 @@ def _explain_handshake(host: ResolvedHost, error: Exception, deadline: Deadline)
 def _check_identity(host: ResolvedHost, transport: Any, known: KnownHosts, trust: Trust | None) -> None:
     key = transport.get_remote_server_key()
     name, plain_name = host.known_names
-    info = HostKeyInfo(host.machine, name, key.get_name(), key.asbytes())
+    certificate = key.public_blob.key_blob if key.public_blob else b""
+    info = HostKeyInfo(host.machine, name, key.get_name(), key.asbytes(), certificate)
+    known = _known_hosts(host, info) if host.known_hosts_command else known
     verdict = known.judge(info)
     if verdict is HostKeyStatus.UNKNOWN and plain_name != name:
         plain = known.judge(replace(info, name=plain_name))
@@ -108,7 +159,7 @@ def _check_identity(host: ResolvedHost, transport: Any, known: KnownHosts, trust
     if verdict is HostKeyStatus.CHANGED:
         raise _changed(host, info, known.of(name)[0])
     if verdict is HostKeyStatus.UNKNOWN:
-        if trust is None or not trust(info):
+        if not host.accepts_new_keys and (trust is None or not trust(info)):
             raise UnknownHostKey(info)
         _remember(host, info)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import errno
+import ipaddress
 import socket
 import subprocess
 import sys
@@ -124,6 +125,13 @@ class SshStream:
 
     def getpeername(self) -> Any:
         return self._stream.getpeername()
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether it is a connection of this computer's to itself."""
+        if not isinstance(self._stream, socket.socket) or self._process is not None:
+            return False
+        return ipaddress.ip_address(str(self._stream.getpeername()[0]).partition("%")[0]).is_loopback
 
     @property
     def _closed(self) -> bool:

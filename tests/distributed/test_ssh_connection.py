@@ -26,6 +26,8 @@ from distributed.ssh.errors import (
     NoKeyAccepted,
     NoShell,
     RemoteFileError,
+    SshError,
+    Stage,
     Stalled,
 )
 from distributed.ssh.host_keys import HostKeyInfo
@@ -328,6 +330,61 @@ def test_another_known_type_is_no_stranger(lab: LightLab, tmp_path: Path) -> Non
         SshConnection.connect(
             lab.target("a", config_file=configured(lab.ssh_config, tmp_path, f"UserKnownHostsFile {known}"))
         )
+
+
+def strange(lab: LightLab, folder: Path, text: str) -> SshTarget:
+    """Return ``a`` as a target of whom known_hosts says nothing, with more lines in the configuration."""
+    nobody = f"UserKnownHostsFile {folder / 'nobody'}\n{text}"
+    return lab.target("a", config_file=configured(lab.ssh_config, folder, nobody))
+
+
+@pytest.mark.parametrize("value", ["accept-new", "no"])
+def test_a_configuration_may_accept_who_was_never_met_but_no_other_key(
+    lab: LightLab, tmp_path: Path, value: str
+) -> None:
+    target = strange(lab, tmp_path, f"StrictHostKeyChecking {value}")
+    SshConnection.connect(target).close()
+    ssh_setup.make_key(tmp_path / "other")
+    place = f"[127.0.0.1]:{lab['a'].port}"
+    assert (tmp_path / "nobody").read_text() == f"{place} {lab['a'].host_key}\n"
+    (tmp_path / "nobody").write_text(f"{place} {ssh_setup.public_key(tmp_path / 'other')}\n")
+    with pytest.raises(HostKeyChanged):
+        SshConnection.connect(target)
+
+
+def test_the_keys_that_a_command_prints_are_known(lab: LightLab, tmp_path: Path) -> None:
+    program = tmp_path / "my known hosts"
+    program.write_text(f'#!/bin/sh\necho "$@" >> "$0.asked"; echo "$1 {lab["a"].host_key}"')
+    program.chmod(0o755)
+    SshConnection.connect(strange(lab, tmp_path, f'KnownHostsCommand "{program}" %H %I %t %K %u%%')).close()
+    asked = [line.split() for line in (tmp_path / "my known hosts.asked").read_text().splitlines()]
+    name, user = f"[127.0.0.1]:{lab['a'].port}", f"{lab['a'].user}%"
+    assert asked[0] == [name, "ORDER", "NONE", "NONE", user]
+    assert asked[-1] == [name, "HOSTNAME", *lab["a"].host_key.split(), user]
+
+
+def test_no_key_is_taken_where_the_command_for_known_keys_fails(lab: LightLab, tmp_path: Path) -> None:
+    with pytest.raises(SshError, match="a: KnownHostsCommand of ~/.ssh/config failed: it ended with 1") as caught:
+        SshConnection.connect(strange(lab, tmp_path, "KnownHostsCommand /bin/false"), trust=lambda key: True)
+    assert caught.value.stage is Stage.HOST_KEY
+
+
+def test_any_key_is_taken_on_loopback_where_the_configuration_says_so(lab: LightLab, tmp_path: Path) -> None:
+    SshConnection.connect(strange(lab, tmp_path, "NoHostAuthenticationForLocalhost yes")).close()
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "rsa", "ecdsa"])
+def test_a_host_certificate_of_a_known_authority_is_enough(tmp_path: Path, kind: str) -> None:
+    authority, certificate = tmp_path / "ca", tmp_path / "host_key-cert.pub"
+    ssh_setup.make_key(authority)
+    ssh_setup.make_key(tmp_path / "host_key", kind)
+    words = ["ssh-keygen", "-q", "-s", authority, "-I", "a", "-h", "-n", "127.0.0.1", tmp_path / "host_key.pub"]
+    subprocess.run(words, check=True)
+    spec = HostSpec("a", sshd_options=(f"HostKey {tmp_path / 'host_key'}", f"HostCertificate {certificate}"))
+    with LightLab(spec) as certified:
+        (tmp_path / "nobody").write_text(f"@cert-authority * {ssh_setup.public_key(authority)}\n")
+        SshConnection.connect(strange(certified, tmp_path, "")).close()
+        assert (tmp_path / "nobody").read_text().count("\n") == 1
 
 
 # --- log-in ---
