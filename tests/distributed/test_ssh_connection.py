@@ -25,6 +25,7 @@ from distributed.ssh.errors import (
     HostKeyChanged,
     NoKeyAccepted,
     NoShell,
+    NotSsh,
     RemoteFileError,
     SshError,
     Stage,
@@ -385,6 +386,29 @@ def test_a_host_certificate_of_a_known_authority_is_enough(tmp_path: Path, kind:
         (tmp_path / "nobody").write_text(f"@cert-authority * {ssh_setup.public_key(authority)}\n")
         SshConnection.connect(strange(certified, tmp_path, "")).close()
         assert (tmp_path / "nobody").read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("Ciphers chacha20-poly1305@openssh.com", "add aes256-gcm@openssh.com to the line 'Ciphers'"),
+        ("KexAlgorithms sntrup761x25519-sha512@openssh.com", "add curve25519-sha256 to the line 'KexAlgorithms'"),
+        ("MACs umac-128-etm@openssh.com", "add hmac-sha2-256-etm@openssh.com to the line 'MACs'"),
+        ("HostKeyAlgorithms ssh-rsa", "update its SSH server"),
+    ],
+)
+def test_a_server_whose_algorithms_we_lack_is_told_by_their_names(tmp_path: Path, line: str, fix: str) -> None:
+    ssh_setup.make_key(tmp_path / "rsa", "rsa")
+    options = (f"HostKey {tmp_path / 'rsa'}", line)
+    with LightLab(HostSpec("m", sshd_options=options)) as lab, pytest.raises(NotSsh) as caught:
+        SshConnection.connect(lab.target("m"), trust=lambda key: True)
+    word, name = line.split()
+    assert f"of {word} it offers only {name}" in caught.value.message and fix in caught.value.hint
+
+
+def test_the_newer_name_of_a_usual_key_exchange_is_known() -> None:
+    with LightLab(HostSpec("m", sshd_options=("KexAlgorithms curve25519-sha256",))) as lab:
+        SshConnection.connect(lab.target("m")).close()
 
 
 # --- log-in ---
