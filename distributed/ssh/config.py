@@ -78,6 +78,9 @@ class ResolvedHost:
     user_is_guess: bool = False
     """Nobody named the user: it is the one of this machine."""
     key_files: tuple[Path, ...] = ()
+    named_key: Path | None = None
+    """The one of them that the hosts file names."""
+    certificate_files: tuple[Path, ...] = ()
     identities_only: bool = False
     agent_socket: str = ""
     host_key_alias: str = ""
@@ -200,6 +203,8 @@ def _decide(target: SshTarget, options: Mapping[str, list[str]]) -> ResolvedHost
         user=user,
         user_is_guess=not target.user and user == getpass.getuser(),
         key_files=tuple(dict.fromkeys([*own, *configured])),
+        named_key=Path(target.key).expanduser() if target.key else None,
+        certificate_files=tuple(path(value) for value in options.get("certificatefile", []) if value != "none"),
         identities_only=first("identitiesonly", "no") == "yes",
         agent_socket=_agent_socket(options.get("identityagent", ["SSH_AUTH_SOCK"])[0], path),
         host_key_alias=first("hostkeyalias"),

@@ -92,14 +92,14 @@ class UserRefused(SshError, cause="user_refused", stage=Stage.LOGIN):
 
 
 class NoKeyAccepted(SshError, cause="no_key_accepted", stage=Stage.LOGIN):
-    """None of our keys fits; ``password_possible`` tells whether the server would take a password, ``locked`` whether
-    one of them waits for its passphrase."""
+    """None of our keys fits; ``password_possible`` tells whether the server would take a password, ``mendable``
+    whether one of them could not be tried, and the hint says how it can be."""
 
     def __init__(
-        self, machine: str, problem: str, hint: str = "", password_possible: bool = False, locked: bool = False
+        self, machine: str, problem: str, hint: str = "", password_possible: bool = False, mendable: bool = False
     ) -> None:
         super().__init__(machine, problem, hint)
-        self.password_possible, self.locked = password_possible, locked
+        self.password_possible, self.mendable = password_possible, mendable
 
 
 class PasswordOnly(SshError, cause="password_only", stage=Stage.LOGIN):

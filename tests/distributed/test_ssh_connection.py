@@ -448,6 +448,69 @@ def test_the_agents_keys_log_in(lab: LightLab, tmp_path: Path, agent: str) -> No
         assert connection.authenticated_by == "agent key lab"
 
 
+def add_to(agent: str, *keys: Path) -> None:
+    subprocess.run(["ssh-add", "-q", *keys], env={**os.environ, "SSH_AUTH_SOCK": agent}, check=True)
+
+
+def test_of_the_agents_keys_the_one_whose_public_half_is_named_logs_in(
+    lab: LightLab, tmp_path: Path, agent: str
+) -> None:
+    for name in ("key", "other"):
+        ssh_setup.make_key(tmp_path / name)
+    allow(lab, "keyless", tmp_path / "key")
+    add_to(agent, tmp_path / "other", tmp_path / "key")
+    (tmp_path / "key").unlink()
+    for named in ("key.pub", "key"):  # as ssh: the half that is there tells which of the agent's is meant
+        settings = f"IdentityAgent {agent}\nIdentitiesOnly yes\nIdentityFile {tmp_path / named}"
+        config = configured(lab.ssh_config, tmp_path, settings)
+        with SshConnection.connect(lab.target("keyless", config_file=config)) as connection:
+            assert connection.authenticated_by == "agent key lab"
+
+
+def test_the_key_that_the_hosts_file_names_is_tried_before_all_of_the_agents(tmp_path: Path, agent: str) -> None:
+    agents = [tmp_path / f"k{number}" for number in range(6)]
+    for key in agents:
+        ssh_setup.make_key(key)
+    add_to(agent, *agents)
+    with LightLab(HostSpec("m", sshd_options=("MaxAuthTries 1",))) as lab:
+        settings = f"IdentityAgent {agent}\nIdentitiesOnly no\n" + "\n".join(f"IdentityFile {key}" for key in agents)
+        config = configured(lab.ssh_config, tmp_path, settings)
+        SshConnection.connect(lab.target("m", key=str(lab.key), config_file=config)).close()
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "rsa", "ecdsa"])
+@pytest.mark.parametrize("held", [False, True], ids=["file", "agent"])
+def test_a_users_certificate_logs_in_and_where_it_has_expired_the_key_does(
+    lab: LightLab, tmp_path: Path, agent: str, kind: str, held: bool
+) -> None:
+    authority, key, certificate = tmp_path / "ca", tmp_path / "key", tmp_path / "id of ada.pub"
+    ssh_setup.make_key(authority)
+    ssh_setup.make_key(key, kind)
+    user = lab["keyless"].user
+    accepted = lab["keyless"].folder / "authorized_keys"
+    settings = f'IdentityFile {key}\nCertificateFile "{certificate}"'
+    if held:
+        add_to(agent, key)
+        key.unlink()
+        settings += f"\nIdentityAgent {agent}"
+    target = lab.target("keyless", config_file=configured(lab.ssh_config, tmp_path, settings))
+    for validity, line in (("+1d", f"cert-authority {ssh_setup.public_key(authority)}"), ("20200101:20210101", "")):
+        words = ["ssh-keygen", "-q", "-s", authority, "-I", "ada", "-n", user, "-V", validity, f"{key}.pub"]
+        subprocess.run(words, check=True)
+        certificate.unlink(missing_ok=True)
+        Path(f"{key}-cert.pub").rename(certificate)
+        accepted.write_text(f"{line or ssh_setup.public_key(key)}\n")
+        with SshConnection.connect(target) as connection:
+            assert connection.authenticated_by.endswith("with a certificate") == bool(line)
+
+
+def test_a_named_key_that_is_not_there_is_told_with_the_one_that_is_meant(lab: LightLab, tmp_path: Path) -> None:
+    ssh_setup.make_key(tmp_path / "gpu_key")
+    with pytest.raises(NoKeyAccepted, match="gpu-key .there is no such file") as caught:
+        SshConnection.connect(lab.target("locked", key=str(tmp_path / "gpu-key")))
+    assert "gpu_key" in caught.value.hint and caught.value.mendable
+
+
 def test_a_dead_agent_is_no_obstacle(lab: LightLab, tmp_path: Path) -> None:
     config = configured(lab.ssh_config, tmp_path, f"IdentityAgent {tmp_path / 'none'}")
     SshConnection.connect(lab.target("a", config_file=config)).close()
