@@ -278,8 +278,12 @@ class SshConnection:
         except (paramiko.SSHException, EOFError, OSError):
             if not self.transport.is_active():
                 raise self._lost() from None
-            problem = f"its SSH server does not forward port {remote_port or 'any'} for us"
-            hint = "is the port in use there? Else set AllowTcpForwarding yes in its sshd_config"
+            problem = f"its SSH server does not forward {f'port {remote_port}' if remote_port else 'ports'} for us"
+            hint = "is the port in use there? Else " if remote_port else ""
+            hint += (
+                "set AllowTcpForwarding yes in its sshd_config, and see that nothing before your key in "
+                "~/.ssh/authorized_keys there forbids it (restrict, no-port-forwarding, permitlisten)"
+            )
             raise ForwardRefused(self.machine, problem, hint) from None
         self._forwards.append(forward)
         return forward
