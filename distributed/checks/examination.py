@@ -121,8 +121,8 @@ def _add_health(able: Sequence[Examined], healths: Sequence[Health | Finding]) -
 
 
 def _health(one: Readiness) -> Health | Finding:
-    if one.provisionable or (one.facts is not None and one.facts.missing):
-        return Finding("health", "ok", "not checked: its packages are missing")
+    if one.provisionable or (one.facts is not None and (one.facts.missing or one.facts.unloadable)):
+        return Finding("health", "ok", "not checked: its packages are missing or cannot be loaded")
     try:
         words = [one.link.python, "-c", packed("training.sensors", *_PROGRAM), "facts"]
         done = one.link.connection().run(words, timeout=_TIMEOUT)

@@ -34,6 +34,8 @@ OLDEST_PYTHON = (3, 10)
 CLOCK_TOLERANCE = 60.0
 """Seconds a clock may be off: times of events are compared across machines."""
 FREE_BYTES = 200_000_000
+FREE_FILES = 5_000
+"""Inodes: code and tokenizer are a thousand files, data may be more."""
 PROVISION = "python3 cli_typer.py distributed-check --fix installs what is missing, into Muster's own folder there"
 _BY_HAND = "try on that machine: python3 -c 'import sys; print(sys.version)'"
 _NEEDED = ("torch", "numpy", "pydantic", "safetensors", "psutil", "cryptography")
@@ -73,6 +75,10 @@ class Facts:
     """Bytes of its smallest GPU."""
     gpu_bf16: bool = False
     """Whether all its GPUs multiply bf16 in hardware."""
+    free_files: int = -1
+    """How many files may still be made; -1: there is no limit to them but the space."""
+    unloadable: str = ""
+    """The first package that is there and cannot be loaded, and why."""
 
 
 Ready = tuple[MachineLink, Facts]
@@ -206,6 +212,8 @@ def _own_problem(link: MachineLink, facts: Facts, room: int) -> SshError | None:
         hint = f"install there: {link.python} -m pip install {words} (or name another 'python' in the hosts file)"
         hint = PROVISION if _is_plain(link) else hint
         return SshError(name, f"{link.python} has no {', '.join(facts.missing)}", hint)
+    if facts.unloadable:
+        return SshError(name, f"{link.python} cannot load {facts.unloadable}", _load_hint(link, facts.unloadable))
     if not facts.writable:
         return SshError(name, f"{facts.root} cannot be written there", "set 'project_path' in the hosts file")
     if facts.free < FREE_BYTES + room:
@@ -214,11 +222,30 @@ def _own_problem(link: MachineLink, facts: Facts, room: int) -> SshError | None:
             name, f"its disk is full: {facts.free // 1_000_000} MB free at {facts.root}, needed are {need} MB",
             "free some space there, or set 'project_path' to another disk",
         )  # fmt: skip
+    if 0 <= facts.free_files < FREE_FILES:
+        problem = f"its disk has no more files to give: {facts.free_files} inodes free at {facts.root}"
+        hint = "remove many small files there (df -i shows the inodes), or set 'project_path' to another disk"
+        return SshError(name, problem, hint)
     if abs(facts.clock_ahead) > CLOCK_TOLERANCE:
         word = "ahead of" if facts.clock_ahead > 0 else "behind"
         problem = f"its clock is {abs(facts.clock_ahead):.0f} s {word} this machine's"
         return SshError(name, problem, "let the network set it (timedatectl set-ntp true; on a Mac: Date & Time)")
     return None
+
+
+def _load_hint(link: MachineLink, unloadable: str) -> str:
+    """Return what to do about a package that cannot be loaded, by the loader's words."""
+    by_cause = {
+        "failed to map segment": "its disk is mounted noexec: name a 'python' in the hosts file that lies elsewhere",
+        "Operation not permitted": "its disk is mounted noexec: name a 'python' in the hosts file that lies elsewhere",
+        "GLIBC": "the system there is older than the packages: a newer system, or packages built for it",
+        "killed by signal 4": "it was built for another processor: install a build of torch for this one",
+        "wrong ELF class": "it was built for another processor: install a build of torch for this one",
+        "incompatible architecture": "it was built for another processor: install a build of torch for this one",
+    }
+    package = unloadable.partition(":")[0]
+    usual = f"install what it lacks, or the package anew; try there: {link.python} -c 'import {package}'"
+    return next((hint for words, hint in by_cause.items() if words in unloadable), usual)
 
 
 def _compare(found: Sequence[Readiness]) -> None:

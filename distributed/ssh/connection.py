@@ -38,6 +38,7 @@ from distributed.ssh.errors import (
     RemoteFileError,
     SshError,
     UserRefused,
+    space_hint,
 )
 from distributed.ssh.forward import LOOPBACK, FarPorts, Forward, Heartbeat
 from distributed.ssh.host_keys import fingerprint
@@ -263,8 +264,8 @@ class SshConnection:
             words = ["sh", "-c", PUT, "sh", path, f"{path}.part-{secrets.token_hex(4)}", str(size), f"{mode:o}"]
             done = self.run(words, input=iter(partial(stream.read, CHUNK), b""), timeout=None)
         if not done.ok:
-            full = next((line for line in done.errors if "No space" in line or "quota" in line), "")
-            hint = "free some space there" if full else "check the path and its permissions there"
+            full = next(filter(space_hint, done.errors), "")
+            hint = space_hint(full) or "check the path and its permissions there"
             raise RemoteFileError(self.machine, f"cannot write {remote}: {full or done.problem}", hint)
 
     def forward_remote(self, local_address: tuple[str, int], remote_port: int = 0) -> Forward:

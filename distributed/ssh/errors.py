@@ -130,6 +130,13 @@ class RemoteFileError(SshError, cause="remote_file"):
     """A file could not be written or read there."""
 
 
+def space_hint(said: str) -> str:
+    """Return what to do where a machine's words say that nothing more can be written there; empty where they do not."""
+    if "quota" in said:
+        return "free some of the disk quota there (quota -s shows it; small files count, too)"
+    return "free some space there, or inodes where df -i shows that these are used up" if "No space" in said else ""
+
+
 def one_line(text: str) -> str:
     """Return text from a far machine as it may be shown: no control characters reach the terminal, and no page of it
     either."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from distributed.hosts.schema import Hosts, Machine
+from distributed.machine.agent_files import load_problem, start_loading
 from distributed.machine.link import HereConnection, MachineLink
 from distributed.planning.fitting import MemoryBudget
 from distributed.preparation import preflight
@@ -56,11 +57,51 @@ def problems(*facts: Facts) -> list[str]:
         ({"clock_ahead": 300.0}, "a: its clock is 300 s ahead of this machine's"),
         ({"clock_ahead": -300.0}, "a: its clock is 300 s behind this machine's"),
         ({"free": 5_000_000}, "a: its disk is full: 5 MB free at /home/a, needed are 200 MB"),
+        ({"free_files": 3}, "a: its disk has no more files to give: 3 inodes free at /home/a"),
+        ({"unloadable": "torch: OSError: no"}, "a: python3 cannot load torch: OSError: no"),
         ({"writable": False}, "a: /home/a cannot be written there"),
     ],
 )
 def test_one_line_says_what_is_wrong(change: dict[str, Any], said: str) -> None:
     assert problems(replace(SOUND, **change)) == [said]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("OSError: /x/libtorch_global_deps.so: failed to map segment from shared object", "mounted noexec"),
+        ("killed by signal 4", "another processor"),
+        ("ImportError: /lib/libc.so.6: version `GLIBC_2.38' not found", "older than the packages"),
+        ("ImportError: libgomp.so.1: cannot open shared object file", "import torch"),
+    ],
+)
+def test_the_loader_s_words_tell_what_to_do(words: str, hint: str) -> None:
+    facts = replace(SOUND, unloadable=f"torch: {words}")
+    (one,) = preflight.check(Hosts(machines=(Machine(name="a"),)), dial=lambda machine, *_: Told(machine, facts))
+    assert one.problem is not None and hint in one.problem.hint
+
+
+def test_a_package_that_cannot_be_loaded_is_found_by_loading_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (
+        ("sound", ""),
+        ("broken", "raise ImportError('libx.so: no such file')"),
+        ("dead", "import os\nos.abort()"),
+    ):
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "torch" / "lib").mkdir(parents=True)
+    (tmp_path / "torch" / "__init__.py").write_text("raise OSError('its own words')")
+    (tmp_path / "torch" / "lib" / "libtorch_python.so").write_text("no library")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("MUSTER_TESTS_COLD", "1")  # packages of this test, not those that are loaded already
+    said = [load_problem(start_loading(["sound", *more])) for more in ([], ["broken"], ["dead"], ["torch"])]
+    assert said == [
+        "",
+        "broken: ImportError: libx.so: no such file",
+        "dead: killed by signal 6",
+        "torch: OSError: its own words",
+    ]
 
 
 def test_what_to_do_is_said_of_several_machines_too() -> None:
