@@ -184,13 +184,20 @@ def with_expected(sighting: Sighting, expected: Callable[..., Expected]) -> Sigh
 def locate(target: SshTarget, found: Iterable[FoundMachine]) -> FoundMachine | None:
     """Return the machine whose host key is known under a target's name, whatever address it has now.
 
+    Of several with that key, cloned from one image, the one that has the target's name.
+
     Raises:
         BadInput: ~/.ssh/config has an error.
     """
     host = resolve(target)
     known = host.known_hosts()
     keys = {fingerprint(entry.blob) for name in host.known_names for entry in known.of(name)}
-    return next((machine for machine in found if machine.fingerprint in keys), None)
+    fitting = [machine for machine in found if machine.fingerprint in keys]
+    if len(fitting) < 2:
+        return next(iter(fitting), None)
+    wanted = {text.casefold().partition(".")[0] for text in (target.name, target.host)}
+    named = (m for m in fitting if wanted & {name.casefold().partition(".")[0] for name in m.names})
+    return next(named, None)
 
 
 def _endpoints(host: ResolvedHost, interfaces: Interfaces) -> tuple[Endpoint, ...]:

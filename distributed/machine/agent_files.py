@@ -32,7 +32,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from distributed.system import interface_of, output
+from distributed.system import interface_of, output, read
 from training.resources import count_gpus, gpu_memory, gpus_have_bf16, memory_limit
 
 _PIECE = 1 << 16
@@ -86,8 +86,15 @@ def probe(root: Path, modules: list[str]) -> dict[str, Any]:
         "address": address,
         "interface": interface_of(address),
         "unloadable": load_problem(loading),
+        "identity": identity(),
     }
     return {**said, "time": time.time()}  # last: it is compared with the time at which this arrives
+
+
+def identity() -> list[str]:
+    """Return what tells machines apart that were cloned from one image: host name, number of the system, and boot."""
+    mac = output("sysctl", "-n", "kern.uuid", "kern.bootsessionuuid").split() if sys.platform == "darwin" else []
+    return [platform.node(), *(mac or (read("/etc/machine-id"), read("/proc/sys/kernel/random/boot_id")))]
 
 
 def start_loading(modules: list[str]) -> subprocess.Popen[str]:

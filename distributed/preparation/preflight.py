@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic.dataclasses import dataclass as checked_dataclass
 
@@ -77,8 +77,17 @@ class Facts:
     """Whether all its GPUs multiply bf16 in hardware."""
     free_files: int = -1
     """How many files may still be made; -1: there is no limit to them but the space."""
+    identity: tuple[str, ...] = ()
+    """Host name, number of the system, and boot: what tells machines with one host key apart."""
     unloadable: str = ""
     """The first package that is there and cannot be loaded, and why."""
+    cloned: bool = False
+    """Whether another machine was seen with its host key."""
+
+    @property
+    def machine_key(self) -> str:
+        """What figures of the machine are kept by."""
+        return f"{self.fingerprint} of {self.identity[0]}" if self.cloned and self.identity else self.fingerprint
 
 
 Ready = tuple[MachineLink, Facts]
@@ -251,12 +260,15 @@ def _load_hint(link: MachineLink, unloadable: str) -> str:
 def _compare(found: Sequence[Readiness]) -> None:
     """Find what only several machines together show: one machine twice, or different versions of torch."""
     sound = [(one, one.facts) for one in found if one.facts is not None and one.problem is None]
-    keys: dict[str, str] = {}
+    keys: dict[tuple[str, ...], str] = {}
     for one, facts in sound:
-        first = keys.setdefault(facts.fingerprint, one.link.name)
+        first = keys.setdefault((facts.fingerprint, *facts.identity), one.link.name)
         if first != one.link.name:
             problem = f"is the same machine as {first} (host key {facts.fingerprint})"
             one.problem = SshError(one.link.name, problem, "remove one of the two from the hosts file")
+    shown = Counter(fingerprint for fingerprint, *_ in keys)
+    for one, facts in sound:
+        one.facts = replace(facts, cloned=shown[facts.fingerprint] > 1)
     versions = [facts.torch.partition("+")[0] for _, facts in sound]
     usual = max(versions, key=versions.count, default="")
     for (one, _), version in zip(sound, versions):

@@ -28,6 +28,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 _LARGEST_FILE = 4 * 1024 * 1024
+NEW_HOST_KEYS = "sudo rm /etc/ssh/ssh_host_* && sudo ssh-keygen -A, then restart its SSH server"
+"""What gives a machine that was cloned with its host keys some of its own."""
 COMPARED = 8
 """Characters at the end of a fingerprint that a person is asked to compare."""
 

@@ -116,6 +116,26 @@ def test_two_entries_of_one_machine() -> None:
     assert problems(SOUND, SOUND) == ["b: is the same machine as a (host key SHA256:a)"]
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_clones_with_one_host_key_are_told_apart(place: int) -> None:
+    """By host name, number of the system, or boot."""
+    identity = ["pi", "0f3a", "boot 1"]
+    first = replace(SOUND, identity=tuple(identity))
+    identity[place] = "another"
+    second = replace(SOUND, identity=tuple(identity))
+    assert problems(first, second) == []
+    assert problems(first, second, first) == ["c: is the same machine as a (host key SHA256:a)"]
+
+
+def test_figures_of_clones_are_kept_apart() -> None:
+    first, second = (replace(SOUND, identity=(name, "0f3a", "boot 1")) for name in ("a", "b"))
+    said = {"a": first, "b": second}
+    hosts = Hosts(machines=tuple(Machine(name=name) for name in said))
+    found = preflight.check(hosts, dial=lambda machine, *_: Told(machine, said[machine.name]))
+    assert [one.facts.machine_key for one in found if one.facts] == ["SHA256:a of a", "SHA256:a of b"]
+    assert first.machine_key == "SHA256:a"
+
+
 def test_the_odd_version_of_torch_out() -> None:
     others = [replace(SOUND, fingerprint=key) for key in ("b", "c")]
     (line,) = problems(replace(SOUND, torch="2.6.0"), *others)
