@@ -13,6 +13,8 @@ REMOTE_LOGIN = (
     "on Linux: sudo apt install openssh-server && sudo systemctl enable --now ssh"
 )
 
+CONNECTION_LIMIT = "its firewall may limit new connections (ufw limit: five in 30 s): wait 30 s and try again"
+
 _LONGEST = 1000
 """Characters of a message or hint; ours are shorter, but a server's last words may be in them."""
 
