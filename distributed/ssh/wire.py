@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from distributed.ssh.config import ResolvedHost
 from distributed.ssh.errors import (
+    CONNECTION_LIMIT,
     REMOTE_LOGIN,
     ConnectTimeout,
     Dropped,
@@ -29,6 +30,7 @@ from distributed.ssh.errors import (
     SshError,
     Stalled,
 )
+from distributed.ssh.last_answers import note_answer, seconds_since_answer
 
 _STRANGERS_LIMIT = 256 * 1024
 """Bytes a server may send before we are logged in; an honest one needs about 5 KiB."""
@@ -36,6 +38,8 @@ _GREETING_LIMIT = 8 * 1024
 """Bytes before and with the server's identification (RFC 4253, 4.2)."""
 NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL)
 
+_BUSY = (b"Not allowed at this time", b"Exceeded MaxStartups")
+"""What OpenSSH (9.8, 9.9) says in place of its identification to one that it refuses for a while."""
 _TCP_RXT_CONNDROPTIME = 0x80
 """In Darwin's netinet/tcp.h: seconds of retransmission after which a connection is dropped."""
 _UNHEARD = 20.0
@@ -101,8 +105,11 @@ class SshStream:
         raise ValueError(seen)
 
     def logged_in(self) -> None:
-        """Lift the limit on what the server may send."""
+        """Lift the limit on what the server may send, and note that it has let us in."""
         self._budget = None
+        if isinstance(self._stream, socket.socket) and self._process is None:
+            with contextlib.suppress(OSError):  # it is lost already
+                note_answer(*self._stream.getpeername()[:2])
 
     def recv(self, size: int) -> bytes:
         if self._again:
@@ -227,10 +234,18 @@ def explain_name(host: ResolvedHost) -> tuple[str, str]:
 
 def _explain_connect(host: ResolvedHost, address: str, error: OSError, deadline: Deadline) -> SshError:
     where = host.where if address == host.hostname else f"{host.where} ({address})"
+    ago = seconds_since_answer(address, host.port)
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
         hint = "is it on, awake and in this network? A firewall may drop the packets"
-        return ConnectTimeout(host.machine, f"no answer from {where} within {deadline.seconds:.0f} s", hint)
+        problem = f"no answer from {where} within {deadline.seconds:.0f} s"
+        if ago is not None:
+            return ConnectTimeout(host.machine, f"{problem}, and it answered {ago:.0f} s ago", CONNECTION_LIMIT)
+        return ConnectTimeout(host.machine, problem, hint)
     if error.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
+        if ago is not None:
+            problem = f"{where} answered {ago:.0f} s ago and refuses connections now"
+            hint = f"{CONNECTION_LIMIT}; or its SSH server was stopped: {REMOTE_LOGIN}"
+            return PortClosed(host.machine, problem, hint)
         return PortClosed(host.machine, f"no SSH server listens at {where}", REMOTE_LOGIN)
     if error.errno in NO_ROUTE:
         hint = (
@@ -255,6 +270,10 @@ def greet(host: ResolvedHost, wire: SshStream, deadline: Deadline) -> None:
         raise not_ssh(host, error.args[0]) from None
     except (OSError, EOFError) as error:
         seen = error.args[0] if isinstance(error, EOFError) else b""
+        if any(words in seen for words in _BUSY):
+            problem = f"{host.where} lets nobody in from here for now; it said {seen[:60].decode('ascii', 'replace')!r}"
+            hint = "too many log-ins failed or were under way (PerSourcePenalties, MaxStartups): wait some minutes"
+            raise Dropped(host.machine, problem, hint) from None
         if seen:
             raise not_ssh(host, seen) from None
         hint = "its SSH server may be overloaded (MaxStartups) or refuse this address; check its log"
