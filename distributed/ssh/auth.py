@@ -250,7 +250,7 @@ class Login:
         install = f"ssh-copy-id -p {host.port} {host.user}@{host.hostname}"
         if not self._tried:
             return f"make a key with ssh-keygen -t ed25519, then: {install}"
-        ignored = "is it there already: sshd ignores it where others may write to the home folder, ~/.ssh or the file"
+        ignored = "one that is there is ignored where others may write to the home folder, ~/.ssh or the file"
         return f"{self._user_hint()} To install your key there: {install}; {ignored} (chmod go-w)"
 
     def _user_hint(self) -> str:

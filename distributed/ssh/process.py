@@ -291,7 +291,8 @@ class RemoteProcess(Process):
         said = (self._noise + self._stderr).decode(errors="replace").strip()[:120]
         problem = f"logged in, but commands do not run there ({said or 'no answer'})"
         who = f"{self._host.user}@{self._host.hostname}"
-        hint = f"do the user's start files there end the shell (try: ssh {who} true)? "
+        hint = f"do the user's start files there end the shell (try: ssh {who} true)? Does a ForceCommand of its "
+        hint += "sshd_config, or command= before the key in authorized_keys, run something else? "
         hint += f"Else give it a login shell: sudo chsh -s /bin/sh {self._host.user}"
         return NoShell(self.machine, problem, hint)
 
