@@ -88,6 +88,8 @@ class ResolvedHost:
     system_known_hosts: tuple[Path, ...] = ()
     known_hosts_command: tuple[str, ...] = ()
     """The user's program that prints lines of known_hosts, its words expanded but for what is known of the key."""
+    revoked_keys: Path | None = None
+    """File of host keys that are never accepted (RevokedHostKeys)."""
     hash_known_hosts: bool = False
     accepts_new_keys: bool = False
     """Whether the configuration says to accept who was never met before (StrictHostKeyChecking)."""
@@ -95,6 +97,10 @@ class ResolvedHost:
     """Whether it says to take any host key on this computer's loopback (NoHostAuthenticationForLocalhost)."""
     jumps: tuple[SshTarget, ...] = ()
     """Machines to go through, the first one first."""
+    address_family: str = "any"
+    """Which addresses of the machine to take: ``inet``, ``inet6`` or ``any``."""
+    bind_address: str = ""
+    """Address of this computer to connect from; empty: any."""
     connect_timeout: float = 0.0
     """Seconds that it gives the machine to answer; 0: it says nothing."""
     proxy_command: str = ""
@@ -211,10 +217,13 @@ def _decide(target: SshTarget, options: Mapping[str, list[str]]) -> ResolvedHost
         user_known_hosts=tuple(map(path, split_paths(first("userknownhostsfile")))),
         system_known_hosts=tuple(map(path, split_paths(first("globalknownhostsfile")))),
         known_hosts_command=tuple(command),
+        revoked_keys=path(revoked) if (revoked := first("revokedhostkeys")) else None,
         hash_known_hosts=first("hashknownhosts", "no") == "yes",
         accepts_new_keys=first("stricthostkeychecking") in ("accept-new", "false", "no", "off"),
         trusts_loopback=first("nohostauthenticationforlocalhost", "no") == "yes",
         jumps=parse_jumps(first("proxyjump"), target),
+        address_family=first("addressfamily", "any"),
+        bind_address=first("bindaddress"),
         connect_timeout=float(first("connecttimeout", "0")),
         proxy_command=expand(first("proxycommand")),
     )

@@ -12,6 +12,8 @@ import hashlib
 import hmac
 import os
 import re
+import subprocess
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -176,6 +178,25 @@ def authority_of(certificate: bytes, name: str) -> bytes | None:
         return None
     line = identity.signature_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     return base64.b64decode(line.split()[1])
+
+
+def is_revoked(key: HostKeyInfo, file: Path) -> bool:
+    """Whether a file of revoked keys has this one: public keys line by line, or a list that ``ssh-keygen -k`` made.
+
+    A file that cannot be read revokes all, as for ``ssh``.
+    """
+    try:
+        data = file.read_bytes()
+    except OSError:
+        return True
+    if not data.startswith(b"SSHKRL"):
+        text = base64.b64encode(key.blob)
+        return any(text in line.split() for line in data.splitlines() if not line.lstrip().startswith(b"#"))
+    with tempfile.NamedTemporaryFile("w", suffix=".pub") as shown:
+        shown.write(f"{key.key_type} {base64.b64encode(key.certificate or key.blob).decode()}\n")
+        shown.flush()
+        words = ["ssh-keygen", "-Q", "-f", str(file), shown.name]
+        return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True).returncode != 0
 
 
 def fingerprint(blob: bytes) -> str:

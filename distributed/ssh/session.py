@@ -20,6 +20,7 @@ from distributed.ssh.host_keys import (
     KnownHost,
     KnownHosts,
     fingerprint,
+    is_revoked,
     parse_lines,
     remember,
 )
@@ -206,8 +207,8 @@ def _check_identity(host: ResolvedHost, transport: Any, known: KnownHosts, trust
     if verdict is HostKeyStatus.UNKNOWN and plain_name != name:
         plain = known.judge(replace(info, name=plain_name))
         verdict = plain if plain in (HostKeyStatus.KNOWN, HostKeyStatus.REVOKED) else verdict
-    if verdict is HostKeyStatus.REVOKED:
-        raise HostKeyChanged(host.machine, f"its host key {info.fingerprint} is marked as revoked", "do not connect")
+    if verdict is HostKeyStatus.REVOKED or (host.revoked_keys and is_revoked(info, host.revoked_keys)):
+        raise HostKeyChanged(host.machine, f"its host key {info.fingerprint} is revoked", "do not connect")
     if verdict is HostKeyStatus.CHANGED:
         raise _changed(host, info, known.of(name)[0])
     if verdict is HostKeyStatus.UNKNOWN:

@@ -47,6 +47,8 @@ _UNHEARD = 20.0
 twice as long as that took. Where a link fails again and again nothing that we say arrives, though the other side is
 heard: a run's agent would end for want of a beat."""
 
+_FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
+
 _T = TypeVar("_T")
 
 
@@ -168,16 +170,19 @@ def dial(host: ResolvedHost, deadline: Deadline) -> SshStream:
     addresses = _look_up(host, deadline)
     for number, (family, address) in enumerate(addresses):
         try:
-            return SshStream(_connect(family, address, deadline.remaining / (len(addresses) - number)))
+            seconds = deadline.remaining / (len(addresses) - number)
+            return SshStream(_connect(family, address, seconds, host.bind_address))
         except OSError as error:
             failure = _explain_connect(host, str(address[0]), error, deadline)
             worst = failure if worst is None or isinstance(failure, PortClosed) else worst
     raise worst or NameUnknown(host.machine, *explain_name(host))
 
 
-def _connect(family: socket.AddressFamily, address: Any, seconds: float) -> socket.socket:
+def _connect(family: socket.AddressFamily, address: Any, seconds: float, source: str) -> socket.socket:
     stream = socket.socket(family, socket.SOCK_STREAM)
     try:
+        if source:
+            stream.bind((source, 0))
         stream.settimeout(seconds)
         stream.connect(address)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -192,7 +197,8 @@ def _connect(family: socket.AddressFamily, address: Any, seconds: float) -> sock
 
 
 def _look_up(host: ResolvedHost, deadline: Deadline) -> list[tuple[socket.AddressFamily, Any]]:
-    asking = in_background(lambda: socket.getaddrinfo(host.hostname, host.port, type=socket.SOCK_STREAM))
+    family = _FAMILIES.get(host.address_family, socket.AF_UNSPEC)
+    asking = in_background(lambda: socket.getaddrinfo(host.hostname, host.port, family, socket.SOCK_STREAM))
     try:
         found = asking.result(deadline.remaining)
     except concurrent.futures.TimeoutError:

@@ -18,6 +18,7 @@ from distributed.ssh.host_keys import (
     HostKeyStatus,
     KnownHosts,
     authority_of,
+    is_revoked,
     known_name,
     parse_line,
     remember,
@@ -195,3 +196,18 @@ def test_a_certificate_that_was_changed_certifies_nothing(authority: Authority) 
 @given(st.binary(max_size=200))
 def test_no_bytes_are_taken_for_a_certificate(data: bytes) -> None:
     assert authority_of(data, "studio") is None
+
+
+@needs_keygen
+def test_revoked_keys_are_read_as_lines_and_as_the_list_of_ssh_keygen(tmp_path: Path) -> None:
+    for name in ("good", "bad"):
+        make_key(tmp_path / name)
+    shown = {}
+    for name in ("good", "bad"):
+        key_type, blob = public_key(tmp_path / name).split()
+        shown[name] = HostKeyInfo("studio", "studio", key_type, base64.b64decode(blob))
+    (tmp_path / "lines").write_text(f"# lost\n{public_key(tmp_path / 'bad')} of the studio\n")
+    subprocess.run(["ssh-keygen", "-q", "-k", "-f", tmp_path / "list", tmp_path / "bad.pub"], check=True)
+    for file in ("lines", "list"):
+        assert [is_revoked(shown[name], tmp_path / file) for name in ("good", "bad")] == [False, True]
+    assert is_revoked(shown["good"], tmp_path / "missing")

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from distributed.ssh.errors import (
     Dropped,
     ForwardRefused,
     HostKeyChanged,
+    NameUnknown,
     NoKeyAccepted,
     NoShell,
     NotSsh,
@@ -368,6 +370,26 @@ def test_no_key_is_taken_where_the_command_for_known_keys_fails(lab: LightLab, t
     with pytest.raises(SshError, match="a: KnownHostsCommand of ~/.ssh/config failed: it ended with 1") as caught:
         SshConnection.connect(strange(lab, tmp_path, "KnownHostsCommand /bin/false"), trust=lambda key: True)
     assert caught.value.stage is Stage.HOST_KEY
+
+
+def test_a_known_key_that_is_revoked_is_refused(lab: LightLab, tmp_path: Path) -> None:
+    (tmp_path / "revoked").write_text(lab["a"].host_key)
+    config = configured(lab.ssh_config, tmp_path, f"RevokedHostKeys {tmp_path / 'revoked'}")
+    with pytest.raises(HostKeyChanged, match="is revoked"):
+        SshConnection.connect(lab.target("a", config_file=config))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
+def test_a_machine_is_dialled_from_the_address_that_the_configuration_names(lab: LightLab, tmp_path: Path) -> None:
+    config = configured(lab.ssh_config, tmp_path, "BindAddress 127.0.0.9\nAddressFamily inet")
+    with SshConnection.connect(lab.target("a", config_file=config)) as connection:
+        assert connection.run(["sh", "-c", "echo $SSH_CONNECTION"]).stdout.split()[0] == b"127.0.0.9"
+
+
+def test_a_family_without_an_address_is_an_unknown_name(lab: LightLab, tmp_path: Path) -> None:
+    config = configured(lab.ssh_config, tmp_path, "AddressFamily inet6")
+    with pytest.raises(NameUnknown):
+        SshConnection.connect(lab.target("a", config_file=config))
 
 
 def test_any_key_is_taken_on_loopback_where_the_configuration_says_so(lab: LightLab, tmp_path: Path) -> None:
