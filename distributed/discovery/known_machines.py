@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from distributed.discovery.machine_identity import FoundMachine
+from distributed.discovery.machine_identity import FoundMachine, host_label
 from distributed.discovery.network_interfaces import Endpoint, Interfaces
 from distributed.discovery.sightings import LONGEST_NAME, Problem, Sighting, SightingKey, SightingOrigin
 from distributed.hosts.file import load_hosts, split_address, typed_machine
@@ -195,8 +195,8 @@ def locate(target: SshTarget, found: Iterable[FoundMachine]) -> FoundMachine | N
     fitting = [machine for machine in found if machine.fingerprint in keys]
     if len(fitting) < 2:
         return next(iter(fitting), None)
-    wanted = {text.casefold().partition(".")[0] for text in (target.name, target.host)}
-    named = (m for m in fitting if wanted & {name.casefold().partition(".")[0] for name in m.names})
+    wanted = set(map(host_label, (target.name, target.host)))
+    named = (machine for machine in fitting if wanted & set(map(host_label, machine.names)))
     return next(named, None)
 
 

@@ -73,7 +73,7 @@ class _Bucket:
     @property
     def names(self) -> set[str]:
         """All that it is called, host names without their domain."""
-        return {text.casefold().partition(".")[0] for s in self.sightings for text in (s.name, s.host) if text}
+        return {host_label(text) for s in self.sightings for text in (s.name, s.host) if text}
 
     def contradicts(self, other: _Bucket) -> bool:
         """Whether two with one key are two machines all the same: one list names both, or they announce two hosts."""
@@ -92,11 +92,16 @@ class _Bucket:
             if origin in _LISTS:
                 claims.setdefault((origin.value, sighting.key.source), set()).add(sighting.key.name)
             if origin in (SightingOrigin.BONJOUR, SightingOrigin.HERE) and sighting.host:
-                host = sighting.host.casefold().partition(".")[0]
-                claims.setdefault(_ANNOUNCED, set()).add(host)
+                claims.setdefault(_ANNOUNCED, set()).add(host_label(sighting.host))
             if origin is SightingOrigin.HERE:
                 claims[_OF_THIS_COMPUTER] = {"here"}
         return claims
+
+
+def host_label(name: str) -> str:
+    """Return a host's name without its domain, by which it is the same in all networks; addresses stay whole."""
+    label = name.casefold().partition(".")[0]
+    return name.casefold() if label.isdecimal() or ":" in name else label
 
 
 def machines(state: State) -> tuple[FoundMachine, ...]:

@@ -96,8 +96,8 @@ class Login:
         self._disconnect = disconnect
         self._tried: list[str] = []
         self._locked: list[Path] = []
-        self._fixes: list[str] = []
-        """How to mend keys that could not be tried."""
+        self._fix = ""
+        """How to mend the key that could not be tried: the one of the hosts file, or any if there was no other."""
         self._password_possible = False
 
     def run(self, password: str | None) -> str:
@@ -132,7 +132,8 @@ class Login:
         with _agent_keys(self._host.agent_socket) as held:
             for candidate in self._candidates(held):
                 if candidate.key is None:
-                    self._fixes += [candidate.fix] if candidate.fix else []
+                    if candidate.label == str(self._host.named_key) or not self._tried:
+                        self._fix = candidate.fix
                     self._tried.append(f"{candidate.label} ({candidate.problem})")
                 elif self._try_key(candidate):
                     return candidate.label
@@ -140,6 +141,8 @@ class Login:
 
     def _try_key(self, candidate: _Candidate) -> bool:
         self._tried.append(candidate.label)
+        if not self._host.named_key:
+            self._fix = ""
         self._transport.auth_timeout = self._timeout + candidate.timeout
         candidate.key.public_blob = candidate.certificate
         try:
@@ -238,15 +241,15 @@ class Login:
         more = f" and {len(self._tried) - _SHOWN} more" if len(self._tried) > _SHOWN else ""
         tried = f"tried: {', '.join(self._tried[:_SHOWN])}{more}" if self._tried else "there was none to try"
         problem = f"no key was accepted for user '{host.user}' at {host.where} ({tried})"
-        mendable = bool(self._locked or self._fixes)
+        mendable = bool(self._locked or self._fix)
         return NoKeyAccepted(host.machine, problem, self._key_hint(), self._password_possible, mendable)
 
     def _key_hint(self) -> str:
         host = self._host
         if self._locked:
             return f"unlock the key first: ssh-add {self._locked[0]}"
-        if self._fixes:
-            return self._fixes[0]
+        if self._fix:
+            return self._fix
         install = f"ssh-copy-id -p {host.port} {host.user}@{host.hostname}"
         if not self._tried:
             return f"make a key with ssh-keygen -t ed25519, then: {install}"

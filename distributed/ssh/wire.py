@@ -253,6 +253,9 @@ def _explain_connect(host: ResolvedHost, address: str, error: OSError, deadline:
             hint = f"{CONNECTION_LIMIT}; or its SSH server was stopped: {REMOTE_LOGIN}"
             return PortClosed(host.machine, problem, hint)
         return PortClosed(host.machine, f"no SSH server listens at {where}", REMOTE_LOGIN)
+    if error.errno == errno.EADDRNOTAVAIL and host.bind_address:
+        problem = f"this computer has no address {host.bind_address} to connect to {where} from"
+        return NoRoute(host.machine, problem, "correct BindAddress in ~/.ssh/config")
     if error.errno in NO_ROUTE:
         hint = (
             "is it on, awake and in this network? On a Mac this also means that the terminal may not use the network: "

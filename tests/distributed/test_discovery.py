@@ -522,6 +522,19 @@ def test_a_machine_is_located_by_the_key_known_under_its_name(tmp_path: Path) ->
     assert locate(target, machines(folded(sighting("x", endpoint(77))))) is None
 
 
+def test_of_clones_the_one_with_the_name_is_located(tmp_path: Path) -> None:
+    known = tmp_path / "known_hosts"
+    known.write_text("a,b,c ssh-ed25519 " + base64.b64encode(b"one image").decode() + "\n")
+    config = tmp_path / "config"
+    config.write_text(f"UserKnownHostsFile {known}\nGlobalKnownHostsFile none\n")
+    shown = fingerprint(b"one image")
+    places = {"a": endpoint(9), "b": endpoint(10)}
+    both = [sighting(name, place, origin=SightingOrigin.TYPED) for name, place in places.items()]
+    found = machines(folded(*both, *(Identified(place, shown) for place in places.values())))
+    located = [locate(SshTarget(name, name, config_file=str(config)), found) for name in "abc"]
+    assert [machine and machine.name for machine in located] == ["a", "b", None]
+
+
 def test_many_claims_to_one_address_cost_no_time() -> None:
     claims = [sighting(f"m{n}", endpoint(9), source=f"s{n // 30}") for n in range(MOST_SIGHTINGS)]
     state = folded(*claims)
