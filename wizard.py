@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # PYTHONSAFEPATH leaves it out
 
 from profiles.bootstrap import ensure_environment
 

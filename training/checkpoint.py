@@ -31,7 +31,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from profiles.errors import BadInput, RunFailed
-from training.run_files import sha256
+from training.run_files import sha256, why_full
 
 SNAPSHOT_VERSION = 1
 _TENSORS = "state.safetensors"
@@ -85,7 +85,7 @@ class SnapshotStore:
             folder = self._publish(writing, snapshot.step)
             self._retain(snapshot.step)
         except (OSError, safetensors.SafetensorError) as error:
-            reason, hint = _explain(error)
+            reason, hint = _explain(error, self.directory)
             message = f"the snapshot of step {snapshot.step} cannot be written to {self.directory}: {reason}"
             raise RunFailed(message, hint) from error
         finally:
@@ -255,11 +255,13 @@ def _sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _explain(error: Exception) -> tuple[str, str]:
+def _explain(error: Exception, folder: Path) -> tuple[str, str]:
     """Return reason and hint; safetensors reports system errors only as text."""
     text = str(error)
-    if getattr(error, "errno", None) == errno.ENOSPC or "os error 28" in text:
-        return "no space left on the disk", "free some space, then resume the run"
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        if getattr(error, "errno", None) == number or f"os error {number}" in text:
+            reason, cure = why_full(number, folder)
+            return reason, f"{cure}, then resume the run"
     if isinstance(error, OSError):
         return error.strerror or text, "make the folder writable, then resume the run"
     return text, "make the folder writable, then resume the run"

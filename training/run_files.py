@@ -21,6 +21,8 @@ _LOCK_PATIENCE = 1.0
 """Seconds to wait for a lock: a reader that asks whether a run is alive holds it for an instant."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FEW_FILES, _SOME_SPACE = 64, 1 << 20
+"""Files that a disk without inodes may give again, and bytes that a full one has not: what failed is gone by then."""
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _IN_THE_WAY = (errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
 
@@ -29,7 +31,8 @@ def explain(error: OSError, path: Path, option: str = "--output") -> tuple[str, 
     """Return message and hint for a file operation under ``path``, which ``option`` chose, that failed; empty: none."""
     elsewhere = f"choose another place with {option}" if option else ""
     if error.errno in _FULL:
-        return f"{path}: the disk is full", ", or ".join(filter(None, ("free some space", elsewhere)))
+        reason, cure = why_full(error.errno, path)
+        return f"{path}: {reason}", ", or ".join(filter(None, (cure, elsewhere)))
     if error.errno == errno.EROFS:
         return f"{path}: the file system is read-only", elsewhere
     if error.errno in _FORBIDDEN:
@@ -39,6 +42,19 @@ def explain(error: OSError, path: Path, option: str = "--output") -> tuple[str, 
             filter(None, ("move it", elsewhere))
         )
     return f"{path}: {error.strerror or error}", elsewhere
+
+
+def why_full(number: int, path: Path) -> tuple[str, str]:
+    """Return why nothing more can be written under ``path``, and the cure: the space, a quota, or the files that the
+    file system has room for; ``number`` is the error's."""
+    if number == errno.EDQUOT:
+        return "your disk quota is used up", "free some of it (quota -s shows it; small files count, too)"
+    folder = next((one for one in (path, *path.absolute().parents) if one.exists()), Path("/"))
+    with contextlib.suppress(OSError):
+        system = os.statvfs(folder)
+        if system.f_files and system.f_favail < _FEW_FILES and system.f_bavail * system.f_frsize > _SOME_SPACE:
+            return "the file system has no inodes left for more files", "remove many small files (df -i shows them)"
+    return "the disk is full", "free some space"
 
 
 @contextlib.contextmanager

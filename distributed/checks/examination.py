@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from distributed.checks.findings import Finding, Health, judge_facts, judge_health, judge_mtu, judge_ways
+from distributed.checks.findings import (
+    Finding,
+    Health,
+    judge_facts,
+    judge_health,
+    judge_host_keys,
+    judge_mtu,
+    judge_ways,
+)
 from distributed.checks.job import look_at_job
 from distributed.hosts.schema import Hosts
 from distributed.machine.link import Dial, MachineLink, Tell, address_towards, link_to, packed
@@ -67,6 +75,10 @@ def examine(
             if problem is not None:
                 seen, safe = problem.beside(link.name), one.readiness.provisionable
                 one.findings.append(Finding("ready", "problem", seen, "ready to train", problem.hint, safe))
+        sound = [one for one in found if one.readiness.facts is not None and one.readiness.problem is None]
+        keys = judge_host_keys({one.name: one.readiness.facts.fingerprint for one in sound if one.readiness.facts})
+        for one in sound:
+            one.findings += [keys[one.name]] if one.name in keys else []
         _look_closer([one for one in found if one.readiness.facts is not None], profile, dial)
     finally:
         for one in found:
@@ -121,8 +133,8 @@ def _add_health(able: Sequence[Examined], healths: Sequence[Health | Finding]) -
 
 
 def _health(one: Readiness) -> Health | Finding:
-    if one.provisionable or (one.facts is not None and one.facts.missing):
-        return Finding("health", "ok", "not checked: its packages are missing")
+    if one.provisionable or (one.facts is not None and (one.facts.missing or one.facts.unloadable)):
+        return Finding("health", "ok", "not checked: its packages are missing or cannot be loaded")
     try:
         words = [one.link.python, "-c", packed("training.sensors", *_PROGRAM), "facts"]
         done = one.link.connection().run(words, timeout=_TIMEOUT)

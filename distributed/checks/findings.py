@@ -9,6 +9,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from distributed.preparation.preflight import CLOCK_TOLERANCE, FREE_BYTES, OLDEST_PYTHON, Facts
+from distributed.ssh.host_keys import NEW_HOST_KEYS
 
 Level = Literal["ok", "warning", "problem"]
 _Text = Annotated[str, Field(max_length=200)]
@@ -21,6 +22,7 @@ _NOT_NEEDED = "only engine = nccl needs it; on the mesh the other machine connec
 
 CHECKS = {
     "ready": "what every machine needs: Python, packages, a folder, free disk space, a correct clock",
+    "host key": "whether another machine has the same host key",
     "system": "the operating system",
     "python": "the version of Python",
     "torch": "the version of torch",
@@ -127,6 +129,16 @@ def judge_facts(facts: Facts) -> list[Finding]:
         fix = "set another 'project_path' in the hosts file, or none"
         needed = f"not in {sandboxed}: macOS protects it"
         found.append(Finding("folder", "problem", f"works in {facts.root}", needed, fix))
+    return found
+
+
+def judge_host_keys(fingerprints: Mapping[str, str]) -> dict[str, Finding]:
+    """Return a warning for each machine that shares its host key with others; by name, as the fingerprints are."""
+    found = {}
+    for name, key in fingerprints.items():
+        if others := [other for other, shown in fingerprints.items() if shown == key and other != name]:
+            seen = f"it has the same host key as {', '.join(others)}: who has one of them can pose as the others"
+            found[name] = Finding("host key", "warning", seen, "one of its own", f"on a clone: {NEW_HOST_KEYS}")
     return found
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from distributed.discovery.machine_identity import FoundMachine
+from distributed.discovery.machine_identity import FoundMachine, host_label
 from distributed.discovery.network_interfaces import Endpoint, Interfaces
 from distributed.discovery.sightings import LONGEST_NAME, Problem, Sighting, SightingKey, SightingOrigin
 from distributed.hosts.file import load_hosts, split_address, typed_machine
@@ -184,13 +184,20 @@ def with_expected(sighting: Sighting, expected: Callable[..., Expected]) -> Sigh
 def locate(target: SshTarget, found: Iterable[FoundMachine]) -> FoundMachine | None:
     """Return the machine whose host key is known under a target's name, whatever address it has now.
 
+    Of several with that key, cloned from one image, the one that has the target's name.
+
     Raises:
         BadInput: ~/.ssh/config has an error.
     """
     host = resolve(target)
     known = host.known_hosts()
     keys = {fingerprint(entry.blob) for name in host.known_names for entry in known.of(name)}
-    return next((machine for machine in found if machine.fingerprint in keys), None)
+    fitting = [machine for machine in found if machine.fingerprint in keys]
+    if len(fitting) < 2:
+        return next(iter(fitting), None)
+    wanted = set(map(host_label, (target.name, target.host)))
+    named = (machine for machine in fitting if wanted & set(map(host_label, machine.names)))
+    return next(named, None)
 
 
 def _endpoints(host: ResolvedHost, interfaces: Interfaces) -> tuple[Endpoint, ...]:

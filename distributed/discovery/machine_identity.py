@@ -1,13 +1,14 @@
 """Which machines there are: a state of sightings read as a list of machines.
 
 A machine is its SSH host key. Names, addresses and interfaces are only ways to it: two names with one key are one
-machine, and one name with two keys is two machines.
+machine, and one name with two keys is two machines. Machines that were cloned from one disk image share a key; what a
+list names twice, or two host names announce, is two rows where no address joins them.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from distributed.discovery.network_interfaces import Endpoint
@@ -20,7 +21,7 @@ from distributed.discovery.sightings import (
     SightingOrigin,
     State,
 )
-from distributed.ssh.host_keys import Expected
+from distributed.ssh.host_keys import NEW_HOST_KEYS, Expected
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ class FoundMachine:
     here: bool = False
 
 
+_LISTS = frozenset((SightingOrigin.TYPED, SightingOrigin.HOSTS_FILE, SightingOrigin.PROFILE))
+"""Who names a machine once; an SSH configuration may have an alias for each way to it."""
+_ANNOUNCED, _OF_THIS_COMPUTER = ("announced",), ("here",)
+
+
 @dataclass
 class _Bucket:
     """Sightings and endpoints that belong to one machine, while the list is made."""
@@ -64,36 +70,104 @@ class _Bucket:
     sightings: list[Sighting] = field(default_factory=list)
     endpoints: set[Endpoint] = field(default_factory=set)
 
+    @property
+    def names(self) -> set[str]:
+        """All that it is called, host names without their domain."""
+        return {host_label(text) for s in self.sightings for text in (s.name, s.host) if text}
+
+    def contradicts(self, other: _Bucket) -> bool:
+        """Whether two with one key are two machines all the same: one list names both, or they announce two hosts."""
+        mine, theirs = self._claims(), other._claims()
+        if any(mine[who].isdisjoint(theirs[who]) for who in mine.keys() & theirs.keys()):
+            return True
+        here = _OF_THIS_COMPUTER
+        listed = bool((mine.keys() | theirs.keys()) - {here, _ANNOUNCED})
+        return (here in mine) != (here in theirs) and listed and self.names.isdisjoint(other.names)
+
+    def _claims(self) -> dict[tuple[str, ...], set[str]]:
+        """Names by who gave them; another name of the same giver is another machine."""
+        claims: dict[tuple[str, ...], set[str]] = {}
+        for sighting in self.sightings:
+            origin = sighting.key.origin
+            if origin in _LISTS:
+                claims.setdefault((origin.value, sighting.key.source), set()).add(sighting.key.name)
+            if origin in (SightingOrigin.BONJOUR, SightingOrigin.HERE) and sighting.host:
+                claims.setdefault(_ANNOUNCED, set()).add(host_label(sighting.host))
+            if origin is SightingOrigin.HERE:
+                claims[_OF_THIS_COMPUTER] = {"here"}
+        return claims
+
+
+def host_label(name: str) -> str:
+    """Return a host's name without its domain, by which it is the same in all networks; addresses stay whole."""
+    label = name.casefold().partition(".")[0]
+    return name.casefold() if label.isdecimal() or ":" in name else label
+
 
 def machines(state: State) -> tuple[FoundMachine, ...]:
     """Return the machines of a state: this computer, then what answers, then the rest, by name."""
     found = []
-    for machine in (_machine(*who, bucket, state) for who, bucket in _buckets(state).items()):
+    for machine in _all(state):
         only_remembered = set(machine.found_by) <= REMEMBERED
         if not only_remembered or machine.status in (Reachability.ONLINE, Reachability.OTHER_KEY):
             found.append(machine)
     return tuple(sorted(found, key=lambda m: (not m.here, m.status is Reachability.OFFLINE, m.name.casefold(), m.id)))
 
 
-def _buckets(state: State) -> dict[tuple[str, bool], _Bucket]:
+def _all(state: State) -> Iterator[FoundMachine]:
+    for (identity, refuted), buckets in _buckets(state).items():
+        twins = [_machine(identity, refuted, bucket, state) for bucket in buckets]
+        for number, machine in enumerate(twins):
+            others = [twin.name for twin in twins if twin is not machine]
+            own = f"{machine.id}#{number}" if number else machine.id
+            yield replace(machine, id=own, problem=machine.problem or (_same_key(others) if others else None))
+
+
+def _same_key(others: list[str]) -> Problem:
+    message = (
+        f"shows the same host key as {', '.join(others[:3])}: cloned from one image, or one machine with two names"
+    )
+    return Problem("same_host_key", message, f"on a clone: {NEW_HOST_KEYS}")
+
+
+def _buckets(state: State) -> dict[tuple[str, bool], list[_Bucket]]:
     """Return what belongs together, by its identity, and whether that is another one than is known under its name."""
+    buckets: dict[tuple[str, bool], list[_Bucket]] = {}
+    for group in sorted(_groups(_with_announced_addresses(state)), key=lambda group: min(map(_precedence, group))):
+        for who, bucket in _identified(group, state).items():
+            parts = buckets.setdefault(who, [])
+            fitting = [part for part in parts if not part.contradicts(bucket)]
+            part = next((part for part in fitting if part.names & bucket.names), next(iter(fitting), None))
+            if part is None:
+                parts.append(bucket)
+            else:
+                part.sightings += bucket.sightings
+                part.endpoints |= bucket.endpoints
+    return buckets
+
+
+def _precedence(sighting: Sighting) -> tuple[int, SightingKey]:
+    return sighting.key.origin.rank, sighting.key
+
+
+def _identified(group: list[Sighting], state: State) -> dict[tuple[str, bool], _Bucket]:
+    """Return the parts of what shares endpoints, by the key that was shown there."""
     buckets: dict[tuple[str, bool], _Bucket] = {}
-    for group in _groups(_with_announced_addresses(state)):
-        keys = {state.paths[e].fingerprint for s in group for e in s.endpoints} - {""}
-        nobody = _provisional(min(sighting.key for sighting in group))
-        for sighting in group:
-            own = {state.paths[e].fingerprint for e in sighting.endpoints} - {""}
-            claimed = own or (keys if len(keys) == 1 else set())
-            for identity in claimed or {_provisional(sighting.key) if keys else nobody}:
-                mine = {
-                    e for e in sighting.endpoints
-                    if state.paths[e].fingerprint == identity or (not state.paths[e].fingerprint and len(claimed) < 2)
-                }  # fmt: skip
-                shown = [state.paths[endpoint].keys for endpoint in mine if state.paths[endpoint].fingerprint]
-                refuted = any(sighting.expected.refutes(keys) for keys in shown)  # not who is known under this name
-                bucket = buckets.setdefault((identity, refuted), _Bucket())
-                bucket.sightings.append(sighting)
-                bucket.endpoints |= mine
+    keys = {state.paths[e].fingerprint for s in group for e in s.endpoints} - {""}
+    nobody = _provisional(min(sighting.key for sighting in group))
+    for sighting in group:
+        own = {state.paths[e].fingerprint for e in sighting.endpoints} - {""}
+        claimed = own or (keys if len(keys) == 1 else set())
+        for identity in claimed or {_provisional(sighting.key) if keys else nobody}:
+            mine = {
+                e for e in sighting.endpoints
+                if state.paths[e].fingerprint == identity or (not state.paths[e].fingerprint and len(claimed) < 2)
+            }  # fmt: skip
+            shown = [state.paths[endpoint].keys for endpoint in mine if state.paths[endpoint].fingerprint]
+            refuted = any(sighting.expected.refutes(keys) for keys in shown)  # not who is known under this name
+            bucket = buckets.setdefault((identity, refuted), _Bucket())
+            bucket.sightings.append(sighting)
+            bucket.endpoints |= mine
     return buckets
 
 

@@ -24,7 +24,7 @@ from distributed.discovery.mdns_browser import LOCAL_NETWORK_HINT
 from distributed.discovery.network_interfaces import Endpoint, PathKind
 from distributed.discovery.sightings import Failed, Identified, Observation, Problem, Reachability, State
 from distributed.ssh.config import ResolvedHost
-from distributed.ssh.errors import REMOTE_LOGIN, SshError, UnknownHostKey
+from distributed.ssh.errors import CONNECTION_LIMIT, REMOTE_LOGIN, SshError, UnknownHostKey
 from distributed.ssh.host_keys import Expected, HostKeyInfo, Keys
 from distributed.ssh.session import open_transport
 from distributed.ssh.wire import NO_ROUTE, Deadline, SshStream, in_background
@@ -40,8 +40,14 @@ _IP_BOUND_IF, _IPV6_BOUND_IF = 25, 125
 _PROBED_PORT = 9
 """A port that hardly anybody uses: a machine without firewall refuses it, and so shows that it is there."""
 _BEST_EVERY = 2.0
-"""Seconds between knocks at the best path of a machine: gone is noticed within 10 s, time-outs included."""
+"""Seconds between looks at the best path of a machine: gone is noticed within 10 s, time-outs included."""
 _OTHERS_EVERY = 10.0
+_CONNECT_EVERY = 20.0
+"""Seconds between connections to an SSH server that answers, with signs of life of another kind between them: firewalls
+limit new connections (``ufw limit``: five in 30 s), and a person's own are counted with ours."""
+_MUTE_EVERY = 15.0
+"""The same for a machine that gives no other sign of life."""
+_RECENT = 60.0
 _LONGEST_PAUSE = 15.0
 _SECOND_TRY = 1.0
 _DIAGNOSE_EVERY = 4
@@ -152,11 +158,11 @@ def explain_silence(endpoint: Endpoint, sign: str) -> Problem:
 
 def sign_of_life(endpoint: Endpoint) -> str:
     """Return by what else the machine at an endpoint shows that it is there; empty if by nothing."""
+    if _pings(endpoint):
+        return "answers to ping"
     other = Endpoint(endpoint.address, endpoint.interface, _PROBED_PORT, endpoint.kind)
     failure = knock(other, timeout=1.0)
-    if failure is None or failure.cause == "port_closed":
-        return "answers on other ports"
-    return "answers to ping" if _pings(endpoint) else ""
+    return "answers on other ports" if failure is None or failure.cause == "port_closed" else ""
 
 
 def _pings(endpoint: Endpoint) -> bool:
@@ -180,6 +186,10 @@ class _Rounds:
     looked: float = float("-inf")
     failures: int = 0
     busy: bool = False
+    reached: float = float("-inf")
+    """When its SSH server answered last."""
+    mute: bool = False
+    """Whether it gave no sign of life when it was asked last, though its SSH server answers."""
 
 
 class PathWatch:
@@ -190,6 +200,7 @@ class PathWatch:
         known: names by the fingerprint of their host key.
         read: asks who answers somewhere for its host key.
         connect: sees whether somebody answers somewhere.
+        sign: returns by what else somebody shows to be there, empty if by nothing.
         clock: seconds by which looks are due.
     """
 
@@ -200,8 +211,10 @@ class PathWatch:
         read: Callable[..., HostKeyInfo | Problem] = read_host_key,
         connect: Callable[..., Problem | None] = knock,
         clock: Callable[[], float] = time.monotonic,
+        sign: Callable[[Endpoint], str] = sign_of_life,
     ) -> None:
         self._observe, self._known, self._read, self._connect, self._clock = observe, known, read, connect, clock
+        self._sign = sign
         self._state = State()
         self._rounds: dict[Endpoint, _Rounds] = {}
         self._looking: Counter[str] = Counter()
@@ -251,6 +264,8 @@ class PathWatch:
             return min(_BEST_EVERY * 2.0 ** min(rounds.failures - 1, 10), _LONGEST_PAUSE)
         if endpoint in self._unproved:
             return 0.0
+        if rounds.mute:
+            return _MUTE_EVERY if endpoint in self._best else _CONNECT_EVERY
         often = endpoint in self._best or self._is(endpoint, Reachability.CHECKING)
         return _BEST_EVERY if often else _OTHERS_EVERY
 
@@ -260,12 +275,18 @@ class PathWatch:
         return path is not None and path.status is status
 
     async def _knock(self, endpoint: Endpoint, rounds: _Rounds) -> None:
+        if self._clock() < rounds.reached + _CONNECT_EVERY:
+            rounds.mute = not await aside(lambda: self._sign(endpoint))
+            if not rounds.mute:
+                return
         failure = await aside(lambda: self._connect(endpoint))
         if failure is not None:
             self._hasten_others(endpoint)
             failure = await aside(lambda: self._connect(endpoint, _SECOND_TRY))  # one lost packet is no death
         if failure is not None:
             await self._failed(endpoint, rounds, failure)
+        else:
+            rounds.reached = self._clock()
 
     async def _identify(self, endpoint: Endpoint, rounds: _Rounds) -> None:
         seen = await aside(lambda: self._read(endpoint))
@@ -278,7 +299,7 @@ class PathWatch:
             else:
                 seen = other
         if isinstance(seen, HostKeyInfo):
-            rounds.failures = 0
+            rounds.failures, rounds.mute, rounds.reached = 0, False, self._clock()
             known_as = self._known.get(seen.fingerprint, ())
             self._observe(Identified(endpoint, seen.fingerprint, known_as, tuple(keys.items())))
         else:
@@ -286,11 +307,16 @@ class PathWatch:
 
     async def _failed(self, endpoint: Endpoint, rounds: _Rounds, problem: Problem) -> None:
         rounds.failures += 1
+        if problem.cause == "port_closed" and (ago := self._clock() - rounds.reached) < _RECENT:
+            message = f"{endpoint.where} answered {ago:.0f} s ago and refuses connections now"
+            problem = Problem(
+                problem.cause, message, f"{CONNECTION_LIMIT}; or its SSH server was stopped: {REMOTE_LOGIN}"
+            )
         silent = problem.cause == "timeout"
         if not silent or rounds.failures == 1:  # the search for other signs takes its time
             self._observe(Failed(endpoint, problem))
         if silent and rounds.failures % _DIAGNOSE_EVERY == 1:
-            sign = await aside(lambda: sign_of_life(endpoint))
+            sign = await aside(lambda: self._sign(endpoint))
             self._observe(Failed(endpoint, explain_silence(endpoint, sign) if sign else problem))
 
     def _hasten_others(self, failed: Endpoint) -> None:

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from pydantic import TypeAdapter, ValidationError
 
+from distributed.hosts.foreign import refuse_foreign
 from distributed.hosts.schema import Hosts as Hosts
 from distributed.hosts.schema import Line, nearest, short
 from distributed.hosts.schema import Machine as Machine
@@ -53,7 +54,8 @@ def load_hosts(path: Path) -> Hosts:
         BadInput: it cannot be read or used; the message names the file and the place.
     """
     try:
-        text = path.expanduser().read_text(encoding="utf-8-sig")
+        data = path.expanduser().read_bytes()
+        text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")  # as PowerShell writes
     except FileNotFoundError:
         raise BadInput(f"{path}: no such hosts file", "copy distributed_hosts.json.example and fill it in") from None
     except OSError as error:
@@ -69,6 +71,7 @@ def parse_hosts(text: str, source: str = "hosts file") -> Hosts:
     Raises:
         BadInput: as :func:`load_hosts`.
     """
+    refuse_foreign(text, source)
     top = _parse_json(text, source)
     if not isinstance(top, dict):
         raise BadInput(f"{source}: expected an object in braces", _EXAMPLE)

@@ -24,17 +24,41 @@ import os
 import platform
 import re
 import shutil
+import signal
+import subprocess
 import sys
 import tarfile
 import time
 from pathlib import Path
 from typing import Any
 
-from distributed.system import interface_of, output
+from distributed.system import interface_of, output, read
 from training.resources import count_gpus, gpu_memory, gpus_have_bf16, memory_limit
 
 _PIECE = 1 << 16
 """Bytes of a file that are lost at most when its stream breaks."""
+_SLOW = ("transformers",)
+"""Packages without programs for a processor, which take seconds to load."""
+_LOADS = """import ctypes, importlib, importlib.util, os, signal, sys
+signal.alarm(15)  # a slow disk is no fault
+end = "dylib" if sys.platform == "darwin" else "so"
+for name in sys.argv[1:]:
+    print(name, flush=True)
+    try:
+        origin = importlib.util.find_spec(name).origin or ""
+        library = os.path.join(os.path.dirname(origin), "lib", f"libtorch_python.{end}")
+        if os.path.exists(library):  # all of torch's libraries, in a fifth of the time that its modules take
+            try:
+                ctypes.CDLL(library)
+                continue
+            except OSError:  # where it finds CUDA's by itself
+                pass
+        importlib.import_module(name)
+    except BaseException as error:
+        print(f"{name}: {type(error).__name__}: {' '.join(str(error).split())}", flush=True)
+        os._exit(1)
+os._exit(0)"""
+"""``MODULE...``: loads each, and prints the first that fails."""
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -42,14 +66,16 @@ def probe(root: Path, modules: list[str]) -> dict[str, Any]:
     """Return a report on this machine."""
     folder = next(parent for parent in (root, *root.parents) if parent.exists())
     address = (os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2] or "127.0.0.1"
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    loading = start_loading([module for module in modules if module not in (*missing, *_SLOW)])
     gpus = count_gpus()  # the driver's program may hang, and is not asked again then
-    return {
+    said = {
         "python": list(sys.version_info[:3]),
         "executable": sys.executable,
         "torch": version("torch"),
-        "missing": [module for module in modules if importlib.util.find_spec(module) is None],
-        "time": time.time(),
+        "missing": missing,
         "free": shutil.disk_usage(folder).free,
+        "free_files": free_files(folder),
         "writable": os.access(folder, os.W_OK),
         "root": str(root),
         "system": platform.system(),
@@ -59,7 +85,40 @@ def probe(root: Path, modules: list[str]) -> dict[str, Any]:
         "gpu_bf16": gpus > 0 and gpus_have_bf16(),
         "address": address,
         "interface": interface_of(address),
+        "unloadable": load_problem(loading),
+        "identity": identity(),
     }
+    return {**said, "time": time.time()}  # last: it is compared with the time at which this arrives
+
+
+def identity() -> list[str]:
+    """Return what tells machines apart that were cloned from one image: host name, number of the system, and boot."""
+    mac = output("sysctl", "-n", "kern.uuid", "kern.bootsessionuuid").split() if sys.platform == "darwin" else []
+    return [platform.node(), *(mac or (read("/etc/machine-id"), read("/proc/sys/kernel/random/boot_id")))]
+
+
+def start_loading(modules: list[str]) -> subprocess.Popen[str]:
+    """Begin to load modules in a process of its own: one that was built for another processor ends it."""
+    words = [sys.executable, "-c", _LOADS, *modules]
+    return subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+
+
+def load_problem(loading: subprocess.Popen[str]) -> str:
+    """Return the first module that cannot be loaded, and why; empty where all can, or where it takes long."""
+    said, _ = loading.communicate()
+    if loading.returncode == -signal.SIGALRM:
+        return ""
+    if loading.returncode < 0:
+        return f"{said.split()[-1] if said.split() else 'its packages'}: killed by signal {-loading.returncode}"
+    return said.splitlines()[-1][:500] if loading.returncode else ""
+
+
+def free_files(folder: Path) -> int:
+    """Return how many files may still be made there; -1 where the file system has no fixed number of them."""
+    found = os.statvfs(folder)
+    return found.f_favail if found.f_files else -1
 
 
 def version(package: str) -> str:

@@ -25,7 +25,7 @@ from distributed.hosts.schema import Hosts, Machine
 from distributed.ssh.command_log import note
 from distributed.ssh.config import resolve
 from distributed.ssh.connection import SshConnection, SshTarget, Trust
-from distributed.ssh.errors import CommandTimeout, Dropped, RemoteFileError, SshError
+from distributed.ssh.errors import CommandTimeout, Dropped, RemoteFileError, SshError, space_hint
 from distributed.ssh.forward import Forward
 from distributed.ssh.process import CHUNK, STDERR_KEPT, Completed, Input, Process
 from profiles.installation import training_python
@@ -204,8 +204,7 @@ class MachineLink:
         """
         done = self.connection().run(self.words(script, *arguments), input=input, timeout=timeout)
         if not done.ok:
-            full = "No space" in done.problem or "quota" in done.problem
-            hint = "free some space there" if full else "is the hosts file's python the right one for this machine?"
+            hint = space_hint(done.problem) or "is the hosts file's python the right one for this machine?"
             raise RemoteFileError(self.name, done.problem, hint)
         return done
 

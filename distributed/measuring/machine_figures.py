@@ -200,7 +200,7 @@ def figures_of(
     try:
         machine = ClusterMachine(
             name=placed.member.name,
-            identity=placed.facts.fingerprint,
+            identity=placed.facts.machine_key,
             measurements=tuple(Measurement(**one) for one in measurements),
             **{key: facts[key] for key in _MACHINE_FACTS if key in facts},
         )

@@ -173,7 +173,7 @@ def measure_ready(
     placements = placements_of(machines, plan.members)
     place = own_place([link for link, _ in machines])
     ends = [
-        (link, place if link.machine.here else f"{facts.fingerprint} at {facts.address}") for link, facts in machines
+        (link, place if link.machine.here else f"{facts.machine_key} at {facts.address}") for link, facts in machines
     ]
     here = next((link.name for link, _ in machines if link.machine.here), "")
     names = [link.name for link, _ in ends]
@@ -333,7 +333,7 @@ def _placement_key(placed: Placement, inputs: Inputs) -> dict[str, Any]:
     member = placed.member.model_dump(mode="json", exclude={"rank", "name", "interface"})
     text = repr([sorted(profile.items()), sorted(trees.items()), sorted(member.items())])
     return {
-        "identity": placed.facts.fingerprint,
+        "identity": placed.facts.machine_key,
         "torch": placed.facts.torch,
         "task": hashlib.sha256(text.encode()).hexdigest(),
     }

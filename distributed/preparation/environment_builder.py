@@ -187,7 +187,8 @@ def explain(lines: list[str]) -> tuple[str, str, bool]:
     told = [line for line in lines if re.match(r"(ERROR|error|Error|[×✗])", line)]
     last = (told or [line for line in lines if line] or ["it gave no reason"])[0][:300]
     if "No space left" in text or "Disk quota" in text:
-        return "the disk is full", "free some space there, or set 'project_path' to another disk", False
+        reason = "the disk quota is used up" if "Disk quota" in text else "the disk is full"
+        return reason, "free some space there (or inodes: df -i), or set 'project_path' to another disk", False
     if "DO NOT MATCH THE HASHES" in text or "Hash mismatch" in text:
         fix = "does a proxy change its downloads? --offline-wheels takes the packages from here"
         return "a package differs from the one that was tested", fix, True

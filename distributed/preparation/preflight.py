@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic.dataclasses import dataclass as checked_dataclass
 
@@ -36,6 +36,8 @@ CLOCK_TOLERANCE = 60.0
 """Seconds a clock may be off: times of events are compared across machines."""
 FREE_BYTES = 200_000_000
 PROVISION = program("distributed-check --fix installs what is missing, into Muster's own folder there")
+FREE_FILES = 5_000
+"""Inodes: code and tokenizer are a thousand files, data may be more."""
 _BY_HAND = "try on that machine: python3 -c 'import sys; print(sys.version)'"
 _NEEDED = ("torch", "numpy", "pydantic", "safetensors", "psutil", "cryptography")
 _OF_TRAIT: dict[Trait | None, tuple[str, ...]] = {
@@ -74,6 +76,19 @@ class Facts:
     """Bytes of its smallest GPU."""
     gpu_bf16: bool = False
     """Whether all its GPUs multiply bf16 in hardware."""
+    free_files: int = -1
+    """How many files may still be made; -1: there is no limit to them but the space."""
+    identity: tuple[str, ...] = ()
+    """Host name, number of the system, and boot: what tells machines with one host key apart."""
+    unloadable: str = ""
+    """The first package that is there and cannot be loaded, and why."""
+    cloned: bool = False
+    """Whether another machine was seen with its host key."""
+
+    @property
+    def machine_key(self) -> str:
+        """What figures of the machine are kept by."""
+        return f"{self.fingerprint} of {self.identity[0]}" if self.cloned and self.identity else self.fingerprint
 
 
 Ready = tuple[MachineLink, Facts]
@@ -207,6 +222,8 @@ def _own_problem(link: MachineLink, facts: Facts, room: int) -> SshError | None:
         hint = f"install there: {link.python} -m pip install {words} (or name another 'python' in the hosts file)"
         hint = PROVISION if _is_plain(link) else hint
         return SshError(name, f"{link.python} has no {', '.join(facts.missing)}", hint)
+    if facts.unloadable:
+        return SshError(name, f"{link.python} cannot load {facts.unloadable}", _load_hint(link, facts.unloadable))
     if not facts.writable:
         return SshError(name, f"{facts.root} cannot be written there", "set 'project_path' in the hosts file")
     if facts.free < FREE_BYTES + room:
@@ -215,6 +232,10 @@ def _own_problem(link: MachineLink, facts: Facts, room: int) -> SshError | None:
             name, f"its disk is full: {facts.free // 1_000_000} MB free at {facts.root}, needed are {need} MB",
             "free some space there, or set 'project_path' to another disk",
         )  # fmt: skip
+    if 0 <= facts.free_files < FREE_FILES:
+        problem = f"its disk has no more files to give: {facts.free_files} inodes free at {facts.root}"
+        hint = "remove many small files there (df -i shows the inodes), or set 'project_path' to another disk"
+        return SshError(name, problem, hint)
     if abs(facts.clock_ahead) > CLOCK_TOLERANCE:
         word = "ahead of" if facts.clock_ahead > 0 else "behind"
         problem = f"its clock is {abs(facts.clock_ahead):.0f} s {word} this machine's"
@@ -222,15 +243,33 @@ def _own_problem(link: MachineLink, facts: Facts, room: int) -> SshError | None:
     return None
 
 
+def _load_hint(link: MachineLink, unloadable: str) -> str:
+    """Return what to do about a package that cannot be loaded, by the loader's words."""
+    by_cause = {
+        "failed to map segment": "its disk is mounted noexec: name a 'python' in the hosts file that lies elsewhere",
+        "Operation not permitted": "its disk is mounted noexec: name a 'python' in the hosts file that lies elsewhere",
+        "GLIBC": "the system there is older than the packages: a newer system, or packages built for it",
+        "killed by signal 4": "it was built for another processor: install a build of torch for this one",
+        "wrong ELF class": "it was built for another processor: install a build of torch for this one",
+        "incompatible architecture": "it was built for another processor: install a build of torch for this one",
+    }
+    package = unloadable.partition(":")[0]
+    usual = f"install what it lacks, or the package anew; try there: {link.python} -c 'import {package}'"
+    return next((hint for words, hint in by_cause.items() if words in unloadable), usual)
+
+
 def _compare(found: Sequence[Readiness]) -> None:
     """Find what only several machines together show: one machine twice, or different versions of torch."""
     sound = [(one, one.facts) for one in found if one.facts is not None and one.problem is None]
-    keys: dict[str, str] = {}
+    keys: dict[tuple[str, ...], str] = {}
     for one, facts in sound:
-        first = keys.setdefault(facts.fingerprint, one.link.name)
+        first = keys.setdefault((facts.fingerprint, *facts.identity), one.link.name)
         if first != one.link.name:
             problem = f"is the same machine as {first} (host key {facts.fingerprint})"
             one.problem = SshError(one.link.name, problem, "remove one of the two from the hosts file")
+    shown = Counter(fingerprint for fingerprint, *_ in keys)
+    for one, facts in sound:
+        one.facts = replace(facts, cloned=shown[facts.fingerprint] > 1)
     versions = [facts.torch.partition("+")[0] for _, facts in sound]
     usual = max(versions, key=versions.count, default="")
     for (one, _), version in zip(sound, versions):

@@ -157,12 +157,13 @@ def _fix(error: MusterError, host: ResolvedHost | None, through: bool) -> str:
         return "set PubkeyAuthentication yes in its /etc/ssh/sshd_config, restart its SSH server, and try again"
     if isinstance(error, CommandTimeout) and host is not None:
         return f"do the user's start files there wait for something? Try: ssh {host.user}@{host.hostname} true"
-    if not isinstance(error, NoKeyAccepted) or host is None or through or error.locked:
+    if not isinstance(error, NoKeyAccepted) or host is None or through or error.mendable:
         return error.hint
     who = f"is '{host.user}' the right user there (it is your name here)? " if host.user_is_guess else ""
     if error.password_possible:
         return f"{who}run the access command for it on a terminal: its password, entered once, installs a key"
-    return f"{who}it accepts no password: add a public key of yours to ~/.ssh/authorized_keys on that machine itself"
+    add = "add a public key of yours to ~/.ssh/authorized_keys on that machine itself, where only you may write"
+    return f"{who}it accepts no password: {add}"
 
 
 # ----------------------------------------------------------------------------------------------------- our key

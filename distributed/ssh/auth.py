@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from paramiko.agent import AgentSSH
 from distributed.ssh.config import ResolvedHost
 from distributed.ssh.errors import Dropped, NoKeyAccepted, PasswordOnly, PasswordRefused, SshError, Stage, UserRefused
 from distributed.ssh.host_keys import fingerprint
+from distributed.ssh.key_files import certificate_of, explain_key, is_usual, public_blob
 from distributed.ssh.wire import stalled
 from profiles.errors import counted
 
@@ -31,8 +32,15 @@ class _Candidate:
     label: str
     key: Any = None
     problem: str = ""
+    fix: str = ""
+    """How to mend it, where there is a way."""
     timeout: float = 0.0
     """Seconds the key's holder may take to sign, beyond the usual."""
+    certificate: Any = None
+    """Shown in place of the public key."""
+
+    def certified(self, certificate: Any) -> _Candidate:
+        return replace(self, label=f"{self.label} with a certificate", certificate=certificate)
 
 
 @contextlib.contextmanager
@@ -88,6 +96,8 @@ class Login:
         self._disconnect = disconnect
         self._tried: list[str] = []
         self._locked: list[Path] = []
+        self._fix = ""
+        """How to mend the key that could not be tried: the one of the hosts file, or any if there was no other."""
         self._password_possible = False
 
     def run(self, password: str | None) -> str:
@@ -122,6 +132,8 @@ class Login:
         with _agent_keys(self._host.agent_socket) as held:
             for candidate in self._candidates(held):
                 if candidate.key is None:
+                    if candidate.label == str(self._host.named_key) or not self._tried:
+                        self._fix = candidate.fix
                     self._tried.append(f"{candidate.label} ({candidate.problem})")
                 elif self._try_key(candidate):
                     return candidate.label
@@ -129,7 +141,10 @@ class Login:
 
     def _try_key(self, candidate: _Candidate) -> bool:
         self._tried.append(candidate.label)
+        if not self._host.named_key:
+            self._fix = ""
         self._transport.auth_timeout = self._timeout + candidate.timeout
+        candidate.key.public_blob = candidate.certificate
         try:
             missing = self._transport.auth_publickey(self._host.user, candidate.key)
         except paramiko.BadAuthenticationType:
@@ -147,17 +162,42 @@ class Login:
             raise UserRefused(self._host.machine, problem, hint)
 
     def _candidates(self, held: tuple[Any, ...]) -> Iterator[_Candidate]:
-        """Keys in the order OpenSSH tries them: the agent's that are configured, the agent's others, then files."""
-        blobs = {path: _public_blob(path) for path in self._host.key_files if path.exists()}
+        """Keys in the order OpenSSH tries them, after the one that the hosts file names: the agent's that are
+        configured, the agent's others, then files."""
+        blobs = {path: public_blob(path) for path in self._host.key_files}
         configured = [key for key in held if key.asbytes() in blobs.values()]
         others = [] if self._host.identities_only else [key for key in held if key.asbytes() not in blobs.values()]
         in_agent = {key.asbytes() for key in held}
-        files = [path for path, blob in blobs.items() if blob not in in_agent]
-        own = [path for path in files[:1] if path == next(iter(blobs))]
-        yield from map(_agent_candidate, configured)
-        yield from map(self._file_candidate, own)
-        yield from map(_agent_candidate, others)
-        yield from (self._file_candidate(path) for path in files if path not in own)
+        files = [path for path, blob in blobs.items() if blob not in in_agent and (path.exists() or not is_usual(path))]
+        named = [path for path in files if path == self._host.named_key]
+        first = named or [path for path in files[:1] if path == next(filter(Path.exists, blobs), None)]
+        yield from self._of_files(named)
+        yield from self._of_agent(configured)
+        yield from self._of_files([path for path in first if path not in named])
+        yield from self._of_agent(others)
+        yield from self._of_files([path for path in files if path not in first])
+
+    def _of_agent(self, keys: Sequence[Any]) -> Iterator[_Candidate]:
+        """Each with its certificates first, as OpenSSH does."""
+        for key in keys:
+            name = getattr(key, "comment", "") or fingerprint(key.asbytes())
+            plain = _Candidate(f"agent key {name}", key, timeout=_AGENT_TIMEOUT)
+            yield from (plain.certified(each) for each in self._certificates(key))
+            yield plain
+
+    def _of_files(self, paths: Sequence[Path]) -> Iterator[_Candidate]:
+        for path in paths:
+            plain = self._file_candidate(path)
+            if plain.key is not None:
+                yield from (plain.certified(each) for each in self._certificates(plain.key, Path(f"{path}-cert.pub")))
+            yield plain
+
+    def _certificates(self, key: Any, *more: Path) -> Iterator[Any]:
+        """Give the certificates for a key in the configured files, and in those beside its own."""
+        beside = [Path(f"{path}-cert.pub") for path in self._host.key_files if public_blob(path) == key.asbytes()]
+        for path in dict.fromkeys([*self._host.certificate_files, *more, *beside]):
+            if certificate := certificate_of(path, key.asbytes()):
+                yield certificate
 
     def _file_candidate(self, path: Path) -> _Candidate:
         try:
@@ -170,7 +210,7 @@ class Login:
                 str(path), problem="on a security key, or of a kind that only the agent knows: ssh-add it"
             )
         except (paramiko.SSHException, OSError, ValueError) as error:
-            return _Candidate(str(path), problem=f"cannot be read: {error}")
+            return _Candidate(str(path), None, *explain_key(path, error))
 
     def _try_password(self, password: str, directly: bool) -> str:
         prompts = Prompts(password)
@@ -201,16 +241,20 @@ class Login:
         more = f" and {len(self._tried) - _SHOWN} more" if len(self._tried) > _SHOWN else ""
         tried = f"tried: {', '.join(self._tried[:_SHOWN])}{more}" if self._tried else "there was none to try"
         problem = f"no key was accepted for user '{host.user}' at {host.where} ({tried})"
-        return NoKeyAccepted(host.machine, problem, self._key_hint(), self._password_possible, bool(self._locked))
+        mendable = bool(self._locked or self._fix)
+        return NoKeyAccepted(host.machine, problem, self._key_hint(), self._password_possible, mendable)
 
     def _key_hint(self) -> str:
         host = self._host
         if self._locked:
             return f"unlock the key first: ssh-add {self._locked[0]}"
+        if self._fix:
+            return self._fix
         install = f"ssh-copy-id -p {host.port} {host.user}@{host.hostname}"
         if not self._tried:
             return f"make a key with ssh-keygen -t ed25519, then: {install}"
-        return f"{self._user_hint()} To install your key there: {install}"
+        ignored = "one that is there is ignored where others may write to the home folder, ~/.ssh or the file"
+        return f"{self._user_hint()} To install your key there: {install}; {ignored} (chmod go-w)"
 
     def _user_hint(self) -> str:
         if self._host.user_is_guess:
@@ -236,18 +280,6 @@ class Login:
         return failure
 
 
-def _agent_candidate(key: Any) -> _Candidate:
-    name = getattr(key, "comment", "") or fingerprint(key.asbytes())
-    return _Candidate(f"agent key {name}", key, timeout=_AGENT_TIMEOUT)
-
-
 def _timed_out(error: Exception) -> bool:
     """paramiko has no type of its own for it."""
     return isinstance(error, TimeoutError) or "timeout" in str(error).lower()
-
-
-def _public_blob(path: Path) -> bytes:
-    """Return the public half that lies beside a key file; empty if there is none."""
-    with contextlib.suppress(OSError, ValueError, paramiko.SSHException):
-        return bytes(paramiko.pkey.PublicBlob.from_file(f"{path}.pub").key_blob)
-    return b""

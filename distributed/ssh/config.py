@@ -78,14 +78,31 @@ class ResolvedHost:
     user_is_guess: bool = False
     """Nobody named the user: it is the one of this machine."""
     key_files: tuple[Path, ...] = ()
+    named_key: Path | None = None
+    """The one of them that the hosts file names."""
+    certificate_files: tuple[Path, ...] = ()
     identities_only: bool = False
     agent_socket: str = ""
     host_key_alias: str = ""
     user_known_hosts: tuple[Path, ...] = ()
     system_known_hosts: tuple[Path, ...] = ()
+    known_hosts_command: tuple[str, ...] = ()
+    """The user's program that prints lines of known_hosts, its words expanded but for what is known of the key."""
+    revoked_keys: Path | None = None
+    """File of host keys that are never accepted (RevokedHostKeys)."""
     hash_known_hosts: bool = False
+    accepts_new_keys: bool = False
+    """Whether the configuration says to accept who was never met before (StrictHostKeyChecking)."""
+    trusts_loopback: bool = False
+    """Whether it says to take any host key on this computer's loopback (NoHostAuthenticationForLocalhost)."""
     jumps: tuple[SshTarget, ...] = ()
     """Machines to go through, the first one first."""
+    address_family: str = "any"
+    """Which addresses of the machine to take: ``inet``, ``inet6`` or ``any``."""
+    bind_address: str = ""
+    """Address of this computer to connect from; empty: any."""
+    connect_timeout: float = 0.0
+    """Seconds that it gives the machine to answer; 0: it says nothing."""
     proxy_command: str = ""
     """The user's own command that makes the connection, expanded."""
     note: str = ""
@@ -181,6 +198,8 @@ def _decide(target: SshTarget, options: Mapping[str, list[str]]) -> ResolvedHost
 
     hostname, port, user = first("hostname", target.host), int(first("port", "22")), first("user")
     tokens = _tokens(target.host, hostname, port, user)
+    kept = {**tokens, "%": "%%"}  # until the key is known
+    command = (re.sub(r"%(.)", lambda m: kept.get(m[1], m[0]), word) for word in _words(first("knownhostscommand")))
     own = [Path(key).expanduser() for key in (target.key, OWN_KEY) if key]
     configured = [path(value) for value in options.get("identityfile", []) if value.lower() != "none"]
     return ResolvedHost(
@@ -190,15 +209,36 @@ def _decide(target: SshTarget, options: Mapping[str, list[str]]) -> ResolvedHost
         user=user,
         user_is_guess=not target.user and user == getpass.getuser(),
         key_files=tuple(dict.fromkeys([*own, *configured])),
+        named_key=Path(target.key).expanduser() if target.key else None,
+        certificate_files=tuple(path(value) for value in options.get("certificatefile", []) if value != "none"),
         identities_only=first("identitiesonly", "no") == "yes",
         agent_socket=_agent_socket(options.get("identityagent", ["SSH_AUTH_SOCK"])[0], path),
         host_key_alias=first("hostkeyalias"),
-        user_known_hosts=tuple(map(path, first("userknownhostsfile").split())),
-        system_known_hosts=tuple(map(path, first("globalknownhostsfile").split())),
+        user_known_hosts=tuple(map(path, split_paths(first("userknownhostsfile")))),
+        system_known_hosts=tuple(map(path, split_paths(first("globalknownhostsfile")))),
+        known_hosts_command=tuple(command),
+        revoked_keys=path(revoked) if (revoked := first("revokedhostkeys")) else None,
         hash_known_hosts=first("hashknownhosts", "no") == "yes",
+        accepts_new_keys=first("stricthostkeychecking") in ("accept-new", "false", "no", "off"),
+        trusts_loopback=first("nohostauthenticationforlocalhost", "no") == "yes",
         jumps=parse_jumps(first("proxyjump"), target),
+        address_family=first("addressfamily", "any"),
+        bind_address=first("bindaddress"),
+        connect_timeout=float(first("connecttimeout", "0")),
         proxy_command=expand(first("proxycommand")),
     )
+
+
+def split_paths(text: str) -> list[str]:
+    """Split the files that ``ssh -G`` prints in one line: it writes no quotes around names with spaces, but begins each
+    with ``/``, ``~``, ``%`` or ``$``."""
+    found: list[str] = []
+    for word in text.split(" "):
+        if found and not word.startswith(("/", "~", "%", "$")):
+            found[-1] += f" {word}"
+        elif word:
+            found.append(word)
+    return found
 
 
 def _tokens(typed: str, hostname: str, port: int, user: str) -> dict[str, str]:

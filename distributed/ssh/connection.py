@@ -38,6 +38,7 @@ from distributed.ssh.errors import (
     RemoteFileError,
     SshError,
     UserRefused,
+    space_hint,
 )
 from distributed.ssh.forward import LOOPBACK, FarPorts, Forward, Heartbeat
 from distributed.ssh.host_keys import fingerprint
@@ -153,7 +154,7 @@ class SshConnection:
 
     @classmethod
     def _open(cls, host: ResolvedHost, gateway: SshConnection | None, options: _ConnectOptions) -> SshConnection:
-        deadline = Deadline(options.timeout)
+        deadline = Deadline(max(options.timeout, host.connect_timeout))
         wire = SshStream(gateway._channel_to(host, deadline)) if gateway else dial(host, deadline)
         transport, last_words = open_transport(host, wire, options.trust, deadline)
         try:
@@ -208,12 +209,14 @@ class SshConnection:
         Raises:
             SshError: Dropped, CommandTimeout, or the server opens no more sessions.
         """
-        line = command_line(argv, self._marker)
+        line, first_input = command_line(argv, self._marker)
         deadline = Deadline(timeout)
         try:
             channel = self._open_session(deadline)
             with _closed_after(deadline.remaining, channel):
                 channel.exec_command(line)
+                if first_input:
+                    self._send_first(channel, first_input)
         except paramiko.ChannelException as error:
             problem = f"its SSH server opens no more sessions ({error.text})"
             raise SshError(self.machine, problem, "raise MaxSessions in its sshd_config") from None
@@ -225,6 +228,13 @@ class SshConnection:
         process = RemoteProcess(self.host, channel, self._marker)
         process.ran = note(self.machine, argv)
         return process
+
+    def _send_first(self, channel: Any, data: bytes) -> None:
+        try:
+            channel.sendall(data)
+        except OSError:
+            if not channel.eof_received:  # else it has ended before: its output tells why
+                raise
 
     def _open_session(self, deadline: Deadline) -> Any:
         patience = Deadline(min(_SESSION_RETURN, deadline.remaining))
@@ -254,8 +264,8 @@ class SshConnection:
             words = ["sh", "-c", PUT, "sh", path, f"{path}.part-{secrets.token_hex(4)}", str(size), f"{mode:o}"]
             done = self.run(words, input=iter(partial(stream.read, CHUNK), b""), timeout=None)
         if not done.ok:
-            full = next((line for line in done.errors if "No space" in line or "quota" in line), "")
-            hint = "free some space there" if full else "check the path and its permissions there"
+            full = next(filter(space_hint, done.errors), "")
+            hint = space_hint(full) or "check the path and its permissions there"
             raise RemoteFileError(self.machine, f"cannot write {remote}: {full or done.problem}", hint)
 
     def forward_remote(self, local_address: tuple[str, int], remote_port: int = 0) -> Forward:
@@ -269,8 +279,12 @@ class SshConnection:
         except (paramiko.SSHException, EOFError, OSError):
             if not self.transport.is_active():
                 raise self._lost() from None
-            problem = f"its SSH server does not forward port {remote_port or 'any'} for us"
-            hint = "is the port in use there? Else set AllowTcpForwarding yes in its sshd_config"
+            problem = f"its SSH server does not forward {f'port {remote_port}' if remote_port else 'ports'} for us"
+            hint = "is the port in use there? Else " if remote_port else ""
+            hint += (
+                "set AllowTcpForwarding yes in its sshd_config, and see that nothing before your key in "
+                "~/.ssh/authorized_keys there forbids it (restrict, no-port-forwarding, permitlisten)"
+            )
             raise ForwardRefused(self.machine, problem, hint) from None
         self._forwards.append(forward)
         return forward

@@ -13,6 +13,8 @@ REMOTE_LOGIN = (
     "on Linux: sudo apt install openssh-server && sudo systemctl enable --now ssh"
 )
 
+CONNECTION_LIMIT = "its firewall may limit new connections (ufw limit: five in 30 s): wait 30 s and try again"
+
 _LONGEST = 1000
 """Characters of a message or hint; ours are shorter, but a server's last words may be in them."""
 
@@ -92,14 +94,14 @@ class UserRefused(SshError, cause="user_refused", stage=Stage.LOGIN):
 
 
 class NoKeyAccepted(SshError, cause="no_key_accepted", stage=Stage.LOGIN):
-    """None of our keys fits; ``password_possible`` tells whether the server would take a password, ``locked`` whether
-    one of them waits for its passphrase."""
+    """None of our keys fits; ``password_possible`` tells whether the server would take a password, ``mendable``
+    whether one of them could not be tried, and the hint says how it can be."""
 
     def __init__(
-        self, machine: str, problem: str, hint: str = "", password_possible: bool = False, locked: bool = False
+        self, machine: str, problem: str, hint: str = "", password_possible: bool = False, mendable: bool = False
     ) -> None:
         super().__init__(machine, problem, hint)
-        self.password_possible, self.locked = password_possible, locked
+        self.password_possible, self.mendable = password_possible, mendable
 
 
 class PasswordOnly(SshError, cause="password_only", stage=Stage.LOGIN):
@@ -128,6 +130,13 @@ class ForwardRefused(SshError, cause="forward_refused", stage=Stage.REACH):
 
 class RemoteFileError(SshError, cause="remote_file"):
     """A file could not be written or read there."""
+
+
+def space_hint(said: str) -> str:
+    """Return what to do where a machine's words say that nothing more can be written there; empty where they do not."""
+    if "quota" in said:
+        return "free some of the disk quota there (quota -s shows it; small files count, too)"
+    return "free some space there, or inodes where df -i shows that these are used up" if "No space" in said else ""
 
 
 def one_line(text: str) -> str:

@@ -12,12 +12,26 @@ import hashlib
 import hmac
 import os
 import re
-from collections.abc import Iterable
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    SSHCertificate,
+    SSHCertificateType,
+    load_ssh_public_identity,
+)
+
 _LARGEST_FILE = 4 * 1024 * 1024
+NEW_HOST_KEYS = "sudo rm /etc/ssh/ssh_host_* && sudo ssh-keygen -A, then restart its SSH server"
+"""What gives a machine that was cloned with its host keys some of its own."""
 COMPARED = 8
 """Characters at the end of a fingerprint that a person is asked to compare."""
 
@@ -34,6 +48,8 @@ class HostKeyInfo:
     """For example ``ssh-ed25519``."""
     blob: bytes
     """The public key as it travels."""
+    certificate: bytes = b""
+    """That the machine has shown with it, as it travels; most have none."""
 
     @property
     def fingerprint(self) -> str:
@@ -111,9 +127,8 @@ class KnownHosts:
     @classmethod
     def read(cls, paths: Iterable[Path]) -> KnownHosts:
         """Read the files that exist; lines that cannot be understood are passed over, as OpenSSH does."""
-        lines = ((path, *line) for path in paths for line in enumerate(read_lines(path.expanduser()), start=1))
-        found = (parse_line(line, f"{path}:{number}") for path, number, line in lines)
-        return cls(entry for entry in found if entry is not None)
+        files = (parse_lines(read_lines(path.expanduser()), str(path)) for path in paths)
+        return cls(entry for entries in files for entry in entries)
 
     def of(self, name: str) -> list[KnownHost]:
         """Return the plain keys known for a host."""
@@ -126,14 +141,62 @@ class KnownHosts:
                 return Expected(name, tuple((entry.key_type, fingerprint(entry.blob)) for entry in entries))
         return Expected()
 
+    def authorities(self, *names: str) -> list[bytes]:
+        """Return the keys whose certificates are trusted for a host with any of these names."""
+        return [e.blob for e in self.entries if e.marker == "@cert-authority" and any(map(e.covers, names))]
+
     def judge(self, key: HostKeyInfo) -> HostKeyStatus:
-        """Say whether a key is the known one."""
-        if any(e.marker == "@revoked" and e.blob == key.blob and e.covers(key.name.lower()) for e in self.entries):
+        """Say whether a key is the known one, or certified by a trusted authority."""
+        name = key.name.lower()
+        signer = authority_of(key.certificate, name)
+        if any(e.marker == "@revoked" and e.blob in (key.blob, signer) and e.covers(name) for e in self.entries):
             return HostKeyStatus.REVOKED
-        known = self.of(key.name)
-        if any(entry.blob == key.blob for entry in known):
+        known = self.of(name)
+        if signer in self.authorities(name) or any(entry.blob == key.blob for entry in known):
             return HostKeyStatus.KNOWN
         return HostKeyStatus.CHANGED if known else HostKeyStatus.UNKNOWN
+
+
+def authority_of(certificate: bytes, name: str) -> bytes | None:
+    """Return the key that has signed a host certificate (OpenSSH's PROTOCOL.certkeys), as it travels.
+
+    ``None`` where it is not valid now for the host ``name``, written as in known_hosts, or is no host certificate.
+    """
+    try:
+        kind = certificate[4 : 4 + int.from_bytes(certificate[:4], "big")]
+        identity = load_ssh_public_identity(kind + b" " + base64.b64encode(certificate))
+        if not isinstance(identity, SSHCertificate):
+            return None
+        identity.verify_cert_signature()
+    except (ValueError, UnsupportedAlgorithm, InvalidSignature):
+        return None
+    host = re.sub(r"^\[(.*)\]:\d+$", r"\1", name)
+    principals = [principal.decode(errors="replace").lower() for principal in identity.valid_principals]
+    named = not principals or any(_fits(principal, host) for principal in principals)
+    valid = identity.valid_after <= time.time() < identity.valid_before
+    if identity.type is not SSHCertificateType.HOST or identity.critical_options or not (named and valid):
+        return None
+    line = identity.signature_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return base64.b64decode(line.split()[1])
+
+
+def is_revoked(key: HostKeyInfo, file: Path) -> bool:
+    """Whether a file of revoked keys has this one: public keys line by line, or a list that ``ssh-keygen -k`` made.
+
+    A file that cannot be read revokes all, as for ``ssh``.
+    """
+    try:
+        data = file.read_bytes()
+    except OSError:
+        return True
+    if not data.startswith(b"SSHKRL"):
+        text = base64.b64encode(key.blob)
+        return any(text in line.split() for line in data.splitlines() if not line.lstrip().startswith(b"#"))
+    with tempfile.NamedTemporaryFile("w", suffix=".pub") as shown:
+        shown.write(f"{key.key_type} {base64.b64encode(key.certificate or key.blob).decode()}\n")
+        shown.flush()
+        words = ["ssh-keygen", "-Q", "-f", str(file), shown.name]
+        return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True).returncode != 0
 
 
 def fingerprint(blob: bytes) -> str:
@@ -176,6 +239,13 @@ def read_lines(path: Path) -> list[str]:
             return stream.read(_LARGEST_FILE).decode("utf-8", "replace").splitlines()
     except OSError:
         return []
+
+
+def parse_lines(lines: Iterable[str], origin: str) -> Iterator[KnownHost]:
+    """Yield what the lines of a known_hosts file say; ``origin`` is its name."""
+    for number, line in enumerate(lines, start=1):
+        if (entry := parse_line(line, f"{origin}:{number}")) is not None:
+            yield entry
 
 
 def parse_line(line: str, origin: str = "") -> KnownHost | None:

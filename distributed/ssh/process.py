@@ -3,7 +3,8 @@
 SSH gives the server one string, which the user's login shell parses: sh, bash, zsh, fish, csh, each with rules of its
 own. So the words travel encoded (:func:`command_line`): letters, digits and a few marks as they are, every other byte
 as ``\\0ooo``. The login shell sees three quoted words without quotes or dollars inside the last; a POSIX ``sh`` on the
-far side decodes them.
+far side decodes them. Long words follow as the first line of the command's input: dropbear, the server of small
+systems, ends the connection at a string of more than 9,000 bytes.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ _NOISE_LIMIT = 256 * 1024
 MAX_LINE = 2 * 1024 * 1024
 LIMIT = 100_000
 """Bytes of an encoded command; Linux refuses one argument of 128 KiB. Longer input belongs on stdin."""
+_LONGEST_STRING = 8_000
+"""Bytes of a command in the string for the server."""
 Input = bytes | Iterable[bytes] | None
 """What a command is given on stdin."""
 _P = TypeVar("_P", bound="Process")
@@ -45,10 +48,11 @@ def encode(argv: Sequence[str]) -> str:
     return _PLAIN.sub(lambda match: b"\\0%03o" % match[0][0], line).decode("ascii")
 
 
-def command_line(argv: Sequence[str], marker: str) -> str:
-    """Return the string to send. It prints ``marker`` on a line of stdout and then runs ``argv``.
+def command_line(argv: Sequence[str], marker: str) -> tuple[str, bytes]:
+    """Return the string to send, and what goes to the command's stdin before all else.
 
-    Whatever stands before the marker was written by the login shell's start files. ``marker`` is letters and digits.
+    The command prints ``marker`` on a line of stdout and then runs ``argv``. Whatever stands before the marker was
+    written by the login shell's start files. ``marker`` is letters and digits.
 
     Raises:
         BadInput: no words, a NUL byte, or too long.
@@ -61,7 +65,9 @@ def command_line(argv: Sequence[str], marker: str) -> str:
     if len(encoded) > LIMIT:
         raise BadInput(f"the command {argv[0]!r} is too long ({len(encoded)} bytes)", "send the data on stdin")
     # "exit $?" keeps sh as the parent: a signal that ends the command then shows as the exit code 128 + signal.
-    return f"""sh -c 'echo {marker}; eval "$(printf %b "$1")"; exit $?' sh '{encoded}'"""
+    if len(encoded) > _LONGEST_STRING:
+        return f"""sh -c 'echo {marker}; read -r line; eval "$(printf %b "$line")"; exit $?'""", f"{encoded}\n".encode()
+    return f"""sh -c 'echo {marker}; eval "$(printf %b "$1")"; exit $?' sh '{encoded}'""", b""
 
 
 @dataclass(frozen=True)
@@ -285,7 +291,8 @@ class RemoteProcess(Process):
         said = (self._noise + self._stderr).decode(errors="replace").strip()[:120]
         problem = f"logged in, but commands do not run there ({said or 'no answer'})"
         who = f"{self._host.user}@{self._host.hostname}"
-        hint = f"do the user's start files there end the shell (try: ssh {who} true)? "
+        hint = f"do the user's start files there end the shell (try: ssh {who} true)? Does a ForceCommand of its "
+        hint += "sshd_config, or command= before the key in authorized_keys, run something else? "
         hint += f"Else give it a login shell: sudo chsh -s /bin/sh {self._host.user}"
         return NoShell(self.machine, problem, hint)
 

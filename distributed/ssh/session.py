@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import logging
-from collections.abc import Callable, Sequence
+import re
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +14,25 @@ import paramiko
 
 from distributed.ssh.config import ResolvedHost
 from distributed.ssh.errors import Dropped, HostKeyChanged, NotSsh, SshError, Stage, UnknownHostKey
-from distributed.ssh.host_keys import HostKeyInfo, HostKeyStatus, KnownHost, KnownHosts, fingerprint, remember
+from distributed.ssh.host_keys import (
+    HostKeyInfo,
+    HostKeyStatus,
+    KnownHost,
+    KnownHosts,
+    fingerprint,
+    is_revoked,
+    parse_lines,
+    remember,
+)
 from distributed.ssh.wire import Deadline, SshStream, greet, stalled
 
 Trust = Callable[[HostKeyInfo], bool]
 """Asked once for a machine never met before; ``True`` adds its key to the user's known_hosts."""
+
+_CERTIFICATE = "-cert-v01@openssh.com"
+"""The end of the names of host key types with a certificate."""
+_COMMAND_TIMEOUT = 15.0
+_OUTDATED = frozenset(("ssh-rsa", "ssh-dss", "3des-cbc", "blowfish-cbc", "cast128-cbc", "arcfour", "hmac-md5"))
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its tracebacks land on the terminal
 
@@ -38,11 +55,14 @@ def open_transport(
     try:
         greet(host, wire, deadline)
         transport = paramiko.Transport(wire)
-        words = _note_disconnect(transport)
-        known = host.known_hosts()
-        _prefer(transport, kinds or [kind for kind, _ in known.expected(*host.known_names).keys])
-        _agree(host, transport, deadline)
-        _check_identity(host, transport, known, trust)
+        _add_key_exchange(transport)
+        words, offers = _note_disconnect(transport), _note_offers(transport)
+        known = _known_hosts(host)
+        certified = bool(known.authorities(*host.known_names))
+        _prefer(transport, kinds or [kind for kind, _ in known.expected(*host.known_names).keys], certified)
+        _agree(host, transport, deadline, offers)
+        if not (host.trusts_loopback and wire.on_loopback):
+            _check_identity(host, transport, known, trust)
     except BaseException:
         if transport is not None:
             transport.close()
@@ -63,21 +83,103 @@ def _note_disconnect(transport: Any) -> list[str]:
     return words
 
 
-def _prefer(transport: Any, known_types: Sequence[str]) -> None:
-    """Ask for a key of a type we know, so that another one is not taken for a change."""
+def _note_offers(transport: Any) -> dict[str, list[str]]:
+    """Keep the algorithms that the server offers, by kind, which paramiko only logs."""
+    offers: dict[str, list[str]] = {}
+    parse = transport._really_parse_kex_init
+
+    def note(*arguments: Any, **options: Any) -> Any:
+        parsed = parse(*arguments, **options)
+        offers.update({kind: list(names) for kind, names in parsed.items() if isinstance(names, list)})
+        return parsed
+
+    transport._really_parse_kex_init = note
+    return offers
+
+
+def _add_key_exchange(transport: Any) -> None:
+    """Let it take part in a key exchange by the name that RFC 8731 has given it; paramiko knows only the older one."""
+    old, new = "curve25519-sha256@libssh.org", "curve25519-sha256"
+    if old in transport._kex_info:
+        transport._kex_info = {**transport._kex_info, new: transport._kex_info[old]}
+        transport._preferred_kex = tuple(name for each in transport._preferred_kex for name in
+                                         ((new, each) if each == old else (each,)))  # fmt: skip
+
+
+def lacking(transport: Any, offers: Mapping[str, list[str]]) -> tuple[str, str, list[str]] | None:
+    """Return the first kind of algorithms of which the server offers none that we have: the word for it in sshd_config,
+    one that we have, and what is offered."""
+    for kind, word, example, ours in (
+        ("kex_algo_list", "KexAlgorithms", "curve25519-sha256", transport.preferred_kex),
+        ("server_key_algo_list", "HostKeyAlgorithms", "ssh-ed25519", transport.preferred_keys),
+        ("server_encrypt_algo_list", "Ciphers", "aes256-gcm@openssh.com", transport.preferred_ciphers),
+        ("server_mac_algo_list", "MACs", "hmac-sha2-256-etm@openssh.com", transport.preferred_macs),
+    ):
+        offered = [name for name in offers.get(kind, []) if name and not name.startswith(("ext-info-", "kex-strict-"))]
+        if offered and not set(offered) & set(ours):
+            return word, example, offered
+    return None
+
+
+def _explain_algorithms(host: ResolvedHost, word: str, example: str, offered: Sequence[str]) -> tuple[str, str]:
+    problem = f"no common encryption with {host.where}: of {word} it offers only {', '.join(offered[:8])}"
+    if all(name.endswith("sha1") or name in _OUTDATED for name in offered):
+        return f"{problem}, which are outdated", "update its SSH server"
+    if word == "HostKeyAlgorithms":
+        return problem, f"give it a host key of a usual type: sudo ssh-keygen -A there, and allow {example} in {word}"
+    hint = f"add {example} to the line '{word}' of its sshd_config (where it has none: {word} +{example}), restart sshd"
+    return f"{problem}, which Muster's SSH library lacks (the ssh command may know them)", hint
+
+
+def _known_hosts(host: ResolvedHost, key: HostKeyInfo | None = None) -> KnownHosts:
+    """Return what the files say, and the user's KnownHostsCommand: it is asked before and after a key was shown.
+
+    Raises:
+        SshError: the command failed, and so ssh would not connect either.
+    """
+    entries = host.known_hosts().entries
+    if host.known_hosts_command:
+        known = {"H": host.known_names[0], "I": "ORDER", "K": "NONE", "f": "NONE", "t": "NONE", "%": "%"}
+        if key is not None:
+            blob = base64.b64encode(key.blob).decode()
+            known |= {"I": "HOSTNAME", "K": blob, "f": key.fingerprint, "t": key.key_type}
+        words = [re.sub(r"%(.)", lambda m: known.get(m[1], m[0]), word) for word in host.known_hosts_command]
+        entries += parse_lines(_said_by(host, words), "KnownHostsCommand")
+    return KnownHosts(entries)
+
+
+def _said_by(host: ResolvedHost, words: Sequence[str]) -> list[str]:
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=_COMMAND_TIMEOUT)
+        problem = "" if done.returncode == 0 else f"it ended with {done.returncode}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problem = f"{error}"
+    if problem:
+        failed = SshError(host.machine, f"KnownHostsCommand of ~/.ssh/config failed: {problem}", f"try it: {words[0]}")
+        failed.stage = Stage.HOST_KEY
+        raise failed
+    return done.stdout.decode(errors="replace").splitlines()
+
+
+def _prefer(transport: Any, known_types: Sequence[str], certified: bool) -> None:
+    """Ask for a key of a type we know, so that another one is not taken for a change; for a certificate before it where
+    an authority is trusted with this host."""
     options = transport.get_security_options()
     offered = list(options.key_types)
     wanted = [
         k for known in known_types for k in (("rsa-sha2-512", "rsa-sha2-256") if known == "ssh-rsa" else (known,))
     ]
-    options.key_types = list(dict.fromkeys([*(kind for kind in wanted if kind in offered), *offered]))
+    ordered = list(dict.fromkeys([*(kind for kind in wanted if kind in offered), *offered]))
+    options.key_types = [*(f"{kind}{_CERTIFICATE}" for kind in ordered if certified), *ordered]
 
 
-def _agree(host: ResolvedHost, transport: Any, deadline: Deadline) -> None:
+def _agree(host: ResolvedHost, transport: Any, deadline: Deadline, offers: Mapping[str, list[str]]) -> None:
     transport.handshake_timeout = transport.banner_timeout = deadline.remaining + 1.0
     try:
         transport.start_client(timeout=deadline.remaining)
     except (paramiko.SSHException, EOFError, OSError, ValueError) as error:
+        if isinstance(error, paramiko.IncompatiblePeer) and (nothing_common := lacking(transport, offers)):
+            raise NotSsh(host.machine, *_explain_algorithms(host, *nothing_common)) from None
         raise _explain_handshake(host, error, deadline) from None
     if not transport.is_active() or not transport.initial_kex_done:
         raise stalled(host, "the key exchange did not end", deadline.seconds)
@@ -88,7 +190,7 @@ def _explain_handshake(host: ResolvedHost, error: Exception, deadline: Deadline)
     if deadline.passed:
         return stalled(host, "the key exchange did not end", deadline.seconds)
     if isinstance(error, paramiko.IncompatiblePeer):
-        return NotSsh(host.machine, f"no common encryption with {host.where}: {text}", "update its SSH server")
+        return NotSsh(host.machine, f"no common encryption with {host.where}: {text}", "check its sshd_config")
     if isinstance(error, EOFError | ConnectionError) or not text or "EOF" in text or "no existing session" in text:
         hint = "its SSH server may be overloaded (MaxStartups) or refuse this address; check its log"
         return Dropped(host.machine, f"{host.where} closed the connection during the key exchange", hint)
@@ -98,17 +200,19 @@ def _explain_handshake(host: ResolvedHost, error: Exception, deadline: Deadline)
 def _check_identity(host: ResolvedHost, transport: Any, known: KnownHosts, trust: Trust | None) -> None:
     key = transport.get_remote_server_key()
     name, plain_name = host.known_names
-    info = HostKeyInfo(host.machine, name, key.get_name(), key.asbytes())
+    certificate = key.public_blob.key_blob if key.public_blob else b""
+    info = HostKeyInfo(host.machine, name, key.get_name(), key.asbytes(), certificate)
+    known = _known_hosts(host, info) if host.known_hosts_command else known
     verdict = known.judge(info)
     if verdict is HostKeyStatus.UNKNOWN and plain_name != name:
         plain = known.judge(replace(info, name=plain_name))
         verdict = plain if plain in (HostKeyStatus.KNOWN, HostKeyStatus.REVOKED) else verdict
-    if verdict is HostKeyStatus.REVOKED:
-        raise HostKeyChanged(host.machine, f"its host key {info.fingerprint} is marked as revoked", "do not connect")
+    if verdict is HostKeyStatus.REVOKED or (host.revoked_keys and is_revoked(info, host.revoked_keys)):
+        raise HostKeyChanged(host.machine, f"its host key {info.fingerprint} is revoked", "do not connect")
     if verdict is HostKeyStatus.CHANGED:
         raise _changed(host, info, known.of(name)[0])
     if verdict is HostKeyStatus.UNKNOWN:
-        if trust is None or not trust(info):
+        if not host.accepts_new_keys and (trust is None or not trust(info)):
             raise UnknownHostKey(info)
         _remember(host, info)
 

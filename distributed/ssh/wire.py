@@ -8,6 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import errno
+import ipaddress
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 
 from distributed.ssh.config import ResolvedHost
 from distributed.ssh.errors import (
+    CONNECTION_LIMIT,
     REMOTE_LOGIN,
     ConnectTimeout,
     Dropped,
@@ -28,6 +30,7 @@ from distributed.ssh.errors import (
     SshError,
     Stalled,
 )
+from distributed.ssh.last_answers import note_answer, seconds_since_answer
 
 _STRANGERS_LIMIT = 256 * 1024
 """Bytes a server may send before we are logged in; an honest one needs about 5 KiB."""
@@ -35,12 +38,16 @@ _GREETING_LIMIT = 8 * 1024
 """Bytes before and with the server's identification (RFC 4253, 4.2)."""
 NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL)
 
+_BUSY = (b"Not allowed at this time", b"Exceeded MaxStartups")
+"""What OpenSSH (9.8, 9.9) says in place of its identification to one that it refuses for a while."""
 _TCP_RXT_CONNDROPTIME = 0x80
 """In Darwin's netinet/tcp.h: seconds of retransmission after which a connection is dropped."""
 _UNHEARD = 20.0
 """Seconds after which a connection ends whose data the other side does not acknowledge. After an outage TCP waits up to
 twice as long as that took. Where a link fails again and again nothing that we say arrives, though the other side is
 heard: a run's agent would end for want of a beat."""
+
+_FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 
 _T = TypeVar("_T")
 
@@ -100,8 +107,11 @@ class SshStream:
         raise ValueError(seen)
 
     def logged_in(self) -> None:
-        """Lift the limit on what the server may send."""
+        """Lift the limit on what the server may send, and note that it has let us in."""
         self._budget = None
+        if isinstance(self._stream, socket.socket) and self._process is None:
+            with contextlib.suppress(OSError):  # it is lost already
+                note_answer(*self._stream.getpeername()[:2])
 
     def recv(self, size: int) -> bytes:
         if self._again:
@@ -124,6 +134,13 @@ class SshStream:
 
     def getpeername(self) -> Any:
         return self._stream.getpeername()
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether it is a connection of this computer's to itself."""
+        if not isinstance(self._stream, socket.socket) or self._process is not None:
+            return False
+        return ipaddress.ip_address(str(self._stream.getpeername()[0]).partition("%")[0]).is_loopback
 
     @property
     def _closed(self) -> bool:
@@ -153,16 +170,19 @@ def dial(host: ResolvedHost, deadline: Deadline) -> SshStream:
     addresses = _look_up(host, deadline)
     for number, (family, address) in enumerate(addresses):
         try:
-            return SshStream(_connect(family, address, deadline.remaining / (len(addresses) - number)))
+            seconds = deadline.remaining / (len(addresses) - number)
+            return SshStream(_connect(family, address, seconds, host.bind_address))
         except OSError as error:
             failure = _explain_connect(host, str(address[0]), error, deadline)
             worst = failure if worst is None or isinstance(failure, PortClosed) else worst
     raise worst or NameUnknown(host.machine, *explain_name(host))
 
 
-def _connect(family: socket.AddressFamily, address: Any, seconds: float) -> socket.socket:
+def _connect(family: socket.AddressFamily, address: Any, seconds: float, source: str) -> socket.socket:
     stream = socket.socket(family, socket.SOCK_STREAM)
     try:
+        if source:
+            stream.bind((source, 0))
         stream.settimeout(seconds)
         stream.connect(address)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -177,7 +197,8 @@ def _connect(family: socket.AddressFamily, address: Any, seconds: float) -> sock
 
 
 def _look_up(host: ResolvedHost, deadline: Deadline) -> list[tuple[socket.AddressFamily, Any]]:
-    asking = in_background(lambda: socket.getaddrinfo(host.hostname, host.port, type=socket.SOCK_STREAM))
+    family = _FAMILIES.get(host.address_family, socket.AF_UNSPEC)
+    asking = in_background(lambda: socket.getaddrinfo(host.hostname, host.port, family, socket.SOCK_STREAM))
     try:
         found = asking.result(deadline.remaining)
     except concurrent.futures.TimeoutError:
@@ -219,11 +240,22 @@ def explain_name(host: ResolvedHost) -> tuple[str, str]:
 
 def _explain_connect(host: ResolvedHost, address: str, error: OSError, deadline: Deadline) -> SshError:
     where = host.where if address == host.hostname else f"{host.where} ({address})"
+    ago = seconds_since_answer(address, host.port)
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
         hint = "is it on, awake and in this network? A firewall may drop the packets"
-        return ConnectTimeout(host.machine, f"no answer from {where} within {deadline.seconds:.0f} s", hint)
+        problem = f"no answer from {where} within {deadline.seconds:.0f} s"
+        if ago is not None:
+            return ConnectTimeout(host.machine, f"{problem}, and it answered {ago:.0f} s ago", CONNECTION_LIMIT)
+        return ConnectTimeout(host.machine, problem, hint)
     if error.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
+        if ago is not None:
+            problem = f"{where} answered {ago:.0f} s ago and refuses connections now"
+            hint = f"{CONNECTION_LIMIT}; or its SSH server was stopped: {REMOTE_LOGIN}"
+            return PortClosed(host.machine, problem, hint)
         return PortClosed(host.machine, f"no SSH server listens at {where}", REMOTE_LOGIN)
+    if error.errno == errno.EADDRNOTAVAIL and host.bind_address:
+        problem = f"this computer has no address {host.bind_address} to connect to {where} from"
+        return NoRoute(host.machine, problem, "correct BindAddress in ~/.ssh/config")
     if error.errno in NO_ROUTE:
         hint = (
             "is it on, awake and in this network? On a Mac this also means that the terminal may not use the network: "
@@ -247,6 +279,10 @@ def greet(host: ResolvedHost, wire: SshStream, deadline: Deadline) -> None:
         raise not_ssh(host, error.args[0]) from None
     except (OSError, EOFError) as error:
         seen = error.args[0] if isinstance(error, EOFError) else b""
+        if any(words in seen for words in _BUSY):
+            problem = f"{host.where} lets nobody in from here for now; it said {seen[:60].decode('ascii', 'replace')!r}"
+            hint = "too many log-ins failed or were under way (PerSourcePenalties, MaxStartups): wait some minutes"
+            raise Dropped(host.machine, problem, hint) from None
         if seen:
             raise not_ssh(host, seen) from None
         hint = "its SSH server may be overloaded (MaxStartups) or refuse this address; check its log"

@@ -124,6 +124,7 @@ class RemoteWorker:
     def lines(self) -> Iterator[bytes]:
         try:
             if not self._wait_until_ready():
+                self._raise_broken()
                 self._lose("ended before it was started")
                 return
             document = json.dumps(self._document()).encode() + b"\n"
@@ -205,14 +206,14 @@ class RemoteWorker:
                     if line:
                         yield line
                     if self._code is not None:
+                        self._raise_broken()
                         return
             except ValidationError as error:
                 self._lose(f"its agent sent an invalid message ({first_problem(error)})")
                 return
             except (MusterError, OSError, ValueError) as error:
                 problem = str(error) or f"{self.link.name} does not answer"
-            if self._broken is not None:
-                raise self._broken
+            self._raise_broken()
             # One that is not wanted any more is ended by its lease where we cannot do it.
             patience = self.timeouts.silence if self._unwanted else self.timeouts.give_up
             if time.monotonic() - heard > patience:
@@ -223,6 +224,15 @@ class RemoteWorker:
                 yield self._note(f"{problem}; its worker goes on; reconnecting")
             time.sleep(pause)
             pause = min(2 * pause, 2.0)
+
+    def _raise_broken(self) -> None:
+        """Say why it was killed, where it had no way to the others.
+
+        Raises:
+            MusterError: it had none.
+        """
+        if self._broken is not None:
+            raise self._broken
 
     def _note(self, message: str) -> bytes:
         return to_line(WarningEvent(member=self.assignment.rank, message=message)).encode()

@@ -257,6 +257,39 @@ def test_one_key_under_two_names_is_one_machine() -> None:
     assert [path.endpoint for path in machine.paths] == [first, second]
 
 
+@pytest.mark.parametrize("origin", [SightingOrigin.TYPED, SightingOrigin.HOSTS_FILE, SightingOrigin.BONJOUR])
+def test_clones_with_one_key_are_two_machines_that_say_so(origin: SightingOrigin) -> None:
+    both = [sighting(name, endpoint(n), origin=origin) for name, n in (("a", 9), ("b", 10))]
+    remembered = [sighting(f"192.168.1.{n}", endpoint(n), origin=SightingOrigin.KNOWN_HOSTS) for n in (10, 9)]
+    state = folded(*both, *remembered, Identified(endpoint(9), "k"), Identified(endpoint(10), "k"))
+    found = machines(state)
+    assert [(machine.name, len(machine.paths), machine.status) for machine in found] == [
+        ("a", 1, Reachability.ONLINE),
+        ("b", 1, Reachability.ONLINE),
+    ]
+    problems = [machine.problem for machine in found]
+    assert [problem.cause for problem in problems if problem] == ["same_host_key"] * 2
+    assert problems[0] is not None and "same host key as b" in problems[0].message
+    assert "ssh-keygen -A" in problems[0].hint
+
+
+def test_two_names_of_a_list_are_one_machine_where_an_announcement_joins_their_addresses() -> None:
+    wifi, cable = endpoint(9), endpoint(10)
+    listed = [sighting(name, end, origin=SightingOrigin.TYPED) for name, end in (("a-wifi", wifi), ("a", cable))]
+    (machine,) = machines(folded(*listed, sighting("a", wifi, cable), Identified(wifi, "k"), Identified(cable, "k")))
+    assert len(machine.paths) == 2 and machine.problem is None
+
+
+def test_a_clone_of_this_computer_is_another_machine() -> None:
+    state = folded(
+        sighting("me", endpoint(9), origin=SightingOrigin.HERE),
+        sighting("b", endpoint(10), origin=SightingOrigin.TYPED),
+        Identified(endpoint(9), "k"),
+        Identified(endpoint(10), "k"),
+    )
+    assert [(machine.name, machine.here) for machine in machines(state)] == [("me", True), ("b", False)]
+
+
 def test_one_name_with_two_keys_is_two_machines_even_if_announced_as_one() -> None:
     first, second = endpoint(9), endpoint(10)
     state = folded(sighting("mac", first, second), Identified(first, "a"), Identified(second, "b"))
@@ -318,8 +351,9 @@ def test_identity_holds_whatever_is_observed(events: list[Observation]) -> None:
     state = folded(*events)
     found = machines(state)
     assert len({machine.id for machine in found}) == len(found)
-    identified = [machine.fingerprint for machine in found if machine.fingerprint]
-    assert len(set(identified)) == len(identified)
+    for machine in found:
+        alone = [other.fingerprint for other in found].count(machine.fingerprint) == 1
+        assert alone or not machine.fingerprint or machine.problem is not None  # a clone, and said so
     for machine in found:
         keys_shown = {state.paths[path.endpoint].fingerprint for path in machine.paths} - {""}
         assert keys_shown <= {machine.fingerprint}
@@ -486,6 +520,19 @@ def test_a_machine_is_located_by_the_key_known_under_its_name(tmp_path: Path) ->
     (machine,) = machines(moved)
     assert locate(target, machines(moved)) == machine
     assert locate(target, machines(folded(sighting("x", endpoint(77))))) is None
+
+
+def test_of_clones_the_one_with_the_name_is_located(tmp_path: Path) -> None:
+    known = tmp_path / "known_hosts"
+    known.write_text("a,b,c ssh-ed25519 " + base64.b64encode(b"one image").decode() + "\n")
+    config = tmp_path / "config"
+    config.write_text(f"UserKnownHostsFile {known}\nGlobalKnownHostsFile none\n")
+    shown = fingerprint(b"one image")
+    places = {"a": endpoint(9), "b": endpoint(10)}
+    both = [sighting(name, place, origin=SightingOrigin.TYPED) for name, place in places.items()]
+    found = machines(folded(*both, *(Identified(place, shown) for place in places.values())))
+    located = [locate(SshTarget(name, name, config_file=str(config)), found) for name in "abc"]
+    assert [machine and machine.name for machine in located] == ["a", "b", None]
 
 
 def test_many_claims_to_one_address_cost_no_time() -> None:

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed.checks import machine_health as health
-from distributed.checks.findings import Health, guarded_folder, judge_facts, judge_health, judge_mtu, judge_ways
+from distributed.checks.findings import (
+    Health,
+    guarded_folder,
+    judge_facts,
+    judge_health,
+    judge_host_keys,
+    judge_mtu,
+    judge_ways,
+)
 from distributed.preparation.preflight import Facts
 
 SOUND: dict[str, Any] = {
@@ -150,3 +158,9 @@ def test_this_machine_multiplies_rightly() -> None:
     found = health.smoke(torch, "cpu")
     assert found["problem"] == "" and found["gflops"] > 0.1 and found["bf16"] is False
     assert health.smoke(torch, "cuda:99")["problem"]
+
+
+def test_machines_that_share_a_host_key_are_warned_of() -> None:
+    found = judge_host_keys({"a": "k", "b": "k", "c": "other"})
+    assert set(found) == {"a", "b"} and {one.level for one in found.values()} == {"warning"}
+    assert "same host key as b" in found["a"].seen and "ssh-keygen -A" in found["a"].fix

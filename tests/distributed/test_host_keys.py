@@ -6,14 +6,24 @@ import base64
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distributed.ssh.host_keys import HostKeyInfo, HostKeyStatus, KnownHosts, known_name, parse_line, remember
-from tests.lab.ssh_setup import make_key
+from distributed.ssh.host_keys import (
+    HostKeyInfo,
+    HostKeyStatus,
+    KnownHosts,
+    authority_of,
+    is_revoked,
+    known_name,
+    parse_line,
+    remember,
+)
+from tests.lab.ssh_setup import make_key, public_key
 
 needs_keygen = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen is not installed")
 
@@ -118,3 +128,86 @@ def test_ssh_keygen_finds_what_we_wrote(tmp_path: Path, hashed: bool) -> None:
     assert subprocess.run(["ssh-keygen", "-F", "[studio]:2222", "-f", str(path)], capture_output=True).returncode == 0
     subprocess.run(["ssh-keygen", "-R", "[studio]:2222", "-f", str(path)], capture_output=True, check=True)
     assert path.read_text() == ""
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A certificate authority with a folder for its files."""
+
+    folder: Path
+    key: Path
+
+    def certified(self, name: str, *options: str, kind: str = "ed25519") -> HostKeyInfo:
+        """Return a new host key of the machine ``name``, certified with these options of ssh-keygen."""
+        host_key = self.folder / "host_key"
+        make_key(host_key, kind)
+        words = ["ssh-keygen", "-q", "-s", str(self.key), "-I", "lab", *options, f"{host_key}.pub"]
+        subprocess.run(words, check=True)
+        key_type, blob = public_key(host_key).split()
+        certificate = public_key(Path(f"{host_key}-cert")).split()[1]
+        return HostKeyInfo("studio", name, key_type, base64.b64decode(blob), base64.b64decode(certificate))
+
+    def line(self, hosts: str, marker: str = "@cert-authority") -> str:
+        return f"{marker} {hosts} {public_key(self.key)}"
+
+
+@pytest.fixture(params=["ed25519", "rsa", "ecdsa"])
+def authority(tmp_path: Path, request: pytest.FixtureRequest) -> Authority:
+    make_key(tmp_path / "ca", request.param)
+    return Authority(tmp_path, tmp_path / "ca")
+
+
+@needs_keygen
+@pytest.mark.parametrize(
+    ("name", "options", "verdict"),
+    [
+        ("studio", ("-h", "-n", "other,studio"), HostKeyStatus.KNOWN),
+        ("[studio]:2222", ("-h", "-n", "studio"), HostKeyStatus.KNOWN),
+        ("studio.lan", ("-h", "-n", "*.lan"), HostKeyStatus.KNOWN),
+        ("studio", ("-h",), HostKeyStatus.KNOWN),  # for every host: PROTOCOL.certkeys
+        ("studio", ("-h", "-n", "other"), HostKeyStatus.UNKNOWN),
+        ("studio", ("-n", "studio"), HostKeyStatus.UNKNOWN),  # of a user
+        ("studio", ("-h", "-n", "studio", "-V", "20200101:20210101"), HostKeyStatus.UNKNOWN),
+    ],
+)
+def test_a_certificate_holds_for_its_hosts_and_its_time(
+    authority: Authority, name: str, options: tuple[str, ...], verdict: HostKeyStatus
+) -> None:
+    assert judge(authority.line("*"), authority.certified(name, *options)) is verdict
+
+
+@needs_keygen
+def test_an_authority_is_trusted_with_the_hosts_of_its_line_until_it_is_revoked(authority: Authority) -> None:
+    shown = authority.certified("studio", "-h", "-n", "studio")
+    assert judge(authority.line("*.lan"), shown) is HostKeyStatus.UNKNOWN
+    assert judge(authority.line("studio", ""), shown) is HostKeyStatus.CHANGED  # its key is a host's, not an authority
+    revoked = authority.line("studio") + "\n" + authority.line("*", "@revoked")
+    assert judge(revoked, shown) is HostKeyStatus.REVOKED
+    assert judge(line("studio", shown), replace(shown, certificate=b"")) is HostKeyStatus.KNOWN
+
+
+@needs_keygen
+def test_a_certificate_that_was_changed_certifies_nothing(authority: Authority) -> None:
+    whole = authority.certified("studio", "-h", "-n", "studio").certificate
+    assert authority_of(whole, "studio") is not None
+    assert authority_of(whole.replace(b"studio", b"studia"), "studia") is None
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_are_taken_for_a_certificate(data: bytes) -> None:
+    assert authority_of(data, "studio") is None
+
+
+@needs_keygen
+def test_revoked_keys_are_read_as_lines_and_as_the_list_of_ssh_keygen(tmp_path: Path) -> None:
+    for name in ("good", "bad"):
+        make_key(tmp_path / name)
+    shown = {}
+    for name in ("good", "bad"):
+        key_type, blob = public_key(tmp_path / name).split()
+        shown[name] = HostKeyInfo("studio", "studio", key_type, base64.b64decode(blob))
+    (tmp_path / "lines").write_text(f"# lost\n{public_key(tmp_path / 'bad')} of the studio\n")
+    subprocess.run(["ssh-keygen", "-q", "-k", "-f", tmp_path / "list", tmp_path / "bad.pub"], check=True)
+    for file in ("lines", "list"):
+        assert [is_revoked(shown[name], tmp_path / file) for name in ("good", "bad")] == [False, True]
+    assert is_revoked(shown["good"], tmp_path / "missing")

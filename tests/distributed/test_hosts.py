@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distributed.hosts.file import dump_hosts, load_hosts, parse_hosts, save_hosts, split_address
+from distributed.hosts.foreign import refuse_foreign
 from distributed.hosts.schema import Hosts, Machine
 from distributed.ssh import errors as ssh_errors
 from profiles.errors import BadInput, ExitCode
@@ -237,3 +239,36 @@ def test_every_field_and_every_cause_is_explained() -> None:
     kinds = ssh_errors.SshError.__subclasses__()
     assert len(kinds) > 10
     assert {*Machine.model_fields, *(kind.cause for kind in kinds)} <= words
+
+
+@pytest.mark.parametrize(
+    ("text", "tool", "machines"),
+    [
+        ('[{"ssh": "a", "ips": ["10.0.0.1"]}, {"ssh": "b"}]', "mlx", '{"master": "a", "workers": ["b"]}'),
+        (
+            '{"backend": "ring", "hosts": [{"ssh": "a.local", "ips": []}]}',
+            "mlx",
+            '{"master": "a.local", "workers": []}',
+        ),
+        ("# ours\na slots=1\n\nada@b slots=8 max_slots=8\n", "DeepSpeed", '{"master": "a", "workers": ["ada@b"]}'),
+        ("compute_environment: LOCAL_MACHINE\nmain_process_ip: 10.0.0.1\nnum_machines: 2\n", "accelerate", "10.0.0.1"),
+        ("compute_environment: LOCAL_MACHINE\nmain_process_ip: null\n", "accelerate", "a.local"),
+        ("provider:\n  type: local\n  head_ip: 10.0.0.1\n  worker_ips: [10.0.0.2, 10.0.0.3]\n", "Ray", "10.0.0.3"),
+        ("a\nb\n", "a list of names", '{"master": "a", "workers": ["b"]}'),
+    ],
+)
+def test_the_hosts_file_of_another_tool_is_told_by_name_with_ours(text: str, tool: str, machines: str) -> None:
+    error = refused(text)
+    assert "this is a" in error.message and tool in error.message and machines in error.hint
+
+
+@given(st.text(max_size=200))
+def test_no_text_breaks_the_recognition_of_others(text: str) -> None:
+    with contextlib.suppress(BadInput):
+        refuse_foreign(text, "hosts.json")
+
+
+def test_a_hosts_file_that_powershell_wrote_is_read(tmp_path: Path) -> None:
+    for encoding in ("utf-16", "utf-8-sig"):
+        (tmp_path / "hosts.json").write_text('{"master": "g\u00fcnther"}', encoding=encoding)
+        assert load_hosts(tmp_path / "hosts.json").master.name == "günther"

@@ -156,13 +156,17 @@ def test_who_answers_is_looked_at_before_many_that_are_new_and_silent() -> None:
     def read(endpoint: Endpoint, timeout: float = 1.0, kind: str = "") -> HostKeyInfo | Problem:
         return answer("SHA256:studio") if endpoint == PLACE else Problem("no_route", "nobody there")
 
+    def sign(endpoint: Endpoint) -> str:
+        reached.append(endpoint)
+        return "answers"
+
     def silent(number: int) -> Sighting:
         places = tuple(Endpoint(f"10.0.{number}.{last}", "en0") for last in range(1, 17))
         return Sighting(SightingKey(SightingOrigin.BONJOUR, "", str(number)), "x", "x.local", places)
 
     async def look() -> None:
         nonlocal now
-        watch = PathWatch(observe, {}, read, lambda endpoint, *_: reached.append(endpoint), lambda: now)
+        watch = PathWatch(observe, {}, read, clock=lambda: now, connect=lambda *_: None, sign=sign)
         for turn in range(10):
             now = 3.0 * turn
             for one in (sighted("studio"), *(silent(3 * turn + more) for more in range(3))):
@@ -171,7 +175,58 @@ def test_who_answers_is_looked_at_before_many_that_are_new_and_silent() -> None:
                 await due
 
     asyncio.run(look())
-    assert len(reached) == 9  # at every turn but the first, when its key was read
+    assert len(reached) == 8  # at every turn but the first, when its key was read, and one at which it was connected to
+
+
+@pytest.mark.parametrize(("sign", "connections"), [("answers to ping", 2), ("", 3)])
+def test_a_machine_that_answers_is_seldom_connected_to(sign: str, connections: int) -> None:
+    """``ufw limit`` refuses the sixth connection within 30 s, and a person's own count with these."""
+    now, state, times = 0.0, State(), list[float]()
+
+    def observe(observation: Observation) -> None:
+        nonlocal state
+        state = apply(state, observation)
+
+    def read(endpoint: Endpoint, timeout: float = 1.0, kind: str = "") -> HostKeyInfo:
+        times.append(now)
+        return answer("SHA256:studio")
+
+    async def look() -> None:
+        nonlocal now
+        watch = PathWatch(observe, {}, read, lambda *_: times.append(now), lambda: now, lambda endpoint: sign)
+        observe(sighted("studio"))
+        for tenth in range(300):
+            now = tenth / 10
+            for due in list(watch.due(state)):
+                await due
+
+    asyncio.run(look())
+    assert len(times) <= connections
+
+
+def test_who_refuses_right_after_an_answer_is_not_said_to_have_no_server() -> None:
+    now, state = 0.0, State()
+
+    def observe(observation: Observation) -> None:
+        nonlocal state
+        state = apply(state, observation)
+
+    async def look() -> None:
+        nonlocal now
+        refused = Problem("port_closed", "no SSH server listens", "turn it on")
+        watch = PathWatch(observe, {}, lambda *_, **__: answer("SHA256:studio"), lambda *_: refused, lambda: now,
+                          lambda endpoint: "")  # fmt: skip
+        observe(sighted("studio"))
+        for second in (0.0, 5.0):
+            now = second
+            for due in list(watch.due(state)):
+                await due
+
+    asyncio.run(look())
+    (found,) = machines(state)
+    assert found.problem is not None and found.problem.cause == "port_closed"
+    assert "answered 5 s ago" in found.problem.message and "ufw limit" in found.problem.hint
+    assert "Remote Login" in found.problem.hint
 
 
 def test_who_is_withdrawn_and_seen_again_between_two_looks_is_identified_anew() -> None:

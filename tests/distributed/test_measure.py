@@ -50,7 +50,7 @@ STEP = {"kind": "measurement", "batch": 4, "seconds": 0.5, "peak": 1000}
 
 def placed() -> Placement:
     member = MemberPlan(rank=0, name="a", batch_size=4)
-    return Placement(cast(Any, SimpleNamespace(name="a")), cast(Any, SimpleNamespace(fingerprint="SHA256:x")), member)
+    return Placement(cast(Any, SimpleNamespace(name="a")), cast(Any, SimpleNamespace(machine_key="SHA256:x")), member)
 
 
 def inputs(tuning: str = "full") -> Inputs:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from distributed.hosts.schema import Hosts, Machine
+from distributed.machine.agent_files import load_problem, start_loading
 from distributed.machine.link import HereConnection, MachineLink
 from distributed.planning.fitting import MemoryBudget
 from distributed.preparation import preflight
@@ -56,11 +57,51 @@ def problems(*facts: Facts) -> list[str]:
         ({"clock_ahead": 300.0}, "a: its clock is 300 s ahead of this machine's"),
         ({"clock_ahead": -300.0}, "a: its clock is 300 s behind this machine's"),
         ({"free": 5_000_000}, "a: its disk is full: 5 MB free at /home/a, needed are 200 MB"),
+        ({"free_files": 3}, "a: its disk has no more files to give: 3 inodes free at /home/a"),
+        ({"unloadable": "torch: OSError: no"}, "a: python3 cannot load torch: OSError: no"),
         ({"writable": False}, "a: /home/a cannot be written there"),
     ],
 )
 def test_one_line_says_what_is_wrong(change: dict[str, Any], said: str) -> None:
     assert problems(replace(SOUND, **change)) == [said]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("OSError: /x/libtorch_global_deps.so: failed to map segment from shared object", "mounted noexec"),
+        ("killed by signal 4", "another processor"),
+        ("ImportError: /lib/libc.so.6: version `GLIBC_2.38' not found", "older than the packages"),
+        ("ImportError: libgomp.so.1: cannot open shared object file", "import torch"),
+    ],
+)
+def test_the_loader_s_words_tell_what_to_do(words: str, hint: str) -> None:
+    facts = replace(SOUND, unloadable=f"torch: {words}")
+    (one,) = preflight.check(Hosts(machines=(Machine(name="a"),)), dial=lambda machine, *_: Told(machine, facts))
+    assert one.problem is not None and hint in one.problem.hint
+
+
+def test_a_package_that_cannot_be_loaded_is_found_by_loading_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (
+        ("sound", ""),
+        ("broken", "raise ImportError('libx.so: no such file')"),
+        ("dead", "import os\nos.abort()"),
+    ):
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "torch" / "lib").mkdir(parents=True)
+    (tmp_path / "torch" / "__init__.py").write_text("raise OSError('its own words')")
+    (tmp_path / "torch" / "lib" / "libtorch_python.so").write_text("no library")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("MUSTER_TESTS_COLD", "1")  # packages of this test, not those that are loaded already
+    said = [load_problem(start_loading(["sound", *more])) for more in ([], ["broken"], ["dead"], ["torch"])]
+    assert said == [
+        "",
+        "broken: ImportError: libx.so: no such file",
+        "dead: killed by signal 6",
+        "torch: OSError: its own words",
+    ]
 
 
 def test_what_to_do_is_said_of_several_machines_too() -> None:
@@ -73,6 +114,26 @@ def test_what_to_do_is_said_of_several_machines_too() -> None:
 
 def test_two_entries_of_one_machine() -> None:
     assert problems(SOUND, SOUND) == ["b: is the same machine as a (host key SHA256:a)"]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_clones_with_one_host_key_are_told_apart(place: int) -> None:
+    """By host name, number of the system, or boot."""
+    identity = ["pi", "0f3a", "boot 1"]
+    first = replace(SOUND, identity=tuple(identity))
+    identity[place] = "another"
+    second = replace(SOUND, identity=tuple(identity))
+    assert problems(first, second) == []
+    assert problems(first, second, first) == ["c: is the same machine as a (host key SHA256:a)"]
+
+
+def test_figures_of_clones_are_kept_apart() -> None:
+    first, second = (replace(SOUND, identity=(name, "0f3a", "boot 1")) for name in ("a", "b"))
+    said = {"a": first, "b": second}
+    hosts = Hosts(machines=tuple(Machine(name=name) for name in said))
+    found = preflight.check(hosts, dial=lambda machine, *_: Told(machine, said[machine.name]))
+    assert [one.facts.machine_key for one in found if one.facts] == ["SHA256:a of a", "SHA256:a of b"]
+    assert first.machine_key == "SHA256:a"
 
 
 def test_the_odd_version_of_torch_out() -> None:

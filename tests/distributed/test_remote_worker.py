@@ -17,7 +17,7 @@ import pytest
 
 from distributed.hosts.schema import Machine
 from distributed.machine.link import HereConnection, HereProcess, MachineLink
-from distributed.ssh.errors import ConnectTimeout
+from distributed.ssh.errors import ConnectTimeout, ForwardRefused
 from distributed.ssh.process import Process
 from distributed.supervisor import Supervisor
 from distributed.workers.agent_records import AgentTimeouts, Assignment, Record
@@ -289,3 +289,25 @@ def test_a_machine_that_cannot_be_made_ready_is_the_workers_error(machines: Mach
     assert isinstance(said, ErrorEvent)
     assert "its disk is full" in said.message
     assert worker.exit_code() == ExitCode.NOT_READY
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_machine_without_a_way_to_the_others_says_why_it_has_none(machines: Machines, started: bool) -> None:
+    """Its worker is killed for it, and "killed by signal 9" sent people to look for memory."""
+    worker = machines.worker()
+
+    def refuse(address: str) -> str:
+        raise ForwardRefused("far", "its SSH server does not forward ports for us", "AllowTcpForwarding yes")
+
+    worker.reach = refuse
+    if not started:
+        worker.send({"address": "coordinator:1"})
+    lines = worker.lines()
+    if started:
+        reader = ThreadPoolExecutor(1).submit(list, lines)
+        until(lambda: worker.pid > 0)
+        worker.send({"address": "coordinator:1"})
+        lines = iter(reader.result())
+    event = [from_line(line) for line in lines][-1]
+    assert isinstance(event, ErrorEvent) and "does not forward ports" in event.message
+    assert event.hint == "AllowTcpForwarding yes" and worker.exit_code() == ExitCode.NOT_READY

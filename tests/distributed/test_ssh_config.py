@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed.hosts.file import Machine
-from distributed.ssh.config import ResolvedHost, SshTarget, parse_jumps, resolve
+from distributed.ssh.config import ResolvedHost, SshTarget, parse_jumps, resolve, split_paths
 from profiles.errors import BadInput
 
 needs_ssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed")
@@ -65,6 +65,32 @@ def test_agent_socket_is_the_configured_one(resolved: Resolve, monkeypatch: pyte
     assert resolved("IdentityAgent $OTHER").agent_socket == "/run/other"
     account = pwd.getpwuid(os.getuid()).pw_dir  # for ssh, not HOME
     assert resolved("IdentityAgent ~/agent").agent_socket == f"{account}/agent"
+
+
+@needs_ssh
+def test_several_known_hosts_files_may_have_spaces_in_their_names(resolved: Resolve) -> None:
+    host = resolved('UserKnownHostsFile "/my keys/known  hosts" /b "/c d/e"')
+    assert host.user_known_hosts == (Path("/my keys/known  hosts"), Path("/b"), Path("/c d/e"))
+
+
+@given(st.lists(st.from_regex(r"[/~%$][a-z/]*( ?[a-z.]+)*", fullmatch=True)))
+def test_files_in_one_line_are_told_apart(names: list[str]) -> None:
+    assert split_paths(" ".join(names)) == names
+
+
+@needs_ssh
+@pytest.mark.parametrize(
+    ("value", "accepts"), [("ask", False), ("yes", False), ("accept-new", True), ("no", True), ("off", True)]
+)
+def test_who_was_never_met_is_accepted_where_the_configuration_says_so(
+    resolved: Resolve, value: str, accepts: bool
+) -> None:
+    assert resolved(f"StrictHostKeyChecking {value}").accepts_new_keys == accepts
+
+
+@needs_ssh
+def test_the_time_that_the_configuration_gives_a_machine_is_taken_over(resolved: Resolve) -> None:
+    assert (resolved("").connect_timeout, resolved("ConnectTimeout 45").connect_timeout) == (0.0, 45.0)
 
 
 @needs_ssh

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,9 +24,13 @@ from distributed.ssh.errors import (
     Dropped,
     ForwardRefused,
     HostKeyChanged,
+    NameUnknown,
     NoKeyAccepted,
     NoShell,
+    NotSsh,
     RemoteFileError,
+    SshError,
+    Stage,
     Stalled,
 )
 from distributed.ssh.host_keys import HostKeyInfo
@@ -330,6 +335,104 @@ def test_another_known_type_is_no_stranger(lab: LightLab, tmp_path: Path) -> Non
         )
 
 
+def strange(lab: LightLab, folder: Path, text: str) -> SshTarget:
+    """Return ``a`` as a target of whom known_hosts says nothing, with more lines in the configuration."""
+    nobody = f"UserKnownHostsFile {folder / 'nobody'}\n{text}"
+    return lab.target("a", config_file=configured(lab.ssh_config, folder, nobody))
+
+
+@pytest.mark.parametrize("value", ["accept-new", "no"])
+def test_a_configuration_may_accept_who_was_never_met_but_no_other_key(
+    lab: LightLab, tmp_path: Path, value: str
+) -> None:
+    target = strange(lab, tmp_path, f"StrictHostKeyChecking {value}")
+    SshConnection.connect(target).close()
+    ssh_setup.make_key(tmp_path / "other")
+    place = f"[127.0.0.1]:{lab['a'].port}"
+    assert (tmp_path / "nobody").read_text() == f"{place} {lab['a'].host_key}\n"
+    (tmp_path / "nobody").write_text(f"{place} {ssh_setup.public_key(tmp_path / 'other')}\n")
+    with pytest.raises(HostKeyChanged):
+        SshConnection.connect(target)
+
+
+def test_the_keys_that_a_command_prints_are_known(lab: LightLab, tmp_path: Path) -> None:
+    program = tmp_path / "my known hosts"
+    program.write_text(f'#!/bin/sh\necho "$@" >> "$0.asked"; echo "$1 {lab["a"].host_key}"')
+    program.chmod(0o755)
+    SshConnection.connect(strange(lab, tmp_path, f'KnownHostsCommand "{program}" %H %I %t %K %u%%')).close()
+    asked = [line.split() for line in (tmp_path / "my known hosts.asked").read_text().splitlines()]
+    name, user = f"[127.0.0.1]:{lab['a'].port}", f"{lab['a'].user}%"
+    assert asked[0] == [name, "ORDER", "NONE", "NONE", user]
+    assert asked[-1] == [name, "HOSTNAME", *lab["a"].host_key.split(), user]
+
+
+def test_no_key_is_taken_where_the_command_for_known_keys_fails(lab: LightLab, tmp_path: Path) -> None:
+    with pytest.raises(SshError, match="a: KnownHostsCommand of ~/.ssh/config failed: it ended with 1") as caught:
+        SshConnection.connect(strange(lab, tmp_path, "KnownHostsCommand /bin/false"), trust=lambda key: True)
+    assert caught.value.stage is Stage.HOST_KEY
+
+
+def test_a_known_key_that_is_revoked_is_refused(lab: LightLab, tmp_path: Path) -> None:
+    (tmp_path / "revoked").write_text(lab["a"].host_key)
+    config = configured(lab.ssh_config, tmp_path, f"RevokedHostKeys {tmp_path / 'revoked'}")
+    with pytest.raises(HostKeyChanged, match="is revoked"):
+        SshConnection.connect(lab.target("a", config_file=config))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
+def test_a_machine_is_dialled_from_the_address_that_the_configuration_names(lab: LightLab, tmp_path: Path) -> None:
+    config = configured(lab.ssh_config, tmp_path, "BindAddress 127.0.0.9\nAddressFamily inet")
+    with SshConnection.connect(lab.target("a", config_file=config)) as connection:
+        assert connection.run(["sh", "-c", "echo $SSH_CONNECTION"]).stdout.split()[0] == b"127.0.0.9"
+
+
+def test_a_family_without_an_address_is_an_unknown_name(lab: LightLab, tmp_path: Path) -> None:
+    config = configured(lab.ssh_config, tmp_path, "AddressFamily inet6")
+    with pytest.raises(NameUnknown):
+        SshConnection.connect(lab.target("a", config_file=config))
+
+
+def test_any_key_is_taken_on_loopback_where_the_configuration_says_so(lab: LightLab, tmp_path: Path) -> None:
+    SshConnection.connect(strange(lab, tmp_path, "NoHostAuthenticationForLocalhost yes")).close()
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "rsa", "ecdsa"])
+def test_a_host_certificate_of_a_known_authority_is_enough(tmp_path: Path, kind: str) -> None:
+    authority, certificate = tmp_path / "ca", tmp_path / "host_key-cert.pub"
+    ssh_setup.make_key(authority)
+    ssh_setup.make_key(tmp_path / "host_key", kind)
+    words = ["ssh-keygen", "-q", "-s", authority, "-I", "a", "-h", "-n", "127.0.0.1", tmp_path / "host_key.pub"]
+    subprocess.run(words, check=True)
+    spec = HostSpec("a", sshd_options=(f"HostKey {tmp_path / 'host_key'}", f"HostCertificate {certificate}"))
+    with LightLab(spec) as certified:
+        (tmp_path / "nobody").write_text(f"@cert-authority * {ssh_setup.public_key(authority)}\n")
+        SshConnection.connect(strange(certified, tmp_path, "")).close()
+        assert (tmp_path / "nobody").read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("Ciphers chacha20-poly1305@openssh.com", "add aes256-gcm@openssh.com to the line 'Ciphers'"),
+        ("KexAlgorithms sntrup761x25519-sha512@openssh.com", "add curve25519-sha256 to the line 'KexAlgorithms'"),
+        ("MACs umac-128-etm@openssh.com", "add hmac-sha2-256-etm@openssh.com to the line 'MACs'"),
+        ("HostKeyAlgorithms ssh-rsa", "update its SSH server"),
+    ],
+)
+def test_a_server_whose_algorithms_we_lack_is_told_by_their_names(tmp_path: Path, line: str, fix: str) -> None:
+    ssh_setup.make_key(tmp_path / "rsa", "rsa")
+    options = (f"HostKey {tmp_path / 'rsa'}", line)
+    with LightLab(HostSpec("m", sshd_options=options)) as lab, pytest.raises(NotSsh) as caught:
+        SshConnection.connect(lab.target("m"), trust=lambda key: True)
+    word, name = line.split()
+    assert f"of {word} it offers only {name}" in caught.value.message and fix in caught.value.hint
+
+
+def test_the_newer_name_of_a_usual_key_exchange_is_known() -> None:
+    with LightLab(HostSpec("m", sshd_options=("KexAlgorithms curve25519-sha256",))) as lab:
+        SshConnection.connect(lab.target("m")).close()
+
+
 # --- log-in ---
 
 
@@ -365,6 +468,69 @@ def test_the_agents_keys_log_in(lab: LightLab, tmp_path: Path, agent: str) -> No
     config = configured(lab.ssh_config, tmp_path, f"IdentityAgent {agent}\nIdentitiesOnly no")
     with SshConnection.connect(lab.target("keyless", config_file=config)) as connection:
         assert connection.authenticated_by == "agent key lab"
+
+
+def add_to(agent: str, *keys: Path) -> None:
+    subprocess.run(["ssh-add", "-q", *keys], env={**os.environ, "SSH_AUTH_SOCK": agent}, check=True)
+
+
+def test_of_the_agents_keys_the_one_whose_public_half_is_named_logs_in(
+    lab: LightLab, tmp_path: Path, agent: str
+) -> None:
+    for name in ("key", "other"):
+        ssh_setup.make_key(tmp_path / name)
+    allow(lab, "keyless", tmp_path / "key")
+    add_to(agent, tmp_path / "other", tmp_path / "key")
+    (tmp_path / "key").unlink()
+    for named in ("key.pub", "key"):  # as ssh: the half that is there tells which of the agent's is meant
+        settings = f"IdentityAgent {agent}\nIdentitiesOnly yes\nIdentityFile {tmp_path / named}"
+        config = configured(lab.ssh_config, tmp_path, settings)
+        with SshConnection.connect(lab.target("keyless", config_file=config)) as connection:
+            assert connection.authenticated_by == "agent key lab"
+
+
+def test_the_key_that_the_hosts_file_names_is_tried_before_all_of_the_agents(tmp_path: Path, agent: str) -> None:
+    agents = [tmp_path / f"k{number}" for number in range(6)]
+    for key in agents:
+        ssh_setup.make_key(key)
+    add_to(agent, *agents)
+    with LightLab(HostSpec("m", sshd_options=("MaxAuthTries 1",))) as lab:
+        settings = f"IdentityAgent {agent}\nIdentitiesOnly no\n" + "\n".join(f"IdentityFile {key}" for key in agents)
+        config = configured(lab.ssh_config, tmp_path, settings)
+        SshConnection.connect(lab.target("m", key=str(lab.key), config_file=config)).close()
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "rsa", "ecdsa"])
+@pytest.mark.parametrize("held", [False, True], ids=["file", "agent"])
+def test_a_users_certificate_logs_in_and_where_it_has_expired_the_key_does(
+    lab: LightLab, tmp_path: Path, agent: str, kind: str, held: bool
+) -> None:
+    authority, key, certificate = tmp_path / "ca", tmp_path / "key", tmp_path / "id of ada.pub"
+    ssh_setup.make_key(authority)
+    ssh_setup.make_key(key, kind)
+    user = lab["keyless"].user
+    accepted = lab["keyless"].folder / "authorized_keys"
+    settings = f'IdentityFile {key}\nCertificateFile "{certificate}"'
+    if held:
+        add_to(agent, key)
+        key.unlink()
+        settings += f"\nIdentityAgent {agent}"
+    target = lab.target("keyless", config_file=configured(lab.ssh_config, tmp_path, settings))
+    for validity, line in (("+1d", f"cert-authority {ssh_setup.public_key(authority)}"), ("20200101:20210101", "")):
+        words = ["ssh-keygen", "-q", "-s", authority, "-I", "ada", "-n", user, "-V", validity, f"{key}.pub"]
+        subprocess.run(words, check=True)
+        certificate.unlink(missing_ok=True)
+        Path(f"{key}-cert.pub").rename(certificate)
+        accepted.write_text(f"{line or ssh_setup.public_key(key)}\n")
+        with SshConnection.connect(target) as connection:
+            assert connection.authenticated_by.endswith("with a certificate") == bool(line)
+
+
+def test_a_named_key_that_is_not_there_is_told_with_the_one_that_is_meant(lab: LightLab, tmp_path: Path) -> None:
+    ssh_setup.make_key(tmp_path / "gpu_key")
+    with pytest.raises(NoKeyAccepted, match="gpu-key .there is no such file") as caught:
+        SshConnection.connect(lab.target("locked", key=str(tmp_path / "gpu-key")))
+    assert "gpu_key" in caught.value.hint and caught.value.mendable
 
 
 def test_a_dead_agent_is_no_obstacle(lab: LightLab, tmp_path: Path) -> None:

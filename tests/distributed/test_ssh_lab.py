@@ -79,7 +79,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(lab: Lab) -> None:
     with SshConnection.connect(lab.target("small")) as small:
         with pytest.raises(RemoteFileError, match=r"small: cannot write data/big: .*No space left") as caught:
             small.put(b"x" * 4_000_000, "data/big")
-        assert caught.value.hint == "free some space there"
+        assert caught.value.hint.startswith("free some space there")
         assert small.run(["ls", "-A", "data"]).stdout == b""
 
 

@@ -17,6 +17,7 @@ from scripted_connection import serving, silent
 
 from distributed.ssh.connection import SshConnection, SshTarget
 from distributed.ssh.errors import CommandTimeout, Dropped, NameUnknown, NoRoute, NotSsh, PortClosed, SshError, Stalled
+from distributed.ssh.last_answers import note_answer, seconds_since_answer
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.slow
@@ -71,6 +72,8 @@ def meet(tmp_path: Path, port: int, host: str = "127.0.0.1", timeout: float = TI
         (says(b"\x1b[2J\x07\n" * 2000), NotSsh, "is not an SSH server"),
         (endless, NotSsh, "is not an SSH server"),
         (says(b"SSH-1.5-old\r\n"), NotSsh, "SSH-1.5-old"),
+        (says(b"Not allowed at this time\r\n", leaves), Dropped, "lets nobody in from here for now"),
+        (says(b"Exceeded MaxStartups\r\n", leaves), Dropped, "lets nobody in from here for now"),
         (says(BANNER), Stalled, "key exchange did not end"),
         (says(BANNER, leaves), Dropped, "closed the connection during the key exchange"),
         (says(BANNER, endless), NotSsh, "breaks the SSH protocol"),
@@ -100,6 +103,24 @@ def test_a_closed_port_tells_how_to_switch_remote_login_on(tmp_path: Path) -> No
     error = meet(tmp_path, port)
     assert type(error) is PortClosed
     assert "Sharing > Remote Login" in error.hint and "openssh-server" in error.hint
+
+
+def test_who_refuses_right_after_it_let_us_in_may_limit_connections(tmp_path: Path) -> None:
+    """``ufw limit``: each command is a process of its own, so that is remembered in a file."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    note_answer("127.0.0.1", port)
+    error = meet(tmp_path, port)
+    assert type(error) is PortClosed and "answered 0 s ago and refuses connections now" in error.message
+    assert "ufw limit" in error.hint and "Remote Login" in error.hint
+
+
+def test_what_was_long_ago_is_not_recent(monkeypatch: pytest.MonkeyPatch) -> None:
+    note_answer("192.0.2.1", 22)
+    assert seconds_since_answer("192.0.2.1", 2222) is None
+    for now, is_recent in ((time.time() + 100, False), (0.0, True)):  # a clock that was set back makes nothing old
+        monkeypatch.setattr("distributed.ssh.last_answers.time.time", lambda now=now: now)
+        assert (seconds_since_answer("192.0.2.1", 22) is not None) == is_recent
 
 
 def test_an_unknown_name_is_named(tmp_path: Path) -> None:

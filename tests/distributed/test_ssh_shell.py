@@ -31,8 +31,8 @@ words = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters
 
 def through(shell: str, argv: list[str]) -> list[bytes]:
     """Send words through a shell as sshd does, and return what a program gets."""
-    line = command_line(["printf", "%s\\0", *argv], "marker7")
-    done = subprocess.run([shell, "-c", line], capture_output=True, check=True)
+    line, first_input = command_line(["printf", "%s\\0", *argv], "marker7")
+    done = subprocess.run([shell, "-c", line], input=first_input, capture_output=True, check=True)
     marker, _, output = done.stdout.partition(b"\n")
     assert marker == b"marker7"
     return output.split(b"\0")[:-1]
@@ -42,7 +42,17 @@ def through(shell: str, argv: list[str]) -> list[bytes]:
 def test_every_login_shell_hands_words_on_unchanged(shell: str) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
-    assert through(shell, NASTY) == [word.encode() for word in NASTY]
+    for argv in (NASTY, [*NASTY, "x" * 8_000]):
+        assert through(shell, argv) == [word.encode() for word in argv]
+
+
+def test_no_string_is_longer_than_small_servers_take() -> None:
+    """dropbear ends the connection at 9,000 bytes; the command's own input follows its long words."""
+    script = f"printf {'x' * 20_000}; cat"
+    line, first_input = command_line(["sh", "-c", script], "m")
+    assert len(line) < 9_000
+    done = subprocess.run(["sh", "-c", line], input=first_input + b"its input", capture_output=True)
+    assert done.stdout == b"m\n" + b"x" * 20_000 + b"its input"
 
 
 @settings(max_examples=40)
@@ -52,7 +62,7 @@ def test_any_words_arrive_unchanged(argv: list[str]) -> None:
 
 
 def test_a_signal_shows_in_the_exit_code() -> None:
-    line = command_line(["sh", "-c", "kill -9 $$"], "m")
+    line, _ = command_line(["sh", "-c", "kill -9 $$"], "m")
     assert subprocess.run(["bash", "-c", line], capture_output=True).returncode == 128 + 9
 
 

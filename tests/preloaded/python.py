@@ -27,6 +27,7 @@ case "$MUSTER_TESTS_COLD$*" in
     exec {python} -IS {client} {socket} "$@" ;;
 "-m training.exchange.coordinator_main"*) ;;
 "-m training."*|"-m distributed."*|"-m app."*|*"-c from multiprocessing."*|*"-c import sys;exec(eval("*|\\
+"-c import ctypes, importlib"*|\\
 {project}/cli_typer.py*|{project}/wizard.py*|{project}/examples/*.py*|{project}/docs/*.py*|{project}/tests/*_process.py*|\\
 /*/training/script_start.py*|/*/pytest-of-*/script/*.py*|/*/pytest-of-*/wizard.py*)
     exec {python} -IS {client} {socket} "$@" ;;

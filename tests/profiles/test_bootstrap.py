@@ -153,3 +153,12 @@ def test_the_command_line_starts_from_a_bare_python(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0
     assert "Train a model on this machine or on several" in done.stdout
+
+
+@pytest.mark.parametrize("script", ["cli_typer.py", "wizard.py"])
+def test_a_command_finds_its_modules_though_its_folder_is_no_place_to_import_from(script: str, project: Path) -> None:
+    (project / "script.py").write_bytes((ROOT / script).read_bytes())
+    done = subprocess.run(
+        [BARE, "-S", str(project / "script.py")], env={"PYTHONSAFEPATH": "1"}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "setup" in done.stderr

@@ -123,7 +123,11 @@ except BadInput as error:
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounting needs root on Linux")
 @pytest.mark.parametrize(
     ("options", "message"),
-    [("ro", "the file system is read-only"), ("size=4k", "the disk is full"), ("nr_inodes=4", "the disk is full")],
+    [
+        ("ro", "the file system is read-only"),
+        ("size=4k", "the disk is full"),
+        ("nr_inodes=4", "the file system has no inodes left for more files"),
+    ],
 )
 def test_a_disk_that_refuses_is_named_and_nothing_is_left(tmp_path: Path, options: str, message: str) -> None:
     script = f'mount -t tmpfs -o {options} none "$1" && exec "$2" -c "$3" "$1" "$4"'

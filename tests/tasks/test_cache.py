@@ -33,7 +33,7 @@ def test_rest_of_a_killed_process_is_cleared(tmp_path: Path) -> None:
     assert {path.name for path in entry.iterdir()} == {"whole", "seal.json"}
 
 
-@pytest.mark.parametrize(("number", "said"), [(errno.ENOSPC, "no space left"), (errno.EACCES, "Permission denied")])
+@pytest.mark.parametrize(("number", "said"), [(errno.ENOSPC, "the disk is full"), (errno.EACCES, "Permission denied")])
 def test_disk_faults_name_the_setting(tmp_path: Path, number: int, said: str) -> None:
     def build(folder: Path) -> None:
         raise OSError(number, os.strerror(number))

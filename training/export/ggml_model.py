@@ -22,13 +22,13 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from profiles.errors import BadInput, RunFailed
 from training.export.exporters import CheckClip, Exporter, MergedWhisper
+from training.processes import environment
 from training.tasks.whisper.model import WhisperModelWrapper
 
 NAME = "ggml-model.bin"
 MAGIC = 0x67676D6C  # "ggml"
 _ENGLISH, _MULTILINGUAL = 51864, 51865  # entries of OpenAI's vocabularies; one more with large-v3's Cantonese
 _PATIENCE = 900  # seconds for three recordings
-_ROOT = Path(__file__).resolve().parents[2]
 _CHUNK = 1500  # encoder positions of 30 s: whisper.cpp goes through a recording in steps of 30 s
 _QUANTIZATION_VERSION = 2000
 _LAYER_NAMES = {
@@ -177,7 +177,8 @@ def _listen(folder: Path, plain: MergedWhisper, clips: Sequence[CheckClip]) -> l
     languages = ",".join(clip.language or "en" for clip in clips)
     command = [sys.executable, "-m", "training.export.ggml_listen", str((folder / NAME).resolve()), languages]
     try:
-        done = subprocess.run(command, input=sound.tobytes(), capture_output=True, timeout=_PATIENCE, cwd=_ROOT)
+        own, data = environment(0), sound.tobytes()
+        done = subprocess.run(command, input=data, capture_output=True, timeout=_PATIENCE, env=own)
     except subprocess.TimeoutExpired as error:
         raise RunFailed(f"whisper.cpp did not end within {_PATIENCE} s", "check later with --no-check") from error
     if done.returncode:

@@ -23,7 +23,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from profiles.errors import BadInput
-from training.run_files import add_file
+from training.run_files import add_file, why_full
 
 logger = logging.getLogger("muster.data")
 
@@ -66,9 +66,9 @@ def get_or_build(
                     logger.warning("%s in the cache is damaged or of an earlier version; it is computed again", entry)
                 _build_aside(entry, build, is_sealed=is_sound is None)
     except OSError as error:
-        if error.errno == errno.ENOSPC:
-            hint = "free space or choose another folder with cache_dir"
-            raise BadInput(f"cache folder {root}: no space left", hint) from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            reason, cure = why_full(error.errno, root)
+            raise BadInput(f"cache folder {root}: {reason}", f"{cure}, or choose another with cache_dir") from error
         reason = error.strerror or str(error)
         raise BadInput(f"cache folder {root}: {reason}", "choose a folder you can write with cache_dir") from error
     return entry

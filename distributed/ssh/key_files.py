@@ -1,0 +1,107 @@
+"""What lies in the file of a key: its public half, or why it is no private key and what to do."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import shlex
+from pathlib import Path
+from typing import Any
+
+import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    SSHCertificate,
+    load_ssh_public_identity,
+)
+
+from distributed.hosts.schema import nearest
+
+_HEAD = 400
+"""Bytes of a file that tell what it is."""
+_USUAL = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk", "id_xmss", "id_dsa", "muster_ed25519")
+"""Names that are looked for though nobody has written them down."""
+
+
+def is_usual(path: Path) -> bool:
+    """Whether a key of this name may be missing without a word."""
+    return path.name in _USUAL and path.parent.name == ".ssh"
+
+
+def public_blob(path: Path) -> bytes:
+    """Return the public half of a key file, from the file beside it or from itself; empty if there is none.
+
+    With the agent's help a public half is enough, as for ``ssh``.
+    """
+    for file in (f"{path}.pub", str(path)):
+        with contextlib.suppress(OSError, ValueError, paramiko.SSHException):
+            return bytes(paramiko.pkey.PublicBlob.from_file(file).key_blob)
+    return b""
+
+
+def certificate_of(path: Path, blob: bytes) -> Any:
+    """Return the certificate in a file as paramiko wants it; ``None``: it is not one of the public key ``blob``."""
+    with contextlib.suppress(OSError, ValueError, UnsupportedAlgorithm):
+        text = path.read_text()
+        identity = load_ssh_public_identity(text.encode())
+        if isinstance(identity, SSHCertificate):
+            line = identity.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+            return paramiko.pkey.PublicBlob.from_string(text) if base64.b64decode(line.split()[1]) == blob else None
+    return None
+
+
+def explain_key(path: Path, error: Exception) -> tuple[str, str]:
+    """Return why a file that cannot be read as a private key is none, and what to do; ``error`` as it was read."""
+    if not path.exists():
+        return "there is no such file", _instead(path)
+    if path.is_dir():
+        return "a folder", f"name the file of the private key in it: {_instead(path / 'key')}"
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(_HEAD).decode("ascii", "replace").lstrip("\ufeff \n")
+    except OSError as problem:
+        return f"cannot be read: {problem.strerror}", f"make it readable for you: sudo chown $USER {_quoted(path)}"
+    if head.startswith("PuTTY-User-Key-File"):
+        target = _quoted(path.with_name(f"{path.stem}_openssh"))
+        return (
+            "a key of PuTTY",
+            f"convert it, and name the new file: puttygen {_quoted(path)} -O private-openssh -o {target}",
+        )
+    if "-cert-v01@openssh.com" in head.split(" ")[0]:
+        return "a certificate", "name the private key instead; a certificate beside it (-cert.pub) is taken along"
+    if head.startswith(("ssh-", "ecdsa-", "sk-")) or "PUBLIC KEY" in head:
+        private = path.with_suffix("") if path.suffix == ".pub" else path
+        hint = f"name {_quoted(private)} instead" if private != path and private.exists() else "name the private half"
+        return "the public half of a key", f"{hint}, or add the private half to your agent with ssh-add"
+    if head.startswith("---- BEGIN SSH2"):
+        return (
+            "a key in the format of ssh.com",
+            f"convert it: ssh-keygen -i -f {_quoted(path)} > {_quoted(path)}.openssh",
+        )
+    if "PRIVATE KEY" not in head:
+        return "no private key" if head else "empty", _instead(path)
+    return f"cannot be read: {str(error)[:120]}", f"is it whole? ssh-keygen -y -f {_quoted(path)} reads it"
+
+
+def _instead(path: Path) -> str:
+    """Return what to do about a name that is wrong: the keys beside it, or how to make one."""
+    with contextlib.suppress(OSError):
+        beside = [public.with_suffix("").name for public in sorted(path.parent.glob("*.pub"))]
+        beside += [file.name for file in sorted(path.parent.iterdir()) if _is_private(file)]
+        if names := list(dict.fromkeys(name for name in beside if name != path.name)):
+            return f"correct 'key' in the hosts file, or IdentityFile: {nearest(path.name, names)}"
+    return f"correct 'key' in the hosts file, or make one: ssh-keygen -t ed25519 -f {_quoted(path)}"
+
+
+def _is_private(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        if path.is_file():
+            with path.open("rb") as stream:
+                return b"PRIVATE KEY-----" in stream.read(_HEAD)
+    return False
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))
