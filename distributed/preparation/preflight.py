@@ -38,7 +38,7 @@ PROVISION = "python3 cli_typer.py distributed-check --fix installs what is missi
 _BY_HAND = "try on that machine: python3 -c 'import sys; print(sys.version)'"
 _NEEDED = ("torch", "numpy", "pydantic", "safetensors", "psutil", "cryptography")
 _OF_TRAIT: dict[Trait | None, tuple[str, ...]] = {
-    "speech": ("transformers", "soundfile"),
+    "speech": ("transformers", "av", "soundfile"),
     "texts": ("transformers",),
 }
 
