@@ -31,6 +31,8 @@ SOUND_ENDINGS = (
 """Of files that are looked for in a folder; what a file holds is seen by its content alone."""
 _UNKNOWN_LENGTH = 0x7FFF0000
 """Bytes; programs that write into a pipe put a size from here on into a WAV's header, or 0."""
+_MISCOUNTED = 1024
+"""Bytes by which a size may exceed what is there: some programs count the header, too."""
 _STRAY = 8192
 """Bytes after the sound that are no chunk: as many may be padding, more are sound that the header does not count."""
 _OGG_PAGE = 65_307
@@ -69,7 +71,7 @@ def _flaw_of_sound(chunks: list[_Chunk], length: int, name: bytes, unknown: tupl
     sound = next((chunk for chunk in chunks if chunk.name == name), None)
     if sound is None or sound.size < 0 or (unknown and (sound.size == unknown[0] or sound.size >= unknown[1])):
         return ""
-    if sound.body + sound.size > length:
+    if sound.body + sound.size > length + _MISCOUNTED:
         return f"broken off: it holds {length - sound.body} of {sound.size} bytes of sound"
     if any(chunk.name in (*_RIFF, b"FORM") for chunk in chunks):
         return "a second file is joined to it, and only the first can be read"
@@ -158,11 +160,15 @@ def is_chained(handle: BinaryIO) -> bool:
     return first[:4] == b"OggS" and first[14:18] != last[14:18]
 
 
-def counts_frames(handle: BinaryIO) -> bool:
-    """Return whether an MP3 tells how many frames it has (the tags of Xing, LAME or VBRI in its first frame)."""
+def mp3_frames(handle: BinaryIO) -> int:
+    """Return how many frames an MP3 says it has (in the tag of Xing or VBRI in its first one); 0 if it says nothing."""
     handle.seek(0)
     head = handle.read(10)
     tag = 10 + sum(byte << 7 * (3 - place) for place, byte in enumerate(head[6:10])) if head[:3] == b"ID3" else 0
     handle.seek(tag)
     first = handle.read(256)
-    return any(name in first for name in (b"Xing", b"Info", b"VBRI"))
+    for name, place in ((b"Xing", 8), (b"Info", 8), (b"VBRI", 14)):
+        start = first.find(name)
+        if start >= 0 and (name == b"VBRI" or (first[start + 7 : start + 8] > b"" and first[start + 7] & 1)):
+            return int.from_bytes(first[start + place : start + place + 4], "big")
+    return 0

@@ -23,7 +23,7 @@ from av.audio.stream import AudioStream
 from av.error import FFmpegError
 from av.packet import Packet
 
-from training.tasks.sound_containers import counts_frames, flaw_of, is_chained
+from training.tasks.sound_containers import flaw_of, is_chained, mp3_frames
 
 Samples = npt.NDArray[np.float32]
 
@@ -68,7 +68,7 @@ class SoundFile:
         self._flaw = ""
         try:
             self._flaw = flaw_of(self._handle)
-            self._counts_frames = counts_frames(self._handle)
+            self._mp3_frames = mp3_frames(self._handle)
             self._is_chained = is_chained(self._handle)
             self._handle.seek(0)
             self._container = av.open(self._handle, mode="r", options=_OPTIONS, metadata_errors="replace")
@@ -168,10 +168,10 @@ class SoundFile:
         self._is_at_end = True
 
     def _seek(self, start: float) -> bool:
-        """Move to a frame before ``start``; ``False`` if its time would not be known."""
+        """Move to a frame before ``start``; ``False`` if its time would not be known, as in a joined file."""
         base, codec = self._stream.time_base, self._stream.codec_context
         has_times = self._format not in (*_NO_TIMES, "wav", "w64") or codec.name.startswith("pcm")
-        if self._is_chained or not has_times or base is None:
+        if self._is_chained or not has_times or base is None or start > (self._header_seconds() or math.inf):
             return False
         try:
             self._container.seek(round(start / base) + (self._stream.start_time or 0), stream=self._stream)
@@ -221,7 +221,7 @@ class SoundFile:
             raise AudioError(self._flaw)
         seconds = self._header_seconds()
         if seconds is not None and self._position.seconds < seconds - _SLACK:
-            raise AudioError(f"broken off: {self._position.seconds:.2f} of {seconds:.2f} s can be read")
+            raise AudioError(f"damaged or broken off: {self._position.seconds:.2f} of {seconds:.2f} s can be read")
         if self._damaged_at is not None:
             raise AudioError(f"damaged at {self._damaged_at:.2f} s")
 
@@ -230,11 +230,16 @@ class SoundFile:
         stream, container = self._stream, self._container
         if self._format == "matroska":
             with contextlib.suppress(ValueError):
-                hours, minutes, seconds = stream.metadata.get("DURATION", "").rstrip("\0 ").split(":")
-                return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+                hours, minutes, rest = stream.metadata.get("DURATION", "").rstrip("\0 ").split(":")
+                return int(hours) * 3600 + int(minutes) * 60 + float(rest)
             return _seconds(container.duration, _TICK) or None if len(container.streams) == 1 else None
-        is_told = self._format in _TELL_LENGTH or (self._format == "mp3" and self._counts_frames)
-        return _seconds(stream.duration, stream.time_base) or None if is_told and not self._is_chained else None
+        seconds = _seconds(stream.duration, stream.time_base)
+        if self._format == "mp3":
+            rate = stream.codec_context.sample_rate
+            frames = self._mp3_frames * (1152 if rate >= 32_000 else 576) / rate
+            # FFmpeg knows also what the encoder put around the sound, but guesses if more follows the frames
+            return (seconds if abs(seconds - frames) < _SLACK else frames) or None
+        return seconds or None if self._format in _TELL_LENGTH and not self._is_chained else None
 
     @property
     def seconds(self) -> float:
