@@ -175,10 +175,20 @@ def test_a_wav_that_counts_too_little_is_refused(tmp_path: Path) -> None:
         decode(bytes(data), RATE)
 
 
-@pytest.mark.parametrize("after", [b"LIST\x06\0\0\0INFOab", b"id3 \x03\0\0\0abc", bytes(100), b"TAG" + bytes(125)])
+@pytest.mark.parametrize("after", [b"LIST\x06\0\0\0INFOab", b"id3 \x03\0\0\0abc", bytes(20_000), b"TAG" + bytes(125)])
 def test_what_follows_the_sound_of_a_wav_is_no_sound(tmp_path: Path, after: bytes) -> None:
     data = write(tmp_path / "a.wav", voice(1.0)).read_bytes() + after
     assert len(decode(data, RATE).samples) == RATE
+
+
+def test_half_a_sample_at_the_end_is_no_damage(tmp_path: Path) -> None:
+    data = write(tmp_path / "a.wav", voice(1.0)).read_bytes()
+    assert len(decode(data[:-1], RATE).samples) == pytest.approx(RATE, abs=2048)
+
+
+def test_an_m4a_without_its_whole_index_is_refused(files: dict[str, Path]) -> None:
+    with pytest.raises(AudioError, match=r"broken off: its index \(moov\) is missing"):
+        decode(files["aac.m4a"].read_bytes()[:-20], RATE)
 
 
 def test_a_flac_of_unknown_length(files: dict[str, Path], tmp_path: Path) -> None:

@@ -55,19 +55,21 @@ def flaw_of(handle: BinaryIO) -> str:
     handle.seek(0)
     head = handle.read(12)
     if head[:4] in _RIFF and head[8:] == b"WAVE":
-        return _flaw_of_sound(list(_riff(handle, length)), length, b"data", unknown=(0, _UNKNOWN_LENGTH))
+        return _flaw_of_sound(handle, list(_riff(handle, length)), length, b"data", unknown=(0, _UNKNOWN_LENGTH))
     if head[:4] == b"FORM" and head[8:] in _AIFF:
-        return _flaw_of_sound(list(_padded(handle, length, 12, 4, "big")), length, b"SSND")
+        return _flaw_of_sound(handle, list(_padded(handle, length, 12, 4, "big")), length, b"SSND")
     if head == _W64[:12]:
-        return _flaw_of_sound(list(_w64(handle, length)), length, b"data")
+        return _flaw_of_sound(handle, list(_w64(handle, length)), length, b"data")
     if head[:4] == b"caff":
-        return _flaw_of_sound(list(_padded(handle, length, 8, 8, "big")), length, b"data")
+        return _flaw_of_sound(handle, list(_padded(handle, length, 8, 8, "big")), length, b"data")
     if head[4:8] == b"ftyp":
-        return _flaw_of_mp4([chunk.name for chunk in _mp4(handle, length)])
+        return _flaw_of_mp4(list(_mp4(handle, length)), length)
     return _flaw_of_ogg(handle, length) if head[:4] == b"OggS" else ""
 
 
-def _flaw_of_sound(chunks: list[_Chunk], length: int, name: bytes, unknown: tuple[int, int] | None = None) -> str:
+def _flaw_of_sound(
+    handle: BinaryIO, chunks: list[_Chunk], length: int, name: bytes, unknown: tuple[int, int] | None = None
+) -> str:
     sound = next((chunk for chunk in chunks if chunk.name == name), None)
     if sound is None or sound.size < 0 or (unknown and (sound.size == unknown[0] or sound.size >= unknown[1])):
         return ""
@@ -75,9 +77,11 @@ def _flaw_of_sound(chunks: list[_Chunk], length: int, name: bytes, unknown: tupl
         return f"broken off: it holds {length - sound.body} of {sound.size} bytes of sound"
     if any(chunk.name in (*_RIFF, b"FORM") for chunk in chunks):
         return "a second file is joined to it, and only the first can be read"
-    last = chunks[-1]
-    stray = length - last.body - last.size
-    return f"its header counts {sound.size} bytes of sound, and {stray} bytes follow" if stray > _STRAY else ""
+    end = chunks[-1].body + chunks[-1].size
+    handle.seek(end)
+    if length - end <= _STRAY or not handle.read(_STRAY).strip(b"\0"):
+        return ""
+    return f"its header counts {sound.size} bytes of sound, and {length - end} bytes follow"
 
 
 def _riff(handle: BinaryIO, length: int) -> Iterator[_Chunk]:
@@ -135,9 +139,10 @@ def _mp4(handle: BinaryIO, length: int) -> Iterator[_Chunk]:
         start += size
 
 
-def _flaw_of_mp4(names: list[bytes]) -> str:
+def _flaw_of_mp4(chunks: list[_Chunk], length: int) -> str:
+    names = [chunk.name for chunk in chunks if chunk.body + chunk.size <= length]
     if b"moov" not in names:
-        return "broken off: its index, which is written last, is missing (moov)"
+        return "broken off: its index (moov) is missing, which is written last"
     return "a second file is joined to it, and only the first can be read" if names.count(b"ftyp") > 1 else ""
 
 

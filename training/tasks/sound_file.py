@@ -36,6 +36,8 @@ _OPTIONS = {"format_whitelist": ",".join(_FORMATS), "max_probe_packets": "1"}
 """FFmpeg would look through 2500 packets of a WAV for DTS sound, which takes longer than to decode it."""
 _RAW = ("aac", "ac3", "amr", "dts", "eac3", "gsm", "loas", "mp3", "mpeg", "mpegts")
 """Frames without a header of the whole: their length is a guess, and what stands between them is no damage."""
+_FORGIVEN = ("mp3", "pcm")
+"""Codecs of which a packet that cannot be decoded is no damage: pieces of tags, and half a sample at the end."""
 _TELL_LENGTH = ("aiff", "ape", "au", "caf", "flac", "mov", "ogg", "tta", "w64", "wav", "wv")
 _NO_TIMES = ("aac", "mpeg", "mpegts")
 """Formats in which one can seek, but not know where one is; nor in ADPCM, GSM and their kind in a WAV."""
@@ -192,7 +194,7 @@ class SoundFile:
                 if self._format == "amr":  # a frame of silence, which FFmpeg does not know
                     seconds, time = _seconds(packet.duration, packet.time_base), _seconds(packet.pts, packet.time_base)
                     yield self._silence(seconds), codec.sample_rate, time - zero
-                elif self._format not in _RAW and not codec.name.startswith("mp3"):
+                elif self._format not in _RAW and not codec.name.startswith(_FORGIVEN):
                     is_damaged = True
                     self._damaged_at = self._position.seconds if self._damaged_at is None else self._damaged_at
             for frame in frames:
@@ -274,7 +276,7 @@ def _open(path: Path) -> BinaryIO:
 
 def _reason_of(error: Exception) -> str:
     """Return why a sound file cannot be read, in one line."""
-    if isinstance(error, av.error.InvalidDataError):
+    if isinstance(error, av.error.InvalidDataError | av.error.ArgumentError):
         return "no known kind of sound is in it"
     return " ".join(str(getattr(error, "strerror", "") or error).split()).rstrip(".")
 
