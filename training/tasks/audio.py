@@ -16,7 +16,7 @@ import numpy.typing as npt
 import soundfile
 import soxr
 
-from training.tasks.sound_file import AudioError, Samples, SoundFile, length_of
+from training.tasks.sound_file import AudioError, Samples, SoundFile
 
 MP3_RATE = 16_000
 _SMALL = 0.9  # of libsndfile's scale from the best sound to the smallest file
@@ -120,7 +120,8 @@ class SoundStream:
     """
 
     def __init__(self, path: Path, rate: int) -> None:
-        self.seconds = length_of(path)
+        with SoundFile(path) as file:
+            self.seconds = file.seconds
         """Length as the file says."""
         if not self.seconds:
             raise AudioError("holds no sound")

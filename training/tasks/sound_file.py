@@ -67,16 +67,17 @@ class SoundFile:
 
     def __init__(self, source: Path | bytes) -> None:
         self._handle: BinaryIO = io.BytesIO(source) if isinstance(source, bytes) else _open(source)
-        self._flaw = ""
+        self.flaw = ""
+        """Why the file is not whole, by its container; empty where nothing is known against it."""
         try:
-            self._flaw = flaw_of(self._handle)
+            self.flaw = flaw_of(self._handle)
             self._mp3_frames = mp3_frames(self._handle)
             self._is_chained = is_chained(self._handle)
             self._handle.seek(0)
             self._container = av.open(self._handle, mode="r", options=_OPTIONS, metadata_errors="replace")
         except (FFmpegError, OSError, ValueError) as error:
             self._handle.close()
-            raise AudioError(f"not a readable sound file: {self._flaw or _reason_of(error)}") from error
+            raise AudioError(f"not a readable sound file: {self.flaw or _reason_of(error)}") from error
         self._format = self._container.format.name.split(",")[0]
         self._position = _Position()  # up to which it was decoded
         self._is_at_end = False
@@ -219,8 +220,8 @@ class SoundFile:
 
     def _check_end(self) -> None:
         """Compare what was read with what the file says."""
-        if self._flaw:
-            raise AudioError(self._flaw)
+        if self.flaw:
+            raise AudioError(self.flaw)
         seconds = self._header_seconds()
         if seconds is not None and self._position.seconds < seconds - _SLACK:
             raise AudioError(f"damaged or broken off: {self._position.seconds:.2f} of {seconds:.2f} s can be read")
@@ -351,7 +352,9 @@ def length_of(path: Path) -> float:
     """Return the seconds that a file holds, as it says, or counted where it does not say.
 
     Raises:
-        AudioError: not a sound file.
+        AudioError: not a sound file, or not whole, as far as that is seen without decoding.
     """
     with SoundFile(path) as file:
+        if file.flaw:
+            raise AudioError(file.flaw)
         return file.seconds
