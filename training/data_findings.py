@@ -114,7 +114,8 @@ def _columns(path: Path) -> list[str]:
 
 def _listen(clips: list[Clip]) -> dict[str, Any]:
     """Read the headers: how long the recordings are, and which cannot be read."""
-    from training.tasks.sound_file import AudioError, length_of  # 60 ms, which whoever only reads tables does without
+    from training.tasks.audio import length_of  # 100 ms, which whoever only reads tables does without
+    from training.tasks.sound_file import AudioError
 
     seconds, looked_at, broken = 0.0, 0, list[str]()
     for clip in _in_time(clips, PATIENCE):
@@ -246,7 +247,8 @@ def _length(clip: Clip) -> float | None:
 
 @lru_cache(maxsize=1 << 17)
 def _of_header(path: Path, stamp: str) -> float:
-    from training.tasks.sound_file import AudioError, length_of  # which tables with a column for it do without
+    from training.tasks.audio import length_of  # which tables with a column for it do without
+    from training.tasks.sound_file import AudioError
 
     try:
         return length_of(path)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sound_kinds import KINDS, RATE, film, voice, write
 
-from training.tasks.audio import SoundStream, decode, stream
-from training.tasks.sound_file import AudioError, length_of
+from training.tasks.audio import SoundStream, decode, length_of, stream
+from training.tasks.sound_file import AudioError
 
 SECONDS = 3.0
 _SAME_SAMPLES = ("wav", "s24.wav", "float.wav", "w64", "aiff", "caf", "au", "flac", "alac.m4a")
@@ -117,6 +117,12 @@ def test_a_joined_file_of_which_only_the_first_can_be_read_is_refused(
             read()
 
 
+def test_a_joined_flac_of_other_channels_is_refused(files: dict[str, Path], tmp_path: Path) -> None:
+    stereo = write(tmp_path / "a.flac", np.stack([voice(1.0, 44_100)] * 2), 44_100)
+    with pytest.raises(AudioError, match="damaged at"):
+        decode(files["flac"].read_bytes() + stereo.read_bytes(), RATE)
+
+
 _TELLS_ITS_END = [kind for kind in KINDS if kind != "aac"]
 
 
@@ -158,6 +164,20 @@ def test_a_wav_that_does_not_know_its_length_is_read_to_its_end(tmp_path: Path, 
     place = data.index(b"data") + 4
     data[place : place + 4] = size.to_bytes(4, "little")
     assert len(decode(bytes(data), RATE).samples) == RATE
+
+
+def test_the_last_packet_of_an_m4a_may_be_missing(files: dict[str, Path]) -> None:
+    data = bytearray(files["aac.m4a"].read_bytes())
+    end = data.index(b"moov") - 4
+    data[end - 100 : end] = bytes(100)
+    assert len(decode(bytes(data), RATE).samples) == pytest.approx(SECONDS * RATE, abs=2048)
+
+
+def test_a_codec_that_nobody_knows_is_refused(files: dict[str, Path]) -> None:
+    data = bytearray(files["wav"].read_bytes())
+    data[20:22] = b"\x34\x12"
+    with pytest.raises(AudioError, match="its codec is unknown"):
+        decode(bytes(data), RATE)
 
 
 def test_a_wav_that_counts_its_header_too_is_read(tmp_path: Path) -> None:

@@ -63,6 +63,18 @@ def stream(path: Path, rate: int) -> Generator[Samples, None, None]:
         raise AudioError("holds no sound")
 
 
+def length_of(path: Path) -> float:
+    """Return the seconds that a file holds, as it says, or counted where it does not say.
+
+    Raises:
+        AudioError: not a sound file, or not whole, as far as that is seen without decoding.
+    """
+    with SoundFile(path) as file:
+        if file.flaw:
+            raise AudioError(file.flaw)
+        return file.seconds
+
+
 def _resampled(blocks: Iterable[tuple[Samples, int]], rate: int) -> Iterator[Samples]:
     """Yield blocks at ``rate``, also those before an error. Where their own rate changes, another sound begins."""
     resampler, error = _Resampler(rate, rate), None

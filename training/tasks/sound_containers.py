@@ -31,10 +31,9 @@ SOUND_ENDINGS = (
 """Of files that are looked for in a folder; what a file holds is seen by its content alone."""
 _UNKNOWN_LENGTH = 0x7FFF0000
 """Bytes; programs that write into a pipe put a size from here on into a WAV's header, or 0."""
-_MISCOUNTED = 1024
-"""Bytes by which a size may exceed what is there: some programs count the header, too."""
-_STRAY = 8192
-"""Bytes after the sound that are no chunk: as many may be padding, more are sound that the header does not count."""
+_MISCOUNTED = 8192
+"""Bytes, a quarter of a second at 16 kHz, by which a size may be wrong: programs count the header, too, lose the last
+block, or pad the sound."""
 _OGG_PAGE = 65_307
 """Bytes of the longest page."""
 _RIFF, _AIFF = (b"RIFF", b"RF64", b"BW64"), (b"AIFF", b"AIFC")
@@ -79,7 +78,7 @@ def _flaw_of_sound(
         return "a second file is joined to it, and only the first can be read"
     end = chunks[-1].body + chunks[-1].size
     handle.seek(end)
-    if length - end <= _STRAY or not handle.read(_STRAY).strip(b"\0"):
+    if length - end <= _MISCOUNTED or not handle.read(_MISCOUNTED).strip(b"\0"):
         return ""
     return f"its header counts {sound.size} bytes of sound, and {length - end} bytes follow"
 

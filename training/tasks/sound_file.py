@@ -184,7 +184,7 @@ class SoundFile:
 
     def _decoded(self) -> Iterator[tuple[Samples, int, float]]:
         """Yield samples [channels, samples], their rate and time. Instead of what is damaged there is silence."""
-        stream, codec, is_damaged = self._stream, self._stream.codec_context, False
+        stream, codec, lost = self._stream, self._stream.codec_context, 0.0
         zero = _seconds(stream.start_time, stream.time_base)
         end = _seconds(stream.duration, stream.time_base) if self._format == "mov" else math.inf
         for packet in self._packets():
@@ -196,17 +196,21 @@ class SoundFile:
                     seconds, time = _seconds(packet.duration, packet.time_base), _seconds(packet.pts, packet.time_base)
                     yield self._silence(seconds), codec.sample_rate, time - zero
                 elif self._format not in _RAW and not codec.name.startswith(_FORGIVEN):
-                    is_damaged = True
-                    self._damaged_at = self._position.seconds if self._damaged_at is None else self._damaged_at
+                    lost += _seconds(packet.duration, packet.time_base) or 1 / codec.sample_rate
             for frame in frames:
                 time, position = _seconds(frame.pts, frame.time_base) - zero, self._position.seconds
-                if is_damaged and 0 < position < time < position + _LONGEST_GAP:
-                    yield self._silence(time - position), codec.sample_rate, position
-                is_damaged = False
+                if lost and position:
+                    self._damaged_at = position if self._damaged_at is None else self._damaged_at
+                    if position < time < position + _LONGEST_GAP:
+                        yield self._silence(time - position), codec.sample_rate, position
+                lost = 0.0
                 channels = _floats(frame)
                 if 0 < (rest := end - time) < _SLACK:  # the encoder's padding, which FFmpeg leaves
                     channels = channels[:, : round(rest * frame.sample_rate)]
                 yield channels, frame.sample_rate, time
+
+        if lost > (0.0 if self._header_seconds() is None else _SLACK):
+            self._damaged_at = self._position.seconds if self._damaged_at is None else self._damaged_at
 
     def _silence(self, seconds: float) -> Samples:
         codec = self._stream.codec_context
@@ -346,15 +350,3 @@ class _Levels:
         if self._of_channels > _SILENCE * self._samples and self._of_mean < _CANCELLED * self._of_channels:
             hint = "keep one: ffmpeg -i OLD -af 'pan=mono|c0=c0' NEW.wav"
             raise AudioError(f"its channels cancel each other out, one is the other turned over; {hint}")
-
-
-def length_of(path: Path) -> float:
-    """Return the seconds that a file holds, as it says, or counted where it does not say.
-
-    Raises:
-        AudioError: not a sound file, or not whole, as far as that is seen without decoding.
-    """
-    with SoundFile(path) as file:
-        if file.flaw:
-            raise AudioError(file.flaw)
-        return file.seconds
