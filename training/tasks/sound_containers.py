@@ -155,13 +155,14 @@ def _flaw_of_ogg(handle: BinaryIO, length: int) -> str:
 
 def is_chained(handle: BinaryIO) -> bool:
     """Return whether an Ogg holds several streams, one after the other or side by side: times say nothing there."""
-    length = handle.seek(0, os.SEEK_END)
     handle.seek(0)
     first = handle.read(18)
-    handle.seek(max(0, length - _OGG_PAGE))
+    if first[:4] != b"OggS":
+        return False
+    handle.seek(max(0, handle.seek(0, os.SEEK_END) - _OGG_PAGE))
     rest = handle.read()
     last = rest[rest.rfind(b"OggS") :]
-    return first[:4] == b"OggS" and first[14:18] != last[14:18]
+    return first[14:18] != last[14:18]
 
 
 def mp3_frames(handle: BinaryIO) -> int:

@@ -81,6 +81,7 @@ class SoundFile:
         self._format = self._container.format.name.split(",")[0]
         self._position = _Position()  # up to which it was decoded
         self._is_at_end = False
+        self._lost = 0.0  # seconds that cannot be decoded, after the last frame that could
         self._damaged_at: float | None = None  # seconds
         self._levels = _Levels()
         try:
@@ -133,8 +134,7 @@ class SoundFile:
         for channels, rate in self._joined(self._part(start, limit)):
             yield self._levels.mean(channels), rate
         self._levels.check()
-        if self._is_at_end:
-            self._check_end()
+        self._check_whole()
 
     def _joined(self, frames: Iterable[tuple[Samples, int]]) -> Iterator[tuple[Samples, int]]:
         """Yield frames joined to blocks, also those before an error."""
@@ -184,33 +184,43 @@ class SoundFile:
 
     def _decoded(self) -> Iterator[tuple[Samples, int, float]]:
         """Yield samples [channels, samples], their rate and time. Instead of what is damaged there is silence."""
-        stream, codec, lost = self._stream, self._stream.codec_context, 0.0
+        stream, codec = self._stream, self._stream.codec_context
         zero = _seconds(stream.start_time, stream.time_base)
-        end = _seconds(stream.duration, stream.time_base) if self._format == "mov" else math.inf
         for packet in self._packets():
-            frames: list[AudioFrame] = []
             try:
                 frames = packet.decode()
             except FFmpegError:
+                seconds, time = _seconds(packet.duration, packet.time_base), _seconds(packet.pts, packet.time_base)
                 if self._format == "amr":  # a frame of silence, which FFmpeg does not know
-                    seconds, time = _seconds(packet.duration, packet.time_base), _seconds(packet.pts, packet.time_base)
                     yield self._silence(seconds), codec.sample_rate, time - zero
                 elif self._format not in _RAW and not codec.name.startswith(_FORGIVEN):
-                    lost += _seconds(packet.duration, packet.time_base) or 1 / codec.sample_rate
+                    self._lost += seconds or 1 / codec.sample_rate
+                continue
             for frame in frames:
-                time, position = _seconds(frame.pts, frame.time_base) - zero, self._position.seconds
-                if lost and position:
-                    self._damaged_at = position if self._damaged_at is None else self._damaged_at
-                    if position < time < position + _LONGEST_GAP:
-                        yield self._silence(time - position), codec.sample_rate, position
-                lost = 0.0
-                channels = _floats(frame)
-                if 0 < (rest := end - time) < _SLACK:  # the encoder's padding, which FFmpeg leaves
-                    channels = channels[:, : round(rest * frame.sample_rate)]
-                yield channels, frame.sample_rate, time
+                time = _seconds(frame.pts, frame.time_base) - zero
+                if self._lost and self._position.seconds:
+                    yield from self._gap_before(time)
+                self._lost = 0.0
+                yield self._without_padding(frame, time), frame.sample_rate, time
+        if self._lost > (0.0 if self._header_seconds() is None else _SLACK):
+            self._mark_damage()
 
-        if lost > (0.0 if self._header_seconds() is None else _SLACK):
-            self._damaged_at = self._position.seconds if self._damaged_at is None else self._damaged_at
+    def _without_padding(self, frame: AudioFrame, time: float) -> Samples:
+        """Return the samples of a frame without what an encoder put after the sound, which FFmpeg leaves in MP4."""
+        rest = _seconds(self._stream.duration, self._stream.time_base) - time
+        end = round(rest * frame.sample_rate) if self._format == "mov" and 0 < rest < _SLACK else None
+        return _floats(frame)[:, :end]
+
+    def _gap_before(self, time: float) -> Iterator[tuple[Samples, int, float]]:
+        """Yield silence up to a frame that follows damage, so that times stay right."""
+        self._mark_damage()
+        position = self._position.seconds
+        if position < time < position + _LONGEST_GAP:
+            yield self._silence(time - position), self._stream.codec_context.sample_rate, position
+
+    def _mark_damage(self) -> None:
+        if self._damaged_at is None:
+            self._damaged_at = self._position.seconds
 
     def _silence(self, seconds: float) -> Samples:
         codec = self._stream.codec_context
@@ -222,11 +232,11 @@ class SoundFile:
         except (FFmpegError, OSError) as error:
             raise AudioError(f"not readable after {self._position.seconds:.1f} s: {_reason_of(error)}") from error
 
-    def _check_end(self) -> None:
-        """Compare what was read with what the file says."""
-        if self.flaw:
+    def _check_whole(self) -> None:
+        """Compare what was read with what the file says, if that was to its end."""
+        if self._is_at_end and self.flaw:
             raise AudioError(self.flaw)
-        seconds = self._header_seconds()
+        seconds = self._header_seconds() if self._is_at_end else None
         if seconds is not None and self._position.seconds < seconds - _SLACK:
             raise AudioError(f"damaged or broken off: {self._position.seconds:.2f} of {seconds:.2f} s can be read")
         if self._damaged_at is not None:
@@ -257,12 +267,12 @@ class SoundFile:
         """
         if self._is_at_end:
             return self._position.seconds
-        told = self._header_seconds()
-        if told is not None and self._format != "mp3":
-            return told
+        seconds = self._header_seconds()
+        if seconds is not None and self._format != "mp3":
+            return seconds
         count = self._position.seconds + sum(_seconds(packet.duration, packet.time_base) for packet in self._packets())
         # of joined MP3 files the header of the first tells its length alone
-        return told if told is not None and told > count - _SLACK else count
+        return seconds if seconds is not None and seconds > count - _SLACK else count
 
 
 _TICK = Fraction(1, av.time_base)
