@@ -274,3 +274,21 @@ def test_channels_of_which_one_is_heard_are_not_refused(tmp_path: Path) -> None:
         decode(write(tmp_path / "a.flac", surround), RATE).samples, voice(1.0) / 6, atol=1 / 32768
     )
     assert not decode(write(tmp_path / "b.wav", np.zeros((2, RATE), np.float32)), RATE).samples.any()
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    kind=st.sampled_from([*KINDS]),
+    places=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=9),
+    start=st.sampled_from([0.0, 1.5]),
+)
+def test_whatever_is_damaged_there_are_samples_or_an_audio_error(
+    files: dict[str, Path], kind: str, places: list[tuple[float, int]], start: float
+) -> None:
+    data = bytearray(files[kind].read_bytes())
+    for number, (share, byte) in enumerate(places):
+        data[int(share * (len(data) if number % 2 else 200))] = byte
+    try:
+        assert np.isfinite(decode(bytes(data), RATE, 2.0, start).samples).all()
+    except AudioError as error:
+        assert str(error)
