@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -288,7 +289,5 @@ def test_whatever_is_damaged_there_are_samples_or_an_audio_error(
     data = bytearray(files[kind].read_bytes())
     for number, (share, byte) in enumerate(places):
         data[int(share * (len(data) if number % 2 else 200))] = byte
-    try:
+    with suppress(AudioError):
         assert np.isfinite(decode(bytes(data), RATE, 2.0, start).samples).all()
-    except AudioError as error:
-        assert str(error)
