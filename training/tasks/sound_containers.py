@@ -10,23 +10,8 @@ from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 SOUND_ENDINGS = (
-    *(
-        ".wav",
-        ".flac",
-        ".mp3",
-        ".m4a",
-        ".ogg",
-        ".opus",
-        ".oga",
-        ".aac",
-        ".amr",
-        ".3gp",
-        ".wma",
-        ".aif",
-        ".aiff",
-        ".caf",
-    ),
-    *(".w64", ".au", ".m4b", ".mka", ".webm", ".mp4", ".mov", ".mkv"),
+    *".wav .flac .mp3 .m4a .ogg .opus .oga .aac .amr .3gp .wma .aif .aiff .caf .w64 .au".split(),
+    *".m4b .mka .webm .mp4 .mov .mkv".split(),
 )
 """Of files that are looked for in a folder; what a file holds is seen by its content alone."""
 _UNKNOWN_LENGTH = 0x7FFF0000
