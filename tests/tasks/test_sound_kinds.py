@@ -202,6 +202,14 @@ def test_what_follows_the_sound_of_a_wav_is_no_sound(tmp_path: Path, after: byte
     assert len(decode(data, RATE).samples) == RATE
 
 
+def test_a_wav_of_more_than_4_gb_that_broke_off_is_refused(tmp_path: Path) -> None:
+    data = write(tmp_path / "a.wav", voice(1.0), options={"rf64": "always"}).read_bytes()
+    assert len(decode(data, RATE).samples) == RATE
+    place = data.index(b"ds64") + 16
+    with pytest.raises(AudioError, match="of 5000000000 bytes of sound"):
+        decode(data[:place] + (5_000_000_000).to_bytes(8, "little") + data[place + 8 :], RATE)
+
+
 def test_half_a_sample_at_the_end_is_no_damage(tmp_path: Path) -> None:
     data = write(tmp_path / "a.wav", voice(1.0)).read_bytes()
     assert len(decode(data[:-1], RATE).samples) == pytest.approx(RATE, abs=2048)

@@ -14,8 +14,8 @@ SOUND_ENDINGS = (
     *".m4b .mka .webm .mp4 .mov .mkv".split(),
 )
 """Of files that are looked for in a folder; what a file holds is seen by its content alone."""
-_UNKNOWN_LENGTH = 0x7FFF0000
-"""Bytes; programs that write into a pipe put a size from here on into a WAV's header, or 0."""
+_UNKNOWN_LENGTH = range(0x7FFF0000, 1 << 32)
+"""Bytes; programs that write into a pipe put such a size into a WAV's header, or 0."""
 _MISCOUNTED = 8192
 """Bytes, a quarter of a second at 16 kHz, by which a size may be wrong: programs count the header, too, lose the last
 block, or pad the sound."""
@@ -39,7 +39,7 @@ def flaw_of(handle: BinaryIO) -> str:
     handle.seek(0)
     head = handle.read(12)
     if head[:4] in _RIFF and head[8:] == b"WAVE":
-        return _flaw_of_sound(handle, list(_riff(handle, length)), length, b"data", unknown=(0, _UNKNOWN_LENGTH))
+        return _flaw_of_sound(handle, list(_riff(handle, length)), length, b"data", may_be_unknown=True)
     if head[:4] == b"FORM" and head[8:] in _AIFF:
         return _flaw_of_sound(handle, list(_padded(handle, length, 12, 4, "big")), length, b"SSND")
     if head == _W64[:12]:
@@ -52,10 +52,10 @@ def flaw_of(handle: BinaryIO) -> str:
 
 
 def _flaw_of_sound(
-    handle: BinaryIO, chunks: list[_Chunk], length: int, name: bytes, unknown: tuple[int, int] | None = None
+    handle: BinaryIO, chunks: list[_Chunk], length: int, name: bytes, may_be_unknown: bool = False
 ) -> str:
     sound = next((chunk for chunk in chunks if chunk.name == name), None)
-    if sound is None or sound.size < 0 or (unknown and (sound.size == unknown[0] or sound.size >= unknown[1])):
+    if sound is None or sound.size < 0 or (may_be_unknown and (not sound.size or sound.size in _UNKNOWN_LENGTH)):
         return ""
     if sound.body + sound.size > length + _MISCOUNTED:
         return f"broken off: it holds {length - sound.body} of {sound.size} bytes of sound"
