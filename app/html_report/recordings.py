@@ -163,7 +163,8 @@ def _sound(path: Path | None) -> bytes | str:
     """Return the beginning of a recording as MP3, or why it is not in the page."""
     if path is None or not path.is_file():
         return "the recording is not on this machine"
-    from training.tasks.audio import AudioError, as_mp3  # imports soundfile
+    from training.tasks.audio import as_mp3  # imports soundfile
+    from training.tasks.sound_file import AudioError
 
     try:
         return as_mp3(path, LONGEST)

@@ -41,7 +41,7 @@ FREE_FILES = 5_000
 _BY_HAND = "try on that machine: python3 -c 'import sys; print(sys.version)'"
 _NEEDED = ("torch", "numpy", "pydantic", "safetensors", "psutil", "cryptography")
 _OF_TRAIT: dict[Trait | None, tuple[str, ...]] = {
-    "speech": ("transformers", "soundfile"),
+    "speech": ("transformers", "av", "soundfile"),
     "texts": ("transformers",),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -31,6 +32,16 @@ def test_subtitles_and_text() -> None:
     )
     assert json.loads(FORMATS["json"](HEARD))["segments"][1] == {"start": 3661.0, "end": 3661.25, "text": "two\nlines"}
     assert clock(0.9996) == "00:00:01.000"
+
+
+def test_what_was_heard_before_the_damage_is_written_and_marked() -> None:
+    heard = replace(HEARD, segments=SEGMENTS[:1], seconds=9.0, error="broken off")
+    assert FORMATS["txt"](heard) == "a <b> --> c\n[cannot be read further: broken off]\n"
+    mark = "\n00:00:02{0}500 --> 00:00:09{0}000\n[cannot be read further: broken off]\n\n"
+    assert FORMATS["srt"](heard).endswith("c\n\n2" + mark.format(","))
+    assert FORMATS["vtt"](heard).endswith("c\n" + mark.format("."))
+    document = json.loads(FORMATS["json"](heard))
+    assert (document["error"], len(document["segments"])) == ("broken off", 1)
 
 
 def test_formats_are_checked() -> None:

@@ -55,7 +55,9 @@ from app.cli.main import main
 for command in ([], ["distributed-train"], ["runs", "list"], ["profiles"], ["transcribe"], ["evaluate"]):
     with contextlib.redirect_stdout(io.StringIO()):
         assert main([*command, "--help"]) == 0
-heavy = "torch transformers cryptography numpy textual paramiko zeroconf soundfile questionary psutil safetensors yaml"
+heavy = (
+    "torch transformers cryptography numpy textual paramiko zeroconf soundfile av questionary psutil safetensors yaml"
+)
 print([name for name in heavy.split() if name in sys.modules])
 """
 

@@ -11,7 +11,8 @@ import numpy as np
 import soundfile
 
 from training.recordings.segments.hearing import HeardWord
-from training.tasks.audio import Samples, decode
+from training.tasks.audio import decode
+from training.tasks.sound_file import Samples
 
 CLIPS = Path(__file__).parents[2] / "examples" / "spoken_commands"
 RATE = 16_000

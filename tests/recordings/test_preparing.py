@@ -6,12 +6,14 @@ import dataclasses
 import hashlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import soundfile
 from https_site import Site
 from sounds import RATE, read_rows, wav_bytes, write_rows, write_tone
 
 from profiles.errors import BadInput, StoppedByUser
+from tests.tasks.sound_kinds import voice, write
 from training.recordings.checks import Limits
 from training.recordings.fetching import FetchLimits
 from training.recordings.preparing import PreparationJob, prepare
@@ -112,6 +114,21 @@ def test_what_is_wrong_with_a_recording_is_its_reason(tmp_path: Path) -> None:
         "away": "outside",
         "plain": "not https",
     }
+
+
+def test_sound_that_is_not_whole_or_not_heard_is_unreadable_and_why_is_said(tmp_path: Path) -> None:
+    write(tmp_path / "good.aac.m4a", voice(1.0))
+    write(tmp_path / "high.float.wav", voice(1.0) * 32768)
+    write(tmp_path / "opposed.wav", np.stack([voice(1.0), -voice(1.0)]))
+    data = write(tmp_path / "short.wav", voice(1.0)).read_bytes()
+    (tmp_path / "short.wav").write_bytes(data[:20_000])
+    names = ["good.aac.m4a", "high.float.wav", "opposed.wav", "short.wav"]
+    table = write_rows(tmp_path / "all.csv", "id,audio_path,text", [(name, name, "a word") for name in names])
+    run(table, tmp_path / "out")
+    details = {row["id"]: row["detail"] for row in read_rows(tmp_path / "out" / "left_out.csv")}
+    assert details.keys() == {*names[1:]}
+    for name, words in zip(names[1:], ("full scale", "cancel each other out", "broken off")):
+        assert words in details[name]
 
 
 def test_copies_and_contradictions_are_left_out(tmp_path: Path) -> None:

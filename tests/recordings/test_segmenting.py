@@ -20,8 +20,9 @@ from training.recordings.segments import dataset
 from training.recordings.segments.cutting import SegmentOptions, TimeSpan, cut
 from training.recordings.segments.dataset import RecordingResult, segment_all, sources_of
 from training.recordings.segments.recording import pieces
-from training.tasks.audio import SECONDS, Activity, AudioError, decode, stream
+from training.tasks.audio import SECONDS, Activity, decode, stream
 from training.tasks.base import Progress
+from training.tasks.sound_file import AudioError
 from training.tasks.speech_dataset import read_speech
 
 

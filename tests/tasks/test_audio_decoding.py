@@ -9,7 +9,8 @@ import pytest
 import soundfile
 from tiny_speech import RATE, tone
 
-from training.tasks.audio import AudioError, decode
+from training.tasks.audio import decode
+from training.tasks.sound_file import AudioError
 
 
 def pitch(samples: np.ndarray) -> float:
@@ -99,7 +100,7 @@ def broken(folder: Path, kind: str) -> Path:
         ("empty", "not a readable sound file"),
         ("silent", "holds no sound"),
         ("nan", "not numbers"),
-        ("cut", "not a readable sound file"),
+        ("cut", "broken off"),
         ("missing", "No such file"),
     ],
 )

@@ -10,7 +10,8 @@ import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.tasks.audio import AudioError, SoundStream, decode
+from training.tasks.audio import SoundStream, decode
+from training.tasks.sound_file import AudioError
 from training.tasks.whisper.listening import compression_ratio, divided
 
 FIRST = 1000

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from sound_kinds import voice, write
 
 from distributed.planning.model_size import size_for
 from profiles.resolve import profile_from_options
@@ -29,6 +30,12 @@ def test_headers_tell_where_the_table_does_not(recordings: Path) -> None:
     assert longest_clip(DataSettings(dataset_path=str(recordings), max_train_samples=1)) == Longest(1.0, 7)
     (recordings / "train.csv").write_text("id,audio_path,text,duration\n1,a.wav,yes,7.5\n")
     assert longest_clip(DataSettings(dataset_path=str(recordings))) == Longest(7.5, 7)
+
+
+def test_the_length_of_a_phones_recording_is_known(tmp_path: Path) -> None:
+    write(tmp_path / "a.aac.m4a", voice(2.0))
+    (tmp_path / "train.csv").write_text("id,audio_path,text\n1,a.aac.m4a,yes\n")
+    assert longest_clip(DataSettings(dataset_path=str(tmp_path))) == Longest(pytest.approx(2.0), 7)
 
 
 def test_what_is_not_known_is_not_guessed(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_speech import RATE, WORDS, tone
 
+from app.cli.main import main
 from profiles.errors import BadInput
 from training.device import select_device
-from training.tasks.audio import Samples
+from training.tasks.sound_file import Samples
 from training.tasks.speech_clips import hold_out
 from training.tasks.speech_dataset import read_speech
 from training.tasks.whisper.evaluation import evaluate_model
@@ -47,6 +48,33 @@ def test_broken_file_does_not_stop_the_others(trained_whisper: Path, tmp_path: P
     assert "not a readable sound file" in first.error
     assert (second.text, second.error) == ("two", "")
     assert (third.file, third.error) == (files[2], "No such file or directory")
+
+
+@pytest.mark.parametrize("seconds", [0.9, 2.6])
+def test_what_was_heard_before_the_damage_is_there(trained_whisper: Path, tmp_path: Path, seconds: float) -> None:
+    silence = np.zeros(int(0.3 * RATE), np.float32)
+    sound = np.concatenate([part for word in (3, 1, 0, 2) for part in (tone(word), silence)])
+    soundfile.write(tmp_path / "cut.wav", sound, RATE)
+    data = (tmp_path / "cut.wav").read_bytes()
+    (tmp_path / "cut.wav").write_bytes(data[: 44 + int(seconds * RATE) * 2])
+    (heard,) = transcribe(trained_whisper / "model", [tmp_path / "cut.wav"], device="cpu")
+    assert heard.text == " ".join(WORDS[word] for word in (3, 1, 0, 2)[: round(seconds / 0.9)])
+    assert heard.error.startswith("broken off")
+
+
+def test_what_is_heard_of_a_damaged_recording_is_shown_and_written(
+    trained_whisper: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = (trained_whisper / "audio" / "clip1.wav").read_bytes()
+    damaged = tmp_path / "damaged.wav"
+    damaged.write_bytes(data[:-9000])
+    model = str(trained_whisper / "model")
+    assert main(["transcribe", model, str(damaged)]) == 2
+    out, err = capsys.readouterr()
+    assert out == f"{damaged}: two\n" and f"error: {damaged}: broken off" in err
+    assert main(["transcribe", model, str(damaged), "--format", "srt,txt", "--out", str(tmp_path / "out")]) == 2
+    assert (tmp_path / "out" / "damaged.txt").read_text().startswith("two\n[cannot be read further: broken off")
+    assert "two" in (tmp_path / "out" / "damaged.srt").read_text()
 
 
 def test_evaluation_of_a_saved_model(trained_whisper: Path, tmp_path: Path) -> None:

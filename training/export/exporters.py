@@ -22,7 +22,8 @@ from transformers.modeling_outputs import BaseModelOutput
 from profiles.errors import BadInput
 from profiles.schema import ModelSettings
 from training.export.formats import ModelSource
-from training.tasks.audio import AudioError, Samples, decode
+from training.tasks.audio import decode
+from training.tasks.sound_file import AudioError, Samples
 from training.tasks.speech_clips import Clip
 from training.tasks.speech_dataset import clips_of_split, read_speech
 from training.tasks.whisper.features import Features

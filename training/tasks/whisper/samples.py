@@ -25,9 +25,10 @@ from profiles.errors import BadInput, counted
 from training.device import give_back
 from training.resources import whole_cores
 from training.runs import find_model
-from training.tasks.audio import AudioError, as_mp3, decode
+from training.tasks.audio import as_mp3, decode
 from training.tasks.base import Progress
 from training.tasks.cache import digest, get_or_build, key_of_contents, key_of_files
+from training.tasks.sound_file import AudioError
 from training.tasks.speech_clips import AudioSource, Clip
 from training.tasks.speech_dataset import looks_like_path
 from training.tasks.whisper.features import Features, LogMel, Windows

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from training.tasks.audio import AudioError, Samples, SoundStream, hears_voice
+from training.tasks.audio import SoundStream, hears_voice
+from training.tasks.sound_file import AudioError, Samples
 from training.tasks.whisper.listening import (
     SILENT,
     TimedText,
@@ -39,7 +40,7 @@ class TranscriptionResult:
     seconds: float
     """Length of the recording."""
     error: str = ""
-    """Why the file could not be read to its end; empty if it could."""
+    """Why the file could not be read to its end, and what was said up to there is here; empty if it could."""
     segments: tuple[TimedText, ...] = ()
     """The same with times: those that the model wrote, or of the windows it heard."""
     language: str = ""
@@ -71,7 +72,7 @@ def transcribe(
 
     A recording longer than the model's window is heard in windows that begin where the words of the one before ended
     (:mod:`training.tasks.whisper.listening`); a model that knows no times cuts it at its quietest places. A file that
-    cannot be read gives a transcript with ``error``; the others go on.
+    cannot be read to its end gives a transcript of what can, with ``error``; the others go on.
 
     Raises:
         BadInput: the model cannot be used, does not know the language, or takes no such prompt or times.
@@ -132,6 +133,7 @@ class _Recording:
         """There is nothing more to hear."""
         self.done = True
         if self.stream is not None:
+            self.error = self.error or self.stream.error
             self.stream.close()
 
     @property

@@ -1,0 +1,362 @@
+"""The sound of a file, decoded by FFmpeg's libraries (package ``av``) to mono samples at the file's rate.
+
+What has a track of sound can be read: WAV, FLAC, MP3, Ogg, m4a, AMR, WebM, WMA, also films. It is read to its end, and
+what was read is compared with what the file says of itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import av
+import numpy as np
+import numpy.typing as npt
+from av.audio.frame import AudioFrame
+from av.audio.stream import AudioStream
+from av.error import FFmpegError
+from av.packet import Packet
+
+from training.tasks.sound_containers import flaw_of, is_chained, mp3_frames
+
+Samples = npt.NDArray[np.float32]
+
+_FORMATS = (
+    "aac ac3 aiff amr ape asf au avi caf dts eac3 flac flv gsm loas matroska mov mp3 mpc mpc8 mpeg mpegts nistsphere "
+    "ogg oma rm sox tak tta voc w64 wav webm wv"
+).split()
+"""Of sound and films. Others that FFmpeg reads are pictures, or lists of further files, also of the network."""
+_OPTIONS = {"format_whitelist": ",".join(_FORMATS), "max_probe_packets": "1"}
+"""FFmpeg would look through 2500 packets of a WAV for DTS sound, which takes longer than to decode it."""
+_RAW = ("aac", "ac3", "amr", "dts", "eac3", "gsm", "loas", "mp3", "mpeg", "mpegts")
+"""Frames without a header of the whole: their length is a guess, and what stands between them is no damage."""
+_FORGIVEN = ("mp3", "pcm")
+"""Codecs of which a packet that cannot be decoded is no damage: pieces of tags, and half a sample at the end."""
+_TELL_LENGTH = ("aiff", "ape", "au", "caf", "flac", "mov", "ogg", "tta", "w64", "wav", "wv")
+_NO_TIMES = ("aac", "mpeg", "mpegts")
+"""Formats in which one can seek, but not know where one is; nor in ADPCM, GSM and their kind in a WAV."""
+_MOST_CHANNELS = 64
+_HIGHEST_RATE = 768_000  # Hz; a few bytes of a compressed file can claim more than fits into memory
+_BLOCK = 1 << 16  # samples that are handed over at once
+_SLACK = 0.3  # seconds by which a header may exceed the sound: what encoders put before and after it
+_AROUND = 1.0
+"""Seconds that are decoded before a part, as codecs need the frames before, and after it, to see whether it is the end:
+headers tell the length with what encoders put around the sound."""
+_LONGEST_GAP = 60.0  # seconds of damage that are made up for by silence, so that times stay right
+_LOUDEST = 16.0  # 24 dB above full scale
+_CANCELLED = 0.01  # share of the channels' power that their mean keeps; 64 channels, of which one sounds, keep 0.016
+_SILENCE = 1e-6  # power, 60 dB below full scale
+
+
+class AudioError(Exception):
+    """One recording cannot be used; the message says why."""
+
+
+class SoundFile:
+    """An open file with sound.
+
+    Raises:
+        AudioError: not a sound file, or without sound.
+    """
+
+    def __init__(self, source: Path | bytes) -> None:
+        self._handle: BinaryIO = io.BytesIO(source) if isinstance(source, bytes) else _open(source)
+        self.flaw = ""
+        """Why the file is not whole, by its container; empty where nothing is known against it."""
+        try:
+            self.flaw = flaw_of(self._handle)
+            self._mp3_frames = mp3_frames(self._handle)
+            self._is_chained = is_chained(self._handle)
+            self._handle.seek(0)
+            self._container = av.open(self._handle, mode="r", options=_OPTIONS, metadata_errors="replace")
+        except (FFmpegError, OSError, ValueError) as error:
+            self._handle.close()
+            raise AudioError(f"not a readable sound file: {self.flaw or _reason_of(error)}") from error
+        self._format = self._container.format.name.split(",")[0]
+        self._position = _Position()  # up to which it was decoded
+        self._is_at_end = False
+        self._lost = 0.0  # seconds that cannot be decoded, after the last frame that could
+        self._damaged_at: float | None = None  # seconds
+        self._levels = _Levels()
+        try:
+            self._stream = self._choose_stream()
+        except AudioError:
+            self.close()
+            raise
+
+    def __enter__(self) -> SoundFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let the file go. Idempotent."""
+        self._container.close()
+        self._handle.close()
+
+    def _choose_stream(self) -> AudioStream:
+        """Return the track that a player would play.
+
+        Raises:
+            AudioError: there is none that can be decoded.
+        """
+        stream = self._container.streams.best("audio")
+        if not isinstance(stream, AudioStream):
+            raise AudioError("holds no sound")
+        codec = stream.codec_context
+        if codec is None:
+            raise AudioError("not a readable sound file: its codec is unknown")
+        if not 1 <= codec.channels <= _MOST_CHANNELS or not 1 <= codec.sample_rate <= _HIGHEST_RATE:
+            raise AudioError(f"not a readable sound file: {codec.channels} channels at {codec.sample_rate} Hz")
+        if codec.name == "flac":  # has checksums, which FFmpeg leaves to others to look at
+            codec.options = {"err_detect": "crccheck+explode"}
+        return stream
+
+    def blocks(self, start: float = 0.0, limit: float | None = None) -> Iterator[tuple[Samples, int]]:
+        """Yield mono samples, the mean of the channels, and their rate, which may change in joined files.
+
+        Args:
+            start: seconds that are passed over.
+            limit: seconds that are read at most.
+
+        Raises:
+            AudioError: damaged, cut short, or of a kind that nobody hears; what can be read comes before.
+        """
+        for channels, rate in self._joined(self._part(start, limit)):
+            yield self._levels.mean(channels), rate
+        self._levels.check()
+        self._check_whole()
+
+    def _joined(self, frames: Iterable[tuple[Samples, int]]) -> Iterator[tuple[Samples, int]]:
+        """Yield frames joined to blocks, also those before an error."""
+        parts: list[Samples] = []
+        rate, count, error = 0, 0, None
+        try:
+            for channels, frame_rate in frames:
+                if parts and (frame_rate != rate or len(channels) != len(parts[0]) or count >= _BLOCK):
+                    yield np.concatenate(parts, axis=1), rate
+                    parts, count = [], 0
+                parts.append(channels)
+                rate, count = frame_rate, count + channels.shape[1]
+        except AudioError as raised:
+            error = raised
+        if parts:
+            yield np.concatenate(parts, axis=1), rate
+        if error is not None:
+            raise error
+
+    def _part(self, start: float, limit: float | None) -> Iterator[tuple[Samples, int]]:
+        """Yield the frames [channels, samples] of a part, cut at its ends, and their rate."""
+        sought = start > _AROUND and self._seek(start - _AROUND)
+        last = None if limit is None else start + limit
+        for number, (channels, rate, time) in enumerate(self._decoded()):
+            if sought and number == 0:
+                self._position = _Position(time)
+            begin = self._position.seconds
+            self._position.move(channels.shape[1], rate)
+            first = max(0, round(start * rate) - round(begin * rate))
+            end = None if last is None else max(0, round(last * rate) - round(begin * rate))
+            yield channels[:, first:end], rate
+            if last is not None and self._position.seconds > last + _AROUND:
+                return
+        self._is_at_end = True
+
+    def _seek(self, start: float) -> bool:
+        """Move to a frame before ``start``; ``False`` if its time would not be known, as in a joined file."""
+        base, codec = self._stream.time_base, self._stream.codec_context
+        has_times = self._format not in (*_NO_TIMES, "wav", "w64") or codec.name.startswith("pcm")
+        if self._is_chained or not has_times or base is None or start > (self._header_seconds() or math.inf):
+            return False
+        try:
+            self._container.seek(round(start / base) + (self._stream.start_time or 0), stream=self._stream)
+        except (FFmpegError, OSError):  # beyond the end
+            return False
+        return True
+
+    def _decoded(self) -> Iterator[tuple[Samples, int, float]]:
+        """Yield samples [channels, samples], their rate and time. Instead of what is damaged there is silence."""
+        stream, codec = self._stream, self._stream.codec_context
+        zero = _seconds(stream.start_time, stream.time_base)
+        for packet in self._packets():
+            try:
+                frames = packet.decode()
+            except FFmpegError:
+                seconds, time = _seconds(packet.duration, packet.time_base), _seconds(packet.pts, packet.time_base)
+                if self._format == "amr":  # a frame of silence, which FFmpeg does not know
+                    yield self._silence(seconds), codec.sample_rate, time - zero
+                elif self._format not in _RAW and not codec.name.startswith(_FORGIVEN):
+                    self._lost += seconds or 1 / codec.sample_rate
+                continue
+            for frame in frames:
+                time = _seconds(frame.pts, frame.time_base) - zero
+                if self._lost and self._position.seconds:
+                    yield from self._gap_before(time)
+                self._lost = 0.0
+                yield self._without_padding(frame, time), frame.sample_rate, time
+        if self._lost > (0.0 if self._header_seconds() is None else _SLACK):
+            self._mark_damage()
+
+    def _without_padding(self, frame: AudioFrame, time: float) -> Samples:
+        """Return the samples of a frame without what an encoder put after the sound, which FFmpeg leaves in MP4."""
+        rest = _seconds(self._stream.duration, self._stream.time_base) - time
+        end = round(rest * frame.sample_rate) if self._format == "mov" and 0 < rest < _SLACK else None
+        return _floats(frame)[:, :end]
+
+    def _gap_before(self, time: float) -> Iterator[tuple[Samples, int, float]]:
+        """Yield silence up to a frame that follows damage, so that times stay right."""
+        self._mark_damage()
+        position = self._position.seconds
+        if position < time < position + _LONGEST_GAP:
+            yield self._silence(time - position), self._stream.codec_context.sample_rate, position
+
+    def _mark_damage(self) -> None:
+        if self._damaged_at is None:
+            self._damaged_at = self._position.seconds
+
+    def _silence(self, seconds: float) -> Samples:
+        codec = self._stream.codec_context
+        return np.zeros((codec.channels, round(seconds * codec.sample_rate)), np.float32)
+
+    def _packets(self) -> Iterator[Packet[AudioStream]]:
+        try:
+            yield from self._container.demux(self._stream)
+        except (FFmpegError, OSError) as error:
+            raise AudioError(f"not readable after {self._position.seconds:.1f} s: {_reason_of(error)}") from error
+
+    def _check_whole(self) -> None:
+        """Compare what was read with what the file says, if that was to its end."""
+        if self._is_at_end and self.flaw:
+            raise AudioError(self.flaw)
+        seconds = self._header_seconds() if self._is_at_end else None
+        if seconds is not None and self._position.seconds < seconds - _SLACK:
+            raise AudioError(f"damaged or broken off: {self._position.seconds:.2f} of {seconds:.2f} s can be read")
+        if self._damaged_at is not None:
+            raise AudioError(f"damaged at {self._damaged_at:.2f} s")
+
+    def _header_seconds(self) -> float | None:
+        """Return the length that the header tells; ``None`` if it tells none."""
+        stream, container = self._stream, self._container
+        if self._format == "matroska":
+            with contextlib.suppress(ValueError):
+                hours, minutes, rest = stream.metadata.get("DURATION", "").rstrip("\0 ").split(":")
+                return int(hours) * 3600 + int(minutes) * 60 + float(rest)
+            return _seconds(container.duration, _TICK) or None if len(container.streams) == 1 else None
+        seconds = _seconds(stream.duration, stream.time_base)
+        if self._format == "mp3":
+            rate = stream.codec_context.sample_rate
+            frames = self._mp3_frames * (1152 if rate >= 32_000 else 576) / rate
+            # FFmpeg knows also what the encoder put around the sound, but guesses if more follows the frames
+            return (seconds if abs(seconds - frames) < _SLACK else frames) or None
+        return seconds or None if self._format in _TELL_LENGTH and not self._is_chained else None
+
+    @property
+    def seconds(self) -> float:
+        """Length as decoded if it was to the end, else as the header tells, else by counting frames.
+
+        Raises:
+            AudioError: it cannot be read to its end.
+        """
+        if self._is_at_end:
+            return self._position.seconds
+        seconds = self._header_seconds()
+        if seconds is not None and self._format != "mp3":
+            return seconds
+        count = self._position.seconds + sum(_seconds(packet.duration, packet.time_base) for packet in self._packets())
+        # of joined MP3 files the header of the first tells its length alone
+        return seconds if seconds is not None and seconds > count - _SLACK else count
+
+
+_TICK = Fraction(1, av.time_base)
+
+
+def _seconds(ticks: int | None, base: Fraction | None) -> float:
+    return float((ticks or 0) * (base or 0))
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise AudioError(error.strerror or str(error)) from error
+
+
+def _reason_of(error: Exception) -> str:
+    """Return why a sound file cannot be read, in one line."""
+    if isinstance(error, av.error.InvalidDataError | av.error.ArgumentError):
+        return "no known kind of sound is in it"
+    return " ".join(str(getattr(error, "strerror", "") or error).split()).rstrip(".")
+
+
+def _floats(frame: AudioFrame) -> Samples:
+    """Return samples [channels, samples], full scale 1."""
+    values = frame.to_ndarray()
+    if frame.format.is_packed:
+        values = values.reshape(-1, frame.layout.nb_channels).T
+    kind, scale = values.dtype.kind, np.float32(2.0 ** (8 * values.dtype.itemsize - 1))
+    samples: Samples = values.astype(np.float32)
+    if kind == "f":
+        return samples
+    samples -= scale if kind == "u" else np.float32(0.0)
+    samples /= scale
+    return samples
+
+
+class _Position:
+    """Where one is in a sound of which the rate may change; exact where it does not."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._start, self._count, self._rate = start, 0, 1
+
+    @property
+    def seconds(self) -> float:
+        return self._start + self._count / self._rate
+
+    def move(self, count: int, rate: int) -> None:
+        if rate != self._rate:
+            self._start, self._count, self._rate = self.seconds, 0, rate
+        self._count += count
+
+
+class _Levels:
+    """How loud the channels of a recording are, and their mean."""
+
+    def __init__(self) -> None:
+        self._of_channels, self._of_mean, self._samples = 0.0, 0.0, 0
+
+    def mean(self, channels: Samples) -> Samples:
+        """Return the mean of channels [channels, samples].
+
+        Raises:
+            AudioError: they are no sound.
+        """
+        mono: Samples = channels.mean(axis=0, dtype=np.float32)
+        peak = float(np.abs(channels).max(initial=0.0))
+        if not np.isfinite(peak):
+            raise AudioError("holds samples that are not numbers")
+        if peak > _LOUDEST:
+            raise AudioError(
+                f"its samples reach {peak:.0f} where 1 is full scale: write them as integers, or scale them"
+            )
+        self._of_channels += float(np.square(channels).mean(axis=0).sum())
+        self._of_mean += float(np.square(mono).sum())
+        self._samples += len(mono)
+        return mono
+
+    def check(self) -> None:
+        """Refuse what nobody hears although it is there.
+
+        Raises:
+            AudioError: the channels cancel each other out.
+        """
+        if self._of_channels > _SILENCE * self._samples and self._of_mean < _CANCELLED * self._of_channels:
+            hint = "keep one: ffmpeg -i OLD -af 'pan=mono|c0=c0' NEW.wav"
+            raise AudioError(f"its channels cancel each other out, one is the other turned over; {hint}")
