@@ -79,7 +79,7 @@ def _loudest(samples: Samples) -> float:
 
 def judge_text(recording: Recording) -> Fault | None:
     """Return why a recording is left out before its sound is fetched, or ``None``."""
-    if recording.fault is None and not _spelled(recording.text):
+    if recording.fault is None and not recording.silence and not _spelled(recording.text):
         return Fault(
             ExclusionReason.NO_TEXT, "the transcript has no letter and no digit" if recording.text else "no transcript"
         )
@@ -95,6 +95,8 @@ def judge(recording: Recording, measures: Measures, limits: Limits) -> Fault | N
         return Fault(ExclusionReason.TOO_LONG, f"{seconds:.1f} s, more than {limits.longest:g} s")
     if seconds < limits.shortest:
         return Fault(ExclusionReason.TOO_SHORT, f"{seconds:.2f} s, less than {limits.shortest:g} s")
+    if recording.silence:
+        return None
     if measures.loudest < limits.silence:
         return Fault(ExclusionReason.SILENT, f"at most {measures.loudest:.0f} dB of full scale")
     if measures.clipped > limits.clipped:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,10 +23,11 @@ from training.recordings.recording import (
     names_in,
     one_line,
     recording_of,
+    spelled,
 )
 from training.tasks.speech_clips import FileSource, split_named
 from training.tasks.speech_dataset import looks_like_path
-from training.tasks.tables import JSON_LINES, Row, Table, check_size, read_table
+from training.tasks.tables import JSON_LINES, Table, check_size, read_table, row_of
 
 _FORMS = ((".parquet",), (".csv", ".tsv"), JSON_LINES)
 ENDINGS = tuple(ending for form in _FORMS for ending in form)
@@ -101,7 +101,7 @@ def _read(path: Path) -> Table:
         BadInput: it cannot be read, or is too large to be read whole.
     """
     check_size(path, _LARGEST, "divide it into several tables in a folder")
-    return _read_parquet(path) if path.suffix.lower() == ".parquet" else read_table(path)
+    return spelled(_read_parquet(path) if path.suffix.lower() == ".parquet" else read_table(path))
 
 
 def _read_parquet(path: Path) -> Table:
@@ -113,22 +113,13 @@ def _read_parquet(path: Path) -> Table:
         with pyarrow.parquet.ParquetFile(path) as file:
             columns = tuple(file.schema_arrow.names)
             records = (record for batch in file.iter_batches(batch_size=_BATCH) for record in batch.to_pylist())
-            rows = _rows(records, path)
+            rows = tuple(row_of(record, path, number) for number, record in enumerate(records, start=1))
     except (OSError, pyarrow.ArrowException, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"{path}: not a readable Parquet file: {reason}", "export it again") from error
     if not rows:
         raise BadInput(f"{path}: the table is empty", "it needs a row for each recording")
     return Table(path, columns, rows)
-
-
-def _rows(records: Iterable[Mapping[str, object]], path: Path) -> tuple[Row, ...]:
-    def text(value: object) -> str:
-        is_none = value is None or isinstance(value, bytes | dict | list)
-        return "" if is_none else unicodedata.normalize("NFC", str(value)).strip()
-
-    cells = ({name: text(value) for name, value in record.items()} for record in records)
-    return tuple(Row(row, path, number) for number, row in enumerate(cells, start=1))
 
 
 class TableClient(Protocol):
@@ -168,15 +159,17 @@ def read_bigquery(request: ReadRequest, open_client: Callable[[], TableClient] =
         raise BadInput(f"{request.source}: not the name of a table", f"write it like {BIGQUERY}project.dataset.table")
     client = open_client()
     try:
-        rows = _rows(client.list_rows(name), Path(name))
+        records = enumerate(client.list_rows(name), start=1)
+        rows = tuple(row_of(record, Path(name), number) for number, record in records)
     except Exception as error:  # the client's own classes are known only where it is installed
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise BadInput(f"{BIGQUERY}{name}: {reason}", "check the name and your access to it") from error
     if not rows:
         raise BadInput(f"{BIGQUERY}{name}: the table is empty", "it needs a row for each recording")
-    names = names_in(Table(Path(name), tuple(rows[0].cells), rows), request)
+    table = spelled(Table(Path(name), tuple(rows[0].cells), rows))
+    names = names_in(table, request)
     outside = Fault(ExclusionReason.OUTSIDE, "a table of BigQuery names no files of this machine")
-    for row in rows:
+    for row in table.rows:
         found = recording_of(row, names, Path(), request)
         yield dataclasses.replace(found, fault=outside) if isinstance(found.audio, FileSource) else found
 
@@ -207,14 +200,14 @@ def _of_split(dataset: Any, key: str, split: str, request: ReadRequest) -> Itera
     wanted = dict.fromkeys(("id", names.text, names.speaker, names.language))
     rest = dataset.select_columns([name for name in wanted if name in there])
     for number, row in enumerate(rest):
-        cells = {name: "" if value is None else str(value) for name, value in row.items()}
+        record = row_of(row, Path(where), number)
         yield Recording(
-            cells.get("id") or f"{key}-{number}",
+            record.cells.get("id") or f"{key}-{number}",
             HubSource(audio, column, number),
-            one_line(cells[names.text]),
-            f"{where}, row {number}",
-            cells.get(names.speaker, ""),
-            cells.get(names.language, ""),
+            one_line(record.text(names.text)),
+            record.where,
+            record.cells.get(names.speaker, ""),
+            record.cells.get(names.language, ""),
             split,
         )
 

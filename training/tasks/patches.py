@@ -25,7 +25,8 @@ from unicodedata import normalize
 from profiles.errors import BadInput
 from profiles.options import hint_for
 from training.tasks.speech_clips import SPLITS, TEXT_COLUMNS, Clip, SpeechSplits, split_named
-from training.tasks.tables import Row, as_stored, check_size, read_table
+from training.tasks.stored_files import as_stored
+from training.tasks.tables import Row, check_size, read_table
 
 Kind = Literal["override_text", "protect", "delete"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -139,7 +140,7 @@ def _files(top: Path, notes: list[str]) -> list[tuple[Kind, Path]]:
 
 
 def _lines(kind: Kind, path: Path, text_column: str) -> Iterator[Patch]:
-    table = read_table(path)
+    table = read_table(path).spelled(("id", "split", *TEXT_COLUMNS))
     table.column(("id",), "samples")
     text = ""
     if kind == "override_text":
@@ -152,7 +153,7 @@ def _patch(kind: Kind, row: Row, text: str) -> Patch:
     identity = row.cells.get("id", "")
     if not identity:
         raise BadInput(f"{row.where}, column id: empty", "name the sample or remove the line")
-    if text and not row.cells.get(text):
+    if text and not row.text(text):
         hint = "write what is said; a sample to leave out belongs in delete"
         raise BadInput(f"{row.where}, column {text}: empty", hint)
     named = row.cells.get("split", "")
