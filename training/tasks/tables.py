@@ -229,7 +229,9 @@ def read_text(path: Path, hint: str, data: bytes | None = None) -> str:
 def _encoding(data: bytes) -> str:
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return "utf-16"
-    return {b"\0": "utf-16-le"}.get(data[1:2]) or {b"\0": "utf-16-be"}.get(data[:1], "utf-8-sig")
+    if len(data) % 2 or b"\0" not in data[:2]:
+        return "utf-8-sig"
+    return "utf-16-le" if data[1:2] == b"\0" else "utf-16-be"  # what begins with a letter of ASCII
 
 
 def json_lines(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:

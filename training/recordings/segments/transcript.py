@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import regex
 
 from profiles.errors import BadInput
+from training.tasks.normalising import WITHOUT_SPACES
 from training.tasks.tables import check_size, read_text
-from training.tasks.word_errors import WITHOUT_SPACES
 
 ENDINGS = (".txt", ".srt", ".vtt")
 _LARGEST = 20_000_000  # bytes: a thousand hours of speech
-_WITHOUT_SPACES = WITHOUT_SPACES | {"km"}
 _TIME = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})[.,](\d{1,3})"
 _CUE = re.compile(rf"^\s*{_TIME}\s*-->\s*{_TIME}", re.MULTILINE)
 _NOT_SAID = re.compile(r"<[^<>]*>|\{[^{}]*\}|\[[^\[\]]*\]|[♪♫]")
@@ -72,12 +72,13 @@ def of_text(text: str, language: str = "") -> Transcript:
 
 def word_places(text: str, language: str = "") -> Iterator[tuple[int, int]]:
     """Yield first character and end of each word."""
-    return (found.span() for found in re.finditer(r"\S" if language in _WITHOUT_SPACES else r"\S+", text))
+    word = r"(?!\s)\X" if language in WITHOUT_SPACES else r"\S+"  # a character with its marks
+    return (found.span() for found in regex.finditer(word, text))
 
 
 def joined(words: Iterable[str], language: str = "") -> str:
     """Return words as one text."""
-    return ("" if language in _WITHOUT_SPACES else " ").join(words)
+    return ("" if language in WITHOUT_SPACES else " ").join(words)
 
 
 def _read_text(path: Path) -> str:
