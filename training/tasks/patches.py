@@ -161,7 +161,7 @@ def _patch(kind: Kind, row: Row, text: str) -> Patch:
     if named and not split:
         hint = f"it is one of: {', '.join(SPLITS)}, or empty"
         raise BadInput(f"{row.where}, column split: no split {named.lower()!r}", hint)
-    return Patch(kind, identity, split, row.cells[text] if text else "", row.where)
+    return Patch(kind, identity, split, row.text(text) if text else "", row.where)
 
 
 def _add(patches: Patches, patch: Patch) -> None:

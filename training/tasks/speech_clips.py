@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 from profiles.errors import BadInput, counted
 from training.tasks.tables import Table
+from training.tasks.transcript_text import odd_parts
 
 logger = logging.getLogger("muster.data")
 
@@ -157,8 +158,15 @@ def find_text_column(table: Table, text_column: str, option: str = "text_column"
     Raises:
         BadInput: there is none.
     """
-    if text_column:
-        return table.column((text_column,), "transcripts", option)
+    column = table.column((text_column,), "transcripts", option) if text_column else _untold_column(table, option)
+    odd = [parts for row in table.rows if (parts := odd_parts(row.cells.get(column, "")))]
+    if odd:
+        done = "entities are read as their characters, tokens of models are left out"
+        warn_once(f"{table.path}: {counted(len(odd), 'transcript')} with {odd[0][0]} or the like: {done}")
+    return column
+
+
+def _untold_column(table: Table, option: str) -> str:
     usual = [name for name in TEXT_COLUMNS if name in table.columns]
     column = usual[0] if usual else likely_text_column(table)
     others = [name for name in usual[1:] if any(row.cells.get(name) != row.cells.get(column) for row in table.rows)]

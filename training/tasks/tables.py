@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from profiles.errors import BadInput
 from training.run_files import explained, write_whole
+from training.tasks.transcript_text import plain_text
 
 csv.field_size_limit(2**24)  # a transcript of an hour is longer than the standard library's limit
 
@@ -47,7 +48,8 @@ class Row:
         return f"{self.table}, {self.unit} {self.line}"
 
     def text(self, column: str) -> str:
-        """Return the text in ``column``; empty if the cell or the column is, or holds what programs write for that.
+        """Return the text in ``column`` (:func:`plain_text`); empty if the cell or the column is, or holds what
+        programs write for that.
 
         Raises:
             BadInput: the cell holds a number or another value that is no text.
@@ -56,7 +58,7 @@ class Row:
         if column in self.not_text:
             message = f"{self.where}, column {column}: {text[:40]!r} is a {self.not_text[column]}, not a text"
             raise BadInput(message, f'a text stands in quotes: "{text[:40]}"')
-        return "" if text in _MISSING else text
+        return "" if text in _MISSING else plain_text(text)
 
     def number(self, column: str) -> float | None:
         """Return the number in ``column``; ``None`` if the cell or the column is empty.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from transformers import WhisperConfig
+from transformers import GenerationConfig, WhisperConfig
 from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
 from profiles.errors import BadInput
 from profiles.options import hint_for
 from profiles.schema import EVERY_LANGUAGE
+from training.tasks.pretrained import load
 
 _TASKS = ("transcribe", "translate")
 _ENGLISH_ONLY_VOCABULARY = 51864  # openai's English-only checkpoints hold language tokens that mean nothing
@@ -40,6 +43,22 @@ def wanted_languages(setting: str) -> frozenset[str] | None:
     if not names or EVERY_LANGUAGE in names:
         return None
     return frozenset(language_code(name, "languages") for name in names)
+
+
+def read_generation(folders: Sequence[str], config: WhisperConfig, tokenizer: Any) -> Any:
+    """Return the ``GenerationConfig`` of the first of the folders (or models of the hub) that has one, complete.
+
+    Raises:
+        BadInput: none can be read.
+    """
+
+    def read(local: bool) -> Any:
+        for folder in folders:
+            with suppress(OSError):  # not every folder has generation_config.json
+                return GenerationConfig.from_pretrained(folder, local_files_only=local)
+        return GenerationConfig.from_model_config(config)
+
+    return complete_generation(load(folders[-1], "generation settings", read), config, tokenizer)
 
 
 def complete_generation(generation: Any, config: WhisperConfig, tokenizer: Any) -> Any:

@@ -28,6 +28,7 @@ from training.tasks.whisper.features import Windows, augment
 from training.tasks.whisper.languages import language_code, wanted_languages
 from training.tasks.whisper.model import IGNORED, WhisperModelWrapper, unwrap
 from training.tasks.whisper.samples import FeatureStore, SpeechData, SpeechSample, heard_languages, open_features
+from training.tasks.whisper.suppression import lift_for
 from training.tasks.word_errors import ErrorRates, count_errors
 
 logger = logging.getLogger("muster.data")
@@ -83,6 +84,8 @@ class WhisperTask(Task):
         self.evaluation = {split: found for split, found in ready.items() if split != "train"}
         self.train = ready["train"]
         self._require_language(ready["train"])
+        if lifted := lift_for(self.wrapper.generation, self.train.tokens, self.wrapper.tokenizer):
+            logger.warning("%s", lifted)
 
     def prepare_some(self, progress: Progress, most: int) -> int:
         clips = self._clips()["train"]
