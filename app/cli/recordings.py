@@ -155,7 +155,7 @@ def segment(
         from training.recordings.segments.cutting import SegmentOptions
         from training.recordings.segments.dataset import segment_all, sources_of
         from training.runs import find_model
-        from training.tasks.whisper.languages import language_code
+        from training.tasks.language_codes import language_code
 
     language = language_code(language) if language else ""
     out = out.expanduser()

@@ -20,6 +20,7 @@ from profiles.errors import BadInput, counted
 from training.recordings.checks import Measures
 from training.recordings.recording import ExclusionReason, Fault, Recording
 from training.run_files import explain, write_whole
+from training.tasks.language_codes import code_of
 from training.tasks.speech_clips import SILENCE, SPLITS
 from training.tasks.tables import write_table
 
@@ -241,4 +242,7 @@ def _advice(kept: Sequence[KeptRecording], reasons: Counter[str]) -> list[str]:
     texts = [one.recording.text for one in kept]
     if all(text == text.upper() != text.lower() for text in texts):
         notes.append("all transcripts are in capitals, and so would be what a model writes; --lowercase changes them")
+    languages = {one.recording.language for one in kept}
+    if unknown := sorted(name for name in languages if name and not code_of(name)):
+        notes.append(f"Whisper knows no language {', '.join(map(repr, unknown))}: correct the column before you train")
     return notes

@@ -22,6 +22,7 @@ from transformers import (
 
 from profiles.errors import BadInput
 from profiles.schema import AUTO_LANGUAGE, ModelSettings
+from training.tasks.language_codes import language_code
 from training.tasks.pretrained import (
     add_lora,
     load,
@@ -45,7 +46,7 @@ from training.tasks.whisper.checkpoint import (
 )
 from training.tasks.whisper.encoder import encode
 from training.tasks.whisper.features import LogMel
-from training.tasks.whisper.languages import language_code, read_generation
+from training.tasks.whisper.languages import read_generation
 from training.tasks.whisper.suppression import model_tokens
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")

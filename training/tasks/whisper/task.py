@@ -20,12 +20,13 @@ from profiles.schema import AUTO_LANGUAGE, Profile
 from training.device import evaluating
 from training.tasks.base import Answer, Batch, Progress, Task
 from training.tasks.cache import cache_root
+from training.tasks.language_codes import language_code
 from training.tasks.predictions import Prediction, first_of, prediction_of
 from training.tasks.speech_clips import HOW_TO_MEND, SPEAKER_COLUMNS, Clip, longer_than, named, refused_as_long
 from training.tasks.speech_dataset import read_divided
 from training.tasks.whisper.encoder import EncoderCache, is_constant
 from training.tasks.whisper.features import Windows, augment
-from training.tasks.whisper.languages import language_code, wanted_languages
+from training.tasks.whisper.languages import wanted_languages
 from training.tasks.whisper.model import IGNORED, WhisperModelWrapper, unwrap
 from training.tasks.whisper.samples import FeatureStore, SpeechData, SpeechSample, heard_languages, open_features
 from training.tasks.whisper.suppression import lift_for
