@@ -7,13 +7,14 @@ import unicodedata
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from training.tasks.spelling import american_spellings
 
 from training.recordings.checks import doubles
 from training.recordings.recording import NoSource, Recording
 from training.recordings.segments.matching import keys_of
 from training.recordings.segments.transcript import of_text
 from training.tasks.normalising import WITHOUT_SPACES, characters, folded, normalised
-from training.tasks.word_errors import count_errors, normalizer_for
+from training.tasks.word_errors import ErrorRates, count_errors, normalizer_for
 
 
 def counts(language: str, reference: str, hypothesis: str) -> tuple[int, int]:
@@ -62,6 +63,12 @@ def counts(language: str, reference: str, hypothesis: str) -> tuple[int, int]:
 )
 def test_errors_by_hand(language: str, reference: str, hypothesis: str, edits: int, words: int) -> None:
     assert counts(language, reference, hypothesis) == (edits, words)
+
+
+def test_british_spelling_is_no_error_whatever_the_folder_of_a_model_holds() -> None:
+    assert counts("en", "the colour of the theatre was organised", "the color of the theater was organized") == (0, 7)
+    assert len(american_spellings()) == 1738
+    assert ErrorRates().of("grey", "gray", "en") == 0.0
 
 
 def test_where_characters_are_words_the_spaces_between_them_are_no_characters() -> None:

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import jiwer
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
 from training.tasks.normalising import characters, normalised, without_formatting
+from training.tasks.spelling import american_spellings
 
 Normalizer = Callable[[str], str]
 
 
-def normalizer_for(language: str, spelling: Mapping[str, str] | None = None) -> Normalizer:
+def normalizer_for(language: str) -> Normalizer:
     """Return Whisper's normaliser for ``en`` (numbers, spelling, contractions), else
     :func:`training.tasks.normalising.normalised`.
-
-    Args:
-        language: language code.
-        spelling: British to American spelling, from the processor's ``normalizer.json``; ``None``: none.
     """
     if language != "en":
         return lambda text: normalised(text, language)
     # transformers gives it no types
-    english = cast(Normalizer, EnglishTextNormalizer(dict(spelling or {})))  # type: ignore[no-untyped-call]
+    english = cast(Normalizer, EnglishTextNormalizer(american_spellings()))  # type: ignore[no-untyped-call]
     # of dots at the end of a text it leaves one, which would count as a word
     return lambda text: " ".join(word for word in english(without_formatting(text)).split() if word != ".")
 
@@ -57,20 +54,15 @@ def _as_characters(reference: str, hypothesis: str) -> tuple[str, str]:
 
 
 class ErrorRates:
-    """Word error rates of pairs of texts, each normalised by its language.
+    """Word error rates of pairs of texts, each normalised by its language."""
 
-    Args:
-        tokenizer: a Whisper's, which may know British spellings.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._spelling = getattr(tokenizer, "english_spelling_normalizer", None)
+    def __init__(self) -> None:
         self._normalizers: dict[str, Normalizer] = {}
 
     def normalised(self, text: str, language: str) -> str:
         """Return what is left of a text that counts."""
         if language not in self._normalizers:
-            self._normalizers[language] = normalizer_for(language, self._spelling)
+            self._normalizers[language] = normalizer_for(language)
         return self._normalizers[language](text)
 
     def of(self, reference: str, hypothesis: str, language: str) -> float:

@@ -77,7 +77,7 @@ class WhisperTask(Task):
         self.writes_texts = profile.evaluation.eval_generate
         self.default_language = self.wrapper.default_language
         self.languages = wanted_languages(profile.data.languages)
-        self._rates = ErrorRates(self.wrapper.tokenizer)
+        self._rates = ErrorRates()
         self._encoded: EncoderCache | None = None
 
     def prepare(self, progress: Progress) -> None:
