@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from training.recordings.workplace import Result
 
 _SOURCE = "A table, a folder, a manifest, or the name of a data set of Hugging Face or BigQuery."
-_KIND = "table, audiofolder, common-voice, librispeech, voxpopuli, nemo, hub or bigquery; empty: recognised."
+_KIND = (
+    "table, audiofolder, common-voice, librispeech, voxpopuli, nemo, ljspeech, kaldi, mls, fleurs, pairs, hub or "
+    "bigquery; empty: recognised."
+)
 _MODEL = "Leave out clips in which this multilingual model hears another language."
 
 _Roots = Annotated[

@@ -7,13 +7,13 @@ import unicodedata
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from training.tasks.spelling import american_spellings
 
 from training.recordings.checks import doubles
 from training.recordings.recording import NoSource, Recording
 from training.recordings.segments.matching import keys_of
 from training.recordings.segments.transcript import of_text
 from training.tasks.normalising import WITHOUT_SPACES, characters, folded, normalised
+from training.tasks.spelling import american_spellings
 from training.tasks.word_errors import ErrorRates, count_errors, normalizer_for
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from profiles.errors import BadInput
-from training.recordings import corpora
+from training.recordings import corpora, layouts
 from training.recordings.recording import (
     ExclusionReason,
     Fault,
@@ -219,15 +219,25 @@ READERS: dict[str, Callable[[ReadRequest], Iterator[Recording]]] = {
     "librispeech": corpora.read_librispeech,
     "voxpopuli": corpora.read_voxpopuli,
     "nemo": corpora.read_nemo,
+    "ljspeech": layouts.read_ljspeech,
+    "kaldi": layouts.read_kaldi,
+    "mls": layouts.read_mls,
+    "fleurs": layouts.read_fleurs,
+    "pairs": layouts.read_pairs,
     "hub": read_hub,
     "bigquery": read_bigquery,
 }
 _FOLDERS: dict[str, Callable[[Path], object]] = {
     "common-voice": corpora.is_common_voice,
     "voxpopuli": corpora.voxpopuli_tables,
+    "kaldi": layouts.kaldi_folders,
+    "mls": layouts.mls_transcripts,
+    "fleurs": layouts.fleurs_tables,
+    "ljspeech": layouts.ljspeech_tables,
     "audiofolder": metadata_of,
     "table": tables_of,
     "librispeech": lambda folder: next(corpora.librispeech_transcripts(folder), None),
+    "pairs": lambda folder: next(layouts.pairs_in(folder), None),
 }
 """What tells a folder of a kind, in the order in which they are tried."""
 _GIVE = "name a table, a folder or a data set"
@@ -270,5 +280,5 @@ def _kind_of_folder(folder: Path) -> str:
     for kind, is_one in _FOLDERS.items():
         if is_one(folder):
             return kind
-    hint = f"known: tables ({', '.join(ENDINGS)}), metadata.csv, *.trans.txt, asr_train.tsv, Common Voice"
+    hint = f"known: tables ({', '.join(ENDINGS)}), sounds with a .txt beside them, or a form of --kind"
     raise BadInput(f"source {folder}: nothing there has a known form", hint)

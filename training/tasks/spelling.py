@@ -2,7 +2,8 @@
 
 The pairs are those of ``whisper/normalizers/english.json`` of https://github.com/openai/whisper, Copyright (c) 2022
 OpenAI, under the MIT License (its text is that in the file LICENSE). Folders of models have a ``normalizer.json``
-of them, but not all do, and a WER must not depend on that. (Entries that match no word are left out, a stray tag of HTML too.)
+of them, but not all do, and a WER must not depend on that. (Entries that match no
+word are left out, a stray tag of HTML too.)
 """
 
 from __future__ import annotations
