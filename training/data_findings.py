@@ -50,6 +50,7 @@ _SHORT_PATIENCE = 5.0
 _HEADERS_ERR = 0.1
 """Seconds by which the header of a compressed file may be wrong."""
 SHOWN_BROKEN = 5
+_TABLES = (".csv", ".tsv", ".jsonl", ".json")
 _BYTES_A_TOKEN = 3
 """Of a text in UTF-8; 3 to 5 with the vocabularies of Whisper."""
 _PROMPT = 6
@@ -107,7 +108,7 @@ def _lines(table: Path) -> int:
 
 
 def _columns(path: Path) -> list[str]:
-    tables = [path] if path.is_file() else [*sorted(path.glob("*.csv")), *sorted(path.glob("*.jsonl"))]
+    tables = [path] if path.is_file() else [file for end in _TABLES for file in sorted(path.glob(f"*{end}"))]
     names = {name for names in SPLITS.values() for name in names} | {"metadata"}
     tables = [table for table in tables if path.is_file() or table.stem in names]
     return list(read_table(tables[0]).columns) if tables else []
@@ -241,7 +242,7 @@ def longest_clip(data: DataSettings) -> Longest | None:
         return None
     path = Path(data.dataset_path).expanduser()
     try:
-        files = [path] if path.is_file() else [*path.glob("*.csv"), *path.glob("*.jsonl")]
+        files = [path] if path.is_file() else [file for end in _TABLES for file in path.glob(f"*{end}")]
         stamp = max((file.stat().st_mtime_ns for file in files), default=0)
         return _longest(data.dataset_path, data.text_column, data.max_train_samples, stamp)
     except (BadInput, OSError):

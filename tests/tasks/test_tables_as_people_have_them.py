@@ -205,3 +205,35 @@ def test_a_hint_can_be_pasted(tmp_path: Path) -> None:
     table = read_table(table_of(tmp_path, json.dumps({"txt of me": "x"}), "t.jsonl"))
     with pytest.raises(BadInput, match="Give --text-column 'txt of me'"):
         table.column(["txt of ma"], "transcripts", "--text-column")
+
+
+@pytest.mark.parametrize(
+    ("cell", "seconds"),
+    [("3.25", 3.25), ("3,25", 3.25), ("7,177", 7.177), ("0:01:02.5", 62.5), ("1:02", 62.0), ("nan", None), ("", None)],
+)
+def test_seconds_as_people_write_them(tmp_path: Path, cell: str, seconds: float | None) -> None:
+    assert read_table(table_of(tmp_path, f"id;duration\na;{cell}\n")).rows[0].number("duration") == seconds
+
+
+@pytest.mark.parametrize("line", ["clips/a.wav,hello there", "clips/a.wav|hello|hello", "1\ta.flac\thello"])
+def test_a_first_line_that_is_a_recording_is_told(tmp_path: Path, line: str) -> None:
+    with pytest.raises(BadInput, match="its first line names no columns: .* is of a recording"):
+        read_table(table_of(tmp_path, f"{line}\n{line}\n"))
+
+
+@pytest.mark.parametrize("name", ["train.tsv", "train.jsonl", "train.json"])
+def test_a_split_may_be_a_table_of_any_kind(tmp_path: Path, name: str) -> None:
+    (_, path, _), *_ = write_clips(tmp_path, 1)
+    forms = {".tsv": f"path\tsentence\n{path}\tone\n", ".jsonl": f'{{"path": "{path}", "sentence": "one"}}\n'}
+    table_of(tmp_path, forms.get(Path(name).suffix, f'[{{"path": "{path}", "sentence": "one"}}]'), name)
+    assert texts(tmp_path) == ["one"]
+
+
+def test_what_to_do_with_a_folder_without_a_table_can_be_pasted(tmp_path: Path) -> None:
+    folder = tmp_path / "my recordings"
+    folder.mkdir()
+    table_of(folder, "", "my words.csv")
+    with pytest.raises(BadInput) as refused:
+        read_speech(str(folder))
+    assert f"--dataset '{folder / 'my words.csv'}'" in refused.value.hint
+    assert f"prepare '{folder}' --out NEW" in refused.value.hint

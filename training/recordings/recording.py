@@ -38,10 +38,7 @@ if TYPE_CHECKING:
 
     Source: TypeAlias = "AudioSource | UrlSource | NoSource"
 
-AUDIO = (
-    *("audio_path", "file_name", "audio_filepath", "audio_url", "audio_uri", "url", "uri", "gcs_uri"),
-    *FILE_COLUMNS,
-)
+AUDIO = (*FILE_COLUMNS[:3], "audio_url", "audio_uri", "url", "uri", "gcs_uri", *FILE_COLUMNS[3:])
 SPEAKER = (*SPEAKER_COLUMNS, "user_id")
 LANGUAGE = LANGUAGE_COLUMNS
 OFFSET = ("offset", "start")

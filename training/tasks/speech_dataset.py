@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from training.tasks.speech_clips import (
 from training.tasks.stored_files import as_stored, written_path
 from training.tasks.tables import Faults, Row, read_table
 
+_TABLES = (".csv", ".tsv", ".jsonl", ".json")
 _SPREADSHEETS = (".csv", ".tsv", ".txt", ".xlsx", ".xls", ".ods", ".numbers")
 _OWN_COLUMNS = ("id", "language", "duration")
 HOW_TO_LABEL = "write it with pseudo-label MODEL FOLDER --into DATASET, or set pseudo_share = 0"
@@ -269,15 +271,24 @@ def _read_folder(folder: Path, text_column: str) -> dict[str, _Part]:
         return _by_first_folder(_table(metadata, text_column), folder)
     tables = tables or _inner_tables(folder)
     if not tables:
-        hint = "write train.csv with the columns id, audio_path, text"
-        if there := [path.name for path in sorted(folder.glob("*")) if path.suffix.lower() in _SPREADSHEETS]:
-            hint = f"{there[0]} is there: save it as train.csv ('CSV UTF-8') with the columns id, audio_path, text"
-        raise BadInput(f"data set {folder}: neither train.csv nor metadata.csv is there", hint)
+        raise BadInput(f"data set {folder}: neither train.csv nor metadata.csv is there", _instead_of_tables(folder))
     return {split: _table(path, text_column) for split, path in tables.items()}
 
 
+def _instead_of_tables(folder: Path) -> str:
+    """Return what to do with a folder that has no table of a data set."""
+    hint = "write train.csv with the columns id, audio_path, text"
+    there = [path for path in sorted(folder.glob("*")) if path.suffix.lower() in _SPREADSHEETS]
+    if there:
+        hint = f"{there[0].name} is there: save it as train.csv ('CSV UTF-8') with the columns id, audio_path, text"
+    if there and there[0].suffix.lower() in (".csv", ".tsv"):
+        hint += f", or name it: --dataset {shlex.quote(str(there[0]))}"
+    made = f"cli_typer.py prepare {shlex.quote(str(folder))} --out NEW"
+    return f"{hint}; of other forms (LJSpeech, Kaldi, a text beside each sound, ...) a data set is made with: {made}"
+
+
 def _tables_in(folder: Path) -> dict[str, Path]:
-    return by_split(lambda name: existing(folder / f"{name}.csv"))
+    return by_split(lambda name: next(filter(None, (existing(folder / f"{name}{end}") for end in _TABLES)), None))
 
 
 def _inner_tables(folder: Path) -> dict[str, Path]:

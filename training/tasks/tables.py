@@ -61,18 +61,16 @@ class Row:
         return "" if text in _MISSING else plain_text(text)
 
     def number(self, column: str) -> float | None:
-        """Return the number in ``column``; ``None`` if the cell or the column is empty.
+        """Return the seconds in ``column``, written like ``62.5``, ``62,5`` or ``0:01:02.5``; ``None`` if the cell or
+        the column is empty, or holds what programs write for that.
 
         Raises:
             BadInput: the cell holds something else, or a number below 0.
         """
         text = self.cells.get(column, "")
-        if not text:
+        if not text or text in _MISSING:
             return None
-        try:
-            value = float(text)
-        except ValueError:
-            value = -1.0
+        value = _seconds(text)
         if not 0 <= value < float("inf"):
             raise BadInput(f"{self.where}, column {column}: {text!r} is not a number of seconds", "write it like 3.25")
         return value
@@ -98,9 +96,9 @@ class Table:
         for name in names:
             if name in self.columns:
                 return name
-        wanted = " or ".join(repr(name) for name in names)
+        wanted = " or ".join(repr(name) for name in names[:3])
         pairs = [(match, name) for name in names for match in difflib.get_close_matches(name, self.columns, 1, 0.6)]
-        hint = (f"name it with {option}, or " if option else "") + f"add {wanted} to its first line"
+        hint = (f"name it with {option}, or " if option else "") + f"call it {names[0]!r} in its first line{_NO_NAMES}"
         if pairs:
             near, name = pairs[0]
             hint = f"did you mean {near!r}? " + (_setting(option, near) if option else f"Rename it to {name!r} there")
@@ -122,6 +120,17 @@ class Table:
         return Table(self.path, columns, tuple(rows))
 
 
+def _seconds(text: str) -> float:
+    """Return a number, or minutes and seconds, or hours before them; -1 for anything else."""
+    try:
+        *larger, seconds = text.replace(",", ".").split(":")
+        if any(not part.isascii() or not part.isdigit() for part in larger) or len(larger) > 2 or float(seconds) < 0:
+            return -1.0
+        return sum(int(part) * 60.0**power for power, part in enumerate(reversed(larger), start=1)) + float(seconds)
+    except ValueError:
+        return -1.0
+
+
 def _spelling(name: str) -> str:
     return "".join(character for character in name.casefold() if character.isalnum())
 
@@ -137,6 +146,7 @@ _SHOWN = 5  # errors that are named one by one
 _DELIMITERS = ",;\t|"
 _SAYS_DELIMITER = re.compile(r'"?sep=(.)"?', re.IGNORECASE)
 """First line of a table that tells a spreadsheet its delimiter."""
+_NO_NAMES = "; or, if that line is a recording's, write the names above it or let 'prepare' read the folder"
 _NAMES_SOUND = re.compile(r"\.(wav|mp3|flac|ogg|opus|m4a|webm)\b", re.IGNORECASE)
 
 
@@ -317,8 +327,11 @@ def _split_rows(path: Path, text: str, delimiter: str, skipped: int, quoted: boo
 
 
 def _header(path: Path, cells: list[str]) -> list[str]:
+    if any(map(_NAMES_SOUND.search, cells)):
+        message = f"{path}: its first line names no columns: {', '.join(cells)[:80]!r} is of a recording"
+        raise BadInput(message, "write the names above it, such as audio_path and text")
     if doubled := sorted({name for name in cells if name and cells.count(name) > 1}):
-        raise BadInput(f"{path}: column {doubled[0]!r} is there twice", "rename or remove one of them")
+        raise BadInput(f"{path}: column {doubled[0]!r} is there twice", f"rename or remove one of them{_NO_NAMES}")
     return cells
 
 
