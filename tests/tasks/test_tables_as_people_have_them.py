@@ -125,8 +125,9 @@ def test_a_table_with_tabs_need_not_quote(tmp_path: Path) -> None:
 
 def test_a_quotation_mark_that_takes_in_other_recordings_is_refused(tmp_path: Path) -> None:
     data = 'audio_path,text\na.wav,"never closed\nb.wav,two\nc.wav,three"\n'
+    (row, *_) = read_table(table_of(tmp_path, data)).rows
     with pytest.raises(BadInput, match="line 2: a quotation mark opens there"):
-        read_table(table_of(tmp_path, data))
+        row.text("text")
 
 
 def test_a_name_in_another_spelling_is_the_usual_one(tmp_path: Path) -> None:
@@ -237,3 +238,15 @@ def test_what_to_do_with_a_folder_without_a_table_can_be_pasted(tmp_path: Path) 
         read_speech(str(folder))
     assert f"--dataset '{folder / 'my words.csv'}'" in refused.value.hint
     assert f"prepare '{folder}' --out NEW" in refused.value.hint
+
+
+def test_milliseconds_are_seen_by_the_first_recording(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [(*row, seconds) for row, seconds in zip(write_clips(tmp_path, 2), ("600", "6000"))]
+    write_csv(tmp_path / "train.csv", rows, "id,audio_path,text,duration")
+    assert [clip.duration for clip in read_speech(str(tmp_path))["train"]] == [0.6, 6.0]
+    assert "column duration is in milliseconds" in caplog.text
+
+
+def test_a_long_recording_is_not_taken_for_milliseconds(tmp_path: Path) -> None:
+    write_csv(tmp_path / "train.csv", [(*write_clips(tmp_path, 1)[0], "60")], "id,audio_path,text,duration")
+    assert read_speech(str(tmp_path))["train"][0].duration == 60.0

@@ -41,6 +41,7 @@ _TABLES = (".csv", ".tsv", ".jsonl", ".json")
 _SPREADSHEETS = (".csv", ".tsv", ".txt", ".xlsx", ".xls", ".ods", ".numbers")
 _OWN_COLUMNS = ("id", "language", "duration")
 HOW_TO_LABEL = "write it with pseudo-label MODEL FOLDER --into DATASET, or set pseudo_share = 0"
+_LEAST_MILLISECONDS = 100.0  # of a clip; as seconds it would be too long for one
 _NAMED = 10  # remarks on patches that are logged one by one
 
 
@@ -323,7 +324,25 @@ def _table(path: Path, text_column: str) -> _Part:
             with faults:
                 clips.append(_clip(row, audio, text))
     _refuse_doubled(clips, "id" if "id" in table.columns else audio, faults)
-    return _Part(clips, audio, text, faults)
+    return _Part(_in_seconds(path, clips), audio, text, faults)
+
+
+def _in_seconds(path: Path, clips: list[Clip]) -> list[Clip]:
+    """Return clips whose lengths are seconds: of a table that gives milliseconds, as its first recording shows."""
+    first = next((clip for clip in clips if clip.duration), None)
+    if first is None or any(clip.duration and clip.duration < _LEAST_MILLISECONDS for clip in clips):
+        return clips
+    assert first.duration is not None and isinstance(first.audio, FileSource)
+    import soundfile  # 40 ms, for tables with such lengths only
+
+    try:
+        seconds = soundfile.info(str(first.audio.path)).duration
+    except (RuntimeError, OSError, TypeError):
+        return clips
+    if not 0.9 < first.duration / 1000 / max(seconds, 1e-9) < 1.1:
+        return clips
+    warn_once(f"{path}: column duration is in milliseconds")
+    return [replace(clip, duration=clip.duration and clip.duration / 1000) for clip in clips]
 
 
 def _clip(row: Row, audio: str, text: str) -> Clip:

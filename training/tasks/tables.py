@@ -52,9 +52,12 @@ class Row:
         programs write for that.
 
         Raises:
-            BadInput: the cell holds a number or another value that is no text.
+            BadInput: the cell holds a number or another value that is no text, or lines with other recordings.
         """
         text = self.cells.get(column, "")
+        if "\n" in text and _NAMES_SOUND.search(text.partition("\n")[2]):
+            message = f"{self.where}: a quotation mark opens there, and closes lines later, after other recordings"
+            raise BadInput(message, 'a field that holds quotes is written "like ""this"""')
         if column in self.not_text:
             message = f"{self.where}, column {column}: {text[:40]!r} is a {self.not_text[column]}, not a text"
             raise BadInput(message, f'a text stands in quotes: "{text[:40]}"')
@@ -341,9 +344,6 @@ def _row(path: Path, line: int, header: list[str], cells: list[str]) -> Row:
     if len(cells) != len(header):
         count = f"{len(cells)} fields, but the first line names {len(header)} columns"
         raise BadInput(f"{path}, line {line}: {count}", "put quotes around a text that holds the delimiter")
-    if any("\n" in cell and _NAMES_SOUND.search(cell.partition("\n")[2]) for cell in cells):
-        message = f"{path}, line {line}: a quotation mark opens there, and closes lines later, after other recordings"
-        raise BadInput(message, 'a field that holds quotes is written "like ""this"""')
     return Row({name: cell for name, cell in zip(header, cells) if name}, path, line)
 
 
