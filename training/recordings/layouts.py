@@ -10,7 +10,6 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from training.recordings.recording import (
     LONGEST_ID,
@@ -24,13 +23,10 @@ from training.recordings.recording import (
 )
 from training.tasks.language_codes import code_of
 from training.tasks.speech_clips import COLUMNS, split_named
+from training.tasks.stored_files import SOUNDS
 from training.tasks.tables import check_size, read_text
 from training.tasks.transcript_text import plain_text
 
-if TYPE_CHECKING:
-    from training.recordings.recording import Source
-
-SOUNDS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".oga", ".m4a", ".webm", ".aac", ".wma", ".amr", ".mp4")
 _TEXTS = (".txt", ".lab")
 _LARGEST = 2**30  # bytes: a file of transcripts is read whole
 _LJSPEECH = ("metadata.csv", "metadata.txt", "transcript.txt", "filelist.txt")
@@ -48,7 +44,7 @@ def read_ljspeech(request: ReadRequest) -> Iterator[Recording]:
         rows = list(_fields(path, "|"))
         has_speakers = all(len(fields) > 2 and fields[1] and not re.search(r"\s", fields[1]) for _, fields in rows)
         for where, (name, *fields) in rows:
-            audio, fault = _audio(name, folder, request)
+            audio, fault = located(name, folder, request.roots)
             text, speaker = (fields[1], fields[0]) if has_speakers else (next(filter(None, fields), ""), "")
             yield Recording(_identity(name), audio, _text(text), where, speaker, fault=fault)
 
@@ -112,7 +108,7 @@ def read_mls(request: ReadRequest) -> Iterator[Recording]:
         for where, (name, *text) in _fields(path, "\t"):
             speaker, _, rest = name.partition("_")
             inner = f"audio/{speaker}/{rest.partition('_')[0]}/{name}"
-            audio, fault = _audio(inner, path.parent, request)
+            audio, fault = located(inner, path.parent, request.roots)
             split = split_named(path.parent.name)
             yield Recording(_identity(name), audio, _text(" ".join(text)), where, speaker, language, split, fault=fault)
 
@@ -172,13 +168,6 @@ def pairs_in(folder: Path) -> Iterator[tuple[Path, Path]]:
         text = next((path for end in _TEXTS if (path := sound.with_suffix(end)).is_file()), None)
         if text is not None:
             yield sound, text
-
-
-def _audio(name: str, folder: Path, request: ReadRequest) -> tuple[Source, Fault | None]:
-    """Return the sound of a name without an ending, or with one."""
-    names = [name] if Path(name).suffix.lower() in SOUNDS else [f"{name}{end}" for end in SOUNDS]
-    sounds = [located(each, folder, request.roots) for each in names]
-    return next((sound for sound in sounds if sound[1] is None), sounds[0])
 
 
 def _pairs(path: Path) -> dict[str, str]:

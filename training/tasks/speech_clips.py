@@ -169,7 +169,12 @@ def find_text_column(table: Table, text_column: str, option: str = "text_column"
 def _untold_column(table: Table, option: str) -> str:
     usual = [name for name in TEXT_COLUMNS if name in table.columns]
     column = usual[0] if usual else likely_text_column(table)
-    others = [name for name in usual[1:] if any(row.cells.get(name) != row.cells.get(column) for row in table.rows)]
+    spelled_so = [name for name in table.columns if name not in TEXT_COLUMNS and name.casefold() in TEXT_COLUMNS]
+    others = [
+        name
+        for name in (*usual[1:], *spelled_so)
+        if any(row.cells.get(name) != row.cells.get(column) for row in table.rows)
+    ]
     if others or (column and not usual):
         beside = (
             f"; {' and '.join(map(repr, others))} {'is' if len(others) == 1 else 'are'} there too" if others else ""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from profiles.errors import BadInput, counted
+from training.tasks.faults import Faults
 from training.tasks.patches import KEPT, PSEUDO, AppliedPatch, Patches, patched, read_patches, unknown
 from training.tasks.speech_clips import (
     COLUMNS,
@@ -35,7 +36,7 @@ from training.tasks.speech_clips import (
     warn_once,
 )
 from training.tasks.stored_files import as_stored, written_path
-from training.tasks.tables import Faults, Row, read_table
+from training.tasks.tables import Row, read_table
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".json")
 _SPREADSHEETS = (".csv", ".tsv", ".txt", ".xlsx", ".xls", ".ods", ".numbers")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 _INNER = ("clips", "wavs", "wav", "audio", "audios", "recordings", "data", "sounds", "files")
 """Folders beside a table that hold its recordings, where the table gives their names only."""
+SOUNDS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".oga", ".m4a", ".webm", ".aac", ".wma", ".amr", ".mp4")
+"""Endings of sound files."""
 _DEEPEST = 6  # parts of a path from another computer that are looked for here
 _DRIVE = re.compile(r"[A-Za-z]:[/\\]")
 
@@ -18,17 +20,18 @@ def as_stored(folder: Path, cell: str) -> Path:
     """Return the file that a cell names, below ``folder`` if it is relative, as the disk spells it.
 
     A file that is not there is looked for by the end of its path (the table came from another computer), one folder
-    down (``clips/``, ``wavs/``, ...), and without regard to case and to the form of composed characters: files that
-    come from a Mac may have names where an umlaut is two characters. Where nothing is, the path is as written.
+    down (``clips/``, ``wavs/``, ...), with the ending of a sound where the cell has none, and without regard to case
+    and to the form of composed characters: files that come from a Mac may have names where an umlaut is two characters.
+    Where nothing is, the path is as written.
     """
     if "\\" in cell and not os.path.exists(folder / cell):  # written on Windows
         cell = cell.replace("\\", "/")
     path = written_path(cell)
     if os.path.exists(folder / path):
         return folder / path
-    for end in _ends(cell):
+    for path_end in (spelled for end in _ends(cell) for spelled in _with_endings(end)):
         for inner in (folder, *(folder / name for name in _INNER)):
-            if (stored := _spelled(inner, end)) is not None:
+            if (stored := _spelled(inner, path_end)) is not None:
                 return stored
     return folder / path
 
@@ -50,6 +53,11 @@ def _ends(cell: str) -> list[Path]:
     if not _DRIVE.match(cell) and not path.is_absolute():
         return [path]
     return [Path(*parts[start:]) for start in range(max(1, len(parts) - _DEEPEST), len(parts))]
+
+
+def _with_endings(path: Path) -> list[Path]:
+    has_one = path.suffix.lower() in SOUNDS or not path.name
+    return [path] if has_one else [path, *(path.with_name(path.name + ending) for ending in SOUNDS)]
 
 
 def _spelled(folder: Path, path: Path) -> Path | None:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from profiles.errors import BadInput
 from training.run_files import explained, write_whole
+from training.tasks.faults import Faults
 from training.tasks.transcript_text import plain_text
 
 csv.field_size_limit(2**24)  # a transcript of an hour is longer than the standard library's limit
@@ -145,45 +146,11 @@ def _setting(option: str, value: str) -> str:
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 """Endings of files with one JSON object a line, or with one list of objects."""
-_SHOWN = 5  # errors that are named one by one
 _DELIMITERS = ",;\t|"
 _SAYS_DELIMITER = re.compile(r'"?sep=(.)"?', re.IGNORECASE)
 """First line of a table that tells a spreadsheet its delimiter."""
 _NO_NAMES = "; or, if that line is a recording's, write the names above it or let 'prepare' read the folder"
 _NAMES_SOUND = re.compile(r"\.(wav|mp3|flac|ogg|opus|m4a|webm)\b", re.IGNORECASE)
-
-
-class Faults:
-    """Collects the errors of one file, to raise all of them at once: ``with faults:`` around what may be wrong."""
-
-    def __init__(self, file: Path) -> None:
-        self._file, self._errors = file, list[BadInput]()
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        if isinstance(error, BadInput):
-            self._errors.append(error)
-        return isinstance(error, BadInput)
-
-    def clear(self) -> None:
-        """Forget what was collected."""
-        self._errors.clear()
-
-    def raise_any(self) -> None:
-        """Raise what was collected, if anything.
-
-        Raises:
-            BadInput: the first errors in the order of their lines, and how many more there are.
-        """
-        if not self._errors:
-            return
-        first, *others = self._errors
-        messages = [first.message, *(error.message.removeprefix(f"{self._file}, ") for error in others[: _SHOWN - 1])]
-        more = [f"and {len(self._errors) - _SHOWN} more"] if len(self._errors) > _SHOWN else []
-        hints = dict.fromkeys(error.hint for error in self._errors if error.hint)
-        raise BadInput("; ".join(messages + more), "; ".join(hints)) from first
 
 
 def read_table(path: Path, quoted: bool = True, data: bytes | None = None, faults: Faults | None = None) -> Table:
@@ -306,7 +273,10 @@ def _csv_rows(path: Path, text: str, quoted: bool, faults: Faults) -> list[Row]:
 
 
 def _fields(line: str, delimiter: str) -> int:
-    return max(map(len, csv.reader([line], delimiter=delimiter)), default=0)
+    try:
+        return max(map(len, csv.reader([line], delimiter=delimiter, strict=True)), default=0)
+    except csv.Error:  # quotes that another delimiter closes
+        return 0
 
 
 def _split_rows(path: Path, text: str, delimiter: str, skipped: int, quoted: bool, faults: Faults) -> list[Row]:
@@ -330,6 +300,8 @@ def _split_rows(path: Path, text: str, delimiter: str, skipped: int, quoted: boo
 
 
 def _header(path: Path, cells: list[str]) -> list[str]:
+    while not cells[-1]:
+        cells.pop()
     if any(map(_NAMES_SOUND.search, cells)):
         message = f"{path}: its first line names no columns: {', '.join(cells)[:80]!r} is of a recording"
         raise BadInput(message, "write the names above it, such as audio_path and text")
