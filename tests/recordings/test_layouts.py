@@ -50,13 +50,28 @@ def test_kaldi_with_segments_and_speakers(tmp_path: Path) -> None:
     folder = tmp_path / "train_clean"
     write_tone(folder / "wav/r1.wav", seconds=3.0)
     written(folder / "wav.scp", "r1 wav/r1.wav", "r2 sph2pipe -f wav r2.sph |", "r3 wav/gone.wav")
-    written(folder / "segments", "u1 r1 0.50 1.75", "u2 r1 2.0 -1", "u3 r2 0 1", "u4 r1 x y", "u5 r3 0 1")
-    written(folder / "text", "u1 hello there", "u2 again", "u3 no", "u4 no", "u5 no")
+    written(
+        folder / "segments",
+        "u1 r1 0.50 1.75",
+        "u2 r1 2.0 -1",
+        "u3 r2 0 1",
+        "u4 r1 x y",
+        "u5 r3 0 1",
+        "u6 r1 inf 1",
+        "u7 r1 0",
+    )
+    written(folder / "text", "u1 hello there", "u2 again", "u3 no", "u4 no", "u5 no", "u6 no", "u7 no")
     written(folder / "utt2spk", "u1 anna", "u2 ben")
     first, second, *others = read(tmp_path, "kaldi")
     assert facts(first) == ("u1", "hello there", "anna", "", "train") and first.fault is None
     assert (first.offset, first.duration, second.offset, second.duration) == (0.5, 1.25, 2.0, None)
-    assert [one.fault and one.fault.reason.value for one in others] == ["outside", "bad cell", "not there"]
+    assert [one.fault and one.fault.reason.value for one in others] == [
+        "outside",
+        "bad cell",
+        "not there",
+        "bad cell",
+        "bad cell",
+    ]
 
 
 def test_kaldi_without_segments(tmp_path: Path) -> None:

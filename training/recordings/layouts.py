@@ -5,6 +5,7 @@ A ``read_*`` gives the recordings of a folder; beside it stands what tells wheth
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Iterator
@@ -72,9 +73,8 @@ def read_kaldi(request: ReadRequest) -> Iterator[Recording]:
         split = _split_in(folder.name) if folder != source else ""
         for name, text in _pairs(folder / "text").items():
             recording, *times = parts.get(name, [name])
-            base = Recording(
-                _identity(name), NoSource(name), _text(text), f"{folder / 'text'}, {name}", speakers.get(name, "")
-            )
+            where, speaker = f"{folder / 'text'}, {name}", speakers.get(name, "")
+            base = Recording(_identity(name), NoSource(name), _text(text), where, speaker)
             yield replace(_of_kaldi(base, sounds.get(recording, ""), times, folder, request), split=split)
 
 
@@ -83,12 +83,13 @@ def _of_kaldi(base: Recording, sound: str, times: list[str], folder: Path, reque
         return replace(base, fault=Fault(ExclusionReason.OUTSIDE, "wav.scp has a command, which is not run"))
     audio, fault = located(sound, folder, request.roots)
     try:
-        start, end = (float(time) for time in times[:2]) if times else (0.0, -1.0)
+        start, end = map(float, times[:2]) if times else (0.0, -1.0)
     except ValueError:
+        start = end = math.nan
+    if not (0 <= start < math.inf and math.isfinite(end)):
         return replace(base, fault=Fault(ExclusionReason.BAD_CELL, f"segments: {' '.join(times)[:40]!r} are no times"))
-    return replace(
-        base, audio=audio, fault=fault, offset=max(0.0, start), duration=end - start if end > start else None
-    )
+    duration = end - start if end > start else None  # an end of -1 is that of the file
+    return replace(base, audio=audio, fault=fault, offset=start, duration=duration)
 
 
 def kaldi_folders(folder: Path) -> list[Path]:
@@ -172,7 +173,7 @@ def pairs_in(folder: Path) -> Iterator[tuple[Path, Path]]:
 
 def _pairs(path: Path) -> dict[str, str]:
     """Return what lines hold after their first word, by this; nothing of a file that is not there."""
-    lines = _read(path).splitlines() if path.is_file() else []
+    lines = _read(path).split("\n") if path.is_file() else []
     split = (line.strip().partition(" ") for line in (line.replace("\t", " ") for line in lines))
     return {name: value.strip() for name, _, value in split if name}
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from profiles.errors import BadInput, counted
+from training.tasks.stored_files import SOUNDS
 from training.tasks.tables import Table
 from training.tasks.transcript_text import odd_parts
 
@@ -44,7 +44,6 @@ SPLITS = {
     "test": ("test", "testing"),
 }
 """Names a split goes by, as in Hugging Face's audiofolder."""
-_LEADS_TO_FILE = re.compile(r"://|\.\w{2,4}$")
 T = TypeVar("T")
 
 
@@ -196,7 +195,11 @@ def likely_text_column(table: Table) -> str:
 
 
 def _are_texts(cells: Sequence[str]) -> bool:
-    return bool(cells) and all(any(map(str.isalpha, cell)) and not _LEADS_TO_FILE.search(cell) for cell in cells)
+    return bool(cells) and all(any(map(str.isalpha, cell)) and not _leads_to_file(cell) for cell in cells)
+
+
+def _leads_to_file(cell: str) -> bool:
+    return "://" in cell or cell.lower().endswith(SOUNDS)
 
 
 def _have_spaces(cells: Sequence[str]) -> bool:
