@@ -31,7 +31,7 @@ class Faults:
         """Raise what was collected, if anything.
 
         Raises:
-            BadInput: the first errors in the order of their lines, and how many more there are.
+            BadInput: the first errors that were collected, and how many more there are.
         """
         if not self._errors:
             return
