@@ -167,8 +167,6 @@ def show_blacklist(title: str, found: Sequence[Doubt], wrong: Mapping[str, str])
 
 def show_labels(folder: Path, model: Path, count: int) -> None:
     """Label test clips and print the WER of the texts above and below each bound."""
-    from profiles.schema import ModelSettings
-    from training.tasks.whisper.model import WhisperModelWrapper
     from training.tasks.whisper.pseudo_label import Labelling, label
     from training.tasks.word_errors import ErrorRates, count_errors
 
@@ -176,7 +174,7 @@ def show_labels(folder: Path, model: Path, count: int) -> None:
     truth = {row["id"]: row["text"] for row in rows}
     files = [(row["id"], COMMANDS / row["audio_path"]) for row in rows]
     found = label(Labelling(model, None, device="cpu", batch_size=16), files, folder / "pseudo.csv", report)
-    rates = ErrorRates(WhisperModelWrapper(ModelSettings(model_path=str(model))).tokenizer)
+    rates = ErrorRates()
 
     def wer(names: set[str]) -> str:
         pairs = [(truth[row.id], row.text) for row in found if row.id in names]

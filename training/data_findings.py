@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import BadInput, MusterError
-from profiles.schema import EVERY_LANGUAGE, DataSettings, ModelSettings, Profile
+from profiles.schema import AUTO_LANGUAGE, EVERY_LANGUAGE, DataSettings, ModelSettings, Profile
 from training.plan import RunPlan
+from training.tasks.language_codes import language_code
 from training.tasks.patches import BLACKLIST, PSEUDO
 from training.tasks.published_models import model_folder
 from training.tasks.speech_clips import SPLITS, Clip, FileSource, SpeechSplits, held_out, longer_than, refused_as_long
@@ -49,6 +50,7 @@ _SHORT_PATIENCE = 5.0
 _HEADERS_ERR = 0.1
 """Seconds by which the header of a compressed file may be wrong."""
 SHOWN_BROKEN = 5
+_TABLES = (".csv", ".tsv", ".jsonl", ".json")
 _BYTES_A_TOKEN = 3
 """Of a text in UTF-8; 3 to 5 with the vocabularies of Whisper."""
 _PROMPT = 6
@@ -111,7 +113,7 @@ def _lines(table: Path) -> int:
 
 
 def _columns(path: Path) -> list[str]:
-    tables = [path] if path.is_file() else [*sorted(path.glob("*.csv")), *sorted(path.glob("*.jsonl"))]
+    tables = [path] if path.is_file() else [file for end in _TABLES for file in sorted(path.glob(f"*{end}"))]
     names = {name for names in SPLITS.values() for name in names} | {"metadata"}
     tables = [table for table in tables if path.is_file() or table.stem in names]
     return list(read_table(tables[0]).columns) if tables else []
@@ -159,7 +161,9 @@ def check_data(profile: Profile) -> None:
         else:
             text_files(data.dataset_path)
     elif profile.model.trait == "speech":
-        _refuse_long(profile, read_divided(data.dataset_path, data.text_column, data.pseudo_share))
+        splits = read_divided(data.dataset_path, data.text_column, data.pseudo_share)
+        _refuse_languages(profile, splits)
+        _refuse_long(profile, splits)
 
 
 def check_data_of(plan: RunPlan) -> None:
@@ -171,6 +175,34 @@ def check_data_of(plan: RunPlan) -> None:
     for profile in {plan.seats[rank].data: plan.profile_of(rank) for rank in range(plan.world_size)}.values():
         here = profile.data.model_copy(update={"local_data": False})
         check_data(profile.model_copy(update={"data": here}))
+
+
+def _refuse_languages(profile: Profile, splits: SpeechSplits) -> None:
+    """Refuse languages that the model cannot be told of, as far as tables and the model's folder tell.
+
+    Raises:
+        BadInput: settings or clips name some; the option or line is in the message.
+    """
+    settings = {"language": [profile.model.language], "languages": profile.data.languages.split(",")}
+    named = {name.strip(): option for option, names in settings.items() for name in names}
+    spoken = {clip.language: clip.where for clips in splits.values() for clip in reversed(clips)}
+    places = {**{name: f"{where}, column language" for name, where in spoken.items()}, **named}
+    has = _languages_of(profile.model)
+    for name, where in places.items():
+        code = language_code(name, where) if name not in ("", AUTO_LANGUAGE, EVERY_LANGUAGE) else ""
+        if code and has and code not in has:
+            message = f"{where}: model {profile.model.model_path} has no language {code!r}"
+            raise BadInput(message, f"it has: {', '.join(sorted(has))}")
+
+
+def _languages_of(model: ModelSettings) -> set[str]:
+    """Return the languages of a multilingual Whisper; empty where its folder is not here, or does not tell."""
+    folder = model_folder(model.model_path or model.teacher_path)
+    try:
+        said = json.loads((folder / "generation_config.json").read_bytes()) if folder is not None else {}
+        return {token.strip("<|>") for token in said["lang_to_id"]} if said.get("is_multilingual", True) else set()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return set()
 
 
 def _refuse_long(profile: Profile, splits: SpeechSplits) -> None:
@@ -218,7 +250,7 @@ def longest_clip(data: DataSettings) -> Longest | None:
         return None
     path = Path(data.dataset_path).expanduser()
     try:
-        files = [path] if path.is_file() else [*path.glob("*.csv"), *path.glob("*.jsonl")]
+        files = [path] if path.is_file() else [file for end in _TABLES for file in path.glob(f"*{end}")]
         stamp = max((file.stat().st_mtime_ns for file in files), default=0)
         return _longest(data.dataset_path, data.text_column, data.max_train_samples, stamp)
     except (BadInput, OSError):

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from training.recordings.workplace import Result
 
 _SOURCE = "A table, a folder, a manifest, or the name of a data set of Hugging Face or BigQuery."
-_KIND = "table, audiofolder, common-voice, librispeech, voxpopuli, nemo, hub or bigquery; empty: recognised."
+_KIND = (
+    "table, audiofolder, common-voice, librispeech, voxpopuli, nemo, ljspeech, kaldi, mls, fleurs, pairs, hub or "
+    "bigquery; empty: recognised."
+)
 _MODEL = "Leave out clips in which this multilingual model hears another language."
 
 _Roots = Annotated[
@@ -156,7 +159,7 @@ def segment(
         from training.recordings.segments.cutting import SegmentOptions
         from training.recordings.segments.dataset import segment_all, sources_of
         from training.runs import find_model
-        from training.tasks.whisper.languages import language_code
+        from training.tasks.language_codes import language_code
 
     language = language_code(language) if language else ""
     out = out.expanduser()

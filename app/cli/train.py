@@ -164,7 +164,7 @@ def profile_of(request: TrainRequest) -> Profile:
         BadInput: no profile, or one that cannot be used.
     """
     if request.profile:
-        found = usable_profile(request.profile, request.overrides, tell=say)
+        found = usable_profile(request.profile, request.overrides, tell=say, check=check_data)
         stand_behind_profile(found, trusted=request.trust_code, person=request.person)
         return found.profile
     task = request.overrides.get("task", "")

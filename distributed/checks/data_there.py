@@ -11,6 +11,7 @@ import os
 import sys
 
 _TABLES = ("train", "training", "metadata")
+_ENDS = (".csv", ".tsv", ".jsonl")
 _MOST = 1 << 20
 """Bytes of a first line."""
 
@@ -21,8 +22,8 @@ def look(text: str) -> dict[str, object]:
     try:
         names = sorted(os.listdir(path)) if os.path.isdir(path) else [""] if os.stat(path).st_size else []
         seen = [name for name in names if not name.startswith(".")]
-        table = next((name for stem in _TABLES for name in seen if name in (f"{stem}.csv", f"{stem}.jsonl")), "")
-        lone = path if seen == [""] and path.endswith((".csv", ".jsonl")) else ""
+        table = next((name for stem in _TABLES for end in _ENDS for name in seen if name == stem + end), "")
+        lone = path if seen == [""] and path.endswith(_ENDS) else ""
         columns, rows = _head(os.path.join(path, table) if table else lone) if table or lone else ([], True)
     except FileNotFoundError:
         return {"path": path, "problem": "is not there", "columns": []}
@@ -36,11 +37,14 @@ def _head(path: str) -> tuple[list[str], bool]:
     """Return the columns of a table, and whether it has a row."""
     with open(path, encoding="utf-8-sig") as table:
         first, second = table.readline(_MOST), table.readline(_MOST)
+        if first.strip(' "\r\n').lower().startswith("sep="):
+            first, second = second, table.readline(_MOST)
     if path.endswith(".jsonl"):
         found = json.loads(first or "{}")
         return sorted(found) if isinstance(found, dict) else [], bool(first.strip())
-    separator = max(",;\t", key=first.count)
-    return [name.strip().strip('"') for name in first.strip().split(separator)], bool(second.strip())
+    separator = max(",;\t|", key=first.count)
+    names = (name.strip().strip('"') for name in first.strip("\r\n").split(separator))
+    return [name for name in names if name], bool(second.strip())
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ from distributed.ssh.errors import SshError
 from profiles.errors import BadInput, MusterError
 from profiles.schema import Profile
 from training.plan import MemberPlan
-from training.tasks.speech_clips import find_text_column
+from training.tasks.speech_clips import COLUMNS, find_text_column
 from training.tasks.tables import Table
 
 _TIMEOUT = 60.0
@@ -90,7 +90,8 @@ def judge_own_data(
         return Finding("data", "problem", f"its data: {seen.path} {seen.problem}", "data of its own", fix)
     if profile.model.trait == "speech" and seen.columns:
         try:
-            find_text_column(Table(Path(seen.path), tuple(seen.columns), ()), profile.data.text_column)
+            table = Table(Path(seen.path), tuple(seen.columns), ()).spelled(COLUMNS)
+            find_text_column(table, profile.data.text_column)
         except BadInput as error:
             return Finding("data", "problem", error.message, "transcripts", f"{error.hint}, or rename the column there")
     others = Counter(frozenset(names) for other, names in columns.items() if other != place and names)

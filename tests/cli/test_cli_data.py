@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[2]
 FAULTS = {
     "": "the table is empty",
     "id,audio_path,text\n": "the table is empty",
-    "id,audio,text\na,a.wav,one\n": "no column 'audio_path' or 'file_name'",
-    "id,audio_path,words\na,a.wav,one\n": "no column 'text'",
+    "id,sound,text\na,a.wav,one\n": "no column 'audio_path' or 'file_name'",
+    "id,audio_path,words,more\na,a.wav,one,two\n": "no column 'text'",
     "id,audio_path,text\na,nowhere.wav,one\n": "nowhere.wav is not there",
     "id,audio_path,text\na,a.wav,one,two\n": "4 fields, but the first line names 3",
     "id,audio_path,text\na,a.wav,one\n": "one clip and no validation split",
@@ -141,7 +141,7 @@ print([name for name in ("torch", "transformers") if name in sys.modules])
 
 @pytest.mark.slow
 def test_no_command_loads_torch_to_find_a_bad_table(table: Path) -> None:
-    table.write_text("id,audio,text\na,a.wav,one\n")
+    table.write_text("id,sound,text\na,a.wav,one\n")
     Path("hosts.json").write_text('{"workers": ["192.0.2.1"]}')
     Path("model").mkdir()
     Path("model/config.json").write_text("{}")

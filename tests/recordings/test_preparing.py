@@ -43,6 +43,10 @@ def content(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+def kept_rows(folder: Path) -> list[dict[str, str]]:
+    return [row for path in sorted(folder.glob("[tv]*.csv")) for row in read_rows(path)]
+
+
 def left_out(folder: Path) -> dict[str, str]:
     return {row["id"]: row["reason"] for row in read_rows(folder / "left_out.csv")}
 
@@ -268,3 +272,36 @@ def test_a_clip_is_cut_out_of_a_longer_file(tmp_path: Path) -> None:
     durations = [clip.duration for clips in read_speech(str(tmp_path / "out")).values() for clip in clips]
     assert sorted(durations) == [1.5, 2.0]
     assert left_out(tmp_path / "out") == {"long.wav@9": "unreadable"}
+
+
+def test_a_recording_of_silence_is_kept_where_its_column_says_so(tmp_path: Path) -> None:
+    write_tone(tmp_path / "a.wav")
+    for name in ("quiet", "other"):
+        soundfile.write(tmp_path / f"{name}.wav", [0.0] * (RATE if name == "quiet" else 2 * RATE), RATE)
+    rows = [("a.wav", "one two", ""), ("quiet.wav", "", "yes"), ("other.wav", "", "")]
+    table = write_rows(tmp_path / "all.csv", "audio_path,text,silence", rows)
+    run(table, tmp_path / "out")
+    kept = kept_rows(tmp_path / "out")
+    assert {(row["id"], row["text"], row.get("silence", "")) for row in kept} == {
+        ("a.wav", "one two", ""),
+        ("quiet.wav", "", "yes"),
+    }
+    assert left_out(tmp_path / "out") == {"other.wav": "no text"}
+
+
+def test_a_transcript_that_is_no_text_is_left_out(tmp_path: Path) -> None:
+    for number in range(4):
+        write_tone(tmp_path / f"{number}.wav", number)
+    texts = ['"one two"', "NaN", "true", '"three four"']
+    lines = [f'{{"audio_path": "{number}.wav", "text": {text}}}\n' for number, text in enumerate(texts)]
+    (tmp_path / "all.jsonl").write_text("".join(lines))
+    run(tmp_path / "all.jsonl", tmp_path / "out")
+    assert left_out(tmp_path / "out") == {"1.wav": "no text", "2.wav": "bad cell"}
+
+
+def test_a_table_with_an_index_without_a_name(tmp_path: Path) -> None:
+    names = [write_tone(tmp_path / f"{number}.wav", number, 2.0).name for number in range(3)]
+    rows = [(number, name, f"number {number}") for number, name in enumerate(names)]
+    run(write_rows(tmp_path / "all.csv", ",audio_path,text", rows), tmp_path / "out")
+    kept = kept_rows(tmp_path / "out")
+    assert [(row["duration"], row["speaker"], row["language"]) for row in kept] == [("2.000", "", "")] * 3

@@ -242,6 +242,11 @@ LAYOUTS = {
     "librispeech": ("dev-clean/1/2/1-2.trans.txt", ""),
     "voxpopuli": ("de/asr_train.tsv", "id\traw_text\n"),
     "nemo": ("all.json", ""),
+    "ljspeech": ("metadata.csv", "a|"),
+    "kaldi": ("text", "a "),
+    "mls": ("train/transcripts.txt", "1_2_3\t"),
+    "fleurs": ("de_de/train.tsv", "1\ta.wav\t"),
+    "pairs": ("a.txt", ""),
 }
 HEADS = ("", "audio_path,text,offset,duration\n", '{"audio_filepath": "', "a.wav\t")
 

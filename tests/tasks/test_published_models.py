@@ -10,6 +10,7 @@ import pytest
 
 from profiles.errors import BadInput
 from profiles.resolve import load_profile
+from profiles.schema import Profile
 from training.local_plan import plan_local_run
 from training.tasks import published_models
 from training.tasks.published_models import local_folder, made_folder, obtain, usable_profile
@@ -125,3 +126,14 @@ def test_a_folder_made_here_travels_to_the_machines(world: Path) -> None:
     inputs = collect(plan_local_run(profile, 1, here=False))
     assert list(inputs.trees["inputs/model"].files) == ["config.json"]
     assert inputs.plan.profile.model.model_path == "inputs/model"
+
+
+def test_data_are_looked_at_before_a_model_is_fetched(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = script(world, monkeypatch, 0)
+
+    def refuse(profile: Profile) -> None:
+        raise BadInput(f"data set {profile.data.dataset_path}: bad")
+
+    with pytest.raises(BadInput, match="data set .*bad: bad"):
+        usable_profile("demo", {"dataset": "./bad"}, check=refuse)
+    assert not ran.exists()

@@ -108,8 +108,8 @@ def test_a_recording_that_is_named_twice_is_no_id_that_is_there_twice(tmp_path: 
 
 
 def test_missing_column(tmp_path: Path) -> None:
-    write_csv(tmp_path / "train.csv", write_clips(tmp_path, 1), "id,audio_path,txt")
-    with pytest.raises(BadInput, match="no column 'text' or .* it has: id, audio_path, txt .*did you mean 'txt'"):
+    write_csv(tmp_path / "train.csv", [(*write_clips(tmp_path, 1)[0], "good")], "id,audio_path,txt,remark")
+    with pytest.raises(BadInput, match="no column 'text' or .* it has: id, audio_path, txt, .*did you mean 'txt'"):
         read_speech(str(tmp_path))
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from training.recordings.recording import ExclusionReason, Fault, Recording
+from training.tasks.normalising import folded
 from training.tasks.sound_file import Samples
 
 RATE = 16_000
@@ -79,7 +80,7 @@ def _loudest(samples: Samples) -> float:
 
 def judge_text(recording: Recording) -> Fault | None:
     """Return why a recording is left out before its sound is fetched, or ``None``."""
-    if recording.fault is None and not _spelled(recording.text):
+    if recording.fault is None and not recording.silence and not _spelled(recording):
         return Fault(
             ExclusionReason.NO_TEXT, "the transcript has no letter and no digit" if recording.text else "no transcript"
         )
@@ -95,6 +96,8 @@ def judge(recording: Recording, measures: Measures, limits: Limits) -> Fault | N
         return Fault(ExclusionReason.TOO_LONG, f"{seconds:.1f} s, more than {limits.longest:g} s")
     if seconds < limits.shortest:
         return Fault(ExclusionReason.TOO_SHORT, f"{seconds:.2f} s, less than {limits.shortest:g} s")
+    if recording.silence:
+        return None
     if measures.loudest < limits.silence:
         return Fault(ExclusionReason.SILENT, f"at most {measures.loudest:.0f} dB of full scale")
     if measures.clipped > limits.clipped:
@@ -125,7 +128,7 @@ def doubles(clips: Sequence[tuple[Recording, str]]) -> list[Fault | None]:
 
 def _judge_group(recordings: Sequence[Recording], indices: Sequence[int], faults: list[Fault | None]) -> None:
     first = min(range(len(indices)), key=lambda i: (_PRECEDENCE.index(recordings[i].split), i))
-    one_text = len({_spelled(recording.text) for recording in recordings}) == 1
+    one_text = len({_spelled(recording) for recording in recordings}) == 1
     for position, index in enumerate(indices):
         if not one_text:
             other = recordings[first if position != first else (first + 1) % len(indices)]
@@ -134,6 +137,6 @@ def _judge_group(recordings: Sequence[Recording], indices: Sequence[int], faults
             faults[index] = Fault(ExclusionReason.DUPLICATE, f"the same sound and text as {recordings[first].id}")
 
 
-def _spelled(text: str) -> str:
-    """Return the letters and digits of a text, without case."""
-    return "".join(character for character in text.casefold() if character.isalnum())
+def _spelled(recording: Recording) -> str:
+    """Return the letters, with their marks, and digits of a text, without case."""
+    return folded(recording.text, recording.language).replace(" ", "")

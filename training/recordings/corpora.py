@@ -21,6 +21,7 @@ from training.recordings.recording import (
     names_in,
     one_line,
     recording_of,
+    spelled,
 )
 from training.tasks.speech_clips import split_named
 from training.tasks.tables import JSON_LINES, Row, read_table
@@ -41,7 +42,7 @@ def read_common_voice(request: ReadRequest) -> Iterator[Recording]:
     columns = Columns("path", request.columns.text or "sentence", request.columns.speaker or "client_id")
     asked = ReadRequest(request.source, columns, request.roots)
     for file in _common_voice_tables(folder):
-        table = read_table(file, quoted=False)
+        table = spelled(read_table(file, quoted=False))
         names = names_in(table, asked)
         for row in table.rows:
             yield recording_of(row, names, folder / "clips", asked, split_named(file.stem))
@@ -113,7 +114,7 @@ def read_voxpopuli(request: ReadRequest) -> Iterator[Recording]:
             yield Recording(
                 name or row.where,
                 audio,
-                one_line(next((cell for column in texts if (cell := row.cells.get(column, ""))), "")),
+                one_line(next((cell for column in texts if (cell := row.text(column))), "")),
                 row.where,
                 "" if speaker.lower() in ("none", "na", "n/a") else speaker,
                 file.parent.name,
@@ -136,7 +137,7 @@ def read_nemo(request: ReadRequest) -> Iterator[Recording]:
         BadInput: it cannot be read, or a line is no JSON object.
     """
     path = Path(request.source).expanduser()
-    table = read_table(path)
+    table = spelled(read_table(path))
     columns = Columns(request.columns.audio or "audio_filepath", request.columns.text, request.columns.speaker)
     asked = ReadRequest(request.source, columns, request.roots)
     names = names_in(table, asked)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -47,6 +46,7 @@ from training.recordings.workplace import (
 from training.tasks.audio import decode
 from training.tasks.base import Progress
 from training.tasks.cache import digest
+from training.tasks.language_codes import code_of
 from training.tasks.sound_file import AudioError, Samples
 from training.tasks.speech_clips import FileSource
 
@@ -157,7 +157,6 @@ def judge_language(recording: Recording, ear: ModelEar, key: str, journal: Journ
 
 _ROUNDS = 3  # a clip whose double is gone is heard again
 _AHEAD = 4  # recordings handed over for each thread
-_LOCALE = re.compile(r"([A-Za-z]{2,3})[-_].*")
 
 
 @dataclass(frozen=True)
@@ -227,8 +226,9 @@ def prepare(job: PreparationJob, progress: Progress, ear: ModelEar | None = None
 def _read(job: PreparationJob, kind: str, progress: Progress) -> list[Recording]:
     found: list[Recording] = []
     for recording in READERS[kind](job.request):
-        # languages as Whisper writes them (``pt`` for ``pt-BR``), texts as they are wanted
-        language = _LOCALE.sub(r"\1", recording.language).lower() or job.language
+        # languages as Whisper writes them (``pt`` for ``pt-BR``), where it has them; texts as they are wanted
+        given = recording.language or job.language
+        language = code_of(given) or given
         text = recording.text.lower() if job.lowercase else recording.text
         found.append(dataclasses.replace(recording, language=language, text=text))
         if not len(found) % 1000:

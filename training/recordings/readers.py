@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from profiles.errors import BadInput
-from training.recordings import corpora
+from training.recordings import corpora, layouts
 from training.recordings.recording import (
     ExclusionReason,
     Fault,
@@ -24,10 +23,11 @@ from training.recordings.recording import (
     names_in,
     one_line,
     recording_of,
+    spelled,
 )
 from training.tasks.speech_clips import FileSource, split_named
 from training.tasks.speech_dataset import looks_like_path
-from training.tasks.tables import JSON_LINES, Row, Table, check_size, read_table
+from training.tasks.tables import JSON_LINES, Table, check_size, read_table, row_of
 
 _FORMS = ((".parquet",), (".csv", ".tsv"), JSON_LINES)
 ENDINGS = tuple(ending for form in _FORMS for ending in form)
@@ -101,7 +101,7 @@ def _read(path: Path) -> Table:
         BadInput: it cannot be read, or is too large to be read whole.
     """
     check_size(path, _LARGEST, "divide it into several tables in a folder")
-    return _read_parquet(path) if path.suffix.lower() == ".parquet" else read_table(path)
+    return spelled(_read_parquet(path) if path.suffix.lower() == ".parquet" else read_table(path))
 
 
 def _read_parquet(path: Path) -> Table:
@@ -113,22 +113,13 @@ def _read_parquet(path: Path) -> Table:
         with pyarrow.parquet.ParquetFile(path) as file:
             columns = tuple(file.schema_arrow.names)
             records = (record for batch in file.iter_batches(batch_size=_BATCH) for record in batch.to_pylist())
-            rows = _rows(records, path)
+            rows = tuple(row_of(record, path, number) for number, record in enumerate(records, start=1))
     except (OSError, pyarrow.ArrowException, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"{path}: not a readable Parquet file: {reason}", "export it again") from error
     if not rows:
         raise BadInput(f"{path}: the table is empty", "it needs a row for each recording")
     return Table(path, columns, rows)
-
-
-def _rows(records: Iterable[Mapping[str, object]], path: Path) -> tuple[Row, ...]:
-    def text(value: object) -> str:
-        is_none = value is None or isinstance(value, bytes | dict | list)
-        return "" if is_none else unicodedata.normalize("NFC", str(value)).strip()
-
-    cells = ({name: text(value) for name, value in record.items()} for record in records)
-    return tuple(Row(row, path, number) for number, row in enumerate(cells, start=1))
 
 
 class TableClient(Protocol):
@@ -168,15 +159,17 @@ def read_bigquery(request: ReadRequest, open_client: Callable[[], TableClient] =
         raise BadInput(f"{request.source}: not the name of a table", f"write it like {BIGQUERY}project.dataset.table")
     client = open_client()
     try:
-        rows = _rows(client.list_rows(name), Path(name))
+        records = enumerate(client.list_rows(name), start=1)
+        rows = tuple(row_of(record, Path(name), number) for number, record in records)
     except Exception as error:  # the client's own classes are known only where it is installed
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise BadInput(f"{BIGQUERY}{name}: {reason}", "check the name and your access to it") from error
     if not rows:
         raise BadInput(f"{BIGQUERY}{name}: the table is empty", "it needs a row for each recording")
-    names = names_in(Table(Path(name), tuple(rows[0].cells), rows), request)
+    table = spelled(Table(Path(name), tuple(rows[0].cells), rows))
+    names = names_in(table, request)
     outside = Fault(ExclusionReason.OUTSIDE, "a table of BigQuery names no files of this machine")
-    for row in rows:
+    for row in table.rows:
         found = recording_of(row, names, Path(), request)
         yield dataclasses.replace(found, fault=outside) if isinstance(found.audio, FileSource) else found
 
@@ -207,14 +200,14 @@ def _of_split(dataset: Any, key: str, split: str, request: ReadRequest) -> Itera
     wanted = dict.fromkeys(("id", names.text, names.speaker, names.language))
     rest = dataset.select_columns([name for name in wanted if name in there])
     for number, row in enumerate(rest):
-        cells = {name: "" if value is None else str(value) for name, value in row.items()}
+        record = row_of(row, Path(where), number)
         yield Recording(
-            cells.get("id") or f"{key}-{number}",
+            record.cells.get("id") or f"{key}-{number}",
             HubSource(audio, column, number),
-            one_line(cells[names.text]),
-            f"{where}, row {number}",
-            cells.get(names.speaker, ""),
-            cells.get(names.language, ""),
+            one_line(record.text(names.text)),
+            record.where,
+            record.cells.get(names.speaker, ""),
+            record.cells.get(names.language, ""),
             split,
         )
 
@@ -226,15 +219,25 @@ READERS: dict[str, Callable[[ReadRequest], Iterator[Recording]]] = {
     "librispeech": corpora.read_librispeech,
     "voxpopuli": corpora.read_voxpopuli,
     "nemo": corpora.read_nemo,
+    "ljspeech": layouts.read_ljspeech,
+    "kaldi": layouts.read_kaldi,
+    "mls": layouts.read_mls,
+    "fleurs": layouts.read_fleurs,
+    "pairs": layouts.read_pairs,
     "hub": read_hub,
     "bigquery": read_bigquery,
 }
 _FOLDERS: dict[str, Callable[[Path], object]] = {
     "common-voice": corpora.is_common_voice,
     "voxpopuli": corpora.voxpopuli_tables,
+    "kaldi": layouts.kaldi_folders,
+    "mls": layouts.mls_transcripts,
+    "fleurs": layouts.fleurs_tables,
+    "ljspeech": layouts.ljspeech_tables,
     "audiofolder": metadata_of,
     "table": tables_of,
     "librispeech": lambda folder: next(corpora.librispeech_transcripts(folder), None),
+    "pairs": lambda folder: next(layouts.pairs_in(folder), None),
 }
 """What tells a folder of a kind, in the order in which they are tried."""
 _GIVE = "name a table, a folder or a data set"
@@ -277,5 +280,5 @@ def _kind_of_folder(folder: Path) -> str:
     for kind, is_one in _FOLDERS.items():
         if is_one(folder):
             return kind
-    hint = f"known: tables ({', '.join(ENDINGS)}), metadata.csv, *.trans.txt, asr_train.tsv, Common Voice"
+    hint = f"known: tables ({', '.join(ENDINGS)}), sounds with a .txt beside them, or a form of --kind"
     raise BadInput(f"source {folder}: nothing there has a known form", hint)

@@ -17,8 +17,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from profiles.errors import BadInput
-from training.tasks.speech_clips import SPEAKER_COLUMNS, SPLITS, TEXT_COLUMNS, FileSource, split_named
-from training.tasks.tables import Row, Table, as_stored
+from training.tasks.speech_clips import (
+    COLUMNS,
+    FILE_COLUMNS,
+    LANGUAGE_COLUMNS,
+    SPEAKER_COLUMNS,
+    SPLITS,
+    FileSource,
+    find_text_column,
+    says_silence,
+    split_named,
+)
+from training.tasks.stored_files import as_stored, written_path
+from training.tasks.tables import Row, Table
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -27,13 +38,9 @@ if TYPE_CHECKING:
 
     Source: TypeAlias = "AudioSource | UrlSource | NoSource"
 
-AUDIO = (
-    *("audio_path", "file_name", "audio_filepath", "audio_url", "audio_uri", "url", "uri", "gcs_uri"),
-    *("path", "file", "filename", "audio"),
-)
-TEXT = (*TEXT_COLUMNS, "transcript", "raw_text", "normalized_text")
+AUDIO = (*FILE_COLUMNS[:3], "audio_url", "audio_uri", "url", "uri", "gcs_uri", *FILE_COLUMNS[3:])
 SPEAKER = (*SPEAKER_COLUMNS, "user_id")
-LANGUAGE = ("language", "lang", "locale", "source_lang")
+LANGUAGE = LANGUAGE_COLUMNS
 OFFSET = ("offset", "start")
 LONGEST_ID = 200
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
@@ -119,6 +126,8 @@ class Recording:
     """Seconds from there on; ``None``: to the end of the file."""
     fault: Fault | None = None
     """Why it cannot be used, if the reader knows already."""
+    silence: bool = False
+    """Nobody speaks in it, so it has no text."""
 
     @property
     def shown_source(self) -> str:
@@ -161,7 +170,7 @@ class TableColumns(Columns):
 
 
 def names_in(table: Table, request: ReadRequest) -> TableColumns:
-    """Find the columns of a table.
+    """Find the columns of a table, whose usual ones are spelled as usual (:func:`spelled`).
 
     Raises:
         BadInput: no column with recordings or none with transcripts, or one that was named is not there.
@@ -170,11 +179,16 @@ def names_in(table: Table, request: ReadRequest) -> TableColumns:
     speaker = table.column((columns.speaker,), "speakers", "--speaker-column") if columns.speaker else ""
     return TableColumns(
         table.column((columns.audio,) if columns.audio else AUDIO, "recordings", "--audio-column"),
-        table.column((columns.text,) if columns.text else TEXT, "transcripts", "--text-column"),
+        find_text_column(table, columns.text, "--text-column"),
         speaker or _first(SPEAKER, table.columns),
         _first(LANGUAGE, table.columns),
         next((name for name in OFFSET if name in table.columns), ""),
     )
+
+
+def spelled(table: Table) -> Table:
+    """Return a table with the usual columns in the usual spelling."""
+    return table.spelled(tuple(dict.fromkeys((*COLUMNS, *AUDIO, *SPEAKER))))
 
 
 def _first(names: Sequence[str], columns: Iterable[str]) -> str:
@@ -196,8 +210,9 @@ def recording_of(
     cells = row.cells
     cell = cells.get(names.audio, "")
     audio, fault = located(cell, base, request.roots)
-    offset, duration = 0.0, None
+    offset, duration, text = 0.0, None, ""
     try:
+        text = one_line(row.text(names.text))
         offset = row.number(names.offset) or 0.0
         if always_cut or cells.get(names.offset):
             duration = row.number("duration")
@@ -209,7 +224,7 @@ def recording_of(
     return Recording(
         id=_identity(cells, cell, offset if cells.get(names.offset) else None),
         audio=audio,
-        text=one_line(cells.get(names.text, "")),
+        text=text,
         where=row.where,
         speaker=cells.get(names.speaker, ""),
         language=cells.get(names.language, ""),
@@ -217,6 +232,7 @@ def recording_of(
         offset=offset,
         duration=duration,
         fault=fault,
+        silence=not text and says_silence(cells),
     )
 
 
@@ -273,7 +289,7 @@ def _file(cell: str, roots: Sequence[Path]) -> FileSource:
             outside = True
         elif stat.S_ISREG(mode):
             return FileSource(path)
-    if outside or Path(cell).is_absolute() or ".." in Path(cell).parts:
+    if outside or written_path(cell).is_absolute() or ".." in Path(cell).parts:
         raise UnusableRecording(
             ExclusionReason.OUTSIDE, "leads out of the table's folder; --audio-root FOLDER allows one more"
         )

@@ -20,7 +20,8 @@ from profiles.errors import BadInput, counted
 from training.recordings.checks import Measures
 from training.recordings.recording import ExclusionReason, Fault, Recording
 from training.run_files import explain, write_whole
-from training.tasks.speech_clips import SPLITS
+from training.tasks.language_codes import code_of
+from training.tasks.speech_clips import SILENCE, SPLITS
 from training.tasks.tables import write_table
 
 _ELSEWHERE = "choose another folder with --out"
@@ -224,11 +225,12 @@ def _write_split(place: Workplace, split: str, kept: Sequence[KeptRecording]) ->
     if not found:
         (place.folder / f"{split}.csv").unlink(missing_ok=True)
         return None
-    rows = [
-        (one.id, file.relative_to(place.folder).as_posix(), one.text, f"{seconds:.3f}", one.speaker, one.language)
-        for one, file, seconds in found
-    ]
-    write_table(place.folder / f"{split}.csv", [_COLUMNS, *rows], option="--out")
+    silence = [SILENCE] if any(one.recording.silence for one in found) else []
+    rows = [[*_COLUMNS, *silence]]
+    for one, file, seconds in found:
+        cells = [one.id, file.relative_to(place.folder).as_posix(), one.text, f"{seconds:.3f}"]
+        rows.append([*cells, one.speaker, one.language, *("yes" if one.silence else "" for _ in silence)])
+    write_table(place.folder / f"{split}.csv", rows, option="--out")
     speakers = {one.recording.speaker for one in found} - {""}
     return SplitSize(len(found), sum(one.seconds for one in found) / 3600, len(speakers))
 
@@ -240,4 +242,7 @@ def _advice(kept: Sequence[KeptRecording], reasons: Counter[str]) -> list[str]:
     texts = [one.recording.text for one in kept]
     if all(text == text.upper() != text.lower() for text in texts):
         notes.append("all transcripts are in capitals, and so would be what a model writes; --lowercase changes them")
+    languages = {one.recording.language for one in kept}
+    if unknown := sorted(name for name in languages if name and not code_of(name)):
+        notes.append(f"Whisper knows no language {', '.join(map(repr, unknown))}: correct the column before you train")
     return notes

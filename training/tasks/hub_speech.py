@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,16 @@ from huggingface_hub.constants import HF_HUB_CACHE
 
 from profiles.errors import BadInput, counted
 from training.tasks.pretrained import reachable
-from training.tasks.speech_clips import NOISE_COLUMNS, SPEAKER_COLUMNS, Clip, SpeechSplits, by_split, find_text_column
-from training.tasks.tables import Table
+from training.tasks.speech_clips import (
+    LANGUAGE_COLUMNS,
+    NOISE_COLUMNS,
+    SPEAKER_COLUMNS,
+    Clip,
+    SpeechSplits,
+    by_split,
+    find_text_column,
+)
+from training.tasks.tables import Table, row_of
 
 logger = logging.getLogger("muster.data")
 
@@ -102,13 +109,13 @@ def _clips(dataset: Any, where: str, text_column: str) -> list[Clip]:
     undecoded, audio = undecoded_audio(dataset, where)
     text = find_text_column(Table(Path(f"data set {where}"), tuple(dataset.column_names), ()), text_column)
     texts = dataset[text]
-    languages = dataset["language"] if "language" in dataset.column_names else [""] * len(dataset)
+    spoken = next((name for name in LANGUAGE_COLUMNS if name in dataset.column_names), "")
+    languages = dataset[spoken] if spoken else [""] * len(dataset)
     ids = dataset["id"] if "id" in dataset.column_names else range(len(dataset))
     further = {name: dataset[name] for name in (*SPEAKER_COLUMNS, *NOISE_COLUMNS) if name in dataset.column_names}
     clips = []
     for row, (identity, said, language) in enumerate(zip(ids, texts, languages)):
-        cleaned = unicodedata.normalize("NFC", str(said or "")).strip()
-        if cleaned:
+        if cleaned := row_of({text: said}, Path(where), row).text(text):
             source = HubSource(undecoded, audio, row)
             columns = {name: str(cells[row]) for name, cells in further.items() if cells[row] is not None}
             place = f"{where}, row {row}"

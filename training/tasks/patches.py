@@ -26,7 +26,8 @@ from profiles.errors import BadInput
 from profiles.options import hint_for
 from training.tasks.sound_containers import SOUND_ENDINGS
 from training.tasks.speech_clips import SPLITS, TEXT_COLUMNS, Clip, SpeechSplits, split_named
-from training.tasks.tables import Row, as_stored, check_size, read_table
+from training.tasks.stored_files import as_stored
+from training.tasks.tables import Row, check_size, read_table
 
 Kind = Literal["override_text", "protect", "delete"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -139,7 +140,7 @@ def _files(top: Path, notes: list[str]) -> list[tuple[Kind, Path]]:
 
 
 def _lines(kind: Kind, path: Path, text_column: str) -> Iterator[Patch]:
-    table = read_table(path)
+    table = read_table(path).spelled(("id", "split", *TEXT_COLUMNS))
     table.column(("id",), "samples")
     text = ""
     if kind == "override_text":
@@ -152,7 +153,7 @@ def _patch(kind: Kind, row: Row, text: str) -> Patch:
     identity = row.cells.get("id", "")
     if not identity:
         raise BadInput(f"{row.where}, column id: empty", "name the sample or remove the line")
-    if text and not row.cells.get(text):
+    if text and not row.text(text):
         hint = "write what is said; a sample to leave out belongs in delete"
         raise BadInput(f"{row.where}, column {text}: empty", hint)
     named = row.cells.get("split", "")
@@ -160,7 +161,7 @@ def _patch(kind: Kind, row: Row, text: str) -> Patch:
     if named and not split:
         hint = f"it is one of: {', '.join(SPLITS)}, or empty"
         raise BadInput(f"{row.where}, column split: no split {named.lower()!r}", hint)
-    return Patch(kind, identity, split, row.cells[text] if text else "", row.where)
+    return Patch(kind, identity, split, row.text(text) if text else "", row.where)
 
 
 def _add(patches: Patches, patch: Patch) -> None:

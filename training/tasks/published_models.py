@@ -37,16 +37,22 @@ def usable_profile(
     *,
     complete: bool = True,
     tell: Tell = lambda line: None,
+    check: Callable[[Profile], None] = lambda profile: None,
 ) -> Resolved:
     """Return a profile whose model can be had, see :func:`profiles.resolve.load_profile`.
 
     What is not there yet is made, which takes half a minute. Where it cannot be, the profile that is named as
     ``stand_in`` is returned, with the same overrides, and ``tell`` hears it.
 
+    Args:
+        check: looks at the rest of the profile before a model is fetched.
+
     Raises:
         BadInput: the profile cannot be used, or its model cannot be had and nothing stands in.
     """
     found = load_profile(name, overrides, config, complete=complete)
+    if not _is_here(found.profile.model.model_path):
+        check(found.profile)
     try:
         obtain(found.profile.model, tell)
     except BadInput as error:
@@ -64,13 +70,18 @@ def obtain(model: ModelSettings, tell: Tell = lambda line: None) -> None:
         BadInput: it is neither here nor on a hub that can be reached, and its folder cannot be made.
     """
     name = model.model_path
-    if name not in SCRIPTS or hub_snapshots(name) or made_folder(name).is_dir():
+    if _is_here(name):
         return
     if name not in _problems:
         _problems[name] = _problem_of(name, tell)
     problem = _problems[name]
     if problem is not None:
         raise problem
+
+
+def _is_here(name: str) -> bool:
+    """Whether a model needs no fetching, as far as can be known without reading it."""
+    return name not in SCRIPTS or bool(hub_snapshots(name)) or made_folder(name).is_dir()
 
 
 def with_local_model(profile: Profile) -> Profile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -10,15 +11,28 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from profiles.errors import BadInput, counted
+from training.tasks.stored_files import SOUNDS
 from training.tasks.tables import Table
+from training.tasks.transcript_text import odd_parts
 
 logger = logging.getLogger("muster.data")
 
-TEXT_COLUMNS = ("text", "text_verbatim", "text_perfect", "transcription", "sentence")
+FILE_COLUMNS = ("audio_path", "file_name", "audio_filepath", "path", "file", "filename", "audio", "wav")
+"""Names that the column of recordings in files goes by."""
+TEXT_COLUMNS = (
+    *("text", "text_verbatim", "text_perfect", "transcription", "sentence"),
+    *("transcript", "raw_text", "raw_transcription", "normalized_text", "utterance"),
+)
+LANGUAGE_COLUMNS = ("language", "lang", "locale", "source_lang")
 SPEAKER_COLUMNS = ("speaker", "speaker_id", "voice", "client_id")
 """Names that the column of who speaks goes by."""
 NOISE_COLUMNS = ("snr", "noise")
 """Speech-to-noise ratio in dB, or the kind of noise."""
+SILENCE = "silence"
+"""Column that says with ``yes`` that nobody speaks, so that the text is to be empty."""
+_FURTHER_COLUMNS = ("id", "utt_id", "duration", "offset", "start", "split", "kept", SILENCE)
+COLUMNS = (*FILE_COLUMNS, *TEXT_COLUMNS, *LANGUAGE_COLUMNS, *SPEAKER_COLUMNS, *NOISE_COLUMNS, *_FURTHER_COLUMNS)
+"""All names with a meaning."""
 HELD_OUT = 0.1
 """Share of the training clips that is held out if there is no validation split."""
 IN_TRAIN_TOO = "in the training data too: the WER promises too much"
@@ -136,13 +150,71 @@ def hold_out(splits: SpeechSplits) -> SpeechSplits:
     return {**splits, "train": rest, "validation": [clip for clip in train if clip.id in held]}
 
 
-def find_text_column(table: Table, text_column: str) -> str:
-    """Return the column with the transcripts: ``text_column``, or the first known name that is there.
+def find_text_column(table: Table, text_column: str, option: str = "text_column") -> str:
+    """Return the column with the transcripts: ``text_column``, or the first usual name that is there, or without one
+    the column that holds sentences. Where others may be meant as well, a warning says which is taken.
 
     Raises:
         BadInput: there is none.
     """
-    return table.column((text_column,) if text_column else TEXT_COLUMNS, "transcripts", "text_column")
+    column = table.column((text_column,), "transcripts", option) if text_column else _untold_column(table, option)
+    odd = [parts for row in table.rows if (parts := odd_parts(row.cells.get(column, "")))]
+    if odd:
+        done = "entities are read as their characters, tokens of models are left out"
+        warn_once(f"{table.path}: {counted(len(odd), 'transcript')} with {odd[0][0]} or the like: {done}")
+    return column
+
+
+def _untold_column(table: Table, option: str) -> str:
+    usual = [name for name in TEXT_COLUMNS if name in table.columns]
+    column = usual[0] if usual else likely_text_column(table)
+    spelled_so = [name for name in table.columns if name not in TEXT_COLUMNS and name.casefold() in TEXT_COLUMNS]
+    others = [
+        name
+        for name in (*usual[1:], *spelled_so)
+        if any(row.cells.get(name) != row.cells.get(column) for row in table.rows)
+    ]
+    if others or (column and not usual):
+        beside = (
+            f"; {' and '.join(map(repr, others))} {'is' if len(others) == 1 else 'are'} there too" if others else ""
+        )
+        warn_once(f"{table.path}: column {column!r} is taken for the transcripts{beside}; {option} names another")
+    return column or table.column(TEXT_COLUMNS, "transcripts", option)
+
+
+def likely_text_column(table: Table) -> str:
+    """Return the column that holds the transcripts by what is in it; empty if none or several may.
+
+    It has letters in every row and leads to no file. Of several, it is the one with the longest texts of more than one
+    word.
+    """
+    cells = {name: [row.text(name) for row in table.rows if name not in row.not_text] for name in table.columns}
+    texts = {name: column for name, column in cells.items() if name not in COLUMNS and _are_texts(column)}
+    sentences = {name: sum(map(len, column)) for name, column in texts.items() if _have_spaces(column)}
+    return max(sentences, key=sentences.__getitem__) if sentences else next(iter(texts)) if len(texts) == 1 else ""
+
+
+def _are_texts(cells: Sequence[str]) -> bool:
+    return bool(cells) and all(any(map(str.isalpha, cell)) and not _leads_to_file(cell) for cell in cells)
+
+
+def _leads_to_file(cell: str) -> bool:
+    return "://" in cell or cell.lower().endswith(SOUNDS)
+
+
+def _have_spaces(cells: Sequence[str]) -> bool:
+    return sum(" " in cell for cell in cells) * 2 >= len(cells)
+
+
+@functools.cache
+def warn_once(remark: str) -> None:
+    """Tell a remark at the first of the times that a command reads the tables."""
+    logger.warning("%s", remark)
+
+
+def says_silence(columns: Mapping[str, str]) -> bool:
+    """Whether the columns of a clip say that nobody speaks in it."""
+    return columns.get(SILENCE, "").lower() in ("yes", "true", "1")
 
 
 def refused_as_long(clips: Sequence[Clip], what: str, window: float) -> BadInput:

@@ -8,17 +8,20 @@ Three layouts are read: a folder with ``train.csv`` / ``validation.csv`` / ``tes
 from __future__ import annotations
 
 import difflib
-import functools
-import logging
 import os
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from profiles.errors import BadInput, counted
+from training.tasks.faults import Faults
 from training.tasks.patches import KEPT, PSEUDO, AppliedPatch, Patches, patched, read_patches, unknown
 from training.tasks.speech_clips import (
+    COLUMNS,
+    FILE_COLUMNS,
     IN_TRAIN_TOO,
+    LANGUAGE_COLUMNS,
     SPLITS,
     Clip,
     FileSource,
@@ -28,16 +31,18 @@ from training.tasks.speech_clips import (
     find_text_column,
     hold_out,
     id_hash,
+    says_silence,
     split_named,
+    warn_once,
 )
-from training.tasks.tables import Row, as_stored, read_table
+from training.tasks.stored_files import as_stored, written_path
+from training.tasks.tables import Row, read_table
 
-logger = logging.getLogger("muster.data")
-
-AUDIO_COLUMNS = ("audio_path", "file_name")
+_TABLES = (".csv", ".tsv", ".jsonl", ".json")
 _SPREADSHEETS = (".csv", ".tsv", ".txt", ".xlsx", ".xls", ".ods", ".numbers")
 _OWN_COLUMNS = ("id", "language", "duration")
 HOW_TO_LABEL = "write it with pseudo-label MODEL FOLDER --into DATASET, or set pseudo_share = 0"
+_LEAST_MILLISECONDS = 100.0  # of a clip; as seconds it would be too long for one
 _NAMED = 10  # remarks on patches that are logged one by one
 
 
@@ -74,7 +79,7 @@ def read_divided(path: str, text_column: str = "", pseudo_share: float = 0.0) ->
     tables = _read(path, text_column)
     splits = present(tables, hold_out(tables.splits))
     if doubled := in_train_too(splits):
-        _warn_once(f"{counted(len(doubled), 'held-out recording')} {IN_TRAIN_TOO}, such as {doubled[0].where}")
+        warn_once(f"{counted(len(doubled), 'held-out recording')} {IN_TRAIN_TOO}, such as {doubled[0].where}")
     if pseudo_share:
         splits["train"] = [*splits["train"], *_pseudo(tables, len(splits["train"]), pseudo_share)]
     return splits
@@ -118,16 +123,10 @@ def _names(clip: Clip) -> set[tuple[str, str]]:
 def _read(path: str, text_column: str) -> SpeechTables:
     tables = read_tables(path, text_column)
     for note in tables.notes[:_NAMED]:
-        _warn_once(note)
+        warn_once(note)
     if len(tables.notes) > _NAMED:
-        _warn_once(f"{len(tables.notes) - _NAMED} more remarks on patches; see: patches {path}")
+        warn_once(f"{len(tables.notes) - _NAMED} more remarks on patches; see: patches {path}")
     return tables
-
-
-@functools.cache
-def _warn_once(remark: str) -> None:
-    """Tell a remark at the first of the times that a command reads the tables."""
-    logger.warning("%s", remark)
 
 
 def present(tables: SpeechTables, splits: SpeechSplits | None = None) -> SpeechSplits:
@@ -181,7 +180,9 @@ def files_of_table(table: Path, text_column: str = "", pseudo: bool = False) -> 
     tables = read_tables(str(table), text_column)
     clips = [clip for part in tables.splits.values() for clip in part if not clip.left_out]
     beside = [table.parent / PSEUDO] if pseudo and (table.parent / PSEUDO).is_file() else []
-    clips += [clip for path in beside for clip in _table(path, "text").clips]
+    for part in [_table(path, "text") for path in beside]:
+        part.faults.raise_any()
+        clips += part.clips
     return beside + [_travelling(clip, table.parent) for clip in clips]
 
 
@@ -203,6 +204,8 @@ class _Part:
     clips: list[Clip]
     audio: str
     text: str
+    faults: Faults
+    """Lines of the table that give no clip."""
 
 
 def _patched(
@@ -269,15 +272,24 @@ def _read_folder(folder: Path, text_column: str) -> dict[str, _Part]:
         return _by_first_folder(_table(metadata, text_column), folder)
     tables = tables or _inner_tables(folder)
     if not tables:
-        hint = "write train.csv with the columns id, audio_path, text"
-        if there := [path.name for path in sorted(folder.glob("*")) if path.suffix.lower() in _SPREADSHEETS]:
-            hint = f"{there[0]} is there: save it as train.csv ('CSV UTF-8') with the columns id, audio_path, text"
-        raise BadInput(f"data set {folder}: neither train.csv nor metadata.csv is there", hint)
+        raise BadInput(f"data set {folder}: neither train.csv nor metadata.csv is there", _instead_of_tables(folder))
     return {split: _table(path, text_column) for split, path in tables.items()}
 
 
+def _instead_of_tables(folder: Path) -> str:
+    """Return what to do with a folder that has no table of a data set."""
+    hint = "write train.csv with the columns id, audio_path, text"
+    there = [path for path in sorted(folder.glob("*")) if path.suffix.lower() in _SPREADSHEETS]
+    if there:
+        hint = f"{there[0].name} is there: save it as train.csv ('CSV UTF-8') with the columns id, audio_path, text"
+    if there and there[0].suffix.lower() in (".csv", ".tsv"):
+        hint += f", or name it: --dataset {shlex.quote(str(there[0]))}"
+    made = f"cli_typer.py prepare {shlex.quote(str(folder))} --out NEW"
+    return f"{hint}; of other forms (LJSpeech, Kaldi, a text beside each sound, ...) a data set is made with: {made}"
+
+
 def _tables_in(folder: Path) -> dict[str, Path]:
-    return by_split(lambda name: existing(folder / f"{name}.csv"))
+    return by_split(lambda name: next(filter(None, (existing(folder / f"{name}{end}") for end in _TABLES)), None))
 
 
 def _inner_tables(folder: Path) -> dict[str, Path]:
@@ -290,52 +302,77 @@ def _metadata(folder: Path) -> Path | None:
 
 def _by_first_folder(table: _Part, folder: Path) -> dict[str, _Part]:
     """Divide the clips of one table by the split that the first folder of their path names, like audiofolder does."""
+    if not table.clips:
+        table.faults.raise_any()
     found: SpeechSplits = {split: [] for split in SPLITS}
     for clip in table.clips:
         assert isinstance(clip.audio, FileSource)
         path = clip.audio.path
         first = path.relative_to(folder).parts[0] if path.is_relative_to(folder) else ""
         found[split_named(first) or "train"].append(clip)
-    return {split: _Part(clips, table.audio, table.text) for split, clips in found.items() if clips}
+    return {split: replace(table, clips=clips) for split, clips in found.items() if clips}
 
 
 def _table(path: Path, text_column: str) -> _Part:
-    table = read_table(path)
-    audio = table.column(AUDIO_COLUMNS, "recordings")
+    faults = Faults(path)
+    table = read_table(path, faults=faults).spelled(COLUMNS)
+    audio = table.column(FILE_COLUMNS, "recordings")
     text = find_text_column(table, text_column)
-    clips = [_clip(row, audio, text) for row in table.rows if row.cells.get(KEPT, "").lower() != "no"]
-    _refuse_doubled(clips, "id" if "id" in table.columns else audio)
-    return _Part(clips, audio, text)
+    clips = list[Clip]()
+    for row in table.rows:
+        if row.cells.get(KEPT, "").lower() != "no":
+            with faults:
+                clips.append(_clip(row, audio, text))
+    _refuse_doubled(clips, "id" if "id" in table.columns else audio, faults)
+    return _Part(_in_seconds(path, clips), audio, text, faults)
+
+
+def _in_seconds(path: Path, clips: list[Clip]) -> list[Clip]:
+    """Return clips whose lengths are seconds: of a table that gives milliseconds, as its first recording shows."""
+    first = next((clip for clip in clips if clip.duration), None)
+    if first is None or any(clip.duration and clip.duration < _LEAST_MILLISECONDS for clip in clips):
+        return clips
+    assert first.duration is not None and isinstance(first.audio, FileSource)
+    import soundfile  # 40 ms, for tables with such lengths only
+
+    try:
+        seconds = soundfile.info(str(first.audio.path)).duration
+    except (RuntimeError, OSError, TypeError):
+        return clips
+    if not 0.9 < first.duration / 1000 / max(seconds, 1e-9) < 1.1:
+        return clips
+    warn_once(f"{path}: column duration is in milliseconds")
+    return [replace(clip, duration=clip.duration and clip.duration / 1000) for clip in clips]
 
 
 def _clip(row: Row, audio: str, text: str) -> Clip:
     if not row.cells.get(audio):
         raise BadInput(f"{row.where}, column {audio}: empty", "fill it in or remove the line")
-    absolute = Path(row.cells[audio]).expanduser().is_absolute()
-    source = FileSource(as_stored(row.table.parent, row.cells[audio]), absolute)
+    path, written = as_stored(row.table.parent, row.cells[audio]), written_path(row.cells[audio])
+    source = FileSource(path, written.is_absolute() and path == written)
     identity = row.cells.get("id") or row.cells[audio]
     further = {name: cell for name, cell in row.cells.items() if name not in (audio, text, *_OWN_COLUMNS)}
-    language, seconds = row.cells.get("language", ""), row.number("duration")
-    return Clip(identity, source, row.cells.get(text, ""), row.where, language, seconds, further)
+    language = next((cell for name in LANGUAGE_COLUMNS if (cell := row.cells.get(name, ""))), "")
+    return Clip(identity, source, row.text(text), row.where, language, row.number("duration"), further)
 
 
-def _refuse_doubled(clips: Sequence[Clip], column: str) -> None:
+def _refuse_doubled(clips: Sequence[Clip], column: str, faults: Faults) -> None:
     seen: dict[str, Clip] = {}
     for clip in clips:
         first = seen.setdefault(clip.id, clip)
         if first is not clip:
             hint = "ids are unique" if column == "id" else "remove one of the lines, or add a column id"
-            raise BadInput(f"{clip.where}, column {column}: {clip.id!r} is there already, in {first.where}", hint)
+            with faults:
+                raise BadInput(f"{clip.where}, column {column}: {clip.id!r} is there already, in {first.where}", hint)
 
 
 def _refuse_incomplete(clips: Sequence[Clip], part: _Part) -> None:
+    """Raise all that is wrong with the lines of a table."""
     for clip in clips:
-        if not clip.text:
-            raise BadInput(f"{clip.where}, column {part.text}: empty", "fill it in or remove the line")
-    missing = [clip for clip in clips if isinstance(clip.audio, FileSource) and not clip.audio.path.is_file()]
-    if missing:
-        first = missing[0]
-        assert isinstance(first.audio, FileSource)
-        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-        hint = "paths are relative to the table's folder"
-        raise BadInput(f"{first.where}, column {part.audio}: {first.audio.path} is not there{more}", hint)
+        with part.faults:
+            if not clip.text and not says_silence(clip.columns):
+                raise BadInput(f"{clip.where}, column {part.text}: empty", "fill it in or remove the line")
+            if isinstance(clip.audio, FileSource) and not clip.audio.path.is_file():
+                hint = "paths are relative to the table's folder"
+                raise BadInput(f"{clip.where}, column {part.audio}: {clip.audio.path} is not there", hint)
+    part.faults.raise_any()

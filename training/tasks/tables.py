@@ -9,17 +9,26 @@ import csv
 import difflib
 import io
 import json
-import os
+import math
+import re
+import shlex
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from profiles.errors import BadInput
 from training.run_files import explained, write_whole
+from training.tasks.faults import Faults
+from training.tasks.transcript_text import plain_text
 
 csv.field_size_limit(2**24)  # a transcript of an hour is longer than the standard library's limit
+
+
+_MISSING = frozenset({"nan", "NaN", "<NA>", "NaT", "#N/A", "None", "NULL", "\\N"})
+"""What programs write into a cell that holds nothing (pandas, numpy, spreadsheets, databases). In other spellings some
+are words: German ``null``."""
 
 
 @dataclass(frozen=True)
@@ -27,27 +36,45 @@ class Row:
     """One row of a table."""
 
     cells: dict[str, str]
-    """Text by column, NFC, without white space at the ends."""
+    """Text by column, NFC, without white space at the ends. No column is without a name."""
     table: Path
     line: int
+    not_text: Mapping[str, str] = field(default_factory=dict)
+    """Columns whose values are of another type than text, and of which."""
+    unit: str = "line"
+    """What ``line`` counts."""
 
     @property
     def where(self) -> str:
-        return f"{self.table}, line {self.line}"
+        return f"{self.table}, {self.unit} {self.line}"
+
+    def text(self, column: str) -> str:
+        """Return the text in ``column`` (:func:`plain_text`); empty if the cell or the column is, or holds what
+        programs write for that.
+
+        Raises:
+            BadInput: the cell holds a number or another value that is no text, or lines with other recordings.
+        """
+        text = self.cells.get(column, "")
+        if "\n" in text and _NAMES_SOUND.search(text.partition("\n")[2]):
+            message = f"{self.where}: a quotation mark opens there, and closes lines later, after other recordings"
+            raise BadInput(message, 'a field that holds quotes is written "like ""this"""')
+        if column in self.not_text:
+            message = f"{self.where}, column {column}: {text[:40]!r} is a {self.not_text[column]}, not a text"
+            raise BadInput(message, f'a text stands in quotes: "{text[:40]}"')
+        return "" if text in _MISSING else plain_text(text)
 
     def number(self, column: str) -> float | None:
-        """Return the number in ``column``; ``None`` if the cell or the column is empty.
+        """Return the seconds in ``column``, written like ``62.5``, ``62,5`` or ``0:01:02.5``; ``None`` if the cell or
+        the column is empty, or holds what programs write for that.
 
         Raises:
             BadInput: the cell holds something else, or a number below 0.
         """
         text = self.cells.get(column, "")
-        if not text:
+        if not text or text in _MISSING:
             return None
-        try:
-            value = float(text)
-        except ValueError:
-            value = -1.0
+        value = _seconds(text)
         if not 0 <= value < float("inf"):
             raise BadInput(f"{self.where}, column {column}: {text!r} is not a number of seconds", "write it like 3.25")
         return value
@@ -73,34 +100,78 @@ class Table:
         for name in names:
             if name in self.columns:
                 return name
-        wanted = " or ".join(repr(name) for name in names)
+        wanted = " or ".join(repr(name) for name in names[:3])
         pairs = [(match, name) for name in names for match in difflib.get_close_matches(name, self.columns, 1, 0.6)]
-        hint = (f"name it with {option}, or " if option else "") + f"add {wanted} to its first line"
+        hint = (f"name it with {option}, or " if option else "") + f"call it {names[0]!r} in its first line{_NO_NAMES}"
         if pairs:
             near, name = pairs[0]
-            hint = f"did you mean {near!r}? " + (f"Set {option} = {near}" if option else f"Rename it to {name!r} there")
+            hint = f"did you mean {near!r}? " + (_setting(option, near) if option else f"Rename it to {name!r} there")
         there = ", ".join(self.columns)
         raise BadInput(f"{self.path}: no column {wanted} for the {purpose}; it has: {there}", hint)
 
+    def spelled(self, names: Sequence[str]) -> Table:
+        """Return the table with columns called as in ``names`` where they are spelled otherwise: ``File name`` becomes
+        ``file_name``, unless that is there too."""
+        free = {_spelling(column): column for column in reversed(self.columns) if column not in names}
+        renamed = {column: name for name in reversed(names) if (column := free.get(_spelling(name))) is not None}
+        renamed = {column: name for column, name in renamed.items() if name not in self.columns}
+        if not renamed:
+            return self
+        columns = tuple(renamed.get(column, column) for column in self.columns)
+        rows = (replace(row, cells={renamed.get(name, name): cell for name, cell in row.cells.items()},
+                        not_text={renamed.get(name, name): kind for name, kind in row.not_text.items()})
+                for row in self.rows)  # fmt: skip
+        return Table(self.path, columns, tuple(rows))
+
+
+def _seconds(text: str) -> float:
+    """Return a number, or minutes and seconds, or hours before them; -1 for anything else."""
+    try:
+        *larger, seconds = text.replace(",", ".").split(":")
+        if any(not part.isascii() or not part.isdigit() for part in larger) or len(larger) > 2 or float(seconds) < 0:
+            return -1.0
+        return sum(int(part) * 60.0**power for power, part in enumerate(reversed(larger), start=1)) + float(seconds)
+    except ValueError:
+        return -1.0
+
+
+def _spelling(name: str) -> str:
+    return "".join(character for character in name.casefold() if character.isalnum())
+
+
+def _setting(option: str, value: str) -> str:
+    """Return how an option is set, as it is pasted into a shell, or for a setting into its profile."""
+    return f"Give {option} {shlex.quote(value)}" if option.startswith("-") else f"Set {option} = {value}"
+
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
-"""Endings of files with one JSON object a line."""
+"""Endings of files with one JSON object a line, or with one list of objects."""
+_DELIMITERS = ",;\t|"
+_SAYS_DELIMITER = re.compile(r'"?sep=(.)"?', re.IGNORECASE)
+"""First line of a table that tells a spreadsheet its delimiter."""
+_NO_NAMES = "; or, if that line is a recording's, write the names above it or let 'prepare' read the folder"
+_NAMES_SOUND = re.compile(r"\.(wav|mp3|flac|ogg|opus|m4a|webm)\b", re.IGNORECASE)
 
 
-def read_table(path: Path, quoted: bool = True, data: bytes | None = None, as_written: bool = False) -> Table:
-    """Read a file of delimited lines (comma, semicolon or tab; UTF-8, or UTF-16 with BOM) or of JSON lines.
+def read_table(
+    path: Path, quoted: bool = True, data: bytes | None = None, faults: Faults | None = None, as_written: bool = False
+) -> Table:
+    """Read a file of delimited lines (comma, semicolon, tab or bar; UTF-8 or UTF-16), of JSON lines, or a JSON list.
 
     Args:
         quoted: whether fields may stand in quotes; where not, a quotation mark is one of the text.
         data: what to take for its content, where that is not all of it.
+        faults: takes lines that cannot be split into the columns of the first, without which the table is read then.
         as_written: keep the white space and the characters of delimited cells, which may be code.
 
     Raises:
-        BadInput: missing, empty, not UTF-8, or a line that cannot be split into the columns of the first.
+        BadInput: missing, empty, not UTF-8, or lines that cannot be split into the columns of the first.
     """
-    text = read_text(path, "save the table as 'CSV UTF-8'", data)
-    of_json = path.suffix.lower() in JSON_LINES
-    rows = tuple(_json_rows(path, text) if of_json else _csv_rows(path, text, quoted, as_written))
+    text, collected = read_text(path, "save the table as 'CSV UTF-8'", data), faults or Faults(path)
+    is_json = path.suffix.lower() in JSON_LINES
+    rows = tuple(_json_rows(path, text) if is_json else _csv_rows(path, text, quoted, collected, as_written))
+    if faults is None or not rows:
+        collected.raise_any()
     if not rows:
         raise BadInput(f"{path}: the table is empty", "it needs a line with the column names and a line for each clip")
     return Table(path, tuple(dict.fromkeys(name for row in rows for name in row.cells)), rows)
@@ -120,25 +191,8 @@ def check_size(path: Path, most: int, hint: str) -> None:
         raise BadInput(f"{path}: larger than {most >> 20} MiB", hint)
 
 
-def as_stored(folder: Path, cell: str) -> Path:
-    """Return the file that a cell names, below ``folder`` if it is relative, as the disk spells it.
-
-    Cells are composed (NFC). Files that come from a Mac may have decomposed names, where an umlaut is two characters.
-    """
-    if "\\" in cell and not os.path.exists(folder / cell):  # written on Windows
-        cell = cell.replace("\\", "/")
-    parts = Path(cell).expanduser()
-    if cell.isascii() or os.path.exists(folder / parts):
-        return folder / parts
-    found = folder
-    for part in parts.parts:
-        apart = found / unicodedata.normalize("NFD", part)
-        found = apart if os.path.exists(apart) and not os.path.exists(found / part) else found / part
-    return found
-
-
 def read_text(path: Path, hint: str, data: bytes | None = None) -> str:
-    """Return the text in a file, UTF-8 with or without BOM or UTF-16 with it.
+    """Return the text in a file, UTF-8 or UTF-16, with or without BOM.
 
     Args:
         hint: what to do where it is none.
@@ -149,12 +203,20 @@ def read_text(path: Path, hint: str, data: bytes | None = None) -> str:
     """
     try:
         data = path.read_bytes() if data is None else data
-        return data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+        return data.decode(_encoding(data))
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}", "check the path") from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise BadInput(f"{path}, line {line}: not UTF-8", hint) from error
+
+
+def _encoding(data: bytes) -> str:
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "utf-16"
+    if len(data) % 2 or b"\0" not in data[:2]:
+        return "utf-8-sig"
+    return "utf-16-le" if data[1:2] == b"\0" else "utf-16-be"  # what begins with a letter of ASCII
 
 
 def json_lines(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -196,37 +258,113 @@ def write_table(
         write_whole(path, csv_lines(rows, end), mode)
 
 
-def _csv_rows(path: Path, text: str, quoted: bool, as_written: bool = False) -> Iterator[Row]:
-    first = next((line for line in text.splitlines() if line.strip()), "")
-    delimiter = max(",;\t", key=first.count)  # what splits the first line into the most fields
-    lines = io.StringIO(text, newline="")
+def _csv_rows(path: Path, text: str, quoted: bool, faults: Faults, as_written: bool) -> list[Row]:
+    lines = text.splitlines(keepends=True)
+    first = next((number for number, line in enumerate(lines) if line.strip()), 0)
+    says = _SAYS_DELIMITER.fullmatch(lines[first].strip()) if lines else None
+    skipped = first + 1 if says else 0
+    text = "".join(lines[skipped:]) if says else text
+    # where nothing says it: what splits the first line into the most fields
+    delimiter = says[1] if says else max(_DELIMITERS, key=lambda one: _fields("".join(lines[first : first + 1]), one))
+    try:
+        return _split_rows(path, text, delimiter, skipped, quoted, faults, as_written)
+    except BadInput as error:
+        if delimiter != "\t" or not quoted or not isinstance(error.__cause__, csv.Error):
+            raise
+    faults.clear()  # who divides by tabs often quotes nothing
+    return _split_rows(path, text, delimiter, skipped, False, faults, as_written)
+
+
+def _fields(line: str, delimiter: str) -> int:
+    try:
+        return max(map(len, csv.reader([line], delimiter=delimiter, strict=True)), default=0)
+    except csv.Error:  # quotes that another delimiter closes
+        return 0
+
+
+def _split_rows(
+    path: Path, text: str, delimiter: str, skipped: int, quoted: bool, faults: Faults, as_written: bool
+) -> list[Row]:
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
-    reader = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
     header: list[str] | None = None
-    start = 1
+    rows, start = list[Row](), 1 + skipped
     try:
         for fields in reader:
             cells = [_clean(field) for field in fields]
             if header is None and any(cells):
-                header = cells
-                if doubled := sorted({name for name in cells if name and cells.count(name) > 1}):
-                    raise BadInput(f"{path}: column {doubled[0]!r} is there twice", "rename or remove one of them")
+                header = _header(path, cells)
             elif header is not None and any(cells):
-                if len(cells) != len(header):
-                    count = f"{len(cells)} fields, but the first line names {len(header)} columns"
-                    hint = "put quotes around a text that holds the delimiter"
-                    raise BadInput(f"{path}, line {start}: {count}", hint)
-                yield Row(dict(zip(header, fields if as_written else cells)), path, start)
-            start = reader.line_num + 1
+                with faults:
+                    rows.append(_row(path, start, header, fields if as_written else cells))
+            start = reader.line_num + 1 + skipped
     except csv.Error as error:
         hint = 'a field that holds quotes is written "like ""this"""'
         raise BadInput(f"{path}, line {start}: {error}", hint) from error
+    return rows
+
+
+def _header(path: Path, cells: list[str]) -> list[str]:
+    while not cells[-1]:
+        cells.pop()
+    if any(map(_NAMES_SOUND.search, cells)):
+        message = f"{path}: its first line names no columns: {', '.join(cells)[:80]!r} is of a recording"
+        raise BadInput(message, "write the names above it, such as audio_path and text")
+    if doubled := sorted({name for name in cells if name and cells.count(name) > 1}):
+        raise BadInput(f"{path}: column {doubled[0]!r} is there twice", f"rename or remove one of them{_NO_NAMES}")
+    return cells
+
+
+def _row(path: Path, line: int, header: list[str], cells: list[str]) -> Row:
+    while len(cells) > len(header) and not cells[-1]:  # spreadsheets end lines with empty fields
+        cells.pop()
+    if len(cells) != len(header):
+        count = f"{len(cells)} fields, but the first line names {len(header)} columns"
+        raise BadInput(f"{path}, line {line}: {count}", "put quotes around a text that holds the delimiter")
+    return Row({name: cell for name, cell in zip(header, cells) if name}, path, line)
 
 
 def _json_rows(path: Path, text: str) -> Iterator[Row]:
-    for number, record in json_lines(path, text):
-        cells = {_clean(key): _clean("" if value is None else str(value)) for key, value in record.items()}
-        yield Row(cells, path, number)
+    is_list = path.suffix.lower() == ".json" and text.lstrip()[:1] == "["
+    for number, record in _json_list(path, text) if is_list else json_lines(path, text):
+        yield row_of(record, path, number, "entry" if is_list else "line")
+
+
+def _json_list(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of one JSON list, each with its number."""
+    try:
+        records = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "nothing that a table holds"
+        raise BadInput(f"{path}{line}: not JSON ({reason})", "one JSON object a line, or one list of them") from error
+    for number, record in enumerate(records, start=1):
+        if not isinstance(record, dict):
+            raise BadInput(f"{path}, entry {number}: not a JSON object", "one JSON object a line, or one list of them")
+        yield number, record
+
+
+def row_of(record: Mapping[str, object], table: Path, line: int, unit: str = "row") -> Row:
+    """Return a row of typed values, as JSON and Parquet hold them. What is missing, and what is no single value (bytes,
+    lists), is empty; of a recording with its path this is taken."""
+    cells = {_clean(str(name)): _path_in(value) for name, value in record.items() if str(name).strip()}
+    kinds = {name: _kind(value) for name, value in cells.items()}
+    texts = {name: _clean(str(value)) if kinds[name] != "missing" else "" for name, value in cells.items()}
+    return Row(
+        texts, table, line, {name: kind for name, kind in kinds.items() if kind not in ("text", "missing")}, unit
+    )
+
+
+def _path_in(value: object) -> object:
+    """Return the path of a recording as the datasets library writes one (``{"path": ..., "bytes": ...}``)."""
+    return value.get("path") if isinstance(value, dict) else value
+
+
+def _kind(value: object) -> str:
+    """Return what a value is, in words; ``text`` also for the dates and decimals of a database."""
+    if value is None or isinstance(value, bytes | dict | list) or (isinstance(value, float) and math.isnan(value)):
+        return "missing"
+    return "truth value" if isinstance(value, bool) else "number" if isinstance(value, int | float) else "text"
 
 
 def _clean(text: str) -> str:

@@ -2,44 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import jiwer
-from transformers.models.whisper.english_normalizer import BasicTextNormalizer, EnglishTextNormalizer
+from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
+
+from training.tasks.normalising import characters, normalised, without_formatting
+from training.tasks.spelling import american_spellings
 
 Normalizer = Callable[[str], str]
 
-WITHOUT_SPACES = frozenset({"zh", "yue", "ja", "th", "lo", "my"})
-"""Languages whose words are not set apart: every character stands for itself."""
 
-
-def normalizer_for(language: str, spelling: Mapping[str, str] | None = None) -> Normalizer:
-    """Return Whisper's normaliser: the English one for ``en`` (numbers, spelling, contractions), else the basic one.
-
-    Where a language puts no spaces between words, each character counts as one.
-
-    Args:
-        language: language code.
-        spelling: British to American spelling, from the processor's ``normalizer.json``; ``None``: none.
+def normalizer_for(language: str) -> Normalizer:
+    """Return Whisper's normaliser for ``en`` (numbers, spelling, contractions), else
+    :func:`training.tasks.normalising.normalised`.
     """
-    if language == "en":
-        # transformers gives it no types
-        english = cast(Normalizer, EnglishTextNormalizer(dict(spelling or {})))  # type: ignore[no-untyped-call]
-        # of dots at the end of a text it leaves one, which would count as a word
-        return lambda text: " ".join(word for word in english(text).split() if word != ".")
-    return cast(Normalizer, BasicTextNormalizer(split_letters=language in WITHOUT_SPACES))
+    if language != "en":
+        return lambda text: normalised(text, language)
+    # transformers gives it no types
+    english = cast(Normalizer, EnglishTextNormalizer(american_spellings()))  # type: ignore[no-untyped-call]
+    # of dots at the end of a text it leaves one, which would count as a word
+    return lambda text: " ".join(word for word in english(without_formatting(text)).split() if word != ".")
 
 
 def count_errors(references: Sequence[str], hypotheses: Sequence[str]) -> dict[str, float]:
     """Return ``word_edits``, ``words``, ``char_edits``, ``chars`` over pairs of normalised texts.
 
-    Against an empty reference every word of the hypothesis is an edit.
+    Against an empty reference every word of the hypothesis is an edit. Spaces count as characters, as is usual, but
+    not where they only set characters apart.
     """
     if not references:
         return {"word_edits": 0.0, "words": 0.0, "char_edits": 0.0, "chars": 0.0}
     by_word = jiwer.process_words(list(references), list(hypotheses))
-    by_char = jiwer.process_characters(list(references), list(hypotheses))
+    pairs = [_as_characters(*pair) for pair in zip(references, hypotheses, strict=True)]
+    by_char = jiwer.process_characters([pair[0] for pair in pairs], [pair[1] for pair in pairs])
     return {
         "word_edits": float(by_word.substitutions + by_word.deletions + by_word.insertions),
         "words": float(by_word.hits + by_word.substitutions + by_word.deletions),
@@ -48,21 +45,24 @@ def count_errors(references: Sequence[str], hypotheses: Sequence[str]) -> dict[s
     }
 
 
+def _as_characters(reference: str, hypothesis: str) -> tuple[str, str]:
+    """Return both texts, without spaces where every word of both is one character."""
+    words = [*reference.split(), *hypothesis.split()]
+    if all(len(word) == 1 or len(characters(word)) == 1 for word in words):
+        return reference.replace(" ", ""), hypothesis.replace(" ", "")
+    return reference, hypothesis
+
+
 class ErrorRates:
-    """Word error rates of pairs of texts, each normalised by its language.
+    """Word error rates of pairs of texts, each normalised by its language."""
 
-    Args:
-        tokenizer: a Whisper's, which may know British spellings.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._spelling = getattr(tokenizer, "english_spelling_normalizer", None)
+    def __init__(self) -> None:
         self._normalizers: dict[str, Normalizer] = {}
 
     def normalised(self, text: str, language: str) -> str:
         """Return what is left of a text that counts."""
         if language not in self._normalizers:
-            self._normalizers[language] = normalizer_for(language, self._spelling)
+            self._normalizers[language] = normalizer_for(language)
         return self._normalizers[language](text)
 
     def of(self, reference: str, hypothesis: str, language: str) -> float:

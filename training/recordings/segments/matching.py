@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from training.recordings.segments.hearing import HeardWord
 from training.recordings.segments.transcript import Transcript, joined, of_text
-from training.tasks.word_errors import count_errors, normalizer_for
+from training.tasks.normalising import normalised
+from training.tasks.word_errors import count_errors
 
 Normalizer = Callable[[str], str]
 Numbers = npt.NDArray[np.int64]
@@ -82,8 +83,7 @@ def match(
 
 def keys_of(words: Sequence[str]) -> list[str]:
     """Return words as they are compared: without case, accents' encoding and punctuation."""
-    plain = normalizer_for("")
-    return [plain(word).strip() for word in words]
+    return [normalised(word) for word in words]
 
 
 def _opposite(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,14 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import regex
 
 from profiles.errors import BadInput
+from training.recordings.segments.rolling import Cue, told_once
+from training.tasks.normalising import WITHOUT_SPACES
 from training.tasks.tables import check_size, read_text
-from training.tasks.word_errors import WITHOUT_SPACES
+from training.tasks.transcript_text import plain_text
 
 ENDINGS = (".txt", ".srt", ".vtt")
 _LARGEST = 20_000_000  # bytes: a thousand hours of speech
-_WITHOUT_SPACES = WITHOUT_SPACES | {"km"}
 _TIME = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})[.,](\d{1,3})"
 _CUE = re.compile(rf"^\s*{_TIME}\s*-->\s*{_TIME}", re.MULTILINE)
 _NOT_SAID = re.compile(r"<[^<>]*>|\{[^{}]*\}|\[[^\[\]]*\]|[♪♫]")
@@ -58,7 +59,7 @@ def read_transcript(path: Path, language: str = "") -> Transcript:
     if path.suffix.lower() == ".txt":
         transcript = of_text(text, language)
     else:
-        transcript = _of_cues(list(_cues(path, text)), language)
+        transcript = _of_cues(told_once(list(_cues(path, text))), language)
     if not transcript.words:
         raise BadInput(f"transcript {path}: holds no words", "write what is said in the recording")
     return transcript
@@ -66,18 +67,19 @@ def read_transcript(path: Path, language: str = "") -> Transcript:
 
 def of_text(text: str, language: str = "") -> Transcript:
     """Return the words of a plain text; white space of any kind is one space."""
-    text = " ".join(unicodedata.normalize("NFC", text).split())
+    text = plain_text(unicodedata.normalize("NFC", text))
     return Transcript(text, tuple(word_places(text, language)))
 
 
 def word_places(text: str, language: str = "") -> Iterator[tuple[int, int]]:
     """Yield first character and end of each word."""
-    return (found.span() for found in re.finditer(r"\S" if language in _WITHOUT_SPACES else r"\S+", text))
+    word = r"(?!\s)\X" if language in WITHOUT_SPACES else r"\S+"  # a character with its marks
+    return (found.span() for found in regex.finditer(word, text))
 
 
 def joined(words: Iterable[str], language: str = "") -> str:
     """Return words as one text."""
-    return ("" if language in _WITHOUT_SPACES else " ").join(words)
+    return ("" if language in WITHOUT_SPACES else " ").join(words)
 
 
 def _read_text(path: Path) -> str:
@@ -88,8 +90,8 @@ def _read_text(path: Path) -> str:
     return text
 
 
-def _cues(path: Path, text: str) -> Iterator[tuple[float, float, str]]:
-    """Yield begin, end and text of each cue; numbers, settings and comments are left out."""
+def _cues(path: Path, text: str) -> Iterator[Cue]:
+    """Yield the cues; numbers, settings and comments are left out."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     times = list(_CUE.finditer(text))
     if not times:
@@ -100,13 +102,14 @@ def _cues(path: Path, text: str) -> Iterator[tuple[float, float, str]]:
             line = text.count("\n", 0, found.start()) + 1
             raise BadInput(f"transcript {path}, line {line}: ends before it begins", "correct the times")
         body = text[found.end() : times[number + 1].start() if number + 1 < len(times) else len(text)]
-        yield begin, end, _said(body.partition("\n")[2])
+        yield Cue(begin, end, _said(body.partition("\n")[2]))
 
 
-def _said(body: str) -> str:
+def _said(body: str) -> tuple[str, ...]:
     """The lines of a cue up to the blank one, without markup and without what is not said."""
-    lines = body.split("\n\n", 1)[0]
-    return " ".join(html.unescape(_NOT_SAID.sub(" ", lines)).split())
+    shown = _NOT_SAID.sub(lambda markup: "\n" * markup[0].count("\n") or " ", body.split("\n\n", 1)[0])
+    lines = (plain_text(line) for line in shown.split("\n"))
+    return tuple(line for line in lines if line)
 
 
 def _seconds(parts: Sequence[str | None]) -> float:

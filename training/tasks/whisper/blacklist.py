@@ -122,7 +122,7 @@ def judge(
     languages = [language or task.default_language for language in data.languages]
     bound = generation_bound(data.longest, profile.evaluation.eval_max_new_tokens, task.wrapper.room)
     phase = f"listening with {one.model}" + ("" if one.seed is None else ", noisy")
-    rates, found = ErrorRates(task.wrapper.tokenizer), list[Doubt]()
+    rates, found = ErrorRates(), list[Doubt]()
     for start in range(0, len(data), batch_size):
         places = range(start, min(start + batch_size, len(data)))
         batch = np.stack([_features(data, index, one.seed) for index in places])

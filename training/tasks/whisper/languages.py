@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from transformers import WhisperConfig
-from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
+from transformers import GenerationConfig, WhisperConfig
 
-from profiles.errors import BadInput
-from profiles.options import hint_for
 from profiles.schema import EVERY_LANGUAGE
+from training.tasks.language_codes import NAMES, language_code
+from training.tasks.pretrained import load
 
 _TASKS = ("transcribe", "translate")
 _ENGLISH_ONLY_VOCABULARY = 51864  # openai's English-only checkpoints hold language tokens that mean nothing
-
-
-def language_code(name: str, where: str = "language") -> str:
-    """Return Whisper's code of a language given by name or code (``German``, ``de``).
-
-    Raises:
-        BadInput: Whisper does not know it.
-    """
-    lowered = name.strip().lower()
-    if lowered in LANGUAGES:
-        return lowered
-    if lowered in TO_LANGUAGE_CODE:
-        return str(TO_LANGUAGE_CODE[lowered])
-    hint = hint_for(lowered, [*TO_LANGUAGE_CODE, *LANGUAGES], "use a name like 'german' or a code like 'de'")
-    raise BadInput(f"{where}: Whisper knows no language {name!r}", hint)
 
 
 def wanted_languages(setting: str) -> frozenset[str] | None:
@@ -42,10 +28,26 @@ def wanted_languages(setting: str) -> frozenset[str] | None:
     return frozenset(language_code(name, "languages") for name in names)
 
 
+def read_generation(folders: Sequence[str], config: WhisperConfig, tokenizer: Any) -> Any:
+    """Return the ``GenerationConfig`` of the first of the folders (or models of the hub) that has one, complete.
+
+    Raises:
+        BadInput: none can be read.
+    """
+
+    def read(local: bool) -> Any:
+        for folder in folders:
+            with suppress(OSError):  # not every folder has generation_config.json
+                return GenerationConfig.from_pretrained(folder, local_files_only=local)
+        return GenerationConfig.from_model_config(config)
+
+    return complete_generation(load(folders[-1], "generation settings", read), config, tokenizer)
+
+
 def complete_generation(generation: Any, config: WhisperConfig, tokenizer: Any) -> Any:
     """Add to a ``GenerationConfig`` what folders that are old or made by hand lack, and return it."""
     vocabulary: dict[str, int] = tokenizer.get_vocab()
-    named = (f"<|{code}|>" for code in LANGUAGES)
+    named = (f"<|{code}|>" for code in NAMES)
     languages = {token: vocabulary[token] for token in named if token in vocabulary}
     tasks = {name: vocabulary[f"<|{name}|>"] for name in _TASKS if f"<|{name}|>" in vocabulary}
     is_multilingual = len(languages) > 1 and bool(tasks) and config.vocab_size != _ENGLISH_ONLY_VOCABULARY

@@ -15,7 +15,6 @@ from peft import PeftModel
 from torch import nn
 from transformers import (
     AutoTokenizer,
-    GenerationConfig,
     WhisperConfig,
     WhisperFeatureExtractor,
     WhisperForConditionalGeneration,
@@ -23,6 +22,7 @@ from transformers import (
 
 from profiles.errors import BadInput
 from profiles.schema import AUTO_LANGUAGE, ModelSettings
+from training.tasks.language_codes import language_code
 from training.tasks.pretrained import (
     add_lora,
     load,
@@ -46,7 +46,8 @@ from training.tasks.whisper.checkpoint import (
 )
 from training.tasks.whisper.encoder import encode
 from training.tasks.whisper.features import LogMel
-from training.tasks.whisper.languages import complete_generation, language_code
+from training.tasks.whisper.languages import read_generation
+from training.tasks.whisper.suppression import model_tokens
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
 """What ``all-linear`` stands for: every linear layer but the output, which shares the embedding's weights."""
@@ -98,6 +99,7 @@ class WhisperModelWrapper:
         # Whisper was trained on texts that begin with a space; a tokenizer that drops it gets none
         first = self.tokenizer.decode(self.tokenizer.encode(" a", add_special_tokens=False))
         self._lead = " " if first == " a" else ""
+        self._model_tokens = model_tokens(self.tokenizer)
         self._context: list[int] = []
         self.timestamps = bool(getattr(self.generation, "return_timestamps", False)) and self.knows_times
         """Whether texts are written with times, as the model was saved to."""
@@ -112,13 +114,9 @@ class WhisperModelWrapper:
         return bool(self.settings.student_layers or self.settings.encoder_path)
 
     def _read_generation(self) -> Any:
-        def read(local: bool) -> Any:
-            try:
-                return GenerationConfig.from_pretrained(self.path, local_files_only=local)
-            except OSError:  # not every folder has generation_config.json
-                return GenerationConfig.from_model_config(self.config)
-
-        generation = complete_generation(load(self.path, "generation settings", read), self.config, self.tokenizer)
+        # an adapter was saved with settings of its own, such as what it may write
+        folders = [str(self.adapter), self.path] if self.adapter else [self.path]
+        generation = read_generation(folders, self.config, self.tokenizer)
         if getattr(generation, "alignment_heads", None):
             generation.alignment_heads = kept_alignment_heads(generation.alignment_heads, self.layers)
         return generation
@@ -249,8 +247,10 @@ class WhisperModelWrapper:
         return inputs
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Tokens of each text with the end token, without the prompt."""
-        led = [self._lead + text for text in texts]
+        """Tokens of each text with the end token, without the prompt. What a text spells of a token of the model's own
+        (``<|endoftext|>``) is left out; an empty text has the end token alone."""
+        said = [self._model_tokens.sub(" ", text).strip() for text in texts]
+        led = [self._lead + text if text else "" for text in said]
         ids = self.tokenizer(led, add_special_tokens=False)["input_ids"] if led else []
         return [[*text, int(self.tokenizer.eos_token_id)] for text in ids]
 

@@ -162,7 +162,7 @@ class _Pair:
         for which, ear in enumerate((self.first, self.second)):
             features = torch.from_numpy(np.stack([sound.features[which] for sound in sounds])).to(ear.device)
             said.append(hear(ear.wrapper, ear.model, features, [ear.language] * len(sounds), ear.wrapper.room))
-        rates = ErrorRates(self.first.wrapper.tokenizer)
+        rates = ErrorRates()
         for sound, one, other in zip(sounds, *said, strict=True):
             text = "" if is_silence(one.no_speech, one.confidence, sound.has_voice) else " ".join(one.text.split())
             yield {

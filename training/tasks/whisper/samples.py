@@ -28,11 +28,11 @@ from training.runs import find_model
 from training.tasks.audio import as_mp3, decode
 from training.tasks.base import Progress
 from training.tasks.cache import digest, get_or_build, key_of_contents, key_of_files
+from training.tasks.language_codes import language_code
 from training.tasks.sound_file import AudioError
 from training.tasks.speech_clips import AudioSource, Clip
 from training.tasks.speech_dataset import looks_like_path
 from training.tasks.whisper.features import Features, LogMel, Windows
-from training.tasks.whisper.languages import language_code
 from training.tasks.whisper.listening import Transcriber
 from training.tasks.whisper.model import WhisperModelWrapper
 

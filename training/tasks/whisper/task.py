@@ -20,14 +20,16 @@ from profiles.schema import AUTO_LANGUAGE, Profile
 from training.device import evaluating
 from training.tasks.base import Answer, Batch, Progress, Task
 from training.tasks.cache import cache_root
+from training.tasks.language_codes import language_code
 from training.tasks.predictions import Prediction, first_of, prediction_of
 from training.tasks.speech_clips import HOW_TO_MEND, SPEAKER_COLUMNS, Clip, longer_than, named, refused_as_long
 from training.tasks.speech_dataset import read_divided
 from training.tasks.whisper.encoder import EncoderCache, is_constant
 from training.tasks.whisper.features import Windows, augment
-from training.tasks.whisper.languages import language_code, wanted_languages
+from training.tasks.whisper.languages import wanted_languages
 from training.tasks.whisper.model import IGNORED, WhisperModelWrapper, unwrap
 from training.tasks.whisper.samples import FeatureStore, SpeechData, SpeechSample, heard_languages, open_features
+from training.tasks.whisper.suppression import lift_for
 from training.tasks.word_errors import ErrorRates, count_errors
 
 logger = logging.getLogger("muster.data")
@@ -75,7 +77,7 @@ class WhisperTask(Task):
         self.writes_texts = profile.evaluation.eval_generate
         self.default_language = self.wrapper.default_language
         self.languages = wanted_languages(profile.data.languages)
-        self._rates = ErrorRates(self.wrapper.tokenizer)
+        self._rates = ErrorRates()
         self._encoded: EncoderCache | None = None
 
     def prepare(self, progress: Progress) -> None:
@@ -83,6 +85,8 @@ class WhisperTask(Task):
         self.evaluation = {split: found for split, found in ready.items() if split != "train"}
         self.train = ready["train"]
         self._require_language(ready["train"])
+        if lifted := lift_for(self.wrapper.generation, self.train.tokens, self.wrapper.tokenizer):
+            logger.warning("%s", lifted)
 
     def prepare_some(self, progress: Progress, most: int) -> int:
         clips = self._clips()["train"]

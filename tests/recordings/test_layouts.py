@@ -1,0 +1,119 @@
+"""Folders whose files name no columns, each recognised by what lies there and read to the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sounds import write_tone
+
+from training.recordings.readers import READERS, kind_of
+from training.recordings.recording import ExclusionReason, ReadRequest, Recording
+
+
+def read(source: Path, kind: str) -> list[Recording]:
+    assert kind_of(str(source)) == kind
+    return list(READERS[kind](ReadRequest(str(source))))
+
+
+def facts(found: Recording) -> tuple[str, ...]:
+    return (found.id, found.text, found.speaker, found.language, found.split)
+
+
+def written(path: Path, *lines: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+@pytest.mark.parametrize("table", ["metadata.csv", "filelist.txt"])
+def test_ljspeech(table: str, tmp_path: Path) -> None:
+    write_tone(tmp_path / "wavs/LJ001-0001.wav")
+    written(tmp_path / table, 'LJ001-0001|In 1455 "he" said|In fourteen', "LJ001-0002|gone|gone")
+    first, second = read(tmp_path, "ljspeech")
+    assert facts(first) == ("LJ001-0001", 'In 1455 "he" said', "", "", "") and first.fault is None
+    assert second.fault and second.fault.reason is ExclusionReason.NOT_THERE
+
+
+def test_a_list_of_files_with_speakers(tmp_path: Path) -> None:
+    write_tone(tmp_path / "wavs/a.wav")
+    written(tmp_path / "metadata.csv", "wavs/a.wav|7|hello there")
+    assert [facts(one) for one in read(tmp_path, "ljspeech")] == [("wavs/a.wav", "hello there", "7", "", "")]
+
+
+def test_a_table_with_bars_and_names_is_none_of_these(tmp_path: Path) -> None:
+    write_tone(tmp_path / "a.wav")
+    written(tmp_path / "metadata.csv", "file_name|text", "a.wav|hello")
+    assert [facts(one) for one in read(tmp_path, "audiofolder")] == [("a.wav", "hello", "", "", "")]
+
+
+def test_kaldi_with_segments_and_speakers(tmp_path: Path) -> None:
+    folder = tmp_path / "train_clean"
+    write_tone(folder / "wav/r1.wav", seconds=3.0)
+    written(folder / "wav.scp", "r1 wav/r1.wav", "r2 sph2pipe -f wav r2.sph |", "r3 wav/gone.wav")
+    written(
+        folder / "segments",
+        "u1 r1 0.50 1.75",
+        "u2 r1 2.0 -1",
+        "u3 r2 0 1",
+        "u4 r1 x y",
+        "u5 r3 0 1",
+        "u6 r1 inf 1",
+        "u7 r1 0",
+    )
+    written(folder / "text", "u1 hello there", "u2 again", "u3 no", "u4 no", "u5 no", "u6 no", "u7 no")
+    written(folder / "utt2spk", "u1 anna", "u2 ben")
+    first, second, *others = read(tmp_path, "kaldi")
+    assert facts(first) == ("u1", "hello there", "anna", "", "train") and first.fault is None
+    assert (first.offset, first.duration, second.offset, second.duration) == (0.5, 1.25, 2.0, None)
+    assert [one.fault and one.fault.reason.value for one in others] == [
+        "outside",
+        "bad cell",
+        "not there",
+        "bad cell",
+        "bad cell",
+    ]
+
+
+def test_kaldi_without_segments(tmp_path: Path) -> None:
+    write_tone(tmp_path / "a.wav")
+    written(tmp_path / "wav.scp", "a\t/home/other/corpus/a.wav")
+    written(tmp_path / "text", "a one two")
+    (found,) = read(tmp_path, "kaldi")
+    assert (facts(found), found.duration, found.fault) == (("a", "one two", "", "", ""), None, None)
+
+
+@pytest.mark.parametrize("ending", ["flac", "opus"])
+def test_mls(ending: str, tmp_path: Path) -> None:
+    folder = tmp_path / "mls_german"
+    write_tone(folder / "dev/audio/10/20/10_20_000001.flac").rename(folder / f"dev/audio/10/20/10_20_000001.{ending}")
+    written(folder / "dev/transcripts.txt", "10_20_000001\tguten tag")
+    written(folder / "dev/segments.txt", "10_20_000001\thttp://x\t0\t1")
+    for source in (folder, tmp_path):
+        (found,) = read(source, "mls")
+        assert facts(found) == ("10_20_000001", "guten tag", "10", "de", "validation") and found.fault is None
+
+
+@pytest.mark.parametrize("inner", ["audio/dev", "dev", "audio"])
+def test_fleurs(inner: str, tmp_path: Path) -> None:
+    write_tone(tmp_path / "nb_no" / inner / "123.wav")
+    written(tmp_path / "nb_no/dev.tsv", '7\t123.wav\tHei "du".\thei du\th e i | d u |\t8000\tMALE')
+    for source in (tmp_path, tmp_path / "nb_no"):
+        (found,) = read(source, "fleurs")
+        assert facts(found) == ("dev/123.wav", 'Hei "du".', "", "no", "validation") and found.fault is None
+
+
+def test_a_sound_with_a_text_beside_it(tmp_path: Path) -> None:
+    for name in ("train/a.wav", "test/b.FLAC", "c.mp3"):
+        write_tone(tmp_path / "tone.wav").rename((tmp_path / name).parent.mkdir(exist_ok=True) or tmp_path / name)
+    written(tmp_path / "train/a.txt", "\ufeffone", "two\u00a0three")
+    written(tmp_path / "test/b.lab", "four")
+    written(tmp_path / "readme.txt", "no sound")
+    found = [facts(one) for one in read(tmp_path, "pairs")]
+    assert found == [("test/b.FLAC", "four", "", "", "test"), ("train/a.wav", "one two three", "", "", "train")]
+
+
+def test_a_list_of_json_objects(tmp_path: Path) -> None:
+    write_tone(tmp_path / "clips/a.wav")
+    (tmp_path / "all.json").write_text('[\n  {"audio": {"path": "a.wav", "bytes": null},\n   "sentence": "hello"}\n]')
+    (found,) = read(tmp_path / "all.json", "table")
+    assert (facts(found), found.fault) == (("a.wav", "hello", "", "", ""), None)

@@ -1,0 +1,55 @@
+"""Tokens that are no words: those that a Whisper's settings forbid it to write although its training texts need some,
+and those that steer it, which no text may name.
+
+OpenAI's models suppress about ninety tokens, such as ``:``, ``(`` and ``"``, because nobody says them. A model that is
+trained on texts with them learns them, and could write none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from profiles.errors import counted
+from training.tasks.transcript_text import MODEL_TOKEN
+
+
+def model_tokens(tokenizer: Any) -> re.Pattern[str]:
+    """Return what finds a token in a text that is none of its words: special ones, times."""
+    special = set(tokenizer.all_special_tokens)
+    names = [name for name in tokenizer.get_added_vocab() if name in special or MODEL_TOKEN.fullmatch(name)]
+    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)")
+
+
+def lift_for(generation: Any, texts: Sequence[Sequence[int]], tokenizer: Any) -> str:
+    """Let a model write what its training texts hold (:func:`lift`), and return a line that says so; empty if it was
+    allowed to write all of it."""
+    lifted = lift(generation, texts)
+    names = {token: tokenizer.decode([token]).strip() for token in set().union(*lifted)}
+    names[int(tokenizer.eos_token_id)] = "nothing"
+    shown = " ".join(dict.fromkeys(names[token] for token in sorted(set().union(*lifted)) if names[token]))
+    count = sum(any(names[token] for token in tokens) for tokens in lifted)
+    holding = f"{counted(count, 'training transcript')} of {len(texts)}"
+    said = f"the model's settings forbid it to write {shown}, which {holding} hold: they allow it from now on"
+    return f"{said}, in the model saved too" if shown else ""
+
+
+def lift(generation: Any, texts: Sequence[Sequence[int]]) -> list[set[int]]:
+    """Take the tokens of training texts out of the lists that a ``GenerationConfig`` suppresses; return those of each
+    text that it held.
+
+    Args:
+        texts: tokens of each text, the end token included. The first of one counts for ``begin_suppress_tokens``.
+    """
+    never, not_first = (set(getattr(generation, name, None) or ()) for name in _LISTS)
+    lifted = [never.intersection(text) | not_first.intersection(text[:1]) for text in texts]
+    used = never.intersection(*[set().union(*texts)])
+    firsts = not_first.intersection(text[0] for text in texts if text)
+    for name, tokens, needed in ((_LISTS[0], never, used), (_LISTS[1], not_first, firsts)):
+        if needed:
+            setattr(generation, name, sorted(tokens - needed) or None)
+    return lifted
+
+
+_LISTS = ("suppress_tokens", "begin_suppress_tokens")
