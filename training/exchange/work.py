@@ -13,14 +13,18 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from training.exchange.link import MARKS
+from training.exchange.memory_order import in_use
 
 BACKEND = "muster"
 
 
 class _Future(Future[Any]):
-    """Its callbacks may wait for further operations: they have a thread of their own, not the link's."""
+    """Its callbacks may wait for further operations: they have a thread of their own, not the link's. Of an operation
+    that is complete they are called at once, as torch promises."""
 
     def then(self, callback: Callable[..., Any]) -> Future[Any]:
+        if self.done():
+            return super().then(callback)
         after: Future[Any] = Future()
 
         def carry_out() -> None:
@@ -79,11 +83,16 @@ class MusterWork(dist.Work):
             except Exception as failure:  # noqa: BLE001 - whoever waits must get it
                 self._error = failure
         self._deliveries.clear()
+        in_use.leave(self)
         self._ended.set()
         if self._error is None:
             self._future.set_result(self._result)
         else:
             self._future.set_exception(self._error)
+
+    def wait_for_end(self) -> None:
+        """Block until it is complete, or has failed."""
+        self._ended.wait()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         seconds = timeout.total_seconds() or self._seconds
