@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli.arguments import new_app
+from app.cli.arguments import HELP_OPTIONS, new_app
 from app.cli.terminal import fail
 from app.console import ending_questions, save_traceback
 from profiles.bootstrap import begin_to_answer
@@ -84,6 +84,8 @@ COMMANDS = {
     "profiles": ("profiles", "List, show and check profiles."),
 }
 """By name: the file of the command, which is a function of this name or a group of commands, and its line of help."""
+WHOLE_COMMANDS = {"launch"}
+"""Commands whose first argument begins another command line, whose options are its own."""
 
 
 def _version(wanted: bool) -> None:
@@ -119,7 +121,8 @@ def command_tree(names: Sequence[str] = tuple(COMMANDS)) -> typer.Typer:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name, help=about, invoke_without_command=True)
         else:
-            app.command(name, help=about)(command)
+            settings = {**HELP_OPTIONS, "allow_interspersed_args": name not in WHOLE_COMMANDS}
+            app.command(name, help=about, context_settings=settings)(command)
     return app
 
 

@@ -57,6 +57,7 @@ from training.exchange.group_base import GroupBase
 from training.exchange.link import PeerLost
 from training.exchange.listener import Identity, Listener
 from training.exchange.mesh import SMALL, Mesh
+from training.exchange.monitored import give_monitored_barrier
 from training.exchange.tensor_operations import (
     Pieces,
     Reducer,
@@ -345,4 +346,5 @@ def _create(options: Any, _backend_options: Any = None) -> MusterGroup:
     return MusterGroup(options.store, rank, options.group_size, options.timeout, world, listener)
 
 
+give_monitored_barrier(dist)
 dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda", "mps"])
