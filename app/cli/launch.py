@@ -90,32 +90,51 @@ def launch(
     local = processes_here(local, each, hosts, standalone or bool(nodes))
     job = script_of(["-m", *script] if module else script, backend, folder)
     file = hosts or (USUAL_HOSTS if not local and USUAL_HOSTS.is_file() else None)
-    if file is not None and hosts is None:
-        say(f"on the machines of {file} (--local N runs it on this machine)")
     if file is None:
-        machines, entry = [RankHost("rank", "127.0.0.1", local or max(1, count_gpus()))], "app.cli.local_run"
-        plan = plan_of(job.model_copy(update={"folder": ""}), machines, output)
+        plan = plan_of(job.model_copy(update={"folder": ""}), [RankHost("rank", "127.0.0.1", local or gpus())], output)
         made = RunFolder.create(output, plan, sys.argv)
-    else:
-        from distributed.preparation.code_sync import launched_files, left_out
+        return run_in_background("app.cli.local_run", made, as_json) if detach else run_here(plan, made, as_json)
+    if hosts is None:
+        say(f"on the machines of {file} (--local N runs it on this machine)")
+    announce_files(Path(job.folder))
+    prepare = prepare_options(somebody(as_json), trust_new, allow_missing, offline_wheels)
+    known, machines = places_of(read_hosts(file, named=hosts is not None, person=somebody(as_json)), prepare, each)
+    made = RunFolder.create(output, plan_of(job, machines, output), sys.argv, run_type="distributed")
+    save_hosts(known, made.path / RUN_HOSTS)
+    return run_in_background("distributed.supervisor", made, as_json, shown=not detach)
 
-        files = launched_files(Path(job.folder))
-        say(f"sending to the machines: {counted(len(files), 'file')} of {visible(job.folder)}")
-        if others := left_out(Path(job.folder)):
-            more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
-            say(f"left out, no files: {visible(', '.join(others[:_SHOWN]))}{more}")
-        prepare = prepare_options(somebody(as_json), trust_new, allow_missing, offline_wheels)
-        known, machines = places_of(read_hosts(file, named=hosts is not None, person=somebody(as_json)), prepare, each)
-        plan, entry = plan_of(job, machines, output), "distributed.supervisor"
-        made = RunFolder.create(output, plan, sys.argv, run_type="distributed")
-        save_hosts(known, made.path / RUN_HOSTS)
-    if file is None and not detach:
-        with shown_logs(made.path, as_json):
-            ended = run_to_end(plan, made, PlainProgress(title_of(plan)))
-        return tell_end(ended, {"this machine": end_processes(plan.run_id)}, as_json)
+
+def gpus() -> int:
+    """Return how many processes this machine gets if nobody says it: one for each GPU."""
+    return max(1, count_gpus())
+
+
+def announce_files(folder: Path) -> None:
+    """Say what goes to other machines with a script, and what in its folder does not.
+
+    Raises:
+        BadInput: too much lies there.
+    """
+    from distributed.preparation.code_sync import launched_files, left_out
+
+    say(f"sending to the machines: {counted(len(launched_files(folder)), 'file')} of {visible(folder)}")
+    if others := left_out(folder):
+        more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+        say(f"left out, no files: {visible(', '.join(others[:_SHOWN]))}{more}")
+
+
+def run_here(plan: RunPlan, made: RunFolder, as_json: bool) -> ExitCode:
+    """Run a script on this machine to its end."""
+    with shown_logs(made.path, as_json):
+        ended = run_to_end(plan, made, PlainProgress(title_of(plan)))
+    return tell_end(ended, {"this machine": end_processes(plan.run_id)}, as_json)
+
+
+def run_in_background(entry: str, made: RunFolder, as_json: bool, shown: bool = False) -> ExitCode:
+    """Start the process that carries a run out, the module ``entry``; follow it to its end if it is ``shown``."""
     made.close()
     BackgroundProcess(entry).start(made.path)
-    return leave(made.path, as_json) if detach else follow(made.path, as_json)
+    return follow(made.path, as_json) if shown else leave(made.path, as_json)
 
 
 def script_of(words: list[str], backend: Backend, folder: Path | None) -> LaunchedScript:

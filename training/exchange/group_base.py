@@ -182,9 +182,8 @@ class GroupBase(dist.ProcessGroup):
         check_dense(reads, writes)
         waits_for = self.pairs.waits_for if self.pairs is not None else str
         work = MusterWork(result, parts, name, waits_for, seconds)
-        if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # of torch's C
-            _show_in_profile(work, name)
-        in_use.enter(work, Use.of(reads, writes, between_two))
+        with work.shown(""):
+            in_use.enter(work, Use.of(reads, writes, between_two))
         if self._begun is not None:
             self._begun.append(work)
         return work
@@ -289,12 +288,6 @@ class GroupBase(dist.ProcessGroup):
                 f"{BACKEND}: Rank {here} successfully reached monitoredBarrier, but received errors while waiting for "
                 f"send/recv from rank {first}: its log says who is late"
             )
-
-
-def _show_in_profile(work: MusterWork, name: str) -> None:
-    """Let an operation be an event of the profiler from here to its end."""
-    with torch.profiler.record_function(f"{BACKEND}:{name.partition(' ')[0]}") as event:
-        event._call_end_callbacks_on_future(work.get_future())
 
 
 def _token() -> torch.Tensor:

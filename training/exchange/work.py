@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import zlib
 from collections.abc import Callable
@@ -90,13 +91,21 @@ class MusterWork(dist.Work):
         else:
             self._future.set_exception(self._error)
 
+    def shown(self, what: str) -> contextlib.AbstractContextManager[object]:
+        """Be an event of the profiler, if one looks; in this thread alone: it may end before the operation does."""
+        if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # of torch's C
+            return contextlib.nullcontext()
+        return torch.profiler.record_function(f"{BACKEND}:{self._name.partition(' ')[0]}{what}")
+
     def wait_for_end(self) -> None:
         """Block until it is complete, or has failed."""
         self._ended.wait()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         seconds = timeout.total_seconds() or self._seconds
-        if not self._ended.wait(seconds or None):
+        with self.shown(" wait"):
+            ended = self._ended.wait(seconds or None)
+        if not ended:
             missing = self._waits_for()
             raise RuntimeError(
                 self._told(f"no result after {seconds:g} s" + (f": it waits for {missing}" if missing else ""))
