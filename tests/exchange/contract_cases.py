@@ -258,7 +258,9 @@ def refused(rank: int, world: int) -> Any:
     group = c10d._get_default_group()
     errors = {words: error_of(functools.partial(call, group, rank, world)) for words, call in REFUSED.items()}
     found = [words for words, error in errors.items() if words.strip() not in error]
-    total = values(rank)
+    total, wrong_shape = values(rank), [values(rank).view(2, 2) for _ in range(world)]
+    if not error_of(lambda: group.allgather([wrong_shape], [total])):  # found late, as it is copied
+        found.append("another shape")
     dist.all_reduce(total)
     return found, total.tolist()
 

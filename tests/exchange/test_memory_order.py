@@ -68,9 +68,9 @@ A, B = torch.zeros(4), torch.zeros(4)
     ],
 )
 def test_who_waits_for_whom(first: Use, second: Use, waits: bool) -> None:
-    memory, earlier, later = MemoryInUse(), Begun(), Begun()
+    memory, earlier = MemoryInUse(), Begun()
     memory.enter(earlier, first)
-    thread = threading.Thread(target=memory.enter, args=(later, second))
+    thread = threading.Thread(target=memory.wait_for_others, args=(second,))
     thread.start()
     if waits:
         until(earlier.waited_for.is_set)

@@ -183,7 +183,8 @@ class GroupBase(dist.ProcessGroup):
         waits_for = self.pairs.waits_for if self.pairs is not None else str
         work = MusterWork(result, parts, name, waits_for, seconds)
         with work.shown(""):
-            in_use.enter(work, Use.of(reads, writes, between_two))
+            work.use = Use.of(reads, writes, between_two)
+            in_use.wait_for_others(work.use)
         if self._begun is not None:
             self._begun.append(work)
         return work
@@ -202,7 +203,9 @@ class GroupBase(dist.ProcessGroup):
         def views(by_number: Mapping[int, Pieces]) -> dict[int, list[memoryview]]:
             return {self._world[number]: [view(one) for one in pieces] for number, pieces in by_number.items()}
 
-        self._mesh.exchange(views(sends), views(receives), over, work.mark)
+        buffers = views(sends), views(receives)
+        work.begin()
+        self._mesh.exchange(*buffers, over, work.mark)
         return work
 
     # -------------------------------------------------------------------------------------------------- point to point
@@ -212,7 +215,7 @@ class GroupBase(dist.ProcessGroup):
         work = self._work(f"send {names(tensors)}", tensors, reads=tensors, between_two=True)
         host = on_host(tensor)
         data = view(host.clone() if host.data_ptr() == tensor.data_ptr() else host)
-        in_use.leave(work)  # what is sent has been copied
+        work.use = Use((), ())  # what is sent has been copied
         return self._submit(dst, Outgoing, tag, work, lambda link, operation: link.send(operation, data))
 
     def recv(self, tensors: Pieces, src: int, tag: int = 0) -> MusterWork:
@@ -242,6 +245,7 @@ class GroupBase(dist.ProcessGroup):
     ) -> MusterWork:
         assert self.pairs is not None  # whoever is alone has no rank to name
         mark = zlib.crc32(str(work.result()[0].dtype).encode()) % MARKS
+        work.begin()
         try:
             operation = tag * MARKS + mark
             self.pairs.submit(self._world[number], kind, lambda link: job(link, operation), work.part_ended)

@@ -88,23 +88,24 @@ class MemoryInUse:
         self._lock = threading.Lock()
         self._uses: dict[Operation, Use] = {}
 
-    def enter(self, operation: Operation, use: Use) -> None:
-        """Wait for the end of the operations that conflict with this one, which counts as under way from then on."""
-        while (earlier := self._enter(operation, use)) is not None:
+    def wait_for_others(self, use: Use) -> None:
+        """Wait for the end of the operations under way that conflict with this use."""
+        while (earlier := self._conflicting(use)) is not None:
             earlier.wait_for_end()
+
+    def enter(self, operation: Operation, use: Use) -> None:
+        """Note that an operation is under way, which will :meth:`leave` at its end, come what may."""
+        with self._lock:
+            self._uses[operation] = use
 
     def leave(self, operation: Operation) -> None:
         """Note that an operation has ended. Idempotent."""
         with self._lock:
             self._uses.pop(operation, None)
 
-    def _enter(self, operation: Operation, use: Use) -> Operation | None:
+    def _conflicting(self, use: Use) -> Operation | None:
         with self._lock:
-            for earlier, other in self._uses.items():
-                if use.conflicts(other):
-                    return earlier
-            self._uses[operation] = use
-            return None
+            return next((earlier for earlier, other in self._uses.items() if use.conflicts(other)), None)
 
 
 in_use = MemoryInUse()

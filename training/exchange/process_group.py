@@ -94,6 +94,7 @@ class MusterGroup(GroupBase):
         hosts = apart([on_host(tensor) for tensor in tensors])
         for tensor, host in zip(tensors, hosts):
             work.copy_back(tensor, host)
+        work.begin()
         for host, reducer in zip(hosts, reducers):
             self._all_reduce(host.reshape(-1), reducer, work, not opts.asyncOp)
         return work

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from training.exchange.link import MARKS
-from training.exchange.memory_order import in_use
+from training.exchange.memory_order import Use, in_use
 
 BACKEND = "muster"
 
@@ -51,6 +51,8 @@ class MusterWork(dist.Work):
         super().__init__()
         self._name, self._waits_for, self._seconds = name, waits_for, seconds
         self.mark = zlib.crc32(name.encode()) % MARKS
+        self.use = Use((), ())
+        """The memory that it reads and writes."""
         self._result = result
         self._left = parts
         self._lock = threading.Lock()
@@ -58,6 +60,10 @@ class MusterWork(dist.Work):
         self._error: Exception | None = None
         self._deliveries: list[Callable[[], object]] = []
         self._future: Future[Any] = _Future()
+
+    def begin(self) -> None:
+        """Note that it is under way: from here on it ends, with a result or an error."""
+        in_use.enter(self, self.use)
 
     def then(self, delivery: Callable[[], object]) -> MusterWork:
         """Call ``delivery`` when all parts are complete."""
