@@ -141,6 +141,22 @@ def functional(rank: int, world: int) -> Any:
     return [one.tolist() for one in found]
 
 
+def sparse(rank: int, world: int) -> Any:
+    """Other entries and numbers of them on each member, none on one; and an embedding's gradients."""
+    found = []
+    for entries in ([[0, 2], [2]][rank], [[], [1]][rank]):
+        total = torch.sparse_coo_tensor([entries], torch.ones(len(entries), 2) * (rank + 1), (4, 2))
+        work = dist.all_reduce(total, async_op=True)
+        work.wait()
+        found.append([total.to_dense().tolist(), work.get_future().value()[0].to_dense().tolist()])
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Embedding(5, 2, sparse=True))
+    model(torch.tensor([rank, 3])).square().sum().backward()
+    gradient = model.module.weight.grad
+    assert gradient is not None and gradient.is_sparse
+    return found, gradient.to_dense().tolist()
+
+
 def one_tensor_twice_in_a_call(rank: int, world: int) -> Any:
     total = values(rank)
     dist.all_reduce_coalesced([total, total])

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
         "held_by_futures",
         "overloads",
         "functional",
+        "sparse",
         "one_tensor_twice_in_a_call",
         "a_root_tensor",
         "in_the_profile",

@@ -29,7 +29,6 @@ REFUSED = {
     "test_send_recv_any_source": "a message is received from a rank that is named",
     "test_send_recv_any_source_autograd_profiler": "a message is received from a rank that is named",
     "test_send_recv_any_source_torch_profiler": "a message is received from a rank that is named",
-    "test_sparse_all_reduce_sum": "tensors are dense",
 }
 """What gloo passes and the mesh does not, and why."""
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,28 @@ class MusterGroup(GroupBase):
         check_alike("all_reduce", tensors, tensors[0])
         if len(tensors) > 1:
             raise NotImplementedError(f"{BACKEND}: all_reduce over several tensors of a member; add them up before")
+        if tensors[0].layout == torch.sparse_coo:
+            return self._all_reduce_sparse(tensors[0], opts.reduceOp)
         return self.allreduce_coalesced(tensors, opts)
+
+    def _all_reduce_sparse(self, tensor: torch.Tensor, operation: Any) -> MusterWork:
+        """Gather the entries of all members and add them up, before this returns."""
+        if operation != dist.ReduceOp.SUM:
+            raise InvalidArgument("all_reduce", "unsupported reduction operation: sparse tensors are summed alone")
+        own = tensor.detach().coalesce()
+        counts = [torch.empty(1, dtype=torch.int64) for _ in range(self._size)]
+        self.allgather([counts], [torch.tensor([own._nnz()])]).wait()
+        parts = own.indices().t().contiguous(), own.values().contiguous()
+        rooms = [[part.new_empty((int(count), *part.shape[1:])) for count in counts] for part in parts]
+
+        def add_up() -> None:
+            indices, values = (torch.cat(pieces) for pieces in rooms)
+            with torch.no_grad():
+                tensor.copy_(torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce())
+
+        work = self._all_gather(list(zip(rooms, parts)), [tensor], add_up)
+        work.wait_for_end()  # its memory is made anew: a second one could not be told to wait for it
+        return work
 
     def allreduce_coalesced(self, tensors: Pieces, *given: Any, **named: Any) -> MusterWork:
         opts = options_of(dist.AllreduceCoalescedOptions, given, named)
@@ -194,7 +215,12 @@ class MusterGroup(GroupBase):
         pairs = [(self._parts(out, one), one.detach().reshape(-1)) for out, one in zip(outputs, inputs)]
         return self._all_gather(pairs, outputs)
 
-    def _all_gather(self, pairs: Sequence[tuple[Pieces, torch.Tensor]], result: Any) -> MusterWork:
+    def _all_gather(
+        self,
+        pairs: Sequence[tuple[Pieces, torch.Tensor]],
+        result: Any,
+        then: Callable[[], object] = lambda: None,
+    ) -> MusterWork:
         inputs, outputs = [one for _, one in pairs], [room for rooms, _ in pairs for room in rooms]
         work = self._work(f"all_gather {names(inputs)}", result, reads=inputs, writes=outputs)
         sends = [on_host(one) for one in inputs]
@@ -204,7 +230,7 @@ class MusterGroup(GroupBase):
             for peer in self._peers:
                 receives[peer].append(room_for(rooms[peer], work))
         sends = apart(sends, [room for rooms in receives.values() for room in rooms])
-        return self._exchange(dict.fromkeys(self._peers, sends), receives, work)
+        return self._exchange(dict.fromkeys(self._peers, sends), receives, work.then(then))
 
     def reduce_scatter(self, outputs: Any, inputs: Any, *given: Any, **named: Any) -> MusterWork:
         opts = options_of(dist.ReduceScatterOptions, given, named)
