@@ -8,13 +8,13 @@ import pytest
 from torch_suite import REFUSED, Ranks
 
 KINDS = """
-    test_DistributedDataParallelCPU test_all_gather test_all_gather_coalesced_complex test_all_gather_object_default_pg
-    test_all_reduce_coalesced_max test_all_reduce_full_group_product test_all_reduce_sum_async
-    test_all_to_all_single_unequal_split_full_group test_barrier_group test_broadcast
+    test_DistributedDataParallelCPU test_all_gather test_all_gather_coalesced_complex
+    test_all_gather_object_default_pg test_all_reduce_coalesced_max test_all_reduce_full_group_product
+    test_all_reduce_sum_async test_all_to_all_single_unequal_split_full_group test_barrier_group test_broadcast
     test_broadcast_object_list test_ddp_create_graph test_gather_checks test_gather_object test_irecv test_isend
     test_monitored_barrier_gloo_rank_0_timeout test_monitored_barrier_gloo_subgroup test_new_subgroups
-    test_reduce_group_max test_scatter test_scatter_checks test_scatter_object_list test_send_recv test_sparse_all_reduce_sum
-    test_send_recv_with_tag test_undefined_grad_parity_unused_parameters
+    test_reduce_group_max test_scatter test_scatter_checks test_scatter_object_list test_send_recv
+    test_sparse_all_reduce_sum test_send_recv_with_tag test_undefined_grad_parity_unused_parameters
 """.split()
 _LIMIT = 12
 
