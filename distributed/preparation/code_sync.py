@@ -135,13 +135,12 @@ def launched_files(folder: Path) -> list[Path]:
 
 def left_out(folder: Path) -> list[str]:
     """Return, in words, what stands among the files of a folder that go to other machines and is none itself."""
-    entries = (
-        Path(directory, name).relative_to(folder)
-        for directory in [folder, *_folders(folder)]
-        for name in sorted(os.listdir(directory))
-        if not name.startswith(".") and name not in IGNORED
-    )
-    return [f"{entry} ({kind})" for entry in entries if (kind := _kind_of(folder / entry))]
+    entries = []
+    for directory, folders, files in os.walk(folder):
+        names = sorted(name for name in (*files, *folders) if not name.startswith(".") and _is_looked_at(name))
+        entries += [(Path(directory, name), kind) for name in names if (kind := _kind_of(Path(directory, name)))]
+        folders[:] = sorted(name for name in folders if _is_looked_at(name) and _of_job(Path(directory, name)))
+    return [f"{path.relative_to(folder)} ({kind})" for path, kind in entries]
 
 
 def _kind_of(path: Path) -> str:
@@ -247,13 +246,6 @@ def _files_of_job(folder: Path, suffixes: tuple[str, ...], most: int = MOST_BYTE
 
 def _of_job(below: Path) -> bool:
     return not below.name.startswith(".") and not (below / "pyvenv.cfg").exists()
-
-
-def _folders(folder: Path) -> Iterator[Path]:
-    """Yield the folders below one whose files go with a launched script."""
-    for directory, folders, _ in os.walk(folder):
-        folders[:] = sorted(name for name in folders if _is_looked_at(name) and _of_job(Path(directory, name)))
-        yield from (Path(directory, name) for name in folders if not Path(directory, name).is_symlink())
 
 
 def _is_looked_at(name: str) -> bool:

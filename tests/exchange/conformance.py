@@ -14,12 +14,14 @@ import pytest
 import torch_suite
 from torch_suite import REFUSED, Ranks
 
+pytestmark = pytest.mark.timeout(400)  # a rank that hangs is given up after 90 s
+
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    made = Ranks(tmp_path_factory.mktemp("ranks"))
-    yield made
-    made.close()
+    processes = Ranks(tmp_path_factory.mktemp("ranks"))
+    yield processes
+    processes.close()
 
 
 @pytest.mark.parametrize("name", [name for name in torch_suite.names() if name not in REFUSED])

@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import traceback
 import unittest
 import warnings
 from datetime import timedelta
@@ -71,13 +72,13 @@ def _serve(pipe: Connection, rank: int, meeting: Any, folder: Path) -> None:
     torch.set_num_threads(1)
     faulthandler.enable()
     script_start.give_group(dist)
-    environment_stores = itertools.count()
+    store_numbers = itertools.count()
 
-    def store(seconds: float) -> dist.Store:
-        """As the run's own, which ``env://`` means under ``launch``."""
-        return dist.FileStore(f"{case.file_name}-{next(environment_stores)}", WORLD)
+    def environment_store(seconds: float) -> dist.Store:
+        """In the place of the run's own, which ``env://`` means under ``launch``."""
+        return dist.FileStore(f"{case.file_name}-{next(store_numbers)}", WORLD)
 
-    script_start._store = store
+    script_start._store = environment_store
     from torch.testing._internal.common_utils import set_rng_seed
     from torch.testing._internal.distributed import distributed_test as theirs
 
@@ -87,24 +88,22 @@ def _serve(pipe: Connection, rank: int, meeting: Any, folder: Path) -> None:
 
     pipe.send("ready")
     while True:
-        name, backend, store = pipe.recv()
+        name, backend, store_path = pipe.recv()
         os.environ["MUSTER_BACKEND"] = "auto" if backend == "muster" else "script"
         set_rng_seed()
         case: Any = Case(name)
-        case.rank, case.file_name = rank, store
+        case.rank, case.file_name = rank, store_path
         problem = ""
-        environment_stores = itertools.count()
+        store_numbers = itertools.count()
         try:
             seconds = timedelta(seconds=theirs.CUSTOM_PG_TIMEOUT.get(name, theirs.default_pg_timeout))
-            dist.init_process_group("gloo", f"file://{store}", seconds, WORLD, rank)
+            dist.init_process_group("gloo", f"file://{store_path}", seconds, WORLD, rank)
             meeting.wait(_SECONDS)
             getattr(case, name)()
             meeting.wait(_SECONDS)
         except (unittest.SkipTest, SystemExit) as skipped:
             problem = f"skipped: {skipped}"
         except BaseException as error:  # noqa: BLE001 - told to the test
-            import traceback
-
             problem = f"rank {rank}: {''.join(traceback.format_exception(error)[-4:])}"
         pipe.send(problem)
         with contextlib.suppress(Exception):
@@ -128,8 +127,7 @@ class Ranks:
         self._runs += 1
         for pipe in self._pipes:
             pipe.send((name, backend, str(self._folder / f"store-{self._runs}")))
-        found = self._answers()
-        problem = next((one for one in found if one), "")
+        problem = next((answer for answer in self._answers() if answer), "")
         if problem and not problem.startswith("skipped"):
             self.close()
         return problem
@@ -148,19 +146,19 @@ class Ranks:
 
     def _answers(self) -> list[str]:
         """Return what each rank says, or only what is wrong with the first one that says so."""
-        found: dict[Any, str] = {}
-        while len(found) < WORLD:
-            ready = wait([pipe for pipe in self._pipes if pipe not in found], 2 * _SECONDS)
+        answers: dict[Any, str] = {}
+        while len(answers) < WORLD:
+            ready = wait([pipe for pipe in self._pipes if pipe not in answers], _SECONDS + 30)
             if not ready:
-                return [f"no answer within {2 * _SECONDS:g} s"]
+                return ["no answer in time"]
             for pipe in ready:
                 try:
-                    found[pipe] = pipe.recv()  # type: ignore[union-attr]
+                    answers[pipe] = pipe.recv()  # type: ignore[union-attr]
                 except EOFError:
-                    found[pipe] = "a rank has ended"
-                if found[pipe].startswith(("rank", "a rank")):
-                    return [found[pipe]]
-        return list(found.values())
+                    answers[pipe] = "a rank has ended"
+                if answers[pipe].startswith(("rank", "a rank")):
+                    return [answers[pipe]]
+        return list(answers.values())
 
     def close(self) -> None:
         for process in self._processes:
