@@ -19,7 +19,7 @@ TORCH_NEEDS := filelock fsspec jinja2 networkx setuptools sympy typing-extension
 INDEX := https://pypi.org/simple
 TOO_OLD := import sys; sys.exit(sys.version_info < (3, 10))
 
-.PHONY: help setup demo wizard test test-fast lint format lock lab lab-test bench clean
+.PHONY: help setup demo wizard test test-fast conformance lint format lock lab lab-test bench clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -57,6 +57,9 @@ test: setup ## all tests side by side; those that measure on the lab's network o
 
 test-fast: setup ## the tests that take seconds
 	$(PY) -m pytest -n auto -m "not slow and not lab"
+
+conformance: setup ## PyTorch's own suite for process groups, over the mesh
+	$(PY) -m pytest -q tests/exchange/conformance.py
 
 lint: setup ## style, formatting, types, import directions
 	$(VENV)/bin/ruff check .

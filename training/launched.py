@@ -25,6 +25,7 @@ import psutil
 from profiles.errors import ExitCode, MusterError, RunFailed
 from training.bounded import LONGEST_LINE, LONGEST_TEXT
 from training.events import ErrorEvent, Event, EventSink, MemberEvent, RunEvent
+from training.exchange.ways import interface_at
 from training.machine_load import machine_events
 from training.plan import LAUNCHED_FILES, LaunchedScript, RunPlan, read_plan
 from training.processes import RUN_VARIABLE, end_processes, thread_limits
@@ -63,7 +64,9 @@ def environment(plan: RunPlan, launch: LaunchedScript, rank: int, where: Rendezv
         "TORCHELASTIC_MAX_RESTARTS": 0,
         "MASTER_PORT": 20_000 + sum(plan.run_id.encode()) * 31 % 12_000,
     }
+    listen = listening(launch, machine)
     return {
+        **interface_variables(listen, len(launch.addresses)),
         **kept,
         **({"PYTHONPATH": os.pathsep.join(path)} if path else {}),
         **{name: str(number) for name, number in numbers.items()},
@@ -73,7 +76,7 @@ def environment(plan: RunPlan, launch: LaunchedScript, rank: int, where: Rendezv
         "PYTHONUNBUFFERED": "1",
         RUN_VARIABLE: plan.run_id,
         "MUSTER_CERTIFICATES": str((secrets / f"member-{rank}").resolve()),
-        "MUSTER_LISTEN": listening(launch, machine),
+        "MUSTER_LISTEN": listen,
         "MUSTER_NAMES": ",".join(member.name for member in plan.members),
         "MUSTER_STORE": where.address,
         "MUSTER_RELAY": where.relay,
@@ -81,6 +84,15 @@ def environment(plan: RunPlan, launch: LaunchedScript, rank: int, where: Rendezv
         # Told to all ranks alike, whatever the script hides from each of them.
         "MUSTER_NCCL": str(int(len(launch.addresses) == 1 and count_gpus() >= len(beside))),
     }
+
+
+def interface_variables(address: str, machines: int) -> dict[str, str]:
+    """Return the variables that name the interface of ``address`` to gloo, TensorPipe and, between machines, NCCL: left
+    to themselves they look the host's own name up, which on Debian and Ubuntu is 127.0.1.1."""
+    if not (interface := interface_at(address)):
+        return {}
+    between = {"NCCL_SOCKET_IFNAME": f"={interface}"} if machines > 1 else {}
+    return {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface, **between}
 
 
 def listening(launch: LaunchedScript, machine: int) -> str:
@@ -224,7 +236,7 @@ def stamps(place: Path) -> dict[str, tuple[int, int]]:
         folders[:] = [name for name in folders if name != "__pycache__"]
         for path in (Path(folder, name) for name in files):
             relative = path.relative_to(place).as_posix()
-            if not path.is_symlink() and relative.isprintable() and not {":", "\\"} & set(relative):
+            if path.is_file() and not path.is_symlink() and relative.isprintable() and not {":", "\\"} & set(relative):
                 found[relative] = (path.stat().st_size, path.stat().st_mtime_ns)
     return found
 

@@ -30,6 +30,7 @@ from training.outcome import RunOutcome, Tally, write_end
 from training.plan import FinalStatus, MemberPlan, RunPlan
 from training.processes import SubprocessWorker, Worker
 from training.run_folder import RunFolder
+from training.script_start import is_loss
 from training.simulated.process import SharedProcess
 from training.stopping import FAILED_GRACE, SCRIPT_GRACE, Conductor, ProgressMonitor, Stopping
 
@@ -166,6 +167,8 @@ class LocalRun:
             return
         if isinstance(event, AnswerEvent):
             return self._conductor.heard(source, event)
+        if isinstance(event, ErrorEvent):
+            event = self._with_cause(source, event)
         if isinstance(event, ErrorEvent) and not self._stopping.reason and self._others_go_on(source):
             self._after_work = event if source in self.members.done else self._after_work
             return self._do_without(source, event.message, FAILED_GRACE)
@@ -220,6 +223,16 @@ class LocalRun:
             news = self.members.note(source, event)
         self._conductor.look()
         return news
+
+    def _with_cause(self, rank: int, event: ErrorEvent) -> ErrorEvent:
+        """Return the error of a script that only lost another one with the name of who had ended before."""
+        early = [self.members.name(other) for other in sorted(self.members.done - {rank})]
+        if self.plan.launch is None or self._first_error is not None or not early or not is_loss(event.traceback):
+            return event
+        message = f"{', '.join(early)} ended with exit code 0 while others still needed it; {event.message}"
+        hint = f"all ranks must end together; {event.hint}"
+        machine = event.machine and early[0]
+        return event.model_copy(update={"message": message, "hint": hint, "machine": machine})
 
     def _note_error(self, rank: int, event: ErrorEvent) -> None:
         self.members.workers[rank].error = event

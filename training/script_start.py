@@ -5,9 +5,10 @@ or ``module``. Standard input is a socket: an uncaught error goes out there as o
 closes nobody watches any more, and the process group ends. Standard library only, until the script itself loads torch:
 what it sets before that still counts.
 
-``torch.distributed.init_process_group`` and ``new_group`` are replaced as soon as ``torch.distributed`` is loaded, and
-so before the script can take hold of them. A ``sitecustomize`` would do it in the script's own children too, but is
-hidden by any other one on the path and by ``python -I``; this file is what is started, so nothing can come before it.
+``torch.distributed.init_process_group``, ``new_group`` and ``monitored_barrier`` are replaced as soon as
+``torch.distributed`` is loaded, and so before the script can take hold of them. A ``sitecustomize`` would do it in the
+script's own children too, but is hidden by any other one on the path and by ``python -I``; this file is what is
+started, so nothing can come before it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,11 @@ _HOLD = 5.0
 """Seconds in which one that only lost its connections lets the one that failed speak first."""
 _PATIENCE = 1800.0
 """Seconds until all ranks are there, where the script says nothing: as torch does."""
-_LOST = ("PeerLost", "the connection with", "no connection with", "rendezvous store")
+_LOSSES = (
+    "PeerLost", "the connection with", "no connection with", "rendezvous store",
+    "Connection closed by peer", "Connection reset by peer", "Broken pipe", "ncclRemoteError",
+)  # fmt: skip
+"""In the error of a rank that only lost another: of the mesh, of gloo, of NCCL."""
 
 
 class AfterLoading(importlib.machinery.PathFinder):
@@ -97,6 +102,7 @@ def give_group(distributed: Any) -> None:
         for stock, given in ((first, init_process_group), (another, new_group)):
             if name.startswith("torch.distributed") and vars(module).get(given.__name__) is stock:
                 setattr(module, given.__name__, given)
+    ours("training.exchange.monitored").give_monitored_barrier(distributed)
 
 
 def chosen(said: str | None) -> str | None:
@@ -176,13 +182,18 @@ def end_with(watcher: socket.socket) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
+def is_loss(text: str) -> bool:
+    """Whether an error only says that another rank is gone."""
+    return any(sign in text for sign in _LOSSES)
+
+
 def tell(watcher: socket.socket, error: BaseException) -> None:
     """Report an uncaught error, in the log and to whoever watches; one that only lost the others waits for its end."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         trace = trace.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace))
-    if any(sign in text for sign in _LOST):
+    if is_loss(text):
         time.sleep(_HOLD)
     line = traceback.format_exception_only(type(error), error)[-1].strip()
     with contextlib.suppress(OSError):
@@ -211,7 +222,7 @@ def main() -> int:
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(target, run_name="__main__")
-    except Exception as error:  # noqa: BLE001 - the process boundary: all ranks end, and this one says why
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the boundary: all ranks end, and this one says why
         tell(watcher, error)
         return 1
     return 0

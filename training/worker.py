@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TextIO
 
 from profiles.errors import ExitCode, MusterError
-from training.events import Emit, ErrorEvent, Event, EventSink, MemberEvent, RequestEvent, StepEvent
+from training.events import Emit, ErrorEvent, Event, EventSink, MemberEvent, RequestEvent, StepEvent, WarningEvent
 from training.member import exit_code_of, prepared, train
 from training.orders import Command, Control
 from training.plan import MemberPlan, RunPlan, read_plan
@@ -70,7 +70,7 @@ def connect(plan: RunPlan, rank: int, where: Rendezvous, secrets: Path, device: 
     if plan.engine == "nccl":
         from training.exchange.torch_mean import TorchMember
 
-        member: MeshMember = TorchMember(joining, device)
+        member: MeshMember = TorchMember(joining, device, lambda line: emit(WarningEvent(message=line)))
     else:
         from training.exchange.mesh_member import MeshMember
 

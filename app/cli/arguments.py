@@ -85,7 +85,9 @@ TrustNew = Annotated[bool, typer.Option("--trust-new", help="Accept the host key
 TrustCode = Annotated[bool, typer.Option("--trust-code", help="Run the Python code that the profile or the run names.")]
 
 
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+
+
 def new_app(**settings: Any) -> typer.Typer:
     """Return a command, or a group of them, with the house's settings."""
-    names = {"help_option_names": ["-h", "--help"]}
-    return typer.Typer(add_completion=False, context_settings=names, rich_markup_mode="rich", **settings)
+    return typer.Typer(add_completion=False, context_settings=HELP_OPTIONS, rich_markup_mode="rich", **settings)

@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from app.cli.arguments import new_app
+from app.cli.arguments import HELP_OPTIONS, new_app
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class CommandEntry:
     """In its group, or by itself; empty: its key."""
     trains: bool = False
     """Whether this computer needs the packages that train for it."""
+    whole: bool = False
+    """Whether its first argument begins another command line, whose options are its own."""
 
 
 GROUPS = {
@@ -46,6 +48,7 @@ COMMANDS = {
         "launch",
         "Run your own PyTorch training script on several machines, as torchrun does on a cluster.",
         trains=True,
+        whole=True,
     ),
     "runs": CommandEntry("runs", GROUPS["runs"]),
     "attach": CommandEntry(
@@ -244,7 +247,8 @@ def _add(app: typer.Typer, name: str, key: str) -> None:
     if isinstance(command, typer.Typer):
         app.add_typer(command, name=name, help=COMMANDS[key].about, invoke_without_command=True)
     else:
-        app.command(name, help=COMMANDS[key].about)(command)
+        settings = {**HELP_OPTIONS, "allow_interspersed_args": not COMMANDS[key].whole}
+        app.command(name, help=COMMANDS[key].about, context_settings=settings)(command)
 
 
 def _function(key: str) -> Any:

@@ -19,6 +19,7 @@ from app.cli.arguments import OUTPUT, USUAL_HOSTS, AllHosts, AllowMissing, Detac
 from app.cli.attach import STOPPING_SCRIPT, leave, log_lines, tell
 from app.cli.local_run import run_to_end
 from app.cli.terminal import answer, heard_by, somebody
+from app.cli.torchrun import MEETING, check_nodes, check_restarts, process_count, processes_here, refuse_meeting
 from app.console import say, show_line, visible
 from app.follow import Follower
 from app.progress import PlainProgress
@@ -42,8 +43,14 @@ if TYPE_CHECKING:
 Backend = Literal["auto", "muster", "script"]
 
 
+_SHOWN = 5
+"""Entries of a folder that are named."""
+
+
 def launch(
-    script: Annotated[list[str], typer.Argument(metavar="-- SCRIPT ARGS", help="The script, or -m MODULE.")],
+    script: Annotated[
+        list[str], typer.Argument(metavar="SCRIPT ARGS", help="The script and its arguments, or -m MODULE ARGS.")
+    ],
     hosts: AllHosts = None,
     local: Annotated[
         int, typer.Option(metavar="N", min=0, max=64, help="Start N processes, on this machine only.")
@@ -54,6 +61,7 @@ def launch(
             "--nproc-per-machine", metavar="K", min=0, max=64, help="Processes on each machine; default: one per GPU."
         ),
     ] = 0,
+    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module, as after python -m.")] = False,
     backend: Annotated[
         Backend,
         typer.Option(help="Groups that Muster carries. auto: gloo, unnamed, NCCL between machines; muster: all."),
@@ -67,35 +75,66 @@ def launch(
     trust_new: TrustNew = False,
     output: Output = OUTPUT,
     as_json: Json = False,
+    standalone: Annotated[bool, typer.Option("--standalone", hidden=True)] = False,
+    each_node: Annotated[
+        int, typer.Option("--nproc-per-node", "--nproc_per_node", parser=process_count, hidden=True)
+    ] = 0,
+    nodes: Annotated[str, typer.Option("--nnodes", hidden=True, callback=check_nodes)] = "",
+    restarts: Annotated[
+        str, typer.Option("--max-restarts", "--max_restarts", hidden=True, callback=check_restarts)
+    ] = "",
+    meeting: Annotated[list[str] | None, typer.Option(*MEETING, hidden=True, callback=refuse_meeting)] = None,
 ) -> ExitCode:
     """Start a script on this machine or on several, and show what it writes."""
-    job = script_of(script, backend, folder)
+    each = each or each_node
+    local = processes_here(local, each, hosts, standalone or bool(nodes))
+    job = script_of(["-m", *script] if module else script, backend, folder)
     file = hosts or (USUAL_HOSTS if not local and USUAL_HOSTS.is_file() else None)
-    if file is not None and hosts is None:
-        say(f"on the machines of {file} (--local N runs it on this machine)")
     if file is None:
-        machines, module = [RankHost("rank", "127.0.0.1", local or each or max(1, count_gpus()))], "app.cli.local_run"
-        plan = plan_of(job.model_copy(update={"folder": ""}), machines, output)
+        plan = plan_of(job.model_copy(update={"folder": ""}), [RankHost("rank", "127.0.0.1", local or gpus())], output)
         made = RunFolder.create(output, plan, sys.argv)
-    elif local:
-        raise BadInput("--local and --hosts do not go together", "--local N is for this machine alone")
-    else:
-        from distributed.preparation.code_sync import launched_files
+        return run_in_background("app.cli.local_run", made, as_json) if detach else run_here(plan, made, as_json)
+    if hosts is None:
+        say(f"on the machines of {file} (--local N runs it on this machine)")
+    announce_files(Path(job.folder))
+    prepare = prepare_options(somebody(as_json), trust_new, allow_missing, offline_wheels)
+    known, machines = places_of(read_hosts(file, named=hosts is not None, person=somebody(as_json)), prepare, each)
+    made = RunFolder.create(output, plan_of(job, machines, output), sys.argv, run_type="distributed")
+    save_hosts(known, made.path / RUN_HOSTS)
+    return run_in_background("distributed.supervisor", made, as_json, shown=not detach)
 
-        files = launched_files(Path(job.folder))
-        say(f"sending to the machines: {counted(len(files), 'file')} of {visible(job.folder)}")
-        prepare = prepare_options(somebody(as_json), trust_new, allow_missing, offline_wheels)
-        known, machines = places_of(read_hosts(file, named=hosts is not None, person=somebody(as_json)), prepare, each)
-        plan, module = plan_of(job, machines, output), "distributed.supervisor"
-        made = RunFolder.create(output, plan, sys.argv, run_type="distributed")
-        save_hosts(known, made.path / RUN_HOSTS)
-    if file is None and not detach:
-        with shown_logs(made.path, as_json):
-            ended = run_to_end(plan, made, PlainProgress(title_of(plan)))
-        return tell_end(ended, {"this machine": end_processes(plan.run_id)}, as_json)
+
+def gpus() -> int:
+    """Return how many processes this machine gets if nobody says it: one for each GPU."""
+    return max(1, count_gpus())
+
+
+def announce_files(folder: Path) -> None:
+    """Say what goes to other machines with a script, and what in its folder does not.
+
+    Raises:
+        BadInput: too much lies there.
+    """
+    from distributed.preparation.code_sync import launched_files, left_out
+
+    say(f"sending to the machines: {counted(len(launched_files(folder)), 'file')} of {visible(folder)}")
+    if others := left_out(folder):
+        more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+        say(f"left out, no files: {visible(', '.join(others[:_SHOWN]))}{more}")
+
+
+def run_here(plan: RunPlan, made: RunFolder, as_json: bool) -> ExitCode:
+    """Run a script on this machine to its end."""
+    with shown_logs(made.path, as_json):
+        ended = run_to_end(plan, made, PlainProgress(title_of(plan)))
+    return tell_end(ended, {"this machine": end_processes(plan.run_id)}, as_json)
+
+
+def run_in_background(entry: str, made: RunFolder, as_json: bool, shown: bool = False) -> ExitCode:
+    """Start the process that carries a run out, the module ``entry``; follow it to its end if it is ``shown``."""
     made.close()
-    BackgroundProcess(module, trains=True).start(made.path)
-    return leave(made.path, as_json) if detach else follow(made.path, as_json)
+    BackgroundProcess(entry, trains=True).start(made.path)
+    return follow(made.path, as_json) if shown else leave(made.path, as_json)
 
 
 def script_of(words: list[str], backend: Backend, folder: Path | None) -> LaunchedScript:

@@ -134,6 +134,27 @@ def launched_files(folder: Path) -> list[Path]:
     return _files_of_job(folder, ("",), MOST_LAUNCHED)
 
 
+def left_out(folder: Path) -> list[str]:
+    """Return, in words, what stands among the files of a folder that go to other machines and is none itself."""
+    entries = []
+    for directory, folders, files in os.walk(folder):
+        names = sorted(name for name in (*files, *folders) if not name.startswith(".") and _is_looked_at(name))
+        entries += [(Path(directory, name), kind) for name in names if (kind := _kind_of(Path(directory, name)))]
+        folders[:] = sorted(name for name in folders if _is_looked_at(name) and _of_job(Path(directory, name)))
+    return [f"{path.relative_to(folder)} ({kind})" for path, kind in entries]
+
+
+def _kind_of(path: Path) -> str:
+    """Return what a path is in words; empty for a file, a link to one, and a folder."""
+    if path.is_file() or (path.is_dir() and not path.is_symlink()):
+        return ""
+    if path.is_dir():
+        return "a link to a folder"
+    if path.is_symlink() and not path.exists():
+        return "a link to nothing"
+    return "a named pipe" if path.is_fifo() else "a socket" if path.is_socket() else "a device"
+
+
 def _is_local(location: str) -> bool:
     return os.path.isabs(location) and os.path.exists(location)
 
@@ -213,7 +234,7 @@ def _top_of(module: str) -> Path | None:
 def _files_of_job(folder: Path, suffixes: tuple[str, ...], most: int = MOST_BYTES) -> list[Path]:
     """Return files of a folder and those below, without hidden folders and virtual environments."""
     found, size = [], 0
-    for path in _walk(folder, lambda below: not below.name.startswith(".") and not (below / "pyvenv.cfg").exists()):
+    for path in _walk(folder, _of_job):
         if path.name.endswith(suffixes):
             found.append(path)
             size += path.stat().st_size
@@ -224,11 +245,19 @@ def _files_of_job(folder: Path, suffixes: tuple[str, ...], most: int = MOST_BYTE
     return found
 
 
+def _of_job(below: Path) -> bool:
+    return not below.name.startswith(".") and not (below / "pyvenv.cfg").exists()
+
+
+def _is_looked_at(name: str) -> bool:
+    return name not in IGNORED and not name.endswith(".egg-info")
+
+
 def _walk(folder: Path, wanted: Callable[[Path], bool] = lambda folder: True) -> Iterator[Path]:
     for directory, folders, files in os.walk(folder):
-        sound = (name for name in folders if name not in IGNORED and not name.endswith(".egg-info"))
-        folders[:] = sorted(name for name in sound if wanted(Path(directory, name)))
-        yield from (Path(directory, name) for name in sorted(files) if not name.startswith("."))
+        folders[:] = sorted(name for name in folders if _is_looked_at(name) and wanted(Path(directory, name)))
+        paths = (Path(directory, name) for name in sorted(files) if not name.startswith("."))
+        yield from (path for path in paths if path.is_file())
 
 
 def _tree(paths: Iterable[Path], top: Path, cache: HashCache | None = None) -> Tree:

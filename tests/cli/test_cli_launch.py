@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from app.cli.main import main
+from app.cli.torchrun import processes_here
 from tests.waiting import until
 from training.events import ErrorEvent, MachineEvent
 from training.processes import processes_of
@@ -119,7 +121,7 @@ def test_a_module_runs_with_torchruns_environment() -> None:
     Path("job/__init__.py").touch()
     script(f"import json, os, sys\nprint(json.dumps([sys.argv[1:], [os.environ[n] for n in '{names}'.split()]]))",
            "job/train.py")  # fmt: skip
-    code, said, complained = launch("--local", "2", "--", "-m", "job.train", "--x", "1")
+    code, said, complained = launch("--local", "2", "-m", "job.train", "--x", "1")
     assert code == 0, complained
     found = sorted(json.loads(line.partition(": ")[2]) for line in said.splitlines() if "rank-" in line)
     assert [one[1][:7] for one in found] == [[f"{r}", "2", f"{r}", "2", "0", "1", "127.0.0.1"] for r in (0, 1)]
@@ -145,6 +147,7 @@ while True:
         ("dist.destroy_process_group(); raise ValueError('a bad sample')", "rank-1: ValueError: a bad sample"),
         ("sys.exit(3)", "rank-1: the script ended with exit code 3"),
         ("os.kill(os.getpid(), 11)", "rank-1: the script was killed by SIGSEGV"),
+        ("raise KeyboardInterrupt", "rank-1: KeyboardInterrupt"),
     ],
 )
 def test_one_that_fails_ends_all_and_is_the_one_that_is_named(how: str, message: str) -> None:
@@ -160,6 +163,43 @@ def test_one_that_fails_ends_all_and_is_the_one_that_is_named(how: str, message:
         assert lines.index("Traceback (most recent call last):") < lines.index(f"error: {message}")
         assert first.traceback.startswith('Traceback (most recent call last):\n  File "')
     until(lambda: processes_of(folder.metadata.run_id) == [])  # what was killed may still be on its way out
+
+
+def test_one_that_ends_early_without_an_error_is_named_before_those_that_lost_it() -> None:
+    code, _, complained = launch(
+        "--standalone", "--nproc_per_node=2", script(FAILS.format(how="sys.exit(0)")), "--lr=1"
+    )
+    assert code == 1
+    assert "error: rank-1 ended with exit code 0 while others still needed it; rank-0: RuntimeError" in complained
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--local", "2", "--nproc-per-machine", "2"], "--local and --nproc-per-machine do not go together"),
+        (["--local", "2", "--hosts", "h.json"], "--local and --hosts do not go together"),
+        (["--standalone", "--hosts", "h.json"], "--standalone or --nnodes 1 and --hosts do not go together"),
+        (["--nnodes=2"], "--nnodes 2: the machines are those of a hosts file"),
+        (["--rdzv_backend", "c10d"], "the processes find one another through a store of the run"),
+        (["--rdzv-endpoint=host:0"], "the processes find one another through a store of the run"),
+        (["--max-restarts", "3"], "--max-restarts 3: no script is started again"),
+        (["--nproc_per_node", "cpu"], "--nproc-per-node cpu: no number from 1 to 64"),
+    ],
+)
+def test_torchruns_words_that_mean_nothing_here_get_ours(
+    words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["launch", *words, script("pass"), "--lr", "1"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {problem}\nhint: ")
+
+
+@pytest.mark.parametrize(
+    ("local", "each", "alone", "processes"), [(3, 0, False, 3), (0, 2, True, 2), (0, 2, False, 2), (0, 0, False, 0)]
+)
+def test_how_many_processes_this_machine_gets(local: int, each: int, alone: bool, processes: int) -> None:
+    assert processes_here(local, each, None, alone) == processes
+    Path("distributed_hosts.json").touch()  # whose machines get as many each
+    assert processes_here(local, each, None, alone) == (0 if each and not alone else processes)
 
 
 RUNS_ON = """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from scripted_connection import far_machine
 
 from distributed.machine import agent_files
 from distributed.machine.link import MachineLink
-from distributed.preparation.code_sync import MOST_FILES, Inputs, collect, user_sources
+from distributed.preparation.code_sync import MOST_FILES, Inputs, collect, launched_files, left_out, user_sources
 from distributed.preparation.transfer import send_trees
 from profiles.errors import BadInput
 from profiles.resolve import profile_from_options
@@ -205,3 +207,25 @@ def test_a_blob_has_a_hash_for_a_name(tmp_path: Path, name: str) -> None:
 def test_a_tree_stays_inside_itself(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="leaves its tree"):
         agent_files.build_tree(tmp_path, "t", {"../../outside": "0" * 64})
+
+
+def test_what_is_no_file_stays_here_and_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link to nothing, as trackers leave it, a named pipe, a socket; a link to a file is that file."""
+    folder = tmp_path / "project"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "train.py").write_text("pass")
+    (folder / "again.py").symlink_to("train.py")
+    (folder / "checkpoints" / "last").symlink_to("step-900")
+    (folder / "data").symlink_to(tmp_path)
+    os.mkfifo(folder / "pipe")
+    monkeypatch.chdir(folder)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("x.sock")
+        (folder / ".hidden").symlink_to("nothing")
+        assert [path.name for path in launched_files(folder)] == ["again.py", "train.py"]
+        assert left_out(folder) == [
+            "data (a link to a folder)",
+            "pipe (a named pipe)",
+            "x.sock (a socket)",
+            "checkpoints/last (a link to nothing)",
+        ]

@@ -52,6 +52,8 @@ class Lab:
         self.certificates: Path | None = folder / "certificates" if tls else None
         if self.certificates is not None:
             issue_run_certificates(self.certificates, RUN, range(size + 2), ["127.0.0.1", "::1"])
+        self.told: list[tuple[int, str]] = []
+        """What members of engine ``nccl`` say of what carries the exchange."""
         names = tuple(f"machine-{rank}" for rank in range(size))
         own = self.certificates and self.certificates / "coordinator"
         self.config = CoordinatorConfig(**{"run_id": RUN, "names": names, "certificates": own, **config})
@@ -63,7 +65,10 @@ class Lab:
     def connect(self, rank: int, timeout: float = PATIENCE, **named: Any) -> MeshMember:
         own = self.certificates and self.certificates / f"member-{rank}"
         joining = Joining(self.address, own, RUN, rank, self.size, f"machine-{rank}", **named)
-        member = MeshMember(joining) if self.engine == "mesh" else TorchMember(joining, torch.device("cpu"))
+        if self.engine == "mesh":
+            member = MeshMember(joining)
+        else:
+            member = TorchMember(joining, torch.device("cpu"), lambda line: self.told.append((rank, line)))
         if self.elements >= 0:
             member.expect_model(self.elements)  # with its first words: how long it may take is another matter
         member.join(timeout)

@@ -99,7 +99,8 @@ def refused(rank: int, world: int) -> list[str]:
         lambda: dist.reduce_scatter_tensor(torch.ones(2), torch.ones(2 * world + 1)),
         lambda: dist.all_gather_into_tensor(torch.ones(3 * world), torch.ones(1)),
         lambda: dist.all_to_all_single(torch.ones(world + 1), torch.ones(world + 1)),
-        lambda: dist.all_reduce(sparse),
+        lambda: dist.all_reduce(sparse, dist.ReduceOp.MAX),
+        lambda: dist.broadcast(sparse, 0),
         lambda: dist.isend(torch.ones(1), (rank + 1) % world, tag=-1),
         lambda: dist.irecv(torch.ones(1), (rank + 1) % world, tag=1 << 20),
         lambda: dist.recv(torch.ones(1)),
@@ -145,7 +146,6 @@ def own_groups(rank: int, world: int) -> list[Any]:
         dist.all_reduce(one, group=group)
         dist.destroy_process_group(group)
     found.append(one.tolist())
-    dist.all_reduce_coalesced([])
     store = torch._C._distributed_c10d.FileStore(os.path.dirname(os.environ["MUSTER_CERTIFICATES"]) + "/twice", world)
     dist.destroy_process_group()
     for _ in range(2):

@@ -77,6 +77,14 @@ def test_every_codec_gives_the_bits_of_the_rank_order_mean(tmp_path: Path, world
         assert {group_of(member).backend for member in members} == {"gloo" if world > 1 else ""}
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_gloo_in_the_place_of_nccl_is_said_in_one_line(tmp_path: Path, world: int) -> None:
+    with lab(tmp_path, world, engine="nccl") as running:
+        means(running.connect_all(), "x", [values_of(rank, 10) for rank in range(world)], "fp32")
+        line = "engine = nccl: gloo carries the exchange: NCCL needs a CUDA device of its own for each member"
+        assert running.told == [(0, line)][: world - 1]
+
+
 def test_members_without_weight_take_part(tmp_path: Path) -> None:
     with lab(tmp_path, 3, engine="nccl") as running:
         members = running.connect_all()

@@ -17,6 +17,7 @@ TARGETS = {
     "wizard",
     "test",
     "test-fast",
+    "conformance",
     "lint",
     "format",
     "lock",
@@ -121,6 +122,7 @@ def test_a_failed_set_up_is_tried_again(clone: Path) -> None:
         ("wizard", ["wizard.py"]),
         ("test", ["-m pytest -n auto --dist worksteal -m not alone", ALONE]),
         ("test-fast", ["-m pytest -n auto -m not slow and not lab"]),
+        ("conformance", ["-m pytest -q tests/exchange/conformance.py"]),
         ("lab-test", ["-m pytest -n auto --dist worksteal -m lab and not alone", ALONE]),
     ],
 )
@@ -152,4 +154,4 @@ def test_ci_runs_what_a_developer_types() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
-    assert re.findall(r"^make (\S+)", script.read_text(), re.MULTILINE) == ["setup", "lint", "test"]
+    assert re.findall(r"^make (\S+)", script.read_text(), re.MULTILINE) == ["setup", "lint", "test", "conformance"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from profiles.errors import RunFailed
 from profiles.schema import Profile
-from training.launched import environment, listening
+from training.launched import environment, interface_variables, listening, stamps
 from training.plan import LaunchedScript, MemberPlan, RunPlan
 from training.script_start import chosen
 from training.worker import Rendezvous
@@ -39,6 +40,28 @@ def test_a_rank_is_told_the_store_and_the_relay(tmp_path: Path) -> None:
     told = environment(plan, JOB, 1, Rendezvous("127.0.0.1:1", "10.0.0.9:2"), tmp_path)
     assert (told["MUSTER_STORE"], told["MUSTER_RELAY"]) == ("127.0.0.1:1", "10.0.0.9:2")
     assert (told["MUSTER_LISTEN"], told["MASTER_ADDR"], told["RANK"]) == ("10.0.0.2", "10.0.0.1", "1")
+
+
+def test_the_interface_of_its_address_is_named_to_stock_torch_unless_a_person_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"GLOO_SOCKET_IFNAME": LOOPBACK, "TP_SOCKET_IFNAME": LOOPBACK}
+    assert interface_variables("127.0.0.1", 1) == names
+    assert interface_variables("127.0.0.1", 2) == {**names, "NCCL_SOCKET_IFNAME": f"={LOOPBACK}"}
+    assert interface_variables("203.0.113.7", 2) == {}
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine0")
+    job = JOB.model_copy(update={"addresses": ("127.0.0.1", "127.0.0.1")})
+    members = tuple(MemberPlan(rank=rank, name=name, batch_size=1) for rank, name in enumerate("ab"))
+    plan = RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine="mesh", launch=job)
+    given = environment(plan, job, 1, Rendezvous("127.0.0.1:1"), tmp_path)
+    assert (given["GLOO_SOCKET_IFNAME"], given["TP_SOCKET_IFNAME"]) == ("mine0", LOOPBACK)
+
+
+def test_only_plain_files_of_a_script_are_brought_back(tmp_path: Path) -> None:
+    (tmp_path / "result.txt").write_text("7")
+    (tmp_path / "last").symlink_to("result.txt")
+    os.mkfifo(tmp_path / "pipe")
+    assert list(stamps(tmp_path)) == ["result.txt"]
 
 
 @pytest.mark.parametrize(

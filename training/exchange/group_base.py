@@ -9,6 +9,7 @@ import atexit
 import json
 import os
 import secrets
+import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,14 +20,18 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from training.exchange.arguments import InvalidArgument, check_dense, check_single
 from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.control_line import parsed
 from training.exchange.link import MARKS, OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.listener import Address, Listener
+from training.exchange.memory_order import Use, in_use
 from training.exchange.mesh import Mesh
 from training.exchange.pairs import Pairs
 from training.exchange.tensor_operations import Pieces, names, on_host, room_for, view
 from training.exchange.work import BACKEND, MusterWork
+
+_BARRIER_TAG = OPERATIONS - 1
 
 
 class GroupBase(dist.ProcessGroup):
@@ -51,7 +56,7 @@ class GroupBase(dist.ProcessGroup):
         self._seconds = timeout.total_seconds()
         self._world = list(world_ranks) or list(range(size))
         self._here = {world: number for number, world in enumerate(self._world)}
-        self._listener = listener
+        self._listener, self._store = listener, store
         self._mesh: Mesh | None = None
         self.pairs: Pairs | None = None
         self._begun: list[MusterWork] | None = None
@@ -108,6 +113,36 @@ class GroupBase(dist.ProcessGroup):
     def getGroupDesc(self) -> str:
         return self._description
 
+    # There is no backend in C++ beside it: torch asks the group itself for what a backend can.
+    supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return [torch.device("cpu"), *([torch.device(accelerator.type)] if accelerator is not None else [])]
+
+    def _get_backend(self, device: torch.device) -> GroupBase:
+        return self
+
+    def _get_backend_name(self) -> str:
+        return BACKEND
+
+    name = getBackendName
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        return False
+
+    def get_group_store(self) -> Store:
+        return self._store
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Change after how long a member that stands still is lost."""
+        self._seconds = timeout.total_seconds()
+        if self.pairs is not None:
+            self.pairs.seconds = self._seconds
+
+    _set_default_timeout = set_timeout
+
     def abort(self) -> None:
         if self._mesh is not None:
             self._mesh.break_off(PeerLost(self._world[self._rank], f"rank {self._rank}", "the group was aborted"))
@@ -125,13 +160,31 @@ class GroupBase(dist.ProcessGroup):
         begun, self._begun = self._begun or [], None
         for work in begun:
             work.wait()
-        done = self._work("coalesced", None)
+        done = self._work("coalesced", [])
         done.part_ended(None)
         return done
 
-    def _work(self, name: str, result: Any, parts: int = 1, seconds: float = 0.0) -> MusterWork:
+    def _work(
+        self,
+        name: str,
+        result: Any,
+        reads: Sequence[torch.Tensor] = (),
+        writes: Sequence[torch.Tensor] = (),
+        parts: int = 1,
+        seconds: float = 0.0,
+        between_two: bool = False,
+    ) -> MusterWork:
+        """Begin an operation that uses these tensors, once those that would disturb it have ended.
+
+        Raises:
+            NotImplementedError: a tensor is sparse.
+        """
+        check_dense(reads, writes)
         waits_for = self.pairs.waits_for if self.pairs is not None else str
         work = MusterWork(result, parts, name, waits_for, seconds)
+        with work.shown(""):
+            work.use = Use.of(reads, writes, between_two)
+            in_use.wait_for_others(work.use)
         if self._begun is not None:
             self._begun.append(work)
         return work
@@ -150,20 +203,25 @@ class GroupBase(dist.ProcessGroup):
         def views(by_number: Mapping[int, Pieces]) -> dict[int, list[memoryview]]:
             return {self._world[number]: [view(one) for one in pieces] for number, pieces in by_number.items()}
 
-        self._mesh.exchange(views(sends), views(receives), over, work.mark)
+        buffers = views(sends), views(receives)
+        work.begin()
+        self._mesh.exchange(*buffers, over, work.mark)
         return work
 
     # -------------------------------------------------------------------------------------------------- point to point
 
     def send(self, tensors: Pieces, dst: int, tag: int = 0) -> MusterWork:
-        work, host = self._work(f"send {names(tensors)}", tensors), on_host(tensors[0])
-        host = host.clone() if host.data_ptr() == tensors[0].data_ptr() else host
-        data = view(host)
+        tensor = self._check_pair("send", tensors, dst, tag)
+        work = self._work(f"send {names(tensors)}", tensors, reads=tensors, between_two=True)
+        host = on_host(tensor)
+        data = view(host.clone() if host.data_ptr() == tensor.data_ptr() else host)
+        work.use = Use((), ())  # what is sent has been copied
         return self._submit(dst, Outgoing, tag, work, lambda link, operation: link.send(operation, data))
 
     def recv(self, tensors: Pieces, src: int, tag: int = 0) -> MusterWork:
-        work = self._work(f"recv {names(tensors)}", tensors)
-        into = view(room_for(tensors[0], work))
+        tensor = self._check_pair("recv", tensors, src, tag)
+        work = self._work(f"recv {names(tensors)}", tensors, writes=tensors, between_two=True)
+        into = view(room_for(tensor, work))
 
         def receive(link: Incoming, operation: int) -> None:
             size = link.receive(operation, into)
@@ -175,20 +233,77 @@ class GroupBase(dist.ProcessGroup):
     def recv_anysource(self, tensors: Pieces, tag: int = 0) -> MusterWork:
         raise NotImplementedError(f"{BACKEND} receives from a rank that is named; give src")
 
+    def _check_pair(self, operation: str, tensors: Pieces, number: int, tag: int) -> torch.Tensor:
+        if not 0 <= tag < OPERATIONS:
+            raise InvalidArgument(operation, f"tag {tag} is not from 0 to {OPERATIONS - 1}")
+        if not 0 <= number < self._size or number == self._rank:
+            raise InvalidArgument(operation, f"invalid rank: {number}, from {self._rank} of {self._size} members")
+        return check_single(operation, tensors)
+
     def _submit(
         self, number: int, kind: Any, tag: int, work: MusterWork, job: Callable[[Any, int], None]
     ) -> MusterWork:
-        if not 0 <= tag < OPERATIONS:
-            raise ValueError(f"{BACKEND}: tag {tag} is not from 0 to {OPERATIONS - 1}")
-        if self.pairs is None:
-            raise ValueError(f"{BACKEND}: a group of one has nobody to send to")
+        assert self.pairs is not None  # whoever is alone has no rank to name
         mark = zlib.crc32(str(work.result()[0].dtype).encode()) % MARKS
+        work.begin()
         try:
             operation = tag * MARKS + mark
             self.pairs.submit(self._world[number], kind, lambda link: job(link, operation), work.part_ended)
         except ExchangeError as error:
             work.part_ended(error)
         return work
+
+    def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
+        """Return when all members are here; the first one names who does not come in time.
+
+        Args:
+            timeout: after which to give up; default: the group's.
+            wait_all_ranks: whether to name all that are late, not only the first.
+
+        Raises:
+            RuntimeError: somebody is late.
+        """
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        seconds = self._seconds if seconds is None else float(seconds)
+        deadline = time.monotonic() + seconds
+        if self._rank:
+            return self._report_to_first(deadline)
+        after = f"monitoredBarrier in {1000 * seconds:.0f} ms"
+        if seconds <= 0 and self._peers:
+            raise RuntimeError(f"{BACKEND}: Rank {self._world[0]} timed out in {after}")
+        late = []
+        for peer, work in [(peer, self.recv([_token()], peer, _BARRIER_TAG)) for peer in self._peers]:
+            if not _ended_by(work, deadline):
+                late.append(self._world[peer])
+                if not wait_all_ranks:
+                    break
+        if late:
+            who = ", ".join(map(str, late))
+            machines = ", ".join(_named(late).values())
+            raise RuntimeError(f"{BACKEND}: Rank{'s' * (len(late) > 1)} {who} failed to pass {after} ({machines})")
+        for peer in self._peers:
+            self.send([_token()], peer, _BARRIER_TAG)
+
+    def _report_to_first(self, deadline: float) -> None:
+        self.send([_token()], 0, _BARRIER_TAG)
+        if not _ended_by(self.recv([_token()], 0, _BARRIER_TAG), deadline):
+            here, first = self._world[self._rank], self._world[0]
+            raise RuntimeError(
+                f"{BACKEND}: Rank {here} successfully reached monitoredBarrier, but received errors while waiting for "
+                f"send/recv from rank {first}: its log says who is late"
+            )
+
+
+def _token() -> torch.Tensor:
+    return torch.zeros(1, dtype=torch.uint8)
+
+
+def _ended_by(work: MusterWork, deadline: float) -> bool:
+    """Whether an operation ends well before ``deadline`` of :func:`time.monotonic`."""
+    try:
+        return work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
+    except RuntimeError:
+        return False
 
 
 _alive: weakref.WeakSet[GroupBase] = weakref.WeakSet()

@@ -177,4 +177,4 @@ class Watch:
         (takes, begun, _), link = min(still, key=lambda one: one[0])
         what = "took" if takes else "sent"
         more = " more" if begun else ""
-        return link.lost(f"it {what} nothing{more} for {seconds:g} s")
+        return link.lost(f"it {what} nothing{more} for {seconds:g} s, the timeout of this group")

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,28 +37,87 @@ import torch
 import torch.distributed as dist
 
 import training.exchange.mps  # noqa: F401 - gives torch.mps what it lacks
+from training.exchange.arguments import (
+    InvalidArgument,
+    check_alike,
+    check_dense,
+    check_gathered,
+    check_gathered_coalesced,
+    check_of_members,
+    check_root,
+    check_root_tensor,
+    check_scattered,
+    check_single,
+    flattened,
+    listed,
+    nested,
+    options_of,
+)
 from training.exchange.group_base import GroupBase
 from training.exchange.link import PeerLost
 from training.exchange.listener import Identity, Listener
 from training.exchange.mesh import SMALL, Mesh
-from training.exchange.tensor_operations import Pieces, Reducer, TensorReduction, names, on_host, room_for, view
+from training.exchange.monitored import give_monitored_barrier
+from training.exchange.tensor_operations import (
+    Pieces,
+    Reducer,
+    TensorReduction,
+    apart,
+    names,
+    on_host,
+    room_for,
+    view,
+)
 from training.exchange.work import BACKEND, MusterWork
 
 
 class MusterGroup(GroupBase):
     """One process group. Its members are numbered from 0, whatever their ranks in the world are."""
 
-    def allreduce(self, tensors: Pieces, opts: Any = None) -> MusterWork:
-        hosts = [on_host(tensor) for tensor in tensors]
-        operation, asynchronous = getattr(opts, "reduceOp", dist.ReduceOp.SUM), getattr(opts, "asyncOp", True)
-        reducers = [Reducer(operation, self._size, host.dtype) for host in hosts]
-        work = self._work(f"all_reduce {names(hosts, reducers)}", tensors, max(1, len(tensors)))
+    def allreduce(self, tensors: Any, *given: Any, **named: Any) -> MusterWork:
+        opts, tensors = options_of(dist.AllreduceOptions, given, named), listed(tensors)
+        if not tensors:
+            raise InvalidArgument("all_reduce", "requires non-empty tensor list")
+        check_alike("all_reduce", tensors, tensors[0])
+        if len(tensors) > 1:
+            raise NotImplementedError(f"{BACKEND}: all_reduce over several tensors of a member; add them up before")
+        if tensors[0].layout == torch.sparse_coo:
+            return self._all_reduce_sparse(tensors[0], opts.reduceOp)
+        return self.allreduce_coalesced(tensors, opts)
+
+    def _all_reduce_sparse(self, tensor: torch.Tensor, operation: Any) -> MusterWork:
+        """Gather the entries of all members and add them up, before this returns."""
+        if operation != dist.ReduceOp.SUM:
+            raise InvalidArgument("all_reduce", "unsupported reduction operation: sparse tensors are summed alone")
+        own = tensor.detach().coalesce()
+        counts = [torch.empty(1, dtype=torch.int64) for _ in range(self._size)]
+        self.allgather([counts], [torch.tensor([own._nnz()])]).wait()
+        parts = own.indices().t().contiguous(), own.values().contiguous()
+        rooms = [[part.new_empty((int(count), *part.shape[1:])) for count in counts] for part in parts]
+
+        def add_up() -> None:
+            indices, values = (torch.cat(pieces) for pieces in rooms)
+            with torch.no_grad():
+                tensor.copy_(torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce())
+
+        work = self._all_gather(list(zip(rooms, parts)), [tensor], add_up)
+        work.wait_for_end()  # its memory is made anew: a second one could not be told to wait for it
+        return work
+
+    def allreduce_coalesced(self, tensors: Pieces, *given: Any, **named: Any) -> MusterWork:
+        opts = options_of(dist.AllreduceCoalescedOptions, given, named)
+        if not tensors:
+            raise InvalidArgument("all_reduce_coalesced", "requires non-empty tensor list")
+        check_dense(tensors)
+        reducers = [Reducer(opts.reduceOp, self._size, tensor.dtype) for tensor in tensors]
+        name = f"all_reduce {names(tensors, reducers)}"
+        work = self._work(name, tensors, writes=tensors, parts=len(tensors))
+        hosts = apart([on_host(tensor) for tensor in tensors])
         for tensor, host in zip(tensors, hosts):
             work.copy_back(tensor, host)
+        work.begin()
         for host, reducer in zip(hosts, reducers):
-            self._all_reduce(host.reshape(-1), reducer, work, not asynchronous)
-        if not tensors:
-            work.part_ended(None)
+            self._all_reduce(host.reshape(-1), reducer, work, not opts.asyncOp)
         return work
 
     def _all_reduce(self, values: torch.Tensor, reducer: Reducer, work: MusterWork, now: bool) -> None:
@@ -99,68 +158,99 @@ class MusterGroup(GroupBase):
         receives = {peer: [view] for peer, view in views.items()}
         mesh.exchange({peer: [view(own)] for peer in views}, receives, over, work.mark)
 
-    def reduce(self, tensors: Pieces, opts: Any = None) -> MusterWork:
-        root, hosts = opts.rootRank, [on_host(tensor) for tensor in tensors]
-        reducers = [Reducer(opts.reduceOp, self._size, host.dtype) for host in hosts]
-        work = self._work(f"reduce to {root} {names(hosts, reducers)}", tensors)
-        if self._rank != root:
-            return self._exchange({root: hosts}, {}, work)
-        rooms = {peer: [torch.empty_like(host) for host in hosts] for peer in self._peers}
+    def reduce(self, tensors: Any, *given: Any, **named: Any) -> MusterWork:
+        opts, tensors = options_of(dist.ReduceOptions, given, named), listed(tensors)
+        root, tensor = opts.rootRank, check_single("reduce", tensors)
+        check_root("reduce", root, self._size)
+        check_root_tensor("reduce", opts.rootTensor, tensors)
+        reducer = Reducer(opts.reduceOp, self._size, tensor.dtype)
+        here = self._rank == root
+        name = f"reduce to {root} {names(tensors, [reducer])}"
+        work = self._work(name, tensors, reads=tensors, writes=tensors if here else ())
+        host = on_host(tensor)
+        if not here:
+            return self._exchange({root: [host]}, {}, work)
+        rooms = {peer: [torch.empty_like(host)] for peer in self._peers}
 
         def reduce() -> None:
-            for number, (tensor, host, reducer) in enumerate(zip(tensors, hosts, reducers)):
-                terms = [host if peer == self._rank else rooms[peer][number] for peer in range(self._size)]
-                reducer.reduce(terms, self._rank, host)
-                tensor.detach().copy_(host)
+            terms = [host if peer == self._rank else rooms[peer][0] for peer in range(self._size)]
+            reducer.reduce(terms, self._rank, host)
+            tensor.detach().copy_(host)
 
         return self._exchange({}, rooms, work.then(reduce))
 
-    def broadcast(self, tensors: Pieces, opts: Any = None) -> MusterWork:
-        root = opts.rootRank if opts is not None else 0
-        work = self._work(f"broadcast from {root} {names(tensors)}", tensors)
-        if self._rank == root:
-            hosts = [on_host(tensor) for tensor in tensors]
-            return self._exchange(dict.fromkeys(self._peers, hosts), {}, work)
-        return self._exchange({}, {root: [room_for(tensor, work) for tensor in tensors]}, work)
+    def broadcast(self, tensors: Any, *given: Any, **named: Any) -> MusterWork:
+        opts, tensors = options_of(dist.BroadcastOptions, given, named), listed(tensors)
+        root = opts.rootRank
+        check_root("broadcast", root, self._size)
+        check_root_tensor("broadcast", opts.rootTensor, tensors)
+        check_alike("broadcast", tensors, tensors[0])
+        first = tensors[opts.rootTensor]
+        others = [tensor for tensor in tensors if tensor is not first]
+        here = self._rank == root
+        work = self._work(
+            f"broadcast from {root} {names([first])}", tensors, reads=[first], writes=others if here else tensors
+        )
+        host = on_host(first) if here else room_for(first, work)
+        for tensor in others:
+            work.then(functools.partial(tensor.detach().copy_, first))
+        if here:
+            return self._exchange({peer: [host] for peer in self._peers}, {}, work)
+        return self._exchange({}, {root: [host]}, work)
 
-    def allgather(self, outputs: list[Pieces], inputs: Pieces, opts: Any = None) -> MusterWork:
-        return self._all_gather(list(zip(outputs, inputs)), outputs)
+    def allgather(self, outputs: Any, inputs: Any, *given: Any, **named: Any) -> MusterWork:
+        outputs, inputs = nested(outputs), listed(inputs)
+        check_gathered("all_gather", outputs, inputs, self._rank, self._size)
+        return self._all_gather(list(zip(outputs, inputs)), flattened(outputs))
 
-    def allgather_coalesced(self, outputs: list[Pieces], inputs: Pieces, opts: Any = None) -> MusterWork:
+    def allgather_coalesced(self, outputs: list[Pieces], inputs: Pieces, *given: Any, **named: Any) -> MusterWork:
         """Other than those of :meth:`allgather`, ``outputs`` has a list for each member."""
-        return self._all_gather(list(zip(map(list, zip(*outputs)), inputs)), outputs)
+        check_gathered_coalesced("all_gather_coalesced", outputs, inputs, self._size)
+        return self._all_gather(list(zip(map(list, zip(*outputs)), inputs)), flattened(outputs))
 
-    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> MusterWork:
-        return self.allgather_into_tensor_coalesced([output], [input], opts)
+    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, *given: Any, **named: Any) -> MusterWork:
+        return self.allgather_into_tensor_coalesced([output], [input])
 
-    def allgather_into_tensor_coalesced(self, outputs: Pieces, inputs: Pieces, opts: Any = None) -> MusterWork:
+    def allgather_into_tensor_coalesced(self, outputs: Pieces, inputs: Pieces, *given: Any, **named: Any) -> MusterWork:
         pairs = [(self._parts(out, one), one.detach().reshape(-1)) for out, one in zip(outputs, inputs)]
         return self._all_gather(pairs, outputs)
 
-    def _all_gather(self, pairs: Sequence[tuple[Pieces, torch.Tensor]], result: Any) -> MusterWork:
-        work = self._work(f"all_gather {names([one for _, one in pairs])}", result)
-        sends = [on_host(one) for _, one in pairs]
+    def _all_gather(
+        self,
+        pairs: Sequence[tuple[Pieces, torch.Tensor]],
+        result: Any,
+        then: Callable[[], object] = lambda: None,
+    ) -> MusterWork:
+        inputs, outputs = [one for _, one in pairs], [room for rooms, _ in pairs for room in rooms]
+        work = self._work(f"all_gather {names(inputs)}", result, reads=inputs, writes=outputs)
+        sends = [on_host(one) for one in inputs]
         receives: dict[int, Pieces] = {peer: [] for peer in self._peers}
-        for outputs, one in pairs:
-            outputs[self._rank].detach().copy_(one.detach())
+        for rooms, one in pairs:
+            rooms[self._rank].detach().copy_(one.detach())
             for peer in self._peers:
-                receives[peer].append(room_for(outputs[peer], work))
-        return self._exchange(dict.fromkeys(self._peers, sends), receives, work)
+                receives[peer].append(room_for(rooms[peer], work))
+        sends = apart(sends, [room for rooms in receives.values() for room in rooms])
+        return self._exchange(dict.fromkeys(self._peers, sends), receives, work.then(then))
 
-    def reduce_scatter(self, outputs: Pieces, inputs: list[Pieces], opts: Any = None) -> MusterWork:
+    def reduce_scatter(self, outputs: Any, inputs: Any, *given: Any, **named: Any) -> MusterWork:
+        opts = options_of(dist.ReduceScatterOptions, given, named)
+        outputs, inputs = listed(outputs), nested(inputs)
+        check_scattered("reduce_scatter", outputs, inputs, self._rank, self._size)
         return self._reduce_scatter(list(zip(outputs, inputs)), opts.reduceOp, outputs)
 
-    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> MusterWork:
-        return self.reduce_scatter_tensor_coalesced([output], [input], opts)
+    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, *given: Any, **named: Any) -> MusterWork:
+        return self.reduce_scatter_tensor_coalesced([output], [input], *given, **named)
 
-    def reduce_scatter_tensor_coalesced(self, outputs: Pieces, inputs: Pieces, opts: Any = None) -> MusterWork:
+    def reduce_scatter_tensor_coalesced(self, outputs: Pieces, inputs: Pieces, *given: Any, **named: Any) -> MusterWork:
+        opts = options_of(dist.ReduceScatterOptions, given, named)
         pairs = [(out, self._parts(one, out)) for out, one in zip(outputs, inputs)]
         return self._reduce_scatter(pairs, opts.reduceOp, outputs)
 
     def _reduce_scatter(self, pairs: Sequence[tuple[torch.Tensor, Pieces]], operation: Any, result: Any) -> MusterWork:
-        firsts = [pieces[0] for _, pieces in pairs]
+        firsts, outputs = [pieces[0] for _, pieces in pairs], [output for output, _ in pairs]
         reducers = [Reducer(operation, self._size, first.dtype) for first in firsts]
-        work = self._work(f"reduce_scatter {names(firsts, reducers)}", result)
+        name = f"reduce_scatter {names(firsts, reducers)}"
+        work = self._work(name, result, reads=[piece for _, pieces in pairs for piece in pieces], writes=outputs)
         sends: dict[int, Pieces] = {peer: [] for peer in self._peers}
         receives: dict[int, Pieces] = {peer: [] for peer in self._peers}
         for (output, pieces), reducer in zip(pairs, reducers):
@@ -180,48 +270,73 @@ class MusterGroup(GroupBase):
         return self._exchange(sends, receives, work)
 
     def alltoall_base(
-        self, output: torch.Tensor, input: torch.Tensor, output_sizes: Any, input_sizes: Any, opts: Any = None
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Any,
+        input_split_sizes: Any,
+        *given: Any,
+        **named: Any,
     ) -> MusterWork:
-        outputs, inputs = self._rows(output, output_sizes), self._rows(input, input_sizes)
+        outputs, inputs = self._rows(output, output_split_sizes), self._rows(input, input_split_sizes)
         return self._all_to_all(outputs, inputs, [output])
 
-    def alltoall(self, outputs: Pieces, inputs: Pieces, opts: Any = None) -> MusterWork:
+    def alltoall(self, outputs: Pieces, inputs: Pieces, *given: Any, **named: Any) -> MusterWork:
+        for tensors in (outputs, inputs):
+            if len(tensors) != self._size:
+                raise InvalidArgument("all_to_all", f"{len(tensors)} tensors for {self._size} members")
         return self._all_to_all(outputs, inputs, outputs)
 
     def _all_to_all(self, outputs: Pieces, inputs: Pieces, result: Any) -> MusterWork:
-        work = self._work(f"all_to_all {names(inputs[:1])}", result)
-        if any(one.dtype != inputs[0].dtype for one in (*inputs, *outputs)):
-            raise ValueError(f"{BACKEND}: all_to_all of several types")
+        check_alike("all_to_all", [*inputs, *outputs], inputs[0], sizes=False)
+        if outputs[self._rank].numel() != inputs[self._rank].numel():
+            raise InvalidArgument("all_to_all", "what this member keeps has another size than its room")
+        work = self._work(f"all_to_all {names(inputs[:1])}", result, reads=inputs, writes=outputs)
+        hosts = apart([on_host(one) for one in inputs], outputs)
         receives = {peer: [room_for(outputs[peer], work)] for peer in self._peers}
-        outputs[self._rank].detach().copy_(inputs[self._rank].detach())
-        sends = {peer: [on_host(inputs[peer])] for peer in self._peers}
-        return self._exchange(sends, receives, work)
+        outputs[self._rank].detach().copy_(hosts[self._rank].view(outputs[self._rank].shape))
+        return self._exchange({peer: [hosts[peer]] for peer in self._peers}, receives, work)
 
-    def gather(self, outputs: list[Pieces], inputs: Pieces, opts: Any = None) -> MusterWork:
-        root, work = opts.rootRank, self._work(f"gather to {opts.rootRank} {names(inputs)}", outputs)
-        if self._rank != root:
-            return self._exchange({root: [on_host(one) for one in inputs]}, {}, work)
-        receives: dict[int, Pieces] = {peer: [] for peer in self._peers}
-        for rooms, one in zip(outputs, inputs):
-            rooms[root].detach().copy_(one.detach())
-            for peer in self._peers:
-                receives[peer].append(room_for(rooms[peer], work))
-        return self._exchange({}, receives, work)
+    def gather(self, outputs: Any, inputs: Any, *given: Any, **named: Any) -> MusterWork:
+        opts = options_of(dist.GatherOptions, given, named)
+        outputs, inputs, root = nested(outputs), listed(inputs), opts.rootRank
+        check_root("gather", root, self._size)
+        tensor, here = check_single("gather", inputs, "input "), self._rank == root
+        if here:
+            check_of_members("gather", outputs, tensor, self._size, "output")
+        elif outputs:
+            raise InvalidArgument("gather", "requires empty output on non-root")
+        rooms = outputs[0] if here else []
+        work = self._work(f"gather to {root} {names(inputs)}", rooms, reads=inputs, writes=rooms)
+        if not here:
+            return self._exchange({root: [on_host(tensor)]}, {}, work)
+        rooms[root].detach().copy_(tensor.detach())
+        return self._exchange({}, {peer: [room_for(rooms[peer], work)] for peer in self._peers}, work)
 
-    def scatter(self, outputs: Pieces, inputs: list[Pieces], opts: Any = None) -> MusterWork:
-        root, work = opts.rootRank, self._work(f"scatter from {opts.rootRank} {names(outputs)}", outputs)
-        if self._rank == root:
-            outputs[0].detach().copy_(inputs[0][root].detach())
-            return self._exchange({peer: [on_host(inputs[0][peer])] for peer in self._peers}, {}, work)
-        return self._exchange({}, {root: [room_for(outputs[0], work)]}, work)
+    def scatter(self, outputs: Any, inputs: Any, *given: Any, **named: Any) -> MusterWork:
+        opts = options_of(dist.ScatterOptions, given, named)
+        outputs, inputs, root = listed(outputs), nested(inputs), opts.rootRank
+        check_root("scatter", root, self._size)
+        tensor, here = check_single("scatter", outputs, "output "), self._rank == root
+        if here:
+            check_of_members("scatter", inputs, tensor, self._size, "input")
+        elif inputs:
+            raise InvalidArgument("scatter", "requires empty input on non-root")
+        parts = inputs[0] if here else []
+        work = self._work(f"scatter from {root} {names(outputs)}", outputs, reads=parts, writes=outputs)
+        if not here:
+            return self._exchange({}, {root: [room_for(tensor, work)]}, work)
+        hosts = apart([on_host(part) for part in parts], outputs)
+        tensor.detach().copy_(hosts[root].view(tensor.shape))
+        return self._exchange({peer: [hosts[peer]] for peer in self._peers}, {}, work)
 
-    def barrier(self, opts: Any = None) -> MusterWork:
+    def barrier(self, *given: Any, **named: Any) -> MusterWork:
+        opts = options_of(dist.BarrierOptions, given, named)
         empty = {peer: [torch.empty(0, dtype=torch.uint8)] for peer in self._peers}
-        seconds = max(0.0, opts.timeout.total_seconds()) if opts is not None else 0.0
+        seconds = max(0.0, opts.timeout.total_seconds())
         return self._exchange(empty, empty, self._work("barrier", [], seconds=seconds))
 
     # further names of the same collectives
-    allreduce_coalesced = allreduce
     all_gather_single = _allgather_base
     all_gather_single_coalesced = allgather_into_tensor_coalesced
     reduce_scatter_single = _reduce_scatter_base
@@ -230,8 +345,10 @@ class MusterGroup(GroupBase):
 
     def _parts(self, whole: torch.Tensor, part: torch.Tensor) -> Pieces:
         if whole.numel() != self._size * part.numel() or whole.dtype != part.dtype:
-            told = f"{whole.numel()} numbers of {whole.dtype} are not {self._size} times {part.numel()} of {part.dtype}"
-            raise ValueError(f"{BACKEND}: {told}")
+            problem = (
+                f"{whole.numel()} numbers of {whole.dtype} are not {self._size} times {part.numel()} of {part.dtype}"
+            )
+            raise ValueError(f"{BACKEND}: {problem}")
         return list(whole.detach().view(self._size, -1) if whole.numel() else [part.detach().view(-1)] * self._size)
 
     def _rows(self, tensor: torch.Tensor, sizes: Sequence[int]) -> Pieces:
@@ -256,4 +373,5 @@ def _create(options: Any, _backend_options: Any = None) -> MusterGroup:
     return MusterGroup(options.store, rank, options.group_size, options.timeout, world, listener)
 
 
+give_monitored_barrier(dist)
 dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda", "mps"])

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from training.exchange.memory_order import any_in_common, overlap, span
 from training.exchange.mesh import Mesh
 from training.exchange.reduction import Reduction
 from training.exchange.sealing import MAX_FRAME
@@ -33,8 +34,6 @@ def view(tensor: torch.Tensor) -> memoryview:
 def on_host(tensor: torch.Tensor, filled: bool = True) -> torch.Tensor:
     """Return a contiguous CPU tensor with the contents, or only with room for them; ``tensor`` itself if it is one."""
     tensor = tensor.detach()
-    if tensor.layout != torch.strided:
-        raise NotImplementedError(f"{BACKEND} takes dense tensors only; use sparse=False, or to_dense()")
     if tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
         return tensor
     if not filled:
@@ -47,6 +46,14 @@ def room_for(tensor: torch.Tensor, work: MusterWork) -> torch.Tensor:
     room = on_host(tensor, filled=False)
     work.copy_back(tensor, room)
     return room
+
+
+def apart(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor] = ()) -> Pieces:
+    """Return the tensors, each in memory that no other one of them has, and none of ``others``: copies if need be."""
+    spans, used = [span(tensor) for tensor in tensors], [span(other) for other in others]
+    if not overlap(spans, used) and not any_in_common(spans):
+        return list(tensors)
+    return [tensor.clone() for tensor in tensors]
 
 
 _OPERATORS: dict[str, Callable[..., torch.Tensor]] = {

@@ -281,13 +281,17 @@ class TorchMember(MeshMember):
     Args:
         joining: as on the mesh; its ``interface`` is the one that torch uses, or loopback.
         device: where the contributions are.
+        tell: takes one line where gloo carries the exchange instead of NCCL.
     """
 
     engine = "nccl"
     mesh_kind = TorchMesh
 
-    def __init__(self, joining: Joining, device: torch.device) -> None:
+    def __init__(
+        self, joining: Joining, device: torch.device, tell: Callable[[str], object] = lambda line: None
+    ) -> None:
         self.device, self.interface = device, joining.interface
+        self._notify, self._gloo_reported = tell, False
         self._failed = 0
         """How often NCCL did not come up."""
         super().__init__(joining)
@@ -295,7 +299,9 @@ class TorchMember(MeshMember):
     def _prepare(self, mesh: Mesh) -> None:
         assert isinstance(mesh, TorchMesh)
         try:
-            mesh.open(self.device, self.interface)
+            group = mesh.open(self.device, self.interface)
+            if group.backend == "gloo":
+                self._report_gloo(mesh)
         except UnusableMember as error:  # and in no other one
             self._end(str(error), False)
             raise
@@ -304,7 +310,16 @@ class TorchMember(MeshMember):
             if self._failed < _TRIES:
                 raise
             self.device = torch.device("cpu")  # so the next group is one of gloo
+            self._notify(f"engine = nccl: {error}")
             raise ExchangeError(f"{error}; gloo takes its place") from error
+
+    def _report_gloo(self, mesh: Mesh) -> None:
+        """Say it once in a group."""
+        if not self._gloo_reported and mesh.rank == min(mesh.members):
+            self._notify(
+                "engine = nccl: gloo carries the exchange: NCCL needs a CUDA device of its own for each member"
+            )
+        self._gloo_reported = True
 
     def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:
         values, codec = given.values, given.codec

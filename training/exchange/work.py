@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import zlib
 from collections.abc import Callable
@@ -13,14 +14,18 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from training.exchange.link import MARKS
+from training.exchange.memory_order import Use, in_use
 
 BACKEND = "muster"
 
 
 class _Future(Future[Any]):
-    """Its callbacks may wait for further operations: they have a thread of their own, not the link's."""
+    """Its callbacks may wait for further operations: they have a thread of their own, not the link's. Of an operation
+    that is complete they are called at once, as torch promises."""
 
     def then(self, callback: Callable[..., Any]) -> Future[Any]:
+        if self.done():
+            return super().then(callback)
         after: Future[Any] = Future()
 
         def carry_out() -> None:
@@ -46,6 +51,8 @@ class MusterWork(dist.Work):
         super().__init__()
         self._name, self._waits_for, self._seconds = name, waits_for, seconds
         self.mark = zlib.crc32(name.encode()) % MARKS
+        self.use = Use((), ())
+        """The memory that it reads and writes."""
         self._result = result
         self._left = parts
         self._lock = threading.Lock()
@@ -53,6 +60,10 @@ class MusterWork(dist.Work):
         self._error: Exception | None = None
         self._deliveries: list[Callable[[], object]] = []
         self._future: Future[Any] = _Future()
+
+    def begin(self) -> None:
+        """Note that it is under way: from here on it ends, with a result or an error."""
+        in_use.enter(self, self.use)
 
     def then(self, delivery: Callable[[], object]) -> MusterWork:
         """Call ``delivery`` when all parts are complete."""
@@ -79,15 +90,28 @@ class MusterWork(dist.Work):
             except Exception as failure:  # noqa: BLE001 - whoever waits must get it
                 self._error = failure
         self._deliveries.clear()
+        in_use.leave(self)
         self._ended.set()
         if self._error is None:
             self._future.set_result(self._result)
         else:
             self._future.set_exception(self._error)
 
+    def shown(self, what: str) -> contextlib.AbstractContextManager[object]:
+        """Be an event of the profiler, if one looks; in this thread alone: it may end before the operation does."""
+        if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # of torch's C
+            return contextlib.nullcontext()
+        return torch.profiler.record_function(f"{BACKEND}:{self._name.partition(' ')[0]}{what}")
+
+    def wait_for_end(self) -> None:
+        """Block until it is complete, or has failed."""
+        self._ended.wait()
+
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         seconds = timeout.total_seconds() or self._seconds
-        if not self._ended.wait(seconds or None):
+        with self.shown(" wait"):
+            ended = self._ended.wait(seconds or None)
+        if not ended:
             missing = self._waits_for()
             raise RuntimeError(
                 self._told(f"no result after {seconds:g} s" + (f": it waits for {missing}" if missing else ""))

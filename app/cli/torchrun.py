@@ -1,0 +1,88 @@
+"""Options of torchrun that people type out of habit: what they mean here, or what to type instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from app.cli.arguments import USUAL_HOSTS
+from profiles.errors import BadInput
+from training.resources import count_gpus
+
+NAMES = (
+    "rdzv-backend",
+    "rdzv-endpoint",
+    "rdzv-id",
+    "rdzv-conf",
+    "node-rank",
+    "master-addr",
+    "master-port",
+    "local-addr",
+)
+MEETING = tuple(f"--{spelled}" for name in NAMES for spelled in (name, name.replace("-", "_")))
+"""With which torchrun's nodes find one another."""
+
+
+def process_count(words: str) -> int:
+    """Return how many processes a machine gets, by torchrun's words too; 0: one for each GPU.
+
+    Raises:
+        BadInput: it is no number from 0 to 64.
+    """
+    if str(words).lower() in ("gpu", "auto"):
+        return 0
+    if not str(words).isdecimal() or int(words) > 64:
+        raise BadInput(f"--nproc-per-node {words}: no number from 1 to 64", "leave it out: one for each GPU")
+    return int(words)
+
+
+def check_nodes(nodes: str) -> str:
+    """
+    Raises:
+        BadInput: torchrun's number of machines is not 1.
+    """
+    if nodes and set(nodes.split(":")) != {"1"}:
+        raise BadInput(
+            f"--nnodes {nodes}: the machines are those of a hosts file", "leave it out, and name --hosts FILE"
+        )
+    return nodes
+
+
+def check_restarts(restarts: str) -> str:
+    """
+    Raises:
+        BadInput: a script is to be started again.
+    """
+    if restarts not in ("", "0"):
+        hint = "leave it out; a script goes on from checkpoints of its own when you start it again"
+        raise BadInput(f"--max-restarts {restarts}: no script is started again", hint)
+    return restarts
+
+
+def refuse_meeting(values: list[str] | None) -> list[str] | None:
+    """
+    Raises:
+        BadInput: it is said how torchrun's nodes find one another.
+    """
+    if values:
+        hint = "leave out --rdzv-..., --node-rank, --master-... and --local-addr; one launch starts all machines"
+        raise BadInput("the processes find one another through a store of the run", hint)
+    return values
+
+
+def processes_here(local: int, each: int, hosts: Path | None, alone: bool) -> int:
+    """Return how many processes this machine alone gets; 0: one for each GPU, or machines of a hosts file do.
+
+    Args:
+        local: ``--local``; ``each``: ``--nproc-per-machine``.
+        alone: torchrun's words for one machine were said.
+
+    Raises:
+        BadInput: options that exclude one another.
+    """
+    if hosts is not None and (local or alone):
+        option = "--local" if local else "--standalone or --nnodes 1"
+        raise BadInput(f"{option} and --hosts do not go together", "--local N is for this machine alone")
+    if local and each:
+        hint = f"--local N is the number of processes here: --local {each}, or leave --local out"
+        raise BadInput("--local and --nproc-per-machine do not go together", hint)
+    return local or (each or max(1, count_gpus()) if alone or (each and not USUAL_HOSTS.is_file()) else 0)

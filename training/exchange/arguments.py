@@ -1,0 +1,200 @@
+"""What a collective is called with: torch's options in each of their forms, and checks of tensors and roots.
+
+A wrong call ends here, before anything is sent, in the words of torch's own backends: the group goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from itertools import chain
+from typing import Any, TypeVar
+
+import torch
+
+from training.exchange.work import BACKEND
+
+Options = TypeVar("Options")
+_FIELDS = {"root": "rootRank", "op": "reduceOp", "timeout": "timeout"}
+
+
+class InvalidArgument(ValueError, RuntimeError):
+    """A collective cannot be carried out as it was called; torch's backends raise the one or the other type."""
+
+    def __init__(self, operation: str, problem: str) -> None:
+        super().__init__(f"{BACKEND}: {operation}: {problem}")
+
+
+def options_of(kind: type[Options], positional: Sequence[Any], named: Mapping[str, Any]) -> Options:
+    """Return the options of a call, whose arguments behind the tensors are options, or a root, a reduction and a
+    timeout one by one, as the overloads of :class:`torch.distributed.ProcessGroup` have them.
+
+    Raises:
+        TypeError: there is no such argument.
+    """
+    values = {name: value for name, value in named.items() if value is not None}
+    for value in positional:
+        if isinstance(value, bool) or value is None:
+            continue
+        is_root = isinstance(value, int) and "root" not in values
+        values["root" if is_root else "timeout" if isinstance(value, timedelta) else _kind_of(value)] = value
+    options: Any = values.pop("opts", None) or kind()
+    for name, value in values.items():
+        if name not in _FIELDS or not hasattr(options, _FIELDS[name]):
+            raise TypeError(f"{BACKEND}: {kind.__name__} has no {name}")
+        setattr(options, _FIELDS[name], value)
+    return options  # type: ignore[no-any-return]  # of torch
+
+
+def _kind_of(value: Any) -> str:
+    return "opts" if type(value).__name__.endswith("Options") else "op"
+
+
+def listed(tensors: Any) -> list[torch.Tensor]:
+    """Return a lone tensor as the list of one that collectives take."""
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def nested(tensors: Any) -> list[list[torch.Tensor]]:
+    """Return the tensors of all members as the list of one such list that collectives take."""
+    values = list(tensors)
+    return [values] if values and isinstance(values[0], torch.Tensor) else [list(value) for value in values]
+
+
+def check_dense(*tensors: Sequence[torch.Tensor]) -> None:
+    """
+    Raises:
+        NotImplementedError: a tensor is sparse.
+    """
+    for tensor in chain(*tensors):
+        if tensor.layout != torch.strided:
+            problem = f"takes dense tensors only, unsupported layout {tensor.layout}; use sparse=False, or to_dense()"
+            raise NotImplementedError(f"{BACKEND} {problem}")
+
+
+def check_root(operation: str, root: int, size: int) -> None:
+    """
+    Raises:
+        InvalidArgument: no member has this rank.
+    """
+    if not 0 <= root < size:
+        raise InvalidArgument(operation, f"invalid root rank: {root} of {size} members")
+
+
+def check_root_tensor(operation: str, number: int, tensors: Sequence[torch.Tensor]) -> None:
+    """
+    Raises:
+        InvalidArgument: the root has no tensor of this number.
+    """
+    if not 0 <= number < len(tensors):
+        raise InvalidArgument(operation, f"invalid root tensor: {number} of {len(tensors)}")
+
+
+def check_alike(operation: str, tensors: Sequence[torch.Tensor], first: torch.Tensor, sizes: bool = True) -> None:
+    """
+    Raises:
+        InvalidArgument: a tensor has another layout, type or, where ``sizes`` count, number of elements.
+    """
+    for number, tensor in enumerate(tensors):
+        if tensor.layout != first.layout:
+            raise InvalidArgument(operation, f"invalid tensor layout at index {number}: {tensor.layout}")
+        if tensor.dtype != first.dtype:
+            raise InvalidArgument(
+                operation, f"invalid tensor type at index {number}: {tensor.dtype}, expected {first.dtype}"
+            )
+        if sizes and tensor.numel() != first.numel():
+            raise InvalidArgument(
+                operation, f"invalid tensor size at index {number}: {list(tensor.shape)}, expected {list(first.shape)}"
+            )
+
+
+def check_single(operation: str, tensors: Sequence[torch.Tensor], which: str = "") -> torch.Tensor:
+    """Return the only tensor.
+
+    Raises:
+        InvalidArgument: there is none, or more than one.
+    """
+    if len(tensors) != 1:
+        raise InvalidArgument(operation, f"requires a single-element {which}tensor list, has {len(tensors)}")
+    return tensors[0]
+
+
+def check_of_members(
+    operation: str, lists: Sequence[Sequence[torch.Tensor]], tensor: torch.Tensor, size: int, which: str
+) -> None:
+    """Check what the root of a gather or scatter has: one list, with a tensor like ``tensor`` for each member.
+
+    Raises:
+        InvalidArgument: it is something else.
+    """
+    if len(lists) != 1:
+        raise InvalidArgument(operation, f"requires a single-element {which} list, has {len(lists)}")
+    if len(lists[0]) != size:
+        problem = f"Incorrect {which} list size {len(lists[0])}. {which.capitalize()} list size should be {size}"
+        raise InvalidArgument(operation, f"{problem}, same as the number of members")
+    check_alike(operation, lists[0], tensor)
+
+
+def check_gathered(
+    operation: str, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], rank: int, size: int
+) -> None:
+    """Check the lists of an all-gather; other members may give other sizes than this one.
+
+    Raises:
+        InvalidArgument: a list is missing or too short, or a type or this member's own size does not fit.
+    """
+    if not inputs:
+        raise InvalidArgument(operation, "requires non-empty input tensor list")
+    if len(outputs) != len(inputs):
+        raise InvalidArgument(operation, "requires input/output tensor lists to have the same length")
+    for number, (tensors, tensor) in enumerate(zip(outputs, inputs)):
+        if len(tensors) != size:
+            problem = f"invalid output tensor list at index {number}: {len(tensors)} tensors for {size} members"
+            raise InvalidArgument(operation, problem)
+        check_alike(operation, tensors, tensor, sizes=False)
+        check_alike(operation, tensors[rank : rank + 1], tensor)
+
+
+def check_gathered_coalesced(
+    operation: str, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], size: int
+) -> None:
+    """Check the lists of an all-gather that has one for each member, with an output for each input.
+
+    Raises:
+        InvalidArgument: a list is missing or too short, or a tensor does not fit.
+    """
+    if not inputs:
+        raise InvalidArgument(operation, "requires non-empty input tensor list")
+    if len(outputs) != size:
+        raise InvalidArgument(operation, f"output lists should be equal to world size: {len(outputs)} for {size}")
+    for tensors in outputs:
+        if len(tensors) != len(inputs):
+            raise InvalidArgument(operation, f"invalid output size: {len(tensors)} tensors for {len(inputs)} inputs")
+        for number, (output, tensor) in enumerate(zip(tensors, inputs)):
+            if output.numel() != tensor.numel():
+                raise InvalidArgument(operation, f"invalid size of output tensor at index {number}")
+            if output.dtype != tensor.dtype:
+                raise InvalidArgument(operation, f"invalid tensor type at index {number}: {output.dtype}")
+
+
+def check_scattered(
+    operation: str, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], rank: int, size: int
+) -> None:
+    """Check the lists of a reduce-scatter, whose parts may have different sizes.
+
+    Raises:
+        InvalidArgument: a list is missing or too short, or this member's part is not like its output.
+    """
+    if not outputs or len(outputs) != len(inputs):
+        raise InvalidArgument(operation, "requires non-empty input/output tensor lists of the same length")
+    for number, (output, tensors) in enumerate(zip(outputs, inputs)):
+        if len(tensors) != size:
+            problem = f"invalid input tensor list at index {number}: {len(tensors)} tensors for {size} members"
+            raise InvalidArgument(operation, problem)
+        check_alike(operation, tensors, output, sizes=False)
+        check_alike(operation, tensors[rank : rank + 1], output)
+
+
+def flattened(outputs: Sequence[Sequence[torch.Tensor]]) -> Sequence[Any]:
+    """Return what a future holds of such lists: of a single one its tensors."""
+    return outputs[0] if len(outputs) == 1 else outputs

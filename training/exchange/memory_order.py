@@ -1,0 +1,112 @@
+"""Which memory the operations under way use: one that begins waits for those whose numbers it would mix with its own.
+
+Of two all-reduces under way on the same memory the second would send what the first has not reduced yet. Backends that
+have one queue carry them out one after the other; here the second one's call returns when the first one has ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+Span = tuple[str, int, int]
+"""Device, and the first address with the one behind the last."""
+
+
+class Operation(Protocol):
+    """What is under way."""
+
+    def wait_for_end(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Use:
+    """The memory of one operation.
+
+    Args:
+        between_two: it is a message from one member to another. Two of these need no order: whoever sends and receives
+            in the same memory at once may have to do both before either ends.
+    """
+
+    reads: Sequence[Span]
+    writes: Sequence[Span]
+    between_two: bool = False
+
+    @classmethod
+    def of(cls, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor], between_two: bool = False) -> Use:
+        return cls([span(one) for one in reads], [span(one) for one in writes], between_two)
+
+    def conflicts(self, other: Use) -> bool:
+        """Whether one writes what the other reads or writes."""
+        if self.between_two and other.between_two:
+            return False
+        return (
+            overlap(self.writes, other.writes) or overlap(self.writes, other.reads) or overlap(self.reads, other.writes)
+        )
+
+
+def span(tensor: torch.Tensor) -> Span:
+    """Return the memory from a tensor's first element to its last one, with what lies between."""
+    start = tensor.data_ptr()
+    if not tensor.numel():
+        return str(tensor.device), start, start
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return str(tensor.device), start, start + (reach + 1) * tensor.element_size()
+
+
+def overlap(spans: Sequence[Span], others: Sequence[Span]) -> bool:
+    """Whether any of the spans has memory in common with one of the others."""
+    return _in_common([(*one, 0) for one in spans] + [(*one, 1) for one in others]) if spans and others else False
+
+
+def any_in_common(spans: Sequence[Span]) -> bool:
+    """Whether any two of the spans have memory in common."""
+    return _in_common([(*one, number) for number, one in enumerate(spans)])
+
+
+def _in_common(spans: list[tuple[str, int, int, int]]) -> bool:
+    """Whether two of the spans that are of different owners (the last item) have memory in common."""
+    reach: dict[int, tuple[str, int]] = {}
+    """Of each owner the device and the end of what was looked at."""
+    for device, start, stop, owner in sorted(one for one in spans if one[1] < one[2]):
+        if any(where == device and end > start for other, (where, end) in reach.items() if other != owner):
+            return True
+        where, end = reach.get(owner, (device, 0))
+        reach = {number: one for number, one in reach.items() if one[0] == device and one[1] > start}
+        reach[owner] = device, max(stop, end if where == device else 0)
+    return False
+
+
+class MemoryInUse:
+    """The uses of all operations under way; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._uses: dict[Operation, Use] = {}
+
+    def wait_for_others(self, use: Use) -> None:
+        """Wait for the end of the operations under way that conflict with this use."""
+        while (earlier := self._conflicting(use)) is not None:
+            earlier.wait_for_end()
+
+    def enter(self, operation: Operation, use: Use) -> None:
+        """Note that an operation is under way, which will :meth:`leave` at its end, come what may."""
+        with self._lock:
+            self._uses[operation] = use
+
+    def leave(self, operation: Operation) -> None:
+        """Note that an operation has ended. Idempotent."""
+        with self._lock:
+            self._uses.pop(operation, None)
+
+    def _conflicting(self, use: Use) -> Operation | None:
+        with self._lock:
+            return next((earlier for earlier, other in self._uses.items() if use.conflicts(other)), None)
+
+
+in_use = MemoryInUse()
+"""Of all groups of this process."""
