@@ -101,7 +101,7 @@ class LocalRun:
                 self._progress(event)
         self._record(RunEvent(status="starting", details={"workers": self.plan.world_size, "plan": self.plan.hash()}))
         try:
-            for member in self.plan.members:
+            for member in self._those_there():
                 worker = self._start_worker(member.rank, self._log(member.name))
                 self.members.workers[member.rank] = Watched(worker)
                 self._intake.listen(member.rank, worker.lines())
@@ -111,6 +111,13 @@ class LocalRun:
             raise
         for watched in self.members.workers.values():
             watched.process.send({"address": self._address, "relay": self._engine.relay})
+
+    def _those_there(self) -> list[MemberPlan]:
+        """Return the members to start; tell of those that the run goes on without."""
+        for rank in self.plan.absent:
+            message = "it is not there, and the run goes on without it"
+            self._record(MemberEvent(member=rank, status="lost", name=self.members.name(rank), message=message))
+        return [member for member in self.plan.members if member.rank not in self.plan.absent]
 
     def _shared(self) -> StartWorker:
         first = self.plan.members[0]

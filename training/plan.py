@@ -25,7 +25,7 @@ PLAN_VERSION = 1
 _GONE = ("hub_address",)
 """Fields of earlier versions, which are read past."""
 _UNCOUNTED: dict[str, Any] = {
-    **dict.fromkeys(("run_id", "engine", "added", "resume", "launch"), True),
+    **dict.fromkeys(("run_id", "engine", "added", "resume", "attempt", "absent", "launch"), True),
     "profile": {"name": True, "run": True, "strategy": {"engine", "transport"}},
     "members": {"__all__": {"interface", "local", "share", "addresses", "machine", "data"}},
 }
@@ -130,6 +130,10 @@ class RunPlan(BaseModel):
     """Members that came while the run was on; they change neither its steps nor its learning rate."""
     resume: bool = False
     """Continue from the newest snapshot all members have."""
+    attempt: int = 1
+    """1, and one more with every resume: snapshots tell by it which course of the run they belong to."""
+    absent: tuple[int, ...] = ()
+    """Ranks of members that are not there in this attempt: the others go on without them, and may take them back."""
     launch: LaunchedScript | None = None
     clock: ClockPlan | None = None
 

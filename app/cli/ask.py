@@ -169,6 +169,9 @@ def _tell_leftovers(
         return answer(True, document, (), ExitCode.NOT_READY if problems else code)
     stopped = "stopped" if run.metadata.strategy == SCRIPT else f"stopped; {state.kept}"
     show_line("the run is completed" if run.metadata.status == "completed" else stopped)
+    resumable = run.metadata.status != "completed" and run.metadata.strategy != SCRIPT
+    if resumable and state.resume_step is not None:
+        say(f"resume with: {command_about(path, 'distributed-train', '--resume')}")
     for name, processes in left.items():
         show_line(f"{name}: {'nothing left running' if not processes else '; '.join(map(visible, processes))}")
     if problems:

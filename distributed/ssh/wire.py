@@ -42,6 +42,9 @@ _UNHEARD = 20.0
 twice as long as that took. Where a link fails again and again nothing that we say arrives, though the other side is
 heard: a run's agent would end for want of a beat."""
 
+_MAC_NETWORK = (
+    " It also means that the terminal may not use the network: System Settings > Privacy & Security > Local Network"
+)
 _T = TypeVar("_T")
 
 
@@ -225,10 +228,7 @@ def _explain_connect(host: ResolvedHost, address: str, error: OSError, deadline:
     if error.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
         return PortClosed(host.machine, f"no SSH server listens at {where}", REMOTE_LOGIN)
     if error.errno in NO_ROUTE:
-        hint = (
-            "is it on, awake and in this network? On a Mac this also means that the terminal may not use the network: "
-            "System Settings > Privacy & Security > Local Network"
-        )
+        hint = "is it on, awake and in this network?" + (_MAC_NETWORK if sys.platform == "darwin" else "")
         return NoRoute(host.machine, f"no route to {where} ({error.strerror}, errno {error.errno})", hint)
     return NoRoute(host.machine, f"cannot connect to {where}: {error.strerror or error}", "check the address")
 
