@@ -21,7 +21,6 @@ from typing import Any, BinaryIO
 
 from distributed.hosts.file import RUN_HOSTS, load_hosts
 from distributed.hosts.schema import Machine
-from distributed.machine.agent import keep_awake
 from distributed.machine.link import MachineLink, link_to
 from distributed.planning.feedback import prediction_metrics
 from distributed.preparation.code_sync import Inputs, collect
@@ -41,6 +40,7 @@ from distributed.run.run_machines import (
     way_to,
     with_places,
 )
+from distributed.system import keep_awake
 from distributed.workers.agent_records import AgentTimeouts, assigned, assigned_coordinator
 from distributed.workers.remote_worker import RemoteCoordinator, RemoteWorker
 from profiles.errors import BadInput, ExitCode, MusterError

@@ -1,7 +1,7 @@
 """What a machine is asked before and after a run: who it is, which files it has, what is left of a run there.
 
-Standard library only, Python >= 3.9: it is copied to the machine with :mod:`distributed.system` and
-:mod:`training.resources`, and run there::
+Standard library only, Python >= 3.9: it is copied to the machine with :mod:`distributed.system`,
+:mod:`training.lease` and :mod:`training.resources`, and run there::
 
     python agent_files.py ROOT probe MODULE...   one JSON document about the machine
     python agent_files.py ROOT missing           < {"trees": [...], "blobs": [...]}   > those that are not there
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed.system import interface_of, output
+from training.lease import held_elsewhere
 from training.resources import count_gpus, gpu_memory, gpus_have_bf16, memory_limit
 
 _PIECE = 1 << 16
@@ -219,16 +220,40 @@ def fetch(folder: Path, name: str, out: Any) -> None:
     out.flush()
 
 
-def left(root: Path, run: str) -> dict[str, list[str]]:
-    """Return the processes of a run that are still here: its agents, its workers and what those have started."""
+def processes() -> list[tuple[int, int, str]]:
+    """Return number, group and command of all processes.
+
+    Raises:
+        OSError: they cannot be listed.
+    """
     table = [line.split(None, 2) for line in output("ps", "-axww", "-o", "pid=,pgid=,command=").splitlines()]
     rows = [(int(row[0]), int(row[1]), row[2]) for row in table if len(row) == 3]
+    rows = rows or [row for folder in Path("/proc").glob("[0-9]*") if (row := process_at(folder))]
+    if os.getpid() not in [pid for pid, _, _ in rows]:
+        raise OSError("no ps (the package procps) and no /proc: what runs here cannot be listed")
+    return rows
+
+
+def process_at(folder: Path) -> tuple[int, int, str] | None:
+    """Return number, group and command of the process of a folder of ``/proc``; ``None`` if it is gone."""
+    try:
+        state = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        words = (folder / "cmdline").read_bytes().split(b"\0")
+        return int(folder.name), int(state[2]), b" ".join(words).decode(errors="replace").strip()
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def left(root: Path, run: str) -> dict[str, list[str]]:
+    """Return the processes of a run that are still here: its agents, its workers and what those have started."""
+    rows = processes()
     agent = re.compile(rf"agent\.py {re.escape(str(root))} \w+ {re.escape(run)}( |$)")
     folder = f"{root / 'runs' / run}/"
     named = [(pid, pgid) for pid, pgid, command in rows if "-m training." in command and folder in command]
     groups = {pgid for _, pgid in named}
     for state in Path(folder).glob("*/agent.json"):  # as the agent wrote it down
-        if state.with_name("agent.sock").exists():  # else it has ended its worker: the number may be another's by now
+        # Else it has ended its worker, or that is on another machine: the number may be another's by now.
+        if state.with_name("agent.sock").exists() and not held_elsewhere(state.parent):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 groups.add(int(json.loads(state.read_text())["worker"]))
     mine = [(pid, command) for pid, pgid, command in rows if pgid in groups or agent.search(command)]

@@ -17,13 +17,13 @@ import pytest
 
 from distributed.machine import agent
 from distributed.machine.agent import Daemon, Spool
+from distributed.machine.link import AGENT, programs
 from distributed.ssh.process import MAX_LINE
 from tests.lab.processes import signal_all
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
-AGENT = Path(agent.__file__)
 WORKER = """
 import json, sys
 print(json.dumps({"hello": 1}), flush=True)
@@ -42,6 +42,8 @@ class Agents:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.folder = root / "runs" / "run-1" / "0"
+        self.program = root / AGENT
+        self.program.write_bytes(programs()[AGENT])
 
     def start(self, program: str = WORKER, lease: float = 20.0, grace: float = 1.0, **more: Any) -> None:
         document = {
@@ -53,12 +55,12 @@ class Agents:
             "grace": grace,
             **more,
         }
-        command = [sys.executable, str(AGENT), str(self.root), "start", "run-1", "0"]
+        command = [sys.executable, str(self.program), str(self.root), "start", "run-1", "0"]
         done = subprocess.run(command, input=json.dumps(document), text=True, capture_output=True, timeout=60)
         assert done.returncode == 0, done.stderr
 
     def attach(self, after: int = 0) -> Attachment:
-        command = [sys.executable, str(AGENT), str(self.root), "attach", "run-1", "0", str(after), "20"]
+        command = [sys.executable, str(self.program), str(self.root), "attach", "run-1", "0", str(after), "20"]
         return Attachment(command)
 
     def pids(self) -> list[int]:
