@@ -72,7 +72,7 @@ class Lease:
         self._path = folder.resolve() / LEASE
         self._line = this_machine()
         self._over = threading.Event()
-        self._renew()
+        self.renew(os.O_CREAT)
         threading.Thread(target=self._keep, name="lease", daemon=True).start()
 
     def release(self) -> None:
@@ -83,12 +83,15 @@ class Lease:
 
     def _keep(self) -> None:
         while not self._over.wait(_RENEWED):
-            self._renew()
+            self.renew()
 
-    def _renew(self) -> None:
-        """Write over the old bytes, which takes no room on a full disk; readers see the old time or the new one."""
+    def renew(self, flags: int = 0) -> None:
+        """Write over the old bytes, which takes no room on a full disk; readers see the old time or the new one.
+
+        A file that is gone does not come back: its folder may be on its way out.
+        """
         with contextlib.suppress(OSError):
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            descriptor = os.open(self._path, os.O_WRONLY | flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 os.pwrite(descriptor, f"{int(time.time()):012d} {self._line}\n".encode(), 0)
             finally:

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from profiles.errors import BadInput
 from training.lease import LEASE, Lease, held_elsewhere, holder, this_machine
+from training.run_files import FolderLock, is_live
 
 HERE = "a/boot-1/pid:[7]"
 
@@ -47,3 +49,23 @@ def test_a_lease_is_this_machines_own_and_goes(tmp_path: Path) -> None:
     assert held_elsewhere(tmp_path) == "elsewhere"
     lease.release()
     assert not (tmp_path / LEASE).exists()
+
+
+def test_a_run_folder_that_another_machine_works_in_is_live_and_not_taken(tmp_path: Path) -> None:
+    lock = FolderLock(tmp_path)
+    lock.acquire()
+    assert (tmp_path / LEASE).exists()
+    lock.release()
+    assert not is_live(tmp_path) and not (tmp_path / LEASE).exists()
+    (tmp_path / LEASE).write_text(f"{time.time():.0f} elsewhere/boot/pid:[1]")
+    assert is_live(tmp_path)
+    with pytest.raises(BadInput, match="elsewhere, which shares this folder, is working on this run"):
+        FolderLock(tmp_path).acquire()
+
+
+def test_a_lease_that_is_removed_does_not_come_back(tmp_path: Path) -> None:
+    lease = Lease(tmp_path)
+    (tmp_path / LEASE).unlink()
+    lease.renew()
+    assert not (tmp_path / LEASE).exists()
+    lease.release()
