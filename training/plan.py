@@ -25,7 +25,7 @@ PLAN_VERSION = 1
 _GONE = ("hub_address",)
 """Fields of earlier versions, which are read past."""
 _UNCOUNTED: dict[str, Any] = {
-    **dict.fromkeys(("run_id", "engine", "added", "resume", "attempt", "absent", "launch"), True),
+    **dict.fromkeys(("run_id", "engine", "added", "resume", "attempt", "absent", "own_folders", "launch"), True),
     "profile": {"name": True, "run": True, "strategy": {"engine", "transport"}},
     "members": {"__all__": {"interface", "local", "share", "addresses", "machine", "data"}},
 }
@@ -134,6 +134,8 @@ class RunPlan(BaseModel):
     """1, and one more with every resume: snapshots tell by it which course of the run they belong to."""
     absent: tuple[int, ...] = ()
     """Ranks of members that are not there in this attempt: the others go on without them, and may take them back."""
+    own_folders: bool = False
+    """Whether every member has a run folder to itself, on its machine: all save the model then, and any delivers it."""
     launch: LaunchedScript | None = None
     clock: ClockPlan | None = None
 

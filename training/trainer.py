@@ -6,12 +6,14 @@ state (fresh, from a snapshot, or from the group as a newcomer), trains to the l
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
+from safetensors import SafetensorError
 from torch import nn
 
-from profiles.errors import ExitCode, RunFailed
+from profiles.errors import ExitCode, MusterError, RunFailed
 from training.backward import Backward, total_loss
 from training.batches import BatchSource, Samples, StepBatches
 from training.checkpoint import Snapshot, SnapshotStore
@@ -187,10 +189,23 @@ class Trainer:
                     return ExitCode.STOPPED
                 again += 1  # it was another one that stopped
             if self.rank == min(self.strategy.members):
-                directory = self.run_dir / "model"
-                directory.mkdir(parents=True, exist_ok=True)
-                self.task.save(self.model, directory)
+                self._save_model()
+            elif self.plan.own_folders:
+                self._save_copy()
         return ExitCode.DONE
+
+    def _save_model(self) -> None:
+        directory = self.run_dir / "model"
+        directory.mkdir(parents=True, exist_ok=True)
+        self.task.save(self.model, directory)
+
+    def _save_copy(self) -> None:
+        """Save the model, should the machine that delivers it be lost; the run is well without."""
+        try:
+            self._save_model()
+        except (MusterError, OSError, RuntimeError, SafetensorError) as error:
+            shutil.rmtree(self.run_dir / "model", ignore_errors=True)
+            self._warn(f"{self.member.name} cannot keep a copy of the model ({error})")
 
     # --------------------------------------------------------------------------------------------------- one step
 

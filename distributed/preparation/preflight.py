@@ -265,7 +265,7 @@ def plan_run(profile: Profile, machines: Sequence[Ready]) -> RunPlan:
             seen = interface_of(address_towards(far[0]))
         interface = (machine.interface or (seen if engine == "nccl" else "")) if network else ""
         members.append(member_of(machine, device, planned.rank, profile, planned.batch_size, interface))
-    return local.model_copy(update={"members": tuple(members), "engine": engine})
+    return local.model_copy(update={"members": tuple(members), "engine": engine, "own_folders": True})
 
 
 def member_of(

@@ -239,9 +239,16 @@ def fetch_model(
         SshError: it cannot be had.
     """
     end = time.monotonic() + patience
+
+    def wanted() -> bool:
+        nonlocal end
+        answer = delivers()
+        end = time.monotonic() + patience  # it may have waited for another one's model for long
+        return answer
+
     while True:
         try:
-            there = fetch_folder(link, run_id, rank, name, run_dir / name, delivers)
+            there = fetch_folder(link, run_id, rank, name, run_dir / name, wanted)
             break
         except (SshError, TimeoutError) as error:
             if time.monotonic() > end:
