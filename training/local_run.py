@@ -261,6 +261,7 @@ class LocalRun:
 
     def _note_loss(self, rank: int, cause: str) -> None:
         name = self.members.name(rank)
+        cause = cause.removeprefix(f"{name}: ")  # whoever shows the event names the member
         self.members.lost.append(rank)
         self._note_gone(rank, "lost", cause)
         self._record(WarningEvent(member=rank, message=f"{name} is lost ({cause}); the others go on"))

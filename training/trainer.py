@@ -6,14 +6,12 @@ state (fresh, from a snapshot, or from the group as a newcomer), trains to the l
 
 from __future__ import annotations
 
-import shutil
 import time
 from pathlib import Path
 
-from safetensors import SafetensorError
 from torch import nn
 
-from profiles.errors import ExitCode, MusterError, RunFailed
+from profiles.errors import ExitCode, RunFailed
 from training.backward import Backward, total_loss
 from training.batches import BatchSource, Samples, StepBatches
 from training.checkpoint import Snapshot, SnapshotStore
@@ -31,6 +29,7 @@ from training.position import MOST_CUT_SHORT, EarlyStopping, Position
 from training.randomness import seed_everything
 from training.resuming import agree_on_snapshot, hand_over, take_over
 from training.same_data import check_same, check_unchanged, describe, other_precision
+from training.saved_model import save_copy, save_model
 from training.schedule import learning_rate_at, scaled_learning_rate, scaling_rule, warm_up_of
 from training.state import TrainingState, longest_vector, part, prefixed, synchronise_buffers
 from training.strategies.base import Strategy, StrategyContext
@@ -189,23 +188,10 @@ class Trainer:
                     return ExitCode.STOPPED
                 again += 1  # it was another one that stopped
             if self.rank == min(self.strategy.members):
-                self._save_model()
-            elif self.plan.own_folders:
-                self._save_copy()
+                save_model(self.task, self.model, self.run_dir)
+            elif self.plan.own_folders and (problem := save_copy(self.task, self.model, self.run_dir)):
+                self._warn(f"{self.member.name} {problem}")
         return ExitCode.DONE
-
-    def _save_model(self) -> None:
-        directory = self.run_dir / "model"
-        directory.mkdir(parents=True, exist_ok=True)
-        self.task.save(self.model, directory)
-
-    def _save_copy(self) -> None:
-        """Save the model, should the machine that delivers it be lost; the run is well without."""
-        try:
-            self._save_model()
-        except (MusterError, OSError, RuntimeError, SafetensorError) as error:
-            shutil.rmtree(self.run_dir / "model", ignore_errors=True)
-            self._warn(f"{self.member.name} cannot keep a copy of the model ({error})")
 
     # --------------------------------------------------------------------------------------------------- one step
 

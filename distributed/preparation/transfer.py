@@ -254,7 +254,8 @@ def fetch_model(
             if time.monotonic() > end:
                 hint = f"it is still there: {link.root}/runs/{run_id}/{rank}/{name}"
                 what = "its model" if name == "model" else f"its folder {name}"
-                raise SshError(link.name, f"{what} could not be fetched ({error})", hint) from None
+                why = error.beside(link.name) if isinstance(error, SshError) else error
+                raise SshError(link.name, f"{what} could not be fetched ({why})", hint) from None
             time.sleep(_PAUSE)
     if there and not (run_dir / FOLDER).exists():  # the model is here without it
         with contextlib.suppress(SshError, TimeoutError, OSError):
