@@ -44,7 +44,7 @@ from distributed.system import keep_awake
 from distributed.workers.agent_records import AgentTimeouts, assigned, assigned_coordinator
 from distributed.workers.remote_worker import RemoteCoordinator, RemoteWorker
 from profiles.errors import BadInput, ExitCode, MusterError
-from training.events import ErrorEvent, Event, ProgressEvent, WarningEvent
+from training.events import ENGINE, ErrorEvent, Event, ProgressEvent, WarningEvent
 from training.local_run import LocalRun
 from training.outcome import RunOutcome, write_end
 from training.plan import LAUNCHED_FILES
@@ -116,7 +116,7 @@ class Supervisor:
                 start_coordinator=self._start_coordinator if elsewhere else None,
             )
             run.start()
-            phases.end("engine")
+            phases.end(ENGINE)
             self._desk = RequestDesk(run, self._folder.path, self._note, self)
             self._desk.open()  # what was asked for before waited until there was something to stop
             outcome = run.wait()

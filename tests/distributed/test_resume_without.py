@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,18 @@ def test_a_run_goes_on_without_a_machine_and_later_with_it(make_light_lab: MakeL
     assert muster.losses(run_id, 2)[-1][0] == 160 and "lost" not in muster.metadata(run_id)["metrics"]
     steps = [step for step, _ in muster.losses(run_id)]
     assert steps == list(range(1, 161))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_detached_start_that_dies_at_once_says_why(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
+    muster = Muster(tmp_path, make_light_lab("a", "b").hosts_file)
+    with socket.create_server(("", 0)) as taken:
+        port = f"coordinator_port={taken.getsockname()[1]}"
+        words = muster.train("--max-steps", "4", "--set", port, "--set", "strategy=allreduce", "--detach")
+        started = muster.run(*words)
+    assert started.returncode == 2 and "cannot listen on" in started.stderr, started.stderr
+    assert "runs in the background" not in started.stderr
 
 
 def test_who_is_absent_is_known_by_its_machine() -> None:
