@@ -128,6 +128,16 @@ def start_in_background(request: TrainRequest) -> Path:
     return folder.path
 
 
+def train_in_background(request: TrainRequest) -> ExitCode:
+    """Start or resume a run of this machine in the background, and show it unless it is to be left alone.
+
+    Raises:
+        MusterError: nothing was started.
+    """
+    since = events_before(request)
+    return leave_or_show(start_in_background(request), request, since)
+
+
 def events_before(request: TrainRequest) -> int:
     """Return the number of the last event of the run to resume; -1: there is none, or the run is new.
 

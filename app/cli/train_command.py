@@ -194,6 +194,5 @@ def distributed_train(
     if hosts is not None:
         return train.train_on_hosts(request, hosts)
     if detach or dashboard:
-        since = train.events_before(request)
-        return train.leave_or_show(train.start_in_background(request), request, since)
+        return train.train_in_background(request)
     return train.distributed_train(request)
