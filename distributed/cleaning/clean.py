@@ -7,17 +7,21 @@ supervisor comes back with. After a run :func:`leftovers` asks every machine for
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+
+from pydantic import ValidationError
 
 from distributed.cleaning.clean_scripts import END, FORGET, REMOVE, SURVEY, WHERE
 from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.link import CACHE, Connection, Dial, document, link_to
 from distributed.ssh.errors import RemoteFileError, SshError
 from profiles.errors import MusterError
+from training.events import SnapshotEvent
 from training.lease import holder
 
 _REMOVAL_TIMEOUT = 600.0
@@ -243,12 +247,17 @@ def _removal(parts: Sequence[InventoryPath], now: Inventory) -> list[str]:
 
 
 def leftovers(
-    hosts: Hosts, run_id: str, first: Callable[[], object] = lambda: None, dial: Dial = link_to
+    hosts: Hosts,
+    run_id: str,
+    first: Callable[[], object] = lambda: None,
+    dial: Dial = link_to,
+    held: Callable[[SnapshotEvent], object] = lambda snapshot: None,
 ) -> dict[str, list[str] | MusterError]:
     """Return, by machine, the processes of a run that still run there, or why it could not be asked.
 
     Args:
         first: done before they are asked, while the connections are made already.
+        held: told of every snapshot that a machine has, from any thread.
     """
     done = threading.Event()
 
@@ -257,7 +266,10 @@ def leftovers(
         try:
             link.put_agent()
             done.wait()
-            left = document(machine.name, link.ask("left", run_id).stdout).get("processes")
+            answer = document(machine.name, link.ask("left", run_id).stdout)
+            left = answer.get("processes")
+            for snapshot in _snapshots(answer.get("snapshots")):
+                held(snapshot)
             if not isinstance(left, list):
                 raise SshError(machine.name, "it did not report which processes are left", "check there with ps -ax")
             return [str(process) for process in left]
@@ -273,6 +285,14 @@ def leftovers(
         finally:
             done.set()
         return dict(zip((machine.name for machine in hosts.machines), answers))
+
+
+def _snapshots(said: object) -> Iterator[SnapshotEvent]:
+    """Read what a machine says of its snapshots; nonsense is passed over."""
+    for one in said if isinstance(said, list) else ():
+        with contextlib.suppress(ValidationError):
+            fields = one if isinstance(one, dict) else {}
+            yield SnapshotEvent.model_validate({"seconds": 0.0, **fields})
 
 
 def _is_number(text: str) -> bool:

@@ -244,6 +244,8 @@ class RemoteWorker:
             first = AgentHello.parse(greeting)
             if first.gone:
                 self._lose("its agent is gone")
+                with contextlib.suppress(SshError):
+                    self.link.ask("forget", *self._place)
                 return
             stop = threading.Event()
             writer = threading.Thread(target=self._write, args=(process, first.commands, stop), daemon=True)

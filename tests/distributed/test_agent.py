@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from distributed.machine import agent
+from distributed.machine import agent, agent_files
 from distributed.machine.agent import Daemon, Spool
 from distributed.machine.link import AGENT, programs
 from distributed.ssh.process import MAX_LINE
@@ -323,3 +323,19 @@ def test_a_full_disk_costs_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [json.loads(spool.read(n, 0))["event"] for n in (1, 2, 3)] == ["one", "two", "three"]
     assert spool.read(4, 0) == b""
     spool.close()
+
+
+def test_no_key_stays_where_agent_and_guard_were_both_killed(agents: Agents) -> None:
+    agents.start(files={"plan.json": "e30=", "secrets/member-0/key.pem": "e30="})
+    state = agents.folder / "agent.json"
+    until(lambda: state.exists() and state.read_text())
+    daemon = psutil.Process(json.loads(state.read_text())["agent"])
+    alive = (one for one in daemon.children() if one.status() != psutil.STATUS_ZOMBIE)
+    guard = [one for one in alive if "agent.py" in " ".join(one.cmdline())]
+    agent_files.forget(agents.root, "run-1", "0")
+    assert (agents.folder / "secrets").exists()  # somebody is there who will
+    signal_all([one.pid for one in (*guard, daemon)], signal.SIGKILL)
+    until(lambda: not agents.pids())
+    assert (agents.folder / "secrets").exists()
+    assert agent_files.left(agents.root, "run-1")["processes"] == []
+    assert not (agents.folder / "secrets").exists()
