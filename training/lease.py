@@ -42,18 +42,18 @@ def holder(text: str, here: str, now: float) -> str:
     """
     moment, _, machine = text.strip().partition(" ")
     name, boot, namespace = [*machine.split("/"), "", ""][:3]
-    own_name, own_boot, own_namespace = [*here.split("/"), "", ""][:3]
-    if boot and own_boot:
-        known = (boot, namespace) == (own_boot, own_namespace) or (name == own_name and boot != own_boot)
+    here_name, here_boot, here_namespace = [*here.split("/"), "", ""][:3]
+    if boot and here_boot:
+        is_ours = (boot, namespace) == (here_boot, here_namespace) or (name == here_name and boot != here_boot)
     else:
-        known = name == own_name
-    if known:
+        is_ours = name == here_name
+    if is_ours:
         return ""
     try:
-        gone = now - float(moment) > _VALID
+        is_over = now - float(moment) > _VALID
     except ValueError:  # it cannot be known
-        gone = False
-    return "" if gone else name or _SOMEBODY
+        is_over = False
+    return "" if is_over else name or _SOMEBODY
 
 
 def held_elsewhere(folder: Path) -> str:

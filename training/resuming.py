@@ -83,11 +83,11 @@ def agree_on_snapshot(
     Raises:
         BadInput: no member has a sound snapshot.
     """
-    own = HeldSnapshots.of(store)
-    for problem in own.damaged:
+    snapshots = HeldSnapshots.of(store)
+    for problem in snapshots.damaged:
         warn(f"{problem}; it is skipped")
-    told = exchange.gather("resume/steps", own.model_dump_json().encode())
-    gathered = {rank: _read(payload) for rank, payload in sorted(told.items())}
+    answers = exchange.gather("resume/steps", snapshots.model_dump_json().encode())
+    gathered = {rank: _read(payload) for rank, payload in sorted(answers.items())}
     newest = max((course for one in gathered.values() for course in one.courses.values() if course),
                  key=lambda course: course[-1], default=[])  # fmt: skip
     held = {rank: one.on(newest) for rank, one in gathered.items()}

@@ -259,12 +259,18 @@ def snapshots(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the snapshots of a run that are whole by the sizes of their files."""
     for manifest in folder.glob("*/checkpoints/member-*/step-*/manifest.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            said, place = json.loads(manifest.read_bytes()), manifest.parent
-            sizes = {name: int(one["bytes"]) for name, one in said["files"].items()}
-            if all((place / name).stat().st_size == size for name, size in sizes.items()):
-                path, live = place.relative_to(folder).as_posix().partition("/")[2], said["state"]["live"]
-                member = int(place.parent.name.partition("-")[2])
-                yield {"member": member, "step": said["step"], "path": path, "bytes": sum(sizes.values()), "live": live}
+            document, snapshot = json.loads(manifest.read_bytes()), manifest.parent
+            sizes = {name: int(file["bytes"]) for name, file in document["files"].items()}
+            if all((snapshot / name).stat().st_size == size for name, size in sizes.items()):
+                path, live = snapshot.relative_to(folder).as_posix().partition("/")[2], document["state"]["live"]
+                member = int(snapshot.parent.name.partition("-")[2])
+                yield {
+                    "member": member,
+                    "step": document["step"],
+                    "path": path,
+                    "bytes": sum(sizes.values()),
+                    "live": live,
+                }
 
 
 def left(root: Path, run: str) -> dict[str, list[Any]]:

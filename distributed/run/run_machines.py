@@ -73,12 +73,12 @@ def absent_ranks(plan: RunPlan, machines: Sequence[Machine], there: Collection[s
 def steps_back(events: Iterable[Event], plan: RunPlan, absent: Collection[int]) -> str:
     """Say it where members that are not there hold the newest snapshot of a run alone; empty: they do not."""
     newest = newest_snapshots(events)
-    step, there = kept_step(newest), {rank: one for rank, one in newest.items() if rank not in absent}
-    kept = kept_step({rank: (own, set(live).difference(absent)) for rank, (own, live) in there.items()})
-    if not absent or step is None or kept is None or kept >= step:
+    remaining = {rank: (step, set(live) - set(absent)) for rank, (step, live) in newest.items() if rank not in absent}
+    step, resume_step = kept_step(newest), kept_step(remaining)
+    if not absent or step is None or resume_step is None or resume_step >= step:
         return ""
     names = ", ".join(plan.seats[rank].name for rank in absent)
-    return f"only {names} held the snapshot of step {step}: without it the run goes on from step {kept}"
+    return f"only {names} held the snapshot of step {step}: without it the run goes on from step {resume_step}"
 
 
 def listening_address(links: Sequence[MachineLink]) -> str:
