@@ -173,14 +173,6 @@ def _starts(event: Event, local: bool) -> bool:
     return isinstance(event, TimingEvent) and event.part == ENGINE
 
 
-def _ended_at_once(path: Path, as_json: bool) -> ExitCode:
-    follower = Follower(path)
-    state = reduce_events(event for event in follower.events() if event is not None)
-    ended: Ended = follower.ended(state)
-    tell(ended, as_json)
-    return ended.exit_code
-
-
 def show_run(
     path: Path, as_json: bool, ascii_only: bool = False, person: Callable[[bool], bool] = somebody
 ) -> ExitCode:
