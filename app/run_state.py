@@ -35,7 +35,7 @@ from training.events import (
     WarningEvent,
     WaysEvent,
 )
-from training.outcome import kept_step, kept_text
+from training.outcome import NOT_THIS_RUN, kept_step, kept_text
 from training.plan import FINAL
 from training.run_folder import RunFolder
 from training.runs import summarise
@@ -177,6 +177,8 @@ def apply(state: RunState, event: Event) -> RunState:
             return _with_figures(_with_member(state, event), event)
         case ProgressEvent(member=None):
             return changed(state, phase=phase_text(event.phase, event.done, event.total))
+        case ErrorEvent() if NOT_THIS_RUN in event.hint:
+            return _with_member(_without_snapshots(state), event)
         case MemberEvent() | ProgressEvent() | ErrorEvent() | WaysEvent():
             return _with_member(state, event)
         case RequestEvent():
@@ -244,6 +246,12 @@ def _step_at(state: RunState, moment: float) -> float | None:
         return None
     share = (moment - before[0]) / max(1e-9, after[0] - before[0])
     return before[1] + share * max(0, after[1] - before[1])
+
+
+def _without_snapshots(state: RunState) -> RunState:
+    """Count on no snapshot any more: machines that looked at theirs found none to go on with."""
+    members = {r: changed(one, snapshot_step=None, snapshot_live=()) for r, one in state.members.items()}
+    return changed(state, members=members, snapshot_step=None)
 
 
 def _with_figures(state: RunState, event: Told) -> RunState:

@@ -20,7 +20,8 @@ from distributed.planning.feedback import corrections, keep_planning
 from distributed.planning.fitting import fit
 from distributed.planning.reasons import sentence, why_in_words
 from distributed.preparation.preflight import NotReady, Ready, plan_run, rooms_of, seat_names
-from distributed.preparation.prepare import PrepareOptions, hosts_of, prepare
+from distributed.preparation.prepare import PrepareOptions, hosts_of, hosts_with, prepare
+from distributed.run.run_machines import absent_ranks, steps_back
 from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.events import TimingEvent
@@ -361,8 +362,11 @@ class DistributedLauncher:
 def resume_run(path: Path, plan: RunPlan, prepare_options: PrepareOptions, command: Sequence[str]) -> None:
     """Let the run in ``path`` go on, in the background, on the machines that hold its snapshots.
 
+    Machines that are not there stay members of the run, where those are allowed to be missing: they may come back while
+    it is on, or when it is resumed once more.
+
     Raises:
-        BadInput: another process works on it.
+        BadInput: another process works on it, or machines of its plan are not in its hosts file.
         NotReady: some machine cannot take part.
         RunFailed: the supervisor did not start.
     """
@@ -370,8 +374,11 @@ def resume_run(path: Path, plan: RunPlan, prepare_options: PrepareOptions, comma
     links = [link for link, _ in prepare(hosts, plan.profile.model.task, prepare_options)]
     for link in links:
         link.close()
-    folder = RunFolder.resume(path, plan, list(command))
-    save_hosts(hosts_of(hosts, links), path / RUN_HOSTS)
+    absent = absent_ranks(plan, hosts.machines, [link.name for link in links])
+    if message := steps_back(RunFolder.open(path).events(), plan, absent):
+        prepare_options.tell(message)
+    folder = RunFolder.resume(path, plan.model_copy(update={"absent": absent}), list(command))
+    save_hosts(hosts_with(hosts, links), path / RUN_HOSTS)
     folder.close()
     _supervisor().start(path)
 

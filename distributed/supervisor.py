@@ -21,7 +21,6 @@ from typing import Any, BinaryIO
 
 from distributed.hosts.file import RUN_HOSTS, load_hosts
 from distributed.hosts.schema import Machine
-from distributed.machine.agent import keep_awake
 from distributed.machine.link import MachineLink, link_to
 from distributed.planning.feedback import prediction_metrics
 from distributed.preparation.code_sync import Inputs, collect
@@ -36,14 +35,16 @@ from distributed.run.run_machines import (
     coordinator_machine,
     listening_address,
     note_added,
+    present,
     seats_of,
     way_to,
     with_places,
 )
+from distributed.system import keep_awake
 from distributed.workers.agent_records import AgentTimeouts, assigned, assigned_coordinator
 from distributed.workers.remote_worker import RemoteCoordinator, RemoteWorker
 from profiles.errors import BadInput, ExitCode, MusterError
-from training.events import ErrorEvent, Event, ProgressEvent, WarningEvent
+from training.events import ENGINE, ErrorEvent, Event, ProgressEvent, WarningEvent
 from training.local_run import LocalRun
 from training.outcome import RunOutcome, write_end
 from training.plan import LAUNCHED_FILES
@@ -70,8 +71,9 @@ class Supervisor:
         planned = folder.plan()
         launch = planned.launch
         self._seats = seats_of(links, planned.world_size) if launch is None else [links[one] for one in launch.machines]
-        self._plan = with_places(planned, self._seats)
-        self._links = list(dict.fromkeys(self._seats))
+        there = present(planned, self._seats)
+        self._plan = with_places(planned, there)
+        self._links = list(dict.fromkeys(link for link in there if link is not None))
         self._ssh_config = ssh_config
         self._listen = ""
         self._run: LocalRun | None = None
@@ -85,7 +87,7 @@ class Supervisor:
         self._brought: dict[MachineLink, Future[None]] = {}
         self._arrived = 0
         self._lock = threading.Lock()
-        self._start_watch = StartWatch([member.name for member in self._plan.members])
+        self._start_watch = StartWatch([member.name for member in self._plan.members], self._plan.absent)
 
     def supervise(self) -> RunOutcome:
         """Carry the run out.
@@ -103,7 +105,7 @@ class Supervisor:
             self._inputs.result()
             phases.end("supervisor: hashes")
             elsewhere = coordinator_machine(self._links) if self._plan.launch is None else None
-            self._listen = "0.0.0.0" if elsewhere else listening_address(self._links)
+            self._listen = "0.0.0.0" if elsewhere else listening_address(list(dict.fromkeys(self._seats)))
             self._run = run = LocalRun(
                 self._plan,
                 self._folder,
@@ -114,7 +116,7 @@ class Supervisor:
                 start_coordinator=self._start_coordinator if elsewhere else None,
             )
             run.start()
-            phases.end("engine")
+            phases.end(ENGINE)
             self._desk = RequestDesk(run, self._folder.path, self._note, self)
             self._desk.open()  # what was asked for before waited until there was something to stop
             outcome = run.wait()
@@ -167,6 +169,7 @@ class Supervisor:
             return self._bring_new(request.entry)
         ranks = self.ranks(request.machine)
         self._equip(self._seats[ranks[0]])
+        self._brought.setdefault(self._seats[ranks[0]], _done())
         return ranks
 
     def _equip(self, link: MachineLink) -> None:
@@ -202,8 +205,7 @@ class Supervisor:
     def _seat(self, link: MachineLink) -> tuple[int, ...]:
         """Make a machine that has its files known to the run; return its members."""
         assert self._run is not None
-        self._brought[link] = Future()
-        self._brought[link].set_result(None)
+        self._brought[link] = _done()
         first = len(self._seats)
         for device in link.machine.devices or ("",):
             self._run.expect(member_of(link.machine, device, len(self._seats), self._plan.profile))
@@ -277,6 +279,12 @@ class Supervisor:
         while not self._ended.wait(_START_WARNING) and not self._start_watch.begun:
             for message in self._start_watch.missing():
                 self._note(WarningEvent(message=message))
+
+
+def _done() -> Future[None]:
+    future: Future[None] = Future()
+    future.set_result(None)
+    return future
 
 
 def supervise_folder(path: Path) -> ExitCode:

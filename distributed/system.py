@@ -5,11 +5,18 @@ Standard library only, Python >= 3.9: it goes to the machines together with the 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import shutil
 import subprocess
 import sys
 from functools import lru_cache
 from pathlib import Path
+
+_INHIBIT = """systemd-inhibit --what=sleep:idle --who=muster --why='a training run' cat ||
+exec systemd-inhibit --what=idle --who=muster --why='a training run' cat"""
+"""Many systems refuse a session over SSH more than ``idle``. It ends with its input, and so with whoever holds it."""
 
 _ADDRESS = re.compile(r"\sinet6?\s+([0-9a-fA-F.:]+)")
 
@@ -67,3 +74,13 @@ def parse_ports(text: str) -> set[str]:
     """Parse what macOS' ``networksetup -listallhardwareports`` prints: the devices of wireless ports."""
     ports = re.findall(r"Hardware Port: (.*)\nDevice: (\S+)", text)
     return {device for port, device in ports if port in ("Wi-Fi", "AirPort")}
+
+
+def keep_awake() -> subprocess.Popen[bytes] | None:
+    """Keep this machine awake as long as this process lives, where the system knows how."""
+    tools = {"caffeinate": ["caffeinate", "-ims", "-w", str(os.getpid())], "systemd-inhibit": ["sh", "-c", _INHIBIT]}
+    nothing = subprocess.DEVNULL
+    for words in (words for tool, words in tools.items() if shutil.which(tool)):
+        with contextlib.suppress(OSError):
+            return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=nothing, stderr=nothing)
+    return None

@@ -115,13 +115,13 @@ class SnapshotStore:
         names = (_COMPLETE.fullmatch(folder.name) for folder in folders)
         return sorted((int(name[1]) for name in names if name), reverse=True)
 
-    def live(self, step: int) -> list[int]:
-        """Return the ranks that trained when the snapshot of ``step`` was written.
+    def state(self, step: int) -> dict[str, Any]:
+        """Return the JSON-able part of the snapshot of ``step``.
 
         Raises:
             DamagedSnapshot: it cannot be read.
         """
-        return [int(rank) for rank in _read_manifest(self._folder(step))["state"].get("live", [])]
+        return dict(_read_manifest(self._folder(step))["state"])
 
     def load(self, step: int, plan_hash: str) -> Snapshot:
         """Return the snapshot of ``step``, its tensors on the CPU.

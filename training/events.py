@@ -201,6 +201,10 @@ class MachineEvent(_Event):
     on_mains: bool | None = None
 
 
+ENGINE = "engine"
+"""The phase of a start on several machines after which the workers can meet."""
+
+
 class TimingEvent(_Event):
     """One phase of a start, written at its end: ``time`` is that end, by the clock of the machine it was measured
     on."""

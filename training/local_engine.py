@@ -161,6 +161,7 @@ class LocalEngine:
             "run_id": self._plan.run_id,
             "names": [member.name for member in self._plan.members],
             "spare": SPARE,
+            "absent": self._plan.absent,
             "local": [member.rank for member in self._plan.members if member.local],
             "address": self._listen,
             "port": strategy.coordinator_port,

@@ -102,7 +102,7 @@ class LocalRun:
                 self._progress(event)
         self._record(RunEvent(status="starting", details={"workers": self.plan.world_size, "plan": self.plan.hash()}))
         try:
-            for member in self.plan.members:
+            for member in self._those_there():
                 worker = self._start_worker(member.rank, self._log(member.name))
                 self.members.workers[member.rank] = Watched(worker)
                 self._intake.listen(member.rank, worker.lines())
@@ -112,6 +112,13 @@ class LocalRun:
             raise
         for watched in self.members.workers.values():
             watched.process.send({"address": self._address, "relay": self._engine.relay})
+
+    def _those_there(self) -> list[MemberPlan]:
+        """Return the members to start; tell of those that the run goes on without."""
+        for rank in self.plan.absent:
+            message = "it is not there, and the run goes on without it"
+            self._record(MemberEvent(member=rank, status="lost", name=self.members.name(rank), message=message))
+        return [member for member in self.plan.members if member.rank not in self.plan.absent]
 
     def _shared(self) -> StartWorker:
         first = self.plan.members[0]
@@ -267,6 +274,7 @@ class LocalRun:
 
     def _note_loss(self, rank: int, cause: str) -> None:
         name = self.members.name(rank)
+        cause = cause.removeprefix(f"{name}: ")  # whoever shows the event names the member
         self.members.lost.append(rank)
         self._note_gone(rank, "lost", cause)
         self._record(WarningEvent(member=rank, message=f"{name} is lost ({cause}); the others go on"))

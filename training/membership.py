@@ -44,7 +44,7 @@ class Membership:
         self._gate = threading.Lock()
         self._over = False
         self.workers: dict[int, Watched] = {}
-        self.lost: list[int] = []
+        self.lost: list[int] = list(plan.absent)
         self.apart: set[int] = set()
         """Members that do not count: lost to the coordinator, asked to leave, or on their way in."""
         self.guests: set[int] = set()
@@ -57,7 +57,7 @@ class Membership:
         """Members that said good-bye."""
         self.done: set[int] = set()
         """Members that have said that they trained to the end."""
-        self._told: set[int] = set()
+        self._told: set[int] = set(plan.absent)
         """Members of whose end without a good-bye the run's events tell."""
 
     def name(self, rank: int) -> str:

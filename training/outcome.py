@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from profiles.errors import ExitCode, MusterError, RunFailed, counted
-from training.events import ErrorEvent, EvaluationEvent, Event, MemberEvent, RunEvent, StepEvent
+from training.events import ErrorEvent, EvaluationEvent, Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent
 from training.plan import FINAL, FinalStatus
 from training.run_files import explain
 from training.run_folder import RunFolder, remove_unused
@@ -238,6 +238,11 @@ class NewestAttempt:
         said = self.error.exit_code if self.error else ExitCode.RUN_FAILED
         early = said in (ExitCode.BAD_INPUT, ExitCode.NOT_READY) and not self.began
         return ExitCode(said) if early else ExitCode.RUN_FAILED
+
+
+def newest_snapshots(events: Iterable[Event]) -> dict[int, tuple[int, Collection[int]]]:
+    """Return the step of every member's newest snapshot, and who trained then, by rank."""
+    return {e.member: (e.step, e.live) for e in events if isinstance(e, SnapshotEvent) and e.member is not None}
 
 
 def kept_step(newest: Mapping[int, tuple[int, Collection[int]]]) -> int | None:

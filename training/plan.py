@@ -27,7 +27,7 @@ PLAN_VERSION = 2
 _GONE = ("hub_address",)
 """Fields of earlier versions, which are read past."""
 _UNCOUNTED: dict[str, Any] = {
-    **dict.fromkeys(("run_id", "engine", "added", "resume", "launch"), True),
+    **dict.fromkeys(("run_id", "engine", "added", "resume", "attempt", "absent", "own_folders", "launch"), True),
     "profile": {"name": True, "run": True, "strategy": {"engine", "transport"}},
     "members": {"__all__": {"interface", "local", "share", "addresses", "machine", "data"}},
 }
@@ -132,6 +132,12 @@ class RunPlan(BaseModel):
     """Members that came while the run was on; they change neither its steps nor its learning rate."""
     resume: bool = False
     """Continue from the newest snapshot all members have."""
+    attempt: int = 1
+    """1, and one more with every resume: snapshots tell by it which course of the run they belong to."""
+    absent: tuple[int, ...] = ()
+    """Ranks of members that are not there in this attempt: the others go on without them, and may take them back."""
+    own_folders: bool = False
+    """Whether every member has a run folder to itself, on its machine: all save the model then, and any delivers it."""
     launch: LaunchedScript | None = None
     clock: ClockPlan | None = None
 

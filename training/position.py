@@ -15,6 +15,8 @@ from training.state import part, persistent_buffers, prefixed
 _BEST = "best"
 MOST_CUT_SHORT = 3
 """Evaluations in a row that members may cut short: who says so stops before its next step, unless it lies."""
+MOST_ATTEMPTS = 1000
+"""Of a run, that its snapshots tell of."""
 _CPU = torch.device("cpu")
 
 
@@ -33,6 +35,14 @@ class Position:
     """After which step the last of them was."""
     batch_sizes: dict[int, int] = field(default_factory=dict)
     """Micro-batch of every live member by rank."""
+    course: list[tuple[int, int]] = field(default_factory=list)
+    """Attempts that led here, each with the step at which it began. One that went on from before where an earlier one
+    began stands for that one, too."""
+
+    def begin(self, attempt: int) -> None:
+        """Note that an attempt begins here."""
+        before = [(one, step) for one, step in self.course if step < self.step]
+        self.course = [*before[1 - MOST_ATTEMPTS :], (attempt, self.step)]
 
     def note_cut_short(self) -> None:
         """Note that a member that stops has cut an evaluation after this step short."""
@@ -53,6 +63,7 @@ class Position:
             "cut_short_at": self.cut_short_at,
             "stopping": self.stopping.to_state(),
             "live": list(self.batch_sizes),
+            "course": self.course,
         }
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -66,6 +77,7 @@ class Position:
         self.next_evaluation = int(state["next_evaluation"])
         self.cut_short, self.cut_short_at = int(state["cut_short"]), int(state["cut_short_at"])
         self.stopping.load(state["stopping"], part(_BEST, tensors))
+        self.course = [(int(attempt), int(step)) for attempt, step in state.get("course", [])]
         self.batch_sizes = {rank: self.batch_sizes[rank] for rank in state["live"] if rank in self.batch_sizes}
 
 

@@ -1,23 +1,29 @@
-"""Where a resumed run goes on: at the newest step of which all who trained then have a snapshot.
+"""Where a resumed run goes on: at the newest step of which all who trained then have a snapshot, or any member where
+the snapshots of all hold the same.
 
 A member that left or was lost has none of the steps that the others made without it: it takes over what a newcomer
 would, from one of them. Where no step is complete, because a disk is gone, the newest that anybody has is taken.
+
+A machine that was away while the run went on from an earlier step may have snapshots of a course that was given up.
+Every snapshot says which attempts led to it; those of another course than the newest attempt's do not count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from profiles.errors import BadInput
-from training.bounded import Rank, Step, Text
+from training.bounded import Count, Rank, Step, Text
 from training.checkpoint import SnapshotStore
 from training.exchange.base import Exchange, JoiningState
 from training.exchange.broadcast import broadcast
 from training.exchange.payloads import state_from_bytes, state_to_bytes
 from training.outcome import NOT_THIS_RUN
+from training.position import MOST_ATTEMPTS
 
 _STATE = "resume/state"
 """What all members broadcast together, whatever they have."""
@@ -28,7 +34,22 @@ class HeldSnapshots(BaseModel):
 
     live: dict[Step, list[Rank]] = {}
     """Who trained when each sound one was written, by step."""
+    courses: dict[Step, Annotated[list[tuple[Count, Step]], Field(max_length=MOST_ATTEMPTS)]] = {}
+    """The attempts that led to each, with the steps at which they began."""
     damaged: list[Text] = []
+
+    @classmethod
+    def of(cls, store: SnapshotStore) -> HeldSnapshots:
+        steps, problems = store.verified_steps()
+        states = {step: store.state(step) for step in steps}
+        live = {step: state.get("live", []) for step, state in states.items()}
+        return cls(live=live, courses={s: state.get("course", []) for s, state in states.items()}, damaged=problems)
+
+    def on(self, newest: list[tuple[int, int]]) -> dict[int, set[int]]:
+        """Return who trained at each snapshot of the course that these attempts took."""
+        attempts = {step: course[-1][0] if course else 0 for step, course in self.courses.items()}
+        given_up = {s for s in self.live for one, begun in newest if one > attempts.get(s, 0) and begun < s}
+        return {step: set(live) for step, live in self.live.items() if step not in given_up}
 
 
 @dataclass(frozen=True)
@@ -50,23 +71,31 @@ def agree_on_snapshot(
     exchange: Exchange,
     warn: Callable[[str], None],
     names: Callable[[int], str] = "member {}".format,
+    alike: bool = False,
+    absent: Collection[str] = (),
 ) -> Agreed:
     """Return the step to go on at.
+
+    Args:
+        alike: whether the snapshots of all members hold the same.
+        absent: names of members that are not there.
 
     Raises:
         BadInput: no member has a sound snapshot.
     """
-    steps, problems = store.verified_steps()
-    for problem in problems:
+    snapshots = HeldSnapshots.of(store)
+    for problem in snapshots.damaged:
         warn(f"{problem}; it is skipped")
-    said = HeldSnapshots(live={step: store.live(step) for step in steps}, damaged=problems).model_dump_json().encode()
-    gathered = {rank: _read(payload) for rank, payload in sorted(exchange.gather("resume/steps", said).items())}
-    held = {rank: {step: set(live) for step, live in one.live.items()} for rank, one in gathered.items()}
+    answers = exchange.gather("resume/steps", snapshots.model_dump_json().encode())
+    gathered = {rank: _read(payload) for rank, payload in sorted(answers.items())}
+    newest = max((course for one in gathered.values() for course in one.courses.values() if course),
+                 key=lambda course: course[-1], default=[])  # fmt: skip
+    held = {rank: one.on(newest) for rank, one in gathered.items()}
     holders = {step: {rank for rank in held if step in held[rank]} for theirs in held.values() for step in theirs}
     if not holders:
-        raise _nothing_to_resume([problem for one in gathered.values() for problem in one.damaged])
+        raise _nothing_to_resume([problem for one in gathered.values() for problem in one.damaged], absent)
     complete = [s for s, ranks in holders.items() if any(held[rank][s] & set(held) <= ranks for rank in ranks)]
-    step = max(complete or holders)
+    step = max(holders if alike else complete or holders)
     found = Agreed(step, tuple(sorted(holders[step])), tuple(held))
     if not found.all_have_it and exchange.rank == found.holders[0]:
         without = ", ".join(names(rank) for rank in found.members if rank not in found.holders)
@@ -82,7 +111,11 @@ def _read(payload: bytes) -> HeldSnapshots:
         return HeldSnapshots()
 
 
-def _nothing_to_resume(damaged: list[str]) -> BadInput:
+def _nothing_to_resume(damaged: list[str], absent: Collection[str]) -> BadInput:
+    if absent:
+        names, why = ", ".join(absent), f" ({damaged[0]})" if damaged else ""
+        message = f"no machine that is there has a sound snapshot{why}"
+        return BadInput(message, f"switch {names} on and resume again: it may have one")
     if not damaged:
         return BadInput("no machine has a snapshot: there is nothing to resume", NOT_THIS_RUN)
     number = f"all {len(damaged)} snapshots of this run are" if len(damaged) > 1 else "the only snapshot of this run is"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import BadInput, MusterError
+from training.lease import Lease, held_elsewhere
 
 LOCK_NAME = "run.lock"
 _LOCK_PATIENCE = 1.0
@@ -167,31 +168,39 @@ class FolderLock:
     """Holds a folder for this process.
 
     The operating system drops the lock with its process, so the file that a killed process leaves behind locks nothing.
+    A lease beside it tells machines that share the folder, whose locks may not know of one another.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / LOCK_NAME
         self._descriptor: int | None = None
+        self._lease: Lease | None = None
 
     def acquire(self) -> None:
         """Take the lock.
 
         Raises:
-            BadInput: another process has it.
+            BadInput: another process has it, or another machine.
             OSError: the lock file cannot be written.
         """
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             _lock_patiently(descriptor, self._path)
+            if other := held_elsewhere(self._path.parent):
+                message = f"{self._path.parent.name}: {other}, which shares this folder, is working on this run"
+                raise BadInput(message, "stop it there; a machine that died is known as gone after 3 minutes")
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         except BaseException:
             os.close(descriptor)
             raise
-        self._descriptor = descriptor
+        self._descriptor, self._lease = descriptor, Lease(self._path.parent)
 
     def release(self) -> None:
         """Give the lock back. Idempotent."""
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -218,7 +227,7 @@ def _lock_patiently(descriptor: int, path: Path) -> None:
 
 
 def is_live(folder: Path) -> bool:
-    """Whether a living process holds ``folder``."""
+    """Whether a living process holds ``folder``, on this machine or on another one that shares it."""
     try:
         descriptor = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -229,4 +238,4 @@ def is_live(folder: Path) -> bool:
         return True
     finally:
         os.close(descriptor)
-    return False
+    return bool(held_elsewhere(folder))

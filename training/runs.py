@@ -164,7 +164,8 @@ def plan_to_resume(path: Path) -> RunPlan:
         raise BadInput(f"run {plan.run_id} is completed: nothing to resume", hint)
     if folder.metadata.run_type == "local" and not has_snapshots(path):  # other machines know of their own
         raise BadInput(f"run {plan.run_id} has no snapshot: there is nothing to resume", "start a new run instead")
-    return plan.model_copy(update={"resume": True})
+    attempt = (folder.metadata.earlier or folder.metadata).attempt + 1
+    return plan.model_copy(update={"resume": True, "attempt": attempt, "absent": ()})
 
 
 def find_model(output_dir: Path, reference: str) -> Path:

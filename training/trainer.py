@@ -29,6 +29,7 @@ from training.position import MOST_CUT_SHORT, EarlyStopping, Position
 from training.randomness import seed_everything
 from training.resuming import agree_on_snapshot, hand_over, take_over
 from training.same_data import check_same, check_unchanged, describe, other_precision
+from training.saved_model import save_copy, save_model
 from training.schedule import learning_rate_at, scaled_learning_rate, scaling_rule, warm_up_of
 from training.state import TrainingState, longest_vector, part, prefixed, synchronise_buffers
 from training.strategies.base import Strategy, StrategyContext
@@ -137,14 +138,18 @@ class Trainer:
         check_same(self.told, self.exchange, self._name_of, self._warn)
         found = None
         if self.plan.resume:
-            found = agree_on_snapshot(self.store, self.exchange, self._warn, self._name_of)
+            alike = strategy_class(self.profile.strategy.strategy).alike(self.profile.strategy)
+            absent = [self._name_of(rank) for rank in self.plan.absent]
+            found = agree_on_snapshot(self.store, self.exchange, self._warn, self._name_of, alike, absent)
         if found is None:  # a new run
             equalised(self.parameters, self.exchange, "weights/start")
             self.strategy.attach(self.model, self.exchange)
             self.position.next_evaluation = self.profile.evaluation.eval_interval
+            self.position.begin(self.plan.attempt)
         elif self.rank in found.holders:
             self.strategy.attach(self.model, self.exchange)
             self._restore(self.store.load(found.step, self.plan.hash()))
+            self.position.begin(self.plan.attempt)
             hand_over(found, self.exchange, self._joining)
         else:
             self._join(take_over(found, self.exchange))
@@ -187,9 +192,9 @@ class Trainer:
                     return ExitCode.STOPPED
                 again += 1  # it was another one that stopped
             if self.rank == min(self.strategy.members):
-                directory = self.run_dir / "model"
-                directory.mkdir(parents=True, exist_ok=True)
-                self.task.save(self.model, directory)
+                save_model(self.task, self.model, self.run_dir)
+            elif self.plan.own_folders and (problem := save_copy(self.task, self.model, self.run_dir)):
+                self._warn(f"{self.member.name} {problem}")
         return ExitCode.DONE
 
     # --------------------------------------------------------------------------------------------------- one step
@@ -371,6 +376,8 @@ class Trainer:
         self.backward.most = int(snapshot.state["most"])
         self.position.load(snapshot.state, snapshot.tensors)
         self.position.cut_short = 0  # by the stop before this start
+        there = {r: size for r, size in self.position.batch_sizes.items() if r not in self.plan.absent}
+        self.position.batch_sizes = there or self.position.batch_sizes
         self.strategy.load(part("strategy", snapshot.tensors), snapshot.state["strategy"])
 
     def _joining(self) -> JoiningState:

@@ -139,6 +139,7 @@ def prepare_options(
         trust=trust(trust_new, person),
         let_in=let_in if person else None,
         allow_missing=allow_missing,
+        missing_hint="to go on without it, add --allow-missing",
         offline_wheels=offline_wheels,
     )
 

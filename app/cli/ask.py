@@ -20,7 +20,8 @@ from distributed.hosts.file import RUN_HOSTS, typed_machine
 from distributed.run.requests import Action, leave_request, withdraw_request
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.event_log import follow_events
-from training.events import RequestEvent, RunEvent
+from training.events import RequestEvent, RunEvent, SnapshotEvent
+from training.outcome import newest_snapshots
 from training.plan import SCRIPT
 from training.processes import end_processes
 from training.run_files import is_live
@@ -129,12 +130,24 @@ def stop(
     if distributed:
         hosts = all_hosts(path)
         stand_behind(hosts, path / RUN_HOSTS, named=False, person=somebody(as_json))
-        found = leftovers(hosts, RunFolder.open(path).metadata.run_id, ended)
+        held: list[SnapshotEvent] = []
+        found = leftovers(hosts, RunFolder.open(path).metadata.run_id, ended, held=held.append)
+        note_unheard(path, held)
     else:
         ended()
         found = {"this machine": end_processes(RunFolder.open(path).metadata.run_id)}
     moments["proved"] = time.time()
     return _tell_leftovers(path, found, moments, as_json)
+
+
+def note_unheard(path: Path, held: list[SnapshotEvent]) -> None:
+    """Write down the snapshots that machines wrote by themselves, after whoever carried the run out was gone."""
+    known = newest_snapshots(RunFolder.open(path).events())
+    unheard = [e for e in held if e.member is not None and e.step > known.get(e.member, (-1, ()))[0]]
+    if unheard and not is_live(path):
+        with contextlib.suppress(MusterError), RunFolder.take_over(path) as folder:
+            for event in sorted(unheard, key=lambda one: one.step):
+                folder.append(event)
 
 
 def _wait_until_gone(path: Path) -> None:
@@ -169,6 +182,9 @@ def _tell_leftovers(
         return answer(True, document, (), ExitCode.NOT_READY if problems else code)
     stopped = "stopped" if run.metadata.strategy == SCRIPT else f"stopped; {state.kept}"
     show_line("the run is completed" if run.metadata.status == "completed" else stopped)
+    resumable = run.metadata.status != "completed" and run.metadata.strategy != SCRIPT
+    if resumable and state.resume_step is not None:
+        say(f"resume with: {command_about(path, 'distributed-train', '--resume')}")
     for name, processes in left.items():
         show_line(f"{name}: {'nothing left running' if not processes else '; '.join(map(visible, processes))}")
     if problems:

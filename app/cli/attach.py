@@ -24,6 +24,7 @@ from app.since import Visit
 from distributed.run.requests import Action, leave_request
 from profiles.errors import BadInput, ExitCode
 from training.event_log import follow_lines, newest_number, read_events
+from training.events import ENGINE, Event, RunEvent, TimingEvent
 from training.plan import SCRIPT
 from training.run_files import is_live
 from training.run_folder import RunFolder
@@ -35,6 +36,9 @@ STOPPING = {
     "kill": "ending at once, without a snapshot",
 }
 STOPPING_SCRIPT = f"stopping: the script has {SCRIPT_GRACE:.0f} s to end (press again to end at once)"
+_START_PATIENCE = 60.0
+"""Seconds to see a run begin before it is left alone: the hashes of much data take longer."""
+_LOOK = 0.05
 _ACTIONS: dict[str, Action] = {"s": "stop", "k": "kill"}
 
 
@@ -128,14 +132,45 @@ def _goes_on(path: Path) -> None:
     say(f"stop it: {command_about(path, 'stop')}")
 
 
-def leave(path: Path, as_json: bool) -> ExitCode:
-    """Tell of a run that was started in the background."""
+def leave(path: Path, as_json: bool, since: int = -1) -> ExitCode:
+    """Tell of a run that was started in the background; of one that has ended since, how.
+
+    Args:
+        since: number of the last event before it was started.
+    """
+    follower = Follower(path)
+    state = _watch_start(follower, since)
+    if state is not None:
+        ended: Ended = follower.ended(state)
+        tell(ended, as_json)
+        return ended.exit_code
     run_id = RunFolder.open(path).metadata.run_id
     code = answer(as_json, {"run_id": run_id, "run_dir": str(path), "status": "starting"}, [run_id])
     if not as_json:
         Visit(path, newest_number(path / "events.jsonl")).leave(time.time())  # what happens from here on is news
         say(f"runs in the background; watch it with: {command_about(path, 'attach')}")
     return code
+
+
+def _watch_start(follower: Follower, since: int) -> RunState | None:
+    """Wait until a run that was just started has what its workers meet at; return its state where it ends before."""
+    end = time.monotonic() + _START_PATIENCE
+    local = RunFolder.open(follower.path).metadata.run_type == "local"
+    seen: list[Event] = []
+    for event in follower.events():
+        if event is not None:
+            seen.append(event)
+        if event is None and time.monotonic() < end:
+            time.sleep(_LOOK)
+        elif event is None or ((event.seq or 0) > since and _starts(event, local)):
+            return None
+    return reduce_events(seen)
+
+
+def _starts(event: Event, local: bool) -> bool:
+    if local:
+        return isinstance(event, RunEvent) and event.status == "starting"
+    return isinstance(event, TimingEvent) and event.part == ENGINE
 
 
 def show_run(

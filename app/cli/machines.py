@@ -188,9 +188,11 @@ def _tell(cases: Sequence[_Case], as_json: bool) -> ExitCode:
 def _left_lines(left: Inventory) -> Iterator[str]:
     if left.empty:
         yield "nothing of Muster is left"
+    machines = visible(", ".join(left.elsewhere))
+    where = f" (on {machines}, which shares this folder)" if machines else ""
     for run in left.alive:
         end = "" if run == PREPARED else f"; end it first: {command_line('stop', run)}"
-        yield f"run {visible(run)} is still running and was not touched{end}"
+        yield f"run {visible(run)} is still running{where} and was not touched{end}"
     rest = [part.path for part in left.parts] + [f"process {process.pid}" for process in left.processes]
     for what in [*rest, *left.keys] if not left.alive else []:
         yield f"still there: {visible(what)}"

@@ -27,6 +27,7 @@ from profiles.resolve import load_profile, profile_from_options
 from profiles.schema import Profile, tracker_names
 from profiles.split import DATA_STAY
 from training.data_findings import check_data, check_data_of
+from training.event_log import newest_number
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
 from training.plan import RunPlan
@@ -127,10 +128,36 @@ def start_in_background(request: TrainRequest) -> Path:
     return folder.path
 
 
-def leave_or_show(path: Path, request: TrainRequest) -> ExitCode:
-    """Leave a run that goes on by itself alone, or show it: in the dashboard where one was asked for and fits."""
+def train_in_background(request: TrainRequest) -> ExitCode:
+    """Start or resume a run of this machine in the background, and show it unless it is to be left alone.
+
+    Raises:
+        MusterError: nothing was started.
+    """
+    since = events_before(request)
+    return leave_or_show(start_in_background(request), request, since)
+
+
+def events_before(request: TrainRequest) -> int:
+    """Return the number of the last event of the run to resume; -1: there is none, or the run is new.
+
+    Raises:
+        BadInput: no such run.
+    """
+    if not request.resume:
+        return -1
+    path = find_run(Path(request.overrides.get("output_dir", "output")), request.resume)
+    return newest_number(path / "events.jsonl")
+
+
+def leave_or_show(path: Path, request: TrainRequest, since: int) -> ExitCode:
+    """Leave a run that goes on by itself alone, or show it: in the dashboard where one was asked for and fits.
+
+    Args:
+        since: number of the last event before it was started.
+    """
     if request.detach:
-        return leave(path, request.as_json)
+        return leave(path, request.as_json, since)
     if request.dashboard and fits_here() and not request.as_json:
         return show_dashboard(path)
     return show_run(path, request.as_json)
@@ -239,7 +266,7 @@ def train_on_hosts(request: TrainRequest, hosts_file: Path, instead: Instead | N
     from distributed.launcher import DistributedLauncher, PlanOptions, resume_run
     from distributed.planning.document import Planning
 
-    person = not request.no_input and somebody()
+    person, since = not request.no_input and somebody(), events_before(request)
     prepare = prepare_options(person, request.trust_new, request.allow_missing, request.offline_wheels)
     if request.resume:
         path, plan = resumable(request)
@@ -260,7 +287,7 @@ def train_on_hosts(request: TrainRequest, hosts_file: Path, instead: Instead | N
             return instead(launcher, planned, request)
         path = launcher.start(planned, request.command)
     start_trackers(path, trackers)
-    return leave_or_show(path, request)
+    return leave_or_show(path, request, since)
 
 
 def _tell_plan(planned: Planned) -> None:

@@ -204,5 +204,5 @@ def distributed_train(
     if hosts is not None:
         return train.train_on_hosts(request, hosts)
     if detach or dashboard:
-        return train.leave_or_show(train.start_in_background(request), request)
+        return train.train_in_background(request)
     return train.distributed_train(request)

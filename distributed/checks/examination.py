@@ -142,7 +142,7 @@ def _health(one: Readiness) -> Health | Finding:
     except ValidationError:
         return Finding("health", "warning", f"its hardware could not be read: {done.problem[:200]}")
     except MusterError as error:
-        return Finding("health", "warning", f"its hardware could not be read: {error.message}")
+        return Finding("health", "warning", f"its hardware could not be read: {error.beside(one.link.name)}")
 
 
 # ---------------------------------------------------------------------------------------------------------------- ways

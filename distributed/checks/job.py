@@ -98,7 +98,7 @@ def _data(inputs: Inputs, link: MachineLink, facts: Facts) -> list[Finding]:
         lack = ask_missing(link, [tree.name for tree in trees], sorted(sources_of(trees)), prepared=False)
         return judge_data(inputs.trees, lack, facts)
     except MusterError as error:
-        return [Finding("data", "warning", f"its data could not be checked: {error.message}")]
+        return [Finding("data", "warning", f"its data could not be checked: {error.beside(link.name)}")]
 
 
 def judge_memory(profile: Profile, size: ModelSize | None, measured: SpeedFigures | None, health: Health) -> Finding:

@@ -7,17 +7,22 @@ supervisor comes back with. After a run :func:`leftovers` asks every machine for
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+
+from pydantic import ValidationError
 
 from distributed.cleaning.clean_scripts import END, FORGET, REMOVE, SURVEY, WHERE
 from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.link import CACHE, Connection, Dial, document, link_to
 from distributed.ssh.errors import RemoteFileError, SshError
 from profiles.errors import MusterError
+from training.events import SnapshotEvent
+from training.lease import holder
 
 _REMOVAL_TIMEOUT = 600.0
 _SURVEY_TIMEOUT = 120.0
@@ -57,6 +62,8 @@ class Inventory:
     processes: tuple[OrphanProcess, ...] = ()
     alive: tuple[str, ...] = ()
     """Runs that go on there."""
+    elsewhere: tuple[str, ...] = ()
+    """Machines that share our folder and on which some of them go on."""
     foreign: tuple[str, ...] = ()
     """Keys of the Muster on other machines, by their comment; they are not ours to take."""
     left_alone: tuple[str, ...] = ()
@@ -94,14 +101,29 @@ def survey(connection: Connection, blob: str, roots: Sequence[str] = (CACHE,)) -
     done = connection.run(["sh", "-c", SURVEY, "sh", blob, *dict.fromkeys(roots)], timeout=_SURVEY_TIMEOUT)
     if b"\nps\n" not in b"\n" + done.stdout:
         problem = f"cannot look for Muster's files: {done.problem}"
-        raise RemoteFileError(connection.machine, problem, "are sh and ps there?")
+        raise RemoteFileError(connection.machine, problem, "is sh there?")
     said, _, table = (b"\n" + done.stdout).decode(errors="replace").partition("\nps\n")
-    inventory, groups = _read(said)
-    return _with_processes(connection, inventory, groups, table, roots)
+    answer, rows = _read(said), [row for line in table.splitlines() if (row := _row(line))]
+    if answer.shell not in [pid for pid, _, _ in rows]:
+        problem = "its processes cannot be listed, so nobody knows whether a run goes on there"
+        raise RemoteFileError(connection.machine, problem, "install ps there (the package procps), or mount /proc")
+    return _with_processes(connection, answer, rows, roots)
 
 
-def _read(text: str) -> tuple[Inventory, dict[int, str]]:
-    """Read a survey up to its table of processes; also the runs by their workers' process groups."""
+@dataclass(frozen=True)
+class _Answer:
+    """A survey up to its table of processes."""
+
+    inventory: Inventory
+    groups: dict[int, str]
+    """Runs by the process groups of their workers."""
+    held: dict[str, str]
+    """Runs that go on on another machine with the same folder, and which that is."""
+    shell: int
+    """The process that answered; 0: unknown."""
+
+
+def _read(text: str) -> _Answer:
     fields = [line.split("\t") for line in text.split("\n")]
 
     def of(kind: str, count: int) -> list[list[str]]:
@@ -116,7 +138,12 @@ def _read(text: str) -> tuple[Inventory, dict[int, str]]:
         left_alone=tuple(row[0] for row in of("left", 1)),
         roots=tuple(roots),
     )
-    return inventory, {int(row[0]): row[1] for row in of("group", 2) if _is_number(row[0])}
+    now, here = next(iter(of("here", 2)), ["", ""])
+    moment = float(now) if _is_number(now) else 0.0  # by a clock that nobody knows, no lease is over
+    held = {run: name for run, lease in of("lease", 2) if (name := holder(lease, here, moment))}
+    groups = {int(row[0]): row[1] for row in of("group", 2) if _is_number(row[0])}
+    shell = next((int(row[0]) for row in of("self", 1) if _is_number(row[0])), 0)
+    return _Answer(inventory, groups, held, shell)
 
 
 def _part(path: str, kilobytes: int, roots: Sequence[tuple[str, bool]]) -> InventoryPath | None:
@@ -131,26 +158,27 @@ def _part(path: str, kilobytes: int, roots: Sequence[tuple[str, bool]]) -> Inven
 
 
 def _with_processes(
-    connection: Connection, inventory: Inventory, groups: dict[int, str], table: str, roots: Sequence[str]
+    connection: Connection, answer: _Answer, rows: Sequence[tuple[int, int, str]], roots: Sequence[str]
 ) -> Inventory:
     """Add which runs are alive, and which processes are left of those that are not."""
-    rows = [row for line in table.splitlines() if (row := _row(line))]
+    inventory = answer.inventory
     folders = [*dict.fromkeys([*roots, *(root for root, _ in inventory.roots)])]
-    alive = {run for _, _, command in rows if (run := _run_of_agent(command, folders))}
+    alive = {run for _, _, command in rows if (run := _run_of_agent(command, folders))} | answer.held.keys()
     named = {pid: (pgid, run) for pid, pgid, command in rows if (run := _run_of_worker(command, folders))}
     sure = {pgid for pgid, run in named.values() if run not in alive}
-    maybe = {group for group, run in groups.items() if run not in alive} - sure
+    maybe = {group for group, run in answer.groups.items() if run not in alive} - sure
     asked = [(pid, command) for pid, pgid, command in rows if pgid in maybe]
     inside = _inside(connection, [pid for pid, _ in asked], [root for root, _ in inventory.roots])
     left = [(pid, command) for pid, pgid, command in rows if pgid in sure or pid in inside]
     processes = tuple(OrphanProcess(pid, command) for pid, command in left)
-    return replace(inventory, processes=processes, alive=tuple(sorted(alive)))
+    elsewhere = tuple(sorted(set(answer.held.values())))
+    return replace(inventory, processes=processes, alive=tuple(sorted(alive)), elsewhere=elsewhere)
 
 
 def _row(line: str) -> tuple[int, int, str] | None:
     fields = line.split(None, 2)
     numbers = len(fields) == 3 and _is_number(fields[0]) and _is_number(fields[1])
-    return (int(fields[0]), int(fields[1]), fields[2][:_LONGEST_COMMAND]) if numbers else None
+    return (int(fields[0]), int(fields[1]), fields[2].rstrip()[:_LONGEST_COMMAND]) if numbers else None
 
 
 def _run_of_agent(command: str, folders: Sequence[str]) -> str:
@@ -219,12 +247,17 @@ def _removal(parts: Sequence[InventoryPath], now: Inventory) -> list[str]:
 
 
 def leftovers(
-    hosts: Hosts, run_id: str, first: Callable[[], object] = lambda: None, dial: Dial = link_to
+    hosts: Hosts,
+    run_id: str,
+    first: Callable[[], object] = lambda: None,
+    dial: Dial = link_to,
+    held: Callable[[SnapshotEvent], object] = lambda snapshot: None,
 ) -> dict[str, list[str] | MusterError]:
     """Return, by machine, the processes of a run that still run there, or why it could not be asked.
 
     Args:
         first: done before they are asked, while the connections are made already.
+        held: told of every snapshot that a machine has, from any thread.
     """
     done = threading.Event()
 
@@ -233,7 +266,10 @@ def leftovers(
         try:
             link.put_agent()
             done.wait()
-            left = document(machine.name, link.ask("left", run_id).stdout).get("processes")
+            answer = document(machine.name, link.ask("left", run_id).stdout)
+            left = answer.get("processes")
+            for snapshot in _snapshots(answer.get("snapshots")):
+                held(snapshot)
             if not isinstance(left, list):
                 raise SshError(machine.name, "it did not report which processes are left", "check there with ps -ax")
             return [str(process) for process in left]
@@ -249,6 +285,14 @@ def leftovers(
         finally:
             done.set()
         return dict(zip((machine.name for machine in hosts.machines), answers))
+
+
+def _snapshots(said: object) -> Iterator[SnapshotEvent]:
+    """Read what a machine says of its snapshots; nonsense is passed over."""
+    for one in said if isinstance(said, list) else ():
+        with contextlib.suppress(ValidationError):
+            fields = one if isinstance(one, dict) else {}
+            yield SnapshotEvent.model_validate({"seconds": 0.0, **fields})
 
 
 def _is_number(text: str) -> bool:

@@ -47,12 +47,26 @@ runs() {
       mine=1
       group=$(sed -n 's/.*"worker": *\([0-9][0-9]*\).*/\1/p' "$state")
       printf 'group\t%s\t%s\n' "$group" "$run"
+      held=${state%agent.json}lease
+      if [ -f "$held" ]; then printf 'lease\t%s\t%s\n' "$run" "$(cat "$held" 2>/dev/null)"; fi
     done
     if [ -n "$mine" ]; then set -- "$@" "$path"; else printf 'left\t%s\n' "$path"; fi
   done
   sizes "$@"
 }
+processes() {
+  ps -axww -o pid=,pgid=,command= 2>/dev/null && return
+  ps -o pid,pgid,args 2>/dev/null && return
+  for folder in /proc/[0-9]*; do
+    { IFS= read -r line < "$folder/stat"; } 2>/dev/null || continue
+    set -- ${line##*) }
+    printf '%s %s %s\n' "${folder#/proc/}" "$3" "$(tr '\000\n' '  ' < "$folder/cmdline" 2>/dev/null)"
+  done
+}
 [ ! -f "$file" ] || keys
+printf 'here\t%s\t%s/%s/%s\n' "$(date +%s)" "$(uname -n)" "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)" \
+  "$(readlink /proc/self/ns/pid 2>/dev/null)"
+printf 'self\t%s\n' $$
 for root; do
   case $root in "~/"*) root=$HOME/${root#"~/"};; /*) ;; *) root=$HOME/$root;; esac
   whole=
@@ -63,7 +77,7 @@ for root; do
   runs "$real/runs" "$whole"
 done
 echo ps
-ps -axww -o pid=,pgid=,command= 2>/dev/null || ps -o pid,pgid,args"""
+processes"""
 """``BLOB ROOT...`` to lines of fields, parted by tabs; see :func:`distributed.cleaning.clean._read`.
 
 ``~/.cache/muster`` is ours as a whole. In any other folder only what has the shape of our files is listed as a

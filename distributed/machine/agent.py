@@ -1,6 +1,7 @@
 """A machine's agent: starts one worker, outlives the connection, and leaves nothing behind.
 
-Standard library only, Python >= 3.9: this file is copied to the machine and run there before anything else exists::
+Standard library only, Python >= 3.9: it is copied to the machine with :mod:`distributed.system` and
+:mod:`training.lease`, and run there before anything else exists::
 
     python agent.py ROOT start RUN RANK          < one JSON document (see :func:`start`)
     python agent.py ROOT attach RUN RANK AFTER   JSON lines both ways until either side goes
@@ -33,6 +34,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from distributed.system import keep_awake
+from training.lease import Lease, held_elsewhere
+
 SOCKET = "agent.sock"
 BEAT = 1.0
 LONGEST_LINE = 1 << 18
@@ -40,9 +44,6 @@ LONGEST_LINE = 1 << 18
 LOG_BUDGET = 64 << 20  # bytes of a worker's log that are kept
 PATIENCE = 10.0
 _TICK = 0.1
-_INHIBIT = """systemd-inhibit --what=sleep:idle --who=muster --why='a training run' cat ||
-exec systemd-inhibit --what=idle --who=muster --why='a training run' cat"""
-"""Many systems refuse a session over SSH more than ``idle``. It ends with its input, and so with whoever holds it."""
 
 
 def run_folder(root: str, run: str, rank: str) -> Path:
@@ -114,7 +115,7 @@ class Daemon:
         listener.bind(SOCKET)
         listener.listen(16)
         os.write(ready, b"1")
-        awake = keep_awake()
+        awake, lease = keep_awake(), Lease(self._folder)
         self._worker = self._start_worker()
         follower = threading.Thread(target=self._follow, daemon=True)
         for thread in (follower, threading.Thread(target=self._accept, args=(listener,), daemon=True)):
@@ -129,6 +130,7 @@ class Daemon:
             follower.join(1.0)
             if awake is not None:
                 awake.kill()
+            lease.release()
             self._tidy()
 
     def _start_worker(self) -> subprocess.Popen[bytes]:
@@ -260,19 +262,9 @@ def start_guard(grace: float) -> int:
             os.killpg(group, 0)
             time.sleep(_TICK)
         os.killpg(group, signal.SIGKILL)
-    if not can_connect():  # else they are another attempt's
+    if not can_connect() and not held_elsewhere(Path.cwd()):  # else they are another attempt's
         shutil.rmtree("secrets", ignore_errors=True)
     os._exit(0)
-
-
-def keep_awake() -> subprocess.Popen[bytes] | None:
-    """Keep this machine awake as long as this process lives, where the system knows how."""
-    tools = {"caffeinate": ["caffeinate", "-ims", "-w", str(os.getpid())], "systemd-inhibit": ["sh", "-c", _INHIBIT]}
-    nothing = subprocess.DEVNULL
-    for words in (words for tool, words in tools.items() if shutil.which(tool)):
-        with contextlib.suppress(OSError):
-            return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=nothing, stderr=nothing)
-    return None
 
 
 def write_files(folder: Path, files: dict[str, str]) -> None:
@@ -335,8 +327,12 @@ def can_connect() -> bool:
 
 
 def end_old_agent(patience: float = PATIENCE) -> None:
-    """End an agent that an earlier attempt of the same run left here."""
+    """End an agent that an earlier attempt of the same run left here; one on another machine ends with its lease."""
     end = time.monotonic() + patience
+    while other := held_elsewhere(Path.cwd()):
+        if time.monotonic() > end:
+            raise OSError(f"{other} shares this folder and still works in it; end the run there, or wait 3 minutes")
+        time.sleep(_TICK)
     while can_connect():
         if time.monotonic() > end:
             raise OSError("another agent of this run is active here and does not end")

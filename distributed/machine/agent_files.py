@@ -1,13 +1,14 @@
 """What a machine is asked before and after a run: who it is, which files it has, what is left of a run there.
 
-Standard library only, Python >= 3.9: it is copied to the machine with :mod:`distributed.system` and
-:mod:`training.resources`, and run there::
+Standard library only, Python >= 3.9: it is copied to the machine with :mod:`distributed.system`,
+:mod:`training.lease` and :mod:`training.resources`, and run there::
 
     python agent_files.py ROOT probe MODULE...   one JSON document about the machine
     python agent_files.py ROOT missing           < {"trees": [...], "blobs": [...]}   > those that are not there
     python agent_files.py ROOT sync   < {"trees": {hash: {path: blob}}, "begun": {blob: bytes}}, gzipped tar of blobs
     python agent_files.py ROOT fetch RUN RANK NAME   > {"files": {path: bytes}}, then these bytes, of a worker's folder
-    python agent_files.py ROOT left RUN          > {"processes": ["pid command", ...]}
+    python agent_files.py ROOT left RUN          > {"processes": ["pid command", ...], "snapshots": [...]}
+    python agent_files.py ROOT forget RUN RANK   removes the keys of a worker whose agent is gone
 
 Files are kept by the SHA-256 of their content under ``blobs/``; a tree under ``trees/`` is a folder of hard links to
 them, so that what two runs have in common is sent and stored once.
@@ -29,10 +30,12 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from distributed.system import interface_of, output, read
+from training.lease import held_elsewhere
 from training.resources import count_gpus, gpu_memory, gpus_have_bf16, memory_limit
 
 _PIECE = 1 << 16
@@ -278,20 +281,75 @@ def fetch(folder: Path, name: str, out: Any) -> None:
     out.flush()
 
 
-def left(root: Path, run: str) -> dict[str, list[str]]:
-    """Return the processes of a run that are still here: its agents, its workers and what those have started."""
+def processes() -> list[tuple[int, int, str]]:
+    """Return number, group and command of all processes that have not ended.
+
+    Raises:
+        OSError: they cannot be listed.
+    """
     table = [line.split(None, 2) for line in output("ps", "-axww", "-o", "pid=,pgid=,command=").splitlines()]
     rows = [(int(row[0]), int(row[1]), row[2]) for row in table if len(row) == 3]
+    rows = rows or [row for folder in Path("/proc").glob("[0-9]*") if (row := process_at(folder))]
+    if os.getpid() not in [pid for pid, _, _ in rows]:
+        raise OSError("no ps (the package procps) and no /proc: what runs here cannot be listed")
+    return [row for row in rows if not row[2].endswith("<defunct>")]
+
+
+def process_at(folder: Path) -> tuple[int, int, str] | None:
+    """Return number, group and command of the process of a folder of ``/proc``; ``None`` if it is gone."""
+    try:
+        state = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        words = (folder / "cmdline").read_bytes().split(b"\0")
+        row = int(folder.name), int(state[2]), b" ".join(words).decode(errors="replace").strip()
+        return row if state[0] != "Z" else None
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def forget(root: Path, run: str, rank: str) -> None:
+    """Remove the keys of a worker whose agent, and its guard, were killed before they could."""
+    folder = root / "runs" / run / rank
+    agent = re.compile(rf"agent\.py {re.escape(str(root))} start {re.escape(run)} {re.escape(rank)}( |$)")
+    if not held_elsewhere(folder) and not any(agent.search(command) for _, _, command in processes()):
+        shutil.rmtree(folder / "secrets", ignore_errors=True)
+
+
+def snapshots(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the snapshots of a run that are whole by the sizes of their files."""
+    for manifest in folder.glob("*/checkpoints/member-*/step-*/manifest.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            document, snapshot = json.loads(manifest.read_bytes()), manifest.parent
+            sizes = {name: int(file["bytes"]) for name, file in document["files"].items()}
+            if all((snapshot / name).stat().st_size == size for name, size in sizes.items()):
+                path, live = snapshot.relative_to(folder).as_posix().partition("/")[2], document["state"]["live"]
+                member = int(snapshot.parent.name.partition("-")[2])
+                yield {
+                    "member": member,
+                    "step": document["step"],
+                    "path": path,
+                    "bytes": sum(sizes.values()),
+                    "live": live,
+                }
+
+
+def left(root: Path, run: str) -> dict[str, list[Any]]:
+    """Return the processes of a run that are still here (its agents, its workers and what those have started) and its
+    snapshots. No key stays where no agent is that would remove it."""
+    rows = processes()
     agent = re.compile(rf"agent\.py {re.escape(str(root))} \w+ {re.escape(run)}( |$)")
     folder = f"{root / 'runs' / run}/"
     named = [(pid, pgid) for pid, pgid, command in rows if "-m training." in command and folder in command]
     groups = {pgid for _, pgid in named}
     for state in Path(folder).glob("*/agent.json"):  # as the agent wrote it down
-        if state.with_name("agent.sock").exists():  # else it has ended its worker: the number may be another's by now
+        # Else it has ended its worker, or that is on another machine: the number may be another's by now.
+        if state.with_name("agent.sock").exists() and not held_elsewhere(state.parent):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 groups.add(int(json.loads(state.read_text())["worker"]))
     mine = [(pid, command) for pid, pgid, command in rows if pgid in groups or agent.search(command)]
-    return {"processes": [f"{pid} {command[:200]}" for pid, command in mine]}
+    for secrets in Path(folder).glob("*/secrets"):
+        forget(root, run, secrets.parent.name)
+    lines = [f"{pid} {command[:200]}" for pid, command in mine]
+    return {"processes": lines, "snapshots": list(snapshots(Path(folder)))}
 
 
 def main() -> int:
@@ -309,6 +367,8 @@ def main() -> int:
             fetch(root / "runs" / rest[0] / rest[1], rest[2], sys.stdout.buffer)
         elif command == "left":
             print(json.dumps(left(root, rest[0])))
+        elif command == "forget":
+            forget(root, rest[0], rest[1])
     except (OSError, ValueError, EOFError, tarfile.TarError) as error:
         print(f"{error.__class__.__name__}: {error}", file=sys.stderr)
         return 1

@@ -186,7 +186,7 @@ class MachineLink:
 
     def put_agent(self) -> None:
         """Copy the agent's programs there."""
-        for name, program in _programs().items():
+        for name, program in programs().items():
             self.connection().put(program, f"{self.root}/agent/{_version()}/{name}", mode=0o700)
 
     def words(self, script: str, *arguments: str) -> list[str]:
@@ -228,7 +228,7 @@ class MachineLink:
         Raises:
             SshError: the connection was lost.
         """
-        words = [self.python, "-c", _programs()[FILES].decode(), self.root, *arguments]
+        words = [self.python, "-c", programs()[FILES].decode(), self.root, *arguments]
         return self.connection().run(words, input=input, timeout=timeout)
 
     def close(self) -> None:
@@ -290,15 +290,16 @@ def packed(*modules: str) -> str:
 
 
 @lru_cache
-def _programs() -> dict[str, bytes]:
+def programs() -> dict[str, bytes]:
     """Return the programs of the agent by the names of their files."""
-    files = packed("distributed.system", "training.resources", "distributed.machine.agent_files")
-    return {AGENT: Path(__file__).with_name(AGENT).read_bytes(), FILES: files.encode()}
+    files = packed("distributed.system", "training.lease", "training.resources", "distributed.machine.agent_files")
+    agent = packed("distributed.system", "training.lease", "distributed.machine.agent")
+    return {AGENT: agent.encode(), FILES: files.encode()}
 
 
 @lru_cache
 def _version() -> str:
-    return hashlib.sha256(b"".join(_programs().values())).hexdigest()[:16]
+    return hashlib.sha256(b"".join(programs().values())).hexdigest()[:16]
 
 
 def _there(path: str) -> str:

@@ -111,8 +111,9 @@ class NotReady(MusterError):
 
     exit_code = ExitCode.NOT_READY
 
-    def __init__(self, problems: Sequence[MusterError]) -> None:
-        hints = dict.fromkeys(problem.hint for problem in problems if problem.hint)  # what many need is said once
+    def __init__(self, problems: Sequence[MusterError], hint: str = "") -> None:
+        words = [problem.hint for problem in problems] + [hint]
+        hints = dict.fromkeys(word for word in words if word)  # what many need is said once
         super().__init__("; ".join(problem.message for problem in problems), "; ".join(hints))
         self.problems = tuple(problems)
 
@@ -154,8 +155,11 @@ def check(
     return found
 
 
-def ready(found: Sequence[Readiness]) -> list[Ready]:
+def ready(found: Sequence[Readiness], hint: str = "") -> list[Ready]:
     """Return links and facts of all machines.
+
+    Args:
+        hint: what helps beside the fixes of the problems.
 
     Raises:
         NotReady: some have a problem; all connections are closed.
@@ -164,7 +168,7 @@ def ready(found: Sequence[Readiness]) -> list[Ready]:
     if problems:
         for one in found:
             one.link.close()
-        raise NotReady(problems)
+        raise NotReady(problems, hint)
     return [(one.link, one.facts) for one in found if one.facts is not None]
 
 
@@ -301,7 +305,7 @@ def plan_run(profile: Profile, machines: Sequence[Ready]) -> RunPlan:
             seen = interface_of(address_towards(far[0]))
         interface = (machine.interface or (seen if engine == "nccl" else "")) if network else ""
         members.append(member_of(machine, device, planned.rank, profile, planned.batch_size, interface))
-    return local.model_copy(update={"members": tuple(members), "engine": engine})
+    return local.model_copy(update={"members": tuple(members), "engine": engine, "own_folders": True})
 
 
 def member_of(

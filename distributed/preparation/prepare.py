@@ -54,6 +54,8 @@ class PrepareOptions:
     """Asked to bring our key to machines that take a password; ``None``: nobody can be asked."""
     allow_missing: bool = False
     """Go on without machines that are not there."""
+    missing_hint: str = ""
+    """How a person says that, for the error about some that are not there."""
     repair: bool = True
     """Make an environment, in our own folder there, on machines without the packages."""
     offline_wheels: bool = False
@@ -67,7 +69,17 @@ def prepare(hosts: Hosts, task: str, options: PrepareOptions) -> list[Ready]:
         NotReady: some cannot take part; one error each, and all connections are closed.
         BadInput: ~/.ssh/config has an error.
     """
-    return ready(_Preparation(hosts, task, options).found())
+    found = _Preparation(hosts, task, options).found()
+    absent = [one for one in found if isinstance(one.problem, _ABSENT)]
+    problems = [one for one in found if one.problem is not None]
+    only_absent = len(absent) == len(problems) < len(found)
+    return ready(found, options.missing_hint if only_absent else "")
+
+
+def hosts_with(hosts: Hosts, links: Sequence[MachineLink]) -> Hosts:
+    """Return the same hosts, those of ``links`` as these know them."""
+    met = {machine.name: machine for machine in hosts_of(hosts, links).machines}
+    return hosts.model_copy(update={"machines": tuple(met.get(one.name, one) for one in hosts.machines)})
 
 
 def hosts_of(hosts: Hosts, links: Sequence[MachineLink]) -> Hosts:

@@ -239,15 +239,23 @@ def fetch_model(
         SshError: it cannot be had.
     """
     end = time.monotonic() + patience
+
+    def wanted() -> bool:
+        nonlocal end
+        answer = delivers()
+        end = time.monotonic() + patience  # it may have waited for another one's model for long
+        return answer
+
     while True:
         try:
-            there = fetch_folder(link, run_id, rank, name, run_dir / name, delivers)
+            there = fetch_folder(link, run_id, rank, name, run_dir / name, wanted)
             break
         except (SshError, TimeoutError) as error:
             if time.monotonic() > end:
                 hint = f"it is still there: {link.root}/runs/{run_id}/{rank}/{name}"
                 what = "its model" if name == "model" else f"its folder {name}"
-                raise SshError(link.name, f"{what} could not be fetched ({error})", hint) from None
+                why = error.beside(link.name) if isinstance(error, SshError) else error
+                raise SshError(link.name, f"{what} could not be fetched ({why})", hint) from None
             time.sleep(_PAUSE)
     if there and not (run_dir / FOLDER).exists():  # the model is here without it
         with contextlib.suppress(SshError, TimeoutError, OSError):

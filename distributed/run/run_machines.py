@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from distributed.checks.own_data import require_data
@@ -15,6 +15,7 @@ from distributed.preparation.preflight import NotReady, check, member_of
 from distributed.ssh.forward import LOOPBACK
 from profiles.errors import BadInput
 from training.events import Event, MemberEvent, ProgressEvent, RunEvent
+from training.outcome import kept_step, newest_snapshots
 from training.plan import RunPlan
 
 ADDED = "hosts-added.json"
@@ -26,12 +27,58 @@ def seats_of(links: Sequence[MachineLink], members: int) -> list[MachineLink]:
     return [link for link in links for _ in link.machine.devices or ("",)][:members]
 
 
-def with_places(plan: RunPlan, seats: Sequence[MachineLink]) -> RunPlan:
-    """Return the plan that says which members are on the machine of the coordinator."""
-    coordinator = coordinator_machine(seats) if plan.has_coordinator else None
-    local = [link.machine.here if coordinator is None else link is coordinator for link in seats]
+def present(plan: RunPlan, seats: Sequence[MachineLink]) -> list[MachineLink | None]:
+    """Return the links by rank, ``None`` for members that are not there.
+
+    A machine that is not there carries no coordinator: this one does then, and is dialled on the usual route.
+    """
+    there = [None if rank in plan.absent else link for rank, link in enumerate(seats)]
+    coordinator = coordinator_machine(seats)
+    if coordinator is not None and coordinator not in there:
+        for link in seats:
+            link.machine = link.machine.model_copy(update={"carries_coordinator": False, "coordinator_at": ""})
+    return there
+
+
+def with_places(plan: RunPlan, seats: Sequence[MachineLink | None]) -> RunPlan:
+    """Return the plan that says which members are on the machine of the coordinator.
+
+    Args:
+        seats: as :func:`present` returns them.
+    """
+    links = [link for link in seats if link is not None]
+    coordinator = coordinator_machine(links) if plan.has_coordinator else None
+    local = [link is not None and (link.machine.here if coordinator is None else link is coordinator) for link in seats]
     members = (m.model_copy(update={"local": near}) for m, near in zip(plan.members, local, strict=True))
     return plan.model_copy(update={"members": tuple(members)})
+
+
+def absent_ranks(plan: RunPlan, machines: Sequence[Machine], there: Collection[str]) -> tuple[int, ...]:
+    """Return the ranks of a plan whose machines are not among those that are there, by name.
+
+    Raises:
+        BadInput: the machines have fewer devices than the plan has members: one was taken out of the hosts file.
+    """
+    if plan.launch is not None:
+        owners = [machines[number] for number in plan.launch.machines]
+    else:
+        owners = [machine for machine in machines for _ in machine.devices or ("",)][: plan.world_size]
+    if len(owners) < plan.world_size:
+        missing = ", ".join(member.name for member in plan.members if member.name not in {m.name for m in machines})
+        message = f"this run has {plan.world_size} members, and {RUN_HOSTS} of its folder names {len(owners)} of them"
+        raise BadInput(message, f"put {missing or 'the others'} back into that file, in their order")
+    return tuple(rank for rank, machine in enumerate(owners) if machine.name not in there)
+
+
+def steps_back(events: Iterable[Event], plan: RunPlan, absent: Collection[int]) -> str:
+    """Say it where members that are not there hold the newest snapshot of a run alone; empty: they do not."""
+    newest = newest_snapshots(events)
+    remaining = {rank: (step, set(live) - set(absent)) for rank, (step, live) in newest.items() if rank not in absent}
+    step, resume_step = kept_step(newest), kept_step(remaining)
+    if not absent or step is None or resume_step is None or resume_step >= step:
+        return ""
+    names = ", ".join(plan.seats[rank].name for rank in absent)
+    return f"only {names} held the snapshot of step {step}: without it the run goes on from step {resume_step}"
 
 
 def listening_address(links: Sequence[MachineLink]) -> str:
@@ -146,10 +193,11 @@ class StartWatch:
 
     Args:
         names: of the members, by rank.
+        absent: ranks that nobody waits for.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
+    def __init__(self, names: Sequence[str], absent: Collection[int] = ()) -> None:
+        self._names, self._absent = names, absent
         self._lock = threading.Lock()
         self._status: dict[int, str] = {}
         self._work: dict[int, ProgressEvent] = {}
@@ -169,7 +217,8 @@ class StartWatch:
     def missing(self) -> list[str]:
         """Return a line for every member that the others wait for."""
         with self._lock:
-            return [self._line(rank) for rank in range(len(self._names)) if self._status.get(rank) != "joined"]
+            awaited = (rank for rank in range(len(self._names)) if rank not in self._absent)
+            return [self._line(rank) for rank in awaited if self._status.get(rank) != "joined"]
 
     def _line(self, rank: int) -> str:
         name, work = self._names[rank], self._work.get(rank)

@@ -49,6 +49,9 @@ heard: a run's agent would end for want of a beat."""
 
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
 
+_MAC_NETWORK = (
+    " It also means that the terminal may not use the network: System Settings > Privacy & Security > Local Network"
+)
 _T = TypeVar("_T")
 
 
@@ -257,10 +260,7 @@ def _explain_connect(host: ResolvedHost, address: str, error: OSError, deadline:
         problem = f"this computer has no address {host.bind_address} to connect to {where} from"
         return NoRoute(host.machine, problem, "correct BindAddress in ~/.ssh/config")
     if error.errno in NO_ROUTE:
-        hint = (
-            "is it on, awake and in this network? On a Mac this also means that the terminal may not use the network: "
-            "System Settings > Privacy & Security > Local Network"
-        )
+        hint = "is it on, awake and in this network?" + (_MAC_NETWORK if sys.platform == "darwin" else "")
         return NoRoute(host.machine, f"no route to {where} ({error.strerror}, errno {error.errno})", hint)
     return NoRoute(host.machine, f"cannot connect to {where}: {error.strerror or error}", "check the address")
 

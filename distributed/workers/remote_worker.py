@@ -105,7 +105,9 @@ class RemoteWorker:
         if not isinstance(event, ErrorEvent) or event.machine:
             return event
         name = self.link.name
-        return event.model_copy(update={"message": f"{name}: {event.message}", "machine": name})
+        named = event.message.startswith(f"{name}:")  # it, or one of its devices
+        message = event.message if named else f"{name}: {event.message}"
+        return event.model_copy(update={"message": message, "machine": name})
 
     def exit_code(self) -> int:
         self._done.wait()
@@ -252,6 +254,8 @@ class RemoteWorker:
             first = AgentHello.parse(greeting)
             if first.gone:
                 self._lose("its agent is gone")
+                with contextlib.suppress(SshError):
+                    self.link.ask("forget", *self._place)
                 return
             stop = threading.Event()
             writer = threading.Thread(target=self._write, args=(process, first.commands, stop), daemon=True)

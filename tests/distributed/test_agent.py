@@ -15,15 +15,15 @@ from typing import Any
 import psutil
 import pytest
 
-from distributed.machine import agent
+from distributed.machine import agent, agent_files
 from distributed.machine.agent import Daemon, Spool
+from distributed.machine.link import AGENT, programs
 from distributed.ssh.process import MAX_LINE
 from tests.lab.processes import signal_all
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
-AGENT = Path(agent.__file__)
 WORKER = """
 import json, sys
 print(json.dumps({"hello": 1}), flush=True)
@@ -42,6 +42,8 @@ class Agents:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.folder = root / "runs" / "run-1" / "0"
+        self.program = root / AGENT
+        self.program.write_bytes(programs()[AGENT])
 
     def start(self, program: str = WORKER, lease: float = 20.0, grace: float = 1.0, **more: Any) -> None:
         document = {
@@ -53,12 +55,12 @@ class Agents:
             "grace": grace,
             **more,
         }
-        command = [sys.executable, str(AGENT), str(self.root), "start", "run-1", "0"]
+        command = [sys.executable, str(self.program), str(self.root), "start", "run-1", "0"]
         done = subprocess.run(command, input=json.dumps(document), text=True, capture_output=True, timeout=60)
         assert done.returncode == 0, done.stderr
 
     def attach(self, after: int = 0) -> Attachment:
-        command = [sys.executable, str(AGENT), str(self.root), "attach", "run-1", "0", str(after), "20"]
+        command = [sys.executable, str(self.program), str(self.root), "attach", "run-1", "0", str(after), "20"]
         return Attachment(command)
 
     def pids(self) -> list[int]:
@@ -321,3 +323,19 @@ def test_a_full_disk_costs_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [json.loads(spool.read(n, 0))["event"] for n in (1, 2, 3)] == ["one", "two", "three"]
     assert spool.read(4, 0) == b""
     spool.close()
+
+
+def test_no_key_stays_where_agent_and_guard_were_both_killed(agents: Agents) -> None:
+    agents.start(files={"plan.json": "e30=", "secrets/member-0/key.pem": "e30="})
+    state = agents.folder / "agent.json"
+    until(lambda: state.exists() and state.read_text())
+    daemon = psutil.Process(json.loads(state.read_text())["agent"])
+    alive = (one for one in daemon.children() if one.status() != psutil.STATUS_ZOMBIE)
+    guard = [one for one in alive if "agent.py" in " ".join(one.cmdline())]
+    agent_files.forget(agents.root, "run-1", "0")
+    assert (agents.folder / "secrets").exists()  # somebody is there who will
+    signal_all([one.pid for one in (*guard, daemon)], signal.SIGKILL)
+    until(lambda: not agents.pids())
+    assert (agents.folder / "secrets").exists()
+    assert agent_files.left(agents.root, "run-1")["processes"] == []
+    assert not (agents.folder / "secrets").exists()

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,10 +16,11 @@ from hypothesis import strategies as st
 from scripted_connection import Says
 
 from distributed.cleaning.clean import PREPARED, Inventory, remove, survey
-from distributed.machine import agent
 from distributed.machine.agent_files import left
-from distributed.machine.link import HereConnection
+from distributed.machine.link import AGENT, HereConnection, programs
+from distributed.ssh.errors import RemoteFileError
 from tests.waiting import until
+from training.lease import Lease
 
 pytestmark = pytest.mark.slow
 
@@ -220,7 +222,9 @@ def live(home: Path) -> Iterator[Path]:
         "argv": ["{python}", "-c", SLEEPER, "training.worker", "{folder}/plan.json"],
         "env": {}, "files": {}, "links": {}, "lease": 60.0, "grace": 0.5,
     }  # fmt: skip
-    command = [sys.executable, agent.__file__, str(root), "start", "alive", "0"]
+    program = home / AGENT
+    program.write_bytes(programs()[AGENT])
+    command = [sys.executable, str(program), str(root), "start", "alive", "0"]
     subprocess.run(command, input=json.dumps(document), text=True, capture_output=True, check=True, timeout=60)
     yield root
     command[3:] = ["attach", "alive", "0", "0", "20"]
@@ -279,7 +283,7 @@ def test_a_command_without_end_is_looked_at_in_part() -> None:
     agent = "agent.py /r start one 0"
 
     def alive(command: str) -> tuple[str, ...]:
-        return survey(Says(f"\nps\n7 7 {command}\n".encode()), BLOB, ["/r"]).alive
+        return survey(Says(f"\nself\t7\nps\n7 7 {command}\n".encode()), BLOB, ["/r"]).alive
 
     assert alive(agent) == alive(" " + "x" * 4000 + agent) == ("one",)
     assert alive("x" * 5000 + agent) == alive("agent.py x start " * 100_000) == ()
@@ -294,7 +298,49 @@ _WORD = (
 @settings(max_examples=50)
 @given(st.lists(st.lists(_WORD, max_size=3).map("\t".join), max_size=8).map("\n".join))
 def test_whatever_a_machine_says_is_read_without_harm(text: str) -> None:
-    inventory = survey(Says(f"{text}\nps\n7 9 a command\n".encode()), BLOB)
+    inventory = survey(Says(f"self\t7\n{text}\nps\n7 9 a command\n".encode()), BLOB)
     tops = tuple(f"{root}/" for root, _ in inventory.roots)
     assert isinstance(inventory, Inventory) and {process.pid for process in inventory.processes} <= {7}
     assert all(part.path.startswith(tops) and "/../" not in part.path for part in inventory.parts)
+
+
+def test_a_run_that_another_machine_carries_in_the_same_home_is_alive(machine: HereConnection, home: Path) -> None:
+    lease = cache(home) / "runs" / "dead" / "0" / "lease"
+    lease.write_text(f"{time.time():.0f} b/other-boot/pid:[1]\n")
+    left = remove(machine, BLOB, survey(machine, BLOB))
+    assert left.alive == ("dead",) and left.elsewhere == ("b",) and (lease.parent / "spool.jsonl").exists()
+    lease.write_text(f"{time.time() - 1000:.0f} b/other-boot/pid:[1]\n")
+    assert remove(machine, BLOB, survey(machine, BLOB)).empty
+
+
+def test_the_survey_knows_this_machine_by_its_own_lease(machine: HereConnection, home: Path) -> None:
+    folder = cache(home) / "runs" / "dead" / "0"
+    lease = Lease(folder)
+    assert (folder / "lease").exists() and survey(machine, BLOB).alive == ()
+    lease.release()
+    assert not (folder / "lease").exists()
+
+
+@pytest.fixture
+def without_ps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let all programs but ``ps`` and ``lsof`` be found."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for place in ("/usr/bin", "/bin"):
+        for program in Path(place).iterdir():
+            if program.name not in ("ps", "lsof") and not (folder / program.name).is_symlink():
+                (folder / program.name).symlink_to(program)
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def test_without_ps_a_live_run_is_seen(machine: HereConnection, home: Path, live: Path, without_ps: Path) -> None:
+    found = survey(machine, BLOB)
+    assert found.alive == ("alive",) and not found.processes
+    assert len(left(live, "alive")["processes"]) >= 2
+    assert remove(machine, BLOB, found).alive == ("alive",)
+
+
+def test_where_no_process_can_be_listed_nothing_is_removed() -> None:
+    with pytest.raises(RemoteFileError, match="nobody knows whether a run goes on there"):
+        survey(Says(b"self\t41\nps\n  42   42 sh -c other\n"), BLOB)

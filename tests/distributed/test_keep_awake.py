@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from distributed import system
 from distributed.checks import machine_health
-from distributed.machine import agent
 from tests.distributed.muster_runs import REPOSITORY
 from tests.distributed.test_agent import Agents, agents
 from tests.waiting import until
@@ -90,4 +90,4 @@ def test_the_check_tries_what_it_finds(awake: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "empty").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert machine_health.inhibitor() == ""
-    assert agent.keep_awake() is None
+    assert system.keep_awake() is None

@@ -582,3 +582,13 @@ def test_a_mesh_knows_that_others_may_come_back_and_miss_results() -> None:
         world.hear(1)
     form = world.group.form
     assert form is not None and set(form.peers) == {0, 1} and form.away
+
+
+def test_a_group_begins_without_those_that_are_not_there_and_they_may_come_later() -> None:
+    world = World(3, started=False, absent=[2])
+    world.come(0)
+    assert not world.group.started and world.group.missing() == ["rank 1 (m1)"]
+    world.come(1)
+    assert world.group.started and world.group.form is not None and set(world.group.form.peers) == {0, 1}
+    world.come(2)
+    assert world.group.members[2].role == "newcomer"

@@ -60,3 +60,10 @@ def test_after_a_stop_every_member_has_stopped(stage: Stage) -> None:
     assert stage.told(1) == [("left", "stopped by the user (killed by signal 9)")]
     assert stage.told(2) == [("lost", "silent for 5 s")]  # it was away before
     assert not any(isinstance(event, WarningEvent) for event in stage.events)
+
+
+def test_a_loss_names_its_machine_once(stage: Stage) -> None:
+    stage.take(1, ErrorEvent(member=1, message="worker-1: its memory is too small", machine="worker-1"))
+    assert stage.told(1) == [("lost", "its memory is too small")]
+    [warning] = [event for event in stage.events if isinstance(event, WarningEvent)]
+    assert warning.message == "worker-1 is lost (its memory is too small); the others go on"

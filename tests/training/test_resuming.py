@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from profiles.errors import BadInput
 from tests.training.memory_exchange import RoomExchange, together
 from tests.training.toy_task import toy_plan
 from training.checkpoint import Snapshot, SnapshotStore
+from training.exchange.base import SoloExchange
 from training.plan import RunPlan, read_plan
-from training.resuming import agree_on_snapshot
+from training.position import EarlyStopping, Position
+from training.resuming import Agreed, agree_on_snapshot
 
 
 @pytest.mark.parametrize(
@@ -30,6 +35,67 @@ def test_who_says_nonsense_has_no_snapshot(lie: bytes, tmp_path: Path) -> None:
 
     agreed = together(2, body)[0][0]
     assert (agreed.step, agreed.holders, agreed.members) == (4, (0,), (0, 1))
+
+
+def _agree(tmp_path: Path, held: list[dict[int, dict[str, Any]]], **more: Any) -> Agreed:
+    """Let members agree that hold these snapshots: JSON state by step."""
+
+    def body(member: RoomExchange) -> Any:
+        store = SnapshotStore(tmp_path / str(member.rank), 9)
+        for step, state in sorted(held[member.rank].items()):
+            store.save(Snapshot(step, {"model/w": torch.ones(1)}, state), "plan")
+        return agree_on_snapshot(store, member, lambda message: None, **more)
+
+    agreed = together(len(held), body)[0][0]
+    assert isinstance(agreed, Agreed)
+    return agreed
+
+
+def _state(*live: int, course: list[list[int]] | None = None) -> dict[str, Any]:
+    return {"live": list(live), **({} if course is None else {"course": course})}
+
+
+def test_a_snapshot_of_a_course_that_was_given_up_does_not_count(tmp_path: Path) -> None:
+    old, new = [[1, 0]], [[1, 0], [2, 4]]
+    away = {4: _state(0, 1, course=old), 8: _state(1, course=old)}
+    went_on = {4: _state(0, 1, course=old), 6: _state(0, course=new)}
+    agreed = _agree(tmp_path, [went_on, away])
+    assert (agreed.step, agreed.holders) == (6, (0,))
+
+
+def test_the_same_step_of_another_course_is_handed_over(tmp_path: Path) -> None:
+    old, new = [[1, 0]], [[1, 0], [2, 4]]
+    agreed = _agree(tmp_path, [{6: _state(0, course=new)}, {6: _state(0, 1, course=old)}])
+    assert (agreed.step, agreed.holders) == (6, (0,))
+
+
+def test_an_attempt_that_wrote_nothing_gives_nothing_up(tmp_path: Path) -> None:
+    old = [[1, 0]]
+    agreed = _agree(tmp_path, [{4: _state(0, 1, course=old)}, {4: _state(0, 1, course=old), 8: _state(1, course=old)}])
+    assert (agreed.step, agreed.holders) == (8, (1,))
+
+
+@pytest.mark.parametrize(("alike", "step"), [(True, 8), (False, 4)])
+def test_where_all_hold_the_same_any_snapshot_serves_all(tmp_path: Path, alike: bool, step: int) -> None:
+    both = {4: _state(0, 1, 2), 8: _state(0, 1, 2)}
+    assert _agree(tmp_path, [{4: _state(0, 1, 2)}, both, both], alike=alike).step == step
+
+
+def test_what_machines_that_are_not_there_may_have_is_said(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path, 2)
+    with pytest.raises(BadInput, match="no machine that is there") as caught:
+        agree_on_snapshot(store, SoloExchange(), lambda message: None, absent=["c"])
+    assert "switch c on" in caught.value.hint
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=12))
+def test_a_course_names_every_attempt_that_a_later_one_did_not_undo(steps: list[int]) -> None:
+    position = Position(EarlyStopping(0, 0.0))
+    for attempt, step in enumerate(steps, 1):
+        position.step = step
+        position.begin(attempt)
+    left = [(n, s) for n, s in enumerate(steps, 1) if all(later > s for later in steps[n:])]
+    assert position.course == left
 
 
 @pytest.mark.parametrize(

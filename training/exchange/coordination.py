@@ -170,8 +170,8 @@ class Coordination:
 
     def missing(self) -> list[str]:
         """Return, in words, which members have not connected yet, before the start."""
-        names = enumerate(() if self.started else self._config.names)
-        return [f"rank {rank} ({name})" for rank, name in names if rank not in self.members]
+        absent, names = self._config.absent, enumerate(() if self.started else self._config.names)
+        return [f"rank {rank} ({name})" for rank, name in names if rank not in self.members and rank not in absent]
 
     def _take_back(self, came: Member) -> None:
         """Go on with a member that has state: its connection was lost, or this coordinator was started again."""

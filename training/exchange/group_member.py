@@ -23,6 +23,8 @@ class CoordinatorConfig(BaseModel):
     """Machine names by rank; as many as there are members."""
     spare: int = Field(0, ge=0, le=64)
     """Ranks after those of ``names`` for members that come while the run is on."""
+    absent: frozenset[int] = frozenset()
+    """Ranks that the group begins without; they may come later."""
     local: frozenset[int] = frozenset()
     """Ranks on the coordinator's machine: they are not lost by silence, but with their connections."""
     address: str = "127.0.0.1"

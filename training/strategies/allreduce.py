@@ -162,6 +162,10 @@ class AllReduce(GradientStrategy):
         self._state = _StepState()
 
     @classmethod
+    def alike(cls, settings: StrategySettings) -> bool:
+        return settings.of(AllReduceOptions).compressor == "none" and not settings.error_feedback
+
+    @classmethod
     def only_own_codecs(cls, settings: StrategySettings) -> str:
         compressor = settings.of(AllReduceOptions).compressor
         return "" if compressor == "none" else f"with allreduce.compressor = {compressor}, which compresses by itself"

@@ -103,6 +103,12 @@ class Strategy(ABC):
     equal: ClassVar[Literal["always", "synchronised", "never"]] = "synchronised"
     """When all members hold the same weights, bit for bit: after every step, where :attr:`synchronised` is true, or
     nowhere but in :meth:`consensus`."""
+
+    @classmethod
+    def alike(cls, settings: StrategySettings) -> bool:
+        """Whether the snapshots of all members after a step hold the same, so that any of them serves all."""
+        return False
+
     anchored: ClassVar[bool] = False
     """Whether members go on from weights that it keeps by itself, and not from those that it finds: another strategy
     beside it that does so, too, would undo what it did, or do it again."""

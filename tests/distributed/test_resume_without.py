@@ -1,0 +1,109 @@
+"""``--resume --allow-missing``: a run goes on without a machine that broke, and with it again when it is back."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts
+from distributed.hosts.schema import Machine
+from distributed.machine.link import MachineLink
+from distributed.run.run_machines import absent_ranks, present, steps_back, with_places
+from profiles.errors import BadInput
+from tests.distributed.muster_runs import Muster
+from tests.lab.fixtures import MakeLightLab
+from tests.training.toy_task import toy_plan
+from training.events import MemberEvent, SnapshotEvent
+
+
+def _links(*machines: Machine) -> list[MachineLink]:
+    return [MachineLink(machine, lambda: pytest.fail("nothing is dialled"), "10.0.0.1") for machine in machines]
+
+
+def _written(step: int, *live: int) -> list[SnapshotEvent]:
+    return [SnapshotEvent(member=r, step=step, path="p", bytes=1, seconds=1.0, live=live) for r in live]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_run_goes_on_without_a_machine_and_later_with_it(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
+    lab = make_light_lab("a", "b", "c")
+    muster = Muster(tmp_path, lab.hosts_file, pause=0.02)
+    run_id = muster.detach("--max-steps", "160", "--snapshot-interval", "50", "--strategy", "allreduce")
+    muster.until_step(run_id, 5, members=3)
+    stopped = muster.run("stop", run_id)
+    assert stopped.returncode == 0 and f"distributed-train --resume {run_id}" in stopped.stderr, stopped.stderr
+    lab["c"].stop_sshd()
+    hosts = load_hosts(muster.folder_of(run_id) / RUN_HOSTS)
+
+    refused = muster.run("distributed-train", "--resume", run_id)
+    assert refused.returncode == 3 and "--allow-missing" in refused.stderr
+
+    started = muster.run("distributed-train", "--resume", run_id, "--allow-missing", "--detach")
+    assert started.returncode == 0 and "continuing without c" in started.stderr, started.stderr
+    before = muster.losses(run_id, 2)[-1][0]
+    muster.until_step(run_id, before + 20, members=2)
+    assert load_hosts(muster.folder_of(run_id) / RUN_HOSTS) == hosts
+    lost = [e for e in muster.events(run_id) if isinstance(e, MemberEvent) and e.status == "lost"]
+    assert lost[-1].name == "c"
+    muster.run("stop", run_id)
+    assert muster.losses(run_id, 2)[-1][0] == before
+
+    lab["c"].start_sshd()
+    done = muster.run("distributed-train", "--resume", run_id)
+    assert done.returncode == 0, done.stderr
+    assert muster.losses(run_id, 2)[-1][0] == 160 and "lost" not in muster.metadata(run_id)["metrics"]
+    steps = [step for step, _ in muster.losses(run_id)]
+    assert steps == list(range(1, 161))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_detached_start_that_dies_at_once_says_why(make_light_lab: MakeLightLab, tmp_path: Path) -> None:
+    muster = Muster(tmp_path, make_light_lab("a", "b").hosts_file)
+    with socket.create_server(("", 0)) as taken:
+        port = f"coordinator_port={taken.getsockname()[1]}"
+        words = muster.train("--max-steps", "4", "--set", port, "--set", "strategy=allreduce", "--detach")
+        started = muster.run(*words)
+    assert started.returncode == 2 and "cannot listen on" in started.stderr, started.stderr
+    assert "runs in the background" not in started.stderr
+
+
+def test_who_is_absent_is_known_by_its_machine() -> None:
+    machines = (Machine(name="a", devices=("cuda:0", "cuda:1")), Machine(name="b"), Machine(name="c"))
+    plan = toy_plan(4)
+    assert absent_ranks(plan, machines, ["b"]) == (0, 1, 3)
+    assert absent_ranks(plan, machines, ["a", "b", "c"]) == ()
+
+
+def test_a_hosts_record_that_lost_a_machine_is_refused_in_words() -> None:
+    with pytest.raises(BadInput, match="3 members, and hosts.json of its folder names 2"):
+        absent_ranks(toy_plan(3), (Machine(name="a"), Machine(name="b")), ["a", "b"])
+
+
+def test_an_absent_machine_carries_no_coordinator() -> None:
+    there = Machine(name="a", coordinator_at="10.0.0.2")
+    seats = _links(there, Machine(name="b", carries_coordinator=True))
+    plan = toy_plan(2).model_copy(update={"absent": (1,)})
+    assert present(plan, seats) == [seats[0], None]
+    assert seats[0].machine.coordinator_at == "" and not seats[1].machine.carries_coordinator
+    assert [member.local for member in with_places(plan, present(plan, seats)).members] == [False, False]
+
+
+def test_it_is_said_where_only_absent_machines_hold_the_newest_snapshot() -> None:
+    plan = toy_plan(3)
+    events = [*_written(4, 0, 1, 2), *_written(6, 2)]
+    assert steps_back(events, plan, ()) == ""
+    assert steps_back(events, plan, (1,)) == ""
+    told = steps_back(events, plan, (2,))
+    assert "snapshot of step 6" in told and "from step 4" in told
+
+
+def test_a_hosts_file_keeps_the_machines_that_are_not_there() -> None:
+    from distributed.preparation.prepare import hosts_with
+
+    hosts = Hosts(machines=(Machine(name="a"), Machine(name="b")))
+    (link,) = _links(Machine(name="b", found_at="10.0.0.7"))
+    assert [m.found_at for m in hosts_with(hosts, [link]).machines] == ["", "10.0.0.7"]

@@ -1,0 +1,98 @@
+"""Who works in a folder that several machines may share: a small file that names the machine and is renewed.
+
+Locks and numbers of processes tell that on one machine only. Where a home folder is on the network, whoever works in a
+part of it writes there every few seconds when and where that was; a machine that dies stops doing so.
+
+Standard library only, Python >= 3.9: it goes to the machines with their agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from pathlib import Path
+
+LEASE = "lease"
+"""Name of the file."""
+_RENEWED = 5.0
+_VALID = 180.0
+"""Seconds after which whoever has not renewed it is gone: clocks of machines may differ by a minute, and a file on
+another machine may be known as it was a minute ago."""
+_SOMEBODY = "another machine"
+
+
+def this_machine() -> str:
+    """Return what tells this machine from others: its name, this boot of it, and its space of process numbers."""
+    boot = namespace = ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = os.readlink("/proc/self/ns/pid")
+    return "/".join((os.uname().nodename.replace("/", "-"), boot, namespace))
+
+
+def holder(text: str, here: str, now: float) -> str:
+    """Return the name of the other machine that holds a lease; empty: none does, or this machine may.
+
+    Args:
+        text: of its file: seconds since the epoch, and a machine.
+        here: as :func:`this_machine` gives it.
+        now: seconds since the epoch.
+    """
+    moment, _, machine = text.strip().partition(" ")
+    name, boot, namespace = [*machine.split("/"), "", ""][:3]
+    here_name, here_boot, here_namespace = [*here.split("/"), "", ""][:3]
+    if boot and here_boot:
+        is_ours = (boot, namespace) == (here_boot, here_namespace) or (name == here_name and boot != here_boot)
+    else:
+        is_ours = name == here_name
+    if is_ours:
+        return ""
+    try:
+        is_over = now - float(moment) > _VALID
+    except ValueError:  # it cannot be known
+        is_over = False
+    return "" if is_over else name or _SOMEBODY
+
+
+def held_elsewhere(folder: Path) -> str:
+    """Return the name of another machine that works in a folder; empty: none does."""
+    try:
+        text = (folder / LEASE).read_text(errors="replace")
+    except OSError:
+        return ""
+    return holder(text, this_machine(), time.time())
+
+
+class Lease:
+    """A folder held by this process, until it is released or the process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder.resolve() / LEASE
+        self._line = this_machine()
+        self._over = threading.Event()
+        self.renew(os.O_CREAT)
+        threading.Thread(target=self._keep, name="lease", daemon=True).start()
+
+    def release(self) -> None:
+        """Let the folder go. Idempotent."""
+        self._over.set()
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+
+    def _keep(self) -> None:
+        while not self._over.wait(_RENEWED):
+            self.renew()
+
+    def renew(self, flags: int = 0) -> None:
+        """Write over the old bytes, which takes no room on a full disk; readers see the old time or the new one.
+
+        A file that is gone does not come back: its folder may be on its way out.
+        """
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self._path, os.O_WRONLY | flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                os.pwrite(descriptor, f"{int(time.time()):012d} {self._line}\n".encode(), 0)
+            finally:
+                os.close(descriptor)
