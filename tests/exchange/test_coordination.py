@@ -582,3 +582,20 @@ def test_a_mesh_knows_that_others_may_come_back_and_miss_results() -> None:
         world.hear(1)
     form = world.group.form
     assert form is not None and set(form.peers) == {0, 1} and form.away
+
+
+def test_a_standstill_is_waited_for_longer_each_time_until_an_operation_is_done() -> None:
+    world, waits = World(2, standstill=2.0), []
+    for done in (False, False, True):
+        if done:
+            world.finish([0, 1])
+        for rank in (0, 1) if done or not waits else ():
+            world.start(rank)
+        world.hear_all()
+        epoch, ticks = world.group.epoch, 0
+        while world.group.epoch == epoch:
+            world.group.tick(0.1)
+            world.hear_all()
+            ticks += 1
+        waits.append(round(ticks / 10))
+    assert waits == [2, 4, 2]
