@@ -16,7 +16,7 @@ from typing import Literal
 from training.events import MemberEvent, WarningEvent, WaysEvent
 from training.exchange import verdicts
 from training.exchange.control import BEAT, LAST_EPOCH, LEASE, GroupStatus, MeshStart, ProtocolError, Report, StateOrder
-from training.exchange.group_member import CoordinatorConfig, Member, Role, ToldWays, seen_by
+from training.exchange.group_member import CoordinatorConfig, Member, Role, ToldWays, seen_by, standing
 from training.exchange.verdicts import Verdict
 
 Log = Callable[[MemberEvent | WarningEvent | WaysEvent], None]
@@ -56,12 +56,10 @@ class Coordination:
         """The last mesh that was formed; ``None``: there was none, or another coordinator formed it."""
         self._bounds: dict[int, int] = {}
         """What stood when the first mesh without a member was formed, by its rank."""
-        self._now = 0.0
-        self._given_up_since = 0.0
+        self._now = self._given_up_since = self._since_status = 0.0
         self._awaited: tuple[int, float] = (0, 0.0)
         """An operation to which not all have come, and since when."""
         self._standstill = verdicts.Standstill(config.standstill)
-        self._since_status = 0.0
         self._resuming_until: float | None = None
         self._ways = ToldWays()
 
@@ -167,6 +165,11 @@ class Coordination:
             for member in list(self.members.values()):
                 member.send(GroupStatus(failed=reason))
                 member.close()
+
+    @property
+    def deserted(self) -> bool:
+        """Whether all have taken their leave."""
+        return self._left >= set(range(len(self._config.names))) and not self.members
 
     def missing(self) -> list[str]:
         """Return, in words, which members have not connected yet, before the start."""
@@ -381,8 +384,6 @@ class Coordination:
         """Send everyone the state of the group as it is to see it."""
         self._since_status = 0.0
         live, missing = tuple(member.rank for member in self._of("live")), tuple(self.missing())
-        reports = [member.report for member in self._of("live", "late")]
-        last = max((one.full for one in reports), default=0)
         for member in list(self.members.values()):
             member.send(
                 GroupStatus(
@@ -392,8 +393,7 @@ class Coordination:
                     newcomer=member.role == "newcomer",
                     members=live,
                     missing=missing,
-                    settled=min((one.full for one in reports), default=0),
-                    closed=min((one.full for one in reports if one.started > one.full), default=last),
+                    **standing(self._of("live", "late")),
                     joining=seen_by(member, self._joining, self.members),
                     relay=self.relay,
                 )
