@@ -225,7 +225,9 @@ class LocalRun:
         self.members.workers[rank].error = event
         if self._first_error is None and not self._stopping.reason:
             self._first_error = event
-            self._stopping.end("another member failed", FAILED_GRACE)
+            # Who lost the group with it writes a snapshot first.
+            grace = max(FAILED_GRACE, self._progress.time_to_end)
+            self._stopping.end("another member failed", grace)
 
     def note_end(self, rank: int) -> None:
         """Take note that a member's process has ended."""

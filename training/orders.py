@@ -29,11 +29,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from training.events import AnswerEvent
 from training.plan import MemberPlan, RunPlan
 
+UNWATCHED = 5.0
+"""Seconds that a worker has whose agent is gone, before the agent's guard kills it (``distributed/machine``)."""
 OrderAction = Literal["stop", "snapshot", "pause", "resume"]
 
 
@@ -52,6 +54,9 @@ class Command(BaseModel):
     """Of ``expect``: who will join. Taken at once; it is said when it is known, and the member comes only then."""
     at_sync: bool = False
     """Act where all members hold the same weights, so that nothing which this member has learned is lost."""
+    within: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Of ``stop``: seconds after which the process is killed; 0: it is not. A member that still waits for others after
+    half of them gives its group up, so that it can write its snapshot."""
     snapshot: bool = True
     """Of ``stop``: write a snapshot first. Not where another member failed: the state may be what failed it."""
 
@@ -75,6 +80,11 @@ class MemberOrders:
         """Whether the member stops before its next step, so that what it does until then is in vain."""
         stops = [c.at_step for c in self._waiting if c.command == "stop" and not c.at_sync]
         return self._ahead is not None and min(stops, default=math.inf) <= self._ahead
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the member is to stop with a snapshot; empty: it is not."""
+        return next((c.reason for c in self._waiting if c.command == "stop" and c.snapshot and not c.at_sync), "")
 
     def asks(self, step: int) -> bool:
         """Whether there is something to do, or to agree on, after at most so many steps."""
@@ -240,6 +250,8 @@ class Control:
         self._expected: tuple[MemberPlan, ...] = ()
         self._orders = MemberOrders()
         self._in_hand: Command | None = None
+        self.give_up: Callable[[str], None] = lambda why: None
+        """Makes the trainer wait for others no longer."""
         self._changed = threading.Condition()
 
     def post(self, command: Command) -> None:
@@ -253,6 +265,15 @@ class Control:
             self._changed.notify_all()
         if answer is not None:
             self._answer(answer)
+        if command.within:
+            timer = threading.Timer(command.within / 2, self._urge)
+            timer.daemon = True
+            timer.start()
+
+    def _urge(self) -> None:
+        """The time for a stop runs out."""
+        if reason := self.stop_reason:  # it has not come to that yet
+            self.give_up(reason)
 
     def grown(self, plan: RunPlan) -> RunPlan:
         """Return the plan with the members that were announced since."""
@@ -295,6 +316,12 @@ class Control:
         with self._changed:
             return self._orders.stop_is_near
 
+    @property
+    def stop_reason(self) -> str:
+        """Why this member is to stop with a snapshot, and has not; empty: it is not to."""
+        with self._changed:
+            return self._orders.stop_reason
+
     def asks(self, step: int) -> bool:
         """Whether there is something to do, or to agree on, after at most so many steps; any thread may ask."""
         with self._changed:
@@ -313,7 +340,8 @@ class Control:
             except OSError as error:
                 on_bad_line(f"commands can no longer be read: {error}")
             finally:  # whatever broke the channel: nobody can command this worker any more
-                self.post(Command(command="stop", reason="the process that started this worker is gone"))
+                reason = "the process that started this worker is gone"
+                self.post(Command(command="stop", reason=reason, within=UNWATCHED))
 
         thread = threading.Thread(target=read, name="control", daemon=True)
         thread.start()

@@ -262,6 +262,9 @@ class Exchange(ABC):
         """
         raise ExchangeError(_FIXED)
 
+    def give_up(self, why: str) -> None:
+        """End what is under way, and what comes after it, with an :class:`ExchangeError`; any thread may call it."""
+
     def close(self) -> None:
         """Leave the group with a good-bye. Idempotent."""
 

@@ -118,6 +118,9 @@ class MeshMember(Exchange):
     def restore_residual(self, stream: str, kept: Residual) -> None:
         self._residuals.restore(stream, kept)
 
+    def give_up(self, why: str) -> None:
+        self._end(why, False)
+
     def close(self) -> None:
         atexit.unregister(self.close)
         self._note(leaving=True)
