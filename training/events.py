@@ -97,6 +97,8 @@ class StepEvent(_Event):
     """Time that exchanges were under way during the step, hidden or not."""
     grad_norm: Measured = None
     """``None`` also where it is not finite, as in a step that fp16 passes over."""
+    own_norm: Measured = None
+    """Of this member's own gradient, where ``grad_norm`` is that of the mean of all."""
     bytes_sent: Count = 0
     bytes_received: Count = 0
     clock: Measured = None

@@ -16,7 +16,7 @@ from training.backward import Backward, total_loss
 from training.batches import BatchSource, Samples, StepBatches
 from training.checkpoint import Snapshot, SnapshotStore
 from training.compression import Compression
-from training.device import Precision, clip, select_device, select_precision, start_training
+from training.device import Precision, clip, gradient_norm, select_device, select_precision, start_training
 from training.evaluation import Evaluator
 from training.events import Emit, MemberEvent, RunEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent
 from training.exchange.base import Exchange, JoiningState, Traffic
@@ -208,7 +208,7 @@ class Trainer:
         self.strategy.begin_step(self.position.step, batches.weight, self.precision.loss_scale)
         batches, losses = self.backward.run(batches, self.strategy, self._batches, self._warn)
         with self.source.turns.lent():  # nothing is drawn here, and much of it is waiting
-            loss = total_loss(losses, batches, self.member.name, self.position.step + 1, self._kept)
+            loss = total_loss(losses, batches, self.member.name, self.position.step + 1, self.store.newest_in_words)
             norm = self._update()
             self.optimizer.zero_grad(set_to_none=True)
         if self._evaluates_own:
@@ -225,6 +225,8 @@ class Trainer:
         """Step with the gradients that the strategy makes final; return their norm before clipping."""
         most, optimizes = self.settings.max_grad_norm, self.strategy.updates
         own = clip(self.parameters, most) if optimizes else None
+        together = self.strategy.merges == "gradients" and len(self.exchange.members) > 1
+        self._own_norm = gradient_norm(self.parameters, self.precision.loss_scale) if together else None
         self.strategy.gradients()
         self.last_step.stage = "changing"
         clips, whole = self.strategy.clips, self.strategy.gradient_norm
@@ -260,10 +262,6 @@ class Trainer:
             self._warn(message)
         return batches
 
-    def _kept(self) -> str:
-        steps = self.store.steps()
-        return f"the snapshot of step {steps[0]} is kept" if steps else "no snapshot was written yet"
-
     def _emit_step(
         self, batches: StepBatches, loss: float, rate: float, norm: float | None, seconds: float, traffic: Traffic
     ) -> None:
@@ -272,7 +270,7 @@ class Trainer:
         self.emit(
             StepEvent(
                 step=self.position.step, epoch=epoch, loss=loss, learning_rate=rate, grad_norm=norm,
-                samples=batches.samples, weight=batches.weight,
+                own_norm=self._own_norm, samples=batches.samples, weight=batches.weight,
                 compute=max(0.0, seconds - traffic.wait_seconds), wait=traffic.wait_seconds,
                 transfer=traffic.transfer_seconds, bytes_sent=traffic.bytes_sent, bytes_received=traffic.bytes_received,
             )
@@ -353,10 +351,9 @@ class Trainer:
         if self.position.step == self.store.current:
             return
         if not all(map(all_finite, self.parameters)):
-            raise RunFailed(
-                f"the weights of {self.member.name} are not finite after step {self.position.step}; {self._kept()}",
-                "lower learning_rate, or set mixed_precision = off",
-            )
+            where = f"{self.member.name} are not finite after step {self.position.step}"
+            message = f"the weights of {where}; {self.store.newest_in_words()}"
+            raise RunFailed(message, "lower learning_rate, or set mixed_precision = off")
         start = time.monotonic()
         tensors = prefixed("strategy", self.strategy.tensors()) | self.position.tensors()
         state = {**self.position.state(), "strategy": self.strategy.state(), "data": self.data.model_dump()}
