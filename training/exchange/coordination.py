@@ -50,7 +50,7 @@ class Coordination:
         self.form: MeshStart | None = None
         self._joining: StateOrder | None = None
         self._orders, self._building = 0, 0.0
-        self._quarrels = verdicts.Quarrels()
+        self._quarrels, self._ways = verdicts.Quarrels(), ToldWays()
         self._size, self._odds = verdicts.ModelSizeVote(), verdicts.Odds(config.give_up)
         self._last: MeshStart | None = None
         """The last mesh that was formed; ``None``: there was none, or another coordinator formed it."""
@@ -61,7 +61,6 @@ class Coordination:
         """An operation to which not all have come, and since when."""
         self._standstill = verdicts.Standstill(config.standstill)
         self._resuming_until: float | None = None
-        self._ways = ToldWays()
 
     # -- who comes and goes ------------------------------------------------------------------------------------------
 
@@ -84,6 +83,8 @@ class Coordination:
             if known is not None:
                 came.role, news = known.role, known.frozen
                 known.close()
+                if came.seen != known.seen and self.form is not None and came.rank in self.form.peers:
+                    self.form, self._given_up_since = None, self._now  # its links are as dead as the old line
             elif came.report.epoch:
                 self._take_back(came)
             elif self.started:
@@ -324,10 +325,9 @@ class Coordination:
         beyond = [(m.rank, "it is too far behind the others") for m in group if m.report.full < kept]
         if self._drop_all(beyond, again=True):
             return True
-        for member in entering:
-            if member.role == "newcomer":
-                self._tell_event(member, "ready", "has the training state")
-                self._joining = None
+        for member in (one for one in entering if one.role == "newcomer"):
+            self._tell_event(member, "ready", "has the training state")
+            self._joining = None
         self._new_epoch(group)
         return True
 
