@@ -7,6 +7,7 @@ One JSON object a line. ``v`` is the version of the whole vocabulary; readers ke
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -349,7 +350,11 @@ def from_line(line: str | bytes) -> Event:
 
 
 class EventSink:
-    """Writes events as JSON lines to a text stream; safe to call from several threads."""
+    """Writes events as JSON lines to a text stream; safe to call from several threads.
+
+    Where nobody reads them any more, because whoever started this process was killed, they are dropped: that is no
+    reason to end before all is saved.
+    """
 
     def __init__(self, stream: TextIO, member: int | None = None) -> None:
         self._stream = stream
@@ -360,5 +365,8 @@ class EventSink:
         if event.member is None and self._member is not None:
             event = event.model_copy(update={"member": self._member})
         with self._lock:
-            self._stream.write(to_line(event) + "\n")
-            self._stream.flush()
+            try:
+                self._stream.write(to_line(event) + "\n")
+                self._stream.flush()
+            except BrokenPipeError:  # what is buffered would be written again and again, at the end of the process too
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())

@@ -74,7 +74,7 @@ def train(
     while True:
         exchange = join()
         member = trainer(plan, rank, task, exchange, emit, control, run_dir)
-        control.give_up = exchange.give_up
+        control.serve(exchange)
         try:
             return member.run()
         except ExchangeDropped as error:

@@ -13,12 +13,16 @@ from torch import nn
 from toy_task import ToyTask, toy_plan
 
 from profiles.errors import ExitCode
+from tests.distributed.muster_runs import Muster
+from tests.waiting import until
 from training.events import SnapshotEvent, StepEvent
 from training.exchange.base import Exchange, ExchangeError
 from training.last_step import LastStep
 from training.member import train
 from training.orders import Command, Control
 from training.plan import RunPlan
+from training.processes import processes_of
+from training.run_folder import RunFolder
 from training.strategies.registry import strategy_class
 
 ALL = ["allreduce", "diloco", "local_sgd", "streaming_diloco", "sparta", "noloco", "fedavg"]
@@ -134,3 +138,18 @@ def test_what_forward_passes_change_is_as_it_was_before_the_step() -> None:
         assert last.keep(lambda: None, pytest.fail)
         assert all(torch.equal(buffer, expected[name]) for name, buffer in model.named_buffers())
     assert torch.equal(*seen)
+
+
+@pytest.mark.slow
+def test_a_run_whose_process_is_killed_keeps_the_same_step_of_all_members(tmp_path: Path) -> None:
+    muster = Muster(tmp_path, tmp_path / "none.json", 0.02)
+    words = muster.train("--max-steps", "100000", "--strategy", "diloco", "--sync-interval", "50")
+    words[2:4] = ["--local", "2"]
+    with muster.popen(*words) as starter:
+        (folder,) = until(lambda: list((tmp_path / "output").glob("*/events.jsonl")))
+        run_id = RunFolder.open(folder.parent).metadata.run_id
+        muster.until_step(run_id, 20, members=2)
+        starter.kill()
+    until(lambda: processes_of(run_id) == [])
+    kept = [max(one.name for one in folder.parent.glob(f"checkpoints/member-{rank}/step-*")) for rank in range(2)]
+    assert kept[0] == kept[1]

@@ -25,6 +25,7 @@ from training.lazy import torch
 
 if TYPE_CHECKING:
     from training.exchange.codecs import Codec
+    from training.exchange.halting import Halting
     from training.exchange.residuals import Residual
 
 Group = tuple[int, ...]
@@ -169,6 +170,8 @@ class Exchange(ABC):
     traffic: Traffic
     operations: int = 0
     """Started so far: equal on all members between two operations."""
+    halting: Halting | None = None
+    """How members agree on a step to stop after, where nobody else names one."""
 
     @property
     @abstractmethod

@@ -42,11 +42,11 @@ class Coordination:
         self._log = log
         self._lock = threading.RLock()
         self.members: dict[int, Member] = {}
-        self._banned: set[int] = set()
-        self._left: set[int] = set()
+        self._banned, self._left = set[int](), set[int]()
         self.relay = 0
         """Port on which pairs meet that cannot dial one another."""
-        self.started, self.epoch = False, 0
+        self.started, self.epoch, self.orphaned = False, 0, False
+        """And whether whoever started this coordinator is gone."""
         self.form: MeshStart | None = None
         self._joining: StateOrder | None = None
         self._orders, self._building = 0, 0.0
@@ -117,7 +117,7 @@ class Coordination:
             if report.leaves:
                 self._drop(member, "left", "")
                 self._left.add(member.rank)
-            if report.leaves or self._advance() or any(one.report.leaving for one in self.members.values()):
+            if report.leaves or self._advance() or any(one.report.is_going for one in self.members.values()):
                 self._settle()
 
     def lose(self, member: Member, reason: str) -> None:
@@ -393,7 +393,7 @@ class Coordination:
                     newcomer=member.role == "newcomer",
                     members=live,
                     missing=missing,
-                    **standing(self._of("live", "late")),
+                    **standing(self._of("live", "late"), self.orphaned),
                     joining=seen_by(member, self._joining, self.members),
                     relay=self.relay,
                 )

@@ -4,7 +4,8 @@
 
 It prints ``{"port": N, "relay": M}`` when it listens and then one event a line; SIGTERM ends it. When stdin closes,
 whoever started it is gone: it serves as long as somebody trains, so that the members end in good order.
-A line ``{"ban": RANK}`` on stdin drops a member for good, ``{"admit": RANK}`` lets it in again.
+A line ``{"ban": RANK}`` on stdin drops a member for good, ``{"admit": RANK}`` lets it in again; ``{"command": "stop"}``
+says as well that whoever started it is gone.
 """
 
 from __future__ import annotations
@@ -61,10 +62,7 @@ def _serve(path: Path) -> None:
             if not listens.is_set():  # the members of one that was started again are there at once
                 early.append(event)
                 return
-            try:
-                write(event)
-            except BrokenPipeError:  # nobody reads any more: whoever started it is gone
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            write(event)
 
     coordinator = Coordinator(_read_config(path), log)
     port = coordinator.start()
@@ -110,6 +108,9 @@ def _watch_for(end: threading.Event, coordinator: Coordinator) -> None:
                     coordinator.ban(int(command["ban"]))
                 elif "admit" in command:
                     coordinator.admit(int(command["admit"]))
+                elif command.get("command") == "stop":  # an agent's, whose lease is over
+                    coordinator.group.orphaned = True
+        coordinator.group.orphaned = True
         last_seen = time.monotonic()
         while not coordinator.group.deserted and time.monotonic() < last_seen + _RETURN and not end.wait(_LOOK):
             last_seen = time.monotonic() if coordinator.group.members else last_seen
