@@ -369,4 +369,5 @@ class EventSink:
                 self._stream.write(to_line(event) + "\n")
                 self._stream.flush()
             except BrokenPipeError:  # what is buffered would be written again and again, at the end of the process too
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+                with open(os.devnull, "wb") as nobody:
+                    os.dup2(nobody.fileno(), self._stream.fileno())

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from profiles.errors import RunFailed
+from training.exchange.base import ExchangeError
 from training.randomness import restore_rng, rng_state
 from training.state import persistent_buffers
 from training.strategies.base import Strategy
@@ -51,7 +52,7 @@ class LastStep:
             self._go_back()
         try:
             write()
-        except RunFailed as error:  # that the group is lost is told besides
+        except (RunFailed, ExchangeError) as error:  # that the group is lost is told besides
             warn(str(error))
             return False
         return True

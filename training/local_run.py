@@ -237,9 +237,7 @@ class LocalRun:
         self.members.workers[rank].error = event
         if self._first_error is None and not self._stopping.reason:
             self._first_error = event
-            # Who lost the group with it writes a snapshot first.
-            grace = max(FAILED_GRACE, self._progress.time_to_end)
-            self._stopping.end("another member failed", grace)
+            self._stopping.end("another member failed", FAILED_GRACE)
 
     def note_end(self, rank: int) -> None:
         """Take note that a member's process has ended."""

@@ -224,9 +224,9 @@ class Trainer:
     def _update(self) -> float | None:
         """Step with the gradients that the strategy makes final; return their norm before clipping."""
         most, optimizes = self.settings.max_grad_norm, self.strategy.updates
-        own = clip(self.parameters, most) if optimizes else None
         together = self.strategy.merges == "gradients" and len(self.exchange.members) > 1
         self._own_norm = gradient_norm(self.parameters, self.precision.loss_scale) if together else None
+        own = clip(self.parameters, most) if optimizes else None
         self.strategy.gradients()
         self.last_step.stage = "changing"
         clips, whole = self.strategy.clips, self.strategy.gradient_norm

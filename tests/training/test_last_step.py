@@ -25,7 +25,7 @@ from training.processes import processes_of
 from training.run_folder import RunFolder
 from training.strategies.registry import strategy_class
 
-ALL = ["allreduce", "diloco", "local_sgd", "streaming_diloco", "sparta", "noloco", "fedavg"]
+ALL = ["allreduce", "diloco", "local_sgd", "streaming_diloco", "sparta", "noloco", "fedavg", "zero1"]
 
 
 class Lost(ToyTask):
@@ -72,22 +72,25 @@ def losses(member: Member) -> list[float]:
 
 @pytest.mark.parametrize("strategy", ALL)
 def test_a_run_goes_on_from_where_all_lost_one_another(tmp_path: Path, serve: Serve, strategy: str) -> None:
-    own = {} if strategy in ("allreduce", "diloco", "sparta") else {strategy: {"sync_interval": 4}}
+    own = {} if strategy in ("allreduce", "diloco", "sparta", "zero1") else {strategy: {"sync_interval": 4}}
     options = {"strategy": strategy, "codec": "fp32", "sync_interval": 4, "owned": own}
     plan = toy_plan(2, strategy=options)
     members = lose_group(plan, serve(plan), tmp_path, 8)
     (step,) = set(kept(members))
-    assert step == (7 if strategy == "allreduce" else 8)
+    assert step == (7 if strategy in ("allreduce", "zero1") else 8)
     again = toy_plan(2, strategy=options, resume=True)
     rest = run_group(again, serve(again), lambda _: ToyTask(), tmp_path)
     assert [(member.error, len(losses(member))) for member in rest.values()] == [(None, 12 - step)] * 2
 
 
-def test_it_goes_on_as_if_nothing_had_been_lost(tmp_path: Path, serve: Serve) -> None:
-    plan = toy_plan(2)
+@pytest.mark.parametrize("compressor", ["none", "powersgd", "dgc"])
+def test_it_goes_on_as_if_nothing_had_been_lost(tmp_path: Path, serve: Serve, compressor: str) -> None:
+    options = {"owned": {"allreduce": {"compressor": compressor}}}
+    sgd = {"optimizer": "sgd"} if compressor == "dgc" else {}
+    plan = toy_plan(2, sgd, strategy=options)
     whole = run_group(plan, serve(plan), lambda _: ToyTask(), tmp_path / "whole")
     first = lose_group(plan, serve(plan), tmp_path / "cut", 8)
-    again = toy_plan(2, resume=True)
+    again = toy_plan(2, sgd, strategy=options, resume=True)
     rest = run_group(again, serve(again), lambda _: ToyTask(), tmp_path / "cut")
     for rank in range(2):
         assert losses(first[rank]) + losses(rest[rank]) == losses(whole[rank])
