@@ -11,7 +11,7 @@ from torch import nn
 
 from profiles.errors import RunFailed
 from training.exchange.base import ExchangeError
-from training.randomness import restore_rng, rng_state
+from training.randomness import remembered
 from training.state import persistent_buffers
 from training.strategies.base import Strategy
 
@@ -41,7 +41,7 @@ class LastStep:
             self._buffers = [buffer for buffer, before in self._before if not torch.equal(buffer, before)]
         self._steps += 1
         self._before = [(buffer, buffer.clone()) for buffer in self._buffers]
-        self._rng = rng_state(self._device)
+        self._reset_generators = remembered(self._device)
         self.stage = self._first
 
     def keep(self, write: Callable[[], None], warn: Callable[[str], None]) -> bool:
@@ -61,5 +61,5 @@ class LastStep:
     def _go_back(self) -> None:
         for buffer, before in self._before:
             buffer.copy_(before)
-        restore_rng(self._rng, self._device)
+        self._reset_generators()
         self.stage = "between"

@@ -46,7 +46,7 @@ class Coordination:
         self.relay = 0
         """Port on which pairs meet that cannot dial one another."""
         self.started, self.epoch, self.orphaned = False, 0, False
-        """And whether whoever started this coordinator is gone."""
+        """Whether the group has begun, the number of its mesh, and whether whoever started this coordinator is gone."""
         self.form: MeshStart | None = None
         self._joining: StateOrder | None = None
         self._orders, self._building = 0, 0.0
