@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 UNWATCHED = 5.0
 """Seconds that a worker has whose agent is gone, before the agent's guard kills it (``distributed/machine``)."""
+_AGREE, _WAIT = 0.4, 0.6
+"""Of the seconds until a process is killed: within which members agree on a step, and within which one waits for others
+in a step; the rest is for the snapshot."""
 _HALT = 1 << 50
 """The order on whose step members agree by themselves."""
 OrderAction = Literal["stop", "snapshot", "pause", "resume"]
@@ -64,8 +67,8 @@ class Command(BaseModel):
     at_sync: bool = False
     """Act where all members hold the same weights, so that nothing which this member has learned is lost."""
     within: float = Field(0.0, ge=0, allow_inf_nan=False)
-    """Of ``stop``: seconds after which the process is killed; 0: it is not. A member that still waits for others after
-    half of them gives its group up, so that it can write its snapshot."""
+    """Of ``stop``: seconds after which the process is killed; 0: it is not. A member that still waits for others then
+    gives its group up before, so that it can write its snapshot."""
     snapshot: bool = True
     """Of ``stop``: write a snapshot first. Not where another member failed: the state may be what failed it."""
 
@@ -280,12 +283,12 @@ class Control:
             return
         if not command.within:
             return self._hear(command)
-        _later(command.within / 2, self._urge)
+        _later(_WAIT * command.within, self._urge)
         if self._halting is None:
             return self._hear(command)
         self._why = command.reason
         self._halt()
-        _later(command.within / 4, lambda: self._stop_after(0))  # the others may not hear it
+        _later(_AGREE * command.within, lambda: self._stop_after(0))  # the others may not hear it
 
     def _hear(self, command: Command) -> None:
         with self._changed:
