@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from toy_task import ToyTask, toy_plan
 
 from profiles.errors import ExitCode
 from tests.distributed.muster_runs import Muster
+from tests.preloaded.python import python_itself
 from tests.waiting import until
 from training.events import SnapshotEvent, StepEvent
 from training.exchange.base import Exchange, ExchangeError
@@ -143,16 +147,23 @@ def test_what_forward_passes_change_is_as_it_was_before_the_step() -> None:
     assert torch.equal(*seen)
 
 
+@contextmanager
+def killed_at_end(process: subprocess.Popen[str]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        process.kill()
+
+
 @pytest.mark.slow
 def test_all_members_of_a_run_whose_process_is_killed_keep_what_they_have(tmp_path: Path) -> None:
-    muster = Muster(tmp_path, tmp_path / "none.json", 0.02)
+    muster = Muster(tmp_path, tmp_path / "none.json", 0.02, python=python_itself())
     words = muster.train("--max-steps", "100000", "--strategy", "diloco", "--sync-interval", "50")
     words[2:4] = ["--local", "2"]
-    with muster.popen(*words) as starter:
+    with muster.popen(*words) as starter, killed_at_end(starter):
         (folder,) = until(lambda: list((tmp_path / "output").glob("*/events.jsonl")))
         run_id = RunFolder.open(folder.parent).metadata.run_id
         muster.until_step(run_id, 20, members=2)
-        starter.kill()
     until(lambda: processes_of(run_id) == [])
     for rank in range(2):  # the same step of both, if they heard of one another in time
         (one,) = folder.parent.glob(f"checkpoints/member-{rank}/step-*")
