@@ -98,6 +98,11 @@ class SnapshotStore:
         files = (_MANIFEST, _TENSORS)
         return [step for step in self._there() if all((self._folder(step) / file).is_file() for file in files)]
 
+    def newest_in_words(self) -> str:
+        """Say from where the run can go on."""
+        steps = self.steps()
+        return f"the snapshot of step {steps[0]} is kept" if steps else "no snapshot was written yet"
+
     def verified_steps(self) -> tuple[list[int], list[str]]:
         """Check every snapshot by hash; return the sound ones, newest first, and a line about each damaged one."""
         sound, problems = list[int](), list[str]()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -111,6 +112,13 @@ class Precision:
 def clip(parameters: list[nn.Parameter], max_norm: float) -> float | None:
     """Scale gradients down to ``max_norm``; return their norm before (``None`` if clipping is off)."""
     return float(nn.utils.clip_grad_norm_(parameters, max_norm)) if max_norm > 0 else None
+
+
+def gradient_norm(parameters: list[nn.Parameter], loss_scale: float | None) -> float | None:
+    """Return the norm of gradients without their loss scale; ``None`` where it is not finite."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = float(nn.utils.get_total_norm(gradients)) / (loss_scale or 1.0) if gradients else 0.0
+    return norm if math.isfinite(norm) else None
 
 
 def start_training(model: nn.Module) -> None:

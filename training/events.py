@@ -7,6 +7,7 @@ One JSON object a line. ``v`` is the version of the whole vocabulary; readers ke
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -97,6 +98,8 @@ class StepEvent(_Event):
     """Time that exchanges were under way during the step, hidden or not."""
     grad_norm: Measured = None
     """``None`` also where it is not finite, as in a step that fp16 passes over."""
+    own_norm: Measured = None
+    """Of this member's own gradient, where ``grad_norm`` is that of the mean of all."""
     bytes_sent: Count = 0
     bytes_received: Count = 0
     clock: Measured = None
@@ -351,7 +354,11 @@ def from_line(line: str | bytes) -> Event:
 
 
 class EventSink:
-    """Writes events as JSON lines to a text stream; safe to call from several threads."""
+    """Writes events as JSON lines to a text stream; safe to call from several threads.
+
+    Where nobody reads them any more, because whoever started this process was killed, they are dropped: that is no
+    reason to end before all is saved.
+    """
 
     def __init__(self, stream: TextIO, member: int | None = None) -> None:
         self._stream = stream
@@ -362,5 +369,9 @@ class EventSink:
         if event.member is None and self._member is not None:
             event = event.model_copy(update={"member": self._member})
         with self._lock:
-            self._stream.write(to_line(event) + "\n")
-            self._stream.flush()
+            try:
+                self._stream.write(to_line(event) + "\n")
+                self._stream.flush()
+            except BrokenPipeError:  # what is buffered would be written again and again, at the end of the process too
+                with open(os.devnull, "wb") as nobody:
+                    os.dup2(nobody.fileno(), self._stream.fileno())

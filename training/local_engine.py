@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Protocol
 
@@ -20,7 +21,8 @@ from training.run_folder import RunFolder
 SPARE = 8
 """Machines that may come while a run is on. Their keys are made with the others' and stay here until they come."""
 
-_MOST_STARTS = 5
+_MOST_ENDS, _HOUR = 5, 3600.0
+"""Ends of the coordinator, and the seconds within which so many of them mean that it cannot go on."""
 _PORT_SECONDS = 20.0
 """For the port of a coordinator that is started again to become free."""
 _LOOK = 0.5
@@ -120,17 +122,23 @@ class LocalEngine:
 
     def _lines(self, lines: Iterator[bytes], config: dict[str, Any], log: BinaryIO) -> Iterator[bytes]:
         """Return all events; a coordinator that ends by itself is started again, and its members come back to it."""
-        for left in range(_MOST_STARTS, 0, -1):
+        ends: deque[float] = deque(maxlen=_MOST_ENDS)
+        while True:
             yield from lines
-            if self._stopped or left == 1:
+            if self._stopped:
                 return
-            message = "the coordinator ended unexpectedly and is started again; the machines continue where they were"
-            yield WarningEvent(message=message).model_dump_json().encode()
+            ends.append(time.monotonic())
+            if len(ends) == _MOST_ENDS and ends[-1] - ends[0] < _HOUR:
+                yield _warning(f"ended {_MOST_ENDS} times within an hour and is not started again: see {log.name}")
+                return
+            yield _warning("ended unexpectedly and is started again; the machines continue where they were")
             try:
                 if (ended := self._coordinator) is not None:
                     ended.stop()
                 lines = self._started_again({**config, "port": self._port, "relay_port": self._relay_port}, log)
-            except MusterError:
+            except MusterError as error:
+                if not self._stopped:
+                    yield _warning(f"cannot be started again: {error.message}; {error.hint}")
                 return
             for rank in self._banned:
                 self.ban(rank)
@@ -197,3 +205,8 @@ class LocalEngine:
         if self._store is not None:
             self._store.close()
             self._store = None
+
+
+def _warning(what: str) -> bytes:
+    """Return the event that says what has become of the coordinator."""
+    return WarningEvent(message=f"the coordinator {what}").model_dump_json().encode()

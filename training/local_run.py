@@ -22,6 +22,7 @@ from training.events import (
     StepEvent,
     WarningEvent,
 )
+from training.gradient_norms import GradientNorms
 from training.intake import COORDINATOR, Intake
 from training.local_engine import LocalEngine, StartCoordinator
 from training.membership import Membership, Watched
@@ -83,6 +84,7 @@ class LocalRun:
         self._after_work: ErrorEvent | None = None
         """Of a member that had trained to the end: its model may not have come."""
         self._tally = Tally()
+        self._norms = GradientNorms()
         self._stopping = Stopping(self.members, self._conductor, self._progress)
         self._address = ""
         self._logs: list[BinaryIO] = []
@@ -193,8 +195,18 @@ class LocalRun:
             self._record(WarningEvent(message=message))
         elif isinstance(event, StepEvent):
             self.members.workers[source].step = event.step
+            self._compare_norms(source, event)
         elif isinstance(event, ErrorEvent):
             self._note_error(source, event)
+
+    def _compare_norms(self, rank: int, event: StepEvent) -> None:
+        """Warn of a member whose gradient is out of all proportion."""
+        norm = event.own_norm if event.own_norm is not None else event.grad_norm
+        for odd, ratio in self._norms.note(rank, event.step, norm) if norm is not None else ():
+            name = self.members.name(odd)
+            what = f"{name}: its gradient of step {event.step} is {ratio:.1g} times as long as each other one"
+            message = f"{what}, and spoils the mean; look at its samples, memory and device, or drop {name}"
+            self._record(WarningEvent(member=odd, step=event.step, message=message))
 
     def _expel(self, rank: int, cause: str) -> None:
         """End a member that writes what no member writes, where the others can go on."""

@@ -76,11 +76,17 @@ def train(
     name, trainer = plan.seats[rank].name, trainer_class(plan)
     while True:
         exchange = join()
+        member = trainer(plan, rank, task, exchange, emit, control, run_dir)
+        control.serve(exchange)
         try:
-            return trainer(plan, rank, task, exchange, emit, control, run_dir).run()
+            return member.run()
         except ExchangeDropped as error:
             emit(WarningEvent(message=f"{name}: {error}; it joins the others again"))
         except ExchangeError as error:
+            alone = not exchange.shares_process  # else it is the failure of another one, whose turn it may be
+            if alone and member.keep_last_step() and (reason := control.stop_reason):
+                emit(MemberEvent(status="left", name=name, message=reason))
+                return ExitCode.STOPPED
             raise RunFailed(f"{name}: {error}", "resume the run from its newest snapshot") from error
         finally:
             exchange.close()

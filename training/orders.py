@@ -12,6 +12,9 @@ One member stops after its current step; several stop after the first one that a
 one after the other; a stop does not wait for its turn. :class:`MemberOrders` and :class:`GroupOrders` are pure:
 messages in, messages out; no clock, no thread.
 
+Where whoever started the run is gone, every member is told to stop sooner or later, and members agree by the
+coordinator: the same question and answer (:class:`training.exchange.halting.Halting`).
+
 The commanding side (the local run or a machine's agent) writes one JSON object a line to the worker's standard input.
 When that channel closes, nobody watches the worker any more, and it stops with a snapshot.
 """
@@ -27,13 +30,24 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from training.events import AnswerEvent
 from training.plan import MemberPlan, RunPlan
 
+if TYPE_CHECKING:
+    from training.exchange.base import Exchange
+    from training.exchange.halting import Halting
+
+UNWATCHED = 5.0
+"""Seconds that a worker has whose agent is gone, before the agent's guard kills it (``distributed/machine``)."""
+_AGREE, _WAIT = 0.4, 0.6
+"""Of the seconds until a process is killed: within which members agree on a step, and within which one waits for others
+in a step; the rest is for the snapshot."""
+_HALT = 1 << 50
+"""The order on whose step members agree by themselves."""
 OrderAction = Literal["stop", "snapshot", "pause", "resume"]
 
 
@@ -52,6 +66,9 @@ class Command(BaseModel):
     """Of ``expect``: who will join. Taken at once; it is said when it is known, and the member comes only then."""
     at_sync: bool = False
     """Act where all members hold the same weights, so that nothing which this member has learned is lost."""
+    within: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Of ``stop``: seconds after which the process is killed; 0: it is not. A member that still waits for others then
+    gives its group up before, so that it can write its snapshot."""
     snapshot: bool = True
     """Of ``stop``: write a snapshot first. Not where another member failed: the state may be what failed it."""
 
@@ -75,6 +92,11 @@ class MemberOrders:
         """Whether the member stops before its next step, so that what it does until then is in vain."""
         stops = [c.at_step for c in self._waiting if c.command == "stop" and not c.at_sync]
         return self._ahead is not None and min(stops, default=math.inf) <= self._ahead
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the member is to stop with a snapshot; empty: it is not."""
+        return next((c.reason for c in self._waiting if c.command == "stop" and c.snapshot and not c.at_sync), "")
 
     def asks(self, step: int) -> bool:
         """Whether there is something to do, or to agree on, after at most so many steps."""
@@ -240,7 +262,18 @@ class Control:
         self._expected: tuple[MemberPlan, ...] = ()
         self._orders = MemberOrders()
         self._in_hand: Command | None = None
+        self._give_up: Callable[[str], None] = lambda why: None
+        self._halting: Halting | None = None
+        self._halts = self._stops = False
+        """Whether this member was asked to stop together with the others, and whether it knows after which step."""
+        self._why = "the others stop"
         self._changed = threading.Condition()
+
+    def serve(self, exchange: Exchange) -> None:
+        """Obey for a member that trains with this exchange."""
+        self._give_up, self._halting = exchange.give_up, exchange.halting
+        if exchange.halting is not None:
+            exchange.halting.called, exchange.halting.named = self._halt, self._stop_after
 
     def post(self, command: Command) -> None:
         """Hand a command over; safe to call from any thread or a signal handler's thread."""
@@ -248,11 +281,45 @@ class Control:
             self._expected = (*self._expected, command.member)
             self._on_expected(command.member)
             return
+        if not command.within:
+            return self._hear(command)
+        _later(_WAIT * command.within, self._urge)
+        if self._halting is None:
+            return self._hear(command)
+        self._why = command.reason
+        self._halt()
+        _later(_AGREE * command.within, lambda: self._stop_after(0))  # the others may not hear it
+
+    def _hear(self, command: Command) -> None:
         with self._changed:
             answer = self._orders.hear(command)
             self._changed.notify_all()
-        if answer is not None:
+        self._reply(answer)
+
+    def _halt(self) -> None:
+        """Nobody names a step any more: tell the other members after which one this member can stop."""
+        if not self._halts:
+            self._halts = True
+            self._hear(Command(command="meet", order=_HALT))
+
+    def _stop_after(self, step: int) -> None:
+        """Stop after the step that the members have agreed on; 0: they have not."""
+        if not self._stops:
+            self._stops = True
+            self._hear(Command(command="stop", order=_HALT, at_step=step, reason=self._why))
+
+    def _reply(self, answer: AnswerEvent | None) -> None:
+        if answer is None or (answer.order == _HALT and answer.done):
+            return
+        if answer.order != _HALT:
             self._answer(answer)
+        elif self._halting is not None:
+            self._halting.propose(answer.step)
+
+    def _urge(self) -> None:
+        """The time for a stop runs out."""
+        if reason := self.stop_reason:  # it has not come to that yet
+            self._give_up(reason)
 
     def grown(self, plan: RunPlan) -> RunPlan:
         """Return the plan with the members that were announced since."""
@@ -264,8 +331,7 @@ class Control:
         """This member has done so many steps: after them it may act."""
         with self._changed:
             answer = self._orders.arrive(step)
-        if answer is not None:
-            self._answer(answer)
+        self._reply(answer)
 
     def next(self, step: int, at_sync: bool = True) -> Command | None:
         """Between two steps: return what is to be done there, or ``None`` when the next step may begin.
@@ -279,7 +345,7 @@ class Control:
         """
         carried_out, self._in_hand = self._in_hand, None
         if carried_out is not None and carried_out.order:
-            self._answer(AnswerEvent(order=carried_out.order, step=step, done=True))
+            self._reply(AnswerEvent(order=carried_out.order, step=step, done=True))
         self.arrive(step)
         with self._changed:
             while True:
@@ -294,6 +360,12 @@ class Control:
         """Whether this member stops before its next step, so that what it does until then is in vain."""
         with self._changed:
             return self._orders.stop_is_near
+
+    @property
+    def stop_reason(self) -> str:
+        """Why this member is to stop with a snapshot, and has not; empty: it is not to."""
+        with self._changed:
+            return self._orders.stop_reason
 
     def asks(self, step: int) -> bool:
         """Whether there is something to do, or to agree on, after at most so many steps; any thread may ask."""
@@ -313,8 +385,15 @@ class Control:
             except OSError as error:
                 on_bad_line(f"commands can no longer be read: {error}")
             finally:  # whatever broke the channel: nobody can command this worker any more
-                self.post(Command(command="stop", reason="the process that started this worker is gone"))
+                reason = "the process that started this worker is gone"
+                self.post(Command(command="stop", reason=reason, within=UNWATCHED))
 
         thread = threading.Thread(target=read, name="control", daemon=True)
         thread.start()
         return thread
+
+
+def _later(seconds: float, work: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, work)
+    timer.daemon = True
+    timer.start()

@@ -21,8 +21,12 @@ class OwnPaceTrainer(Trainer):
     In between it stands where the next piece of its work is: the learning rate follows the samples of all.
     """
 
+    _meets = True
+    """Whether it stands where all meet: only there its state is that after a step."""
+
     def _step(self) -> SyncEvent | None:
         position, begin = self.position, self.position.step
+        self._meets = False
         self._begin = self._stands = begin, position.cursor
         self._end = self._next_meeting()
         self.strategy.begin_stretch(begin, self._end, sorted(position.batch_sizes), self._asked, self._ends)
@@ -35,8 +39,12 @@ class OwnPaceTrainer(Trainer):
             position.step = max(position.step, newest)  # what a lost member left counts as a step of now
             report = super()._step()
         self._stand_at(self._end)
+        self._meets = True
         self.control.arrive(self._end)
         return report
+
+    def keep_last_step(self) -> bool:
+        return self._meets and super().keep_last_step()
 
     def _asked(self, step: int) -> bool:
         """Whether this member is to meet the others after so many steps: for an order, or for one to be let in."""

@@ -142,13 +142,14 @@ class SubprocessWorker(_Module):
 
 
 class CoordinatorProcess(_Module):
-    """``python -m training.exchange.coordinator_main``: says its port on stdout, ends when its input closes."""
+    """``python -m training.exchange.coordinator_main``: says its port on stdout, ends when it is told to."""
 
     def __init__(self, config: Path, log: BinaryIO) -> None:
         super().__init__("training.exchange.coordinator_main", ["--config", str(config)], 1, log)
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Close its input and wait; kill it if it does not end."""
+        """Tell it to end and wait; kill it if it does not."""
+        self.signal(signal.SIGTERM)
         with contextlib.suppress(OSError):
             self._words.close()
         try:

@@ -11,7 +11,7 @@ import hashlib
 import random
 import struct
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -43,22 +43,32 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)  # the devices' too
 
 
+def remembered(device: torch.device) -> Callable[[], None]:
+    """Return what takes the generators back to where they are now, as often as it is called."""
+    python, with_numpy, with_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    on_device = _device_state(device)
+
+    def take_back() -> None:
+        random.setstate(python)
+        np.random.set_state(with_numpy)
+        torch.set_rng_state(with_torch)
+        if on_device is not None:
+            _restore_device(device, on_device)
+
+    return take_back
+
+
 @contextmanager
 def kept(device: torch.device) -> Iterator[None]:
     """Leave the generators as they were found, whatever is drawn meanwhile.
 
     Only for who has the turn, see :class:`Turns`.
     """
-    python, with_numpy, with_torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    on_device = _device_state(device)
+    take_back = remembered(device)
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(with_numpy)
-        torch.set_rng_state(with_torch)
-        if on_device is not None:
-            _restore_device(device, on_device)
+        take_back()
 
 
 def seed_with(key: tuple[int, ...], device: torch.device) -> None:

@@ -16,11 +16,12 @@ from training.backward import Backward, total_loss
 from training.batches import BatchSource, Samples, StepBatches
 from training.checkpoint import Snapshot, SnapshotStore
 from training.compression import Compression
-from training.device import Precision, clip, select_device, select_precision, start_training
+from training.device import Precision, clip, gradient_norm, select_device, select_precision, start_training
 from training.evaluation import Evaluator
 from training.events import Emit, MemberEvent, RunEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent
 from training.exchange.base import Exchange, JoiningState, Traffic
 from training.exchange.codecs import all_finite
+from training.last_step import LastStep
 from training.local_data import LocalSchedule, schedule_for
 from training.optimizers import build_optimizer, plain_steps, set_learning_rate
 from training.orders import Control
@@ -125,6 +126,7 @@ class Trainer:
             self._name_of, self.local,
         )  # fmt: skip
         self.state = TrainingState(self.model, self.optimizer, self.precision)
+        self.last_step = LastStep(self.model, self.device, kind)
         # Dropout must differ between members; weights were made before this line.
         seed_everything(self.settings.seed * 1000 + self.rank)
 
@@ -207,26 +209,31 @@ class Trainer:
             self.position.step, self.total_steps, self._warm_up, course.lr_schedule, 1.0, course.lr_decay_share
         )
         set_learning_rate(self.optimizer, rate)
+        self.last_step.begin()
         self.strategy.begin_step(self.position.step, batches.weight, self.precision.loss_scale)
         batches, losses = self.backward.run(batches, self.strategy, self._batches, self._warn)
         with self.source.turns.lent():  # nothing is drawn here, and much of it is waiting
-            loss = total_loss(losses, batches, self.member.name, self.position.step + 1, self._kept)
+            loss = total_loss(losses, batches, self.member.name, self.position.step + 1, self.store.newest_in_words)
             norm = self._update()
             self.optimizer.zero_grad(set_to_none=True)
         if self._evaluates_own:
             start += self._evaluate_own()
+        self.last_step.stage = "ending"
+        self.position.step, self.position.cursor = self.position.step + 1, batches.cursor
         with self.source.turns.lent():
             report = self.strategy.end_step()
-        self.position.step += 1
-        self.position.cursor = batches.cursor
+        self.last_step.stage = "between"
         self._emit_step(batches, loss, rate, norm, time.monotonic() - start, self.exchange.traffic.since(before))
         return report
 
     def _update(self) -> float | None:
         """Step with the gradients that the strategy makes final; return their norm before clipping."""
         most, optimizes = self.settings.max_grad_norm, self.strategy.updates
+        together = self.strategy.merges == "gradients" and len(self.exchange.members) > 1
+        self._own_norm = gradient_norm(self.parameters, self.precision.loss_scale) if together else None
         own = clip(self.parameters, most) if optimizes else None
         self.strategy.gradients()
+        self.last_step.stage = "changing"
         clips, whole = self.strategy.clips, self.strategy.gradient_norm
         norm = self.precision.step(self.optimizer, self.parameters, 0.0 if optimizes or clips else most, whole)
         return own if optimizes else whole if clips else norm
@@ -260,10 +267,6 @@ class Trainer:
             self._warn(message)
         return batches
 
-    def _kept(self) -> str:
-        steps = self.store.steps()
-        return f"the snapshot of step {steps[0]} is kept" if steps else "no snapshot was written yet"
-
     def _emit_step(
         self, batches: StepBatches, loss: float, rate: float, norm: float | None, seconds: float, traffic: Traffic
     ) -> None:
@@ -272,7 +275,7 @@ class Trainer:
         self.emit(
             StepEvent(
                 step=self.position.step, epoch=epoch, loss=loss, learning_rate=rate, grad_norm=norm,
-                samples=batches.samples, weight=batches.weight,
+                own_norm=self._own_norm, samples=batches.samples, weight=batches.weight,
                 compute=max(0.0, seconds - traffic.wait_seconds), wait=traffic.wait_seconds,
                 transfer=traffic.transfer_seconds, bytes_sent=traffic.bytes_sent, bytes_received=traffic.bytes_received,
             )
@@ -353,19 +356,21 @@ class Trainer:
         if self.position.step == self.store.current:
             return
         if not all(map(all_finite, self.parameters)):
-            raise RunFailed(
-                f"the weights of {self.member.name} are not finite after step {self.position.step}; {self._kept()}",
-                "lower learning_rate, or set mixed_precision = off",
-            )
+            where = f"{self.member.name} are not finite after step {self.position.step}"
+            message = f"the weights of {where}; {self.store.newest_in_words()}"
+            raise RunFailed(message, "lower learning_rate, or set mixed_precision = off")
         start = time.monotonic()
         tensors = prefixed("strategy", self.strategy.tensors()) | self.position.tensors()
         state = {**self.position.state(), "strategy": self.strategy.state(), "data": self.data.model_dump()}
         state["most"] = self.backward.most
-        snapshot = self.state.snapshot(self.position.step, tensors, state)
-        path, size = self.store.save(snapshot, self.plan.hash())
+        path, size = self.store.save(self.state.snapshot(self.position.step, tensors, state), self.plan.hash())
         relative = str(path.relative_to(self.run_dir))
         live, seconds = tuple(self.position.batch_sizes), time.monotonic() - start
         self.emit(SnapshotEvent(step=self.position.step, path=relative, bytes=size, seconds=seconds, live=live))
+
+    def keep_last_step(self) -> bool:
+        """Write what this member has, its group being lost for good; return whether that was possible."""
+        return self.position.step > 0 and self.last_step.keep(self._snapshot, self._warn)
 
     def _restore(self, snapshot: Snapshot) -> None:
         owner = self.member.name if self.local else ""

@@ -229,7 +229,7 @@ class Daemon:
 
     def _expire(self) -> None:
         self._why = f"the machine that started the run has not been heard for {self._lease:g} s"
-        self._tell_worker({"command": "stop", "reason": self._why})
+        self._tell_worker({"command": "stop", "reason": self._why, "within": self._grace})
         end = time.monotonic() + self._grace
         while self._worker.poll() is None and self._farewell is None and time.monotonic() < end:
             self._told.wait(_TICK)

@@ -31,6 +31,7 @@ class Fake:
     holds: int | None = None
     ended: str = ""
     again: bool = False
+    address: str = "127.0.0.1"
     dead: bool = False
 
     def note(self, **news: object) -> None:
@@ -79,7 +80,7 @@ class World:
             incarnation=str(fake.incarnation), port=1,
         )  # fmt: skip
         fake.inbox.clear()
-        came = Member(hello, fake.inbox.append, lambda: None, report=fake.report)
+        came = Member(hello, fake.inbox.append, lambda: None, fake.address, report=fake.report)
         try:
             self.group.hello(came)
         except ProtocolError as error:
@@ -592,3 +593,34 @@ def test_a_group_begins_without_those_that_are_not_there_and_they_may_come_later
     assert world.group.started and world.group.form is not None and set(world.group.form.peers) == {0, 1}
     world.come(2)
     assert world.group.members[2].role == "newcomer"
+
+
+def test_a_standstill_is_waited_for_longer_each_time_until_an_operation_is_done() -> None:
+    world, waits = World(2, standstill=2.0), []
+    for done in (False, False, True):
+        if done:
+            world.finish([0, 1])
+        for rank in (0, 1) if done or not waits else ():
+            world.start(rank)
+        world.hear_all()
+        epoch, ticks = world.group.epoch, 0
+        while world.group.epoch == epoch:
+            world.group.tick(0.1)
+            world.hear_all()
+            ticks += 1
+        waits.append(round(ticks / 10))
+    assert waits == [2, 4, 2]
+
+
+def test_who_is_back_from_another_address_is_met_there_at_once() -> None:
+    world = World(3)
+    world.dial(1)  # its old connection is not known to be dead yet
+    assert world.group.form is not None
+    world.fakes[1].address = "10.0.0.7"
+    world.dial(1)
+    world.hear_all()
+    told = world.fakes[0].status
+    assert told is not None and told.form is not None and told.epoch == 2
+    assert ("10.0.0.7", 1) in told.form.peers[1].addresses
+    operation(world, 0, 1, 2)
+    assert all(fake.report.full == 1 for fake in world.fakes.values())

@@ -46,13 +46,30 @@ def connect(process: subprocess.Popen[str], **named: float) -> MeshMember:
 
 
 @pytest.mark.slow
-def test_it_says_its_port_then_events_and_ends_with_its_input(coordinator: subprocess.Popen[str]) -> None:
+def test_it_says_its_port_then_events_and_ends_with_its_members(
+    coordinator: subprocess.Popen[str],
+) -> None:
     member = connect(coordinator)
     member.close()
     output, _ = coordinator.communicate('{"command": "of an agent"}\n', timeout=60)
     events = [from_line(line) for line in output.splitlines()]
     assert [e.status for e in events if isinstance(e, MemberEvent)] == ["joined", "left"]
     assert coordinator.returncode == 0
+
+
+@pytest.mark.slow
+def test_it_serves_its_members_when_whoever_started_it_is_gone(coordinator: subprocess.Popen[str]) -> None:
+    member = connect(coordinator)
+    assert coordinator.stdin is not None and coordinator.stdout is not None
+    coordinator.stdin.close()
+    coordinator.stdout.close()
+    host, port = member._line.address
+    for _ in range(2):  # of which it has something to say, to nobody
+        with pytest.raises(ExchangeError, match="another run"):
+            MeshMember(Joining(f"{host}:{port}", None, "another", 0, 1, "a")).join(60)
+    assert member.mean("x", torch.ones(1), 1.0, codec_by_name("fp32")).mean.item() == 1.0
+    member.close()
+    assert coordinator.wait(60) == 0
 
 
 @pytest.mark.slow
@@ -108,7 +125,7 @@ import training.exchange.coordinator_main as entry
 from training.events import MemberEvent
 
 class Early:
-    group = type("Group", (), {"relay": 0})
+    group = type("Group", (), {"relay": 0, "deserted": True})
 
     def __init__(self, config, log):
         self.log = log

@@ -69,7 +69,7 @@ def test_a_mean_holds_what_it_needs_and_then_its_result_and_what_is_handed_on(
             ended[rank] = rooms.held(), outcome
 
         watched.append(rooms)
-        transfers.append(mean.begin(mesh, over))
+        transfers.append(mean.begin(mesh, over).submit())
     all_begun.set()
     for transfer in transfers:
         transfer.wait(PATIENCE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import signal
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from profiles.errors import ExitCode
 from tests.runs.run_stage import Script, Stage
 from tests.waiting import until
 from training.events import AnswerEvent, ErrorEvent, MemberEvent, RunEvent, SnapshotEvent, StepEvent
-from training.local_engine import LocalEngine
+from training.local_engine import LocalEngine, StartCoordinator
 from training.stopping import ProgressMonitor
 
 
@@ -153,7 +154,6 @@ def test_a_coordinator_that_dies_at_the_end_of_a_run_is_not_started_again(stage:
 
 def test_a_coordinator_is_started_again_where_it_was_as_soon_as_its_port_is_free(stage: Stage) -> None:
     ports: list[int] = []
-    said: list[Iterator[bytes]] = []
 
     def start(config: Any, log: object) -> Script:
         one = Script()
@@ -165,12 +165,52 @@ def test_a_coordinator_is_started_again_where_it_was_as_soon_as_its_port_is_free
         one.stop()
         return one
 
-    engine = LocalEngine(stage.run.plan, stage.folder, lambda name: io.BytesIO(), said.append, start_coordinator=start)
-    engine.start()
-    lines = said[0]
+    lines = coordinator_lines(stage, start)
     assert [b"is started again" in next(lines) for _ in range(4)] == [True] * 4
-    assert list(lines) == [] and ports == [0, 7, 7, 7, 7, 7]
-    engine.stop()
+    (last,) = lines
+    assert b"ended 5 times within an hour and is not started again" in last
+    assert ports == [0, 7, 7, 7, 7, 7]
+
+
+def test_a_coordinator_that_ends_now_and_then_is_always_started_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(step=1000.0)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+
+    def start(config: object, log: object) -> Script:
+        one = Script()
+        one.tell_port(1)
+        one.stop()
+        return one
+
+    lines = coordinator_lines(stage, start)
+    assert all(b"is started again" in next(lines) for _ in range(20))
+
+
+def test_a_coordinator_that_cannot_be_started_again_is_told(stage: Stage) -> None:
+    tries = itertools.count()
+
+    def start(config: object, log: object) -> Script:
+        one = Script()
+        if not next(tries):
+            one.tell_port(1)
+        one.stop()
+        return one
+
+    _, last = coordinator_lines(stage, start)
+    assert b"cannot be started again: the coordinator did not start" in last
+
+
+class Log(io.BytesIO):
+    name = "coordinator.log"
+
+
+def coordinator_lines(stage: Stage, start: StartCoordinator) -> Iterator[bytes]:
+    """Start an engine with such coordinators; return what it says of them."""
+    said: list[Iterator[bytes]] = []
+    LocalEngine(stage.run.plan, stage.folder, lambda name: Log(), said.append, start_coordinator=start).start()
+    return said[0]
 
 
 def test_only_steps_towards_the_end_are_progress() -> None:

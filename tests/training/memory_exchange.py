@@ -52,6 +52,8 @@ class Room:
         self._said: dict[str, dict[int, Any]] = {}
         self._closed: dict[str, dict[int, Any]] = {}
         self._replies: dict[str, tuple[torch.Tensor, list[int]]] = {}
+        self._wrong = ""
+        """What members do differently."""
         self._changed = threading.Condition()
 
     @property
@@ -88,13 +90,24 @@ class Room:
             if not self._said.setdefault(name, {}):
                 self.names.append(_plain(name))
             assert rank not in self._said[name], f"{name} is used twice"
+            self._check_same(name, rank)
             self._said[name][rank] = value
             self._changed.notify_all()
+
+    def _check_same(self, name: str, rank: int) -> None:
+        """Fail where members do different things in their operation of one number: they would wait for ever."""
+        number = name.rpartition(":")[2]
+        for other, said in self._said.items():
+            if other != name and other.rpartition(":")[2] == number and " among " not in name + other:
+                whose = f"member {min(said)} has begun '{_plain(other)}' as operation {number}"
+                hint = "one that counts rounds itself hands its count to newcomers (docs/extending.md)"
+                self._wrong = f"{whose}, member {rank} '{_plain(name)}': {hint}"
 
     def meet(self, name: str, rank: int, group: Group = ()) -> dict[int, Any]:
         """Return what all, or a group, have said under ``name``, by rank."""
         with self._changed:
-            there = self._changed.wait_for(lambda: self._complete(name, group), self._timeout)
+            there = self._changed.wait_for(lambda: self._wrong or self._complete(name, group), self._timeout)
+            assert not self._wrong, self._wrong
             assert there, f"member {rank} hangs in {name}"
             return self._closed[name]
 

@@ -25,6 +25,7 @@ from training.lazy import torch
 
 if TYPE_CHECKING:
     from training.exchange.codecs import Codec
+    from training.exchange.halting import Halting
     from training.exchange.residuals import Residual
 
 Group = tuple[int, ...]
@@ -169,6 +170,8 @@ class Exchange(ABC):
     traffic: Traffic
     operations: int = 0
     """Started so far: equal on all members between two operations."""
+    halting: Halting | None = None
+    """How members agree on a step to stop after, where nobody else names one."""
 
     @property
     @abstractmethod
@@ -261,6 +264,9 @@ class Exchange(ABC):
             ExchangeError: there is nobody left to publish one, or the engine takes no newcomers.
         """
         raise ExchangeError(_FIXED)
+
+    def give_up(self, why: str) -> None:
+        """End what is under way, and what comes after it, with an :class:`ExchangeError`; any thread may call it."""
 
     def close(self) -> None:
         """Leave the group with a good-bye. Idempotent."""

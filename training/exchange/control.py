@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from training.bounded import first_problem
 from training.events import MOST_WAYS, PeerPath
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MAX_LINE = 64 << 10
 MAX_RANKS = 4096
 MOST_BEGUN = 8
@@ -101,8 +101,15 @@ class Report(_Message):
     """A newcomer: it has the joining state with this number."""
     leaving: bool = False
     """It has done its work, and goes as soon as everybody has the results that it has."""
+    halt: int = Field(-1, ge=-1, lt=1 << 53)
+    """It is to stop: the first step after which it can; -1: it is not. It waits there until all can stop together."""
     leaves: bool = False
     """A good-bye."""
+
+    @property
+    def is_going(self) -> bool:
+        """Whether it waits for a word to go."""
+        return self.leaving or self.halt >= 0
 
 
 class Peer(_Message):
@@ -162,6 +169,10 @@ class GroupStatus(_Message):
     closed: Count = 0
     """So far nobody lacks the result of an operation that it has started."""
     joining: StateOrder | None = None
+    halting: bool = False
+    """Whoever started the group is gone, and a member is to stop: all do, and say after which step they can."""
+    halt: int = Field(-1, ge=-1, lt=1 << 53)
+    """All have said it, and stop after this one."""
     relay: int = Field(0, ge=0, lt=65536)
     """Port of the relay on the coordinator's machine; 0: there is none."""
     failed: Reason = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import socket
 import ssl
@@ -87,8 +88,12 @@ class Joining:
             name=self.name,
             incarnation=os.urandom(8).hex(),
             port=listening[1],
-            hosts=tuple(self.hosts) or own_addresses(listening[0], self.interface),
+            hosts=self.reached_at(listening[0]),
         )
+
+    def reached_at(self, listening: str) -> tuple[str, ...]:
+        """Return the addresses at which this member is found at the moment."""
+        return tuple(self.hosts) or own_addresses(listening, self.interface)
 
 
 class ControlLine:
@@ -116,6 +121,7 @@ class ControlLine:
         if self._context is not None:
             self._context.check_hostname = True
         self._hello = joining.hello(listening)
+        self._addresses = functools.partial(joining.reached_at, listening[0])
         self._report = report
         self._heard = heard
         self._ended = ended
@@ -202,7 +208,7 @@ class ControlLine:
 
     async def _both_ways(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, bool]:
         """Talk until the connection ends; return why, and whether for good."""
-        writer.write(line(self._hello))
+        writer.write(line(self._hello.model_copy(update={"hosts": self._addresses()})))
         sending = asyncio.create_task(self._send(writer))
         try:
             while True:

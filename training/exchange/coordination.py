@@ -16,7 +16,7 @@ from typing import Literal
 from training.events import MemberEvent, WarningEvent, WaysEvent
 from training.exchange import verdicts
 from training.exchange.control import BEAT, LAST_EPOCH, LEASE, GroupStatus, MeshStart, ProtocolError, Report, StateOrder
-from training.exchange.group_member import CoordinatorConfig, Member, Role, ToldWays, seen_by
+from training.exchange.group_member import CoordinatorConfig, Member, Role, ToldWays, seen_by, standing
 from training.exchange.verdicts import Verdict
 
 Log = Callable[[MemberEvent | WarningEvent | WaysEvent], None]
@@ -42,28 +42,25 @@ class Coordination:
         self._log = log
         self._lock = threading.RLock()
         self.members: dict[int, Member] = {}
-        self._banned: set[int] = set()
-        self._left: set[int] = set()
+        self._banned, self._left = set[int](), set[int]()
         self.relay = 0
         """Port on which pairs meet that cannot dial one another."""
-        self.started, self.epoch = False, 0
+        self.started, self.epoch, self.orphaned = False, 0, False
+        """Whether the group has begun, the number of its mesh, and whether whoever started this coordinator is gone."""
         self.form: MeshStart | None = None
         self._joining: StateOrder | None = None
         self._orders, self._building = 0, 0.0
-        self._quarrels = verdicts.Quarrels()
+        self._quarrels, self._ways = verdicts.Quarrels(), ToldWays()
         self._size, self._odds = verdicts.ModelSizeVote(), verdicts.Odds(config.give_up)
         self._last: MeshStart | None = None
         """The last mesh that was formed; ``None``: there was none, or another coordinator formed it."""
         self._bounds: dict[int, int] = {}
         """What stood when the first mesh without a member was formed, by its rank."""
-        self._now = 0.0
-        self._given_up_since = 0.0
+        self._now = self._given_up_since = self._since_status = 0.0
         self._awaited: tuple[int, float] = (0, 0.0)
         """An operation to which not all have come, and since when."""
         self._standstill = verdicts.Standstill(config.standstill)
-        self._since_status = 0.0
         self._resuming_until: float | None = None
-        self._ways = ToldWays()
 
     # -- who comes and goes ------------------------------------------------------------------------------------------
 
@@ -86,6 +83,8 @@ class Coordination:
             if known is not None:
                 came.role, news = known.role, known.frozen
                 known.close()
+                if came.seen != known.seen and self.form is not None and came.rank in self.form.peers:
+                    self.form, self._given_up_since = None, self._now  # its links are as dead as the old line
             elif came.report.epoch:
                 self._take_back(came)
             elif self.started:
@@ -118,7 +117,7 @@ class Coordination:
             if report.leaves:
                 self._drop(member, "left", "")
                 self._left.add(member.rank)
-            if report.leaves or self._advance() or any(one.report.leaving for one in self.members.values()):
+            if report.leaves or self._advance() or any(one.report.is_going for one in self.members.values()):
                 self._settle()
 
     def lose(self, member: Member, reason: str) -> None:
@@ -167,6 +166,11 @@ class Coordination:
             for member in list(self.members.values()):
                 member.send(GroupStatus(failed=reason))
                 member.close()
+
+    @property
+    def deserted(self) -> bool:
+        """Whether all have taken their leave."""
+        return self._left >= set(range(len(self._config.names))) and not self.members
 
     def missing(self) -> list[str]:
         """Return, in words, which members have not connected yet, before the start."""
@@ -321,10 +325,9 @@ class Coordination:
         beyond = [(m.rank, "it is too far behind the others") for m in group if m.report.full < kept]
         if self._drop_all(beyond, again=True):
             return True
-        for member in entering:
-            if member.role == "newcomer":
-                self._tell_event(member, "ready", "has the training state")
-                self._joining = None
+        for member in (one for one in entering if one.role == "newcomer"):
+            self._tell_event(member, "ready", "has the training state")
+            self._joining = None
         self._new_epoch(group)
         return True
 
@@ -381,8 +384,6 @@ class Coordination:
         """Send everyone the state of the group as it is to see it."""
         self._since_status = 0.0
         live, missing = tuple(member.rank for member in self._of("live")), tuple(self.missing())
-        reports = [member.report for member in self._of("live", "late")]
-        last = max((one.full for one in reports), default=0)
         for member in list(self.members.values()):
             member.send(
                 GroupStatus(
@@ -392,8 +393,7 @@ class Coordination:
                     newcomer=member.role == "newcomer",
                     members=live,
                     missing=missing,
-                    settled=min((one.full for one in reports), default=0),
-                    closed=min((one.full for one in reports if one.started > one.full), default=last),
+                    **standing(self._of("live", "late"), self.orphaned),
                     joining=seen_by(member, self._joining, self.members),
                     relay=self.relay,
                 )

@@ -2,8 +2,10 @@
 
     python -m training.exchange.coordinator_main --config coordinator.json
 
-It prints ``{"port": N, "relay": M}`` when it listens and then one event a line; stdin that closes, or SIGTERM, ends it.
-A line ``{"ban": RANK}`` on stdin drops a member for good, ``{"admit": RANK}`` lets it in again.
+It prints ``{"port": N, "relay": M}`` when it listens and then one event a line; SIGTERM ends it. When stdin closes,
+whoever started it is gone: it serves as long as somebody trains, so that the members end in good order.
+A line ``{"ban": RANK}`` on stdin drops a member for good, ``{"admit": RANK}`` lets it in again; ``{"command": "stop"}``
+says as well that whoever started it is gone.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,12 +29,14 @@ from training.events import EventSink, MemberEvent, WarningEvent, WaysEvent
 from training.exchange.coordinator import Coordinator
 from training.exchange.group_member import CoordinatorConfig
 
+_RETURN, _LOOK = 10.0, 0.1
+"""Seconds in which members whose connections broke come back, and between two looks whether any are there."""
 _MOST_FILES = 8192
 """Connections in their handshake included, at some 100 kB each: what strangers may cost is bounded."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a coordinator until stdin closes or SIGTERM comes; return the exit code."""
+    """Run a coordinator until SIGTERM comes, or nobody needs it any more; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m training.exchange.coordinator_main", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, metavar="FILE.json")
     path: Path = parser.parse_args(arguments).config
@@ -57,10 +62,7 @@ def _serve(path: Path) -> None:
             if not listens.is_set():  # the members of one that was started again are there at once
                 early.append(event)
                 return
-            try:
-                write(event)
-            except BrokenPipeError:  # nobody reads any more: whoever started it is gone
-                end.set()
+            write(event)
 
     coordinator = Coordinator(_read_config(path), log)
     port = coordinator.start()
@@ -91,7 +93,7 @@ def _read_config(path: Path) -> CoordinatorConfig:
 
 
 def _watch_for(end: threading.Event, coordinator: Coordinator) -> None:
-    """Obey stdin; set ``end`` when a signal to end comes or stdin closes."""
+    """Obey stdin; set ``end`` when a signal to end comes, or stdin has closed and no member is left."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: end.set())
 
@@ -106,6 +108,12 @@ def _watch_for(end: threading.Event, coordinator: Coordinator) -> None:
                     coordinator.ban(int(command["ban"]))
                 elif "admit" in command:
                     coordinator.admit(int(command["admit"]))
+                elif command.get("command") == "stop":  # an agent's, whose lease is over
+                    coordinator.group.orphaned = True
+        coordinator.group.orphaned = True
+        last_seen = time.monotonic()
+        while not coordinator.group.deserted and time.monotonic() < last_seen + _RETURN and not end.wait(_LOOK):
+            last_seen = time.monotonic() if coordinator.group.members else last_seen
         end.set()
 
     threading.Thread(target=watch, name="stdin", daemon=True).start()

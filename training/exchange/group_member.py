@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -115,6 +115,24 @@ def seen_by(member: Member, order: Order | None, members: Mapping[int, Member]) 
         return None
     peers = {rank: members[rank].peer(member) for rank in order.peers if rank in members}
     return order.model_copy(update={"peers": peers})
+
+
+def standing(members: Collection[Member], orphaned: bool) -> dict[str, int]:
+    """Return how far members are that have the state, as a :class:`~training.exchange.control.GroupStatus` says it.
+
+    Args:
+        orphaned: whoever started the group is gone.
+    """
+    reports = [member.report for member in members]
+    last = max((one.full for one in reports), default=0)
+    waiting = (one.full for one in reports if one.started > one.full)
+    halts = [member.report.halt for member in members if member.role == "live"] if orphaned else []
+    return {
+        "settled": min((one.full for one in reports), default=0),
+        "closed": min(waiting, default=last),
+        "halting": max(halts, default=-1) >= 0,
+        "halt": max(halts) if min(halts, default=-1) >= 0 else -1,
+    }
 
 
 def _is_loopback(address: str) -> bool:

@@ -153,10 +153,15 @@ class Mesh:
                 operation.wait()
         return True
 
-    def reduce(
+    def reduce(self, reduction: Reduction, then: Done | None = None, mark: int = 0) -> Transfer:
+        """Start a reduction; its outcome is with ``reduction`` when the operation is complete."""
+        return self.prepare(reduction, then, mark).submit()
+
+    def prepare(
         self, reduction: Reduction, then: Done | None = None, mark: int = 0, number: int | None = None
     ) -> Transfer:
-        """Start a reduction; its outcome is with ``reduction`` when the operation is complete.
+        """Prepare a reduction. As a gather does, it begins when it is submitted: whoever prepares several operations
+        puts them on the links in their order, which is the same on all members.
 
         Args:
             number: of the operation, if not all members take part in all of them.
@@ -200,7 +205,7 @@ class Mesh:
         for peer in peers:
             operation.add(self._out[peer], sender(peer))
             operation.add(self._in[peer], receiver(peer))
-        return operation.submit()
+        return operation
 
     def break_off(self, lost: PeerLost) -> None:
         """End everything under way because a member is lost, and tell the others which one.

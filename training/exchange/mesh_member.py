@@ -25,6 +25,7 @@ from training.exchange.base import (
 )
 from training.exchange.control import GroupStatus, MeshStart, Report
 from training.exchange.control_line import ControlLine, Joining, parsed
+from training.exchange.halting import Halting
 from training.exchange.handover import Newcomer, StateDesk, even_out, most_of
 from training.exchange.ledger import Ledger
 from training.exchange.link import PeerLost
@@ -50,6 +51,7 @@ class MeshMember(Exchange):
     """
 
     engine, mesh_kind = "mesh", Mesh
+    halting: Halting
 
     def __init__(self, joining: Joining) -> None:
         self.rank = rank = joining.rank
@@ -59,8 +61,7 @@ class MeshMember(Exchange):
         self._shares = dict(joining.shares or {})
         identity = Identity(joining.run_id, rank, joining.certificates, joining.transport)
         self._listener = Listener(joining.listen, identity)
-        self._residuals = MeanResiduals()
-        self._rooms = Rooms()
+        self._residuals, self._rooms = MeanResiduals(), Rooms()
         self._changed = threading.Condition()
         self._status = GroupStatus()
         """The last one heard; before the first nobody knows of a group."""
@@ -74,7 +75,7 @@ class MeshMember(Exchange):
         self._completing = 0
         """Operations whose end on the mesh of the moment is being worked on."""
         self._forming: Mesh | None = None
-        self._desk = StateDesk(self._listener)
+        self._desk, self.halting = StateDesk(self._listener), Halting(self._note)
         self._line = ControlLine(joining, self._listener.address, self._tell, self._hear, self._end)
         self._keeper = threading.Thread(target=self._keep_mesh, name="mesh keeper", daemon=True)
         # A thread that is still inside C++ when the interpreter goes would abort the process.
@@ -117,6 +118,9 @@ class MeshMember(Exchange):
 
     def restore_residual(self, stream: str, kept: Residual) -> None:
         self._residuals.restore(stream, kept)
+
+    def give_up(self, why: str) -> None:
+        self._end(why, False)
 
     def close(self) -> None:
         atexit.unregister(self.close)
@@ -227,6 +231,7 @@ class MeshMember(Exchange):
             if self._forming is not None and not self._is_wanted(self._report.epoch):
                 self._forming.end()  # its keeper waits for what may never come
             self._changed.notify_all()
+        self.halting.heard(status)
         self._listener.wake()
 
     def _end(self, why: str, again: bool) -> None:

@@ -153,7 +153,7 @@ class MeshOperation(ABC, Generic[R]):
 
     @abstractmethod
     def begin(self, mesh: Mesh, then: Ended) -> Transfer:
-        """Prepare it on a mesh; ``then`` is called at its end there."""
+        """Prepare it on a mesh, where it begins when the transfer is submitted; ``then`` is called at its end there."""
 
     @abstractmethod
     def complete(self) -> OperationResult:
@@ -201,7 +201,7 @@ class MeshMean(MeshOperation[MeanResult]):
             return mesh.gather(shared.message, shared.rooms, shared.took, then, self.number, _ONE_ROUND)
         shares = shares_of(self._shares, members)
         self._reduction = reduction = MeanReduction(mesh, self.own, self._residuals, shares)
-        return mesh.reduce(reduction, then, number=self.number)
+        return mesh.prepare(reduction, then, number=self.number)
 
     def complete(self) -> OperationResult:
         assert self._reduction is not None

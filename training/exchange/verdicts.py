@@ -214,16 +214,18 @@ class Standstill:
     """All wait for one another and nothing moves: a way between two of them is gone without a word.
 
     Args:
-        seconds: for which that may be so, twice as long after each time.
+        seconds: for which that may be so, twice as long after each time until an operation is done.
     """
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._moved, self._since = 0, 0.0
+        self._least = self._seconds = seconds
+        self._moved, self._since, self._done = 0, 0.0, 0
 
     def noted(self, there: Sequence[Member], now: float) -> bool:
         """Check the members of a mesh; return whether it has to be given up."""
-        moved = sum(member.report.moved for member in there)
+        moved, done = sum(member.report.moved for member in there), max(member.report.full for member in there)
+        if done > self._done:  # bytes alone prove nothing: each new mesh moves some before it stands still
+            self._done, self._seconds = done, self._least
         if moved != self._moved or not all(member.waits for member in there):
             self._moved, self._since = moved, now
         if now - self._since < self._seconds:

@@ -115,6 +115,9 @@ class Strategy(ABC):
     updates: ClassVar[bool] = False
     """Whether it is the optimizer as well: :meth:`gradients` leaves the step itself, which is made by the learning
     rate, with decoupled weight decay. What it finds in ``p.grad`` is clipped already."""
+    ends_whole: ClassVar[bool] = True
+    """Whether a member whose exchange in :meth:`end_step` fails can go on from what it holds, as after a step without
+    that exchange. A member that loses its group writes its snapshot there."""
     is_usual: ClassVar[bool] = False
     """Whether it is the one for workers between whom links cost nothing, and for one machine alone."""
 

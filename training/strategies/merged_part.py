@@ -163,14 +163,14 @@ class MergedPart:
         current = self.flat()
         delta = self.anchor - current
         self._given_norm = float(torch.linalg.vector_norm(delta))
-        self.sent_from = current if self.keeps_start else None
-        self._sent, self._tokens, self._steps, self.inner = (self._tokens, self._steps), 0.0, 0, 0
-        self.before = self._merge.exchange.traffic.copy()
-        weight = self.weigh(*self._sent) if self._sent[0] else 0.0
+        sent, before = (self._tokens, self._steps), self._merge.exchange.traffic.copy()
+        weight = self.weigh(*sent) if sent[0] else 0.0
         if not weight and not self.carries_idle:
             delta.zero_()
         self._merge.start(f"{self.place.name}/{self.round}", delta, weight, self._agreement())
-        self._waits = True
+        # Only now: where the group is gone, no round has begun.
+        self._sent, self._tokens, self._steps, self.inner = sent, 0.0, 0, 0
+        self.sent_from, self.before, self._waits = current if self.keeps_start else None, before, True
 
     def _agreement(self) -> bytes:
         return agreement_flags(self.digest) if self._compares else b""

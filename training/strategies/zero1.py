@@ -148,6 +148,7 @@ class ZeRO1(GradientStrategy):
     name: ClassVar[str] = "zero1"
     summary: ClassVar[str] = "allreduce with the optimizer's state divided among the machines; exact, and less memory"
     costs = ZeRO1Costs()
+    ends_whole: ClassVar[bool] = False
 
     @classmethod
     def only_own_codecs(cls, settings: StrategySettings) -> str:

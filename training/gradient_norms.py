@@ -1,0 +1,59 @@
+"""Whose gradient is out of all proportion: a machine that computes finite garbage spoils the mean of all.
+
+Norms vary from batch to batch, the more the smaller batches are, and fall while a model warms up; on all machines
+alike, and by tens at most. A gradient counts as odd if it is :data:`_RATIO` times as long as that of each other machine
+in the same step, and as all that any machine had in the steps before; or, where a machine was never otherwise, if that
+was so in :data:`_LEAST` steps one after another. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict, deque
+
+_RATIO = 100.0
+_LEAST, _WINDOW = 8, 64
+"""Steps of a machine that have to be known, and that are."""
+_MOST_STEPS = 32
+"""Steps of which the norms are kept until all have come."""
+
+
+class GradientNorms:
+    """The norms of the members' own gradients, step by step."""
+
+    def __init__(self) -> None:
+        self._steps: OrderedDict[int, dict[int, float]] = OrderedDict()
+        self._usual: dict[int, deque[float]] = {}
+        self._streaks: Counter[int] = Counter()
+        self._odd: Counter[int] = Counter()
+
+    def note(self, rank: int, step: int, norm: float) -> list[tuple[int, float]]:
+        """Take a norm in.
+
+        Returns:
+            Members to warn of, with how many times as long their gradients of the step are: of each the first time, the
+            tenth, the hundredth ...
+        """
+        norms = self._steps.setdefault(step, {})
+        norms[rank] = norm
+        if len(self._steps) > _MOST_STEPS:
+            self._steps.popitem(last=False)
+        judged = list(norms) if len(norms) == 2 else [rank] if len(norms) > 2 else []
+        return [(one, ratio) for one in judged if (ratio := self._ratio(one, norms)) and self._is_news(one)]
+
+    def _ratio(self, rank: int, norms: dict[int, float]) -> float:
+        """Return how many times as long as the others' a member's gradient is; 0: it is not odd."""
+        norm, others = norms[rank], max(other for one, other in norms.items() if one != rank)
+        usual = self._usual.setdefault(rank, deque(maxlen=_WINDOW))
+        if not others or norm <= _RATIO * others:
+            self._streaks[rank] = 0
+            usual.append(norm)
+            return 0.0
+        self._streaks[rank] += 1
+        longest = max((max(one) for one in self._usual.values() if one), default=0.0)
+        sudden = len(usual) >= _LEAST and norm > _RATIO * longest
+        return norm / others if sudden or self._streaks[rank] >= _LEAST else 0.0
+
+    def _is_news(self, rank: int) -> bool:
+        self._odd[rank] += 1
+        return math.log10(self._odd[rank]).is_integer()

@@ -1,0 +1,65 @@
+"""The last step that a member has finished, kept at hand until the next one is: whoever loses its group in the middle
+of a step writes its snapshot of that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import nn
+
+from profiles.errors import RunFailed
+from training.exchange.base import ExchangeError
+from training.randomness import remembered
+from training.state import persistent_buffers
+from training.strategies.base import Strategy
+
+Stage = Literal["between", "open", "changing", "ending"]
+"""Between two steps; forward, backward and the exchange of gradients, which leave the weights as they are; the step of
+the optimizer; what a strategy exchanges after it."""
+
+
+class LastStep:
+    """How far a step is, and what its forward passes change: random state and buffers.
+
+    Args:
+        strategy: of the training.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device, strategy: type[Strategy]) -> None:
+        self._buffers = list(persistent_buffers(model).values())
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._steps = 0
+        self._device, self._ends_whole = device, strategy.ends_whole
+        self._first: Stage = "changing" if strategy.updates else "open"
+        self.stage: Stage = "between"
+
+    def begin(self) -> None:
+        """A step begins."""
+        if self._steps == 1:  # what the first one left alone is a constant; versions do not tell of running statistics
+            self._buffers = [buffer for buffer, before in self._before if not torch.equal(buffer, before)]
+        self._steps += 1
+        self._before = [(buffer, buffer.clone()) for buffer in self._buffers]
+        self._reset_generators = remembered(self._device)
+        self.stage = self._first
+
+    def keep(self, write: Callable[[], None], warn: Callable[[str], None]) -> bool:
+        """Make the state that after a step, which it may be already, and write it; return whether that was possible."""
+        if self.stage == "changing" or (self.stage == "ending" and not self._ends_whole):
+            return False
+        if self.stage == "open":
+            self._go_back()
+        try:
+            write()
+        except (RunFailed, ExchangeError) as error:  # that the group is lost is told besides
+            warn(str(error))
+            return False
+        return True
+
+    @torch.no_grad()
+    def _go_back(self) -> None:
+        for buffer, before in self._before:
+            buffer.copy_(before)
+        self._reset_generators()
+        self.stage = "between"
