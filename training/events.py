@@ -278,6 +278,8 @@ class PeerPath(BaseModel):
     """Of the other one; empty: at the relay."""
     interface: Name = ""
     """Of the sender's machine."""
+    loses_large: bool = False
+    """Large packets are lost on the direct way, which is therefore used with small ones, or not at all."""
     name: Name = ""
     """What the other one is called."""
 
