@@ -218,6 +218,8 @@ class WarningEvent(_Event):
     kind: Literal["warning"] = "warning"
     message: Text
     step: Step | None = None
+    unreached: Name = ""
+    """Address of the coordinator, where that is what a member cannot reach."""
 
 
 class ErrorEvent(_Event):

@@ -169,6 +169,29 @@ class MachineLink:
         self._dial = dial
         self._lock = threading.Lock()
         self._connection: Connection | None = None
+        self._forwards: dict[tuple[str, int], Forward] = {}
+
+    def forward(self, near: tuple[str, int]) -> str:
+        """Have a loopback port there carried to ``near`` as seen from here, over later connections too; return
+        ``host:port`` there. A later connection has the same port, where that is free again.
+
+        Raises:
+            SshError: no connection, or its SSH server does not forward.
+        """
+        connection = self.connection()
+        with self._lock:
+            if near not in self._forwards:
+                self._forwards[near] = connection.forward_remote(near)
+            return self._forwards[near].address
+
+    def _forward_again(self, connection: Connection) -> None:
+        """Have the ports of the connection before; one that cannot be had is asked for when it is needed."""
+        before, self._forwards = self._forwards, {}
+        for near, forward in before.items():
+            for port in (forward.port, 0):
+                with contextlib.suppress(SshError):
+                    self._forwards[near] = connection.forward_remote(near, port)
+                    break
 
     def connection(self) -> Connection:
         """Return a living connection.
@@ -182,6 +205,7 @@ class MachineLink:
                 self._connection = None
             if self._connection is None:
                 self._connection = self._dial()
+                self._forward_again(self._connection)
             return self._connection
 
     def put_agent(self) -> None:

@@ -25,6 +25,7 @@ from distributed.preparation.transfer import fetch_model
 from distributed.ssh.errors import SshError
 from distributed.ssh.process import Process
 from distributed.workers.agent_records import AgentHello, AgentTimeouts, Assignment, Record
+from distributed.workers.rendezvous import Reach, Rendezvous, SameEverywhere
 from profiles.errors import ExitCode, MusterError
 from training.bounded import first_problem
 from training.events import ErrorEvent, Event, WarningEvent, from_line, to_line
@@ -52,7 +53,7 @@ class RemoteWorker:
     """Run folder here; a model that the worker saved comes into it."""
     secrets: Path
     """Folder here that will hold ``member-<rank>/`` when the address is sent."""
-    reach: Callable[[str], str] = lambda address: address
+    reach: Reach = SameEverywhere()
     """Turns the engine's address into the one to use there."""
     timeouts: AgentTimeouts = AgentTimeouts()
     ready: Future[None] | None = None
@@ -77,6 +78,7 @@ class RemoteWorker:
         self._done = threading.Event()
         self._gone = threading.Event()
         self._broken: MusterError | None = None
+        self._rendezvous = Rendezvous(self.reach)
 
     # ------------------------------------------------------------------------------------------------ as a worker
 
@@ -85,12 +87,23 @@ class RemoteWorker:
             self._post({"worker": message})
             return
         try:
-            address, relay = (self.reach(one) if one else "" for one in (message["address"], message.get("relay", "")))
+            where = self._rendezvous.begin(message["address"], message.get("relay", ""))
         except MusterError as error:
             self._broken = error
             self.signal(signal.SIGKILL)
             return
-        self._post({"files": self._certificates(), "worker": {"address": address, "relay": relay}})
+        self._post({"files": self._certificates(), "worker": where})
+
+    def _send_new_rendezvous(self) -> str:
+        """Tell the worker where coordinator and relay are, if that has changed; return what there is to say of it."""
+        try:
+            news = self._rendezvous.news()
+        except MusterError as error:
+            return f", but it cannot reach the coordinator: {error.message}"
+        if not news:
+            return ""
+        self._post({"worker": news})
+        return f"; it finds the coordinator at {news['address']} now"
 
     def signal(self, number: int) -> None:
         if number == signal.SIGKILL:
@@ -102,6 +115,9 @@ class RemoteWorker:
         machine's."""
         self._progress(event)
         self.timeouts = replace(self.timeouts, grace=max(self.timeouts.grace, self._progress.time_to_end))
+        if isinstance(event, WarningEvent) and event.unreached and self._rendezvous.avoid(event.unreached):
+            threading.Thread(target=self._send_new_rendezvous, daemon=True).start()  # it may have to wait for SSH
+            return event.model_copy(update={"message": f"{event.message}; it goes through SSH"})
         if not isinstance(event, ErrorEvent) or event.machine:
             return event
         name = self.link.name
@@ -200,7 +216,7 @@ class RemoteWorker:
                     heard, pause = time.monotonic(), 0.1
                     if complained:
                         complained = False
-                        yield self._note(f"{self.link.name}: reconnected")
+                        yield self._note(f"{self.link.name}: reconnected{self._send_new_rendezvous()}")
                     line = self.take(record)
                     if line:
                         yield line
