@@ -233,13 +233,17 @@ class MachineLink:
             raise RemoteFileError(self.name, done.problem, hint)
         return done
 
-    def probe(self, modules: Sequence[str]) -> dict[str, Any]:
+    def probe(self, modules: Sequence[str], dial: str = "") -> dict[str, Any]:
         """Ask the machine about itself; nothing needs to be there but Python.
+
+        Args:
+            modules: whether it has these.
+            dial: ``HOST PORT`` that it is to connect to.
 
         Raises:
             SshError: no connection, or no usable Python.
         """
-        done = self.ask_unprepared("probe", *modules, timeout=30.0)
+        done = self.ask_unprepared("probe", dial, *modules, timeout=30.0)
         if not done.ok and done.returncode in (126, 127):
             fix = "name another with 'python' in the hosts file" if self.machine.python else "install Python 3.10 there"
             raise SshError(self.name, f"no Python there: {self.python} ({done.problem})", fix)

@@ -78,9 +78,9 @@ class WayTo:
         near = LOOPBACK if self._coordinator is None else self._coordinator.host
         return self._link.forward((near, int(port)))
 
-    def avoid(self, address: str) -> bool:
-        """Take another way than the one that gave ``address``, which leads nowhere; return whether there is one."""
-        if self._link.machine.here or self._link is self._coordinator or address.startswith(f"{LOOPBACK}:"):
+    def avoid(self) -> bool:
+        """Take another way than before, which leads nowhere; return whether there is one."""
+        if self._through_ssh or self._link.machine.here or self._link is self._coordinator or not self._link.host:
             return False
         self._through_ssh = True
         return True

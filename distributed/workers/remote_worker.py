@@ -25,7 +25,7 @@ from distributed.preparation.transfer import fetch_model
 from distributed.ssh.errors import SshError
 from distributed.ssh.process import Process
 from distributed.workers.agent_records import AgentHello, AgentTimeouts, Assignment, Record
-from distributed.workers.rendezvous import Reach, Rendezvous, SameEverywhere
+from distributed.workers.rendezvous import Reach, RendezvousUpdates, SameEverywhere
 from profiles.errors import ExitCode, MusterError
 from training.bounded import first_problem
 from training.events import ErrorEvent, Event, WarningEvent, from_line, to_line
@@ -78,7 +78,7 @@ class RemoteWorker:
         self._done = threading.Event()
         self._gone = threading.Event()
         self._broken: MusterError | None = None
-        self._rendezvous = Rendezvous(self.reach)
+        self._rendezvous = RendezvousUpdates(self.reach)
 
     # ------------------------------------------------------------------------------------------------ as a worker
 

@@ -16,8 +16,8 @@ class Reach(Protocol):
         """
         ...
 
-    def avoid(self, address: str) -> bool:
-        """Take another way than the one that gave ``address``, which leads nowhere; return whether there is one."""
+    def avoid(self) -> bool:
+        """Take another way than before, which leads nowhere; return whether there is one."""
         ...
 
 
@@ -27,11 +27,11 @@ class SameEverywhere:
     def __call__(self, address: str) -> str:
         return address
 
-    def avoid(self, address: str) -> bool:
+    def avoid(self) -> bool:
         return False
 
 
-class Rendezvous:
+class RendezvousUpdates:
     """What one worker was told.
 
     Args:
@@ -64,7 +64,7 @@ class Rendezvous:
 
     def avoid(self, address: str) -> bool:
         """Take another way than ``address``, which leads nowhere; return whether there is one."""
-        return self._sent is not None and self._sent[0] == address and self._reach.avoid(address)
+        return self._sent is not None and self._sent[0] == address and self._reach.avoid()
 
     def _reached(self, engine: tuple[str, str]) -> tuple[str, str]:
         address, relay = (self._reach(one) if one else "" for one in engine)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import pytest
@@ -13,9 +15,12 @@ from distributed.run import run_machines
 from distributed.run.run_machines import StartWatch, WayTo, seats_of, with_places
 from distributed.ssh.errors import ForwardRefused
 from distributed.ssh.forward import Forward
-from distributed.workers.rendezvous import Rendezvous
+from distributed.workers.agent_records import Assignment
+from distributed.workers.remote_worker import RemoteWorker
+from distributed.workers.rendezvous import RendezvousUpdates
 from profiles.schema import Profile
-from training.events import MemberEvent, ProgressEvent, RunEvent
+from tests.waiting import until
+from training.events import MemberEvent, ProgressEvent, RunEvent, WarningEvent
 from training.orders import Command
 from training.plan import LaunchedScript, MemberPlan, RunPlan
 
@@ -106,7 +111,7 @@ def test_who_cannot_dial_this_computer_is_sent_through_ssh() -> None:
 
 def test_a_member_is_told_once_what_has_changed() -> None:
     link = MachineLink(Machine(name="a", coordinator_at="10.9.9.9"), Forwarding, "10.0.0.1")
-    rendezvous = Rendezvous(WayTo(link, mesh_plan()))
+    rendezvous = RendezvousUpdates(WayTo(link, mesh_plan()))
     assert rendezvous.news() == {}
     assert rendezvous.begin("0.0.0.0:4000", "0.0.0.0:4001") == {"address": "10.9.9.9:4000", "relay": "10.9.9.9:4001"}
     assert rendezvous.news() == {}
@@ -117,6 +122,18 @@ def test_a_member_is_told_once_what_has_changed() -> None:
     assert Command.model_validate(changed).relay == "127.0.0.1:5001"
     assert rendezvous.news() == {}
     assert not rendezvous.avoid("127.0.0.1:5000")  # there is no other way
+
+
+def test_a_worker_that_cannot_reach_the_coordinator_is_sent_through_ssh(tmp_path: Path) -> None:
+    link = MachineLink(Machine(name="a"), Forwarding, "127.0.0.1")
+    reach, nothing = WayTo(link, mesh_plan()), io.BytesIO()
+    worker = RemoteWorker(link, Assignment("r", 0, b"{}", {}), nothing, tmp_path, tmp_path, reach)
+    worker.send({"address": "0.0.0.0:4000"})
+    warning = WarningEvent(message="a: cannot reach it", unreached="127.0.0.1:4000")
+    told = worker.told(warning)
+    assert isinstance(told, WarningEvent) and told.message == "a: cannot reach it; it goes through SSH"
+    until(lambda: b'"redial", "address": "127.0.0.1:5000"' in worker._commands[-1])
+    assert worker.told(warning) is warning  # it says so about the way before
 
 
 def test_an_address_of_this_computer_that_is_gone_is_not_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
