@@ -233,8 +233,8 @@ def judge_ways(reasons: Mapping[str, str], needed: Sequence[str], through_ssh: b
         if not reason:
             found.append(Finding("ways", "ok", f"reaches {name}"))
         elif reason == LOSES_LARGE:
-            seen = f"to {name} small packets pass, and large ones are lost"
-            found.append(Finding("ways", "warning", seen, "a run sends small ones there, which costs speed", _MTU))
+            seen = f"to {name} small packets pass, and large ones are lost: a run sends small ones there"
+            found.append(Finding("ways", "warning", seen, "packets of full size", _MTU))
         elif must and through_ssh:
             seen = f"cannot connect to {name}: {reason}; a run reaches it through SSH"
             found.append(

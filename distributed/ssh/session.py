@@ -12,7 +12,7 @@ import paramiko
 from distributed.ssh.config import ResolvedHost
 from distributed.ssh.errors import Dropped, HostKeyChanged, NotSsh, SshError, Stage, UnknownHostKey
 from distributed.ssh.host_keys import HostKeyInfo, HostKeyStatus, KnownHost, KnownHosts, fingerprint, remember
-from distributed.ssh.wire import Deadline, SshStream, greet, stalled
+from distributed.ssh.wire import Deadline, SshStream, greet, stalled_exchange
 
 Trust = Callable[[HostKeyInfo], bool]
 """Asked once for a machine never met before; ``True`` adds its key to the user's known_hosts."""
@@ -80,13 +80,13 @@ def _agree(host: ResolvedHost, transport: Any, deadline: Deadline) -> None:
     except (paramiko.SSHException, EOFError, OSError, ValueError) as error:
         raise _explain_handshake(host, error, deadline) from None
     if not transport.is_active() or not transport.initial_kex_done:
-        raise stalled(host, "the key exchange did not end", deadline.seconds)
+        raise stalled_exchange(host, deadline.seconds)
 
 
 def _explain_handshake(host: ResolvedHost, error: Exception, deadline: Deadline) -> SshError:
     text = str(error)
     if deadline.passed:
-        return stalled(host, "the key exchange did not end", deadline.seconds)
+        return stalled_exchange(host, deadline.seconds)
     if isinstance(error, paramiko.IncompatiblePeer):
         return NotSsh(host.machine, f"no common encryption with {host.where}: {text}", "update its SSH server")
     if isinstance(error, EOFError | ConnectionError) or not text or "EOF" in text or "no existing session" in text:

@@ -108,7 +108,10 @@ def test_where_ssh_carries_the_way_to_the_coordinator_nothing_is_in_the_way() ->
 
 def test_a_way_that_loses_large_packets_is_a_warning_on_its_own() -> None:
     (found,) = judge_ways({"b": health.LOSES_LARGE}, ["b"])
-    assert (found.level, found.seen) == ("warning", "to b small packets pass, and large ones are lost")
+    assert (found.level, found.seen) == (
+        "warning",
+        "to b small packets pass, and large ones are lost: a run sends small ones there",
+    )
     assert "MTU" in found.fix
 
 

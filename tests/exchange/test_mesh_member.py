@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +27,7 @@ from training.exchange.coordination import Coordination, Member
 from training.exchange.coordinator import Coordinator
 from training.exchange.mesh_member import MeshMember
 from training.exchange.residuals import Residual
+from training.exchange.ways import SMALL_SEGMENT
 
 pytestmark = pytest.mark.slow
 
@@ -378,6 +380,14 @@ def test_who_cannot_reach_the_coordinator_says_so_and_dials_where_it_is_sent(
     with lab(tmp_path, 1) as running:
         running.connect(0, rendezvous=lambda: (where[0], ""), unreached=move)
     assert unreached == ["127.0.0.1:9"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the segments of a connection")
+def test_the_coordinator_and_its_members_send_packets_that_pass_everywhere(tmp_path: Path) -> None:
+    with lab(tmp_path, 1) as running:
+        running.connect(0)
+        (there,) = [writer.get_extra_info("socket") for writer in running.coordinator._connections]
+        assert 0 < there.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <= SMALL_SEGMENT
 
 
 def test_an_attempt_ends_when_the_coordinator_is_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
