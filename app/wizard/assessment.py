@@ -135,6 +135,8 @@ def warnings_of(pair: PairFigures) -> list[str]:
         found.append(f"asymmetric: {fast:.0f} Mbit/s one way, {slow:.0f} the other")
     if any(interface_kind(name) is PathKind.VPN for name in (figures.interface, figures.interface_back)):
         found.append("goes through a VPN")
+    if figures.loses_large:
+        found.append("small packets pass, large ones are lost: give both ends the same MTU")
     if pair.busy:
         found.append(f"other traffic of {figures.other_mbit:.0f} Mbit/s at that time: measure again when it is idle")
     lost = max(figures.loss, figures.loss_back)
