@@ -43,6 +43,7 @@ class HereConnection:
     """This machine, with the face of an SSH connection. Commands start in the home folder, as over SSH."""
 
     fingerprint = "this machine"
+    peer = ""
 
     def __init__(self, machine: str) -> None:
         self.machine = machine
@@ -156,7 +157,8 @@ class MachineLink:
     """A machine and the connection to it; may be used from several threads.
 
     Args:
-        host: its address as SSH resolved it; empty where it cannot dial this machine directly (a jump host between).
+        host: its address as SSH resolved it, and where it was found later, if its connection broke; empty where it
+            cannot dial this machine directly (a jump host between).
     """
 
     def __init__(self, machine: Machine, dial: Callable[[], Connection], host: str = "") -> None:
@@ -170,6 +172,7 @@ class MachineLink:
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._forwards: dict[tuple[str, int], Forward] = {}
+        self._dialled = False
 
     def forward(self, near: tuple[str, int]) -> str:
         """Have a loopback port there carried to ``near`` as seen from here, over later connections too; return
@@ -206,6 +209,9 @@ class MachineLink:
             if self._connection is None:
                 self._connection = self._dial()
                 self._forward_again(self._connection)
+                if self.host and self._dialled:
+                    self.host = self._connection.peer or self.host
+                self._dialled = True
             return self._connection
 
     def put_agent(self) -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
+import math
 import signal
 import threading
 import time
@@ -36,6 +38,8 @@ LOST = 255
 """Exit code of a worker of which nothing is known any more."""
 LOG_BUDGET = 64 << 20
 """Bytes of a worker's log that are kept here."""
+_OLD_NEWS = 3.0
+"""Seconds of a new connection in which what comes may have waited for it."""
 _LOOK = 0.1
 """Seconds between two looks at whether a worker that is not started yet is still wanted."""
 _PYTHONPATH = ":".join(f"{{folder}}/inputs/{part}" for part in ("code", "user", "optimizer", "outer", "strategy"))
@@ -79,6 +83,7 @@ class RemoteWorker:
         self._gone = threading.Event()
         self._broken: MusterError | None = None
         self._rendezvous = RendezvousUpdates(self.reach)
+        self._attached = -math.inf
 
     # ------------------------------------------------------------------------------------------------ as a worker
 
@@ -94,10 +99,10 @@ class RemoteWorker:
             return
         self._post({"files": self._certificates(), "worker": where})
 
-    def _send_new_rendezvous(self) -> str:
-        """Tell the worker where coordinator and relay are, if that has changed; return what there is to say of it."""
+    def _send_new_rendezvous(self, look: Callable[[], dict[str, str]]) -> str:
+        """Tell the worker where coordinator and relay are, if there is news; return what there is to say of it."""
         try:
-            news = self._rendezvous.news()
+            news = look()
         except MusterError as error:
             return f", but it cannot reach the coordinator: {error.message}"
         if not news:
@@ -115,9 +120,10 @@ class RemoteWorker:
         machine's."""
         self._progress(event)
         self.timeouts = replace(self.timeouts, grace=max(self.timeouts.grace, self._progress.time_to_end))
-        if isinstance(event, WarningEvent) and event.unreached and self._rendezvous.avoid(event.unreached):
-            threading.Thread(target=self._send_new_rendezvous, daemon=True).start()  # it may have to wait for SSH
-            return event.model_copy(update={"message": f"{event.message}; it goes through SSH"})
+        fresh = time.monotonic() - self._attached > _OLD_NEWS  # else it was said while the connection was broken
+        if isinstance(event, WarningEvent) and event.unreached and fresh:
+            look = functools.partial(self._rendezvous.instead_of, event.unreached)
+            threading.Thread(target=self._send_new_rendezvous, args=(look,), daemon=True).start()  # SSH may block
         if not isinstance(event, ErrorEvent) or event.machine:
             return event
         name = self.link.name
@@ -216,7 +222,8 @@ class RemoteWorker:
                     heard, pause = time.monotonic(), 0.1
                     if complained:
                         complained = False
-                        yield self._note(f"{self.link.name}: reconnected{self._send_new_rendezvous()}")
+                        told = self._send_new_rendezvous(self._rendezvous.news)
+                        yield self._note(f"{self.link.name}: reconnected{told}")
                     line = self.take(record)
                     if line:
                         yield line
@@ -259,6 +266,7 @@ class RemoteWorker:
             if first.gone:
                 self._lose("its agent is gone")
                 return
+            self._attached = time.monotonic()
             stop = threading.Event()
             writer = threading.Thread(target=self._write, args=(process, first.commands, stop), daemon=True)
             writer.start()

@@ -62,9 +62,17 @@ class RendezvousUpdates:
             return {}
         return {"command": "redial", **self._message(reached)}
 
-    def avoid(self, address: str) -> bool:
-        """Take another way than ``address``, which leads nowhere; return whether there is one."""
-        return self._sent is not None and self._sent[0] == address and self._reach.avoid()
+    def instead_of(self, address: str) -> dict[str, str]:
+        """Return the message that sends the worker elsewhere than to an address that leads nowhere: to a new one, else
+        another way; an empty one where there is none.
+
+        Raises:
+            MusterError: it cannot reach them any more.
+        """
+        if self._sent is None or self._sent[0] != address:  # said before it heard of another one
+            return {}
+        news = self.news()
+        return self.news() if not news and self._reach.avoid() else news
 
     def _reached(self, engine: tuple[str, str]) -> tuple[str, str]:
         address, relay = (self._reach(one) if one else "" for one in engine)
