@@ -488,8 +488,7 @@ def test_a_pair_that_loses_large_packets_is_warned_of_once(how: How, instead: st
         assert fake.member is not None
         world.group.heard(fake.member, fake.report)
     (warning,) = [event.message for event in world.events if isinstance(event, WarningEvent)]
-    assert warning.startswith("m0 - m1: small packets pass")
-    assert warning.endswith(instead)
+    assert warning.startswith("m0 - m1: ") and warning.endswith(instead)
 
 
 def test_a_member_that_comes_with_a_mesh_far_ahead_is_none_of_this_run() -> None:

@@ -42,8 +42,11 @@ class CoordinatorConfig(BaseModel):
     """Seconds of silence after which a member is lost."""
 
 
-LOSES_LARGE = "small packets pass, large ones are lost on the way (a VPN's MTU, jumbo frames that a switch refuses)"
-_INSTEAD = "only small ones are sent there", "what goes there is relayed"
+_IN_SMALL = (
+    "small packets pass, large ones are lost on the way (a VPN's MTU, jumbo frames that a switch refuses); "
+    "only small ones are sent there"
+)
+_NOT_AT_ALL = "too many packets are lost on the way, the large ones at least; what goes there is relayed"
 
 
 class ToldWays:
@@ -70,7 +73,7 @@ class ToldWays:
             if way.loses_large and pair not in self._lossy:
                 self._lossy.add(pair)
                 ends = " - ".join(members[one].hello.name for one in sorted(pair) if one in members)
-                yield WarningEvent(message=f"{ends}: {LOSES_LARGE}; {_INSTEAD[way.how == 'relayed']}")
+                yield WarningEvent(message=f"{ends}: {_NOT_AT_ALL if way.how == 'relayed' else _IN_SMALL}")
 
 
 Order = TypeVar("Order", MeshStart, StateOrder)
