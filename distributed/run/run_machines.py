@@ -89,7 +89,8 @@ class WayTo:
         """Return the literal address to dial; empty where it goes through SSH."""
         link = self._link
         if link.machine.here or link is self._coordinator:
-            return LOOPBACK if self._coordinator is not None or host in ANY else host
+            near = "::1" if host == "::" else LOOPBACK  # who dials IPv6 listens on it
+            return near if self._coordinator is not None or host in ANY else host
         if not link.host or self._through_ssh or (host == LOOPBACK and not self._has_coordinator):
             return ""  # of a launched script the relay is for all, and the store is not
         if self._chosen and not (self._chosen_is_ours and not interface_at(self._chosen)):

@@ -55,6 +55,7 @@ def test_the_relay_of_a_launched_script_is_dialled_and_its_store_is_not() -> Non
         jumped("10.0.0.9:4000")
     here = WayTo(undialled("me", "127.0.0.1", address="localhost"), plan)
     assert here("0.0.0.0:4000") == "127.0.0.1:4000"
+    assert here("[::]:4000") == "[::1]:4000"
 
 
 class Forwarding(HereConnection):

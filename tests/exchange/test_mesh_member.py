@@ -390,6 +390,13 @@ def test_the_coordinator_and_its_members_send_packets_that_pass_everywhere(tmp_p
         assert 0 < there.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <= SMALL_SEGMENT
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs both kinds of addresses")
+def test_a_coordinator_on_all_addresses_knows_members_by_their_own(tmp_path: Path) -> None:
+    with lab(tmp_path, 1, tls=True, address="::") as running:
+        running.connect(0, rendezvous=lambda: (f"127.0.0.1:{running.port}", ""))
+        assert running.coordinator.group.members[0].seen == "127.0.0.1"
+
+
 def test_an_attempt_ends_when_the_coordinator_is_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, lab(tmp_path, 1, tls=True) as running:
         dead = f"127.0.0.1:{silent.getsockname()[1]}"

@@ -136,7 +136,7 @@ class ConnectionAttempt:
                 if (found := attempt()) is not None:
                     how = how if found.address else "relayed"
                     self._ways.met(self._peer, self._does, how)
-                    return replace(found, how=how, loses_large=self._ways.swallow(self._peer))
+                    return replace(found, how=how, loses_large=self._ways.loses_large(self._peer))
             self._arrivals.wait(self._stop, self._pause())
         return None
 

@@ -82,7 +82,7 @@ class Ways:
         with self._lock:
             return self._swallows(peer, address)
 
-    def swallow(self, peer: int) -> bool:
+    def loses_large(self, peer: int) -> bool:
         """Whether large packets to any address of a peer were lost in the last minutes."""
         with self._lock:
             return any(one == peer and self._swallows(one, address) for one, address in self._black_holes)
