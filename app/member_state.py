@@ -330,7 +330,8 @@ def way_words(way: PeerPath) -> str:
     if way.how == "relayed":
         return _RELAY
     over = f" over {way.interface}" if way.interface else ""
-    return f"directly ({way.address}{over})"
+    small = ", in small packets: large ones are lost" if way.loses_large else ""
+    return f"directly ({way.address}{over}{small})"
 
 
 def pair_words(names: Callable[[int], str], one: int, other: int, there: PeerPath | None, back: PeerPath | None) -> str:

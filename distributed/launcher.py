@@ -132,10 +132,11 @@ def expected_ways(settings: Settings, pairs: Sequence[PairFigures], machines: Se
         if figures is not None:
             ends = f"{figures.interface or '?'} to {figures.interface_back or '?'}"
             there = f"{pair.target} ({figures.address}, {ends})"
-            direct.append(Reason.of("one-way" if pair.only else "direct", pair.source, there))
+            code = "one-way" if pair.only else "small" if figures.loses_large else "direct"
+            direct.append(Reason.of(code, pair.source, there))
     if len(direct) > _MOST_WAYS:
         yield Reason.of("all-direct", pairs=len([one for one in direct if one.code == "direct"]))
-        direct = [one for one in direct if one.code == "one-way"]
+        direct = [one for one in direct if one.code != "direct"]
     yield from direct
 
 

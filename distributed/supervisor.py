@@ -30,14 +30,13 @@ from distributed.run.request_desk import RequestDesk
 from distributed.run.requests import Request, leave_request
 from distributed.run.run_machines import (
     StartWatch,
+    WayTo,
     check_newcomer,
-    check_way_to_coordinator,
     coordinator_machine,
     listening_address,
     note_added,
     present,
     seats_of,
-    way_to,
     with_places,
 )
 from distributed.system import keep_awake
@@ -75,7 +74,6 @@ class Supervisor:
         self._plan = with_places(planned, there)
         self._links = list(dict.fromkeys(link for link in there if link is not None))
         self._ssh_config = ssh_config
-        self._listen = ""
         self._run: LocalRun | None = None
         self._timeouts = AgentTimeouts(lease=self._plan.profile.run.lease)
         self._desk: RequestDesk | None = None
@@ -105,13 +103,12 @@ class Supervisor:
             self._inputs.result()
             phases.end("supervisor: hashes")
             elsewhere = coordinator_machine(self._links) if self._plan.launch is None else None
-            self._listen = "0.0.0.0" if elsewhere else listening_address(list(dict.fromkeys(self._seats)))
             self._run = run = LocalRun(
                 self._plan,
                 self._folder,
                 self._watch,
                 lambda rank, log: self._worker(self._seats[rank], rank, log),
-                listen=self._listen,
+                listen="0.0.0.0" if elsewhere else listening_address(list(dict.fromkeys(self._seats))),
                 more_metrics=lambda: prediction_metrics(self._folder),
                 start_coordinator=self._start_coordinator if elsewhere else None,
             )
@@ -193,7 +190,6 @@ class Supervisor:
             entry, list(dict.fromkeys(here)), self._ssh_config, self._plan, self._inputs.result().bytes
         )
         try:
-            check_way_to_coordinator(link, self._listen)
             self._equip(link)
             ranks = self._seat(link)
         finally:
@@ -220,14 +216,13 @@ class Supervisor:
         if plan.launch is not None:
             brings = LAUNCHED_FILES if rank == 0 else ""
             assignment = replace(assignment, module="training.launched", brings=brings, resumes=False)
-        reach = way_to(link, self._plan, coordinator_machine(self._links))
         worker = RemoteWorker(
             link,
             assignment,
             log,
             self._folder.path,
             self._folder.secrets,
-            reach,
+            WayTo(link, self._plan, coordinator_machine(self._links)),
             self._timeouts,
             ready=self._brought[link],
             delivers=lambda: self._delivers(rank),

@@ -225,6 +225,8 @@ class WarningEvent(_Event):
     kind: Literal["warning"] = "warning"
     message: Text
     step: Step | None = None
+    unreached: Name = ""
+    """Address of the coordinator, where that is what a member cannot reach."""
 
 
 class ErrorEvent(_Event):
@@ -285,6 +287,8 @@ class PeerPath(BaseModel):
     """Of the other one; empty: at the relay."""
     interface: Name = ""
     """Of the sender's machine."""
+    loses_large: bool = False
+    """Large packets are lost on the direct way, which is therefore used with small ones, or not at all."""
     name: Name = ""
     """What the other one is called."""
 

@@ -56,12 +56,16 @@ class Command(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    command: Literal["meet", "stop", "snapshot", "pause", "resume", "expect"]
+    command: Literal["meet", "stop", "snapshot", "pause", "resume", "expect", "redial"]
     order: int = 0
     """The order that it belongs to; 0: none, it concerns this member only."""
     at_step: int = 0
     """Act when this many steps are done, or at once if that is past."""
     reason: str = ""
+    address: str = ""
+    """Of ``redial``: ``host:port`` at which the coordinator is reached from now on, if its connection breaks."""
+    relay: str = ""
+    """Of ``redial``: the same of the relay."""
     member: MemberPlan | None = None
     """Of ``expect``: who will join. Taken at once; it is said when it is known, and the member comes only then."""
     at_sync: bool = False
@@ -260,6 +264,8 @@ class Control:
         self._on_expected = on_expected
         self._answer = answer
         self._expected: tuple[MemberPlan, ...] = ()
+        self.rendezvous: tuple[str, str] | None = None
+        """Address of the coordinator and of the relay, where they are not those of the start any more."""
         self._orders = MemberOrders()
         self._in_hand: Command | None = None
         self._give_up: Callable[[str], None] = lambda why: None
@@ -280,6 +286,9 @@ class Control:
         if command.member is not None:
             self._expected = (*self._expected, command.member)
             self._on_expected(command.member)
+            return
+        if command.command == "redial":
+            self.rendezvous = command.address, command.relay
             return
         if not command.within:
             return self._hear(command)

@@ -41,8 +41,14 @@ class Rendezvous(NamedTuple):
     relay: str = ""
 
 
-def connect(plan: RunPlan, rank: int, where: Rendezvous, secrets: Path, device: torch.device, emit: Emit) -> Exchange:
-    """Join the group of the run through the engine of its plan."""
+def connect(
+    plan: RunPlan, rank: int, rendezvous: Callable[[], Rendezvous], secrets: Path, device: torch.device, emit: Emit
+) -> Exchange:
+    """Join the group of the run through the engine of its plan.
+
+    Args:
+        rendezvous: gives the addresses of the moment.
+    """
     if plan.world_size == 1:
         from training.exchange.base import SoloExchange
 
@@ -50,6 +56,7 @@ def connect(plan: RunPlan, rank: int, where: Rendezvous, secrets: Path, device: 
     seat, keys = plan.seats[rank], secrets / f"member-{rank}"
     from training.exchange.control_line import Joining
 
+    where = rendezvous()
     near, everywhere = "127.0.0.1", "::" if where.address.startswith("[") else "0.0.0.0"
     joining = Joining(
         where.address,
@@ -63,7 +70,10 @@ def connect(plan: RunPlan, rank: int, where: Rendezvous, secrets: Path, device: 
         shares={one.rank: one.share for one in plan.members},
         local=seat.local,
         interface=seat.interface,
-        relay=where.relay,
+        rendezvous=rendezvous,
+        unreached=lambda address, why: emit(
+            WarningEvent(message=f"{seat.name}: cannot reach the coordinator at {address}: {why}", unreached=address)
+        ),
         transport=plan.profile.strategy.transport,
         came_back=lambda: emit(MemberEvent(status="joined", name=seat.name, message="is back")),
     )
@@ -97,10 +107,15 @@ def run_worker(
 
     def trained() -> ExitCode:
         with prepared(plan, rank, task, secrets, emit) as device:
-            where = address()
-            return train(
-                plan, rank, task, lambda: connect(plan, rank, where, secrets, device, emit), run_dir, emit, control
-            )
+            first = address()
+
+            def rendezvous() -> Rendezvous:
+                return first if control.rendezvous is None else Rendezvous(*control.rendezvous)
+
+            def join() -> Exchange:
+                return connect(plan, rank, rendezvous, secrets, device, emit)
+
+            return train(plan, rank, task, join, run_dir, emit, control)
 
     emit(MemberEvent(status="started", name=seat.name, message=f"pid {os.getpid()}"))
     return exit_code_of(trained, seat.name, emit)

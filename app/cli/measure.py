@@ -162,6 +162,8 @@ def remark_lines(found: MeasurementResult) -> list[str]:
             said.append(f"{ends}: no data gets through ({visible(pair.problem)})")
         if pair.busy and pair.figures is not None:
             said.append(f"* {ends}: other traffic took {pair.figures.other_mbit:.0f} Mbit/s; measure again when idle")
+        if pair.figures is not None and pair.figures.loses_large:
+            said.append(f"{ends}: small packets pass, large ones are lost; give both ends the same MTU")
         said += _way_lines(ends, pair)
     for one in found.interfaces.figures:
         rates = f"sends {one.mbit:.0f} Mbit/s to {one.peers} machines at once, receives {one.mbit_back:.0f} from them"

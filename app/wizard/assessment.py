@@ -136,6 +136,8 @@ def warnings_of(pair: PairFigures) -> list[str]:
         found.append(f"asymmetric: {rate_text(fast)} one way, {rate_text(slow)} the other")
     if any(interface_kind(name) is PathKind.VPN for name in (figures.interface, figures.interface_back)):
         found.append("goes through a VPN")
+    if figures.loses_large:
+        found.append("small packets pass, large ones are lost: give both ends the same MTU")
     if pair.busy:
         found.append(f"other traffic of {rate_text(figures.other_mbit)} at that time: measure again when it is idle")
     lost = max(figures.loss, figures.loss_back)

@@ -29,6 +29,7 @@ from distributed.measuring.measure import here_link
 from distributed.preparation.preflight import Readiness, check
 from distributed.preparation.provision import provision_all
 from distributed.ssh.connection import Trust
+from distributed.ssh.forward import LOOPBACK
 from profiles.errors import MusterError
 from profiles.schema import Profile
 
@@ -162,11 +163,22 @@ def _all_ways(machines: Sequence[Readiness], dial: Dial) -> dict[str, list[Findi
     # ... else it names an interface of one machine, and means something else on the others
     with _listeners(links) as listening, ThreadPoolExecutor(max(len(links), 1)) as pool:
         places = {name: (known[name], port) for name, (port, _) in listening.items() if port and name in known}
-        answers = pool.map(lambda link: _reasons(link, places), links)
+        answers = list(pool.map(lambda link: _reasons(link, places), links))
+        shut_out = [bool(told.get(center)) for told in answers]
+        helped = pool.map(lambda link, out: out and _ssh_carries(link, listening[center][0]), links, shut_out)
         return {
-            link.name: [listening[link.name][1], *judge_ways(reasons, [center] if link.host else [])]
-            for link, reasons in zip(links, answers, strict=True)
+            link.name: [listening[link.name][1], *judge_ways(told, [center] if link.host else [], carried)]
+            for link, told, carried in zip(links, answers, helped, strict=True)
         }
+
+
+def _ssh_carries(link: MachineLink, port: int) -> bool:
+    """Whether a machine reaches a port of this computer through its SSH connection."""
+    try:
+        host, _, there = link.forward((LOOPBACK, port)).rpartition(":")
+    except MusterError:
+        return False
+    return not _reasons(link, {"": (host, int(there))})[""]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from distributed.checks.machine_health import LOSES_LARGE
 from distributed.preparation.preflight import CLOCK_TOLERANCE, FREE_BYTES, OLDEST_PYTHON, Facts
 from distributed.ssh.host_keys import NEW_HOST_KEYS
 
@@ -17,6 +18,7 @@ LITTLE_MEMORY = 2 * 2**30
 HOT = 90.0
 _SANDBOXED = ("Desktop", "Documents", "Downloads", "Library/Mobile Documents")
 _FIREWALL = "allow Python to accept connections in the firewall of {0} (on a Mac: System Settings > Network > Firewall)"
+_MTU = "give both ends and all between the same MTU (a VPN: ip link set dev tun0 mtu 1280), or let its ICMP pass"
 _NOT_NEEDED = "only engine = nccl needs it; on the mesh the other machine connects, or the coordinator's machine relays"
 
 
@@ -229,20 +231,29 @@ def judge_mtu(mtus: Mapping[str, tuple[str, int]]) -> dict[str, Finding]:
     return found
 
 
-def judge_ways(reasons: Mapping[str, str], needed: Sequence[str]) -> list[Finding]:
+def judge_ways(reasons: Mapping[str, str], needed: Sequence[str], through_ssh: bool = False) -> list[Finding]:
     """Return findings from a machine's attempts to connect to the others.
 
     Args:
         reasons: by the other machine's name: empty, or why it did not go.
         needed: those without which it cannot train.
+        through_ssh: whether it reaches these through its SSH connection.
     """
     found = []
     for name, reason in reasons.items():
+        must = name in needed
         if not reason:
             found.append(Finding("ways", "ok", f"reaches {name}"))
+        elif reason == LOSES_LARGE:
+            seen = f"to {name} small packets pass, and large ones are lost: a run sends small ones there"
+            found.append(Finding("ways", "warning", seen, "packets of full size", _MTU))
+        elif must and through_ssh:
+            seen = f"cannot connect to {name}: {reason}; a run reaches it through SSH"
+            found.append(
+                Finding("ways", "warning", seen, "direct is faster where traffic is relayed", _FIREWALL.format(name))
+            )
         else:
-            must = name in needed
-            why = "every run needs it" if must else _NOT_NEEDED
+            why = "every run needs it, and its SSH server does not forward" if must else _NOT_NEEDED
             seen = f"cannot connect to {name}: {reason}"
             found.append(Finding("ways", "problem" if must else "warning", seen, why, _FIREWALL.format(name)))
     return found

@@ -12,6 +12,7 @@ The parsers take text, so that they can be tried everywhere.
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import json
 import platform
@@ -19,17 +20,23 @@ import re
 import select
 import shutil
 import socket
+import struct
 import sys
+import termios
 import threading
 import time
 from typing import Any
 
 from distributed.system import output, read
 
+LARGE = 9216
+"""Bytes, more than a packet of any network card."""
+LOSES_LARGE = "small packets pass, large ones do not"
 CPU_SIZE, GPU_SIZE = 512, 2048
 """Side of the matrices of the smoke test; what a GPU gets is large enough to keep it busy."""
 SPEED_SECONDS = 0.1
 CONNECT_SECONDS = 2.0
+_MOST_PEERS = 64
 
 
 def facts() -> dict[str, Any]:
@@ -184,7 +191,8 @@ def speed(left: Any, right: Any) -> float:
 
 
 def listen(seconds: float) -> None:
-    """Print a free port, and greet every connection to it."""
+    """Print a free port, and take every connection to it, with what it sends."""
+    peers: list[socket.socket] = []
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     with socket.create_server(("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6) as server:
         print(server.getsockname()[1], flush=True)
@@ -193,8 +201,24 @@ def listen(seconds: float) -> None:
             for ready in select.select([server, sys.stdin], [], [], left)[0]:
                 if ready is not server:
                     return
-                peer, _ = server.accept()
-                peer.close()
+                peers = [*peers[-_MOST_PEERS:], server.accept()[0]]
+
+
+def carries_large_packets(connection: socket.socket, seconds: float = 2.0) -> bool:
+    """Send more than any packet holds; return whether the other end's kernel has confirmed some of it. True where this
+    system does not tell."""
+    if not sys.platform.startswith("linux"):
+        return True
+    end = time.monotonic() + seconds
+    connection.sendall(bytes(LARGE))
+    while (left := unconfirmed(connection)) >= LARGE and time.monotonic() < end:
+        time.sleep(0.01)
+    return left < LARGE
+
+
+def unconfirmed(connection: socket.socket) -> int:
+    """Return the bytes that were sent and are not confirmed (Linux)."""
+    return int(struct.unpack("=i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)))[0])
 
 
 def reach(pairs: list[tuple[str, int]]) -> dict[str, str]:
@@ -203,8 +227,8 @@ def reach(pairs: list[tuple[str, int]]) -> dict[str, str]:
 
     def one(host: str, port: int) -> None:
         try:
-            socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
-            found[f"{host} {port}"] = ""
+            with socket.create_connection((host, port), timeout=CONNECT_SECONDS) as connection:
+                found[f"{host} {port}"] = "" if carries_large_packets(connection) else LOSES_LARGE
         except OSError as error:
             found[f"{host} {port}"] = error.strerror or str(error) or type(error).__name__
 

@@ -65,6 +65,9 @@ class Machine(BaseModel):
     """Whether the coordinator of a run is here; where no machine says so, it is on the one that starts the run."""
     coordinator_at: _Address = ""
     """Literal address of the coordinator as this machine should dial it; empty: that on the route between the two."""
+    through_ssh: bool = False
+    """Whether it reaches the coordinator on this computer through its SSH connection, because it cannot dial this
+    computer; found out before every run."""
 
     @property
     def host(self) -> str:

@@ -3,7 +3,7 @@
 Standard library only, Python >= 3.9: it is copied to the machine with :mod:`distributed.system`,
 :mod:`training.lease` and :mod:`training.resources`, and run there::
 
-    python agent_files.py ROOT probe MODULE...   one JSON document about the machine
+    python agent_files.py ROOT probe DIAL MODULE...   one JSON document about the machine; DIAL: "HOST PORT" or empty
     python agent_files.py ROOT missing           < {"trees": [...], "blobs": [...]}   > those that are not there
     python agent_files.py ROOT sync   < {"trees": {hash: {path: blob}}, "begun": {blob: bytes}}, gzipped tar of blobs
     python agent_files.py ROOT fetch RUN RANK NAME   > {"files": {path: bytes}}, then these bytes, of a worker's folder
@@ -26,9 +26,11 @@ import platform
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +40,7 @@ from distributed.system import interface_of, output, read
 from training.lease import held_elsewhere
 from training.resources import count_gpus, gpu_memory, gpus_have_bf16, memory_limit
 
+DIAL_SECONDS = 2.0
 _PIECE = 1 << 16
 """Bytes of a file that are lost at most when its stream breaks."""
 _SLOW = ("transformers",)
@@ -65,8 +68,27 @@ os._exit(0)"""
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
-def probe(root: Path, modules: list[str]) -> dict[str, Any]:
-    """Return a report on this machine."""
+def probe(root: Path, dial: str, modules: list[str]) -> dict[str, Any]:
+    """Return a report on this machine, and what the port ``dial`` says to it."""
+    words: list[str] = []
+    dialling = threading.Thread(target=lambda: words.append(first_words(dial)), daemon=True)
+    dialling.start()
+    report = report_on(root, modules)
+    dialling.join(2 * DIAL_SECONDS)
+    return {**report, "dialled": words[0] if words else ""}
+
+
+def first_words(dial: str) -> str:
+    """Return what is said first at ``HOST PORT``; nothing where nobody answers."""
+    try:
+        host, port = dial.split()
+        with socket.create_connection((host, int(port)), timeout=DIAL_SECONDS) as connection:
+            return connection.recv(64).decode("ascii", "replace")
+    except (OSError, ValueError):
+        return ""
+
+
+def report_on(root: Path, modules: list[str]) -> dict[str, Any]:
     folder = next(parent for parent in (root, *root.parents) if parent.exists())
     address = (os.environ.get("SSH_CONNECTION", "").split() + [""] * 3)[2] or "127.0.0.1"
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
@@ -358,7 +380,7 @@ def main() -> int:
     os.umask(0o077)
     try:
         if command == "probe":
-            print(json.dumps(probe(root, rest)))
+            print(json.dumps(probe(root, rest[0], rest[1:])))
         elif command == "missing":
             print(json.dumps({"root": str(root), **missing(root, json.load(sys.stdin))}))
         elif command == "sync":

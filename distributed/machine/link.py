@@ -43,6 +43,7 @@ class HereConnection:
     """This machine, with the face of an SSH connection. Commands start in the home folder, as over SSH."""
 
     fingerprint = "this machine"
+    peer = ""
 
     def __init__(self, machine: str) -> None:
         self.machine = machine
@@ -156,7 +157,8 @@ class MachineLink:
     """A machine and the connection to it; may be used from several threads.
 
     Args:
-        host: its address as SSH resolved it; empty where it cannot dial this machine directly (a jump host between).
+        host: its address as SSH resolved it, and where it was found later, if its connection broke; empty where it
+            cannot dial this machine directly (a jump host between).
     """
 
     def __init__(self, machine: Machine, dial: Callable[[], Connection], host: str = "") -> None:
@@ -169,6 +171,30 @@ class MachineLink:
         self._dial = dial
         self._lock = threading.Lock()
         self._connection: Connection | None = None
+        self._forwards: dict[tuple[str, int], Forward] = {}
+        self._dialled = False
+
+    def forward(self, near: tuple[str, int]) -> str:
+        """Have a loopback port there carried to ``near`` as seen from here, over later connections too; return
+        ``host:port`` there. A later connection has the same port, where that is free again.
+
+        Raises:
+            SshError: no connection, or its SSH server does not forward.
+        """
+        connection = self.connection()
+        with self._lock:
+            if near not in self._forwards:
+                self._forwards[near] = connection.forward_remote(near)
+            return self._forwards[near].address
+
+    def _forward_again(self, connection: Connection) -> None:
+        """Have the ports of the connection before; one that cannot be had is asked for when it is needed."""
+        before, self._forwards = self._forwards, {}
+        for near, forward in before.items():
+            for port in (forward.port, 0):
+                with contextlib.suppress(SshError):
+                    self._forwards[near] = connection.forward_remote(near, port)
+                    break
 
     def connection(self) -> Connection:
         """Return a living connection.
@@ -182,6 +208,10 @@ class MachineLink:
                 self._connection = None
             if self._connection is None:
                 self._connection = self._dial()
+                self._forward_again(self._connection)
+                if self.host and self._dialled:
+                    self.host = self._connection.peer or self.host
+                self._dialled = True
             return self._connection
 
     def put_agent(self) -> None:
@@ -208,13 +238,17 @@ class MachineLink:
             raise RemoteFileError(self.name, done.problem, hint)
         return done
 
-    def probe(self, modules: Sequence[str]) -> dict[str, Any]:
+    def probe(self, modules: Sequence[str], dial: str = "") -> dict[str, Any]:
         """Ask the machine about itself; nothing needs to be there but Python.
+
+        Args:
+            modules: whether it has these.
+            dial: ``HOST PORT`` that it is to connect to.
 
         Raises:
             SshError: no connection, or no usable Python.
         """
-        done = self.ask_unprepared("probe", *modules, timeout=30.0)
+        done = self.ask_unprepared("probe", dial, *modules, timeout=30.0)
         if not done.ok and done.returncode in (126, 127):
             fix = "name another with 'python' in the hosts file" if self.machine.python else "install Python 3.10 there"
             raise SshError(self.name, f"no Python there: {self.python} ({done.problem})", fix)

@@ -53,6 +53,8 @@ class LinkFigures(Document):
     wireless_back: bool
     other_mbit: Mbit
     """Traffic of others on the interfaces meanwhile."""
+    loses_large: bool = False
+    """Only small packets pass, and the figures are those of small ones."""
     address: Text
     paths: Annotated[tuple[tuple[Text, Text, Text, Mbit], ...], Field(max_length=8)]
     """Every way that was found: address, interface here, interface there, Mbit/s."""

@@ -33,7 +33,10 @@ from distributed.measuring.link_transfer import (
     GREETING,
     LONGEST_LINE,
     Lines,
+    carries_large,
     close_all,
+    connect,
+    listening_socket,
     receive,
     receive_data,
     send_data,
@@ -77,7 +80,7 @@ class ProbeServer:
         self._data: queue.Queue[socket.socket] = queue.Queue(2 * MOST_STREAMS)
         self._greeting = threading.BoundedSemaphore(MOST_GREETINGS)
         self._closed = threading.Event()
-        self._socket = _listening_socket()
+        self._socket = listening_socket()
         self.port = int(self._socket.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -136,7 +139,7 @@ class ProbeServer:
         while not self._closed.is_set():
             order = lines.read(LIFETIME)
             if order["do"] == "echo":
-                answer: dict[str, Any] = {}
+                answer: dict[str, Any] = {"filler": str(order.get("filler", ""))}
             elif order["do"] == "count":
                 answer = {"interface": interface, "wireless": wireless(interface), "bytes": counted(interface)}
             else:
@@ -152,13 +155,6 @@ class ProbeServer:
             close_all(sockets)
 
 
-def _listening_socket() -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):
-            return socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("0.0.0.0", 0))
-
-
 # ------------------------------------------------------------------------------------------------------------- measurer
 
 
@@ -167,10 +163,15 @@ class ProbedPath:
 
     def __init__(self, address: str, port: int, token: str) -> None:
         self.address, self._port, self._token = address, port, token
+        self.loses_large = False
         self.lines = Lines(self.connect(b"c"))
-        self.lines.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.interface = interface_of(self.lines.socket.getsockname()[0])
         try:
+            if not carries_large(self.lines):
+                self.close()
+                self.loses_large = True
+                self.lines = Lines(self.connect(b"c"))
+            self.lines.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.interface = interface_of(self.lines.socket.getsockname()[0])
             far = self.count()
             self.ends = self.interface, str(far["interface"])
             self.far_wireless = bool(far["wireless"])
@@ -179,7 +180,7 @@ class ProbedPath:
             raise
 
     def connect(self, kind: bytes) -> socket.socket:
-        connection = socket.create_connection((self.address, self._port), timeout=GREETING)
+        connection = connect(self.address, self._port, self.loses_large)
         connection.sendall(self._token.encode() + kind)
         return connection
 
@@ -301,6 +302,7 @@ def _figures(path: ProbedPath) -> dict[str, Any]:
         "loss_back": back["loss"],
         "interface": path.interface,
         "interface_back": path.ends[1],
+        "loses_large": path.loses_large,
         "wireless": wireless(path.interface),
         "wireless_back": path.far_wireless,
         "other_mbit": 0.0 if local else max(0.0, before, after),

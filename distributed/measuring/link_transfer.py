@@ -26,6 +26,10 @@ WARM_UP = 0.2
 FEW_BYTES = 4_000_000
 """A link that has carried fewer in its time is given as much time again."""
 PARTS = 12
+LARGE, LARGE_SECONDS = 9216, 1.5
+"""Bytes that no packet of any network card holds, and seconds in which they pass where large packets do."""
+SMALL_SEGMENT = 1200
+"""Bytes of a TCP segment that passes wherever IPv6 does."""
 _FINE = 0.0005
 _TCP_INFO_RETRANSMITS, _TCP_INFO_MSS = 100, 16
 """Offsets in Linux' struct tcp_info."""
@@ -66,6 +70,41 @@ class Lines:
     def ask(self, message: dict[str, Any], patience: float) -> dict[str, Any]:
         self.send(message)
         return self.read(patience)
+
+
+def listening_socket() -> socket.socket:
+    """Return a socket that listens on all addresses."""
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("0.0.0.0", 0))
+
+
+def connect(address: str, port: int, small: bool) -> socket.socket:
+    """Connect; with ``small`` both ends send small segments only.
+
+    Raises:
+        OSError: nobody answers.
+    """
+    (family, kind, protocol, _, place), *_ = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    connection = socket.socket(family, kind, protocol)
+    try:
+        if small:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SMALL_SEGMENT)
+        connection.settimeout(GREETING)
+        connection.connect(place)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def carries_large(lines: Lines) -> bool:
+    """Whether large packets pass in both directions, where small ones do."""
+    try:
+        return bool(lines.ask({"do": "echo", "filler": "x" * LARGE}, LARGE_SECONDS))
+    except OSError:
+        return False
 
 
 def receive(connection: socket.socket, size: int, end: float) -> bytes:

@@ -25,7 +25,7 @@ _MUCH_WAITING = 0.2
 _MORE = 4
 OWNERSHIP = ("owns-less", "owns-more", "relayed")
 """Codes that tell who owns what, and which way it goes."""
-WAYS = ("direct", "all-direct", "one-way", "relayed")
+WAYS = ("direct", "small", "all-direct", "one-way", "relayed")
 """Codes that tell which way each pair is expected to go."""
 
 
@@ -259,6 +259,7 @@ WORDS = {
     "owns-more": "{subject} averages {percent:.0f} % of every exchange (an even share: {even:.0f} %): its {other} is "
     "fast",
     "direct": "{subject} and {other} exchange directly",
+    "small": "{subject} and {other} exchange directly, in small packets: large ones are lost on the way",
     "data-stay": DATA_STAY,
     "all-direct": "{pairs:.0f} pairs of machines exchange directly",
     "one-way": "only {subject} can connect to {other}, so it opens the connections of both directions",

@@ -19,6 +19,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.link import Dial, MachineLink, address_towards, link_to
 from distributed.planning.fitting import MemoryBudget
+from distributed.preparation.dial_back import DialBack
 from distributed.preparation.provision import find_environment
 from distributed.ssh.connection import Trust
 from distributed.ssh.errors import SshError
@@ -76,6 +77,8 @@ class Facts:
     """Bytes of its smallest GPU."""
     gpu_bf16: bool = False
     """Whether all its GPUs multiply bf16 in hardware."""
+    dials_here: bool = True
+    """Whether it can connect to this computer; where it is reached through another one, nobody tries."""
     free_files: int = -1
     """How many files may still be made; -1: there is no limit to them but the space."""
     identity: tuple[str, ...] = ()
@@ -141,12 +144,12 @@ def check(
     sound = {one.link.machine: one for one in known if one.problem is None}
 
     def ask(machine: Machine) -> Readiness:
-        return sound.get(machine) or _ask(dial(machine, hosts, trust), modules)
+        return sound.get(machine) or _ask(dial(machine, hosts, trust), modules, dial_back)
 
     for one in known:
         if one.problem is not None:
             one.link.close()
-    with ThreadPoolExecutor(len(hosts.machines)) as pool:
+    with DialBack() as dial_back, ThreadPoolExecutor(len(hosts.machines)) as pool:
         found = list(pool.map(ask, hosts.machines))
     for one in found:
         if one.facts is not None:
@@ -172,23 +175,23 @@ def ready(found: Sequence[Readiness], hint: str = "") -> list[Ready]:
     return [(one.link, one.facts) for one in found if one.facts is not None]
 
 
-def _ask(link: MachineLink, modules: Sequence[str]) -> Readiness:
+def _ask(link: MachineLink, modules: Sequence[str], dial_back: DialBack) -> Readiness:
     """Ask with the Python of the hosts file; where it names none, with ``python3``, else with our environment there."""
     try:
-        asked = _ask_python(link, modules)
+        asked = _ask_python(link, modules, dial_back)
         if not asked.provisionable:
             return asked
         environment = find_environment(link)
         if not environment:
             return asked
         link.python = environment
-        return _ask_python(link, modules)
+        return _ask_python(link, modules, dial_back)
     except MusterError as error:
         return Readiness(link, problem=error)
 
 
-def _ask_python(link: MachineLink, modules: Sequence[str]) -> Readiness:
-    """Ask with the Python that the link has.
+def _ask_python(link: MachineLink, modules: Sequence[str], dial_back: DialBack) -> Readiness:
+    """Ask with the Python that the link has; note whether a run has to go through SSH.
 
     Raises:
         MusterError: the machine cannot be asked.
@@ -196,15 +199,18 @@ def _ask_python(link: MachineLink, modules: Sequence[str]) -> Readiness:
     fingerprint = link.connection().fingerprint
     begin = time.time()
     try:
-        said = link.probe(modules)
+        said = link.probe(modules, address := dial_back.address_for(link))
         ahead = said["time"] - time.time() if said["time"] > time.time() else min(said["time"] - begin, 0.0)
-        facts = Facts(**{**said, "clock_ahead": ahead, "fingerprint": fingerprint})
+        dials = not address or dial_back.came_through(said)
+        facts = Facts(**{**said, "clock_ahead": ahead, "fingerprint": fingerprint, "dials_here": dials})
     except (KeyError, TypeError, ValueError, OverflowError):
         raise SshError(link.name, "its report on itself cannot be read", _BY_HAND) from None
     except SshError as error:
         if error.cause != SshError.cause or not _is_plain(link):
             raise
         return Readiness(link, problem=SshError(link.name, error.beside(link.name), PROVISION), provisionable=True)
+    if facts.dials_here == link.machine.through_ssh:
+        link.machine = link.machine.model_copy(update={"through_ssh": not facts.dials_here})
     unfit = facts.python[:2] < OLDEST_PYTHON or bool(facts.missing)
     return Readiness(link, facts, provisionable=unfit and _is_plain(link))
 

@@ -106,7 +106,15 @@ class _Preparation:
         self._repair()
         if self._options.allow_missing:
             self._leave_out_absent()
+        self._tell_who_goes_through_ssh()
         return self._found
+
+    def _tell_who_goes_through_ssh(self) -> None:
+        entries = [one.link.machine for one in self._found if one.problem is None]
+        shut_out = [entry for entry in entries if entry.through_ssh]
+        if shut_out and not any(entry.carries_coordinator for entry in entries):
+            why = "cannot connect to this computer (a firewall, or a NAT such as WSL2's)"
+            self._options.tell(f"{_names(shut_out)}: {why}; the coordinator is reached through SSH")
 
     def _ask_and_search(self) -> None:
         """Ask all machines where they were; look for those that are not there by their host keys."""

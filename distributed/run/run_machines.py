@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from distributed.checks.own_data import require_data
@@ -15,9 +15,11 @@ from distributed.preparation.preflight import NotReady, check, member_of
 from distributed.ssh.forward import LOOPBACK
 from profiles.errors import BadInput
 from training.events import Event, MemberEvent, ProgressEvent, RunEvent
+from training.exchange.ways import interface_at
 from training.outcome import kept_step, newest_snapshots
 from training.plan import RunPlan
 
+ANY = ("0.0.0.0", "::")
 ADDED = "hosts-added.json"
 """Machines that came while the run was on, in its folder."""
 
@@ -82,10 +84,11 @@ def steps_back(events: Iterable[Event], plan: RunPlan, absent: Collection[int]) 
 
 
 def listening_address(links: Sequence[MachineLink]) -> str:
-    """Return this machine's address for the coordinator: on the route to the machines, or all if they differ."""
+    """Return the address on which this machine listens for members: all that it has and will have, if any is far."""
     far = [link for link in links if link.host and not link.machine.here]
-    addresses = {link.machine.coordinator_at or address_towards(link.host) for link in far}
-    return addresses.pop() if len(addresses) == 1 else "0.0.0.0" if addresses else LOOPBACK
+    if not far:
+        return LOOPBACK
+    return "::" if any(":" in address_towards(link.host) for link in far) else "0.0.0.0"
 
 
 def coordinator_machine(links: Sequence[MachineLink]) -> MachineLink | None:
@@ -93,32 +96,55 @@ def coordinator_machine(links: Sequence[MachineLink]) -> MachineLink | None:
     return next((link for link in links if link.machine.carries_coordinator and not link.machine.here), None)
 
 
-def way_to(link: MachineLink, plan: RunPlan, coordinator: MachineLink | None = None) -> Callable[[str], str]:
-    """Return what turns the engine's address into the one that works on a machine.
+class WayTo:
+    """Turns the engine's address into the one that works on a machine at the moment.
 
     Coordinator and relay are dialled directly where that is possible; the stores of launched scripts listen on
     loopback only and are reached through an SSH forward.
+
+    Args:
+        coordinator: its machine, if it is not this one.
     """
 
-    coordinator = coordinator if plan.has_coordinator else None
+    def __init__(self, link: MachineLink, plan: RunPlan, coordinator: MachineLink | None = None) -> None:
+        self._link, self._has_coordinator = link, plan.has_coordinator
+        self._coordinator = coordinator if plan.has_coordinator else None
+        self._chosen = link.machine.coordinator_at
+        self._chosen_is_ours = interface_at(self._chosen) != ""
+        self._through_ssh = link.machine.through_ssh and self._coordinator is None
 
-    def reach(address: str) -> str:
+    def __call__(self, address: str) -> str:
+        """
+        Raises:
+            SshError: it goes through SSH, and that does not work.
+        """
         host, _, port = address.rpartition(":")
-        host = host.strip("[]")
-        direct = link.host and (plan.has_coordinator or host != LOOPBACK)  # a launched script's relay is for all
-        if coordinator is not None:
-            host = LOOPBACK if link is coordinator else coordinator.host
-        elif link.machine.here:
-            host = LOOPBACK if host == "0.0.0.0" else host
-        elif direct and host == "0.0.0.0":
-            host = address_towards(link.host)
-        if link is coordinator or link.machine.here or direct:
-            way = link.machine.coordinator_at or host
-            return f"[{way}]:{port}" if ":" in way else f"{way}:{port}"
-        near = LOOPBACK if host == "0.0.0.0" else host
-        return link.connection().forward_remote((near, int(port))).address
+        host = self._seen_from_there(host.strip("[]"))
+        if host:
+            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        near = LOOPBACK if self._coordinator is None else self._coordinator.host
+        return self._link.forward((near, int(port)))
 
-    return reach
+    def avoid(self) -> bool:
+        """Take another way than before, which leads nowhere; return whether there is one."""
+        if self._through_ssh or self._link.machine.here or self._link is self._coordinator or not self._link.host:
+            return False
+        self._through_ssh = True
+        return True
+
+    def _seen_from_there(self, host: str) -> str:
+        """Return the literal address to dial; empty where it goes through SSH."""
+        link = self._link
+        if link.machine.here or link is self._coordinator:
+            near = "::1" if host == "::" else LOOPBACK  # who dials IPv6 listens on it
+            return near if self._coordinator is not None or host in ANY else host
+        if not link.host or self._through_ssh or (host == LOOPBACK and not self._has_coordinator):
+            return ""  # of a launched script the relay is for all, and the store is not
+        if self._chosen and not (self._chosen_is_ours and not interface_at(self._chosen)):
+            return self._chosen
+        if self._coordinator is not None:
+            return self._coordinator.host
+        return address_towards(link.host) if host in ANY else host
 
 
 def check_newcomer(
@@ -145,20 +171,6 @@ def check_newcomer(
     devices = enumerate(entry.devices or ("",), len(plan.seats))
     require_data(plan.profile, [one.link], [member_of(entry, device, rank, plan.profile) for rank, device in devices])
     return one.link
-
-
-def check_way_to_coordinator(link: MachineLink, listen: str) -> None:
-    """Check that a machine can dial the coordinator of a run that listens on one address.
-
-    Raises:
-        BadInput: the way to it leads over another network than the coordinator listens on.
-    """
-    if not link.host or link.machine.here or listen == "0.0.0.0":
-        return
-    way = address_towards(link.host)
-    if way != listen:
-        why = f"{link.name} is reached over {way}, and this run's coordinator listens on {listen} only"
-        raise BadInput(why, "stop the run and start it again with this machine")
 
 
 def note_added(run_dir: Path, entry: Machine, ssh_config: str) -> None:

@@ -294,6 +294,14 @@ class SshConnection:
         """Of the host key: two connections with the same one lead to one machine."""
         return fingerprint(self.transport.get_remote_server_key().asbytes())
 
+    @property
+    def peer(self) -> str:
+        """Literal address of the machine; empty where the connection leads through another program."""
+        try:
+            return str(self.transport.getpeername()[0])
+        except (OSError, IndexError, AttributeError):
+            return ""
+
     def alive(self) -> bool:
         """Whether the far side has answered lately: judged by heartbeats, for a cut cable says nothing by itself."""
         return bool(self.transport.is_active()) and not self._heartbeat.silent

@@ -24,7 +24,7 @@ from distributed.ssh.host_keys import (
     parse_lines,
     remember,
 )
-from distributed.ssh.wire import Deadline, SshStream, greet, stalled
+from distributed.ssh.wire import Deadline, SshStream, greet, stalled_exchange
 
 Trust = Callable[[HostKeyInfo], bool]
 """Asked once for a machine never met before; ``True`` adds its key to the user's known_hosts."""
@@ -182,13 +182,13 @@ def _agree(host: ResolvedHost, transport: Any, deadline: Deadline, offers: Mappi
             raise NotSsh(host.machine, *_explain_algorithms(host, *nothing_common)) from None
         raise _explain_handshake(host, error, deadline) from None
     if not transport.is_active() or not transport.initial_kex_done:
-        raise stalled(host, "the key exchange did not end", deadline.seconds)
+        raise stalled_exchange(host, deadline.seconds)
 
 
 def _explain_handshake(host: ResolvedHost, error: Exception, deadline: Deadline) -> SshError:
     text = str(error)
     if deadline.passed:
-        return stalled(host, "the key exchange did not end", deadline.seconds)
+        return stalled_exchange(host, deadline.seconds)
     if isinstance(error, paramiko.IncompatiblePeer):
         return NotSsh(host.machine, f"no common encryption with {host.where}: {text}", "check its sshd_config")
     if isinstance(error, EOFError | ConnectionError) or not text or "EOF" in text or "no existing session" in text:

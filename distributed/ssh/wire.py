@@ -31,6 +31,7 @@ from distributed.ssh.errors import (
     Stalled,
 )
 from distributed.ssh.last_answers import note_answer, seconds_since_answer
+from training.exchange.ways import send_small_segments
 
 _STRANGERS_LIMIT = 256 * 1024
 """Bytes a server may send before we are logged in; an honest one needs about 5 KiB."""
@@ -187,6 +188,7 @@ def _connect(family: socket.AddressFamily, address: Any, seconds: float, source:
         if source:
             stream.bind((source, 0))
         stream.settimeout(seconds)
+        send_small_segments(stream)  # where large packets are lost on the way, the key exchange would stand still
         stream.connect(address)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if sys.platform == "linux":
@@ -297,6 +299,13 @@ def stalled(host: ResolvedHost, what: str, seconds: float) -> Stalled:
     """Return the error for a server that went silent."""
     problem = f"{host.where} accepted the connection but {what} within {seconds:.0f} s"
     return Stalled(host.machine, problem, "is this the port of its SSH server? Else the machine is overloaded or hung")
+
+
+def stalled_exchange(host: ResolvedHost, seconds: float) -> Stalled:
+    """Return the error for a server that has introduced itself, and says nothing more: what comes next is longer."""
+    problem = f"{host.where} introduced itself, but the key exchange did not end within {seconds:.0f} s"
+    hint = "it is overloaded or hung, or large packets are lost on the way (a VPN's MTU), which this shows: ping -M do"
+    return Stalled(host.machine, problem, f"{hint} -s 1400 {host.hostname} (on a Mac: ping -D -s 1400)")
 
 
 def not_ssh(host: ResolvedHost, seen: bytes) -> NotSsh:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
+import math
 import signal
 import threading
 import time
@@ -25,6 +27,7 @@ from distributed.preparation.transfer import fetch_model
 from distributed.ssh.errors import SshError
 from distributed.ssh.process import Process
 from distributed.workers.agent_records import AgentHello, AgentTimeouts, Assignment, Record
+from distributed.workers.rendezvous import Reach, RendezvousUpdates, SameEverywhere
 from profiles.errors import ExitCode, MusterError
 from training.bounded import first_problem
 from training.events import ErrorEvent, Event, WarningEvent, from_line, to_line
@@ -35,6 +38,8 @@ LOST = 255
 """Exit code of a worker of which nothing is known any more."""
 LOG_BUDGET = 64 << 20
 """Bytes of a worker's log that are kept here."""
+_OLD_NEWS = 3.0
+"""Seconds of a new connection in which what comes may have waited for it."""
 _LOOK = 0.1
 """Seconds between two looks at whether a worker that is not started yet is still wanted."""
 _PYTHONPATH = ":".join(f"{{folder}}/inputs/{part}" for part in ("code", "user", "optimizer", "outer", "strategy"))
@@ -52,7 +57,7 @@ class RemoteWorker:
     """Run folder here; a model that the worker saved comes into it."""
     secrets: Path
     """Folder here that will hold ``member-<rank>/`` when the address is sent."""
-    reach: Callable[[str], str] = lambda address: address
+    reach: Reach = SameEverywhere()
     """Turns the engine's address into the one to use there."""
     timeouts: AgentTimeouts = AgentTimeouts()
     ready: Future[None] | None = None
@@ -77,6 +82,8 @@ class RemoteWorker:
         self._done = threading.Event()
         self._gone = threading.Event()
         self._broken: MusterError | None = None
+        self._rendezvous = RendezvousUpdates(self.reach)
+        self._attached = -math.inf
 
     # ------------------------------------------------------------------------------------------------ as a worker
 
@@ -85,12 +92,23 @@ class RemoteWorker:
             self._post({"worker": message})
             return
         try:
-            address, relay = (self.reach(one) if one else "" for one in (message["address"], message.get("relay", "")))
+            where = self._rendezvous.begin(message["address"], message.get("relay", ""))
         except MusterError as error:
             self._broken = error
             self.signal(signal.SIGKILL)
             return
-        self._post({"files": self._certificates(), "worker": {"address": address, "relay": relay}})
+        self._post({"files": self._certificates(), "worker": where})
+
+    def _send_new_rendezvous(self, look: Callable[[], dict[str, str]]) -> str:
+        """Tell the worker where coordinator and relay are, if there is news; return what there is to say of it."""
+        try:
+            news = look()
+        except MusterError as error:
+            return f", but it cannot reach the coordinator: {error.message}"
+        if not news:
+            return ""
+        self._post({"worker": news})
+        return f"; it finds the coordinator at {news['address']} now"
 
     def signal(self, number: int) -> None:
         if number == signal.SIGKILL:
@@ -102,6 +120,10 @@ class RemoteWorker:
         machine's."""
         self._progress(event)
         self.timeouts = replace(self.timeouts, grace=max(self.timeouts.grace, self._progress.time_to_end))
+        fresh = time.monotonic() - self._attached > _OLD_NEWS  # else it was said while the connection was broken
+        if isinstance(event, WarningEvent) and event.unreached and fresh:
+            look = functools.partial(self._rendezvous.instead_of, event.unreached)
+            threading.Thread(target=self._send_new_rendezvous, args=(look,), daemon=True).start()  # SSH may block
         if not isinstance(event, ErrorEvent) or event.machine:
             return event
         name = self.link.name
@@ -203,7 +225,8 @@ class RemoteWorker:
                     heard, pause = time.monotonic(), 0.1
                     if complained:
                         complained = False
-                        yield self._note(f"{self.link.name}: reconnected")
+                        told = self._send_new_rendezvous(self._rendezvous.news)
+                        yield self._note(f"{self.link.name}: reconnected{told}")
                     line = self.take(record)
                     if line:
                         yield line
@@ -257,6 +280,7 @@ class RemoteWorker:
                 with contextlib.suppress(SshError):
                     self.link.ask("forget", *self._place)
                 return
+            self._attached = time.monotonic()
             stop = threading.Event()
             writer = threading.Thread(target=self._write, args=(process, first.commands, stop), daemon=True)
             writer.start()

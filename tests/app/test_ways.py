@@ -14,7 +14,7 @@ from app.history import in_order
 from app.html_report.charts import charts_of
 from app.html_report.evidence import read_evidence
 from app.html_report.page import body
-from app.member_state import pair_lines
+from app.member_state import pair_lines, way_words
 from app.run_state import reduce_events
 from cli_typer import main
 from tests.app.app_events import step
@@ -74,6 +74,11 @@ def test_pairs_on_one_machine_need_no_word() -> None:
 def test_the_network_tab_tells_it() -> None:
     state = reduce_events([*met(2), told(0, 3, (1, "relayed")), told(1, 3, (0, "relayed"))])
     assert "paths: studio - tower: through the relay" in [line.plain for line in sums(Picture(Path("run"), state))]
+
+
+def test_a_way_that_loses_large_packets_is_shown_as_such() -> None:
+    way = PeerPath(peer=1, how="dialled", address="10.0.0.2", interface="eth0", loses_large=True)
+    assert way_words(way) == "directly (10.0.0.2 over eth0, in small packets: large ones are lost)"
 
 
 def test_runs_show_and_the_report_tell_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

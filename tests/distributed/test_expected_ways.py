@@ -8,9 +8,11 @@ from typing import Any, cast
 from planner_figures import measured_pair
 from scripted_connection import undialled
 
+from app.cli.measure import remark_lines
 from app.plan_table import explanation_lines, summary_lines
 from distributed.launcher import expected_ways
 from distributed.measuring.link_figures import PairFigures
+from distributed.measuring.measure import MeasurementResult
 from distributed.planning.document import Candidate, Choice, Job, MemberSetting, Planning, Settings
 from distributed.planning.reasons import sentence
 
@@ -38,6 +40,14 @@ def test_a_pair_is_told_with_address_and_interfaces_and_who_alone_can_dial() -> 
         "only c can connect to a (10.0.0.1, eth0 to en0), so it opens the connections of both directions",
     ]
     assert said(pairs, "a", "b", "c", engine="nccl") == []
+
+
+def test_a_pair_that_loses_large_packets_is_told_in_the_plan_and_beside_the_figures() -> None:
+    lossy = measured_pair("a", "b", address="10.0.0.2", loses_large=True)
+    (sentence,) = said([lossy], "a", "b")
+    assert sentence.endswith("exchange directly, in small packets: large ones are lost on the way")
+    beside = " ".join(remark_lines(MeasurementResult(["a", "b"], [lossy])))
+    assert "a - b: small packets pass, large ones are lost" in beside
 
 
 def test_many_pairs_that_go_directly_are_only_counted() -> None:

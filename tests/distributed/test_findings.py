@@ -109,6 +109,20 @@ def test_the_way_to_the_coordinator_is_needed_and_the_others_are_not() -> None:
     assert "firewall of this machine" in found[0].fix
 
 
+def test_where_ssh_carries_the_way_to_the_coordinator_nothing_is_in_the_way() -> None:
+    (found,) = judge_ways({"this machine": "timed out"}, ["this machine"], through_ssh=True)
+    assert found.level == "warning" and found.seen.endswith("; a run reaches it through SSH")
+
+
+def test_a_way_that_loses_large_packets_is_a_warning_on_its_own() -> None:
+    (found,) = judge_ways({"b": health.LOSES_LARGE}, ["b"])
+    assert (found.level, found.seen) == (
+        "warning",
+        "to b small packets pass, and large ones are lost: a run sends small ones there",
+    )
+    assert "MTU" in found.fix
+
+
 # ------------------------------------------------------------------------------------------------------------- parsers
 
 

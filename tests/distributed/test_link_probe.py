@@ -52,6 +52,15 @@ def test_two_ends_of_loopback(listener: ProbeServer) -> None:
 
 
 @pytest.mark.slow
+def test_where_large_packets_are_lost_small_ones_are_measured(
+    listener: ProbeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_probe, "carries_large", lambda lines: False)
+    figures = LinkFigures.model_validate(measure(["127.0.0.1"], listener.port, TOKEN))
+    assert figures.loses_large and min(figures.mbit, figures.mbit_back) > 10
+
+
+@pytest.mark.slow
 def test_several_peers_at_once(listener: ProbeServer) -> None:
     other = ProbeServer(TOKEN)
     try:

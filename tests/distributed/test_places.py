@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import io
+from pathlib import Path
+from typing import ClassVar, Literal, cast
 
 import pytest
 from scripted_connection import undialled
 
-from distributed.machine.link import MachineLink
-from distributed.run.run_machines import StartWatch, seats_of, way_to, with_places
+from distributed.hosts.schema import Machine
+from distributed.machine.link import HereConnection, MachineLink
+from distributed.run import run_machines
+from distributed.run.run_machines import StartWatch, WayTo, seats_of, with_places
+from distributed.ssh.errors import ForwardRefused
+from distributed.ssh.forward import Forward
+from distributed.workers.agent_records import Assignment
+from distributed.workers.remote_worker import RemoteWorker
+from distributed.workers.rendezvous import RendezvousUpdates
 from profiles.schema import Profile
-from training.events import MemberEvent, ProgressEvent, RunEvent
+from tests.waiting import until
+from training.events import MemberEvent, ProgressEvent, RunEvent, WarningEvent
+from training.orders import Command
 from training.plan import LaunchedScript, MemberPlan, RunPlan
 
 
@@ -35,15 +46,123 @@ def test_the_relay_of_a_launched_script_is_dialled_and_its_store_is_not() -> Non
     members = tuple(MemberPlan(rank=rank, name=name, batch_size=1) for rank, name in enumerate("ab"))
     job = LaunchedScript(script="x.py", machines=(0, 1), addresses=("10.0.0.1", "10.0.0.2"))
     plan = RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine="mesh", launch=job)
-    direct = way_to(undialled("a", "10.0.0.1", address="10.0.0.1"), plan)
+    direct = WayTo(undialled("a", "10.0.0.1", address="10.0.0.1"), plan)
     assert direct("10.0.0.9:4000") == "10.0.0.9:4000"
     with pytest.raises(AssertionError, match="nobody is called"):  # it would be forwarded
         direct("127.0.0.1:4000")
-    jumped = way_to(undialled("b"), plan)
+    jumped = WayTo(undialled("b"), plan)
     with pytest.raises(AssertionError, match="nobody is called"):
         jumped("10.0.0.9:4000")
-    here = way_to(undialled("me", "127.0.0.1", address="localhost"), plan)
+    here = WayTo(undialled("me", "127.0.0.1", address="localhost"), plan)
     assert here("0.0.0.0:4000") == "127.0.0.1:4000"
+    assert here("[::]:4000") == "[::1]:4000"
+
+
+class Forwarding(HereConnection):
+    """Counts ports up from 5000 where it is asked for any; those of ``taken`` cannot be had."""
+
+    taken: ClassVar[set[int]] = set()
+
+    def __init__(self) -> None:
+        super().__init__("far")
+        self.forwarded: dict[int, tuple[str, int]] = {}
+        self.lives = True
+
+    def forward_remote(self, local_address: tuple[str, int], remote_port: int = 0) -> Forward:
+        port = remote_port or 5000 + len(self.forwarded) + len(self.taken)
+        if port in self.taken:
+            raise ForwardRefused("far", "in use")
+        self.forwarded[port] = local_address
+        return Forward(port, lambda: None)
+
+    def alive(self) -> bool:
+        return self.lives
+
+
+def test_a_forward_is_made_again_on_every_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Forwarding, "taken", set())
+    dialled: list[Forwarding] = []
+
+    def dial() -> Forwarding:
+        dialled.append(Forwarding())
+        return dialled[-1]
+
+    link = MachineLink(Machine(name="far"), dial)
+    assert [link.forward(("127.0.0.1", port))[-4:] for port in (1, 2, 1)] == ["5000", "5001", "5000"]
+    dialled[-1].lives = False
+    link.connection()
+    assert dialled[-1].forwarded == {5000: ("127.0.0.1", 1), 5001: ("127.0.0.1", 2)}
+    dialled[-1].lives = False
+    Forwarding.taken.add(5001)  # the server has not noticed yet that the connection before is gone
+    assert link.forward(("127.0.0.1", 2)) == "127.0.0.1:5002"
+
+
+def mesh_plan(size: int = 2) -> RunPlan:
+    members = tuple(MemberPlan(rank=rank, name=name, batch_size=1) for rank, name in enumerate("abc"[:size]))
+    return RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine="mesh")
+
+
+def test_who_cannot_dial_this_computer_is_sent_through_ssh() -> None:
+    link = MachineLink(Machine(name="a"), Forwarding, "127.0.0.1")
+    reach = WayTo(link, mesh_plan())
+    assert reach("0.0.0.0:4000") == "127.0.0.1:4000"
+    link.machine = link.machine.model_copy(update={"through_ssh": True})
+    assert WayTo(link, mesh_plan())("0.0.0.0:4000") == "127.0.0.1:5000"
+
+
+def test_a_member_is_told_once_what_has_changed() -> None:
+    link = MachineLink(Machine(name="a", coordinator_at="10.9.9.9"), Forwarding, "10.0.0.1")
+    rendezvous = RendezvousUpdates(WayTo(link, mesh_plan()))
+    assert rendezvous.news() == {}
+    assert rendezvous.begin("0.0.0.0:4000", "0.0.0.0:4001") == {"address": "10.9.9.9:4000", "relay": "10.9.9.9:4001"}
+    assert rendezvous.news() == {}
+    assert rendezvous.instead_of("10.8.8.8:4000") == {}  # it has been told another one since
+    changed = {"command": "redial", "address": "127.0.0.1:5000", "relay": "127.0.0.1:5001"}
+    assert rendezvous.instead_of("10.9.9.9:4000") == changed
+    assert Command.model_validate(changed).relay == "127.0.0.1:5001"
+    assert rendezvous.news() == {}
+    assert rendezvous.instead_of("127.0.0.1:5000") == {}  # there is no other way
+
+
+def test_a_new_address_comes_before_ssh(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = ["10.0.0.7", "10.0.0.8"]
+    monkeypatch.setattr(run_machines, "address_towards", lambda host: ours[0])
+    rendezvous = RendezvousUpdates(WayTo(MachineLink(Machine(name="a"), Forwarding, "10.0.0.1"), mesh_plan()))
+    rendezvous.begin("0.0.0.0:4000", "")
+    ours.pop(0)
+    assert rendezvous.instead_of("10.0.0.7:4000")["address"] == "10.0.0.8:4000"
+    assert rendezvous.instead_of("10.0.0.8:4000")["address"] == "127.0.0.1:5000"
+
+
+def test_a_machine_that_is_back_elsewhere_has_its_new_address() -> None:
+    class Moved(Forwarding):
+        peer = "10.0.0.9"
+
+    connections = [Forwarding(), Moved()]
+    link = MachineLink(Machine(name="a"), lambda: connections.pop(0), "studio.local")
+    cast("Forwarding", link.connection()).lives = False
+    link.connection()
+    assert link.host == "10.0.0.9"
+
+
+def test_a_worker_that_cannot_reach_the_coordinator_is_sent_through_ssh(tmp_path: Path) -> None:
+    link = MachineLink(Machine(name="a"), Forwarding, "127.0.0.1")
+    reach, nothing = WayTo(link, mesh_plan()), io.BytesIO()
+    worker = RemoteWorker(link, Assignment("r", 0, b"{}", {}), nothing, tmp_path, tmp_path, reach)
+    worker.send({"address": "0.0.0.0:4000"})
+    warning = WarningEvent(message="a: cannot reach it", unreached="127.0.0.1:4000")
+    worker.told(warning)
+    until(lambda: b'"redial", "address": "127.0.0.1:5000"' in worker._commands[-1])
+
+
+def test_an_address_of_this_computer_that_is_gone_is_not_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = MachineLink(Machine(name="a", coordinator_at="127.0.0.2"), Forwarding, "127.0.0.1")
+    ours = {"127.0.0.2": "wlan0"}
+    monkeypatch.setattr(run_machines, "interface_at", lambda address: ours.get(address, ""))
+    reach = WayTo(link, mesh_plan())
+    assert reach("0.0.0.0:4000") == "127.0.0.2:4000"
+    ours.clear()
+    assert reach("0.0.0.0:4000") == "127.0.0.1:4000"
 
 
 def test_every_missing_machine_and_its_reason() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import time
 from dataclasses import replace
@@ -16,6 +17,7 @@ from distributed.machine.agent_files import load_problem, start_loading
 from distributed.machine.link import HereConnection, MachineLink
 from distributed.planning.fitting import MemoryBudget
 from distributed.preparation import preflight
+from distributed.preparation.dial_back import DialBack
 from distributed.preparation.preflight import Facts, NotReady, Readiness, plan_run, ready
 from distributed.ssh.errors import SshError
 from profiles.errors import ExitCode
@@ -37,8 +39,24 @@ class Told(MachineLink):
         super().__init__(machine, lambda: connection)
         self._facts = facts
 
-    def probe(self, modules: object) -> dict[str, Any]:
+    def probe(self, modules: object, dial: str = "") -> dict[str, Any]:
         return {**vars(self._facts), "time": time.time() + self._facts.clock_ahead}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_machine_that_cannot_dial_this_computer_goes_through_ssh(
+    monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        if not answers:  # as a proxy does that takes connections and passes nothing on
+            dead_end = f"127.0.0.1 {silent.getsockname()[1]}"
+            monkeypatch.setattr(DialBack, "address_for", lambda *_: dead_end)
+        machine = Machine(name="a", address="far", python=sys.executable, through_ssh=answers)
+        hosts = Hosts(machines=(machine,))
+        (a,) = preflight.check(hosts, dial=lambda *_: MachineLink(machine, lambda: HereConnection("a"), "127.0.0.1"))
+    assert a.problem is None and a.facts is not None and a.facts.dials_here is answers
+    assert a.link.machine.through_ssh is not answers
 
 
 def problems(*facts: Facts) -> list[str]:

@@ -118,7 +118,7 @@ def test_clean_knows_an_environment_in_a_project_folder(tmp_path: Path, monkeypa
 class WithoutPython(MachineLink):
     """A machine that has none."""
 
-    def probe(self, modules: object) -> dict[str, object]:
+    def probe(self, modules: object, dial: str = "") -> dict[str, object]:
         raise preflight.SshError(self.name, f"no Python there: {self.python}", "install one")
 
 

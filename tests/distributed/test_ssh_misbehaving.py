@@ -6,6 +6,7 @@ import contextlib
 import random
 import resource
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from distributed.ssh.connection import SshConnection, SshTarget
 from distributed.ssh.errors import CommandTimeout, Dropped, NameUnknown, NoRoute, NotSsh, PortClosed, SshError, Stalled
 from distributed.ssh.last_answers import note_answer, seconds_since_answer
 from tests.waiting import PATIENCE
+from training.exchange.ways import SMALL_SEGMENT
 
 pytestmark = pytest.mark.slow
 
@@ -74,7 +76,7 @@ def meet(tmp_path: Path, port: int, host: str = "127.0.0.1", timeout: float = TI
         (says(b"SSH-1.5-old\r\n"), NotSsh, "SSH-1.5-old"),
         (says(b"Not allowed at this time\r\n", leaves), Dropped, "lets nobody in from here for now"),
         (says(b"Exceeded MaxStartups\r\n", leaves), Dropped, "lets nobody in from here for now"),
-        (says(BANNER), Stalled, "key exchange did not end"),
+        (says(BANNER), Stalled, "introduced itself, but the key exchange did not end"),
         (says(BANNER, leaves), Dropped, "closed the connection during the key exchange"),
         (says(BANNER, endless), NotSsh, "breaks the SSH protocol"),
         (says(BANNER + b"\xff" * 4096), NotSsh, "breaks the SSH protocol"),
@@ -88,6 +90,18 @@ def test_a_strange_server_is_named(
         error = meet(tmp_path, port, timeout=TIMEOUT if kind is Stalled else PATIENCE)
     assert type(error) is kind
     assert said in error.message
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the segments of a connection")
+def test_both_ends_send_packets_that_pass_everywhere(tmp_path: Path) -> None:
+    segments = []
+
+    def looks(peer: socket.socket) -> None:
+        segments.append(peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG))
+
+    with serving(looks) as port:
+        meet(tmp_path, port, timeout=PATIENCE)
+    assert 0 < segments[0] <= SMALL_SEGMENT
 
 
 def test_an_endless_server_costs_no_memory(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from training.events import MemberEvent, PeerPath, WarningEvent, WaysEvent
 from training.exchange.control import LEASE, PROTOCOL_VERSION, GroupStatus, Hello, ProtocolError, Report
 from training.exchange.coordination import Coordination
 from training.exchange.group_member import CoordinatorConfig, Member
+from training.exchange.ways import How
 
 RUN = "r"
 
@@ -477,6 +478,18 @@ def test_who_tells_other_ways_again_and_again_is_heard_once_a_mesh() -> None:
         assert member is not None
         world.group.heard(member, world.fakes[0].report)
     assert told() == ["direct 10.0.0.0"]
+
+
+@pytest.mark.parametrize(("how", "instead"), [("dialled", "only small ones are sent there"), ("relayed", "relayed")])
+def test_a_pair_that_loses_large_packets_is_warned_of_once(how: How, instead: str) -> None:
+    world = World(2)
+    for rank in (0, 1):
+        fake = world.fakes[rank]
+        fake.note(ways=(PeerPath(peer=1 - rank, how=how, loses_large=True),), mesh=fake.report.epoch)
+        assert fake.member is not None
+        world.group.heard(fake.member, fake.report)
+    (warning,) = [event.message for event in world.events if isinstance(event, WarningEvent)]
+    assert warning.startswith("m0 - m1: ") and warning.endswith(instead)
 
 
 def test_a_member_that_comes_with_a_mesh_far_ahead_is_none_of_this_run() -> None:

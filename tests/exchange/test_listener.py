@@ -31,7 +31,7 @@ from tests.preloaded.python import python_itself
 from training.exchange import link
 from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.certificates import issue_run_certificates
-from training.exchange.introduction import RECEIVES, SENDS
+from training.exchange.introduction import FILLER, RECEIVES, SENDS
 from training.exchange.link import MAX_EARLY, Incoming, PeerLost
 from training.exchange.listener import ConnectTimeouts, Identity, Listener
 from training.exchange.meeting import MOST_WAITING
@@ -621,7 +621,7 @@ def test_who_gave_a_connection_up_before_its_last_word_is_waited_for(pair: Group
     gone = dial(pair, certificates)
     gone.sendall(hello())
     assert gone.recv(1) == b"+"
-    gone.sendall(b"!")
+    gone.sendall(b"!" + FILLER)
     until(lambda: key in listener.arrivals)
     until(lambda: socket.socket.recv(gone, 1, socket.MSG_PEEK))
     gone.close()  # with the last word unread

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +17,7 @@ from coordinated_lab import RUN, Lab, cut, lab, means
 from stream_reference import contribution, stream_means
 
 from tests.waiting import PATIENCE, until
-from training.exchange import mesh_operations
+from training.exchange import control_line, mesh_operations
 from training.exchange.base import ExchangeError, ExchangeTimeout, JoiningState, weighted_mean
 from training.exchange.broadcast import broadcast, broadcasts
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
@@ -26,6 +27,7 @@ from training.exchange.coordination import Coordination, Member
 from training.exchange.coordinator import Coordinator
 from training.exchange.mesh_member import MeshMember
 from training.exchange.residuals import Residual
+from training.exchange.ways import SMALL_SEGMENT
 
 pytestmark = pytest.mark.slow
 
@@ -363,6 +365,43 @@ def test_incomplete_group_names_who_is_missing(tmp_path: Path) -> None:
 def test_no_coordinator() -> None:
     with pytest.raises(ExchangeError, match=r"cannot reach the coordinator at 127.0.0.1:9"):
         MeshMember(Joining("127.0.0.1:9", None, RUN, 0, 1, "a")).join(0.5)
+
+
+def test_who_cannot_reach_the_coordinator_says_so_and_dials_where_it_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_line, "_UNREACHED_AFTER", 0.0)
+    where, unreached = ["127.0.0.1:9"], []
+
+    def move(address: str, why: str) -> None:
+        unreached.append(address)
+        where[0] = running.address
+
+    with lab(tmp_path, 1) as running:
+        running.connect(0, rendezvous=lambda: (where[0], ""), unreached=move)
+    assert unreached == ["127.0.0.1:9"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the segments of a connection")
+def test_the_coordinator_and_its_members_send_packets_that_pass_everywhere(tmp_path: Path) -> None:
+    with lab(tmp_path, 1) as running:
+        running.connect(0)
+        (there,) = [writer.get_extra_info("socket") for writer in running.coordinator._connections]
+        assert 0 < there.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <= SMALL_SEGMENT
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs both kinds of addresses")
+def test_a_coordinator_on_all_addresses_knows_members_by_their_own(tmp_path: Path) -> None:
+    with lab(tmp_path, 1, tls=True, address="::") as running:
+        running.connect(0, rendezvous=lambda: (f"127.0.0.1:{running.port}", ""))
+        assert running.coordinator.group.members[0].seen == "127.0.0.1"
+
+
+def test_an_attempt_ends_when_the_coordinator_is_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, lab(tmp_path, 1, tls=True) as running:
+        dead = f"127.0.0.1:{silent.getsockname()[1]}"
+        moves = iter([dead] * 4)
+        running.connect(0, rendezvous=lambda: (next(moves, running.address), ""), lease=PATIENCE)
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,9 @@ def test_the_option_of_a_plan_reaches_its_members(tmp_path: Path, transport: str
     plan = plan_local_run(profile_from_options("x", options), 2).model_copy(update={"run_id": RUN})
     with lab(tmp_path, 2, tls=True, elements=5000) as running, ThreadPoolExecutor(2) as pool:
         assert running.certificates is not None
-        where, secrets, device = Rendezvous(running.address), running.certificates, torch.device("cpu")
-        join = functools.partial(connect, plan, where=where, secrets=secrets, device=device, emit=lambda event: None)
+        where, secrets = Rendezvous(running.address), running.certificates
+        ours = {"secrets": secrets, "device": torch.device("cpu"), "emit": lambda event: None}
+        join = functools.partial(connect, plan, rendezvous=lambda: where, **ours)
         for member in pool.map(join, range(2)):
             assert isinstance(member, MeshMember)
             running.members[member.rank] = member

@@ -177,6 +177,39 @@ def test_only_one_of_them_can_be_dialled(pair: Pair, router: Nets, answer: str) 
         close(meshes)
 
 
+def swallow_large_packets(router: Nets, *places: str) -> None:
+    """Have the router take packets of 1300 bytes at most, without a word, as a VPN does whose ICMP is filtered."""
+    router.forwards("r", True)
+    for place in places:
+        router.ip(place, "link", "set", f"to{place}", "gso_max_segs", "1")
+        router.ip("r", "link", "set", f"to{place}", "mtu", "1300")
+
+
+@pytest.mark.parametrize("places", ["a", "ab"])
+def test_where_large_packets_are_lost_small_ones_are_sent(pair: Pair, router: Nets, places: str) -> None:
+    swallow_large_packets(router, *places)
+    for _ in range(2):  # the second time they know
+        meshes = pair.form(["10.77.1.2"], ["10.77.2.2"])
+        exchanged(meshes, 3_000_000)
+        assert [told(mesh) for mesh in meshes] == [{1: "direct 10.77.2.2"}, {0: "direct 10.77.1.2"}]
+        assert [way.loses_large for mesh in meshes for way in mesh.ways.values()] == [True, "b" in places]
+        close(meshes)
+
+
+def test_where_not_even_those_pass_they_meet_at_the_relay(pair: Pair, router: Nets, certificates: Path) -> None:
+    router.cable("a", "b", "fast", "10.1.0")
+    router.ip("a", "link", "set", "fast", "gso_max_segs", "1")
+    router.ip("b", "link", "set", "fast", "mtu", "900")
+    router.ip("b", "route", "replace", "10.1.0.0/24", "dev", "fast", "src", "10.1.0.2", "advmss", "1460")
+    serving = router.inside("r", lambda: Loop(relay_key(certificates / "coordinator"), "0.0.0.0"))
+    relays = {place: (f"10.77.{number}.1", serving.address[1]) for number, place in enumerate("ab", 1)}
+    meshes = pair.form(["10.1.0.1"], ["10.1.0.2"], relays)
+    exchanged(meshes, 3_000_000)
+    assert [told(mesh) for mesh in meshes] == [{1: "relayed"}, {0: "relayed"}]
+    close(meshes)
+    serving.close()
+
+
 def test_without_a_relay_it_is_said_which_way_failed_and_why(pair: Pair, router: Nets) -> None:
     router.forwards("r", True)
     router.ip("r", "route", "add", "prohibit", "10.88.0.0/16")

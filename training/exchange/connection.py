@@ -36,6 +36,8 @@ class Connection:
         round_trip: seconds to the peer and back; 0 if that is not known.
         address: of the peer; empty: the relay passes everything on.
         how: the two have met, as seen from this end.
+        loses_large: whether large packets were lost on a way between the two, so that this one was taken, or is used
+            with small ones only.
     """
 
     socket: socket.socket
@@ -45,6 +47,7 @@ class Connection:
     round_trip: float = 0.0
     address: str = ""
     how: How = "dialled"
+    loses_large: bool = False
 
     def __post_init__(self) -> None:
         let_go_in_child(self.socket)

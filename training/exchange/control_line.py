@@ -32,12 +32,15 @@ from training.exchange.control import (
     parse,
 )
 from training.exchange.introduction import tls_contexts
+from training.exchange.ways import send_small_segments
 
 REDIAL_FOR = 60.0
 """Seconds in which a coordinator that is gone must be back."""
 _RETRY = 0.2
 _LEAST_PAUSE = 0.02
 """Seconds between two reports."""
+_UNREACHED_AFTER, _UNREACHED_EVERY = 3.0, 10.0
+"""Seconds of dialling in vain after which that is said, and after which it is said again."""
 _GOODBYE_WITHIN = 5.0
 """Seconds in which the coordinator takes leave of a member."""
 
@@ -55,7 +58,9 @@ class Joining:
         local: the coordinator is on this machine, see :class:`training.plan.MemberPlan`.
         came_back: called when the others, who had gone on without this member, have taken it back.
         interface: over which most others reach this member fastest, where that was measured.
-        relay: ``host:port`` of the relay; empty: on the coordinator's host, with the port that it says.
+        rendezvous: gives ``host:port`` of the coordinator and of the relay, where they may change while this member is
+            on; a relay without address is on the coordinator's host, with the port that it says.
+        unreached: called with the coordinator's address and the reason while it cannot be reached.
         transport: of all members, see :class:`~training.exchange.introduction.Identity`.
         lease: seconds in which the coordinator says something.
         redial_for: seconds in which a coordinator that is gone must be back.
@@ -72,11 +77,17 @@ class Joining:
     shares: Mapping[int, float] | None = None
     local: bool = False
     came_back: Callable[[], None] = lambda: None
-    relay: str = ""
+    rendezvous: Callable[[], tuple[str, str]] | None = None
+    unreached: Callable[[str, str], None] = lambda address, why: None
     interface: str = ""
     transport: Transport = "auto"
     lease: float = LEASE
     redial_for: float = REDIAL_FOR
+
+    @property
+    def where(self) -> tuple[str, str]:
+        """Address of the coordinator, and of the relay, at this moment."""
+        return (self.address, "") if self.rendezvous is None else self.rendezvous()
 
     def hello(self, listening: tuple[str, int]) -> Hello:
         """Return the member's first message, which names the address that it listens on."""
@@ -114,7 +125,7 @@ class ControlLine:
         heard: Callable[[GroupStatus], None],
         ended: Callable[[str, bool], None],
     ) -> None:
-        self.address = parsed(joining.address)
+        self._joining = joining
         self._local = joining.local
         self._lease, self._redial_for = joining.lease, joining.redial_for
         _, self._context = tls_contexts(joining.certificates)
@@ -163,25 +174,22 @@ class ControlLine:
         if not self._closing:
             self._ended(why, self._again)
 
+    @property
+    def address(self) -> str:
+        """``host:port`` of the coordinator at this moment."""
+        return self._joining.where[0]
+
     async def _talk(self) -> str:
         """Keep the connection; return why it is given up."""
-        host, port = self.address
+        tell_at = time.monotonic() + _UNREACHED_AFTER
         while True:
+            address = self.address
             try:
-                reader, writer = await asyncio.wait_for(
-                    asyncio.open_connection(
-                        host,
-                        port,
-                        ssl=self._context,
-                        server_hostname=COORDINATOR_NAME if self._context is not None else None,
-                        limit=MAX_STATUS,
-                    ),
-                    max(_RETRY, min(self._lease, self._deadline - time.monotonic())),
-                )
+                reader, writer = await self._dial(address)
             except ssl.SSLError:
                 problem = "its certificate does not match"
                 if not self._met:  # else somebody has taken the port of one that is about to be started again
-                    return f"the coordinator at {host}:{port} is of another run: {problem}"
+                    return f"the coordinator at {address} is of another run: {problem}"
             except (OSError, asyncio.TimeoutError) as error:
                 problem = getattr(error, "strerror", None) or "it does not answer"
             else:
@@ -194,15 +202,50 @@ class ControlLine:
                     writer.transport.abort()
                 if final:
                     return problem
+                tell_at = time.monotonic() + _UNREACHED_AFTER
+            if time.monotonic() >= tell_at and not self._closing:
+                tell_at = time.monotonic() + _UNREACHED_EVERY
+                self._joining.unreached(address, problem)
             lost = "lost" if self._met else "cannot reach"
             if self._closing or time.monotonic() + _RETRY >= self._deadline:
-                return f"{lost} the coordinator at {host}:{port}: {problem}"
+                return f"{lost} the coordinator at {address}: {problem}"
             await asyncio.sleep(_RETRY)
+
+    async def _dial(self, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect, as long as the coordinator is at that address.
+
+        Raises:
+            OSError, asyncio.TimeoutError: it does not answer there, or is not there any more.
+        """
+        dialling = asyncio.ensure_future(self._open(parsed(address)))
+        end = time.monotonic() + max(_RETRY, min(self._lease, self._deadline - time.monotonic()))
+        while not dialling.done() and time.monotonic() < end and self.address == address:
+            await asyncio.wait({dialling}, timeout=_RETRY)
+        if not dialling.done():
+            dialling.cancel()
+            raise asyncio.TimeoutError
+        return dialling.result()
+
+    async def _open(self, address: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        loop = asyncio.get_running_loop()
+        (family, _, _, _, place), *_ = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+        connection = socket.socket(family)
+        try:
+            connection.setblocking(False)
+            send_small_segments(connection)  # its messages are small anyway, and large packets may be lost on the way
+            await loop.sock_connect(connection, place)
+            name = COORDINATOR_NAME if self._context is not None else None
+            return await asyncio.open_connection(
+                sock=connection, ssl=self._context, server_hostname=name, limit=MAX_STATUS
+            )
+        except BaseException:
+            connection.close()
+            raise
 
     def overdue(self, status: GroupStatus) -> ExchangeTimeout:
         """Return the error that names the members that did not connect in time; ``status`` is the last one received."""
         if not self._met:
-            return ExchangeTimeout("cannot reach the coordinator at {}:{}".format(*self.address))
+            return ExchangeTimeout(f"cannot reach the coordinator at {self.address}")
         missing = ", ".join(status.missing) or "somebody"
         return ExchangeTimeout(f"the group is not complete: {missing} did not connect")
 

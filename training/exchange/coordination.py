@@ -109,7 +109,7 @@ class Coordination:
                 return
             verdicts.check_report(member.rank, report, self.epoch)
             member.silent, member.report = 0.0, report
-            if (news := self._ways.news(member)) is not None:
+            for news in self._ways.news(member, self.members):
                 self._log(news)
             if member.frozen:
                 member.frozen = False

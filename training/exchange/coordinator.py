@@ -163,6 +163,7 @@ class Coordinator:
             except OSError:  # out of descriptors: strangers go again
                 await asyncio.sleep(_TICK)
                 continue
+            host = _plain(host)
             if not self.strangers.enter(host):
                 connection.close()
                 continue
@@ -233,7 +234,7 @@ class Coordinator:
             if transport.get_write_buffer_size() > _MOST_UNSENT:
                 transport.abort()
 
-        peer, own = (str(transport.get_extra_info(name)[0]) for name in ("peername", "sockname"))
+        peer, own = (_plain(transport.get_extra_info(name)[0]) for name in ("peername", "sockname"))
         member = Member(hello, send, writer.close, peer, own, report=parse(Report, said[1]))
         self.group.hello(member)
         return member
@@ -252,6 +253,11 @@ class Coordinator:
             self._log(WarningEvent(message=f"refused a connection from {peer and peer[0]}: {reason}"))
         if not writer.transport.is_closing():
             writer.transport.write(line(GroupStatus(failed=reason)))
+
+
+def _plain(address: str) -> str:
+    """Return an IPv4 address as such where a socket for both kinds gives it as IPv6."""
+    return address.removeprefix("::ffff:")
 
 
 class _PerMinute:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from training.events import PeerPath, WaysEvent
+from training.events import PeerPath, WarningEvent, WaysEvent
 from training.exchange.control import LEASE, MAX_RANKS, GroupStatus, Hello, MeshStart, Peer, Report, StateOrder
 
 
@@ -44,23 +44,38 @@ class CoordinatorConfig(BaseModel):
     """Seconds of silence after which a member is lost."""
 
 
+_IN_SMALL = (
+    "small packets pass, large ones are lost on the way (a VPN's MTU, jumbo frames that a switch refuses); "
+    "only small ones are sent there"
+)
+_NOT_AT_ALL = "too many packets are lost on the way, the large ones at least; what goes there is relayed"
+
+
 class ToldWays:
     """The network paths that members have reported: once for each mesh, so that no member fills the log."""
 
     def __init__(self) -> None:
         self._meshes: dict[int, int] = {}
         self._known: dict[tuple[int, int], PeerPath] = {}
+        self._lossy: set[frozenset[int]] = set()
 
-    def news(self, member: Member) -> WaysEvent | None:
-        """Return what is new in the report of a member; nothing where all is as it was."""
+    def news(self, member: Member, members: Mapping[int, Member]) -> Iterator[WaysEvent | WarningEvent]:
+        """Yield what is new in the report of one of the members; nothing where all is as it was."""
         rank, report = member.rank, member.report
         if not report.ways or report.mesh <= self._meshes.get(rank, 0):
-            return None
+            return
         self._meshes[rank] = report.mesh
         others = {way.peer: way for way in report.ways if way.peer in report.members and way.peer != rank}
         fresh = tuple(way for peer, way in others.items() if self._known.get((rank, peer)) != way)
         self._known.update({(rank, way.peer): way for way in fresh})
-        return WaysEvent(member=rank, ways=fresh) if fresh else None
+        if fresh:
+            yield WaysEvent(member=rank, ways=fresh)
+        for way in fresh:
+            pair = frozenset((rank, way.peer))
+            if way.loses_large and pair not in self._lossy:
+                self._lossy.add(pair)
+                ends = " - ".join(members[one].hello.name for one in sorted(pair) if one in members)
+                yield WarningEvent(message=f"{ends}: {_NOT_AT_ALL if way.how == 'relayed' else _IN_SMALL}")
 
 
 Order = TypeVar("Order", MeshStart, StateOrder)

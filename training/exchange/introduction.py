@@ -1,7 +1,8 @@
 """The first words on a connection: TLS 1.3 with the run's certificates, and a hello that says what it is for.
 
 Whoever dials, the sender has the last word on which of several connections is used, so that both ends use the same one.
-Both check that the other's certificate is of this run and of the rank that it says it is.
+Both check that the other's certificate is of this run and of the rank that it says it is. The sender's last word is as
+long as a large packet: a way that carries small ones only is noticed here, not in the first exchange (RFC 2923, 2.1).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from training.exchange.certificates import member_uri
 from training.exchange.connection import Connection
 from training.exchange.sealing import SECRET, Cipher, faster_cipher
 from training.exchange.strangers import HANDSHAKE_SECONDS
-from training.exchange.ways import keep_alive
+from training.exchange.ways import keep_alive, unacknowledged
 
 SENDS, RECEIVES = 0, 1
 MAX_CHANNEL = 128
@@ -35,6 +36,10 @@ _HELLO = struct.Struct(f"<8sIIBB{SECRET}sH")
 _MAGIC: dict[Transport, bytes] = {"auto": b"muster 1", "tls": b"muster t"}
 _CIPHERS: tuple[Cipher, ...] = ("aes", "chacha")
 _WELCOME, _TAKEN, _OTHERWISE = b"+", b"!", b"-"
+FILLER = bytes(9216)
+"""Follows the word that takes a connection: longer than a packet of any network card (jumbo frames have 9000)."""
+_CARRIES_WITHIN = 2.0
+"""Seconds without one byte of it confirmed after which a way does not carry packets of that size."""
 _NO_CHECK_TIME = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME."""
 
@@ -98,6 +103,13 @@ class Arrival:
         except OSError:
             return True
         return gone and does == SENDS
+
+
+class BlackHole(ExchangeError):
+    """Small packets pass on a way, and large ones are lost."""
+
+    def __init__(self) -> None:
+        super().__init__("small packets pass, large ones do not")
 
 
 class _Unwanted(EOFError):
@@ -175,6 +187,7 @@ class Introductions:
             if does == SENDS:
                 connection.sendall(_WELCOME)
                 _word(connection, _TAKEN)
+                _exactly(connection, len(FILLER), self._word_seconds)
                 connection.sendall(_WELCOME)
             hanging_up.pop_all()
             return (channel, rank, RECEIVES if does == SENDS else SENDS), Arrival(
@@ -188,6 +201,7 @@ class Introductions:
 
         Raises:
             OSError, EOFError, ExchangeError: the other end does not answer, or is somebody else.
+            BlackHole: its answers come, but not what is large, or what is large does not get there.
         """
         channel, peer, does = key
         with contextlib.suppress(_Unwanted), contextlib.ExitStack() as hanging_up:
@@ -209,6 +223,7 @@ class Introductions:
                     timeout.wait(connection, lambda: _word(connection, _TAKEN))
                 except TimeoutError:  # the sender is elsewhere yet; that says nothing about the way
                     raise _Unwanted from None
+                _take_filler(connection, timeout)
                 connection.sendall(_WELCOME)
             found = self._ready(Arrival(connection, secret, self._cipher, address), round_trip)
             hanging_up.pop_all()
@@ -220,6 +235,7 @@ class Introductions:
 
         Raises:
             OSError, EOFError, ExchangeError: the other end is gone.
+            BlackHole: as in :meth:`say`.
         """
         if does == SENDS:
             _tell(arrival.socket, timeout)
@@ -266,8 +282,43 @@ def tls_contexts(folder: Path | None) -> tuple[ssl.SSLContext | None, ssl.SSLCon
 
 def _tell(connection: socket.socket, timeout: HandshakeTimeout) -> None:
     """Take a connection, as its sender, and wait until the receiver knows: it listens to this one from then on."""
-    connection.sendall(_TAKEN)
-    timeout.wait(connection, lambda: _word(connection, _WELCOME), whatever_comes=True)
+    connection.settimeout(timeout.seconds)
+    connection.sendall(_TAKEN + FILLER)
+    left, since = len(FILLER), time.monotonic()
+
+    def hear() -> None:
+        nonlocal left, since
+        try:
+            _word(connection, _WELCOME)
+        except TimeoutError:
+            before, left = left, unacknowledged(connection) or 0
+            if not left or left < before:
+                since = time.monotonic()
+            elif time.monotonic() > since + _CARRIES_WITHIN:
+                raise BlackHole from None
+            raise
+
+    timeout.wait(connection, hear, whatever_comes=True)
+
+
+def _take_filler(connection: socket.socket, timeout: HandshakeTimeout) -> None:
+    """Take what follows the sender's word; the sender hangs up where it waits in vain for that to be confirmed."""
+    left, since = len(FILLER), time.monotonic()
+
+    def take() -> None:
+        nonlocal left
+        while left:
+            piece = connection.recv(left)
+            if not piece:
+                raise EOFError("it closed the connection during the handshake")
+            left -= len(piece)
+
+    try:
+        timeout.wait(connection, take)
+    except (TimeoutError, EOFError) as error:
+        if isinstance(error, _Unwanted) or time.monotonic() < since + _CARRIES_WITHIN / 2:
+            raise
+        raise BlackHole from None
 
 
 def _word(connection: socket.socket, word: bytes) -> None:

@@ -14,7 +14,16 @@ from profiles.errors import MusterError
 from training.exchange.base import ExchangeError
 from training.exchange.certificates import relay_key
 from training.exchange.connection import Connection
-from training.exchange.introduction import LOOK, SENDS, Arrival, ConnectTimeouts, HandshakeTimeout, Introductions, Key
+from training.exchange.introduction import (
+    LOOK,
+    SENDS,
+    Arrival,
+    BlackHole,
+    ConnectTimeouts,
+    HandshakeTimeout,
+    Introductions,
+    Key,
+)
 from training.exchange.relay import at_relay
 from training.exchange.ways import Address, How, Ways, first_to_answer
 
@@ -127,7 +136,7 @@ class ConnectionAttempt:
                 if (found := attempt()) is not None:
                     how = how if found.address else "relayed"
                     self._ways.met(self._peer, self._does, how)
-                    return replace(found, how=how)
+                    return replace(found, how=how, loses_large=self._ways.loses_large(self._peer))
             self._arrivals.wait(self._stop, self._pause())
         return None
 
@@ -154,27 +163,43 @@ class ConnectionAttempt:
             return self._introductions.take(arrival, self._does, self._timeout(self._timeouts.hurried))
         except (OSError, EOFError, ExchangeError) as error:
             arrival.socket.close()
+            if isinstance(error, BlackHole) and arrival.address:
+                self._ways.note_black_hole(self._peer, (arrival.address, 0))
             self._problems[f"direct {arrival.address}" if arrival.address else "relayed"] = _words(error)
             return None
 
     def _dial(self) -> Connection | None:
         left = self._ways.order(self._peer, self._addresses)
+        swallowing = {one for one in left if self._ways.is_black_hole(self._peer, one)}
+        small = set(swallowing)
         while left and not self._stop() and (now := time.monotonic()) >= self._dials_from:
             times = self._timeouts
             seconds = max(times.relay_again_after, min(times.connect, self._relays_from - now))
-            if (answer := first_to_answer(left, seconds, self._failed, self._stop)) is None:
+            if (answer := first_to_answer(left, seconds, self._failed, self._stop, small.__contains__)) is None:
                 return None
-            left.remove(answer.address)
+            left.remove(address := answer.address)
             try:
-                seconds = times.hurried if left else times.handshake
-                found = self._say(answer.socket, answer.address[0], answer.round_trip, seconds)
+                seconds = times.hurried if left or address in small else self._last_seconds()
+                found = self._say(answer.socket, address[0], answer.round_trip, seconds)
             except (OSError, EOFError, ExchangeError) as error:
-                self._failed(answer.address, _words(error))
+                self._failed(address, _words(error))
+                if isinstance(error, BlackHole):
+                    self._ways.note_black_hole(self._peer, address)
+                if isinstance(error, (BlackHole, TimeoutError)) and address not in small:
+                    small.add(address)
+                    left.append(address)  # once more, where no other way does
                 continue
             if found is not None:
-                self._ways.worked(self._peer, answer.address)
+                self._ways.worked(self._peer, address)
+                if address in small - swallowing:
+                    self._ways.note_black_hole(self._peer, address)
             return found
         return None
+
+    def _last_seconds(self) -> float:
+        """Return how long the last address may take to answer; not long where there is the relay, too."""
+        times = self._timeouts
+        return times.handshake if self._relay is None else min(times.handshake, times.relay_after + 1.0)
 
     def _failed(self, address: Address, why: str) -> None:
         self._problems[f"{address[0]}:{address[1]}"] = why

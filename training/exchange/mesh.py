@@ -348,4 +348,10 @@ def _receiver(number: int, buffers: Sequence[memoryview]) -> Callable[[Incoming]
 
 def _way(connection: Connection, peer: int) -> PeerPath:
     own = str(connection.socket.getsockname()[0])
-    return PeerPath(peer=peer, how=connection.how, address=connection.address, interface=interface_at(own))
+    return PeerPath(
+        peer=peer,
+        how=connection.how,
+        address=connection.address,
+        interface=interface_at(own),
+        loses_large=connection.loses_large,
+    )

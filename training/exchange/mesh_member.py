@@ -367,9 +367,10 @@ class MeshMember(Exchange):
                 self._ledger.forget(number)
 
     def _relay(self) -> Address | None:
-        if self._joining.relay:
-            return parsed(self._joining.relay)
-        return (self._line.address[0], self._status.relay) if self._status.relay else None
+        coordinator, relay = self._joining.where
+        if relay:
+            return parsed(relay)
+        return (parsed(coordinator)[0], self._status.relay) if self._status.relay else None
 
     def _is_wanted(self, epoch: int) -> bool:
         status = self._status

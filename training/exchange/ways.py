@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import ipaddress
 import os
 import selectors
 import socket
+import struct
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +31,8 @@ SILENT, ASK_EVERY, ASK_TIMES = 10, 5, 4
 _NOT_OUTGOING, _TRIES = range(10_000, 30_000) if sys.platform == "linux" else range(0), 20
 """Ports below those that Linux gives to outgoing connections by default (ip_local_port_range). Elsewhere such a socket
 may take over those of a program that listens on all addresses, so the system chooses."""
+SMALL_SEGMENT = 1200
+"""Bytes of a TCP segment that pass wherever IPv6 does: its packets of 1280 bytes need not be told of (RFC 8200)."""
 _LOOK = 0.05
 _FORGIVEN_AFTER = 60.0
 _KNOWN_FOR = 300.0
@@ -55,11 +60,35 @@ class Ways:
         self._lock = threading.Lock()
         self._failed: dict[tuple[int, Address], float] = {}
         self._found: dict[tuple[int, int], tuple[How, float]] = {}
+        self._black_holes: dict[tuple[int, Address], float] = {}
 
     def order(self, peer: int, addresses: Sequence[Address]) -> list[Address]:
-        """Return a peer's addresses as they are to be tried: those that failed in the last minute last."""
+        """Return a peer's addresses as they are to be tried: those that failed in the last minute last, and before
+        them those that carry small packets only."""
         with self._lock:
-            return sorted(dict.fromkeys(addresses), key=lambda one: (peer, one) in self._lately())
+            failed = self._lately()
+            return sorted(
+                dict.fromkeys(addresses),
+                key=lambda one: ((peer, one) in failed, self._swallows(peer, one)),
+            )
+
+    def note_black_hole(self, peer: int, address: Address) -> None:
+        """Note that small packets reach an address and large ones do not."""
+        with self._lock:
+            self._black_holes[peer, address] = self._clock()
+
+    def is_black_hole(self, peer: int, address: Address) -> bool:
+        """Whether large packets to an address were lost in the last minutes."""
+        with self._lock:
+            return self._swallows(peer, address)
+
+    def loses_large(self, peer: int) -> bool:
+        """Whether large packets to any address of a peer were lost in the last minutes."""
+        with self._lock:
+            return any(one == peer and self._swallows(one, address) for one, address in self._black_holes)
+
+    def _swallows(self, peer: int, address: Address) -> bool:
+        return self._black_holes.get((peer, address), -_KNOWN_FOR) + _KNOWN_FOR > self._clock()
 
     def failed(self, peer: int, address: Address) -> None:
         """Note that an address did not answer, was slower than a later one, or belongs to another machine."""
@@ -124,6 +153,7 @@ def first_to_answer(
     seconds: float,
     failed: Callable[[Address, str], None],
     stop: Callable[[], bool] = lambda: False,
+    in_small_segments: Callable[[Address], bool] = lambda address: False,
 ) -> DialResult | None:
     """Connect with one of ``addresses``, literal ones, the best first (RFC 8305, "Happy Eyeballs", section 5).
 
@@ -133,6 +163,7 @@ def first_to_answer(
         failed: hears of those that refused, and, once another has answered or the time is up, of those that did not
             answer.
         stop: asked twenty times a second whether to give up.
+        in_small_segments: whether an address is dialled so that both ends send segments of :data:`SMALL_SEGMENT` bytes.
     """
     begin = next_at = time.monotonic()
     waiting, left = list(addresses), dict[Address, tuple[socket.socket, float]]()
@@ -141,7 +172,8 @@ def first_to_answer(
             while (waiting or left) and time.monotonic() < begin + seconds and not stop():
                 if waiting and (time.monotonic() >= next_at or not left):
                     next_at = time.monotonic() + HEAD_START
-                    if (connection := _start(address := waiting.pop(0), failed)) is not None:
+                    small = in_small_segments(address := waiting.pop(0))
+                    if (connection := _start(address, failed, small)) is not None:
                         left[address] = connection, time.monotonic()
                         selector.register(connection, selectors.EVENT_WRITE, address)
                 ready = {key.data for key, _ in selector.select(_LOOK if left else 0.0)}
@@ -161,7 +193,20 @@ def first_to_answer(
                     failed(address, "it does not answer")
 
 
-def _start(address: Address, failed: Callable[[Address, str], None]) -> socket.socket | None:
+def send_small_segments(connection: socket.socket) -> None:
+    """Have both ends send small segments; before it is connected."""
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SMALL_SEGMENT)
+
+
+def unacknowledged(connection: socket.socket) -> int | None:
+    """Return the bytes that were sent and that the other end's kernel has not confirmed; ``None``: unknown here."""
+    if not sys.platform.startswith("linux"):
+        return None
+    return int(struct.unpack("=i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)))[0])
+
+
+def _start(address: Address, failed: Callable[[Address, str], None], small: bool) -> socket.socket | None:
     host, port = address
     try:
         ipaddress.ip_address(host)  # getaddrinfo takes other words for one, too, and any number for a port
@@ -176,6 +221,8 @@ def _start(address: Address, failed: Callable[[Address, str], None]) -> socket.s
         failed(address, getattr(error, "strerror", "") or str(error))
         return None
     connection.setblocking(False)
+    if small:
+        send_small_segments(connection)
     if (error_number := connection.connect_ex(place)) in (0, errno.EINPROGRESS):
         return connection
     connection.close()
