@@ -9,7 +9,8 @@ arrives. Therefore the members are asked first, and none goes beyond its answer 
     member -> run    {"kind": "answer", "order": 7, "step": 42, "done": true}
 
 One member stops after its current step; several stop after the first one that all can reach. Orders are carried out
-one after the other; a stop does not wait for its turn. :class:`MemberOrders` and :class:`GroupOrders` are pure:
+one after the other; a stop does not wait for its turn. :class:`MemberOrders` and
+:class:`training.group_orders.GroupOrders` are pure:
 messages in, messages out; no clock, no thread.
 
 Where whoever started the run is gone, every member is told to stop sooner or later, and members agree by the
@@ -24,13 +25,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import statistics
 import threading
-from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -143,106 +141,6 @@ class MemberOrders:
         if command.command in ("pause", "resume"):
             self._paused = command.command == "pause"
         return command
-
-
-@dataclass
-class _Order:
-    number: int
-    action: OrderAction
-    words: dict[str, Any]
-    waits_for: set[int] = field(default_factory=set)
-    answers: dict[int, int] = field(default_factory=dict)
-    step: int | None = None
-    done: set[int] = field(default_factory=set)
-
-
-class GroupOrders:
-    """The run's side.
-
-    Args:
-        present: ranks of those who train at the moment; nobody else is waited for.
-        send: takes a message to every worker, those on their way in included: they act like all others then.
-        ended: takes the number of an order that all have carried out, and the step.
-        spread: steps that members may be apart at most. Whoever claims to be further ahead than that of the middle one
-            is not waited for: one member cannot put a stop off for ever.
-    """
-
-    def __init__(
-        self,
-        present: Callable[[], Collection[int]],
-        send: Callable[[dict[str, Any]], None],
-        ended: Callable[[int, int], None],
-        spread: float = math.inf,
-    ) -> None:
-        self._spread = spread
-        self._present, self._send, self._ended = present, send, ended
-        self._count = 0
-        self._queue: deque[_Order] = deque()
-        self._current: _Order | None = None
-
-    def give(self, action: OrderAction, **words: Any) -> int:
-        """Give an order and return its number; a stop takes the place of everything that was ordered before."""
-        self._count += 1
-        if action == "stop":
-            self._queue.clear()
-            self._current = None
-        self._queue.append(_Order(self._count, action, words))
-        self.look()
-        return self._count
-
-    def heard(self, rank: int, answer: AnswerEvent) -> None:
-        """Take a member's answer."""
-        order = self._current
-        if order is None or answer.order != order.number:
-            return
-        if answer.done and order.step is not None:
-            order.done.add(rank)
-            order.step = max(order.step, answer.step)
-        else:
-            order.answers[rank] = answer.step
-        self.look()
-
-    def overdue(self, number: int) -> None:
-        """Stop waiting for answers; a silent member may be one step ahead of the others, which wait for it."""
-        order = self._current
-        if order is not None and order.number == number and order.step is None:
-            self._name_step(order, self._farthest(order) + 1)
-            self.look()
-
-    def look(self) -> None:
-        """Proceed if no answer is missing any more; call it when a member has gone."""
-        while self._current is not None or self._queue:
-            order = self._current or self._begin(self._queue.popleft())
-            missing = order.waits_for & set(self._present())
-            if order.step is None:
-                if missing - order.answers.keys():
-                    return
-                self._name_step(order, self._farthest(order))
-            elif missing - order.done:
-                return
-            else:
-                self._current = None
-                if order.done:
-                    self._ended(order.number, order.step)
-
-    def _begin(self, order: _Order) -> _Order:
-        self._current = order
-        order.waits_for = set(self._present())
-        if order.action == "resume":  # all of them have paused after the same step
-            self._name_step(order, 0)
-        else:
-            self._send({"command": "meet", "order": order.number})
-        return order
-
-    def _farthest(self, order: _Order) -> int:
-        if not order.answers:
-            return 0
-        bound = statistics.median_low(order.answers.values()) + self._spread
-        return max(step for step in order.answers.values() if step <= bound)
-
-    def _name_step(self, order: _Order, step: int) -> None:
-        order.step = step
-        self._send({"command": order.action, "order": order.number, "at_step": step, **order.words})
 
 
 class Control:

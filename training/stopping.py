@@ -15,8 +15,9 @@ from types import FrameType
 from typing import Any, Protocol
 
 from training.events import AnswerEvent, Event, SnapshotEvent, StepEvent
+from training.group_orders import GroupOrders
 from training.membership import Membership
-from training.orders import GroupOrders, OrderAction
+from training.orders import OrderAction
 from training.outcome import kept_step, kept_text
 from training.strategies.registry import strategy_class, stretch_of
 

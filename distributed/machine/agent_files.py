@@ -1,7 +1,6 @@
 """What a machine is asked before and after a run: who it is, which files it has, what is left of a run there.
 
-Standard library only, Python >= 3.9: it is copied to the machine with :mod:`distributed.system`,
-:mod:`training.lease` and :mod:`training.resources`, and run there::
+Standard library only, Python >= 3.9: it is copied to the machine with modules of ours, and run there::
 
     python agent_files.py ROOT probe DIAL MODULE...   one JSON document about the machine; DIAL: "HOST PORT" or empty
     python agent_files.py ROOT missing           < {"trees": [...], "blobs": [...]}   > those that are not there

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.events import AnswerEvent
-from training.orders import Command, GroupOrders, MemberOrders
+from training.group_orders import GroupOrders
+from training.orders import Command, MemberOrders
 
 
 class Trainer:

@@ -36,11 +36,10 @@ from training.exchange.reduction import Rooms
 from training.exchange.residuals import MeanResiduals, Residual
 from training.exchange.transfer import Transfer
 
-_FORM_SECONDS, _LEAVE_SECONDS = 20.0, 15.0
-"""To meet, and until the others have what a member has that leaves."""
+_FORM_SECONDS, _LEAVE_SECONDS, _HERE = 20.0, 15.0, 0.02
+"""To meet, until the others have what a member has that leaves, and for whoever waits anyway to carry out what it
+waits for."""
 R = TypeVar("R")
-_HERE = 0.02
-"""Seconds in which whoever waits for an operation anyway carries it out."""
 
 
 class MeshMember(Exchange):
