@@ -76,7 +76,7 @@ lock: setup ## write requirements.lock anew, after a change of constraints.txt (
 	@$(PIP) --quiet --target .lock.new --no-deps --require-hashes -r distributed/preparation/uv.txt
 	@sed -n '/^# /p' requirements.lock >.lock.new/lock
 	@.lock.new/bin/uv pip compile --quiet --universal --python-version 3.10 --no-annotate --no-header --generate-hashes \
-	    --default-index $(INDEX) --excludes .lock.new/excluded -c constraints.txt --extra dev pyproject.toml \
+	    --default-index $(INDEX) --excludes .lock.new/excluded -c constraints.txt --extra train --extra dev pyproject.toml \
 	    .lock.new/besides >>.lock.new/lock && mv .lock.new/lock requirements.lock; status=$$?; rm -rf .lock.new; exit $$status
 
 lab: setup ## a network of three real hosts to try things by hand (Linux, root)
