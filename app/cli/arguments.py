@@ -88,6 +88,8 @@ TrustCode = Annotated[bool, typer.Option("--trust-code", help="Run the Python co
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 
-def new_app(**settings: Any) -> typer.Typer:
+def new_app(add_completion: bool = False, **settings: Any) -> typer.Typer:
     """Return a command, or a group of them, with the house's settings."""
-    return typer.Typer(add_completion=False, context_settings=HELP_OPTIONS, rich_markup_mode="rich", **settings)
+    return typer.Typer(
+        add_completion=add_completion, context_settings=HELP_OPTIONS, rich_markup_mode="rich", **settings
+    )

@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from app.cli.arguments import HELP_OPTIONS, new_app
+from profiles.installation import IS_CHECKOUT
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ def command_tree(words: Sequence[str] | None = None) -> typer.Typer:
     Args:
         words: of the command line, without its options.
     """
-    app = new_app()
+    app = new_app(not IS_CHECKOUT)
     first = next(iter(words or ()), "")
     for key, command in COMMANDS.items():
         shown = command.name or key
@@ -201,7 +202,7 @@ def command_list(every: bool = False) -> typer.Typer:
     Args:
         every: also those that the first help leaves out.
     """
-    app = new_app()
+    app = new_app(not IS_CHECKOUT)
     for name, about in _names(every):
         app.command(name, help=about)(lambda: None)
     hidden = {*COMMANDS, *SCREENS} - {name for name, _ in _names(every)}

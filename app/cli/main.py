@@ -50,8 +50,10 @@ def root(
 
 def main(arguments: Sequence[str], name: str = "cli_typer.py") -> int:
     """Run one command line and return its exit code; ``muster`` without a word opens the guided set-up."""
-    words = [word for word in arguments if not word.startswith("-")]
-    if words[:1] in (["wizard"], ["tour"]) or (name == INSTALLED and not arguments):
+    completed = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
+    completing = f"_{name.upper()}_COMPLETE" in os.environ  # a shell asks what the words may go on with
+    words = [word for word in (completed if completing else arguments) if not word.startswith("-")]
+    if not completing and (words[:1] in (["wizard"], ["tour"]) or (name == INSTALLED and not arguments)):
         from app.cli.wizard import main as wizard  # its own options, and textual
 
         return wizard(arguments[1:], f"{name} {words[0]}" if words else name, tour=words[:1] == ["tour"])

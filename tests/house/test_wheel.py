@@ -60,8 +60,8 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return top
 
 
-def muster(bare: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    variables = {"PYTHONPATH": str(bare / "site"), "HOME": str(bare), "PATH": os.environ["PATH"]}
+def muster(bare: Path, *words: str, **asked: str) -> subprocess.CompletedProcess[str]:
+    variables = {"PYTHONPATH": str(bare / "site"), "HOME": str(bare), "PATH": os.environ["PATH"], **asked}
     command = [python_itself(), "-S", *words]
     return subprocess.run(command, cwd=bare, env=variables, capture_output=True, text=True, check=False)
 
@@ -84,6 +84,17 @@ def test_runs_lie_in_the_users_folder(bare: Path) -> None:
     told = muster(bare, "-m", "muster", "runs", "list").stderr
     assert str(bare / ".local/share/muster/runs" if sys.platform == "linux" else "muster/runs") in told
     assert "start one with: muster " in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("muster mach", "machines"), ("muster machines disc", "discover"), ("muster runs rep", "report")],
+)
+def test_a_shell_completes_commands(bare: Path, typed: str, offered: str) -> None:
+    asked = {"_MUSTER_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    done = muster(bare, "-m", "muster", **asked)
+    assert offered in done.stdout.split(), done.stderr
 
 
 @pytest.mark.slow
