@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator
+
+from training.events import StepEvent, WarningEvent
 
 _RATIO = 100.0
 _LEAST, _WINDOW = 8, 64
@@ -40,6 +43,14 @@ class GradientNorms:
             self._steps.popitem(last=False)
         judged = list(norms) if len(norms) == 2 else [rank] if len(norms) > 2 else []
         return [(one, ratio) for one in judged if (ratio := self._ratio(one, norms)) and self._is_news(one)]
+
+    def warnings(self, rank: int, event: StepEvent, name: Callable[[int], str]) -> Iterator[WarningEvent]:
+        """Take a member's step in, and yield a warning of each member whose gradient is out of all proportion."""
+        norm = event.own_norm if event.own_norm is not None else event.grad_norm
+        for odd, ratio in self.note(rank, event.step, norm) if norm is not None else ():
+            what = f"{name(odd)}: its gradient of step {event.step} is {ratio:.1g} times as long as each other one"
+            message = f"{what}, and spoils the mean; look at its samples, memory and device, or drop {name(odd)}"
+            yield WarningEvent(member=odd, step=event.step, message=message)
 
     def _ratio(self, rank: int, norms: dict[int, float]) -> float:
         """Return how many times as long as the others' a member's gradient is; 0: it is not odd."""

@@ -195,18 +195,10 @@ class LocalRun:
             self._record(WarningEvent(message=message))
         elif isinstance(event, StepEvent):
             self.members.workers[source].step = event.step
-            self._compare_norms(source, event)
+            for warning in self._norms.warnings(source, event, self.members.name):
+                self._record(warning)
         elif isinstance(event, ErrorEvent):
             self._note_error(source, event)
-
-    def _compare_norms(self, rank: int, event: StepEvent) -> None:
-        """Warn of a member whose gradient is out of all proportion."""
-        norm = event.own_norm if event.own_norm is not None else event.grad_norm
-        for odd, ratio in self._norms.note(rank, event.step, norm) if norm is not None else ():
-            name = self.members.name(odd)
-            what = f"{name}: its gradient of step {event.step} is {ratio:.1g} times as long as each other one"
-            message = f"{what}, and spoils the mean; look at its samples, memory and device, or drop {name}"
-            self._record(WarningEvent(member=odd, step=event.step, message=message))
 
     def _expel(self, rank: int, cause: str) -> None:
         """End a member that writes what no member writes, where the others can go on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -70,15 +70,17 @@ class Position:
         """Tensor part for a snapshot."""
         return prefixed(_BEST, self.stopping.kept)
 
-    def load(self, state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take back what :meth:`state` and :meth:`tensors` gave; ``batch_sizes`` holds all that may be live."""
+    def load(self, state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], absent: Collection[int] = ()) -> None:
+        """Take back what :meth:`state` and :meth:`tensors` gave; ``batch_sizes`` holds all that may be live, of which
+        ``absent`` ones are left out, unless nobody else was live."""
         self.step = int(state["step"])
         self.cursor = Cursor(**state["cursor"])
         self.next_evaluation = int(state["next_evaluation"])
         self.cut_short, self.cut_short_at = int(state["cut_short"]), int(state["cut_short_at"])
         self.stopping.load(state["stopping"], part(_BEST, tensors))
         self.course = [(int(attempt), int(step)) for attempt, step in state.get("course", [])]
-        self.batch_sizes = {rank: self.batch_sizes[rank] for rank in state["live"] if rank in self.batch_sizes}
+        live = {rank: self.batch_sizes[rank] for rank in state["live"] if rank in self.batch_sizes}
+        self.batch_sizes = {rank: size for rank, size in live.items() if rank not in absent} or live
 
 
 @dataclass

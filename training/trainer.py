@@ -356,33 +356,30 @@ class Trainer:
         if self.position.step == self.store.current:
             return
         if not all(map(all_finite, self.parameters)):
-            where = f"{self.member.name} are not finite after step {self.position.step}"
-            message = f"the weights of {where}; {self.store.newest_in_words()}"
-            raise RunFailed(message, "lower learning_rate, or set mixed_precision = off")
+            what = f"the weights of {self.member.name} are not finite after step {self.position.step}"
+            hint = "lower learning_rate, or set mixed_precision = off"
+            raise RunFailed(f"{what}; {self.store.newest_in_words()}", hint)
         start = time.monotonic()
         tensors = prefixed("strategy", self.strategy.tensors()) | self.position.tensors()
         state = {**self.position.state(), "strategy": self.strategy.state(), "data": self.data.model_dump()}
         state["most"] = self.backward.most
         path, size = self.store.save(self.state.snapshot(self.position.step, tensors, state), self.plan.hash())
-        relative = str(path.relative_to(self.run_dir))
         live, seconds = tuple(self.position.batch_sizes), time.monotonic() - start
-        self.emit(SnapshotEvent(step=self.position.step, path=relative, bytes=size, seconds=seconds, live=live))
+        where = str(path.relative_to(self.run_dir))
+        self.emit(SnapshotEvent(step=self.position.step, path=where, bytes=size, seconds=seconds, live=live))
 
     def keep_last_step(self) -> bool:
         """Write what this member has, its group being lost for good; return whether that was possible."""
         return self.position.step > 0 and self.last_step.keep(self._snapshot, self._warn)
 
     def _restore(self, snapshot: Snapshot) -> None:
-        owner = self.member.name if self.local else ""
-        check_unchanged(snapshot.state["data"], self.data, "the run began with", owner)
+        check_unchanged(snapshot.state["data"], self.data, "the run began with", self.member.name if self.local else "")
         if message := other_precision(snapshot.state["data"], self.data):
             self._warn(message)
         self.state.restore(snapshot)
         self.backward.most = int(snapshot.state["most"])
-        self.position.load(snapshot.state, snapshot.tensors)
+        self.position.load(snapshot.state, snapshot.tensors, self.plan.absent)
         self.position.cut_short = 0  # by the stop before this start
-        there = {r: size for r, size in self.position.batch_sizes.items() if r not in self.plan.absent}
-        self.position.batch_sizes = there or self.position.batch_sizes
         self.strategy.load(part("strategy", snapshot.tensors), snapshot.state["strategy"])
 
     def _joining(self) -> JoiningState:
@@ -398,7 +395,6 @@ class Trainer:
         self.position.batch_sizes = {m.rank: m.batch_size for m in self.control.grown(self.plan).seats}
         self.position.load(state, joining.tensors)
         self.strategy.attach(self.model, self.exchange)
-        tensors = part("strategy", joining.tensors)
-        if tensors or state["strategy"]:
+        if (tensors := part("strategy", joining.tensors)) or state["strategy"]:
             self.strategy.load(tensors, state["strategy"])
         self.emit(MemberEvent(status="joined", name=self.member.name, message=f"at step {self.position.step}"))

@@ -146,11 +146,16 @@ def test_a_profile_is_meant_before_the_end_of_an_id(output: Path) -> None:
     assert find_run(output, "bbcc").name.startswith("20260301")
 
 
-@pytest.mark.parametrize("reference", ["nothing", "", "../..", "\x1b[31m"])
+@pytest.mark.parametrize("reference", ["nothing", "../..", "\x1b[31m"])
 def test_an_unknown_run_is_bad_input_that_names_those_there_are(output: Path, reference: str) -> None:
     with pytest.raises(BadInput) as caught:
         find_run(output, reference)
     assert OLD in caught.value.hint
+
+
+def test_the_newest_run_is_meant_by_nothing(output: Path) -> None:
+    make(output, "20990101-000000-ffff", "newest")
+    assert find_run(output, "").name.startswith("20990101")
 
 
 def test_the_model_of_a_profile_is_that_of_its_newest_run_that_has_one(output: Path) -> None:
