@@ -161,7 +161,7 @@ def test_all_members_of_a_run_whose_process_is_killed_keep_what_they_have(tmp_pa
     words = muster.train("--max-steps", "100000", "--strategy", "diloco", "--sync-interval", "50")
     words[2:4] = ["--local", "2"]
     with muster.popen(*words) as starter, killed_at_end(starter):
-        (folder,) = until(lambda: list((tmp_path / "output").glob("*/events.jsonl")))
+        (folder,) = until(lambda: list((tmp_path / "output").glob("[!.]*/events.jsonl")))
         run_id = RunFolder.open(folder.parent).metadata.run_id
         muster.until_step(run_id, 20, members=2)
     until(lambda: processes_of(run_id) == [])
