@@ -40,6 +40,30 @@ def test_a_list_of_files_with_speakers(tmp_path: Path) -> None:
     assert [facts(one) for one in read(tmp_path, "ljspeech")] == [("wavs/a.wav", "hello there", "7", "", "")]
 
 
+@pytest.mark.parametrize("after", ["", "|f o n|0 1"])
+def test_a_list_of_files_with_speakers_and_languages(tmp_path: Path, after: str) -> None:
+    write_tone(tmp_path / "wavs/a.wav")
+    written(tmp_path / "filelist.txt", f"wavs/a.wav|anna|EN|hello there{after}", f"wavs/a.wav|bo|JP|hai{after}")
+    assert [facts(one)[1:4] for one in read(tmp_path, "ljspeech")] == [
+        ("hello there", "anna", "en"),
+        ("hai", "bo", "jp"),
+    ]
+
+
+def test_single_words_are_no_speakers(tmp_path: Path) -> None:
+    write_tone(tmp_path / "wavs/a.wav")
+    written(tmp_path / "metadata.csv", "a|Zero|zero", "a|4|four")
+    assert [facts(one)[1:3] for one in read(tmp_path, "ljspeech")] == [("Zero", ""), ("4", "")]
+
+
+def test_a_text_with_a_bar_is_left_out_not_cut(tmp_path: Path) -> None:
+    write_tone(tmp_path / "wavs/a.wav")
+    written(tmp_path / "metadata.csv", "a|this | or that one|this or that one", "a|fine words|fine words")
+    first, second = read(tmp_path, "ljspeech")
+    assert first.fault and first.fault.reason is ExclusionReason.BAD_CELL
+    assert second.fault is None and second.text == "fine words"
+
+
 def test_a_table_with_bars_and_names_is_none_of_these(tmp_path: Path) -> None:
     write_tone(tmp_path / "a.wav")
     written(tmp_path / "metadata.csv", "file_name|text", "a.wav|hello")

@@ -98,6 +98,20 @@ def test_common_voice(tmp_path: Path) -> None:
     assert [facts(one) for one in read(tmp_path)] == [("a.mp3.wav", '"Ja", sagte er.', "f00", "de", "train")]
 
 
+def test_a_split_without_a_recording_is_none(tmp_path: Path) -> None:
+    write_tone(tmp_path / "clips/a.wav")
+    header = "client_id\tpath\tsentence\n"
+    for name, rows in (("train", "f00\ta.wav\tja\n"), ("dev", ""), ("test", "")):
+        (tmp_path / f"{name}.tsv").write_text(header + rows)
+    assert [(kind, [facts(one)[1] for one in read(tmp_path, kind=kind)]) for kind in ("common-voice",)] == [
+        ("common-voice", ["ja"])
+    ]
+    (tmp_path / "train.tsv").write_text(header + "f00\tclips/a.wav\tja\n")
+    assert [one.text for one in read(tmp_path, kind="table")] == ["ja"]
+    with pytest.raises(BadInput, match="the table is empty"):
+        read(tmp_path / "dev.tsv")
+
+
 @pytest.mark.parametrize("top", ["", "LibriSpeech"])
 def test_librispeech(top: str, tmp_path: Path) -> None:
     chapter = tmp_path / top / "dev-clean/84/121123"

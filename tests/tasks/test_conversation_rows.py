@@ -90,6 +90,22 @@ def test_a_history_comes_before_and_is_learnt() -> None:
     assert learnt_text(row) == learnt_text({**row, "history": '[["a", "b"]]'}) == "b<|end|>d<|end|>"
 
 
+def test_a_history_of_messages_is_one_and_never_the_conversation() -> None:
+    row = {"instruction": "c", "output": "d", "history": OPENAI}
+    assert spoken(row) == [*HELLO, ("user", "c"), ("assistant", "d")]
+    assert spoken({"prompt": "c", "response": "d", "trace_of_agent": OPENAI}) == [("user", "c"), ("assistant", "d")]
+
+
+@pytest.mark.parametrize("column", ["answer", "response", "completion"])
+def test_messages_that_end_with_a_question_are_answered_by_the_column(column: str) -> None:
+    asked = {"role": "user", "content": "and?"}
+    row = {"messages": [*OPENAI, asked], column: "so", "reasoning": "hm"}
+    assert spoken(row) == [*HELLO, ("user", "and?"), ("assistant", "so")]
+    assert row_to_conversation(row, "row").remarks == ("column reasoning is not read",)
+    assert spoken({"messages": OPENAI[:1], column: "hello"}) == HELLO
+    assert spoken({"messages": OPENAI, column: "other"}) == HELLO
+
+
 def test_a_systems_message_counts_more_than_the_column() -> None:
     talk = [{"role": "developer", "content": "own"}, *OPENAI]
     assert spoken({"messages": talk, "system": "column"})[0] == ("system", "own")
@@ -203,6 +219,8 @@ def test_rows_that_cannot_be_used(row: dict[str, Any], reason: str) -> None:
 def test_what_is_not_read_is_said() -> None:
     row = {"prompt": "a", "response": "b", "id": 4, "Complex_CoT": "thought", "empty": None}
     assert row_to_conversation(row, "row").remarks == ("column Complex_CoT is not read",)
+    talk = [{**OPENAI[0], "mask": None}, {**OPENAI[1], "mask": True, "id": 7}]
+    assert row_to_conversation({"messages": talk}, "row").remarks == ("key mask of a message is not read",)
     talk = [*OPENAI, {"role": "user", "content": "and?"}]
     assert row_to_conversation({"messages": talk}, "row").remarks == ("what follows the last response is not read",)
 

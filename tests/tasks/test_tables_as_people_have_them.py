@@ -65,6 +65,15 @@ def test_a_word_that_only_looks_like_nothing_stays(tmp_path: Path) -> None:
     assert texts(tmp_path) == ["null", "Nan bread"]
 
 
+@pytest.mark.parametrize(
+    ("cell", "text"), [("\ufeffone", "one"), ("o\0n\x07e", "one"), ("don\x92t", "don’t"), ("a\x1fb\x85c", "a b c")]
+)
+def test_characters_of_no_text_are_none(tmp_path: Path, cell: str, text: str) -> None:
+    (_, path, _), *_ = write_clips(tmp_path, 1)
+    table_of(tmp_path, f"audio_path,text\n\ufeff{path},{cell}\n")
+    assert texts(tmp_path) == [text]
+
+
 def test_all_errors_of_a_table_are_told_at_once_but_no_endless_list(tmp_path: Path) -> None:
     (name, path, _), *_ = write_clips(tmp_path, 1)
     lines = [

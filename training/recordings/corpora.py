@@ -17,6 +17,7 @@ from training.recordings.recording import (
     Fault,
     ReadRequest,
     Recording,
+    TableColumns,
     located,
     names_in,
     one_line,
@@ -42,8 +43,8 @@ def read_common_voice(request: ReadRequest) -> Iterator[Recording]:
     columns = Columns("path", request.columns.text or "sentence", request.columns.speaker or "client_id")
     asked = ReadRequest(request.source, columns, request.roots)
     for file in _common_voice_tables(folder):
-        table = spelled(read_table(file, quoted=False))
-        names = names_in(table, asked)
+        table = spelled(read_table(file, quoted=False, may_be_empty=True))
+        names = names_in(table, asked) if table.rows else TableColumns()
         for row in table.rows:
             yield recording_of(row, names, folder / "clips", asked, split_named(file.stem))
 

@@ -23,6 +23,7 @@ from training.recordings.recording import (
     one_line,
 )
 from training.tasks.language_codes import code_of
+from training.tasks.normalising import folded
 from training.tasks.speech_clips import COLUMNS, split_named
 from training.tasks.stored_files import SOUNDS
 from training.tasks.tables import check_size, read_text
@@ -35,7 +36,7 @@ _LJSPEECH = ("metadata.csv", "metadata.txt", "transcript.txt", "filelist.txt")
 
 def read_ljspeech(request: ReadRequest) -> Iterator[Recording]:
     """Give the recordings of a table without a first line of names, ``ID|text|normalised text`` as LJSpeech has it, or
-    ``FILE|speaker|text``, beside ``wavs/``. The text is the one as it is written.
+    ``FILE|speaker|text`` or ``FILE|speaker|language|text``, beside ``wavs/``. The text is the one as it is written.
 
     Raises:
         BadInput: the table cannot be read.
@@ -43,11 +44,26 @@ def read_ljspeech(request: ReadRequest) -> Iterator[Recording]:
     folder = Path(request.source).expanduser()
     for path in ljspeech_tables(folder):
         rows = list(_fields(path, "|"))
-        has_speakers = all(len(fields) > 2 and fields[1] and not re.search(r"\s", fields[1]) for _, fields in rows)
-        for where, (name, *fields) in rows:
-            audio, fault = located(name, folder, request.roots)
-            text, speaker = (fields[1], fields[0]) if has_speakers else (next(filter(None, fields), ""), "")
-            yield Recording(_identity(name), audio, _text(text), where, speaker, fault=fault)
+        form = _bar_form([fields for _, fields in rows])
+        for where, fields in rows:
+            audio, fault = located(fields[0], folder, request.roots)
+            if form != "language" and len(fields) > 3:
+                detail = f"{len(fields)} fields, and ID|text|normalised text are 3: a text holds no bar"
+                fault = Fault(ExclusionReason.BAD_CELL, detail)
+            speaker = fields[1] if form else ""
+            language = code_of(fields[2]) or fields[2].lower() if form == "language" else ""
+            text = fields[3] if form == "language" else fields[2] if form else next(filter(None, fields[1:]), "")
+            yield Recording(_identity(fields[0]), audio, _text(text), where, speaker, language, fault=fault)
+
+
+def _bar_form(rows: list[list[str]]) -> str:
+    """Return which fields stand before the text: a speaker and a ``language``, a ``speaker``, or neither."""
+    if not all(len(fields) > 2 and fields[1] and not re.search(r"\s", fields[1]) for fields in rows):
+        return ""
+    if all(len(fields) > 3 and re.fullmatch("[A-Za-z]{2,3}", fields[2]) for fields in rows):
+        return "language"  # phonemes may follow the text
+    # a word that is there twice is a text and its normalised form
+    return "" if any(folded(fields[1]) == folded(fields[2]) for fields in rows) else "speaker"
 
 
 def ljspeech_tables(folder: Path) -> list[Path]:

@@ -47,7 +47,7 @@ from training.tasks.audio import decode
 from training.tasks.base import Progress
 from training.tasks.cache import digest
 from training.tasks.language_codes import code_of
-from training.tasks.sound_file import AudioError, Samples
+from training.tasks.sound_file import AudioError, Samples, SoundFile
 from training.tasks.speech_clips import FileSource
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from training.tasks.whisper.samples import ModelEar  # imports torch
 
 _BATCH = 16  # clips of which a model tells the languages at once
+_AS_LONG = 0.05  # seconds by which a file differs at most from what a table says of it
 _BEYOND = 0.5  # seconds decoded after the longest that is kept
 
 
@@ -109,14 +110,24 @@ def _decode(
     most = limits.longest + _BEYOND
     wanted = most if recording.duration is None else min(recording.duration, most)
     try:
-        audio = decode(source, RATE, wanted, recording.offset)
+        is_part = bool(recording.offset) and not _is_cut_already(source, recording.duration)
+        offset = recording.offset if is_part else 0.0
+        audio = decode(source, RATE, wanted, offset)
     except AudioError as error:
         raise UnusableRecording(ExclusionReason.UNREADABLE, str(error)) from error
-    rest = audio.seconds - recording.offset
+    rest = audio.seconds - offset
     seconds = rest if recording.duration is None else min(rest, recording.duration)
     if seconds > limits.longest:
         return None, Measures(round(seconds, 3), fetched=fetched)
     return audio.samples, measure(audio.samples, fetched)
+
+
+def _is_cut_already(source: Path | bytes, duration: float | None) -> bool:
+    """Whether a file is as long as the part that is named: the table then says where in another file it was."""
+    if duration is None:
+        return False
+    with SoundFile(source) as file:
+        return abs(file.seconds - duration) < _AS_LONG
 
 
 def _size(path: Path) -> int:

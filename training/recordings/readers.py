@@ -20,6 +20,7 @@ from training.recordings.recording import (
     Fault,
     ReadRequest,
     Recording,
+    TableColumns,
     names_in,
     one_line,
     recording_of,
@@ -46,9 +47,9 @@ def read_tables(request: ReadRequest) -> Iterator[Recording]:
     """
     path = Path(request.source).expanduser()
     for file in tables_of(path):
-        table = _read(file)
-        names = names_in(table, request)
         split = split_named(file.stem) if path.is_dir() else ""
+        table = _read(file, may_be_empty=bool(split))
+        names = names_in(table, request) if table.rows else TableColumns()
         for row in table.rows:
             yield recording_of(row, names, file.parent, request, split)
 
@@ -94,14 +95,19 @@ def _metadata_in(folder: Path) -> Path | None:
     return next((path for end in ("csv", "jsonl", "parquet") if (path := folder / f"metadata.{end}").is_file()), None)
 
 
-def _read(path: Path) -> Table:
+def _read(path: Path, may_be_empty: bool = False) -> Table:
     """Read a table of any kind.
+
+    Args:
+        may_be_empty: as that of one split of several.
 
     Raises:
         BadInput: it cannot be read, or is too large to be read whole.
     """
     check_size(path, _LARGEST, "divide it into several tables in a folder")
-    return spelled(_read_parquet(path) if path.suffix.lower() == ".parquet" else read_table(path))
+    return spelled(
+        _read_parquet(path) if path.suffix.lower() == ".parquet" else read_table(path, may_be_empty=may_be_empty)
+    )
 
 
 def _read_parquet(path: Path) -> Table:

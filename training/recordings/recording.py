@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING
 from profiles.errors import BadInput
 from training.tasks.speech_clips import (
     COLUMNS,
+    END_COLUMNS,
     FILE_COLUMNS,
     LANGUAGE_COLUMNS,
+    OFFSET_COLUMNS,
     SPEAKER_COLUMNS,
     SPLITS,
     FileSource,
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
 AUDIO = (*FILE_COLUMNS[:3], "audio_url", "audio_uri", "url", "uri", "gcs_uri", *FILE_COLUMNS[3:])
 SPEAKER = (*SPEAKER_COLUMNS, "user_id")
 LANGUAGE = LANGUAGE_COLUMNS
-OFFSET = ("offset", "start")
 LONGEST_ID = 200
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 _LONGEST_CELL = 4096  # characters of a path or address
@@ -167,6 +168,7 @@ class TableColumns(Columns):
 
     language: str = ""
     offset: str = ""
+    end: str = ""
 
 
 def names_in(table: Table, request: ReadRequest) -> TableColumns:
@@ -182,7 +184,8 @@ def names_in(table: Table, request: ReadRequest) -> TableColumns:
         find_text_column(table, columns.text, "--text-column"),
         speaker or _first(SPEAKER, table.columns),
         _first(LANGUAGE, table.columns),
-        next((name for name in OFFSET if name in table.columns), ""),
+        _first(OFFSET_COLUMNS, table.columns),
+        _first(END_COLUMNS, table.columns),
     )
 
 
@@ -215,7 +218,7 @@ def recording_of(
         text = one_line(row.text(names.text))
         offset = row.number(names.offset) or 0.0
         if always_cut or cells.get(names.offset):
-            duration = row.number("duration")
+            duration = _length(row, names.end, offset)
     except BadInput as error:
         fault = Fault(ExclusionReason.BAD_CELL, error.message)
     named = cells.get("split", "")
@@ -234,6 +237,22 @@ def recording_of(
         fault=fault,
         silence=not text and says_silence(cells),
     )
+
+
+def _length(row: Row, end_column: str, offset: float) -> float | None:
+    """Return the seconds from ``offset`` on that a row stands for; ``None`` where it does not say.
+
+    Raises:
+        BadInput: its cells are no seconds, or it ends before it begins.
+    """
+    end = row.number(end_column)
+    if end is None:
+        return row.number("duration")
+    if end <= offset:
+        raise BadInput(
+            f"{row.where}, column {end_column}: it ends at {end:g} s and begins at {offset:g} s", "correct it"
+        )
+    return end - offset
 
 
 def shown(cell: str) -> str:

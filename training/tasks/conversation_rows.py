@@ -94,7 +94,7 @@ def row_to_conversation(row: Mapping[str, Any], where: str) -> Conversation:
         return Conversation((), where, segments=_segments(cells), remarks=cells.unread("segments"))
     column = next(filter(cells.has, MESSAGES), "") or cells.lone_list_of_messages()
     if column:
-        drafts, used = drafts_of(cells.value(column), cells.place(column)), {column}
+        drafts, used = _messages(cells, column)
     elif isinstance(cells.value("prompt"), list):
         drafts, used = _prompt_and_completion(cells), {"prompt", "completion"}
     else:
@@ -139,7 +139,10 @@ class _Cells:
         return value
 
     def lone_list_of_messages(self) -> str:
-        """Return the only column, of whatever name, that holds messages; empty where none or several do."""
+        """Return the only column, of whatever name, that holds messages; empty where none or several do, or another
+        asks."""
+        if any(map(self.has, PROMPTS)):
+            return ""
         columns = [
             name for name, value in self._values.items() if name not in PROMPTS + RESPONSES and are_messages(value)
         ]
@@ -157,6 +160,15 @@ class _Cells:
     def unread(self, *used: str) -> tuple[str, ...]:
         others = [name for name in self.names if name not in USUAL_COLUMNS and name not in used and self.has(name)]
         return tuple(f"column {self.names[name]} is not read" for name in others)
+
+
+def _messages(cells: _Cells, column: str) -> tuple[list[Draft], set[str]]:
+    """Return the messages in a column; where they end with a question, another column may have the answer."""
+    drafts, used = drafts_of(cells.value(column), cells.place(column)), {column}
+    responses = cells.texts(RESPONSES) if drafts and drafts[-1].message["role"] != "assistant" else {}
+    if responses:
+        drafts.append(draft_of("assistant", _chosen(cells, responses)))
+    return drafts, {*used, *responses}
 
 
 # ------------------------------------------------------------------------------------------------- columns of texts
@@ -198,9 +210,11 @@ def _lacking(cells: _Cells, names: Sequence[str]) -> BadInput:
 
 
 def _history(cells: _Cells) -> list[Draft]:
-    """Return earlier turns: pairs of what was asked and answered."""
-    drafts = []
-    for pair in cells.listed("history"):
+    """Return earlier turns: pairs of what was asked and answered, or messages."""
+    turns, drafts = cells.listed("history"), list[Draft]()
+    if are_messages(turns):
+        return drafts_of(turns, cells.place("history"))
+    for pair in turns:
         if not isinstance(pair, list) or len(pair) != 2:
             raise BadInput(f"{cells.place('history')}: not pairs of a prompt and a response", "correct it")
         asked, answered = (text_of(part, cells.place("history")) for part in pair)
@@ -251,7 +265,12 @@ def _conversation(cells: _Cells, drafts: Sequence[Draft], used: Collection[str])
     trailing = ("what follows the last response is not read",) if end < len(roles) else ()
     unlearnt = frozenset(number for number, draft in enumerate(drafts[:end]) if not draft.learnt)
     messages, tools = tuple(draft.message for draft in drafts[:end]), tuple(cells.listed("tools"))
-    remarks = (*trailing, *cells.unread(*used, *_SYSTEMS, "tools"))
+    keys = dict.fromkeys(key for draft in drafts for key in draft.unread)
+    remarks = (
+        *trailing,
+        *cells.unread(*used, *_SYSTEMS, "tools"),
+        *(f"key {key} of a message is not read" for key in keys),
+    )
     conversation = Conversation(messages, cells.where, unlearnt, tools, remarks=remarks)
     if not conversation.learnt:
         raise BadInput(f"{cells.where}: no response is learnt", "set train or weight where one is, or remove the row")

@@ -19,8 +19,16 @@ ROLES = {
 """Roles of chat templates, each with the other names that data sets have for it."""
 _ROLE_OF = {name: role for role, others in ROLES.items() for name in (role, *others)}
 _CALLS = ("function_call", "tool_call")
+_ROLE_KEYS, _CONTENT_KEYS, _WEIGHT_KEYS = (
+    ("role", "from"),
+    ("content", "value", "text"),
+    ("train", "training", "weight", "loss_weight"),
+)
 _PASSED_ON = ("name", "tool_call_id", "reasoning_content", "thinking")
 """Keys of a message that chat templates read."""
+_READ = frozenset((*_ROLE_KEYS, *_CONTENT_KEYS, *_WEIGHT_KEYS, *_PASSED_ON, "tool_calls", "function_call"))
+_USUAL = frozenset(("id", "index"))
+"""Keys that nobody expects to matter."""
 
 Message = dict[str, Any]
 """``role`` (one of :data:`ROLES`) and ``content``; ``tool_calls`` and more, where the row has them."""
@@ -34,6 +42,8 @@ class Draft:
 
     message: Message
     learnt: bool = True
+    unread: tuple[str, ...] = ()
+    """Keys that hold something and are not read."""
 
 
 def draft_of(role: str, content: str) -> Draft:
@@ -93,12 +103,12 @@ def drafts_of(value: Any, place: str) -> list[Draft]:
 def _message(entry: Any, place: str) -> Draft | None:
     """Return a message; ``None`` for a system's that is empty."""
     record = entry if isinstance(entry, dict) else {}
-    name = str(_first(record, ("role", "from")) or "").strip()
+    name = str(_first(record, _ROLE_KEYS) or "").strip()
     role = _ROLE_OF.get(name.lower(), "")
     if not role:
         hint = "roles are system, user (human), assistant (gpt, function_call) and tool (observation)"
         raise BadInput(f"{place}: unknown role {name[:40]!r}", hint)
-    texts = _texts(_first(record, ("content", "value", "text")), place)
+    texts = _texts(_first(record, _CONTENT_KEYS), place)
     if name.lower() in _CALLS and isinstance(_as_json(texts.text), dict | list):
         texts = _Texts("", calls=(texts.text,))
     calls = _calls(record, texts.calls, place)
@@ -110,7 +120,8 @@ def _message(entry: Any, place: str) -> Draft | None:
         if role == "system":
             return None
         raise BadInput(f"{place}: a message of the {role} without content", "fill it in or remove the row")
-    return Draft(message, _is_learnt(record, role, place))
+    unread = tuple(str(key) for key in record if key not in _READ and key not in _USUAL and record[key] is not None)
+    return Draft(message, _is_learnt(record, role, place), unread)
 
 
 def _first(record: Mapping[str, Any], keys: Iterable[str]) -> Any:
@@ -148,7 +159,7 @@ def _is_learnt(record: Mapping[str, Any], role: str, place: str) -> bool:
     """Read axolotl's ``train``, OpenAI's ``weight`` and LLaMA-Factory's ``loss_weight``."""
     if record.get("train_detail"):
         raise BadInput(f"{place}: train_detail is not read", "write the row as segments of text and label")
-    flag = _first(record, ("train", "training", "weight", "loss_weight"))
+    flag = _first(record, _WEIGHT_KEYS)
     if flag not in (None, 0, 1):
         raise BadInput(f"{place}: a weight of {str(flag)[:40]}", "a message is learnt (1) or not (0)")
     if flag and role != "assistant":

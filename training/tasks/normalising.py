@@ -30,7 +30,7 @@ _AM = (
 )
 """Thai and Lao ``am``: one letter, which compatibility forms take apart, and which is typed before or after a tone."""
 _CLUSTER = regex.compile(r"\X")
-_APOSTROPHES = str.maketrans("’‘ʼ＇", "''''")
+_APOSTROPHES = str.maketrans(dict.fromkeys("’‘‛ʼʻ＇`´′", "'"))
 _ZERO_WIDTH_SPACE = "\u200b"
 
 

@@ -127,6 +127,9 @@ def _flaw_of_mp4(chunks: list[_Chunk], length: int) -> str:
     names = [chunk.name for chunk in chunks if chunk.body + chunk.size <= length]
     if b"moov" not in names:
         return "broken off: its index (moov) is missing, which is written last"
+    end = chunks[-1].body + chunks[-1].size
+    if b"moof" in names and end > length:  # fragments; of others the index tells the length
+        return f"broken off: its last fragment lacks {end - length} bytes"
     return "a second file is joined to it, and only the first can be read" if names.count(b"ftyp") > 1 else ""
 
 

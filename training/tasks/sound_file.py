@@ -39,7 +39,7 @@ _RAW = ("aac", "ac3", "amr", "dts", "eac3", "gsm", "loas", "mp3", "mpeg", "mpegt
 _FORGIVEN = ("mp3", "pcm")
 """Codecs of which a packet that cannot be decoded is no damage: pieces of tags, and half a sample at the end."""
 _TELL_LENGTH = ("aiff", "ape", "au", "caf", "flac", "mov", "ogg", "tta", "w64", "wav", "wv")
-_NO_TIMES = ("aac", "mpeg", "mpegts")
+_NO_TIMES = ("aac", "asf", "mpeg", "mpegts")
 """Formats in which one can seek, but not know where one is; nor in ADPCM, GSM and their kind in a WAV."""
 _MOST_CHANNELS = 64
 _HIGHEST_RATE = 768_000  # Hz; a few bytes of a compressed file can claim more than fits into memory

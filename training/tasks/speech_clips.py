@@ -30,7 +30,10 @@ NOISE_COLUMNS = ("snr", "noise")
 """Speech-to-noise ratio in dB, or the kind of noise."""
 SILENCE = "silence"
 """Column that says with ``yes`` that nobody speaks, so that the text is to be empty."""
-_FURTHER_COLUMNS = ("id", "utt_id", "duration", "offset", "start", "split", "kept", SILENCE)
+OFFSET_COLUMNS = ("offset", "start", "start_time", "begin")
+"""Names that the column goes by which says where in its file a recording begins."""
+END_COLUMNS = ("end", "end_time", "stop")
+_FURTHER_COLUMNS = ("id", "utt_id", "duration", *OFFSET_COLUMNS, *END_COLUMNS, "split", "kept", SILENCE)
 COLUMNS = (*FILE_COLUMNS, *TEXT_COLUMNS, *LANGUAGE_COLUMNS, *SPEAKER_COLUMNS, *NOISE_COLUMNS, *_FURTHER_COLUMNS)
 """All names with a meaning."""
 HELD_OUT = 0.1

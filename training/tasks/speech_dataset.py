@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from training.tasks.speech_clips import (
     FILE_COLUMNS,
     IN_TRAIN_TOO,
     LANGUAGE_COLUMNS,
+    OFFSET_COLUMNS,
     SPLITS,
     Clip,
     FileSource,
@@ -323,6 +325,7 @@ def _table(path: Path, text_column: str) -> _Part:
         if row.cells.get(KEPT, "").lower() != "no":
             with faults:
                 clips.append(_clip(row, audio, text))
+    _refuse_parts(clips, path, faults)
     _refuse_doubled(clips, "id" if "id" in table.columns else audio, faults)
     return _Part(_in_seconds(path, clips), audio, text, faults)
 
@@ -354,6 +357,19 @@ def _clip(row: Row, audio: str, text: str) -> Clip:
     further = {name: cell for name, cell in row.cells.items() if name not in (audio, text, *_OWN_COLUMNS)}
     language = next((cell for name in LANGUAGE_COLUMNS if (cell := row.cells.get(name, ""))), "")
     return Clip(identity, source, row.text(text), row.where, language, row.number("duration"), further)
+
+
+def _refuse_parts(clips: Sequence[Clip], table: Path, faults: Faults) -> None:
+    """Refuse parts of files, which are not cut here. Where each row has a file, it may say where that was cut out."""
+    rows = Counter(name for clip in clips for name in _files(clip))
+    for clip in clips:
+        column = next((name for name in OFFSET_COLUMNS if clip.columns.get(name)), "")
+        shares = any(rows[name] > 1 for name in _files(clip))
+        if column and (shares or (column == "offset" and clip.columns[column].strip("0.,:"))):
+            hint = f"make clips of them: cli_typer.py prepare {shlex.quote(str(table))} --out NEW"
+            with faults:
+                raise BadInput(f"{clip.where}, column {column}: parts of recordings, and files are read whole", hint)
+            return
 
 
 def _refuse_doubled(clips: Sequence[Clip], column: str, faults: Faults) -> None:

@@ -154,7 +154,12 @@ _NAMES_SOUND = re.compile(r"\.(wav|mp3|flac|ogg|opus|m4a|webm)\b", re.IGNORECASE
 
 
 def read_table(
-    path: Path, quoted: bool = True, data: bytes | None = None, faults: Faults | None = None, as_written: bool = False
+    path: Path,
+    quoted: bool = True,
+    data: bytes | None = None,
+    faults: Faults | None = None,
+    as_written: bool = False,
+    may_be_empty: bool = False,
 ) -> Table:
     """Read a file of delimited lines (comma, semicolon, tab or bar; UTF-8 or UTF-16), of JSON lines, or a JSON list.
 
@@ -163,6 +168,7 @@ def read_table(
         data: what to take for its content, where that is not all of it.
         faults: takes lines that cannot be split into the columns of the first, without which the table is read then.
         as_written: keep the white space and the characters of delimited cells, which may be code.
+        may_be_empty: return a table without rows, and so without columns.
 
     Raises:
         BadInput: missing, empty, not UTF-8, or lines that cannot be split into the columns of the first.
@@ -172,7 +178,7 @@ def read_table(
     rows = tuple(_json_rows(path, text) if is_json else _csv_rows(path, text, quoted, collected, as_written))
     if faults is None or not rows:
         collected.raise_any()
-    if not rows:
+    if not rows and not may_be_empty:
         raise BadInput(f"{path}: the table is empty", "it needs a line with the column names and a line for each clip")
     return Table(path, tuple(dict.fromkeys(name for row in rows for name in row.cells)), rows)
 
@@ -370,4 +376,4 @@ def _kind(value: object) -> str:
 def _clean(text: str) -> str:
     if not text.isascii():
         text = text.encode("utf-8", "replace").decode("utf-8")  # JSON can write half a character, which no file can
-    return unicodedata.normalize("NFC", text).strip()
+    return unicodedata.normalize("NFC", text).strip().strip("\ufeff")  # of a file that was joined to another
