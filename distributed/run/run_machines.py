@@ -60,7 +60,8 @@ def absent_ranks(plan: RunPlan, machines: Sequence[Machine], there: Collection[s
     """Return the ranks of a plan whose machines are not among those that are there, by name.
 
     Raises:
-        BadInput: the machines have fewer devices than the plan has members: one was taken out of the hosts file.
+        BadInput: the machines have fewer devices than the plan has members, or another order: what each has written
+            there is under its rank.
     """
     if plan.launch is not None:
         owners = [machines[number] for number in plan.launch.machines]
@@ -70,6 +71,10 @@ def absent_ranks(plan: RunPlan, machines: Sequence[Machine], there: Collection[s
         missing = ", ".join(member.name for member in plan.members if member.name not in {m.name for m in machines})
         message = f"this run has {plan.world_size} members, and {RUN_HOSTS} of its folder names {len(owners)} of them"
         raise BadInput(message, f"put {missing or 'the others'} back into that file, in their order")
+    planned, listed = [member.name for member in plan.members], [machine.name for machine in owners]
+    if planned != listed and sorted(planned) == sorted(listed):
+        message = f"{RUN_HOSTS} in the run's folder has the machines in another order: {', '.join(listed)}"
+        raise BadInput(message, f"their snapshots are by rank; put them back in this order: {', '.join(planned)}")
     return tuple(rank for rank, machine in enumerate(owners) if machine.name not in there)
 
 
