@@ -36,6 +36,7 @@ from distributed.run.run_machines import (
     listening_address,
     note_added,
     present,
+    reach,
     seats_of,
     with_places,
 )
@@ -165,8 +166,11 @@ class Supervisor:
         if request.entry is not None and all(link.name != request.entry.name for link in self._seats):
             return self._bring_new(request.entry)
         ranks = self.ranks(request.machine)
-        self._equip(self._seats[ranks[0]])
-        self._brought.setdefault(self._seats[ranks[0]], _done())
+        link = self._seats[ranks[0]]
+        if address := reach(link, self._ssh_config, self._folder.path):
+            self._note(WarningEvent(message=f"{link.name}: found at {address} by its host key"))
+        self._equip(link)
+        self._brought.setdefault(link, _done())
         return ranks
 
     def _equip(self, link: MachineLink) -> None:

@@ -20,6 +20,8 @@ _RENEWED = 5.0
 _VALID = 180.0
 """Seconds after which whoever has not renewed it is gone: clocks of machines may differ by a minute, and a file on
 another machine may be known as it was a minute ago."""
+_VALID_HERE = 30.0
+"""The same on one computer, where clock and files are the same: of a container that was started anew."""
 _SOMEBODY = "another machine"
 
 
@@ -49,8 +51,9 @@ def holder(text: str, here: str, now: float) -> str:
         is_ours = name == here_name
     if is_ours:
         return ""
+    valid = _VALID_HERE if boot and boot == here_boot else _VALID
     try:
-        is_over = now - float(moment) > _VALID
+        is_over = now - float(moment) > valid
     except ValueError:  # it cannot be known
         is_over = False
     return "" if is_over else name or _SOMEBODY

@@ -214,6 +214,11 @@ class MachineLink:
                 self._dialled = True
             return self._connection
 
+    def follow(self, moved: MachineLink) -> None:
+        """Dial the machine where ``moved`` does from now on."""
+        with self._lock:
+            self.machine, self.host, self._dial = moved.machine, moved.host, moved._dial
+
     def put_agent(self) -> None:
         """Copy the agent's programs there."""
         for name, program in programs().items():

@@ -10,37 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from distributed.discovery.discovery import Discovery, Sources, machines
-from distributed.discovery.known_machines import locate
-from distributed.discovery.sightings import Reachability
+from distributed.discovery.discovery import Discovery, Sources
+from distributed.discovery.moved import ABSENT, SEARCH, STRANGER, search
 from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.link import MachineLink, Tell
 from distributed.preparation.preflight import Readiness, Ready, check, ready
 from distributed.preparation.provision import provision_all
-from distributed.ssh.connection import SshTarget, Trust
-from distributed.ssh.errors import (
-    ConnectTimeout,
-    HostKeyChanged,
-    NameUnknown,
-    NoKeyAccepted,
-    NoRoute,
-    NotSsh,
-    PortClosed,
-    SshError,
-    Stalled,
-    UnknownHostKey,
-)
+from distributed.ssh.connection import Trust
+from distributed.ssh.errors import NoKeyAccepted, SshError
 
 LetIn = Callable[[Hosts], None]
 
-_ABSENT = (NameUnknown, NoRoute, ConnectTimeout, PortClosed, NotSsh, Stalled)
-"""It is not where it was, or off."""
-_STRANGER = (HostKeyChanged, UnknownHostKey)
-"""Somebody else answers: its address may have been given away."""
 _SURE = 2.0
 """Seconds after which a machine that has not answered is looked for elsewhere."""
-_SEARCH = 4.0
-"""Seconds that this search takes at most, from its begin; announcements come within 2.5."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +52,7 @@ def prepare(hosts: Hosts, task: str, options: PrepareOptions) -> list[Ready]:
         BadInput: ~/.ssh/config has an error.
     """
     found = _Preparation(hosts, task, options).found()
-    absent = [one for one in found if isinstance(one.problem, _ABSENT)]
+    absent = [one for one in found if isinstance(one.problem, ABSENT)]
     problems = [one for one in found if one.problem is not None]
     only_absent = len(absent) == len(problems) < len(found)
     return ready(found, options.missing_hint if only_absent else "")
@@ -130,25 +112,11 @@ class _Preparation:
                 if not lost:
                     return
                 self._options.tell(f"looking for {_names(lost)} on the network")
-                places = self._search(discovery, lost, begin + _SEARCH)
+                places = search(discovery, lost, self._hosts, begin + SEARCH)
         for name, address in places.items():
             self._options.tell(f"{name}: found at {address} by its host key")
         if places:
             self._ask_again(places)
-
-    def _search(self, discovery: Discovery, lost: Sequence[Machine], end: float) -> dict[str, str]:
-        """Return the new places of lost machines by name, as far as they show up in time."""
-        seen = 0
-        places: dict[str, str] = {}
-        while len(places) < len(lost) and (left := end - time.monotonic()) > 0:
-            seen = discovery.wait(seen, min(left, 0.5))
-            present = [machine for machine in machines(discovery.state) if machine.status is Reachability.ONLINE]
-            for machine in lost:
-                found = locate(SshTarget.of(machine, self._hosts), present)
-                path = next((path for path in found.paths if path.online), None) if found is not None else None
-                if path is not None:
-                    places[machine.name] = path.endpoint.scoped
-        return places
 
     def _ask_again(self, places: Mapping[str, str]) -> None:
         """Ask those with a problem again, at their new places; the comparison is over all."""
@@ -180,7 +148,7 @@ class _Preparation:
                 one.problem = error if named else SshError(one.link.name, error.message, error.hint)
 
     def _leave_out_absent(self) -> None:
-        absent = [one for one in self._found if isinstance(one.problem, _ABSENT)]
+        absent = [one for one in self._found if isinstance(one.problem, ABSENT)]
         if len(absent) == len(self._found):
             return
         self._found = [one for one in self._found if one not in absent]
@@ -190,7 +158,7 @@ class _Preparation:
 
 
 def _may_be_elsewhere(one: Readiness) -> bool:
-    return not one.link.machine.here and isinstance(one.problem, (*_ABSENT, *_STRANGER))
+    return not one.link.machine.here and isinstance(one.problem, (*ABSENT, *STRANGER))
 
 
 def _names(entries: Sequence[Machine]) -> str:

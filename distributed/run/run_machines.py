@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from distributed.checks.own_data import require_data
+from distributed.discovery.moved import ABSENT, STRANGER, search_one
 from distributed.hosts.file import RUN_HOSTS, Hosts, load_hosts, save_hosts
 from distributed.hosts.schema import Machine
-from distributed.machine.link import MachineLink, address_towards
+from distributed.machine.link import Dial, MachineLink, address_towards, link_to
 from distributed.preparation.preflight import NotReady, check, member_of
 from distributed.ssh.forward import LOOPBACK
 from profiles.errors import BadInput
@@ -59,7 +60,8 @@ def absent_ranks(plan: RunPlan, machines: Sequence[Machine], there: Collection[s
     """Return the ranks of a plan whose machines are not among those that are there, by name.
 
     Raises:
-        BadInput: the machines have fewer devices than the plan has members: one was taken out of the hosts file.
+        BadInput: the machines have fewer devices than the plan has members, or another order: what each has written
+            there is under its rank.
     """
     if plan.launch is not None:
         owners = [machines[number] for number in plan.launch.machines]
@@ -69,6 +71,10 @@ def absent_ranks(plan: RunPlan, machines: Sequence[Machine], there: Collection[s
         missing = ", ".join(member.name for member in plan.members if member.name not in {m.name for m in machines})
         message = f"this run has {plan.world_size} members, and {RUN_HOSTS} of its folder names {len(owners)} of them"
         raise BadInput(message, f"put {missing or 'the others'} back into that file, in their order")
+    planned, listed = [member.name for member in plan.members], [machine.name for machine in owners]
+    if planned != listed and sorted(planned) == sorted(listed):
+        message = f"{RUN_HOSTS} in the run's folder has the machines in another order: {', '.join(listed)}"
+        raise BadInput(message, f"their snapshots are by rank; put them back in this order: {', '.join(planned)}")
     return tuple(rank for rank, machine in enumerate(owners) if machine.name not in there)
 
 
@@ -171,6 +177,45 @@ def check_newcomer(
     devices = enumerate(entry.devices or ("",), len(plan.seats))
     require_data(plan.profile, [one.link], [member_of(entry, device, rank, plan.profile) for rank, device in devices])
     return one.link
+
+
+def reach(
+    link: MachineLink,
+    ssh_config: str,
+    run_dir: Path,
+    search: Callable[[Machine, Hosts], str] = search_one,
+    dial: Dial = link_to,
+) -> str:
+    """See that a machine of a run can be reached, and search it by its host key where it is not at its address.
+
+    Returns:
+        The address where it was found, which the run's hosts file then has; empty: it is where it was.
+
+    Raises:
+        SshError: it is nowhere.
+    """
+    try:
+        link.connection()
+    except (*ABSENT, *STRANGER):
+        hosts = Hosts(machines=(link.machine,), ssh_config=ssh_config)
+        address = search(link.machine, hosts)
+        if not address:
+            raise
+        link.follow(dial(link.machine.model_copy(update={"found_at": address}), hosts, None))
+        link.connection()
+        _note_address(run_dir, link.name, address)
+        return address
+    return ""
+
+
+def _note_address(run_dir: Path, name: str, address: str) -> None:
+    """Write where a machine is into the run's hosts file, for whoever asks or resumes later."""
+    for path in (run_dir / RUN_HOSTS, run_dir / ADDED):
+        with contextlib.suppress(BadInput):
+            hosts = load_hosts(path)
+            entries = (m.model_copy(update={"found_at": address}) if m.name == name else m for m in hosts.machines)
+            if any(machine.name == name for machine in hosts.machines):
+                save_hosts(hosts.model_copy(update={"machines": tuple(entries)}), path)
 
 
 def note_added(run_dir: Path, entry: Machine, ssh_config: str) -> None:

@@ -25,7 +25,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from distributed.ssh.config import OWN_KEY, ResolvedHost, SshTarget, resolve
 from distributed.ssh.connection import CONNECT_TIMEOUT, SshConnection, Trust
 from distributed.ssh.errors import (
-    CommandTimeout,
     NoKeyAccepted,
     PasswordOnly,
     RemoteFileError,
@@ -155,8 +154,6 @@ def _fix(error: MusterError, host: ResolvedHost | None, through: bool) -> str:
     """The hint of the error, where the ``access`` command knows no better way."""
     if isinstance(error, PasswordOnly):
         return "set PubkeyAuthentication yes in its /etc/ssh/sshd_config, restart its SSH server, and try again"
-    if isinstance(error, CommandTimeout) and host is not None:
-        return f"do the user's start files there wait for something? Try: ssh {host.user}@{host.hostname} true"
     if not isinstance(error, NoKeyAccepted) or host is None or through or error.mendable:
         return error.hint
     who = f"is '{host.user}' the right user there (it is your name here)? " if host.user_is_guess else ""

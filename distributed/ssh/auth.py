@@ -14,13 +14,24 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from paramiko.agent import AgentSSH
 
 from distributed.ssh.config import ResolvedHost
-from distributed.ssh.errors import Dropped, NoKeyAccepted, PasswordOnly, PasswordRefused, SshError, Stage, UserRefused
+from distributed.ssh.errors import (
+    Dropped,
+    NoKeyAccepted,
+    PasswordOnly,
+    PasswordRefused,
+    SshError,
+    Stage,
+    UserRefused,
+    one_line,
+)
 from distributed.ssh.host_keys import fingerprint
 from distributed.ssh.key_files import certificate_of, explain_key, is_usual, public_blob
 from distributed.ssh.wire import stalled
 from profiles.errors import counted
 
 _SHOWN = 6
+_NOTICE = 300
+"""Characters of a server's notice that are shown."""
 _AGENT_TIMEOUT = 30.0
 """Seconds for the agent: it may ask the user for a touch or a password."""
 
@@ -261,19 +272,24 @@ class Login:
             return f"'{self._host.user}' is your name on this machine; if it is another one there, set 'user'."
         return f"does the user '{self._host.user}' exist there, and may that user log in by SSH?"
 
+    def _notice(self) -> str:
+        """Return what the server has shown before the log-in: an address to confirm it at, or why it refuses."""
+        shown = getattr(self._transport.auth_handler, "banner", None) or b""
+        return one_line((shown if isinstance(shown, bytes) else shown.encode()).decode(errors="replace"))[:_NOTICE]
+
     def _lost(self, error: Exception) -> SshError:
         """Say why the log-in ended before an answer came."""
         host, words = self._host, " ".join(self._disconnect)
         failure: SshError
         if _timed_out(error):
-            failure = stalled(host, "did not answer during login", self._timeout)
+            failure = stalled(host, "did not answer during login", self._timeout, self._notice())
         elif "too many authentication failures" in words.lower():
             tried = ", ".join(self._tried[:_SHOWN])
             problem = f"{host.where} gave up after {counted(len(self._tried), 'key')} ({tried})"
             hint = "name the right one as 'key' in the hosts file"
             failure = NoKeyAccepted(host.machine, problem, hint, self._password_possible)
         else:
-            said = f" ({words})" if words else ""
+            said = f" ({words or self._notice()})" if words or self._notice() else ""
             hint = "check its SSH server's log, and AllowUsers in its sshd_config"
             failure = Dropped(host.machine, f"{host.where} closed the connection during login{said}", hint)
         failure.stage = Stage.LOGIN

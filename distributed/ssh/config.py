@@ -105,6 +105,8 @@ class ResolvedHost:
     """Seconds that it gives the machine to answer; 0: it says nothing."""
     proxy_command: str = ""
     """The user's own command that makes the connection, expanded."""
+    proxy_passes_stream: bool = False
+    """Whether it hands over an open connection instead of carrying the bytes (ProxyUseFdpass)."""
     note: str = ""
     """Something a person should know if the connection fails."""
 
@@ -226,6 +228,7 @@ def _decide(target: SshTarget, options: Mapping[str, list[str]]) -> ResolvedHost
         bind_address=first("bindaddress"),
         connect_timeout=float(first("connecttimeout", "0")),
         proxy_command=expand(first("proxycommand")),
+        proxy_passes_stream=first("proxyusefdpass", "no") == "yes",
     )
 
 

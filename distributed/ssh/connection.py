@@ -144,7 +144,7 @@ class SshConnection:
         connection: SshConnection | None = None
         try:
             connection = cls._open(host, gateway, options)
-            connection._see_that_commands_run(options.timeout)
+            connection._see_that_commands_run(max(options.timeout, host.connect_timeout))
         except BaseException:
             for opened in (connection, gateway):
                 if opened is not None:
@@ -177,7 +177,8 @@ class SshConnection:
 
     def _see_that_commands_run(self, timeout: float) -> None:
         try:
-            result = self.run(["uname", "-sm"], timeout=timeout)
+            with self.stream(["uname", "-sm"], min(timeout, CONNECT_TIMEOUT)) as process:
+                result = self._first_answer(process, timeout)
         except (Dropped, NoShell) as error:
             if isinstance(error, NoShell) and self.transport.is_active():
                 raise
@@ -188,6 +189,17 @@ class SshConnection:
             )
             raise UserRefused(self.machine, problem, hint) from None
         self.system = result.stdout.decode(errors="replace").strip()
+
+    def _first_answer(self, process: RemoteProcess, timeout: float) -> Completed:
+        try:
+            return process.communicate(None, timeout)
+        except CommandTimeout:
+            problem = f"it let us in, but its first command did not end within {timeout:.0f} s"
+            hint = (
+                f"do the user's start files there wait for something? Try: ssh {self.host.user}@{self.host.hostname} "
+                "true; if they are only slow, give it a longer ConnectTimeout in ~/.ssh/config"
+            )
+            raise CommandTimeout(self.machine, problem, hint) from None
 
     def run(self, argv: Sequence[str], *, input: Input = None, timeout: float | None = 60.0) -> Completed:
         """Run a command in the user's home folder there and wait for it.

@@ -169,7 +169,8 @@ def dial(host: ResolvedHost, deadline: Deadline) -> SshStream:
         ours, theirs = socket.socketpair()  # as ssh does
         with theirs:
             command, end = ["/bin/sh", "-c", f"exec {host.proxy_command}"], theirs.fileno()
-            return SshStream(ours, subprocess.Popen(command, stdin=end, stdout=end, stderr=subprocess.DEVNULL))
+            process = subprocess.Popen(command, stdin=end, stdout=end, stderr=subprocess.DEVNULL)
+        return SshStream(_passed_stream(host, ours, process, deadline) if host.proxy_passes_stream else ours, process)
     worst: SshError | None = None
     addresses = _look_up(host, deadline)
     for number, (family, address) in enumerate(addresses):
@@ -180,6 +181,25 @@ def dial(host: ResolvedHost, deadline: Deadline) -> SshStream:
             failure = _explain_connect(host, str(address[0]), error, deadline)
             worst = failure if worst is None or isinstance(failure, PortClosed) else worst
     raise worst or NameUnknown(host.machine, *explain_name(host))
+
+
+def _passed_stream(
+    host: ResolvedHost, channel: socket.socket, process: subprocess.Popen[bytes], deadline: Deadline
+) -> socket.socket:
+    """Return the open connection that the user's command hands over (ProxyUseFdpass).
+
+    Raises:
+        Dropped: it ended without, or hands over nothing in time.
+    """
+    channel.settimeout(deadline.remaining)
+    with channel, contextlib.suppress(OSError):
+        _, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
+        if descriptors:
+            return socket.socket(fileno=descriptors[0])
+    process.kill()
+    process.wait()
+    problem = f"ProxyCommand passed no connection to {host.where}"
+    raise Dropped(host.machine, problem, f"try it yourself: {host.proxy_command}")
 
 
 def _connect(family: socket.AddressFamily, address: Any, seconds: float, source: str) -> socket.socket:
@@ -295,9 +315,12 @@ def greet(host: ResolvedHost, wire: SshStream, deadline: Deadline) -> None:
         raise not_ssh(host, line)
 
 
-def stalled(host: ResolvedHost, what: str, seconds: float) -> Stalled:
-    """Return the error for a server that went silent."""
+def stalled(host: ResolvedHost, what: str, seconds: float, notice: str = "") -> Stalled:
+    """Return the error for a server that went silent, after a notice to a person where it has shown one."""
     problem = f"{host.where} accepted the connection but {what} within {seconds:.0f} s"
+    if "://" in notice:
+        hint = "open the address that it shows, confirm the log-in there, and try again"
+        return Stalled(host.machine, f"{problem}; it says: {notice!r}", hint)
     return Stalled(host.machine, problem, "is this the port of its SSH server? Else the machine is overloaded or hung")
 
 

@@ -34,6 +34,7 @@ def lab() -> Iterator[LightLab]:
         HostSpec("shellless", sshd_options=("ForceCommand /usr/sbin/nologin",)),
         HostSpec("endless", sshd_options=("ForceCommand yes Welcome",)),
         HostSpec("hung", sshd_options=("ForceCommand sleep 60",)),
+        HostSpec("slow", sshd_options=('ForceCommand sleep 2; eval "$SSH_ORIGINAL_COMMAND"',)),
         HostSpec("thrown", sshd_options=("ForceCommand kill -9 $PPID",)),
         HostSpec("chosen", sshd_options=("AllowUsers somebody-else",)),
     )
@@ -87,6 +88,11 @@ def test_each_cause_has_its_stage_and_its_fix(lab: LightLab, host: str, stage: S
     order = list(Stage)
     assert [report.stages[s] for s in order[: order.index(stage) + 1]] == [True] * order.index(stage) + [False]
     assert all(report.stages[s] is None for s in order[order.index(stage) + 1 :])
+
+
+def test_start_files_that_are_slow_have_the_time_that_the_configuration_gives(lab: LightLab, tmp_path: Path) -> None:
+    config = configured(lab.ssh_config, tmp_path, f"Host slow\n  ConnectTimeout {PATIENCE:.0f}")
+    assert check_access(lab.target("slow", config_file=config), timeout=1.0).ok
 
 
 def test_a_name_without_address(lab: LightLab) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal, NoReturn, cast
 
 import pytest
 from scripted_connection import undialled
 
-from distributed.hosts.schema import Machine
+from distributed.hosts.file import RUN_HOSTS, load_hosts, save_hosts
+from distributed.hosts.schema import Hosts, Machine
 from distributed.machine.link import HereConnection, MachineLink
 from distributed.run import run_machines
-from distributed.run.run_machines import StartWatch, WayTo, seats_of, with_places
-from distributed.ssh.errors import ForwardRefused
+from distributed.run.run_machines import StartWatch, WayTo, reach, seats_of, with_places
+from distributed.ssh.errors import ForwardRefused, NoRoute
 from distributed.ssh.forward import Forward
 from distributed.workers.agent_records import Assignment
 from distributed.workers.remote_worker import RemoteWorker
@@ -183,3 +184,28 @@ def test_nobody_is_missing_once_the_run_has_begun() -> None:
     assert not watch.begun
     watch(RunEvent(status="running"))
     assert watch.begun
+
+
+def test_a_machine_that_is_back_elsewhere_is_reached_and_written_down(tmp_path: Path) -> None:
+    hosts = Hosts(machines=(Machine(name="a", address="10.0.0.1"), Machine(name="b", address="10.0.0.2")))
+    save_hosts(hosts, tmp_path / RUN_HOSTS)
+
+    def gone() -> NoReturn:
+        raise NoRoute("a", "no route to 10.0.0.1:22")
+
+    def dial(machine: Machine, *_: object) -> MachineLink:
+        return MachineLink(machine, lambda: HereConnection("a"), machine.found_at)
+
+    link = MachineLink(hosts.machines[0], gone, "10.0.0.1")
+    assert reach(link, "", tmp_path, search=lambda *_: "10.0.0.77", dial=dial) == "10.0.0.77"
+    assert link.connection().alive() and link.host == "10.0.0.77"
+    assert [machine.found_at for machine in load_hosts(tmp_path / RUN_HOSTS).machines] == ["10.0.0.77", ""]
+    assert reach(link, "", tmp_path, search=lambda *_: "10.0.0.78", dial=dial) == ""  # where it is it stays
+
+
+def test_a_machine_that_is_nowhere_is_refused_as_before(tmp_path: Path) -> None:
+    def gone() -> NoReturn:
+        raise NoRoute("a", "no route to 10.0.0.1:22")
+
+    with pytest.raises(NoRoute):
+        reach(MachineLink(Machine(name="a"), gone), "", tmp_path, search=lambda *_: "")

@@ -16,6 +16,7 @@ from tests.distributed.muster_runs import Muster
 from tests.lab.fixtures import MakeLightLab
 from tests.training.toy_task import toy_plan
 from training.events import MemberEvent, SnapshotEvent
+from training.plan import MemberPlan
 
 
 def _links(*machines: Machine) -> list[MachineLink]:
@@ -81,6 +82,14 @@ def test_who_is_absent_is_known_by_its_machine() -> None:
 def test_a_hosts_record_that_lost_a_machine_is_refused_in_words() -> None:
     with pytest.raises(BadInput, match="3 members, and hosts.json of its folder names 2"):
         absent_ranks(toy_plan(3), (Machine(name="a"), Machine(name="b")), ["a", "b"])
+
+
+def test_a_hosts_record_in_another_order_is_refused_in_words() -> None:
+    members = tuple(MemberPlan(rank=rank, name=name, batch_size=1) for rank, name in enumerate("ab"))
+    plan = toy_plan(2).model_copy(update={"members": members})
+    with pytest.raises(BadInput, match="in another order: b, a") as caught:
+        absent_ranks(plan, (Machine(name="b"), Machine(name="a")), ["a", "b"])
+    assert "in this order: a, b" in caught.value.hint
 
 
 def test_an_absent_machine_carries_no_coordinator() -> None:

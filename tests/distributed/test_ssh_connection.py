@@ -627,6 +627,27 @@ def test_a_proxy_command_of_the_users_is_used(lab: LightLab, tmp_path: Path) -> 
         assert b.run(["pwd"]).stdout.decode().strip() == str(lab["b"].files)
 
 
+PASS_STREAM = """import socket, sys
+stream = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+socket.send_fds(socket.socket(fileno=1), [b"\\0"], [stream.fileno()])
+"""
+
+
+def test_a_proxy_command_may_pass_the_connection_itself(lab: LightLab, tmp_path: Path) -> None:
+    (tmp_path / "pass.py").write_text(PASS_STREAM)
+    command = f"ProxyCommand {sys.executable} {tmp_path}/pass.py %h %p\n  ProxyUseFdpass yes"
+    config = configured(lab.ssh_config, tmp_path, f"Host b\n  {command}")
+    with SshConnection.connect(lab.target("b", config_file=config)) as b:
+        assert b.run(["pwd"]).stdout.decode().strip() == str(lab["b"].files)
+
+
+def test_a_proxy_command_that_passes_no_connection_is_named(lab: LightLab, tmp_path: Path) -> None:
+    config = configured(lab.ssh_config, tmp_path, "Host b\n  ProxyCommand true\n  ProxyUseFdpass yes")
+    with pytest.raises(Dropped, match="ProxyCommand passed no connection to") as caught:
+        SshConnection.connect(lab.target("b", config_file=config))
+    assert caught.value.hint == "try it yourself: true"
+
+
 def test_no_session_is_left_on_the_far_side(lab: LightLab) -> None:
     before = len(lab["b"].pids())  # the sessions of an earlier test may be about to end
     for _ in range(2):

@@ -11,13 +11,24 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import paramiko
 import pytest
 from scripted_connection import serving, silent
 
 from distributed.ssh.connection import SshConnection, SshTarget
-from distributed.ssh.errors import CommandTimeout, Dropped, NameUnknown, NoRoute, NotSsh, PortClosed, SshError, Stalled
+from distributed.ssh.errors import (
+    CommandTimeout,
+    Dropped,
+    NameUnknown,
+    NoRoute,
+    NotSsh,
+    PortClosed,
+    SshError,
+    Stage,
+    Stalled,
+)
 from distributed.ssh.last_answers import note_answer, seconds_since_answer
 from tests.waiting import PATIENCE
 from training.exchange.ways import SMALL_SEGMENT
@@ -195,24 +206,55 @@ def test_a_server_that_lets_us_in_and_then_runs_nothing_is_left_in_time(
 ) -> None:
     handlers = paramiko.Transport._channel_handler_table
     monkeypatch.setitem(handlers, paramiko.common.MSG_CHANNEL_REQUEST, lambda channel, message: None)
+    for seconds in (2.0, 10.0, 40.0):  # a busy machine may need more for the log-in
+        error = meet_server(tmp_path, lambda transport: Tarpit(), seconds)
+        if type(error) is CommandTimeout:
+            break
+    assert str(error).startswith(f"box: its SSH server did not start a command within {seconds:.0f} s")
+
+
+class BrowserCheck(paramiko.ServerInterface):
+    """Shows an address at which a person confirms the log-in, and waits for that (Tailscale SSH)."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+
+    def check_auth_none(self, username: str) -> int:
+        notice = paramiko.Message()
+        notice.add_byte(bytes([paramiko.common.MSG_USERAUTH_BANNER]))
+        notice.add_string("# To authenticate, visit:\n\thttps://login.example.com/a/l1234\n")
+        notice.add_string("")
+        self._transport._send_message(notice)
+        while self._transport.is_active():
+            time.sleep(0.05)
+        return int(paramiko.common.AUTH_FAILED)
+
+
+def test_what_a_server_asks_a_person_to_do_during_the_log_in_is_shown(tmp_path: Path) -> None:
+    for seconds in (2.0, 10.0, 40.0):
+        error = meet_server(tmp_path, BrowserCheck, seconds)
+        if error.stage is Stage.LOGIN:
+            break
+    assert "it says: '# To authenticate, visit: https://login.example.com/a/l1234'" in error.message
+    assert "open the address" in error.hint
+
+
+def meet_server(tmp_path: Path, behaviour: Callable[[Any], paramiko.ServerInterface], seconds: float) -> SshError:
+    """Meet an SSH server that is trusted."""
     key = paramiko.RSAKey.generate(1024)
-    known = tmp_path / "known_hosts"
 
     def serve(peer: socket.socket) -> None:
         with contextlib.suppress(paramiko.SSHException, EOFError):
             transport = paramiko.Transport(peer)
             transport.add_server_key(key)
-            transport.start_server(server=Tarpit())
+            transport.start_server(server=behaviour(transport))
             while transport.is_active():
                 transport.join(0.1)
 
-    config = tmp_path / "config"
+    config, known = tmp_path / "config", tmp_path / f"known_hosts_{seconds}"
     config.write_text(f"UserKnownHostsFile {known}\nGlobalKnownHostsFile none\n")
-    for seconds in (2.0, 10.0, 40.0):  # a busy machine may need more for the log-in
-        with serving(serve) as port:
-            target = SshTarget("box", "127.0.0.1", port, config_file=str(config))
-            with pytest.raises(SshError) as caught:
-                SshConnection.connect(target, trust=lambda key: True, timeout=seconds)
-        if type(caught.value) is CommandTimeout:
-            break
-    assert str(caught.value).startswith(f"box: its SSH server did not start a command within {seconds:.0f} s")
+    with serving(serve) as port:
+        target = SshTarget("box", "127.0.0.1", port, config_file=str(config))
+        with pytest.raises(SshError) as caught:
+            SshConnection.connect(target, trust=lambda key: True, timeout=seconds)
+    return caught.value

@@ -35,6 +35,12 @@ def test_who_holds_a_folder(text: str, held: str) -> None:
     assert holder(text, HERE, 1010.0) == held
 
 
+@pytest.mark.parametrize(("seconds", "held"), [(20.0, "a"), (31.0, "")])
+def test_a_container_that_was_started_anew_has_its_folder_soon(seconds: float, held: str) -> None:
+    """Its clock is that of the one before, so nothing has to be allowed for."""
+    assert holder("1000 a/boot-1/pid:[8]", HERE, 1000.0 + seconds) == held
+
+
 @given(st.text(max_size=80))
 def test_whatever_a_lease_says_it_is_read(text: str) -> None:
     assert isinstance(holder(text, HERE, 1010.0), str)
