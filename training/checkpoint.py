@@ -19,7 +19,7 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,16 @@ class SnapshotStore:
         names = (_COMPLETE.fullmatch(folder.name) for folder in folders)
         return sorted((int(name[1]) for name in names if name), reverse=True)
 
+    def foreign(self, steps: Iterable[int], plan_hash: str) -> dict[int, str]:
+        """Return those of the sound snapshots of these steps that were made with another plan, with a line about each.
+
+        Raises:
+            DamagedSnapshot: one cannot be read.
+        """
+        folders = {step: self._folder(step) for step in steps}
+        others = {step: one for step, one in folders.items() if _read_manifest(one)["plan_hash"] != plan_hash}
+        return {step: f"{folder} was made with different settings" for step, folder in others.items()}
+
     def state(self, step: int) -> dict[str, Any]:
         """Return the JSON-able part of the snapshot of ``step``.
 
@@ -138,7 +148,7 @@ class SnapshotStore:
         folder = self._folder(step)
         manifest = _check(folder)
         if manifest["plan_hash"] != plan_hash:
-            raise BadInput(f"{folder} was made with different settings", "resume with the settings the run began with")
+            raise BadInput(f"{folder} was made with different settings", OTHER_SETTINGS)
         try:
             tensors = load_file(folder / _TENSORS)
         except (OSError, safetensors.SafetensorError) as error:
@@ -174,6 +184,7 @@ class SnapshotStore:
 
 
 _PASS_OVER = "resume from an earlier snapshot"
+OTHER_SETTINGS = "resume with the settings the run began with"
 
 
 def _write(folder: Path, snapshot: Snapshot, plan_hash: str) -> int:

@@ -26,31 +26,49 @@ class GradientNorms:
 
     def __init__(self) -> None:
         self._steps: OrderedDict[int, dict[int, float]] = OrderedDict()
+        self._members: set[int] = set()
+        """Of whom a norm of each step is expected."""
+        self._judged: dict[int, set[int]] = {}
         self._usual: dict[int, deque[float]] = {}
         self._streaks: Counter[int] = Counter()
         self._odd: Counter[int] = Counter()
 
-    def note(self, rank: int, step: int, norm: float) -> list[tuple[int, float]]:
-        """Take a norm in.
+    def note(self, rank: int, step: int, norm: float) -> list[tuple[int, int, float]]:
+        """Take a norm in; a step is judged when all members have told theirs, or when it is too old to wait longer.
 
         Returns:
-            Members to warn of, with how many times as long their gradients of the step are: of each the first time, the
-            tenth, the hundredth ...
+            Members to warn of, each with the step and how many times as long its gradient of that is: of each the first
+            time, the tenth, the hundredth ...
         """
-        norms = self._steps.setdefault(step, {})
-        norms[rank] = norm
+        self._steps.setdefault(step, {})[rank] = norm
+        self._members.add(rank)
+        warnings: list[tuple[int, int, float]] = []
         if len(self._steps) > _MOST_STEPS:
-            self._steps.popitem(last=False)
-        judged = list(norms) if len(norms) == 2 else [rank] if len(norms) > 2 else []
-        return [(one, ratio) for one in judged if (ratio := self._ratio(one, norms)) and self._is_news(one)]
+            oldest = next(iter(self._steps))
+            warnings += self._judge(oldest)
+            self._members = set(self._steps.pop(oldest)) | {rank}
+            self._judged.pop(oldest, None)
+        for one in [one for one, norms in self._steps.items() if self._members <= norms.keys()]:
+            warnings += self._judge(one)
+        return warnings
+
+    def _judge(self, step: int) -> list[tuple[int, int, float]]:
+        """Judge those that have told their norm of a step and were not judged."""
+        norms = self._steps[step]
+        if len(norms) < 2:
+            return []
+        fresh = norms.keys() - self._judged.get(step, set())
+        self._judged[step] = set(norms)
+        ratios = {one: self._ratio(one, norms) for one in sorted(fresh)}
+        return [(one, step, ratio) for one, ratio in ratios.items() if ratio and self._is_news(one)]
 
     def warnings(self, rank: int, event: StepEvent, name: Callable[[int], str]) -> Iterator[WarningEvent]:
         """Take a member's step in, and yield a warning of each member whose gradient is out of all proportion."""
         norm = event.own_norm if event.own_norm is not None else event.grad_norm
-        for odd, ratio in self.note(rank, event.step, norm) if norm is not None else ():
-            what = f"{name(odd)}: its gradient of step {event.step} is {ratio:.1g} times as long as each other one"
+        for odd, step, ratio in self.note(rank, event.step, norm) if norm is not None else ():
+            what = f"{name(odd)}: its gradient of step {step} is {ratio:.1g} times as long as each other one"
             message = f"{what}, and spoils the mean; look at its samples, memory and device, or drop {name(odd)}"
-            yield WarningEvent(member=odd, step=event.step, message=message)
+            yield WarningEvent(member=odd, step=step, message=message)
 
     def _ratio(self, rank: int, norms: dict[int, float]) -> float:
         """Return how many times as long as the others' a member's gradient is; 0: it is not odd."""

@@ -132,15 +132,17 @@ class LocalEngine:
                 yield _warning(f"ended {_MOST_ENDS} times within an hour and is not started again: see {log.name}")
                 return
             yield _warning("ended unexpectedly and is started again; the machines continue where they were")
+            if (ended := self._coordinator) is not None:
+                ended.stop()
             try:
-                if (ended := self._coordinator) is not None:
-                    ended.stop()
                 lines = self._started_again({**config, "port": self._port, "relay_port": self._relay_port}, log)
+            except RunFailed:  # killed while it started, as another end
+                lines = iter(())
             except MusterError as error:
                 if not self._stopped:
                     yield _warning(f"cannot be started again: {error.message}; {error.hint}")
                 return
-            for rank in self._banned:
+            for rank in tuple(self._banned):
                 self.ban(rank)
 
     def _started_again(self, config: dict[str, Any], log: BinaryIO) -> Iterator[bytes]:

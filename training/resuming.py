@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from profiles.errors import BadInput
 from training.bounded import Count, Rank, Step, Text
-from training.checkpoint import SnapshotStore
+from training.checkpoint import OTHER_SETTINGS, SnapshotStore
 from training.exchange.base import Exchange, JoiningState
 from training.exchange.broadcast import broadcast
 from training.exchange.payloads import state_from_bytes, state_to_bytes
@@ -37,13 +37,20 @@ class HeldSnapshots(BaseModel):
     courses: dict[Step, Annotated[list[tuple[Count, Step]], Field(max_length=MOST_ATTEMPTS)]] = {}
     """The attempts that led to each, with the steps at which they began."""
     damaged: list[Text] = []
+    foreign: list[Text] = []
+    """A line about each that was made with another plan."""
 
     @classmethod
-    def of(cls, store: SnapshotStore) -> HeldSnapshots:
+    def of(cls, store: SnapshotStore, plan_hash: str) -> HeldSnapshots:
         steps, problems = store.verified_steps()
-        states = {step: store.state(step) for step in steps}
-        live = {step: state.get("live", []) for step, state in states.items()}
-        return cls(live=live, courses={s: state.get("course", []) for s, state in states.items()}, damaged=problems)
+        foreign = store.foreign(steps, plan_hash)
+        states = {step: store.state(step) for step in steps if step not in foreign}
+        return cls(
+            live={step: state.get("live", []) for step, state in states.items()},
+            courses={step: state.get("course", []) for step, state in states.items()},
+            damaged=problems,
+            foreign=list(foreign.values()),
+        )
 
     def on(self, newest: list[tuple[int, int]]) -> dict[int, set[int]]:
         """Return who trained at each snapshot of the course that these attempts took."""
@@ -70,6 +77,7 @@ def agree_on_snapshot(
     store: SnapshotStore,
     exchange: Exchange,
     warn: Callable[[str], None],
+    plan_hash: str,
     names: Callable[[int], str] = "member {}".format,
     alike: bool = False,
     absent: Collection[str] = (),
@@ -77,14 +85,15 @@ def agree_on_snapshot(
     """Return the step to go on at.
 
     Args:
+        plan_hash: of the run; snapshots of other plans do not count.
         alike: whether the snapshots of all members hold the same.
         absent: names of members that are not there.
 
     Raises:
         BadInput: no member has a sound snapshot.
     """
-    snapshots = HeldSnapshots.of(store)
-    for problem in snapshots.damaged:
+    snapshots = HeldSnapshots.of(store, plan_hash)
+    for problem in (*snapshots.damaged, *snapshots.foreign):
         warn(f"{problem}; it is skipped")
     answers = exchange.gather("resume/steps", snapshots.model_dump_json().encode())
     gathered = {rank: _read(payload) for rank, payload in sorted(answers.items())}
@@ -93,7 +102,7 @@ def agree_on_snapshot(
     held = {rank: one.on(newest) for rank, one in gathered.items()}
     holders = {step: {rank for rank in held if step in held[rank]} for theirs in held.values() for step in theirs}
     if not holders:
-        raise _nothing_to_resume([problem for one in gathered.values() for problem in one.damaged], absent)
+        raise _nothing_to_resume(gathered.values(), absent)
     complete = [s for s, ranks in holders.items() if any(held[rank][s] & set(held) <= ranks for rank in ranks)]
     step = max(holders if alike else complete or holders)
     found = Agreed(step, tuple(sorted(holders[step])), tuple(held))
@@ -111,11 +120,16 @@ def _read(payload: bytes) -> HeldSnapshots:
         return HeldSnapshots()
 
 
-def _nothing_to_resume(damaged: list[str], absent: Collection[str]) -> BadInput:
+def _nothing_to_resume(gathered: Collection[HeldSnapshots], absent: Collection[str]) -> BadInput:
+    damaged = [problem for one in gathered for problem in one.damaged]
+    foreign = [problem for one in gathered for problem in one.foreign]
     if absent:
-        names, why = ", ".join(absent), f" ({damaged[0]})" if damaged else ""
+        problems = damaged + foreign
+        names, why = ", ".join(absent), f" ({problems[0]})" if problems else ""
         message = f"no machine that is there has a sound snapshot{why}"
         return BadInput(message, f"switch {names} on and resume again: it may have one")
+    if foreign and not damaged:
+        return BadInput(foreign[0], OTHER_SETTINGS)
     if not damaged:
         return BadInput("no machine has a snapshot: there is nothing to resume", NOT_THIS_RUN)
     number = f"all {len(damaged)} snapshots of this run are" if len(damaged) > 1 else "the only snapshot of this run is"

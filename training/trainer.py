@@ -141,8 +141,8 @@ class Trainer:
         found = None
         if self.plan.resume:
             alike = strategy_class(self.profile.strategy.strategy).alike(self.profile.strategy)
-            absent = [self._name_of(rank) for rank in self.plan.absent]
-            found = agree_on_snapshot(self.store, self.exchange, self._warn, self._name_of, alike, absent)
+            settings = self.plan.hash(), self._name_of, alike, list(map(self._name_of, self.plan.absent))
+            found = agree_on_snapshot(self.store, self.exchange, self._warn, *settings)
         if found is None:  # a new run
             equalised(self.parameters, self.exchange, "weights/start")
             self.strategy.attach(self.model, self.exchange)

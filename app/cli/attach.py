@@ -39,6 +39,8 @@ STOPPING_SCRIPT = f"stopping: the script has {SCRIPT_GRACE:.0f} s to end (press 
 _START_PATIENCE = 60.0
 """Seconds to see a run begin before it is left alone: the hashes of much data take longer."""
 _LOOK = 0.05
+_HANDOVER_PATIENCE = 10.0
+"""Seconds in which a run that is resumed goes from the process of a command to its own."""
 _ACTIONS: dict[str, Action] = {"s": "stop", "k": "kill"}
 
 
@@ -138,10 +140,8 @@ def leave(path: Path, as_json: bool, since: int = -1) -> ExitCode:
     Args:
         since: number of the last event before it was started.
     """
-    follower = Follower(path)
-    state = _watch_start(follower, since)
-    if state is not None:
-        ended: Ended = follower.ended(state)
+    ended = _ended_at_once(path, since)
+    if ended is not None:
         tell(ended, as_json)
         return ended.exit_code
     run_id = RunFolder.open(path).metadata.run_id
@@ -152,9 +152,23 @@ def leave(path: Path, as_json: bool, since: int = -1) -> ExitCode:
     return code
 
 
-def _watch_start(follower: Follower, since: int) -> RunState | None:
-    """Wait until a run that was just started has what its workers meet at; return its state where it ends before."""
+def _ended_at_once(path: Path, since: int) -> Ended | None:
+    """Wait until a run that was just started has what its workers meet at; return how it ended where it ends before."""
     end = time.monotonic() + _START_PATIENCE
+    quiet = time.monotonic() + _HANDOVER_PATIENCE
+    while True:
+        follower = Follower(path)
+        seen = _seen_until_start(follower, since, end)
+        if seen is None:
+            return None
+        if newest_number(path / "events.jsonl") > since or time.monotonic() > quiet:
+            ended: Ended = follower.ended(reduce_events(seen))
+            return ended
+        time.sleep(_LOOK)  # this start has said nothing: another process resumes the run, and lets it go to its own
+
+
+def _seen_until_start(follower: Follower, since: int, end: float) -> list[Event] | None:
+    """Return the events of a run that has ended; ``None`` as soon as it is under way, or at the latest at ``end``."""
     local = RunFolder.open(follower.path).metadata.run_type == "local"
     seen: list[Event] = []
     for event in follower.events():
@@ -164,7 +178,7 @@ def _watch_start(follower: Follower, since: int) -> RunState | None:
             time.sleep(_LOOK)
         elif event is None or ((event.seq or 0) > since and _starts(event, local)):
             return None
-    return reduce_events(seen)
+    return seen
 
 
 def _starts(event: Event, local: bool) -> bool:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from pathlib import Path
 
 import pytest
 
 from app.cli.ask import answer_to
+from app.cli.attach import leave
 from app.cli.main import main
 from profiles.errors import RunFailed
 from tests.distributed.muster_runs import Muster
 from tests.report.report_runs import write_run
+from training.event_log import newest_number
 from training.events import RequestEvent, RunEvent
 from training.processes import BackgroundProcess
 from training.run_folder import RunFolder
@@ -52,6 +55,25 @@ def test_what_cannot_begin_in_the_background_says_why(tmp_path: Path) -> None:
     (folder / "plan.json").write_text("{")
     with pytest.raises(RunFailed, match="the run did not start: .*plan.json"):
         BackgroundProcess("app.cli.local_run").start(folder)
+
+
+def test_of_two_resumes_at_once_neither_takes_the_end_before_for_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path, [RunEvent(status="running"), RunEvent(status="cancelled", message="stopped")])
+    since = newest_number(folder / "events.jsonl")
+
+    def begin() -> None:  # what the other one has started
+        with RunFolder.take_over(folder) as run:
+            run.append(RunEvent(status="starting"))
+            over.wait(60)
+
+    over, other = threading.Event(), threading.Timer(0.3, begin)
+    other.start()
+    assert leave(folder, False, since) == 0
+    over.set()
+    other.join()
+    assert "runs in the background" in capsys.readouterr().err
 
 
 def test_nobody_answers_for_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

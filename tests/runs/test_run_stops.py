@@ -188,6 +188,22 @@ def test_a_coordinator_that_ends_now_and_then_is_always_started_again(
     assert all(b"is started again" in next(lines) for _ in range(20))
 
 
+@pytest.mark.parametrize("killed", [[1], [1, 2, 3]])
+def test_a_coordinator_that_is_killed_while_it_starts_is_started_again(stage: Stage, killed: list[int]) -> None:
+    tries = itertools.count()
+
+    def start(config: object, log: object) -> Script:
+        one = Script()
+        if next(tries) not in killed:
+            one.tell_port(7)
+        one.stop()
+        return one
+
+    lines = list(coordinator_lines(stage, start))
+    assert sum(b"ended unexpectedly and is started again" in line for line in lines) == 4
+    assert b"ended 5 times within an hour and is not started again" in lines[-1] and next(tries) == 5
+
+
 def test_a_coordinator_that_cannot_be_started_again_is_told(stage: Stage) -> None:
     tries = itertools.count()
 
@@ -195,11 +211,13 @@ def test_a_coordinator_that_cannot_be_started_again_is_told(stage: Stage) -> Non
         one = Script()
         if not next(tries):
             one.tell_port(1)
+        else:
+            one.refuse("the certificates are gone", "")
         one.stop()
         return one
 
     _, last = coordinator_lines(stage, start)
-    assert b"cannot be started again: the coordinator did not start" in last
+    assert b"cannot be started again: the certificates are gone" in last
 
 
 class Log(io.BytesIO):

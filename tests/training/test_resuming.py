@@ -31,7 +31,7 @@ def test_who_says_nonsense_has_no_snapshot(lie: bytes, tmp_path: Path) -> None:
     def body(member: RoomExchange) -> Any:
         if member.rank:
             return member.gather("resume/steps", lie)
-        return agree_on_snapshot(store, member, lambda message: None)
+        return agree_on_snapshot(store, member, lambda message: None, "plan")
 
     agreed = together(2, body)[0][0]
     assert (agreed.step, agreed.holders, agreed.members) == (4, (0,), (0, 1))
@@ -44,7 +44,7 @@ def _agree(tmp_path: Path, held: list[dict[int, dict[str, Any]]], **more: Any) -
         store = SnapshotStore(tmp_path / str(member.rank), 9)
         for step, state in sorted(held[member.rank].items()):
             store.save(Snapshot(step, {"model/w": torch.ones(1)}, state), "plan")
-        return agree_on_snapshot(store, member, lambda message: None, **more)
+        return agree_on_snapshot(store, member, lambda message: None, "plan", **more)
 
     agreed = together(len(held), body)[0][0]
     assert isinstance(agreed, Agreed)
@@ -81,10 +81,33 @@ def test_where_all_hold_the_same_any_snapshot_serves_all(tmp_path: Path, alike: 
     assert _agree(tmp_path, [{4: _state(0, 1, 2)}, both, both], alike=alike).step == step
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_snapshot_of_another_run_is_passed_over(tmp_path: Path, alike: bool) -> None:
+    said: list[str] = []
+
+    def body(member: RoomExchange) -> Any:
+        store = SnapshotStore(tmp_path / str(member.rank), 9)
+        store.save(Snapshot(4, {"model/w": torch.ones(1)}, _state(0, 1)), "plan")
+        if member.rank:
+            store.save(Snapshot(8, {"model/w": torch.ones(1)}, _state(1)), "another")
+        return agree_on_snapshot(store, member, said.append, "plan", alike=alike)
+
+    agreed = together(2, body)[0][0]
+    assert (agreed.step, agreed.all_have_it) == (4, True)
+    assert len(said) == 1 and "was made with different settings; it is skipped" in said[0]
+
+
+def test_where_all_snapshots_are_of_another_run_that_is_said(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path, 2)
+    store.save(Snapshot(4, {"model/w": torch.ones(1)}, _state(0)), "another")
+    with pytest.raises(BadInput, match="was made with different settings"):
+        agree_on_snapshot(store, SoloExchange(), lambda message: None, "plan")
+
+
 def test_what_machines_that_are_not_there_may_have_is_said(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path, 2)
     with pytest.raises(BadInput, match="no machine that is there") as caught:
-        agree_on_snapshot(store, SoloExchange(), lambda message: None, absent=["c"])
+        agree_on_snapshot(store, SoloExchange(), lambda message: None, "plan", absent=["c"])
     assert "switch c on" in caught.value.hint
 
 
