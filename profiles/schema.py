@@ -298,7 +298,11 @@ class RunSettings(Section):
     """Where results go, and the local workers."""
 
     output_dir: str = option(str(RUNS_FOLDER), "folder of the run folders", kind="path")
-    hosts: str = option("", "hosts file with the machines that train; empty: this machine", kind="path")
+    hosts: str = option(
+        "",
+        "hosts file with the machines that train, typed also the machines with commas; empty: this machine",
+        kind="path",
+    )
     workers: int = option(1, "workers on this machine (--local)", ge=1, le=64)
     simulate: int = option(
         0, "members to simulate on this machine, in one process that takes turns; 0: off", ge=0, le=1024

@@ -110,7 +110,7 @@ def chosen(said: str | None) -> str | None:
 
     On one machine with a GPU for each process NCCL stays: nothing leaves the machine, and nothing is faster between
     them. Processes that share a GPU cannot use it. Where the script leaves the choice to torch, which would take NCCL
-    alone, tensors of the CPU have the mesh.
+    alone, tensors of the CPU have gloo: torch takes a group that is written in Python, as the mesh's, for all devices.
     """
     wanted = os.environ["MUSTER_BACKEND"]
     if wanted == "script" or said == "muster":
@@ -120,7 +120,7 @@ def chosen(said: str | None) -> str | None:
     own_gpu = os.environ.get("MUSTER_NCCL") == "1" and torch.cuda.is_available()
     if wanted == "auto" and (not kinds <= {"gloo", "nccl"} or (own_gpu and "nccl" in kinds)):
         return said
-    return "muster" if wanted != "auto" or not own_gpu or kinds else "cpu:muster,cuda:nccl"
+    return "muster" if wanted != "auto" or not own_gpu or kinds else "cpu:gloo,cuda:nccl"
 
 
 _stores: list[Any] = []

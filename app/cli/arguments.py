@@ -74,10 +74,17 @@ HostNames = Annotated[
         metavar="HOST", help="Machine, as you type it after ssh (ada@studio), or its name in the hosts file."
     ),
 ]
-AllHosts = Annotated[Path | None, typer.Option("--hosts", metavar="FILE", help="Hosts file: all machines in it.")]
+_HOSTS = "FILE|A,B"
+_TYPED = "or machines as you type them after ssh, with commas"
+AllHosts = Annotated[
+    Path | None, typer.Option("--hosts", metavar=_HOSTS, help=f"Hosts file: all machines in it; {_TYPED}.")
+]
 HostsOfProfile = Annotated[
     Path | None,
-    typer.Option("--hosts", metavar="FILE", help="Hosts file; empty: the profile's, or this machine alone."),
+    typer.Option("--hosts", metavar=_HOSTS, help=f"Hosts file, {_TYPED}; empty: the profile's, or this machine alone."),
+]
+CheckedHosts = Annotated[
+    Path | None, typer.Option("--hosts", metavar=_HOSTS, help=f"Hosts file, {_TYPED}; empty: {USUAL_HOSTS}.")
 ]
 AllowMissing = Annotated[bool, typer.Option("--allow-missing", help="Go on without machines that cannot be reached.")]
 OfflineWheels = Annotated[bool, typer.Option("--offline-wheels", help="Send missing packages from this machine.")]

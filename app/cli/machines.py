@@ -14,7 +14,7 @@ import typer
 
 from app.cli.access import chosen, trust
 from app.cli.approval import read_hosts
-from app.cli.arguments import USUAL_HOSTS, AllHosts, HostNames, Json, TrustNew, Yes
+from app.cli.arguments import USUAL_HOSTS, AllHosts, CheckedHosts, HostNames, Json, TrustNew, Yes
 from app.cli.terminal import answer, confirmed, somebody
 from app.console import command_line, say, say_error, show_line, visible
 from distributed.cleaning.clean import PREPARED, Inventory, remove, survey
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
 def distributed_check(
     profile: Annotated[str, typer.Argument(metavar="[PROFILE]", help="Check for this profile's task.")] = "",
-    hosts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Hosts file; empty: distributed_hosts.json.")
-    ] = None,
+    hosts: CheckedHosts = None,
     fix: Annotated[bool, typer.Option("--fix", help="Install missing packages into Muster's folder there.")] = False,
     offline_wheels: Annotated[
         bool, typer.Option("--offline-wheels", help="With --fix: send the packages from this machine.")

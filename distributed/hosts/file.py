@@ -15,6 +15,7 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -45,14 +46,18 @@ _EARLIER = {"carries_hub": "carries_coordinator", "hub_at": "coordinator_at"}
 _EXAMPLE = 'for example {"master": "a.local", "workers": ["b.local"]}'
 _TOP_KEYS = ("master", "workers", "machines", "ssh_config", *_PLAIN_DEFAULTS)
 _LINE = TypeAdapter(Line)
+_SUFFIXES = (".json", ".txt", ".yaml", ".yml", ".toml", ".ini", ".cfg")
+"""Of files that are meant for hosts files: what ends so and is not there is no machine."""
 
 
 def load_hosts(path: Path) -> Hosts:
-    """Read a hosts file of either form.
+    """Read a hosts file of either form, or machines as they are typed after ``ssh`` with commas between them.
 
     Raises:
         BadInput: it cannot be read or used; the message names the file and the place.
     """
+    if names_machines(path):
+        return typed_hosts(str(path))
     try:
         data = path.expanduser().read_bytes()
         text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")  # as PowerShell writes
@@ -63,6 +68,28 @@ def load_hosts(path: Path) -> Hosts:
     except UnicodeDecodeError as error:
         raise BadInput(f"{path}: not a text file (byte {error.start})", "save it as UTF-8") from None
     return parse_hosts(text, str(path))
+
+
+def names_machines(path: Path) -> bool:
+    """Whether this is no file but machines: there is none of that name, and it looks like none."""
+    text = str(path)
+    return os.sep not in text and ("," in text or path.suffix.lower() not in _SUFFIXES) and not path.exists()
+
+
+def typed_hosts(text: str) -> Hosts:
+    """Return the machines of ``[user@]host[:port],...``, the first one as the master.
+
+    Raises:
+        BadInput: a machine is no such thing, or is there twice.
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    entries = [split_address(word) for word in words]
+    shared = {name for name, count in Counter(entry["name"].casefold() for entry in entries).items() if count > 1}
+    for word, entry in zip(words, entries):
+        entry["address"] = entry["name"]
+        if entry["name"].casefold() in shared:
+            entry["name"] = word
+    return parse_hosts(json.dumps({"machines": entries}), "--hosts")
 
 
 def parse_hosts(text: str, source: str = "hosts file") -> Hosts:

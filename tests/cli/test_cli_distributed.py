@@ -55,6 +55,16 @@ def test_a_missing_hosts_file_is_named(command: list[str], capsys: Capture) -> N
     assert "none.json: no such hosts file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "command",
+    [["launch", __file__], ["distributed-train", "demo"], ["plan", "demo"], ["measure", "demo"], ["distributed-check"],
+     ["access"]],
+)  # fmt: skip
+def test_every_command_takes_machines_with_commas(command: list[str], capsys: Capture) -> None:
+    assert main([command[0], "--hosts", "a,ada@b:99999", *command[1:]]) == 2
+    assert "error: --hosts: machine 2 ('b'): 'port' must be" in capsys.readouterr().err
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -273,3 +273,35 @@ def test_a_hosts_file_that_powershell_wrote_is_read(tmp_path: Path) -> None:
     for encoding in ("utf-16", "utf-8-sig"):
         (tmp_path / "hosts.json").write_text('{"master": "g\u00fcnther"}', encoding=encoding)
         assert load_hosts(tmp_path / "hosts.json").master.name == "günther"
+
+
+WORDS = {
+    "studio": [("studio", "studio", "", None)],
+    "studio,ada@box.local:2222": [("studio", "studio", "", None), ("box.local", "box.local", "ada", 2222)],
+    " a , b,": [("a", "a", "", None), ("b", "b", "", None)],
+    "[fe80::1%en0]:22,a": [("fe80::1%en0", "fe80::1%en0", "", 22), ("a", "a", "", None)],
+    "box:1,ada@box:2": [("box:1", "box", "", 1), ("ada@box:2", "box", "ada", 2)],
+    "localhost,b": [("localhost", "localhost", "", None), ("b", "b", "", None)],
+}
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_machines_are_typed_with_commas_in_place_of_a_file(words: str) -> None:
+    machines = load_hosts(Path(words)).machines
+    assert [(one.name, one.address, one.user, one.port) for one in machines] == WORDS[words]
+
+
+@pytest.mark.parametrize("words", ["a,a", "a b", "a,-b", ",", "a,ada@", "ada@@b,c"])
+def test_words_that_are_no_machines_are_refused_in_one_line(words: str) -> None:
+    with pytest.raises(BadInput, match=r"^--hosts: [^\n]+$"):
+        load_hosts(Path(words))
+
+
+def test_a_file_is_a_file_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a,b", "studio"):
+        Path(name).write_text(json.dumps(PLAIN))
+        assert load_hosts(Path(name)).master.name == "studio.local"
+    for missing in ("mine.json", "none/studio", str(tmp_path / "c,d")):
+        with pytest.raises(BadInput, match="no such hosts file"):
+            load_hosts(Path(missing))

@@ -184,3 +184,37 @@ def side_by_side(rank: int, world: int) -> list[str]:
         work.wait()
         wrong.same(f"reduction {number}", value, right)
     return wrong
+
+
+def without_gradients(rank: int, world: int) -> list[str]:
+    """Tensors of ``inference_mode``, which only code inside of it may change: results come from threads of links."""
+    wrong = Findings()
+    with torch.inference_mode():
+        for name, shape in (("short", (5, 3)), ("long", (300, 400))):
+            terms = [drawn(other, shape, "float32", 1) for other in range(world)]
+            for kind, value in (("", terms[rank].clone()), (" of columns", terms[rank].t().contiguous().t())):
+                dist.all_reduce(value, async_op=True).wait()
+                wrong.same(f"{name} reduction{kind}", value, reduced(terms, "SUM"))
+                dist.broadcast(value, 0)
+            room = torch.zeros(shape).t().contiguous().t()
+            dist.reduce_scatter(room, [terms[rank]] * world)
+            wrong.same(f"{name} reduce_scatter", room, reduced(terms, "SUM"))
+    return wrong
+
+
+def with_a_default_device(rank: int, world: int) -> list[str]:
+    """The script makes its tensors on another device unless it says otherwise, which what is sent must not follow."""
+    wrong = Findings()
+    terms = [drawn(other, (5, 3), "float32", 1) for other in range(world)]
+    value, room = terms[rank].clone().t(), terms[rank].clone().t()
+    sparse = torch.sparse_coo_tensor([[rank]], [1.0], (world,), check_invariants=True)
+    with torch.device("meta"):
+        dist.all_reduce(value)
+        dist.broadcast(room, 0)
+        dist.all_reduce(sparse)
+        dist.barrier()
+        dist.monitored_barrier()
+    wrong.same("all_reduce", value.t(), reduced(terms, "SUM"))
+    wrong.same("broadcast", room.t(), terms[0])
+    wrong.same("sparse all_reduce", sparse.to_dense(), torch.ones(world))
+    return wrong

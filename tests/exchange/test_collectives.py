@@ -10,7 +10,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize(
     ("case", "world"),
-    [("reductions", 3), ("movements", 2), ("movements", 4), ("side_by_side", 3)],
+    [
+        ("reductions", 3),
+        ("movements", 2),
+        ("movements", 4),
+        ("side_by_side", 3),
+        ("without_gradients", 2),
+        ("with_a_default_device", 2),
+    ],
 )
 def test_they_hold_what_one_process_computes(members: Members, case: str, world: int) -> None:
     assert members.run(f"collective_cases:{case}", "muster", world) == [[]] * world

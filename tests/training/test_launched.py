@@ -69,7 +69,7 @@ def test_only_plain_files_of_a_script_are_brought_back(tmp_path: Path) -> None:
     [
         ("nccl", True, "nccl"),
         ("cpu:gloo,cuda:nccl", True, "cpu:gloo,cuda:nccl"),
-        (None, True, "cpu:muster,cuda:nccl"),
+        (None, True, "cpu:gloo,cuda:nccl"),
         ("gloo", True, "muster"),
         ("nccl", False, "muster"),
         (None, False, "muster"),

@@ -184,6 +184,7 @@ class GroupBase(dist.ProcessGroup):
         work = MusterWork(result, parts, name, waits_for, seconds)
         with work.shown(""):
             work.use = Use.of(reads, writes, between_two)
+            work.inference = any(tensor.is_inference() for tensor in writes)
             in_use.wait_for_others(work.use)
         if self._begun is not None:
             self._begun.append(work)
@@ -295,7 +296,7 @@ class GroupBase(dist.ProcessGroup):
 
 
 def _token() -> torch.Tensor:
-    return torch.zeros(1, dtype=torch.uint8)
+    return torch.zeros(1, dtype=torch.uint8, device="cpu")
 
 
 def _ended_by(work: MusterWork, deadline: float) -> bool:

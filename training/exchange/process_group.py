@@ -90,8 +90,8 @@ class MusterGroup(GroupBase):
         if operation != dist.ReduceOp.SUM:
             raise InvalidArgument("all_reduce", "unsupported reduction operation: sparse tensors are summed alone")
         own = tensor.detach().coalesce()
-        counts = [torch.empty(1, dtype=torch.int64) for _ in range(self._size)]
-        self.allgather([counts], [torch.tensor([own._nnz()])]).wait()
+        counts = [torch.empty(1, dtype=torch.int64, device="cpu") for _ in range(self._size)]
+        self.allgather([counts], [torch.tensor([own._nnz()], device="cpu")]).wait()
         parts = own.indices().t().contiguous(), own.values().contiguous()
         rooms = [[part.new_empty((int(count), *part.shape[1:])) for count in counts] for part in parts]
 
@@ -138,6 +138,7 @@ class MusterGroup(GroupBase):
             terms = [own if number == self._rank else rooms[number] for number in range(self._size)]
             reducer.reduce(terms, 0, values)
 
+        work.before(reduce)
         views = {self._world[peer]: view(room) for peer, room in rooms.items()}
         if now:  # in this thread; whoever wants to go on meanwhile must not wait for the others here
             try:
@@ -146,17 +147,10 @@ class MusterGroup(GroupBase):
                 work.part_ended(mesh.lost or error)
                 return
         if now:
-            reduce()
             work.part_ended(None)
             return
-
-        def over(error: Exception | None) -> None:
-            if error is None:
-                reduce()
-            work.part_ended(error)
-
         receives = {peer: [view] for peer, view in views.items()}
-        mesh.exchange({peer: [view(own)] for peer in views}, receives, over, work.mark)
+        mesh.exchange({peer: [view(own)] for peer in views}, receives, work.part_ended, work.mark)
 
     def reduce(self, tensors: Any, *given: Any, **named: Any) -> MusterWork:
         opts, tensors = options_of(dist.ReduceOptions, given, named), listed(tensors)
@@ -255,7 +249,7 @@ class MusterGroup(GroupBase):
         receives: dict[int, Pieces] = {peer: [] for peer in self._peers}
         for (output, pieces), reducer in zip(pairs, reducers):
             own = on_host(pieces[self._rank])
-            rooms = {peer: torch.empty(own.shape, dtype=own.dtype) for peer in self._peers}
+            rooms = {peer: torch.empty_like(own) for peer in self._peers}
             for peer, room in rooms.items():
                 sends[peer].append(on_host(pieces[peer]))
                 receives[peer].append(room)
@@ -332,7 +326,7 @@ class MusterGroup(GroupBase):
 
     def barrier(self, *given: Any, **named: Any) -> MusterWork:
         opts = options_of(dist.BarrierOptions, given, named)
-        empty = {peer: [torch.empty(0, dtype=torch.uint8)] for peer in self._peers}
+        empty = {peer: [torch.empty(0, dtype=torch.uint8, device="cpu")] for peer in self._peers}
         seconds = max(0.0, opts.timeout.total_seconds())
         return self._exchange(empty, empty, self._work("barrier", [], seconds=seconds))
 

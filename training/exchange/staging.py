@@ -14,9 +14,9 @@ from training.lazy import torch
 def pinned(elements: int, dtype: torch.dtype) -> torch.Tensor:
     """Return flat memory that a CUDA device reaches by itself, or, where no more can be pinned, any: slower."""
     try:
-        return torch.empty(elements, dtype=dtype, pin_memory=True)
+        return torch.empty(elements, dtype=dtype, device="cpu", pin_memory=True)
     except RuntimeError:
-        return torch.empty(elements, dtype=dtype)
+        return torch.empty(elements, dtype=dtype, device="cpu")
 
 
 def to_host(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
@@ -27,7 +27,7 @@ def to_host(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor
     """
     elements, devices = sum(tensor.numel() for tensor in tensors), {tensor.device for tensor in tensors}
     on_cuda = {device.type for device in devices} == {"cuda"}
-    host, start = pinned(elements, dtype) if on_cuda else torch.empty(elements, dtype=dtype), 0
+    host, start = pinned(elements, dtype) if on_cuda else torch.empty(elements, dtype=dtype, device="cpu"), 0
     for tensor in tensors:
         part = host[start : start + tensor.numel()]
         part.view(tensor.shape).copy_(tensor.detach(), non_blocking=on_cuda)

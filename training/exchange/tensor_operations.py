@@ -37,7 +37,7 @@ def on_host(tensor: torch.Tensor, filled: bool = True) -> torch.Tensor:
     if tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
         return tensor
     if not filled:
-        return torch.empty(tensor.shape, dtype=tensor.dtype)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     return to_host([tensor], tensor.dtype).view(tensor.shape)
 
 
@@ -70,7 +70,7 @@ _OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
 
 @functools.cache
 def _works(name: str, dtype: torch.dtype) -> bool:
-    one = torch.ones(1, dtype=dtype)
+    one = torch.ones(1, dtype=dtype, device="cpu")
     try:
         _OPERATORS[name](one, one, out=one)
         if name == "AVG":
@@ -163,7 +163,8 @@ class TensorReduction(Reduction):
             own if member == self._rank else torch.frombuffer(self.room(member, piece), dtype=own.dtype)
             for member in self._members
         ]
-        self._reducer.reduce(terms, self._members.index(self._rank), own)
+        with torch.inference_mode(self._values.is_inference()):
+            self._reducer.reduce(terms, self._members.index(self._rank), own)
         return view(own)
 
     def outcome_room(self, owner: int, piece: int) -> memoryview:

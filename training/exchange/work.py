@@ -53,6 +53,8 @@ class MusterWork(dist.Work):
         self.mark = zlib.crc32(name.encode()) % MARKS
         self.use = Use((), ())
         """The memory that it reads and writes."""
+        self.inference = False
+        """Whether it writes tensors of :class:`torch.inference_mode`, which nothing outside of it may change."""
         self._result = result
         self._left = parts
         self._lock = threading.Lock()
@@ -70,6 +72,11 @@ class MusterWork(dist.Work):
         self._deliveries.append(delivery)
         return self
 
+    def before(self, delivery: Callable[[], object]) -> MusterWork:
+        """Call ``delivery`` as :meth:`then` does, and before all others."""
+        self._deliveries.insert(0, delivery)
+        return self
+
     def copy_back(self, target: torch.Tensor, host: torch.Tensor) -> MusterWork:
         """Copy ``host`` to ``target`` in the end, if it is other memory."""
         if host.device != target.device or host.data_ptr() != target.data_ptr():
@@ -85,8 +92,9 @@ class MusterWork(dist.Work):
                 return
         if self._error is None:
             try:
-                for delivery in self._deliveries:
-                    delivery()
+                with torch.inference_mode(self.inference):
+                    for delivery in self._deliveries:
+                        delivery()
             except Exception as failure:  # noqa: BLE001 - whoever waits must get it
                 self._error = failure
         self._deliveries.clear()
