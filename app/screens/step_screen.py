@@ -21,7 +21,7 @@ from app.wizard import actions
 from app.wizard.dependencies import blockers, busy_here
 from app.wizard.engine import Wizard
 from app.wizard.records import Assessment, ItemStatus
-from app.wizard.state import BETWEEN_MACHINES, ORDER, Action, StatePart, Step, WizardState, visited
+from app.wizard.state import ORDER, Action, StatePart, Step, WizardState, visited
 
 GO_ON = Key("enter", "go_on", "Continue", "Continue to the next step.", main=True)
 NEXT = Key("n", "next", "Next", "Continue to the next step, whatever is selected.", shown=False)
@@ -160,9 +160,15 @@ class StepScreen(BaseScreen):
 
     def title_line(self) -> Content:
         """Where one is on the way."""
-        parts = [_crumb(step, self.STEP) for step in visited(self.state.far or self.STEP in BETWEEN_MACHINES)]
+        parts = [_crumb(step, self.STEP) for step in self._visited()]
         crumbs = Content.styled(" › ", "$text-muted").join(parts)
         return crumbs if self.app.size.width < WIDE else Content.assemble(("Muster   ", "bold $primary"), crumbs)
+
+    def _visited(self) -> tuple[Step, ...]:
+        """Return the steps on this way, this one among them."""
+        state = self.state
+        shown = visited(state.far, state.unequipped or self.STEP is Step.CHECKS)
+        return shown if self.STEP in shown else ORDER
 
     def draw(self) -> None:
         """Draw the state of the moment."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from app.wizard.dependencies import action, blockers
 from app.wizard.records import GOOD, AccessNeed, Check, ItemStatus, LaunchProgress, MachineRow, StrategyRanking
-from app.wizard.state import ORDER, Answers, StatePart, Step, TaskKind, after, before
+from app.wizard.state import ORDER, SENT, Answers, StatePart, Step, TaskKind, after, before
 from app.wizard.state import WizardState as State
 from profiles.errors import BadInput
 
@@ -39,7 +39,7 @@ def go_on(state: State) -> State:
         return state.noting(reasons[0])
     if state.step is Step.PLAN:
         return state.noting("confirm the plan to start it")
-    return _to(state, after(state.step, state.far)) if state.step is not Step.LAUNCH else state
+    return _to(state, after(state.step, state.far, state.unequipped)) if state.step is not Step.LAUNCH else state
 
 
 @action
@@ -48,7 +48,7 @@ def go_back(state: State) -> State:
     if state.step is Step.LAUNCH and state.launch.status is ItemStatus.WORKING:
         return state.noting(_STARTING)
     home = state.step is Step.LAUNCH and state.started
-    return _to(state, Step.HOME if home else before(state.step, state.far))
+    return _to(state, Step.HOME if home else before(state.step, state.far, state.unequipped))
 
 
 @action
@@ -232,11 +232,17 @@ def fix_all(state: State) -> State:
     return _repair(state, state.checks)
 
 
-def _repair(state: State, rows: Iterable[Check]) -> State:
+@action
+def send_packages(state: State) -> State:
+    """Install what is missing on all machines, with packages from this computer: for those without internet."""
+    return _repair(state, state.checks, SENT)
+
+
+def _repair(state: State, rows: Iterable[Check], source: str = "") -> State:
     keys = tuple(row.key for row in rows if row.fixable and row.status is not ItemStatus.SKIPPED)
     if not keys or state.under_repair.issuperset(keys):
         return state.noting("no problem there can be fixed from here")
-    return state.ordering(TaskKind.REPAIR, inputs=keys)
+    return state.ordering(TaskKind.REPAIR, source, keys)
 
 
 # --------------------------------------------------------------------------------------------------- job and strategy

@@ -143,6 +143,7 @@ class Naming:
             fingerprint=machine.fingerprint,
             names=names,
             aliases=tuple(f"typed:{text}" for host, text in self._typed.items() if host in names),
+            unequipped=machine.here and not training_python(),
         )
 
     def _entry(self, machine: FoundMachine, names: Sequence[str], host: str) -> tuple[Machine, str]:
@@ -215,4 +216,5 @@ def row_of(machine: Machine, here: ThisComputer, ssh_config: str = "") -> Machin
 def this_row(here: ThisComputer) -> MachineRow:
     """Return the row of this computer."""
     return MachineRow(HERE_KEY, here.name, status=ItemStatus.OK, words="online", entry=_here(here.name),
-                      chip=here.chip, memory=here.memory, system=here.system)  # fmt: skip
+                      chip=here.chip, memory=here.memory, system=here.system,
+                      unequipped=not training_python())  # fmt: skip

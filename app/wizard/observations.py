@@ -37,7 +37,7 @@ def begun(state: State, task: ServiceTask) -> State:
         words = TaskKind.DOCTOR.value
     state = replace(state, under_way=(*state.under_way, (task, words)))
     if task.kind in _PARTLESS:
-        return state
+        return state.putting(TaskKind.REPAIR, found={}) if task.kind is TaskKind.REPAIR else state
     words = "connecting" if task.kind is TaskKind.ACCESS else ""
     return state.putting(task.kind, task.key, status=ItemStatus.WORKING, words=words)
 
@@ -46,6 +46,8 @@ def begun(state: State, task: ServiceTask) -> State:
 def told(state: State, task: ServiceTask, line: str) -> State:
     """A line about what goes on."""
     state = replace(state, log=(*state.log, line)[-_LONGEST_LOG:], logged=state.logged + 1)
+    if task.kind is TaskKind.REPAIR and (machine := getattr(line, "machine", "")):
+        return state.putting(TaskKind.REPAIR, found={**state.repairs.found, machine: line})
     if task.kind in _PARTLESS or not is_current(state, task):
         return state
     progress = (*state.part(task.kind, task.key).progress, line)[-_SHOWN_LINES:]

@@ -87,9 +87,9 @@ class Outside:
         """Look at all machines side by side; their connections are closed again."""
         return examination.examine(hosts, task, trust)
 
-    def repair(self, found: Sequence[Examined], tell: Tell) -> Sequence[MusterError]:
-        """Do what is safe to do unasked; return what did not go."""
-        return examination.repair(found, tell)
+    def repair(self, found: Sequence[Examined], tell: Tell, send: bool) -> Sequence[MusterError]:
+        """Install packages, ``send``: those of this computer; return what did not go."""
+        return examination.repair(found, tell, offline_wheels=send)
 
     def prepare(self, hosts: Hosts, task: str, options: PrepareOptions) -> Sequence[Ready]:
         """Make all machines ready, and return them connected.

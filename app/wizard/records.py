@@ -123,6 +123,8 @@ class MachineRow(AssessedRow):
     """All that it is called, in small letters."""
     aliases: tuple[str, ...] = ()
     """Keys of what was typed and is this machine; a choice made by them still holds."""
+    unequipped: bool = False
+    """This computer, before the packages that train are installed on it."""
 
     @property
     def here(self) -> bool:
