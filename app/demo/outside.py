@@ -40,6 +40,7 @@ from distributed.measuring.machine_figures import SpeedFigures
 from distributed.measuring.measure import MeasurementResult, MeasureOptions
 from distributed.preparation.preflight import Ready, check, ready
 from distributed.preparation.prepare import PrepareOptions
+from distributed.preparation.provision import Headway
 from distributed.ssh.access import AccessReport, explain
 from distributed.ssh.config import ResolvedHost
 from distributed.ssh.connection import SshTarget, Trust
@@ -65,6 +66,8 @@ USER = "me"
 WRONG = "wrong"
 """The one password that is refused."""
 APPEAR_EVERY = 0.7
+_INSTALLATION = ("making an environment for Python 3.12", "downloading torch (package 61 of 84, 213 MB in all)",
+                 "unpacking what was downloaded")  # fmt: skip
 _ASKING, _LOOKING, _MEASURING, _INSTALLING = 0.7, 1.6, 0.9, 0.6
 _NOWHERE = "a recording"
 _REFUSALS = {error.cause: error for error in (ConnectTimeout, HostKeyChanged, PortClosed, UserRefused)}
@@ -253,10 +256,10 @@ class TourOutside(Outside):
         self.clock.work(_LOOKING)
         return examine(hosts, task, trust, dial=self.dial)
 
-    def repair(self, found: Sequence[Examined], tell: Tell) -> Sequence[MusterError]:
+    def repair(self, found: Sequence[Examined], tell: Tell, send: bool) -> Sequence[MusterError]:
         for name in [one.name for one in found if one.readiness.provisionable]:
-            for step in ("making an environment from the lock file", "213 MB of packages", "its environment is ready"):
-                tell(f"{name}: {step}")
+            for number, step in enumerate(_INSTALLATION):
+                tell(Headway(step, number / len(_INSTALLATION), name))
                 self.clock.work(_INSTALLING)
             self._equipped.add(name)
         return []

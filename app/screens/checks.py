@@ -22,13 +22,13 @@ from app.screens.step_screen import (
 )
 from app.shell.keys import Key
 from app.shell.link_map import LinkMedium, MapLink, drawn, legend
-from app.shell.text import MARGIN, TableColumn, TableRow, literal, muted, widths
+from app.shell.text import MARGIN, TableColumn, TableRow, bar, join, literal, muted, widths
 from app.wizard import actions
 from app.wizard.assessment import of_finding, of_pair, path_of, warnings_of
 from app.wizard.records import GOOD, UNSETTLED, Check, ItemStatus
-from app.wizard.state import Step, WizardState
+from app.wizard.state import Step, TaskKind, WizardState
 from profiles.errors import counted
-from profiles.quantities import rate_figure
+from profiles.quantities import duration_text, rate_figure
 
 if TYPE_CHECKING:  # load SSH, which the first screen does without
     from distributed.checks.findings import Finding
@@ -37,6 +37,8 @@ if TYPE_CHECKING:  # load SSH, which the first screen does without
 _CELL = 15
 _NAME = 16
 _BETWEEN = "|"
+_BAR, _INSTALLING = 16, 6
+"""Cells of the bar of an installation, and how many of them are shown."""
 _ROWS, _FRAME = 4, 11
 """Lines of the table of links that always stay; those around map and table, and of what the map's lines mean."""
 
@@ -54,16 +56,23 @@ class ChecksScreen(StepScreen):
     HELP = (
         "All machines are checked at the same time: Python, torch with a small calculation on every device, disk, "
         "memory, system, power and sleep, clock, data, ports, versions. A warning costs time or may end a run; a "
-        "problem keeps a machine from training. 'f' fixes the selected problem where that is safe to do from here, "
-        "'F' all of them; packages go into Muster's folder there, and 'clean' removes it again."
+        "problem keeps a machine from training. 'f' installs what is missing on the selected machine, 'F' on all: "
+        "each takes about 1.6 GB (more with CUDA) in Muster's folder there, and 'clean' removes it again. "
+        "Where a machine has no internet, 'i' sends it the packages from this computer."
     )
     KEYS: ClassVar[tuple[Key, ...]] = (
         GO_ON,
         NEXT,
-        Key("f", "fix", "Fix", "Fix the selected problem, or all of the selected machine."),
-        Key("F", "fix_all", "Fix all", "Fix everything that is safe to fix, on all machines."),
+        Key("f", "fix", "Install", "Install the packages that are missing on the selected machine."),
+        Key("F", "fix_all", "All", "Install the packages that are missing, on all machines."),
+        Key(
+            "i",
+            "send",
+            "Send",
+            "Send the missing packages from this computer, for machines without internet.",
+        ),
         Key("s", "skip", "Skip", "Continue without the selected machine, or include it again."),
-        Key("o", "show_all", "All", "Also show the checks that passed, or only the others."),
+        Key("o", "show_all", "Passed", "Also show the checks that passed, or only the others."),
     )
 
     _all = _placed = False
@@ -100,10 +109,30 @@ class ChecksScreen(StepScreen):
         check = next((check for check in state.checks if check.key == machine), None)
         finding = self._finding(state, key)
         if finding is not None:
-            safe = [muted("f fixes this from here")] if finding.safe and finding.fix else []
+            failed = [] if check is None or check.key in state.under_repair else self._failed(state, check)
             needed = [muted(f"needed: {finding.needed}")] if finding.needed else []
-            return [*needed, *cause_lines(of_finding(finding)), *safe]
+            return [*needed, *cause_lines(of_finding(finding)), *(failed if finding.safe else ())]
         return cause_lines(check) if check is not None else ()
+
+    def _failed(self, state: WizardState, check: Check) -> list[Content]:
+        """Return why packages could not be installed on a machine, the last time."""
+        last = state.repairs.found.get(check.name, "")
+        return [literal(last, "$text-error")] if last else []
+
+    def head(self, state: WizardState) -> Content:
+        """Return how far each installation is."""
+        rows = [check for check in state.checks if check.key in state.under_repair][:_INSTALLING]
+        return Content("\n").join(
+            [self._installation(check, state.repairs.found.get(check.name, "")) for check in rows]
+        )
+
+    def _installation(self, check: Check, line: str) -> Content:
+        share, words = getattr(line, "share", 0.0), getattr(line, "words", line) or "looking at what is there"
+        asked = [one for one in self.steered.wizard.asked_for() if one.task.kind is TaskKind.REPAIR]
+        clock = duration_text(self.steered.clock() - asked[-1].at) if asked else ""
+        done = f"{bar(share, _BAR)} {share:4.0%}" if share else "─" * _BAR
+        shown = join(literal(check.name, "bold"), literal(done, "$text-primary"), clock, muted(words))
+        return shown.truncate(self.app.size.width - MARGIN * 2, ellipsis=True)
 
     def _finding(self, state: WizardState, key: str) -> Finding | None:
         machine, _, name = key.partition(_BETWEEN)
@@ -116,7 +145,7 @@ class ChecksScreen(StepScreen):
 
     def hint(self, state: WizardState) -> Content:
         if any(check.fixable for check in state.checks):
-            return muted("F fixes what is safe to fix; nothing else is changed.")
+            return muted("f installs what is missing; i sends it from here where there is no internet.")
         return muted("Checking changes nothing on any machine.")
 
     @property
@@ -128,6 +157,9 @@ class ChecksScreen(StepScreen):
 
     def action_fix_all(self) -> None:
         self.do(actions.fix_all())
+
+    def action_send(self) -> None:
+        self.do(actions.send_packages())
 
     def action_skip(self) -> None:
         self.toggle_skip(self._machine_at_cursor)
@@ -141,7 +173,7 @@ class ChecksScreen(StepScreen):
 
     def copied(self) -> str:
         finding = self._finding(self.state, self.table.cursor)
-        return finding.fix if finding is not None and finding.fix else super().copied()
+        return finding.fix if finding is not None and finding.fix and not finding.safe else super().copied()
 
     def headless(self) -> str:
         return command_line("distributed-check", self.state.answers.profile)

@@ -21,7 +21,7 @@ from app.wizard import actions
 from app.wizard.dependencies import blockers, busy_here
 from app.wizard.engine import Wizard
 from app.wizard.records import Assessment, ItemStatus
-from app.wizard.state import BETWEEN_MACHINES, ORDER, Action, StatePart, Step, WizardState, visited
+from app.wizard.state import ORDER, Action, StatePart, Step, WizardState, visited
 
 GO_ON = Key("enter", "go_on", "Continue", "Continue to the next step.", main=True)
 NEXT = Key("n", "next", "Next", "Continue to the next step, whatever is selected.", shown=False)
@@ -114,6 +114,10 @@ class StepScreen(BaseScreen):
         """Return what is said while there is no row."""
         return Content("")
 
+    def question(self, state: WizardState) -> str:
+        """Return what a person decides here."""
+        return self.STEP.question
+
     def summary(self, state: WizardState) -> str:
         """Return a few words beside the question."""
         return ""
@@ -160,9 +164,15 @@ class StepScreen(BaseScreen):
 
     def title_line(self) -> Content:
         """Where one is on the way."""
-        parts = [_crumb(step, self.STEP) for step in visited(self.state.far or self.STEP in BETWEEN_MACHINES)]
+        parts = [_crumb(step, self.STEP) for step in self._visited()]
         crumbs = Content.styled(" › ", "$text-muted").join(parts)
         return crumbs if self.app.size.width < WIDE else Content.assemble(("Muster   ", "bold $primary"), crumbs)
+
+    def _visited(self) -> tuple[Step, ...]:
+        """Return the steps on this way, this one among them."""
+        state = self.state
+        shown = visited(state.far, state.unequipped or self.STEP is Step.CHECKS)
+        return shown if self.STEP in shown else ORDER
 
     def draw(self) -> None:
         """Draw the state of the moment."""
@@ -172,7 +182,7 @@ class StepScreen(BaseScreen):
         self.refresh_frame()
         summary = literal(self.summary(state), "$text-muted")
         self.query_one("#question", Static).update(
-            join(Content.styled(self.STEP.question, "bold"), summary, between="   ")
+            join(Content.styled(self.question(state), "bold"), summary, between="   ")
         )
         head, content = self.query_one("#head", Static), self.head(state)
         head.display = bool(content)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 
 from app.wizard.dependencies import action, blockers
-from app.wizard.records import GOOD, AccessNeed, Check, ItemStatus, LaunchProgress, MachineRow, StrategyRanking
+from app.wizard.records import (
+    GOOD,
+    SENT,
+    AccessNeed,
+    Check,
+    ItemStatus,
+    LaunchProgress,
+    MachineRow,
+    StrategyRanking,
+)
 from app.wizard.state import ORDER, Answers, StatePart, Step, TaskKind, after, before
 from app.wizard.state import WizardState as State
 from profiles.errors import BadInput
@@ -39,7 +49,7 @@ def go_on(state: State) -> State:
         return state.noting(reasons[0])
     if state.step is Step.PLAN:
         return state.noting("confirm the plan to start it")
-    return _to(state, after(state.step, state.far)) if state.step is not Step.LAUNCH else state
+    return _to(state, after(state.step, state.far, state.unequipped)) if state.step is not Step.LAUNCH else state
 
 
 @action
@@ -48,7 +58,7 @@ def go_back(state: State) -> State:
     if state.step is Step.LAUNCH and state.launch.status is ItemStatus.WORKING:
         return state.noting(_STARTING)
     home = state.step is Step.LAUNCH and state.started
-    return _to(state, Step.HOME if home else before(state.step, state.far))
+    return _to(state, Step.HOME if home else before(state.step, state.far, state.unequipped))
 
 
 @action
@@ -195,6 +205,15 @@ def trust_key(state: State, key: str, fingerprint: str) -> State:
 
 
 @action
+def set_user(state: State, key: str, user: str) -> State:
+    """Log in on a machine as another user."""
+    user = user.strip()
+    if state.access_of(key) is None or re.fullmatch(r"[A-Za-z0-9_][\w.@+-]{0,63}", user, re.ASCII) is None:
+        return state.noting(f"'{user[:_QUOTED]}' cannot be the name of a user")
+    return state.answering(users=(*(pair for pair in state.answers.users if pair[0] != key), (key, user)))
+
+
+@action
 def install_key(state: State, key: str) -> State:
     """Install our key with the password that ``Wizard.give_password`` was given."""
     row = state.access_of(key)
@@ -232,11 +251,17 @@ def fix_all(state: State) -> State:
     return _repair(state, state.checks)
 
 
-def _repair(state: State, rows: Iterable[Check]) -> State:
+@action
+def send_packages(state: State) -> State:
+    """Install what is missing on all machines, with packages from this computer: for those without internet."""
+    return _repair(state, state.checks, SENT)
+
+
+def _repair(state: State, rows: Iterable[Check], source: str = "") -> State:
     keys = tuple(row.key for row in rows if row.fixable and row.status is not ItemStatus.SKIPPED)
     if not keys or state.under_repair.issuperset(keys):
         return state.noting("no problem there can be fixed from here")
-    return state.ordering(TaskKind.REPAIR, inputs=keys)
+    return state.ordering(TaskKind.REPAIR, source, keys)
 
 
 # --------------------------------------------------------------------------------------------------- job and strategy

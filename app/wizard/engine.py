@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from app.wizard.actions import install_key, rerun
 from app.wizard.dependencies import apply, begin, inputs, wanted
 from app.wizard.observations import begun, done, failed, launch_seen, sighted, told, watch_failed
-from app.wizard.records import Access, ItemStatus, RankedCandidate
+from app.wizard.records import SENT, Access, ItemStatus, RankedCandidate
 from app.wizard.services import Services
 from app.wizard.state import Action, ServiceTask, Step, TaskKind, Transition, WizardState
 from profiles.errors import MusterError
@@ -197,7 +197,7 @@ class Wizard:
                 zip([row.key for row in members], services.examine(members, job), strict=True)
             ),
             TaskKind.REPAIR: lambda: services.repair(
-                [row for row in members if row.key in cast("tuple[str, ...]", task.inputs)], job, tell
+                [row for row in members if row.key in cast("tuple[str, ...]", task.inputs)], job, tell, task.key == SENT
             ),
             TaskKind.LINKS: lambda: tuple(services.measure_links(members, job, tell)),
             TaskKind.JOB: lambda: services.job(job),

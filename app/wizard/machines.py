@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from app.wizard.records import ItemStatus, MachineRow
+from distributed.discovery.known_machines import USER_KNOWN_HOSTS, read_known_keys
 from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.sightings import Reachability, SightingOrigin
 from distributed.hosts.file import Hosts, Machine, split_address, typed_machine
@@ -143,6 +144,7 @@ class Naming:
             fingerprint=machine.fingerprint,
             names=names,
             aliases=tuple(f"typed:{text}" for host, text in self._typed.items() if host in names),
+            unequipped=machine.here and not training_python(),
         )
 
     def _entry(self, machine: FoundMachine, names: Sequence[str], host: str) -> tuple[Machine, str]:
@@ -196,10 +198,10 @@ def target_of(row: MachineRow) -> SshTarget:
 
 
 def trust_in(fingerprints: Sequence[str]) -> Trust:
-    """Accept exactly the new host keys that a person has compared."""
+    """Accept the new host keys that a person has compared, here or before: a machine may have several names."""
 
     def accept(key: HostKeyInfo) -> bool:
-        return key.fingerprint in fingerprints
+        return key.fingerprint in fingerprints or key.fingerprint in read_known_keys(USER_KNOWN_HOSTS).names
 
     return accept
 
@@ -215,4 +217,5 @@ def row_of(machine: Machine, here: ThisComputer, ssh_config: str = "") -> Machin
 def this_row(here: ThisComputer) -> MachineRow:
     """Return the row of this computer."""
     return MachineRow(HERE_KEY, here.name, status=ItemStatus.OK, words="online", entry=_here(here.name),
-                      chip=here.chip, memory=here.memory, system=here.system)  # fmt: skip
+                      chip=here.chip, memory=here.memory, system=here.system,
+                      unequipped=not training_python())  # fmt: skip

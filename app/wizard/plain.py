@@ -100,7 +100,7 @@ class PlainWizard:
     # ------------------------------------------------------------------------------------------------------ tools
 
     def _head(self) -> None:
-        step, shown = self._state.step, visited(self._state.far)
+        step, shown = self._state.step, visited(self._state.far, self._state.unequipped)
         place = f"{shown.index(step) + 1} of {len(shown)}" if step in shown else ""
         self._ask.say("")
         self._ask.say(f"{step.heading}, {place}. {step.question}")
@@ -216,8 +216,8 @@ class PlainWizard:
         if not blockers(self._state):
             self._choose("Enter: continue, r: check again", {"": do.go_on()}, lambda answer: again)
             return
-        question = "f: fix what is safe to fix, r or Enter: check again, s NUMBER: skip that machine"
-        answers = {"f": do.fix_all(), "": again, "r": again}
+        question = "f: install what is missing, i: send it from here, r or Enter: check again, s NUMBER: skip it"
+        answers = {"f": do.fix_all(), "i": do.send_packages(), "": again, "r": again}
         self._choose(question, answers, partial(self._skipped, self._state.checks))
 
     def _links(self) -> None:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from distributed.hosts import file as hosts_file
     from distributed.measuring import measure
     from distributed.measuring.link_figures import PairFigures
-    from distributed.preparation import custom_code, prepare
+    from distributed.preparation import custom_code, prepare, provision
     from distributed.ssh import access
     from distributed.ssh.access import AccessReport
     from profiles.schema import Profile
@@ -57,6 +57,7 @@ else:  # loaded when they are used: most load SSH, which the first screen does w
     )
     hosts_file, measure = lazy("distributed.hosts.file"), lazy("distributed.measuring.measure")
     custom_code, prepare = lazy("distributed.preparation.custom_code"), lazy("distributed.preparation.prepare")
+    provision = lazy("distributed.preparation.provision")
     access, run_list = lazy("distributed.ssh.access"), lazy("training.runs")
 
 RUNS = 20
@@ -87,7 +88,7 @@ class Services:
 
     def home(self) -> Home:
         """Return live and recent runs, and profiles, the newest first."""
-        runs = tuple(sorted(run_list.list_runs(self._output)[:RUNS], key=lambda run: not run.live))
+        runs = tuple(sorted(run_list.runs_anywhere(self._output)[:RUNS], key=lambda run: not run.live))
         return Home(runs=runs, profiles=known_profiles(self._config))
 
     def doctor(self) -> Sequence[Finding]:
@@ -132,16 +133,28 @@ class Services:
         self._health |= {row.key: one.health for row, one in zip(rows, found, strict=True) if one.health is not None}
         return [tuple(one.findings) for one in found]
 
-    def repair(self, rows: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> None:
+    def repair(self, rows: Sequence[MachineRow], job: JobAnswers, tell: Tell, send: bool = False) -> None:
         """Install the packages on machines that lack them, in an environment of Muster's.
 
+        Args:
+            send: take the packages from this computer.
+
         Raises:
-            MachinesNotReady: where that did not go.
+            MachinesNotReady: where that did not go; ``tell`` has heard why, machine by machine.
         """
-        found = self.outside.examine(machines.hosts_of(rows), self._profile(job).model.task)
-        problems = self.outside.repair(found, tell)
+        hosts = machines.hosts_of(rows)
+        found = self.outside.examine(hosts, self._profile(job).model.task, machines.trust_in(self._trusted))
+        problems = self.outside.repair(found, tell, send)
+        for problem in problems:
+            tell(
+                provision.Headway(problem.beside(getattr(problem, "machine", "")), 0.0, getattr(problem, "machine", ""))
+            )
+        unreached = [problem for problem in problems if isinstance(problem, provision.PackagesMissing)]
+        if unreached and not send:
+            names = " and ".join(problem.machine for problem in unreached)
+            raise MachinesNotReady(f"no packages could be downloaded on {names}", "i sends them from this computer")
         if problems:
-            raise MachinesNotReady("; ".join(problem.message for problem in problems), problems[0].hint)
+            raise MachinesNotReady(problems[0].message, problems[0].hint)
 
     def measure_links(self, rows: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[PairFigures]:
         """Measure every pair, or return what is known and fresh."""

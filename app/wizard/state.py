@@ -66,20 +66,26 @@ BETWEEN_MACHINES = frozenset({Step.ACCESS, Step.CHECKS, Step.LINKS})
 """Steps about machines that are reached over the network: there is nothing to do for this computer alone."""
 
 
-def visited(far: bool) -> tuple[Step, ...]:
-    """Return the steps that are shown; ``far``: whether a machine other than this computer takes part."""
-    return ORDER if far else tuple(step for step in ORDER if step not in BETWEEN_MACHINES)
+def visited(far: bool, unequipped: bool = False) -> tuple[Step, ...]:
+    """Return the steps that are shown.
+
+    Args:
+        far: whether a machine other than this computer takes part.
+        unequipped: whether this computer takes part and lacks the packages that train, which Checks installs.
+    """
+    needless = BETWEEN_MACHINES - {Step.CHECKS} if unequipped else BETWEEN_MACHINES
+    return ORDER if far else tuple(step for step in ORDER if step not in needless)
 
 
-def after(step: Step, far: bool) -> Step:
+def after(step: Step, far: bool, unequipped: bool = False) -> Step:
     """Return the next step that is shown, the last one after itself."""
-    shown = visited(far)
+    shown = visited(far, unequipped)
     return next((other for other in shown if ORDER.index(other) > ORDER.index(step)), shown[-1])
 
 
-def before(step: Step, far: bool) -> Step:
+def before(step: Step, far: bool, unequipped: bool = False) -> Step:
     """Return the step shown before, the first one before itself."""
-    shown = visited(far)
+    shown = visited(far, unequipped)
     return next((other for other in reversed(shown) if ORDER.index(other) < ORDER.index(step)), shown[0])
 
 
@@ -95,7 +101,7 @@ class TaskKind(str, Enum):
     ACCESS = "connecting to a machine"
     INSTALL_KEY = "installing a key"
     CHECKS = "checking the machines"
-    REPAIR = "fixing problems"
+    REPAIR = "installing packages"
     LINKS = "measuring links"
     JOB = "reading the profile"
     DATA = "reading the data"
@@ -155,6 +161,8 @@ class Answers:
     """Picked machines that were left out at Access, Checks or Launch."""
     trusted: tuple[tuple[str, str], ...] = ()
     """Machine and fingerprint of host keys that a person has compared and accepted."""
+    users: tuple[tuple[str, str], ...] = ()
+    """Machine and the user to log in as, where a person has changed it."""
     profile: str = "demo"
     options: tuple[tuple[str, str], ...] = ()
     """Options (and ``model``, ``dataset``) that differ from the profile, as text."""
@@ -232,6 +240,8 @@ class WizardState:
     """The chosen way with the H that the person wants of it."""
     plan = _PartOf(TaskKind.PLAN, Plan())
     launch = _PartOf(TaskKind.LAUNCH, LaunchProgress())
+    repairs = _PartOf[Mapping[str, str]](TaskKind.REPAIR, {})
+    """The last line about the installation on each machine, by its name."""
 
     # ------------------------------------------------------------------------------------------------- what is known
 
@@ -252,7 +262,8 @@ class WizardState:
     def picked(self) -> tuple[MachineRow, ...]:
         """The machines that were chosen and are known, this computer first."""
         rows = {row.key: row for row in self.machines.rows}
-        chosen = [rows[key] for key in self.answers.picked if key in rows]
+        users = dict(self.answers.users)
+        chosen = [rows[key].reached_as(users.get(key, "")) for key in self.answers.picked if key in rows]
         return tuple(sorted(chosen, key=lambda row: not row.here))
 
     @property
@@ -264,6 +275,11 @@ class WizardState:
     def far(self) -> bool:
         """Whether a machine other than this computer was picked: only then there is access to check."""
         return any(not row.here for row in self.picked)
+
+    @property
+    def unequipped(self) -> bool:
+        """Whether this computer takes part and has no packages to train with yet."""
+        return any(row.here and row.unequipped for row in self.picked)
 
     @property
     def access(self) -> tuple[Access, ...]:

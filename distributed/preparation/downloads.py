@@ -18,6 +18,7 @@ from typing import Any
 
 from distributed.preparation.environment_builder import CPU_INDEX
 from profiles.errors import BadInput
+from profiles.installation import SETUP, training_python
 
 _OLDEST_GLIBC, _OLDEST_MACOS = 17, 11
 _UV_TAGS = {
@@ -50,10 +51,13 @@ def collect_wheels(
     def fill(files: Path) -> None:
         say("collecting the packages on this machine")
         (files / "lock.txt").write_text(lock)
-        wanted = requirements if is_like_here(there) else locked_for(lock, there, requirements)
+        alike = is_like_here(there) and _python_with_pip()[1]
+        if not alike and not training_python():  # nothing here tells what else the requirements need
+            raise BadInput("the packages cannot be collected on this computer yet", f"first install them here: {SETUP}")
+        wanted = requirements if alike else locked_for(lock, there, requirements)
         (files / "requirements.txt").write_text("\n".join(wanted))
         options = ["-r", str(files / "requirements.txt")]
-        options += ["-c", str(files / "lock.txt")] if is_like_here(there) else ["--no-deps", *target_options(there)]
+        options += ["-c", str(files / "lock.txt")] if alike else ["--no-deps", *target_options(there)]
         torch = any(line.startswith("torch") for line in requirements)
         if torch and there["system"] == "Linux" and not there.get("cuda"):
             options += ["--extra-index-url", CPU_INDEX]  # the small build of torch
@@ -83,11 +87,29 @@ def _pip(command: str, options: Sequence[str], problem: str) -> None:
     Raises:
         BadInput: they are not to be had here.
     """
-    words = [sys.executable, "-m", "pip", command, "--quiet", "--disable-pip-version-check", *options]
+    words = [_python_with_pip()[0], "-m", "pip", command, "--quiet", "--disable-pip-version-check", *options]
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode != 0:
         told = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
         raise BadInput(f"{problem}: {told[-1]}", "are internet access and pip there?")
+
+
+@lru_cache
+def _python_with_pip() -> tuple[str, bool]:
+    """Return a Python here whose pip can be used, and whether it is of our version: an environment of uv has no pip.
+
+    Raises:
+        BadInput: there is none.
+    """
+    ask = "import sys, pip; print(sys.version_info[:2])"
+    named = (shutil.which(name) for name in (f"python3.{sys.version_info.minor}", "python3"))
+    for python in dict.fromkeys(filter(None, (sys.executable, training_python(), *named))):
+        done = subprocess.run([python, "-c", ask], capture_output=True, text=True)
+        if done.returncode == 0:
+            return python, done.stdout.strip() == str(sys.version_info[:2])
+    raise BadInput(
+        "no Python here has pip", "install it: sudo apt install python3-pip, or on a Mac: brew install python"
+    )
 
 
 def is_like_here(there: Mapping[str, Any]) -> bool:
@@ -146,13 +168,19 @@ def _needed(requirements: tuple[str, ...], **facts: str) -> set[str]:
             if (wanted.name, extra) in seen:
                 continue
             seen.add((wanted.name, extra))
-            try:
-                lines = importlib.metadata.requires(wanted.name) or []
-            except importlib.metadata.PackageNotFoundError:  # of another system: what it needs is not known here
-                continue
+            lines = _requires(wanted.name)
             further = [Requirement(line) for line in lines]
             waiting += [one for one in further if one.marker is None or one.marker.evaluate({**facts, "extra": extra})]
     return {canonicalize_name(name) for name, _ in seen}
+
+
+def _requires(name: str) -> list[str]:
+    """Return what a package needs, as this Python says or the one that trains here; nothing for another system's."""
+    trains = Path(training_python() or sys.executable).parent.parent
+    for paths in (sys.path, list(map(str, trains.glob("lib/python*/site-packages")))):
+        for distribution in importlib.metadata.Distribution.discover(name=name, path=paths):
+            return distribution.requires or []
+    return []
 
 
 def _facts(there: Mapping[str, Any]) -> dict[str, str]:

@@ -9,7 +9,7 @@ have::
 An environment is ``ROOT/envs/KEY``; the key is a hash of the recipe, the Python and the platform. It is built under a
 hidden name and renamed when it is complete, so that a torn build is never used; only its ``bin/python`` is used
 afterwards, which stands the renaming (the start lines of the scripts beside it do not). Caches and temporary files lie
-beside it and go at the end. The lines are ``{"say": TEXT}``, and last ``{"python": PATH}`` or
+beside it and go at the end. The lines are ``{"say": TEXT, "share": 0 TO 1}``, and last ``{"python": PATH}`` or
 ``{"problem", "fix", "offline"}``.
 """
 
@@ -33,8 +33,51 @@ _NO_WAY = re.compile(
     r"NewConnectionError|ConnectTimeout|Failed to establish|name resolution|dns error|Could not fetch URL|"
     r"Network is unreachable|Connection refused|tcp connect error|error sending request"
 )
-_STEP = re.compile(r"^(Collecting|Downloading|Building|Installing|Resolved|Prepared|Installed)\b")
+_STEP = re.compile(r"^(Collecting|Processing|Downloading|Building|Installing|Resolved|Prepared|Installed)\b")
+_SIZE = re.compile(r"\(([\d.]+) ?([kMG]?)(i?)B\)$")
+_MOST_FETCHED = 0.9
+"""Share of the work that is done when the last package is there: unpacking is the rest."""
 _KEPT_LINES = 40
+
+
+class InstallLog:
+    """How far an installation is, by what pip or uv say.
+
+    Args:
+        packages: how many there are to fetch.
+    """
+
+    def __init__(self, packages: int) -> None:
+        self.packages = packages
+        self.fetched = 0
+        self.bytes = 0.0
+
+    def words(self, line: str) -> str:
+        """Take a line in; return it in plain words, empty where it is no step."""
+        step = _STEP.match(line)
+        if step is None:
+            return ""
+        if step[1] in ("Collecting", "Processing"):
+            self.fetched += 1
+            self.packages = max(self.packages, self.fetched)
+            return ""
+        if step[1] == "Downloading":
+            return self._downloading(line)
+        return "unpacking what was downloaded" if line.startswith("Installing collected") else line[:200]
+
+    def _downloading(self, line: str) -> str:
+        name = re.split(r"-\d|[ (]", line.split(maxsplit=1)[1].rpartition("/")[2])[0]
+        size = _SIZE.search(line)
+        if size is not None:
+            unit = 1024 if size[3] else 1000
+            self.bytes += float(size[1]) * unit ** " kMG".index(size[2] or " ")
+        count = f"package {self.fetched} of {self.packages}, " if self.fetched else ""
+        return f"downloading {name} ({count}{self.bytes / 1e6:.0f} MB in all)"
+
+    @property
+    def share(self) -> float:
+        """Of the work that is done, from 0 to 1; 0 where that cannot be said: uv names only large packages."""
+        return _MOST_FETCHED * self.fetched / self.packages if self.packages else 0.0
 
 
 class Unbuildable(Exception):
@@ -115,11 +158,13 @@ def _fill(part: Path, scratch: Path, recipe: dict[str, Any], uv: str, wheels: st
         install = [*_venv(part, python, environment), "install", "--no-input", "--retries", "2", "--timeout", "20"]
         install += ["--progress-bar", "off", "--disable-pip-version-check"]
     sources = _sources(recipe, uv, wheels)
+    headway = InstallLog(len(re.findall(r"^[\w.-]+==", recipe.get("hashed", ""), re.MULTILINE)) + 1)  # and torch
     if recipe.get("hashed"):
         (scratch / "hashed.txt").write_text(recipe["hashed"])
-        _run([*install, "--no-deps", "--require-hashes", "-r", str(scratch / "hashed.txt"), *sources], environment)
+        _run([*install, "--no-deps", "--require-hashes", "-r", str(scratch / "hashed.txt"), *sources], environment,
+             headway)  # fmt: skip
     rest = ["-c", str(scratch / "lock.txt"), "-r", str(scratch / "requirements.txt")]  # torch, and what is not hashed
-    _run([*install, *rest, *sources], environment)
+    _run([*install, *rest, *sources], environment, headway)
 
 
 def _environment(scratch: Path) -> dict[str, str]:
@@ -157,7 +202,7 @@ def _venv(part: Path, python: str, environment: dict[str, str]) -> list[str]:
     return [sys.executable, "-m", "pip", "--python", python]
 
 
-def _run(command: list[str], environment: dict[str, str]) -> None:
+def _run(command: list[str], environment: dict[str, str], headway: InstallLog | None = None) -> None:
     """Run a command, and say which step it is at.
 
     Raises:
@@ -175,8 +220,8 @@ def _run(command: list[str], environment: dict[str, str]) -> None:
         assert process.stdout is not None
         for line in map(str.strip, process.stdout):
             lines.append(line)
-            if _STEP.match(line):
-                say(line[:200])
+            if headway is not None and (words := headway.words(line)):
+                say(words, headway.share)
     if process.returncode != 0:
         raise Unbuildable(*explain(list(lines)))
 
@@ -199,8 +244,8 @@ def explain(lines: list[str]) -> tuple[str, str, bool]:
     return f"the packages cannot be installed: {last}", "try the last command by hand there", False
 
 
-def say(text: str) -> None:
-    print(json.dumps({"say": text}), flush=True)
+def say(text: str, share: float = 0.0) -> None:
+    print(json.dumps({"say": text, "share": round(share, 3)}), flush=True)
 
 
 def main() -> int:

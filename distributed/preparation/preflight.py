@@ -21,12 +21,13 @@ from distributed.machine.link import Dial, MachineLink, address_towards, link_to
 from distributed.planning.fitting import MemoryBudget
 from distributed.preparation.dial_back import DialBack
 from distributed.preparation.provision import find_environment
+from distributed.preparation.this_computer import train_with
 from distributed.ssh.connection import Trust
 from distributed.ssh.errors import SshError
 from distributed.system import interface_of
 from profiles.declarations import Trait, trait_of
 from profiles.errors import ExitCode, MusterError
-from profiles.installation import program
+from profiles.installation import program, training_python
 from profiles.schema import Profile
 from training.local_plan import own_data, plan_local_run
 from training.plan import MemberPlan, RunPlan
@@ -179,12 +180,15 @@ def _ask(link: MachineLink, modules: Sequence[str], dial_back: DialBack) -> Read
     """Ask with the Python of the hosts file; where it names none, with ``python3``, else with our environment there."""
     try:
         asked = _ask_python(link, modules, dial_back)
-        if not asked.provisionable:
+        bare = link.machine.here and _is_plain(link) and not training_python()
+        if not asked.provisionable and not bare:
             return asked
-        environment = find_environment(link)
-        if not environment:
-            return asked
-        link.python = environment
+        link.python = find_environment(link) or link.python
+        if _is_plain(link):
+            facts = asked.facts and replace(asked.facts, missing=("torch",))  # what its python3 has, no run here uses
+            return replace(asked, facts=facts, provisionable=True) if bare else asked
+        if bare:
+            train_with(link.python)
         return _ask_python(link, modules, dial_back)
     except MusterError as error:
         return Readiness(link, problem=error)
@@ -228,6 +232,8 @@ def _own_problem(link: MachineLink, facts: Facts, room: int) -> SshError | None:
         hint = PROVISION if _is_plain(link) else hint
         return SshError(name, f"{link.python} is Python {found}, needed is 3.10 or newer", hint)
     if facts.missing:
+        if link.machine.here and _is_plain(link):
+            return SshError(name, "PyTorch and the other packages that train are not installed here yet", PROVISION)
         words = " ".join(facts.missing)
         hint = f"install there: {link.python} -m pip install {words} (or name another 'python' in the hosts file)"
         hint = PROVISION if _is_plain(link) else hint

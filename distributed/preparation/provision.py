@@ -62,6 +62,21 @@ fi
 could be sent."""
 
 
+class Headway(str):
+    """A line about an installation, which also says how far it is."""
+
+    machine: str
+    share: float
+    """Of the work that is done, from 0 to 1; 0: not known."""
+    words: str
+    """Without the machine's name."""
+
+    def __new__(cls, words: str, share: float = 0.0, machine: str = "") -> Headway:
+        headway = super().__new__(cls, f"{machine}: {words}" if machine else words)
+        headway.words, headway.share, headway.machine = words, share, machine
+        return headway
+
+
 class PackagesMissing(SshError, cause="packages"):
     """A machine cannot get the packages itself, but could get them from this machine."""
 
@@ -194,7 +209,7 @@ def provision_all(
 
     def give(link: MachineLink) -> MusterError | None:
         def say(line: str) -> None:
-            tell(f"{link.name}: {line}")
+            tell(Headway(line, getattr(line, "share", 0.0), link.name))
 
         try:
             try:
@@ -275,7 +290,8 @@ def _build(link: MachineLink, base: Base, recipe: Recipe, hashed: str, wheels: s
                 offline = said.get("offline") is True
                 fix = str(said.get("fix", "")) or (_OFFLINE_FIX if offline else "")
                 raise (PackagesMissing if offline else SshError)(link.name, str(said["problem"]), fix)
-            say(str(said.get("say", "")))
+            share = said.get("share")
+            say(Headway(str(said.get("say", "")), share if isinstance(share, float) else 0.0))
         problem = process.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no reason given"]
         raise SshError(link.name, f"its environment was not made: {problem[0]}", "try again")
 

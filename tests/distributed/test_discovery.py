@@ -11,6 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -255,6 +256,13 @@ def test_one_key_under_two_names_is_one_machine() -> None:
     assert machine.id == "SHA256:k" and machine.name == "typed"
     assert machine.names == ("typed", "typed.local", "studio", "studio.local")
     assert [path.endpoint for path in machine.paths] == [first, second]
+
+
+def test_a_typed_address_takes_no_machine_s_name() -> None:
+    place = endpoint(9)
+    typed = replace(sighting("192.168.1.9", place, origin=SightingOrigin.TYPED), host="192.168.1.9")
+    (machine,) = machines(folded(sighting("c", place), typed, Identified(place, "SHA256:k")))
+    assert machine.name == "c"
 
 
 @pytest.mark.parametrize("origin", [SightingOrigin.TYPED, SightingOrigin.HOSTS_FILE, SightingOrigin.BONJOUR])

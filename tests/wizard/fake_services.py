@@ -31,6 +31,7 @@ from distributed.checks.findings import Finding
 from distributed.hosts.file import Machine
 from distributed.measuring.link_figures import LinkFigures, PairFigures
 from distributed.planning.document import Candidate, Choice
+from distributed.preparation.provision import Headway
 from distributed.ssh.access import AccessReport
 from distributed.ssh.errors import Stage
 from distributed.ssh.host_keys import HostKeyInfo
@@ -188,10 +189,10 @@ class FakeServices:
         self.note("examine")
         return [self.findings.get(row.name, FINE) for row in machines]
 
-    def repair(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> None:
-        self.note("repair")
+    def repair(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell, send: bool = False) -> None:
+        self.note("repair with packages from here" if send else "repair")
         for row in machines:
-            tell(f"{row.name}: fixed")
+            tell(Headway("fixed", 1.0, row.name))
             self.findings.pop(row.name, None)
 
     def measure_links(self, machines: Sequence[MachineRow], job: JobAnswers, tell: Tell) -> Sequence[PairFigures]:

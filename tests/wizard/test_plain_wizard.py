@@ -100,7 +100,7 @@ def test_a_machine_that_stays_out_is_skipped() -> None:
 
 def test_what_can_be_mended_is_mended_on_demand() -> None:
     services = FakeServices(findings={"anna": BROKEN})
-    person = ScriptedPerson(("Numbers", "2"), ("fix what is safe", "f"))
+    person = ScriptedPerson(("Numbers", "2"), ("install what is missing", "f"))
     assert run_plain(services, ask=person) == 0
     assert person.said("anna: fixed")
 
