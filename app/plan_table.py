@@ -92,7 +92,7 @@ def summary_lines(planning: Planning) -> Iterator[str]:
         return
     time = run_time(planning, best) if best.predicted else None
     who = together_text(best.choice.members)
-    lines = [] if best.choice.alone else [f"{who[:1].upper()}{who[1:]}, {_rhythm(best.choice)}."]
+    lines = [] if best.choice.alone else [f"Machines: {who}, {_rhythm(best.choice)}."]
     lines += time.sentences if time is not None else [sentence(planning.reasons[0])]
     if best.choice.alone and time is not None:
         lines.append(sentence(planning.reasons[0]))
