@@ -30,11 +30,8 @@ def way_text(candidate: Candidate) -> str:
 
 
 def way_in_words(choice: Choice) -> str:
-    """``diloco every 50 steps, mxfp4, over 3 machines``, or ``studio alone``."""
-    if choice.alone:
-        return f"{choice.members[0]} alone"
-    every = f" every {choice.interval} steps" if choice.interval > 1 else ""
-    return f"{choice.strategy}{every}, {choice.codec}, over {len(choice.members)} machines"
+    """``desk, pc and studio, merging every 50 steps``, or ``studio alone``; without names of strategies."""
+    return together_text(choice.members) if choice.alone else f"{together_text(choice.members)}, {_rhythm(choice)}"
 
 
 def _rhythm(choice: Choice) -> str:
@@ -91,8 +88,7 @@ def summary_lines(planning: Planning) -> Iterator[str]:
         yield from explanation_lines(planning)
         return
     time = run_time(planning, best) if best.predicted else None
-    who = together_text(best.choice.members)
-    lines = [] if best.choice.alone else [f"Machines: {who}, {_rhythm(best.choice)}."]
+    lines = [] if best.choice.alone else [f"Machines: {way_in_words(best.choice)}."]
     lines += time.sentences if time is not None else [sentence(planning.reasons[0])]
     if best.choice.alone and time is not None:
         lines.append(sentence(planning.reasons[0]))

@@ -22,7 +22,7 @@ from app.wizard.state import StatePart, WizardState
 from app.wizard.ways import about, advised, offered, rhythm_text
 from distributed.planning.run_time import together_text
 from profiles.errors import counted
-from profiles.quantities import bytes_text, duration_text, rate_text, share_text, time_text
+from profiles.quantities import bytes_text, duration_text, memory_text, rate_text, share_text, time_text
 
 
 def home_lines(state: WizardState) -> Iterator[str]:
@@ -34,7 +34,8 @@ def home_lines(state: WizardState) -> Iterator[str]:
     for number, profile in enumerate(state.home.found.profiles, 2):
         entry, machines = profile.entry, state.presence_of(profile)
         present = sum(machine.present is True for machine in machines)
-        here = f"; online: {present} of {counted(len(machines), 'machine')}" if machines else ""
+        asked = machines and all(machine.present is not None for machine in machines)
+        here = f"; online: {present} of {counted(len(machines), 'machine')}" if asked else ""
         words = entry.error or (f"needs a {entry.needs}" if entry.needs else "ready")
         yield f"{number:>3}  {'saved profile' if profile.saved else 'profile'} {profile.name}: " + (
             f"{entry.description or words}{here}"
@@ -105,7 +106,7 @@ def job_lines(state: WizardState) -> Iterator[str]:
     yield from (f"     {note}" for note in data.notes)
     yield from (f"     cannot be read: {name}" for name in data.broken)
     for fit in state.fits.found:
-        size = f", needs {bytes_text(fit.needed)} of {bytes_text(fit.free)} free" if fit.needed and fit.free else ""
+        size = f", needs {memory_text(fit.needed)} of {memory_text(fit.free)} free" if fit.needed and fit.free else ""
         yield f"  memory of {fit.name}: {fit.label}{size}"
         yield from _trouble(fit)
     yield from _trouble(state.fits, "  ")
