@@ -69,7 +69,7 @@ def test_enter_enter_trains_on_this_computer(make: Make) -> None:
 
 
 def test_a_machine_that_lets_nobody_in_is_not_noted_as_ok(make: Make) -> None:
-    wizard, why = with_machines(make, FakeServices(access={ANNA.key: refused(ANNA)}), ANNA.key), refused(ANNA).problem
+    wizard, why = with_machines(make, FakeServices(access={ANNA.name: refused(ANNA)}), ANNA.key), refused(ANNA).problem
     on(wizard, Step.ACCESS)
     until(lambda: [one.outcome for one in wizard.asked_for() if one.task.kind is TaskKind.ACCESS][:1] == [why])
 
