@@ -47,8 +47,8 @@ class StrategyScreen(StepScreen):
         NEXT,
         Key("left_square_bracket,left", "interval(-2)", "Merge", "Half as many steps between merges.", written="[ ]"),
         Key("right_square_bracket,right", "interval(2)", "Merge less", "Twice as many: less traffic.", shown=False),
-        Key("p", "preference", "Prefer", "What matters most: fastest, closest to exact, least traffic."),
         Key("x", "details", "Details", "Every way to train by its name, with all figures; x again: the plain choice."),
+        Key("p", "preference", "Prefer", "What matters most: fastest, closest to exact, least traffic."),
         Key("r", "retry", "Measure", "Run the task briefly on every machine and predict again with the new figures."),
     )
 
@@ -96,7 +96,7 @@ class StrategyScreen(StepScreen):
             return muted(f"Merging every {counted(chosen.best_interval, 'step')} is recommended.")
         if better is not None and better is not chosen:
             return muted("This is not the recommended way.")
-        return muted("The arrow keys select a way; times are predicted from measured links and speeds.")
+        return muted("Arrow keys select a way; times are predicted from measured links and speeds.")
 
     def draw(self) -> None:
         super().draw()
@@ -163,7 +163,7 @@ def _plain(way: RankedCandidate, longest: float) -> tuple[Content, ...]:
     loss = way.candidate.loss_increase
     drawn = bar(way.seconds / longest, _BAR) if longest else ""
     time = Content.assemble(muted(drawn), literal(f" {duration_text(way.seconds):>8}"))
-    return (time, literal(f"up to +{100 * loss:.1f} %" if loss >= 0.0005 else "as exact"))
+    return (time, literal(f"up to +{100 * loss:.1f} %" if loss >= 0.0005 else "no higher"))
 
 
 def _figures(way: RankedCandidate) -> tuple[Content, ...]:
