@@ -231,6 +231,10 @@ def difference_lines(found: Difference) -> list[str]:
     if found.shown:
         better = "fewer" if found.difference < 0 else "more"
         verdict = f"{abs(found.difference) * 100:.1f} points {better}"
+    elif found.low > 0 or found.high < 0:
+        better = "fewer" if found.difference < 0 else "more"
+        few = f"{counted(found.recordings, 'recording')} are too few to be sure"
+        verdict = f"{abs(found.difference) * 100:.1f} points {better}, but {few}"
     else:
         verdict = f"no difference that {counted(found.recordings, 'recording')} can show"
     lines = [f"WER   {first} -> {second}: {verdict} ({interval}; {how})"]

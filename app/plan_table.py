@@ -10,8 +10,9 @@ from app.console import visible
 from distributed.planning.cables import CABLES
 from distributed.planning.document import Candidate, Choice, Planning
 from distributed.planning.reasons import WAYS, sentence
+from distributed.planning.run_time import run_time, together_text
 from profiles.errors import counted
-from profiles.quantities import bytes_text, duration_text, memory_text, time_text
+from profiles.quantities import bytes_text, memory_text, time_text
 from training.strategies.registry import loss_sources
 
 WIDTH = 80
@@ -29,11 +30,12 @@ def way_text(candidate: Candidate) -> str:
 
 
 def way_in_words(choice: Choice) -> str:
-    """``diloco every 50 steps, mxfp4, over 3 machines``, or ``studio alone``."""
-    if choice.alone:
-        return f"{choice.members[0]} alone"
-    every = f" every {choice.interval} steps" if choice.interval > 1 else ""
-    return f"{choice.strategy}{every}, {choice.codec}, over {len(choice.members)} machines"
+    """``desk, pc and studio, merging every 50 steps``, or ``studio alone``; without names of strategies."""
+    return together_text(choice.members) if choice.alone else f"{together_text(choice.members)}, {_rhythm(choice)}"
+
+
+def _rhythm(choice: Choice) -> str:
+    return f"merging every {counted(choice.interval, 'step')}" if choice.interval > 1 else "merging in every step"
 
 
 def _cut(text: str, width: int) -> str:
@@ -85,16 +87,16 @@ def summary_lines(planning: Planning) -> Iterator[str]:
     if best is None:
         yield from explanation_lines(planning)
         return
-    why = visible(sentence(planning.reasons[0]))
-    yield from textwrap.wrap(why if best.choice.alone else f"{way_text(best)}: {why}", WIDTH, subsequent_indent="  ")
-    if best.predicted:
-        yield (
-            f"a step of {counted(best.global_batch, 'sample')} takes {time_text(best.step)}, "
-            f"{counted(best.steps, 'step')} {duration_text(best.steps * best.step)} without start and evaluation"
-        )
-    if best.predicted and not best.choice.alone:
-        after = duration_text(planning.same_loss_seconds(best))
-        yield f"the loss that the best machine alone ends with is reached after {after}"
+    time = run_time(planning, best) if best.predicted else None
+    lines = [] if best.choice.alone else [f"Machines: {way_in_words(best.choice)}."]
+    lines += time.sentences if time is not None else [sentence(planning.reasons[0])]
+    if best.choice.alone and time is not None:
+        lines.append(sentence(planning.reasons[0]))
+    for line in lines:
+        yield from textwrap.wrap(visible(line), WIDTH, subsequent_indent="  ")
+    if time is not None:
+        each = f"{counted(best.steps, 'step')} of {counted(best.global_batch, 'sample')}, {time_text(best.step)} each"
+        yield f"{each}, without start and evaluation"
     for member in best.members:
         memory = f", {memory_text(member.memory)} of {memory_text(member.memory_free)}" if member.memory_free else ""
         traffic = f", {bytes_text(member.bytes_per_hour)}/h" if member.bytes_per_hour else ""

@@ -21,11 +21,14 @@ from app.run_series import Point, coarser, of_member
 from app.run_state import RunState
 from distributed.planning.document import Candidate, Planning
 from distributed.planning.feedback import PredictionComparison
+from distributed.planning.run_time import FIXED_STEPS, best_single
 from profiles.errors import counted
 from profiles.quantities import duration_text, time_text
 
 KEPT = 0.95
 """Share of the promise from which on nothing has to be explained."""
+SLOWER = 0.97
+"""Times as fast as one machine alone, below which that machine would be better: rates are known to some per cent."""
 _TELLING = 0.2
 """Share of what is missing that a reason has to explain, so that it is told."""
 
@@ -36,13 +39,39 @@ class Alone:
 
     name: str
     samples_per_second: float
+    seconds: float = 0.0
+    """Of its whole run; 0: not known."""
+    steps: int = 0
+    """Of its whole run."""
+    fixed_steps: bool = False
+    """Whether the group takes as many steps: then it sees more samples, and does not end sooner."""
+
+    def end(self, state: RunState) -> float | None:
+        """Return when it would be done, if it had begun when the run did; ``None``: that is not known."""
+        began = _beginning(state)
+        if began is None or not state.total_steps or self.seconds <= 0:
+            return None
+        return began[0] + max(0.0, 1 - began[1] / state.total_steps) * self.seconds
+
+    def seconds_of(self, pace: Pace) -> float:
+        """Return how long it would have trained for what a run has done."""
+        if self.fixed_steps and self.steps:
+            return self.seconds * pace.steps / self.steps
+        return pace.samples / self.samples_per_second if self.samples_per_second > 0 else 0.0
+
+
+def _beginning(state: RunState) -> tuple[float, int] | None:
+    """Return the moment of the first step since the newest start, and how many steps were done before."""
+    return min((one.began for one in state.members.values() if one.began), default=None)
 
 
 def best_alone(planning: Planning | None) -> Alone | None:
     """Return the best single machine as it was predicted; ``None`` where nothing was."""
-    singles = [one for one in planning.ranking if one.choice.alone and one.fits] if planning else []
-    best = max(singles, key=lambda one: one.samples_per_second, default=None)
-    return Alone(best.choice.members[0], best.samples_per_second) if best else None
+    best = best_single(planning.ranking) if planning else None
+    if planning is None or best is None:
+        return None
+    fixed = planning.job.steps > 0
+    return Alone(best.choice.members[0], best.samples_per_second, best.steps * best.step, best.steps, fixed)
 
 
 @dataclass(frozen=True)
@@ -68,15 +97,9 @@ class Promise:
         """What was predicted of the series of a run, by their names."""
         return {"samples/s": self.rate, "step time": self.step}
 
-    def said(self, rate: float) -> str:
-        """``1.58x``, or ``41.2 samples/s`` where there is nothing to compare with."""
-        if self.alone is None or self.alone.samples_per_second <= 0:
-            return f"{rate:.3g} samples/s"
-        return f"{rate / self.alone.samples_per_second:.2f}x"
-
     def end(self, state: RunState) -> float | None:
         """Return when the run should be done, counted from its first step since its newest start."""
-        began = min((one.began for one in state.members.values() if one.began), default=None)
+        began = _beginning(state)
         if began is None or state.total_steps is None:
             return None
         return began[0] + max(0, state.total_steps - began[1]) * self.step
@@ -213,24 +236,45 @@ class PromiseOutcome:
 
     @property
     def short(self) -> str:
-        return f"promised {self.promise.said(self.promise.rate)}, got {self.promise.said(self.pace.rate)}"
+        """``took 1:30 (1:24 promised; pc alone 1:50)``."""
+        alone, name = self.alone_seconds, self.promise.alone.name if self.promise.alone else ""
+        beside = f"; {name} alone {duration_text(alone)}" if alone else ""
+        return f"took {duration_text(self.seconds)} ({duration_text(self.promised)} promised{beside})"
+
+    @property
+    def seconds(self) -> float:
+        """Of training, as it was."""
+        return self.pace.seconds[-1]
+
+    @property
+    def promised(self) -> float:
+        """Seconds as promised for as many samples: a step without a lost machine has fewer."""
+        return self.pace.samples / self.promise.rate
+
+    @property
+    def alone_seconds(self) -> float:
+        """What the best machine alone would have taken; 0: not known, or it was that machine's run."""
+        return self.promise.alone.seconds_of(self.pace) if self.promise.alone else 0.0
 
     @property
     def kept(self) -> bool:
         return self.pace.rate >= KEPT * self.promise.rate
 
-    @property
-    def times(self) -> str:
-        """Of training, as it was and as promised for as many samples: a step without a lost machine has fewer."""
-        promised = self.pace.samples / self.promise.rate
-        return f"{duration_text(self.pace.seconds[-1])} of training, {duration_text(promised)} promised"
-
     def __str__(self) -> str:
-        alone = f" of {self.promise.alone.name} alone" if self.promise.alone else ""
-        promised, got = self.promise.said(self.promise.rate), self.promise.said(self.pace.rate)
+        times = f"training took {duration_text(self.seconds)} ({duration_text(self.promised)} promised)"
         unknown = ("no recorded figure tells why",)
         why = "" if self.kept else f": {'; '.join(self.why or unknown)}"
-        return f"promised {promised}{alone}, got {got} ({self.times}){why}"
+        return f"{times}{why}{self._beside()}"
+
+    def _beside(self) -> str:
+        """What the best machine alone would have taken, and what to do where that is less."""
+        alone, other = self.promise.alone, self.alone_seconds
+        if alone is None or not other:
+            return ""
+        beside = f"; {alone.name} alone would have taken {duration_text(other)}"
+        if alone.fixed_steps:
+            return f"{beside} ({FIXED_STEPS})"
+        return f"{beside}: train on {alone.name} alone next time" if self.seconds > other / SLOWER else beside
 
 
 def outcome(

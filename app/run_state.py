@@ -86,8 +86,10 @@ class RunState:
 
     @property
     def warnings(self) -> tuple[Happening, ...]:
-        """The newest ones, oldest first."""
-        return newest(self.chronicles, "warning")
+        """The newest ones that hold, oldest first: nobody waits for a machine that has come, or in a run that ended."""
+        come = tuple(f"waiting for {one.label}:" for one in self.members.values() if one.step or one.status == "joined")
+        past = come if self.ended is None else ("waiting for ",)
+        return tuple(one for one in newest(self.chronicles, "warning") if not one.text.startswith(past))
 
     @property
     def errors(self) -> tuple[Happening, ...]:

@@ -11,15 +11,13 @@ from typing import Literal
 
 from app.history import Happening, in_order
 from app.member_state import TROUBLE, MemberState
-from app.promise import Alone, Promise, outcome
+from app.promise import SLOWER, Alone, Promise, outcome
 from app.run_state import INTERRUPTED, RunState
 from profiles.quantities import duration_text
 from training.sensors import slows
 
 STALLED_AFTER = 30.0
 """Seconds without a step, or ten steps' time if that is longer, after which a run is called stalled."""
-_SLOWER = 0.97
-"""Times as fast as one machine alone, below which that machine would be better: rates are known to some per cent."""
 Level = Literal["starting", "good", "warning", "bad", "paused", "done", "stopped"]
 
 
@@ -75,9 +73,10 @@ def verdict(
         return RunVerdict("paused", "Paused", (present, *_progress(state)))
     if state.status == "starting" or not (launched or any(member.step for member in every)):
         return RunVerdict("starting", "Starting", (present, *_phases(state)))
-    promised = _promised(state, promise, now)
-    figures = tuple(part for part in (_speed_up(state, alone), _done_at(state, now), promised) if part)
-    spare = tuple(part for part in (promised, *figures[:2]) if part)
+    alone = alone if max(members, len(every)) > 1 else None
+    promised, beside = _promised(state, promise, now), _alone(state, alone, now)
+    figures = tuple(part for part in (_done_at(state, now), promised, beside) if part)
+    spare = tuple(part for part in (promised, beside, figures[0] if figures else "") if part)
     silent = _silence(state, now)
     if lost:
         word = "Degraded" if any(member.active for member in every) else "Lost"
@@ -87,10 +86,10 @@ def verdict(
         return RunVerdict("warning", "Stalled", (present, f"no step for {duration_text(silent)}"))
     remarks = _remarks(state)
     parts = (present, *remarks, *figures)
-    if alone is not None and 0 < _ratio(state, alone) < _SLOWER:
+    if alone is not None and 0 < _ratio(state, alone) < SLOWER:
         word = f"Slower than {alone.name} alone ({_ratio(state, alone):.2f}x)"
         instead = f"stop it and train on {alone.name} alone"
-        return RunVerdict("warning", word, (present, instead, *remarks, *figures[1:]), spare=figures[1:])
+        return RunVerdict("warning", word, (present, instead, *remarks, *figures), spare=spare)
     return RunVerdict("warning" if remarks else "good", "Watch" if remarks else "Healthy", parts, spare=spare)
 
 
@@ -186,9 +185,12 @@ def _ratio(state: RunState, alone: Alone) -> float:
     return state.samples_per_second / alone.samples_per_second
 
 
-def _speed_up(state: RunState, alone: Alone | None) -> str:
-    ratio = _ratio(state, alone) if alone is not None else 0.0
-    return f"{ratio:.2f}x as fast as {alone.name} alone" if alone is not None and ratio else ""
+def _alone(state: RunState, alone: Alone | None, now: float) -> str:
+    """Return when the best machine alone would be done, had it begun with the run."""
+    end = alone.end(state) if alone is not None else None
+    if alone is None or end is None or not math.isfinite(end) or abs(end - now) > 30 * 86_400:
+        return ""
+    return f"{alone.name} alone {_moment(end, now)}{' (fewer samples)' if alone.fixed_steps else ''}"
 
 
 def _done_at(state: RunState, now: float) -> str:
@@ -206,9 +208,13 @@ def _promised(state: RunState, promise: Promise | None, now: float) -> str:
     end = promise.end(state) if promise else None
     if end is None or not math.isfinite(end) or abs(end - now) > 30 * 86_400:
         return ""
-    if abs(end - now) < 120:
-        return f"promised in {duration_text(end - now)}" if end > now else f"promised {duration_text(now - end)} ago"
-    return f"promised {_clock(end, now)}"
+    return f"promised {_moment(end, now)}"
+
+
+def _moment(moment: float, now: float) -> str:
+    if abs(moment - now) < 120:
+        return f"in {duration_text(moment - now)}" if moment > now else f"{duration_text(now - moment)} ago"
+    return _clock(moment, now)
 
 
 def _clock(moment: float, now: float) -> str:

@@ -82,7 +82,8 @@ def window_of(curves: Sequence[Curve], log: bool = False, left: float | None = N
         low, high = min(0.0, low), max(0.0, high)
     if low == high:
         room = abs(low) * 0.1 or 1.0
-        low, high = (low / 2, high * 2) if log else (low - room, high + room)
+        floor = low if low == 0 else 0.0 if low > 0 else low - room  # what is never below 0 has no axis there
+        low, high = (low / 2, high * 2) if log else (max(floor, low - room), high + room)
     start = min(p.step for p in points) if left is None else left
     end = max(p.step for p in points) if right is None else right
     return Window(start, max(start, end), low, high, log)

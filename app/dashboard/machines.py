@@ -102,13 +102,15 @@ def who_is_slow(picture: Picture) -> Content:
         said = f"the machines waited {share}" if over else f"no machine holds the others up; {share} is waiting"
         return literal(said, "$text-muted")
     compute = {m.rank: statistics.fmean(step.compute for step in m.window) for m in working}
+    samples = {m.rank: statistics.fmean(step.samples for step in m.window) for m in working}
     others = [compute[m.rank] for m in working if m is not brake]
+    part = f"{samples[brake.rank]:.0f} of {sum(samples.values()):.0f} samples"
     idle = statistics.fmean(waits[m.rank] for m in working if m is not brake)
     own, rest = value_text(compute[brake.rank], "s"), value_text(statistics.fmean(others), "s")
     return Content.assemble(
         literal(picture.name(brake.rank), "bold $text-warning"),
-        f" {'was' if over else 'is'} the slowest: it {'computed' if over else 'computes'} a step in {own}, "
-        f"the others in {rest}",
+        f" {'held' if over else 'holds'} the others up: its {part} {'took' if over else 'take'} {own} a step, "
+        f"theirs {rest}",
         (f"; they {'waited' if over else 'wait'} {idle:.0%} of the time", "$text-muted"),
     )  # fmt: skip
 

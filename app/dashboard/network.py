@@ -20,7 +20,7 @@ from app.shell.text import TableColumn, TableRow, literal
 from distributed.planning.cables import CABLES
 from distributed.planning.reasons import OWNERSHIP, sentence
 from profiles.errors import counted
-from profiles.quantities import bytes_text, rate_figure, rate_text, share_text, time_text
+from profiles.quantities import bytes_text, duration_text, rate_figure, rate_text, share_text, time_text
 from training.events import SyncEvent
 
 COLUMNS = (
@@ -162,7 +162,7 @@ def advice(picture: Picture) -> list[Content]:
     if not better:
         return [literal("no other way to train is predicted to be faster", "$text-muted")]
     best = max(better, key=lambda candidate: candidate.useful_speed_up)
-    gain = best.useful_speed_up / chosen.useful_speed_up if chosen.useful_speed_up else 0.0
-    words = f"advice: {way_in_words(best.choice)}, predicted {gain:.2f}x as fast ({time_text(best.step)} a step)"
-    loss = f"; the loss may end {best.loss_increase:.1%} higher" if best.loss_increase else ""
+    runs = duration_text(best.steps * best.step), duration_text(chosen.steps * chosen.step)
+    words = f"advice: {way_in_words(best.choice)}: the run would take {runs[0]} instead of {runs[1]}"
+    loss = f"; the final loss may be {100 * best.loss_increase:.1f} % higher" if best.loss_increase else ""
     return [literal(words + loss, "$text-warning")]

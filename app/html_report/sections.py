@@ -166,7 +166,7 @@ def strategy(evidence: Evidence) -> str:
     if planning is None or best is None:
         return facts(rows) + "<p>No plan was kept with this run, so there is no ranking of other ways to train.</p>"
     told = (*planning.reasons, *best.reasons)
-    words = dict.fromkeys(_words(one) for one in told if one.code not in _NOT_CONSIDERED)  # each once
+    words = dict.fromkeys(_words(one) for one in told if one.code not in (*_NOT_CONSIDERED, "group-wins"))
     words.pop(metadata.strategy_reason, None)
     others = [_words(one) for one in told if one.code in _NOT_CONSIDERED]
     header = ("", "strategy", "machines", "predicted step", "waiting", "speed-up", "useful", "GB an hour")

@@ -20,7 +20,7 @@ from app.shell.text import StatusMark, TableColumn, TableRow, literal, muted
 from app.wizard import actions
 from app.wizard.records import UNSETTLED, ItemStatus, LaunchRow, MachineChange, Plan
 from app.wizard.state import Action, Step, WizardState
-from profiles.quantities import bytes_text, duration_text
+from profiles.quantities import bytes_text
 from training.run_files import is_live
 from training.runs import summarise
 
@@ -81,8 +81,7 @@ class PlanScreen(StepScreen):
         return Content("") if failed else progress(state.strategy, "The plan is being made.")
 
     def summary(self, state: WizardState) -> str:
-        time = duration_text(state.plan.found.seconds) if state.plan.found.seconds else ""
-        return "   ".join(filter(None, (f"profile {state.answers.profile}", time and f"about {time} of training")))
+        return f"profile {state.answers.profile}"
 
     def hint(self, state: WizardState) -> Content:
         if ItemStatus.FAILED in (state.plan.status, state.strategy.status):
@@ -164,15 +163,14 @@ def facts(plan: Plan, room: int) -> list[Content]:
     """Return what a person should know of a plan before it begins, in lines of ``room`` cells."""
     rows = [
         ("copies", bytes_text(plan.bytes_to_copy) if plan.bytes_to_copy else "", ""),
-        ("training", _time(plan), ""),
-        ("ports", "; ".join(plan.ports), ""),
+        ("time", _time(plan), ""),
         *[("encrypted", f"{StatusMark.OK.symbol} {text}", StatusMark.OK.style) for text in plan.encrypted],
         *[("plaintext", f"{StatusMark.WARNING.symbol} {text}", StatusMark.WARNING.style) for text in plan.in_clear],
         ("data", plan.staying, ""),
         ("saved as", plan.profile, ""),
         ("command", plan.command, "bold"),
         *[("writes", text, "") for text in plan.files],
-        ("plan hash", plan.hash[:16], ""),
+        ("network", "; ".join(plan.network), ""),
     ]
     lines, before = [], ""
     for label, text, style in rows:
@@ -183,8 +181,8 @@ def facts(plan: Plan, room: int) -> list[Content]:
 
 
 def _time(plan: Plan) -> str:
-    if plan.seconds:
-        return f"{duration_text(plan.seconds)}, predicted"
+    if plan.time:
+        return " ".join(plan.time)
     return "not measured; r at Strategy measures it" if plan.command else ""
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 from textual.content import Content
 
 from app.console import command_line
 from app.screens.step_screen import GO_ON, NEXT, StepScreen, failure, progress
-from app.shell.keys import WIDE, Key
-from app.shell.text import MARGIN, StatusMark, TableColumn, TableRow, bar, literal, muted, whole_width, widths
+from app.shell.keys import Key
+from app.shell.text import StatusMark, TableColumn, TableRow, bar, literal, muted
 from app.wizard import actions
 from app.wizard.records import RankedCandidate
 from app.wizard.state import Step, WizardState
+from app.wizard.ways import about, advised, offered, rhythm_text
+from distributed.planning.run_time import together_text
 from profiles.errors import counted
-from profiles.quantities import bytes_text, duration_text, time_text
+from profiles.quantities import bytes_text, duration_text, share_text, time_text
 
 
 class StrategyScreen(StepScreen):
@@ -28,52 +29,60 @@ class StrategyScreen(StepScreen):
     DEFAULT_CSS = f"StrategyScreen.-below.-wide #side {{ width: {SIDE}; }}"
     COLUMNS = (
         TableColumn("name", "way", most=34, least=18, folds=True),
-        TableColumn("speed", "speed-up", right=True, most=14, least=8),
-        TableColumn("time", "same loss in", right=True, most=9, least=7),
-        TableColumn("interval", "sync every", right=True, most=9, least=5),
-        TableColumn("network", "waits", right=True, most=6, least=5),
-        TableColumn("loss", "loss cost", right=True, most=8, least=5),
-        TableColumn("step", "step", right=True, most=9, least=6, rank=1),
-        TableColumn("bytes", "traffic/h", right=True, most=9, least=8, rank=2),
+        TableColumn("time", "this run", right=True, most=18, least=8),
+        TableColumn("loss", "final loss", right=True, most=14, least=10),
     )
     HELP = (
-        "Every way to train on these machines, with its predicted cost from the measured links and speeds. "
-        "'speed-up' compares with the fastest machine alone and includes the loss of quality; 'same loss in' is the "
-        "time until that machine's final loss is reached; 'waits' is the share of a step spent waiting for the "
-        "network; 'loss cost' is how much higher the loss may end than with an exchange in every step. One machine "
-        "alone is listed too, and is recommended where it is faster. "
-        "'sync every' is the number of steps between two exchanges: [ and ] change it, and the figures follow."
+        "'Fast' is the way that ends soonest for what it learns: the machines train each for themselves and merge the "
+        "weights now and then ([ and ] change how often, and the figures follow). 'Exact' exchanges in every step, as "
+        "one large machine would. 'One machine' is the fastest alone, recommended where the others would not help. "
+        "'this run' is the predicted time of this run, from the measured links and speeds. x shows every way by its "
+        "name with all figures: 'same loss in' is the time until the final loss of the fastest machine alone is "
+        "reached, by which ways are ranked; 'waits' is the share of a step spent waiting for the network; 'loss' is "
+        "how much higher it may end than with an exchange in every step; 'merge' is the number of steps between two "
+        "exchanges."
     )
     KEYS: ClassVar[tuple[Key, ...]] = (
         GO_ON,
         NEXT,
-        Key("left_square_bracket,left", "interval(-2)", "Sync", "Half as many steps between exchanges.", written="[ ]"),
-        Key("right_square_bracket,right", "interval(2)", "Sync less", "Twice as many: less traffic.", shown=False),
+        Key("left_square_bracket,left", "interval(-2)", "Merge", "Half as many steps between merges.", written="[ ]"),
+        Key("right_square_bracket,right", "interval(2)", "Merge less", "Twice as many: less traffic.", shown=False),
+        Key("x", "details", "Details", "Every way to train by its name, with all figures; x again: the plain choice."),
         Key("p", "preference", "Prefer", "What matters most: fastest, closest to exact, least traffic."),
         Key("r", "retry", "Measure", "Run the task briefly on every machine and predict again with the new figures."),
     )
 
+    _detailed = False
+
     def columns(self, state: WizardState) -> Sequence[TableColumn]:
-        return _WITH_BARS if self._has_bars(state) else self.COLUMNS
+        return _DETAILS if self._detailed else self.COLUMNS
 
     def rows(self, state: WizardState) -> Sequence[TableRow]:
-        return _rows(state, self._has_bars(state))
+        better = advised(state.ways, state.answers.preference)
+        if self._detailed:
+            return [_row(way, way.choice.name, way is state.chosen, way is better, _figures(way)) for way in state.ways]
+        choices = offered(state.ways, state.chosen)
+        longest = max((way.seconds for _, way in choices), default=0.0)
+        return [_row(way, label, way is state.chosen, way is better, _plain(way, longest)) for label, way in choices]
 
-    def _has_bars(self, state: WizardState) -> bool:
-        """Whether speed-ups are drawn too: beside whole names, not in the place of what a way costs."""
-        rows = _rows(state, True)
-        names = widths(_WITH_BARS, rows, self.room_beside)["name"] + MARGIN
-        return self.app.size.width >= WIDE and names >= whole_width(_WITH_BARS[:1], rows)
+    def action_details(self) -> None:
+        self._detailed = not self._detailed
+        self.draw()
 
     def detail(self, state: WizardState, key: str) -> Sequence[Content]:
         """What a way is, and why the recommended one is recommended."""
-        lines = [line for way in state.ways if str(way.index) == key for line in _about(way)]
-        why = [muted(f"· {text}") for text in state.strategy.found.reasons[1:]]
+        lines = [line for way in state.ways if str(way.index) == key for line in _about(way, self._detailed)]
+        found = state.strategy.found
+        why = [muted(f"· {text}") for text in (*found.reasons, *(found.details if self._detailed else ()))]
         return [*lines, *([Content(""), literal("Why the recommended way"), *why] if why and lines else [])]
 
     def head(self, state: WizardState) -> Content:
-        found = state.strategy
-        return failure(found) if found.cause else literal(next(iter(found.found.reasons), ""), "$text-success")
+        """How long the chosen way takes, as it is: with another interval it is another time."""
+        found, chosen = state.strategy, state.chosen
+        if found.cause or chosen is None:
+            return failure(found)
+        good = advised(state.ways, state.answers.preference) is chosen
+        return literal(next(about(chosen)), "$text-success" if good else "")
 
     def empty(self, state: WizardState) -> Content:
         return progress(state.strategy, "Nothing predicted yet.")
@@ -82,10 +91,12 @@ class StrategyScreen(StepScreen):
         return f"prefer {state.answers.preference}"
 
     def hint(self, state: WizardState) -> Content:
-        chosen = state.chosen
-        if chosen is not None and not chosen.recommended:
+        chosen, better = state.chosen, advised(state.ways, state.answers.preference)
+        if chosen is not None and better is None:
+            return muted(f"Merging every {counted(chosen.best_interval, 'step')} is recommended.")
+        if better is not None and better is not chosen:
             return muted("This is not the recommended way.")
-        return muted("The arrow keys select a way; figures are predictions from measured links and speeds.")
+        return muted("Arrow keys select a way; times are predicted from measured links and speeds.")
 
     def draw(self) -> None:
         super().draw()
@@ -119,70 +130,81 @@ class StrategyScreen(StepScreen):
         return command_line("plan", self.state.answers.profile)
 
 
-_WITH_BARS = [replace(one, least=one.most) if one.key == "speed" else one for one in StrategyScreen.COLUMNS]
+_DETAILS = (
+    TableColumn("name", "way", most=34, least=18, folds=True),
+    TableColumn("time", "this run", right=True, most=9, least=7),
+    TableColumn("same", "same loss in", right=True, most=9, least=7),
+    TableColumn("interval", "merge every", right=True, most=9, least=5),
+    TableColumn("network", "waits", right=True, most=6, least=5),
+    TableColumn("loss", "loss", right=True, most=8, least=5),
+    TableColumn("step", "step", right=True, most=9, least=6, rank=1),
+    TableColumn("bytes", "traffic/h", right=True, most=9, least=8, rank=2),
+)
+_BAR = 8
 
 
-def _rows(state: WizardState, bars: bool) -> list[TableRow]:
-    best = max((way.candidate.useful_speed_up for way in state.ways), default=0.0) if bars else 0.0
-    return [_row(way, way is state.chosen, best) for way in state.ways]
-
-
-def _row(way: RankedCandidate, chosen: bool, best: float) -> TableRow:
-    """Return a row; its speed-up is drawn against the ``best`` one, unless that is 0."""
+def _row(way: RankedCandidate, label: str, chosen: bool, good: bool, figures: Sequence[Content]) -> TableRow:
     look, choice, key = StatusMark.CHOSEN if chosen else StatusMark.NOT_CHOSEN, way.choice, str(way.index)
-    advice = " recommended" if way.recommended else ""
-    who = f" {choice.over}" if choice.alone else f" x{len(choice.members)}"
+    who = f" {choice.members[0]}" if choice.alone else f" {counted(len(choice.members), 'machine')}"
     who += " nccl" if choice.engine == "nccl" and not way.recommended else ""
     symbol = Content.styled(look.symbol + " ", look.style)
-    name = Content.assemble(
-        symbol, literal(choice.name, "bold" if chosen else ""), muted(who), (advice, "$text-success")
-    )
+    advice = " recommended" if good else ""
+    name = Content.assemble(symbol, literal(label, "bold" if chosen else ""), muted(who), (advice, "$text-success"))
     if way.problem:
-        return TableRow(key, (name, literal("does not fit", "$text-error"), *[Content("")] * 6), selectable=False)
-    return TableRow(key, (name, *_figures(way, best)))
+        rest = [Content("")] * (len(figures) - 1)
+        return TableRow(key, (name, literal("does not fit", "$text-error"), *rest), selectable=False)
+    return TableRow(key, (name, *figures))
 
 
-def _figures(way: RankedCandidate, best: float) -> tuple[Content, ...]:
+def _plain(way: RankedCandidate, longest: float) -> tuple[Content, ...]:
+    """Return the time, drawn against the longest one, and what becomes of the loss."""
+    if not way.seconds:
+        return (muted(_unknown(way)), Content("-"))
+    loss = way.candidate.loss_increase
+    drawn = bar(way.seconds / longest, _BAR) if longest else ""
+    time = Content.assemble(muted(drawn), literal(f" {duration_text(way.seconds):>8}"))
+    return (time, literal(f"up to +{100 * loss:.1f} %" if loss >= 0.0005 else "no higher"))
+
+
+def _figures(way: RankedCandidate) -> tuple[Content, ...]:
     found = way.candidate
-    if not found.predicted:
-        return (muted("not predicted"), *[Content("-")] * 6)
-    if not found.step:
-        return (muted("not measured"), *[Content("-")] * 6)
-    drawn = " " + bar(found.useful_speed_up / best, 8) if best else ""
-    fast = "$text-success" if found.useful_speed_up > 1.05 else "$text-warning" if found.useful_speed_up < 0.95 else ""
+    if not found.predicted or not found.step:
+        return (muted(_unknown(way)), *[Content("-")] * (len(_DETAILS) - 2))
     return (
-        Content.assemble((f"{found.useful_speed_up:.2f}x", fast), muted(drawn)),
+        literal(duration_text(way.seconds)),
         literal(duration_text(way.same_loss_seconds or None)),
         literal("-" if way.choice.alone else str(way.interval)),
-        literal(f"{found.waiting:.0%}"),
+        literal(share_text(found.waiting)),
         literal(f"+{found.loss_increase:.1%}" if found.loss_increase else "-"),
-        literal(_seconds(found.step)),
+        literal(time_text(found.step)),
         literal(bytes_text(found.bytes_per_hour) if found.bytes_per_hour else "-"),
     )
 
 
-def _about(way: RankedCandidate) -> list[Content]:
+def _unknown(way: RankedCandidate) -> str:
+    return "not measured" if way.candidate.predicted else "not predicted"
+
+
+def _about(way: RankedCandidate, detailed: bool) -> list[Content]:
     found, choice = way.candidate, way.choice
-    who = ", ".join(choice.members)
-    over = f"{choice.over} (not encrypted)" if choice.engine == "nccl" else choice.over
-    lines = [literal(f"over {over}: {who}" if not choice.alone else who)]
-    if len({member.share for member in found.members}) > 1:
-        owned = ", ".join(f"{member.name} {member.share:.0%}" for member in found.members)
-        lines.append(muted(f"shares of the averaging: {owned}"))
-    if found.step:
-        faster = f"{found.speed_up:.2f}x the samples/s, {found.useful_speed_up:.2f}x the progress"
-        lines.append(muted(f"{faster}: the same loss in {duration_text(way.same_loss_seconds)}"))
-        steps = f"{counted(found.steps, 'step')} of {counted(found.global_batch, 'sample')}"
-        run = f"whole run: {steps}, {duration_text(way.seconds)}"
-        lines.append(muted(f"{run}; loss +{found.loss_increase:.2%} at most expected"))
-    elif not found.predicted:
-        lines.append(muted("not predicted: the cost of this strategy is not known"))
-    else:
-        lines.append(muted("its speed was not measured: r runs the task on it briefly"))
+    who = f"{together_text(choice.members)}{', not encrypted' if choice.engine == 'nccl' else ''}"
+    lines = [literal(", ".join(filter(None, (who, rhythm_text(way)))))]
+    lines += [muted(text) for text in list(about(way))[1:]]  # the first one stands above the table
+    if detailed and found.step:
+        lines.append(muted(_in_numbers(way)))
+        if len({member.share for member in found.members}) > 1:
+            merged = ", ".join(f"{member.name} {share_text(member.share)}" for member in found.members)
+            lines.append(muted(f"weights are merged by: {merged}"))
+    if not found.step and found.predicted:
+        lines.append(muted("r runs the task on it briefly."))
     if way.periodic:
-        lines.append(muted(f"one exchange every {way.interval} steps ([ and ] change it)"))
+        lines.append(muted("[ and ] change how often they merge."))
     return [*lines, *([literal(way.problem, "$text-error")] if way.problem else [])]
 
 
-def _seconds(seconds: float) -> str:
-    return time_text(seconds) if seconds else "-"  # not measured
+def _in_numbers(way: RankedCandidate) -> str:
+    found = way.candidate
+    steps = f"{counted(found.steps, 'step')} of {counted(found.global_batch, 'sample')}"
+    if way.choice.alone:
+        return steps
+    return f"{steps}; {found.speed_up:.2f}x the samples/s, {found.useful_speed_up:.2f}x the progress"

@@ -158,8 +158,9 @@ class Wizard:
     def _work(self, asked: TaskRecord, state: WizardState) -> None:
         task = asked.task
         try:
-            outcome: Transition = done(task, self._ask(task, state))
-            asked.outcome = "ok"
+            result = self._ask(task, state)
+            outcome: Transition = done(task, result)
+            asked.outcome = getattr(result, "problem", "") or "ok"  # a machine that lets nobody in answers with why
         except Exception as error:  # noqa: BLE001 - the boundary of a thread: the row shows it, the set-up goes on
             outcome = failed(task, *_words(error))
             asked.outcome = _words(error)[0]

@@ -25,7 +25,8 @@ from distributed.planning.document import Candidate, Choice, Planning, Preferenc
 from distributed.planning.feedback import corrections
 from distributed.planning.fitting import fit
 from distributed.planning.prediction import Predictor, known_costs, rhythm_of
-from distributed.planning.reasons import sentence, settings_of
+from distributed.planning.reasons import FOR_EXPERTS, sentence, settings_of
+from distributed.planning.run_time import quality_text, run_time
 from distributed.preparation.preflight import NotReady, Ready, rooms_of
 from distributed.preparation.prepare import PrepareOptions
 from profiles.errors import BadInput
@@ -132,13 +133,14 @@ def ranked(planning: Planning, found: object) -> StrategyRanking:
         choice = candidate.choice
         if choice.way not in rows and (len(rows) < MOST_ROWS or choice.alone):
             rows[choice.way] = way_of(planning, index, candidate)
-    reasons, said = tuple(sentence(reason) for reason in planning.reasons), FINE
+    plain = tuple(sentence(reason) for reason in planning.reasons if reason.code not in FOR_EXPERTS)
+    details, said = tuple(sentence(reason) for reason in planning.reasons if reason.code in FOR_EXPERTS), FINE
     if planning.chosen is None:
-        cause = reasons[0] if reasons else "the job fits none of these machines"
+        cause = sentence(planning.reasons[0]) if planning.reasons else "the job fits none of these machines"
         fix = "choose a smaller model, or a machine with more memory"
         said = Assessment(status=ItemStatus.FAILED, cause=cause, fix=fix)
     cables = tuple(sentence(reason) for reason in planning.reasons if reason.code in CABLES)
-    return StrategyRanking(tuple(rows.values()), reasons, cables, planning=found, assessment=said)
+    return StrategyRanking(tuple(rows.values()), plain, details, cables, planning=found, assessment=said)
 
 
 def way_of(planning: Planning, index: int, candidate: Candidate) -> RankedCandidate:
@@ -149,6 +151,11 @@ def way_of(planning: Planning, index: int, candidate: Candidate) -> RankedCandid
         index,
         same_loss_seconds=planning.same_loss_seconds(candidate),
         best_interval=planning.ranking[index].choice.interval,
+        best_speed=planning.ranking[index].useful_speed_up,
+        time=run_time(planning, candidate),
+        quality=quality_text(planning, candidate),
+        exact=candidate.predicted and not choice.alone and known_costs(choice).exact,
+        acceptable=candidate.loss_increase <= planning.job.max_loss_increase,
         periodic=candidate.predicted and not choice.alone and bool(known_costs(choice).interval_option),
         recommended=index == planning.chosen,
     )

@@ -77,6 +77,8 @@ class PlainWizard:
         self._wizard = wizard
         self._ask, self._look_for = ask, look_for
         self._told = 0
+        self._whole = False
+        """Whether every way to train is shown, with all figures."""
 
     @property
     def _state(self) -> WizardState:
@@ -250,18 +252,23 @@ class PlainWizard:
     def _strategy(self) -> None:
         self._until(lambda state: state.strategy.status not in UNSETTLED or not blockers(state))
         self._until(lambda state: state.strategy.status not in UNSETTLED, self._look_for)
-        self._say(words.strategy_lines(self._state))
-        question = "A number, H=STEPS between exchanges, fastest, closest-to-exact or least-traffic, m: measure again"
+        self._say(words.strategy_lines(self._state, self._whole))
+        question = "A number, every=STEPS between merges, fastest, closest-to-exact or least-traffic, m: measure again"
+        question += ", x: fewer" if self._whole else ", x: every way with its figures"
         onwards = do.retry() if self._state.strategy.status is ItemStatus.FAILED else do.go_on()
         preferences = {name: do.set_preference(name) for name in do.PREFERENCES}
         self._choose(f"{question}, Enter: continue", {"": onwards, "m": do.retry(), **preferences}, self._way)
 
     def _way(self, answer: str) -> Action | None:
-        if answer[:2].casefold() == "h=" and answer[2:].strip().isdecimal():
-            self._do(do.set_interval(int(answer[2:])))
+        name, _, steps = answer.casefold().partition("=")
+        if name.strip() in ("every", "h") and steps.strip().isdecimal():
+            self._do(do.set_interval(int(steps)))
             self._until(lambda state: not state.is_under_way(TaskKind.INTERVAL), 10.0)
             return None
-        way = _numbered(self._state.ways, answer)
+        if answer == "x":
+            self._whole = not self._whole
+            return None
+        way = words.numbered_way(self._state, int(answer), self._whole) if answer.isdecimal() else None
         if way is None:
             self._ask.say("no such way to train")
         return do.choose_strategy(way.index) if way is not None else None

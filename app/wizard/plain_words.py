@@ -19,8 +19,10 @@ from app.wizard.records import (
     RankedCandidate,
 )
 from app.wizard.state import StatePart, WizardState
+from app.wizard.ways import about, advised, offered, rhythm_text
+from distributed.planning.run_time import together_text
 from profiles.errors import counted
-from profiles.quantities import bytes_text, duration_text, rate_text, time_text
+from profiles.quantities import bytes_text, duration_text, memory_text, rate_text, share_text, time_text
 
 
 def home_lines(state: WizardState) -> Iterator[str]:
@@ -32,7 +34,8 @@ def home_lines(state: WizardState) -> Iterator[str]:
     for number, profile in enumerate(state.home.found.profiles, 2):
         entry, machines = profile.entry, state.presence_of(profile)
         present = sum(machine.present is True for machine in machines)
-        here = f"; online: {present} of {counted(len(machines), 'machine')}" if machines else ""
+        asked = machines and all(machine.present is not None for machine in machines)
+        here = f"; online: {present} of {counted(len(machines), 'machine')}" if asked else ""
         words = entry.error or (f"needs a {entry.needs}" if entry.needs else "ready")
         yield f"{number:>3}  {'saved profile' if profile.saved else 'profile'} {profile.name}: " + (
             f"{entry.description or words}{here}"
@@ -103,7 +106,7 @@ def job_lines(state: WizardState) -> Iterator[str]:
     yield from (f"     {note}" for note in data.notes)
     yield from (f"     cannot be read: {name}" for name in data.broken)
     for fit in state.fits.found:
-        size = f", needs {bytes_text(fit.needed)} of {bytes_text(fit.free)} free" if fit.needed and fit.free else ""
+        size = f", needs {memory_text(fit.needed)} of {memory_text(fit.free)} free" if fit.needed and fit.free else ""
         yield f"  memory of {fit.name}: {fit.label}{size}"
         yield from _trouble(fit)
     yield from _trouble(state.fits, "  ")
@@ -121,16 +124,39 @@ def _option(option: JobOption) -> str:
     return f"  {option.name} = {option.value}{unit}{', changed' if option.changed else ''}{wrong}"
 
 
-def strategy_lines(state: WizardState) -> Iterator[str]:
-    ways, chosen = state.ways, state.chosen
-    yield from (f"  {text}" for text in state.strategy.found.reasons[:3])
-    if any(way.candidate.step for way in ways):
-        yield "  times are until the final loss of the fastest machine alone is reached"
-    for number, way in enumerate(ways, 1):
+def strategy_lines(state: WizardState, whole: bool = False) -> Iterator[str]:
+    """The ways that are offered, with their numbers; ``whole``: every way by its name, with all figures."""
+    found, chosen = state.strategy.found, state.chosen
+    if chosen is not None:
+        yield from (f"  {text}" for text in about(chosen))
+    yield from (f"  {text}" for text in (*found.reasons[:3], *(found.details if whole else ())))
+    better = advised(state.ways, state.answers.preference)
+    for number, (label, way) in enumerate(_choices(state, whole), 1):
         mark = "chosen, " if way is chosen else ""
-        mark += "recommended, " if way.recommended else ""
-        yield f"{number:>3}  {way.choice.name} over {way.choice.over}: {mark}{way_words(way)}"
+        mark += "recommended, " if way is better else ""
+        words = way_words(way) if whole else plain_way_words(way)
+        yield f"{number:>3}  {label}: {mark}{words}"
     yield from _trouble(state.strategy, "  ")
+
+
+def _choices(state: WizardState, whole: bool) -> list[tuple[str, RankedCandidate]]:
+    if not whole:
+        return offered(state.ways, state.chosen)
+    return [(f"{way.choice.name} over {way.choice.over}", way) for way in state.ways]
+
+
+def numbered_way(state: WizardState, number: int, whole: bool) -> RankedCandidate | None:
+    """Return the way of a number of :func:`strategy_lines`."""
+    choices = _choices(state, whole)
+    return choices[number - 1][1] if 1 <= number <= len(choices) else None
+
+
+def plain_way_words(way: RankedCandidate) -> str:
+    """Who trains, for how long, and how often they merge."""
+    if way.problem:
+        return way.problem
+    takes = duration_text(way.seconds) if way.seconds else "not measured"
+    return ", ".join(filter(None, (together_text(way.choice.members), takes, rhythm_text(way))))
 
 
 def way_words(way: RankedCandidate) -> str:
@@ -140,11 +166,11 @@ def way_words(way: RankedCandidate) -> str:
     if not found.step:
         return "not measured"
     parts = [
-        duration_text(way.same_loss_seconds),
-        f"{time_text(found.step)} a step of {counted(found.global_batch, 'sample')}",
+        duration_text(way.seconds),
+        f"{counted(found.steps, 'step')} of {counted(found.global_batch, 'sample')}, {time_text(found.step)} each",
     ]
     if not way.choice.alone:
-        parts += [f"{found.useful_speed_up:.2f} times as fast", f"{100 * found.waiting:.0f} % waiting",
+        parts += [f"same loss after {duration_text(way.same_loss_seconds)}", f"{share_text(found.waiting)} waiting",
                   f"{bytes_text(found.bytes_per_hour)} an hour"]  # fmt: skip
     return ", ".join([*parts, *([f"H = {way.interval}"] if way.periodic else [])])
 
@@ -155,9 +181,7 @@ def plan_lines(part: StatePart[Plan]) -> Iterator[str]:
     for row in plan.changes:
         size = f", at most {bytes_text(row.bytes)}" if row.bytes else ""
         yield f"  {_SIGNS.get(row.sign, row.sign)} on {row.machine}: {row.what}{size}"
-    yield from (f"  port: {text}" for text in plan.ports)
-    seconds = plan.seconds
-    yield f"  time: {f'{duration_text(seconds)} predicted' if seconds else 'not measured; m at Strategy measures it'}"
+    yield f"  time: {' '.join(plan.time) or 'not measured; m at Strategy measures it'}"
     yield from (f"  encrypted: {text}" for text in plan.encrypted)
     yield from (f"  NOT encrypted: {text}" for text in plan.in_clear)
     if plan.staying:
@@ -165,8 +189,7 @@ def plan_lines(part: StatePart[Plan]) -> Iterator[str]:
     yield f"  saved as profile: {plan.profile}"
     yield f"  command: {plan.command}"
     yield "  (with --plan-only it starts nothing; with --dry-run it really runs a few steps and saves nothing)"
-    if plan.hash:
-        yield f"  plan {plan.hash}"
+    yield from (f"  network: {text}" for text in plan.network)
     yield from _trouble(part, "  ")
 
 

@@ -20,10 +20,12 @@ from app.wizard.machines import hosts_of
 from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.records import JobAnswers, MachineChange, Plan, RankedCandidate
 from app.wizard.state import PlanRequest
+from app.wizard.ways import rhythm_text
 from distributed.hosts.file import Hosts, dump_hosts, load_hosts, save_hosts
 from distributed.launcher import Planned
 from distributed.planning.document import Planning
 from distributed.planning.fitting import fit
+from distributed.planning.run_time import together_text
 from distributed.preparation.preflight import rooms_of
 from profiles.errors import BadInput, MusterError
 from profiles.layers import DEFAULT
@@ -235,8 +237,8 @@ def plan_of(request: PlanRequest, config: Path | None = None, outside: Outside =
     return Plan(
         changes=changes,
         bytes_to_copy=sum(change.bytes for change in changes),
-        ports=tuple(_ports(far, profile, engine if together else "", coordinator_place(request, kept))),
-        seconds=(request.chosen.seconds or None) if request.chosen is not None else None,
+        network=tuple(_network(far, profile, engine if together else "", coordinator_place(request, kept))),
+        time=request.chosen.time.sentences if request.chosen is not None and request.chosen.time is not None else (),
         way=way_in_words(request.chosen, request),
         encrypted=(*((SSH,) if far else ()), *((TLS,) if together and engine == "mesh" else ())),
         in_clear=(CLEAR,) if planned is not None and planned.in_clear else (),
@@ -250,11 +252,9 @@ def plan_of(request: PlanRequest, config: Path | None = None, outside: Outside =
 
 def way_in_words(chosen: RankedCandidate | None, request: PlanRequest) -> str:
     """Return how the machines work together, in a few words."""
-    if chosen is None or chosen.choice.alone:
-        return f"{chosen.choice.over if chosen is not None else request.machines[0].name} alone"
-    choice = chosen.choice
-    interval = f", one exchange every {chosen.interval} steps" if chosen.periodic else ", an exchange in every step"
-    return f"{len(choice.members)} machines with {choice.name} over {choice.over}{interval}"
+    members = chosen.choice.members if chosen is not None else (request.machines[0].name,)
+    rhythm = rhythm_text(chosen) if chosen is not None else ""
+    return ", ".join(filter(None, (together_text(members), rhythm)))
 
 
 def _changes(request: PlanRequest, kept: Saving, size: int, stay: bool) -> Iterator[MachineChange]:
@@ -274,7 +274,7 @@ def _changes(request: PlanRequest, kept: Saving, size: int, stay: bool) -> Itera
         elif not row.here:
             folder = machine.project_path or "~/.cache/muster"
             sent = "code and model" if stay else "code, data and model"
-            yield MachineChange(f"data:{row.key}", name, f"{sent} in {folder}: what is missing there", "~", size)
+            yield MachineChange(f"data:{row.key}", name, f"copies what is missing of {sent} to {folder}", "~", size)
             yield MachineChange(f"run:{row.key}", name, f"this run's folder in {folder}; clean removes it")
             yield MachineChange(f"awake:{row.key}", name, "is kept awake while it trains", "~")
 
@@ -286,13 +286,13 @@ def coordinator_place(request: PlanRequest, kept: Saving) -> str:
     return settings.coordinator if settings is not None and settings.coordinator in others else "this computer"
 
 
-def _ports(far: bool, profile: Profile, engine: str, place: str) -> Iterator[str]:
+def _network(far: bool, profile: Profile, engine: str, coordinator: str) -> Iterator[str]:
+    """Yield who connects to whom, for somebody who has a firewall to think of; ``engine``: empty for one machine."""
     if far:
         yield "SSH from this computer to each machine"
     if engine == "mesh":
-        port = profile.strategy.coordinator_port or "one free port"
-        yield f"TCP {port} on {place}, from each machine (the coordinator)"
-        yield "one free TCP port for each worker, from the others (one that is blocked connects to them itself)"
-        yield f"one free TCP port on {place}, from machines that cannot connect to each other (the relay)"
+        port = f" (port {profile.strategy.coordinator_port})" if profile.strategy.coordinator_port else ""
+        yield f"the machines also connect to {coordinator}{port} and to each other, on free ports"
+        yield f"if a firewall blocks that, {coordinator} relays"
     elif engine:
-        yield "free TCP ports between all machines (engine nccl)"
+        yield "the machines also connect to each other, on free ports"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # modules that load SSH or pydantic, which the first screen d
     from distributed.discovery.machine_identity import FoundPath
     from distributed.hosts.file import Machine
     from distributed.planning.document import Candidate, Choice
+    from distributed.planning.run_time import RunTime
     from distributed.ssh.access import AccessReport
     from profiles.options import OptionSpec
     from profiles.resolve import ProfileEntry
@@ -300,6 +301,16 @@ class RankedCandidate:
     """Time to the loss that the best single machine's whole run ends with: what ways compare by."""
     best_interval: int = 1
     """The H that the planner chose for it."""
+    best_speed: float = 0.0
+    """Its ``useful_speed_up`` with that H."""
+    time: RunTime | None = None
+    """When its run ends; ``None``: its speed is not known."""
+    quality: str = ""
+    """What it does to the result, in words."""
+    exact: bool = False
+    """Whether all machines exchange in every step, as one large machine would."""
+    acceptable: bool = True
+    """Whether the loss may end no higher than is accepted."""
     periodic: bool = False
     """Whether H can be moved."""
     recommended: bool = False
@@ -333,7 +344,9 @@ class RankedCandidate:
 class StrategyRanking:
     ways: tuple[RankedCandidate, ...] = ()
     reasons: tuple[str, ...] = ()
-    """Why the recommended one; the deciding sentence first."""
+    """Why the recommended one, in plain words; the deciding sentence first."""
+    details: tuple[str, ...] = ()
+    """More of it, with the names of strategies and options."""
     cables: tuple[str, ...] = ()
     """What cables would give, where that matters; these are among the reasons too."""
     measure: bool = False
@@ -362,9 +375,9 @@ class MachineChange:
 class Plan:
     changes: tuple[MachineChange, ...] = ()
     bytes_to_copy: int = 0
-    ports: tuple[str, ...] = ()
-    seconds: float | None = None
-    """Predicted training time; ``None``: not measured."""
+    network: tuple[str, ...] = ()
+    time: tuple[str, ...] = ()
+    """How long the run takes, and what has to be known beside it, in sentences; empty: not measured."""
     way: str = ""
     encrypted: tuple[str, ...] = ()
     in_clear: tuple[str, ...] = ()

@@ -9,8 +9,9 @@ from distributed.planning import memory_model
 from distributed.planning.cluster import Cluster, ClusterMachine
 from distributed.planning.document import Candidate, Job, MemberForecast, MemberSetting, Planning, Reason, Settings
 from distributed.planning.prediction import Predictor, known_costs, rhythm_of, significant
+from distributed.planning.run_time import run_time
 from profiles.errors import BadInput
-from profiles.quantities import rate_text, time_text
+from profiles.quantities import memory_text, rate_text, time_text
 from profiles.split import DATA_STAY
 from training.schedule import scaled_learning_rate
 from training.sensors import BUSY
@@ -215,12 +216,16 @@ def settings_of(best: Candidate, predictor: Predictor) -> Settings:
 
 # --------------------------------------------------------------------------------------------------------------- words
 
-_GB = 1e9
-_LOSS = "the loss may end {loss:.3g} % above that of per-step averaging (at most {bound:.3g} % is accepted)"
+FOR_EXPERTS = frozenset(
+    ("group-wins", "about-equal", "exchange-hidden", "learning-rate", "own-learning-rate", "faster-in-clear",
+     "accumulation-would-help", "fixed", "no-cost-model", "no-interval", "refused", "batch-too-small")
+)  # fmt: skip
+"""Codes of reasons that name strategies and options, or compare what one sentence with the times says."""
+_LOSS = "the final loss may be {loss:.3g} % higher (at most {bound:.3g} % is accepted)"
 WORDS = {
-    "alone-wins": "{subject} alone is the fastest: {members:.0f} machines with {other} would train {useful:.2f} times "
-    "as fast (an exchange takes {exchange_text}, computing a step {compute_text}, waiting {exposed_text} a step)",
-    "alone-is-enough": "{subject} alone is about as fast as the best group: {members:.0f} machines with {other} would "
+    "alone-wins": "{subject} alone is the fastest: {members:.0f} machines would be slower "
+    "(an exchange takes {exchange_text}, computing a step {compute_text}, waiting {exposed_text} a step)",
+    "alone-is-enough": "{subject} alone is about as fast as the best group: {members:.0f} machines would "
     "train {useful:.2f} times as fast, and predictions cannot tell differences below 5 %",
     "about-equal": "{members:.0f} machines with {subject} over {other} are about as fast ({rival:.2f} against "
     "{useful:.2f}; predictions cannot tell differences below {percent:.0f} %), so the simpler, more exact way is used",
@@ -233,19 +238,18 @@ WORDS = {
     "group-wins": "{members:.0f} machines with {subject} reach the same loss {useful:.2f} times as fast as the best "
     "of them alone ({speed_up:.2f} times its samples/s)",
     "slowest-none": "nothing is sent over the network",
-    "slowest-link": "the link from {subject} to {other} limits the exchange: {rate}, {seconds_text}",
-    "slowest-interface": "the network interface of {subject} limits the exchange: {rate} for all peers "
+    "slowest-link": "the link from {subject} to {other} limits each exchange: {rate}, {seconds_text}",
+    "slowest-interface": "the network connection of {subject} limits each exchange: {rate} for all others "
     "together, {seconds_text}",
-    "slowest-air": "the Wi-Fi channel {subject} limits the exchange: {rate} for all stations together, "
-    "and a byte between two of them crosses it twice; {seconds_text}",
-    "slowest-member": "the processor of {subject} limits the exchange: it encodes and moves {rate}, {seconds_text}",
-    "exchange-hidden": "an exchange of {exchange_text} is hidden behind compute",
+    "slowest-air": "the Wi-Fi limits each exchange: {rate} for all machines on it, {seconds_text}",
+    "slowest-member": "the processor of {subject} limits each exchange: it packs and moves {rate}, {seconds_text}",
+    "exchange-hidden": "training does not wait for exchanges, of {exchange_text} each",
     "exchange-exposed": "{share:.0f} % of each step of {step_text} is spent waiting for the network",
     "interval": "one exchange every {interval:.0f} steps, {rounds:.0f} in the run: " + _LOSS,
     "every-step": "an exchange in every step: " + _LOSS,
     "learning-rate": "the learning rate is multiplied by {factor:.2f} (lr_scaling = {subject}): it was chosen for a "
     "batch of {reference:.0f}, and a step here has {batch:.0f} samples",
-    "own-learning-rate": "the learning rate stays as it is (lr_scaling = auto): with {subject} a machine's step sees "
+    "own-learning-rate": "the learning rate stays as it is (lr_scaling = auto): a machine's step sees "
     "its own samples only, and a higher rate made new models worse",
     "unequal-shares": "each machine's share of the batch follows its speed: from {least:.0f} samples ({subject}) to "
     "{most:.0f} ({other})",
@@ -253,11 +257,10 @@ WORDS = {
     "on-one-machine": "training traffic of engine nccl is not encrypted, and does not leave the machine",
     "faster-in-clear": "{subject} over engine nccl would be {open:.2f} instead of {useful:.2f} times as fast; its "
     "training traffic is not encrypted, so it is used only if you ask for it: --set engine=nccl",
-    "coordinator-on-battery": "the coordinator is on {subject}, which runs on battery: plug it in",
-    "owns-less": "{subject} averages {percent:.0f} % of every exchange (an even share: {even:.0f} %): its {other} is "
-    "slow",
-    "owns-more": "{subject} averages {percent:.0f} % of every exchange (an even share: {even:.0f} %): its {other} is "
-    "fast",
+    "coordinator-on-battery": "{subject} holds the run together and runs on battery: plug it in",
+    "owns-none": "{subject} trains, but does not merge weights, because its {other} is slow",
+    "owns-less": "{subject} merges {percent:.0f} % of the weights instead of {even:.0f} %, because its {other} is slow",
+    "owns-more": "{subject} merges {percent:.0f} % of the weights instead of {even:.0f} %, because its {other} is fast",
     "direct": "{subject} and {other} exchange directly",
     "small": "{subject} and {other} exchange directly, in small packets: large ones are lost on the way",
     "data-stay": DATA_STAY,
@@ -272,14 +275,14 @@ WORDS = {
     "memory; its result is the same",
     "accumulation-would-help": "{subject} waits for the network {share:.0f} % of a step; {times:.0f} times the "
     "gradient_accumulation, and so {times:.0f} times the batch, would make that {then:.0f} %",
-    "does-not-fit": "{subject} is left out: one sample needs {needed_gb:.1f} GB, and {free_gb:.1f} GB are free",
+    "does-not-fit": "{subject} is left out: one sample needs {needed_text}, and {free_text} are free",
     "would-fit-with-checkpointing": "it would fit {subject} with gradient_checkpointing = true "
-    "({needed_gb:.1f} of {free_gb:.1f} GB), for a third more compute",
-    "would-fit-with-lora": "it would fit {subject} with tuning = lora ({needed_gb:.1f} of {free_gb:.1f} GB)",
+    "({needed_text} of {free_text}), for a third more compute",
+    "would-fit-with-lora": "it would fit {subject} with tuning = lora ({needed_text} of {free_text})",
     "needs-sharding": "no setting would make it fit {subject}, and no strategy here splits a model across machines: "
     "take a smaller model",
-    "strategy-does-not-fit": "{subject} does not have the memory for {other}: it needs {needed_gb:.1f} GB, and "
-    "{free_gb:.1f} GB are free",
+    "strategy-does-not-fit": "{subject} does not have the memory for {other}: it needs {needed_text}, and "
+    "{free_text} are free",
     "no-speed": "{subject} is left out: its speed was not measured",
     "no-link": "{subject} has no measured link to {other}, where the coordinator would be",
     "no-cuda": "{subject} has no CUDA device, which engine nccl needs",
@@ -303,14 +306,18 @@ WORDS = {
 def sentence(reason: Reason) -> str:
     """Return a reason in words."""
     numbers = dict(reason.numbers)
-    numbers |= {f"{name}_gb": numbers[name] / _GB for name in ("needed", "free") if name in numbers}
     times = ("seconds", "exchange", "compute", "exposed", "step")
     words = {f"{name}_text": time_text(numbers[name]) for name in times if name in numbers}
+    words |= {f"{name}_text": memory_text(numbers[name]) for name in ("needed", "free") if name in numbers}
     words |= {"rate": rate_text(numbers["mbit"])} if "mbit" in numbers else {}
     numbers |= {"bound_percent": 100 * numbers["bound"]} if "bound" in numbers else {}
-    return WORDS[reason.code].format(subject=reason.subject, other=reason.other, **numbers, **words)
+    code = "owns-none" if reason.code == "owns-less" and numbers["percent"] < 0.5 else reason.code
+    return WORDS[code].format(subject=reason.subject, other=reason.other, **numbers, **words)
 
 
 def why_in_words(planning: Planning) -> str:
-    """Return the deciding reason of a plan as a sentence."""
+    """Return the deciding reason of a plan as a sentence: of a group, how long its run takes."""
+    time = run_time(planning, planning.best) if planning.best else None
+    if time is not None and planning.best is not None and not planning.best.choice.alone:
+        return str(time)
     return sentence(planning.reasons[0]) if planning.reasons else ""

@@ -246,7 +246,7 @@ class RemoteWorker:
                 return
             if not complained:
                 complained = True
-                yield self._note(f"{problem}; its worker goes on; reconnecting")
+                yield self._note(f"{problem}; its worker may go on; reconnecting")
             time.sleep(pause)
             pause = min(2 * pause, 2.0)
 

@@ -11,6 +11,7 @@ from app.run_series import of_run
 from app.run_state import RunState, reduce_events
 from distributed.planning.document import Candidate, Choice, Job, MemberForecast, Planning
 from distributed.planning.feedback import PredictionComparison, compare
+from distributed.planning.run_time import FIXED_STEPS
 from tests.app.app_events import step
 from training.events import Event, MemberEvent, PeerPath, RunEvent, WaysEvent
 
@@ -54,13 +55,25 @@ def kept(state: RunState, comparison: PredictionComparison | None = None) -> Pro
 
 def test_what_was_promised_and_what_came() -> None:
     found = kept(ran())
-    assert found.short == "promised 1.60x, got 1.60x" and found.kept
-    assert str(found) == "promised 1.60x of pc alone, got 1.60x (0:20 of training, 0:20 promised)"
+    assert found.short == "took 0:20 (0:20 promised; pc alone 0:32)" and found.kept
+    assert str(found) == "training took 0:20 (0:20 promised); pc alone would have taken 0:32"
 
 
-def test_one_machine_alone_is_told_in_samples() -> None:
+def test_one_machine_alone_is_held_against_its_own_promise() -> None:
     found = outcome(ran(ranks=1), promise(1))
-    assert found is not None and found.short == "promised 10 samples/s, got 8 samples/s"
+    assert found is not None and found.short == "took 0:20 (0:16 promised)"
+
+
+def test_slower_than_one_machine_alone_says_what_to_do() -> None:
+    assert str(kept(ran(compute=1.5))).endswith("pc alone would have taken 0:32: train on pc alone next time")
+
+
+def test_fixed_steps_are_said_beside_the_machine_alone() -> None:
+    plan = planning()
+    single = plan.ranking[1].model_copy(update={"steps": 20})
+    job = plan.job.model_copy(update={"steps": 20})
+    found = outcome(ran(), promise_of(plan.model_copy(update={"ranking": (plan.ranking[0], single), "job": job})))
+    assert str(found).endswith(f"pc alone would have taken 0:16 ({FIXED_STEPS})")
 
 
 @pytest.mark.parametrize("plan", [None, planning(None)])
@@ -80,7 +93,7 @@ def test_a_lost_machine_is_why() -> None:
     events += [lost, step(11, wait=6.0), *(step(n) for n in range(12, 21))]
     found = kept(reduce_events(events))
     assert found.why == ("air was away for 10 of 20 steps, and the others waited 5.8 s for it",)
-    assert found.times == "0:26 of training, 0:15 promised"  # half of the steps had half the samples
+    assert found.short.startswith("took 0:26 (0:15 promised")  # half of the steps had half the samples
 
 
 def test_a_slow_machine_and_slow_exchanges_are_why() -> None:
@@ -112,7 +125,7 @@ def test_at_their_own_pace_machines_divide_the_steps() -> None:
 
 
 def test_what_no_figure_tells_is_not_guessed() -> None:
-    assert str(kept(ran(compute=1.5))).endswith(": no recorded figure tells why")
+    assert ": no recorded figure tells why" in str(kept(ran(compute=1.5)))
 
 
 def test_the_ghost_of_a_loss_is_where_the_run_would_have_been() -> None:

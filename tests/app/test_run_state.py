@@ -53,6 +53,13 @@ def test_the_runs_step_is_what_every_member_at_work_has_done() -> None:
     assert reduce_events(events).step == 7
 
 
+def test_nobody_waits_for_a_machine_that_has_come() -> None:
+    waiting = [WarningEvent(time=0, message=f"waiting for {name}: its worker has not started yet") for name in "ab"]
+    joined = MemberEvent(member=0, time=1, status="joined", name="a")
+    assert [one.text for one in reduce_events([*waiting, joined]).warnings] == [waiting[1].message]
+    assert not reduce_events([*waiting, RunEvent(time=2, status="completed")]).warnings
+
+
 def test_a_newcomer_does_not_take_the_runs_steps_away() -> None:
     joins = MemberEvent(member=1, status="joined", name="b", message="joins a running group")
     assert reduce_events([step(28), RunEvent(status="paused"), joins]).step == 28

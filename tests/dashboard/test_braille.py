@@ -93,6 +93,12 @@ def test_a_tick_stands_where_its_value_is_drawn(plain: bool) -> None:
         assert not any(line.lstrip().startswith(f"{value:g}┤") and line.endswith(" ") for line in lines)
 
 
+@pytest.mark.parametrize(("value", "bottom"), [(0.0, 0.0), (0.5, 0.45), (-2.0, -2.2)])
+def test_one_value_has_no_axis_on_the_other_side_of_zero(value: float, bottom: float) -> None:
+    window = window_of([Curve([Point(step, value, value, value) for step in (1, 2)])])
+    assert window is not None and window.bottom == pytest.approx(bottom) and window.top > value
+
+
 def test_an_axis_of_one_step_names_no_other() -> None:
     assert drawn(ChartData(curves=(Curve([Point(1, 1, 1, 1)]),)), 40, 8)[-1].plain.split() == ["step", "1"]
 

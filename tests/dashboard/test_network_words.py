@@ -16,14 +16,18 @@ from tests.app.app_events import sync
 from training.events import PeerPath, SyncEvent, WaysEvent
 
 
-def way(strategy: str, speed_up: float, *members: str, samples: float = 0.0) -> Candidate:
+def way(strategy: str, speed_up: float, *members: str, samples: float = 0.0, steps: int = 100) -> Candidate:
     choice = Choice(strategy=strategy, codec="fp32", engine="mesh", members=members)
-    return Candidate(choice=choice, useful_speed_up=speed_up, step=0.5, samples_per_second=samples)
+    return Candidate(choice=choice, useful_speed_up=speed_up, step=0.5, steps=steps, samples_per_second=samples)
 
 
 def picture(chosen: int | None) -> Picture:
     job = Job(trainable=10, total=10, samples=100)
-    ranking = (way("diloco", 2.0, "a", "b"), way("allreduce", 1.25, "a", "b"), way("allreduce", 1.0, "a", samples=12.0))
+    ranking = (
+        way("diloco", 2.0, "a", "b"),
+        way("allreduce", 1.25, "a", "b", steps=160),
+        way("allreduce", 1.0, "a", samples=12.0),
+    )
     planning = Planning(job=job, preference="fastest", ranking=ranking, chosen=chosen)
     return Picture(Path("run"), reduce_events([*started(), *steps(1, 9)]), planning=planning)
 
@@ -33,7 +37,7 @@ def said(shown: Picture) -> str:
 
 
 def test_a_faster_way_is_named_with_its_predicted_gain() -> None:
-    assert "diloco, fp32, over 2 machines, predicted 1.60x as fast (500 ms a step)" in said(picture(1))
+    assert "a and b, merging in every step: the run would take 0:50 instead of 1:20" in said(picture(1))
 
 
 def test_the_fastest_way_gets_no_advice() -> None:
@@ -81,7 +85,7 @@ def test_who_owns_less_than_the_others_is_said() -> None:
     reasons = (Reason.of("group-wins", "diloco", members=2, useful=2, speed_up=2), slow)
     planned = replace(shown, planning=shown.planning.model_copy(update={"reasons": reasons}))
     lines = [line.plain for line in sums(planned)]
-    assert lines[1:] == ["b averages 6 % of every exchange (an even share: 50 %): its link is slow"]
+    assert lines[1:] == ["b merges 6 % of the weights instead of 50 %, because its link is slow"]
 
 
 def on_a_map(width: int = 118, height: int = 40) -> str:

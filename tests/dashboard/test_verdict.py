@@ -23,8 +23,19 @@ def words(state: RunState, now: float = BEGAN + 20, **more: Any) -> str:
 
 
 def test_a_run_that_goes_well() -> None:
-    alone = Alone("studio", 12.0)
-    assert words(going(), alone=alone) == "Healthy · 3/3 machines · 2.00x as fast as studio alone · done in 1:20"
+    assert words(going(), alone=Alone("studio", 12.0, 130.0)) == (
+        "Healthy · 3/3 machines · done in 1:20 · studio alone in 1:50"
+    )
+
+
+def test_with_fixed_steps_the_machine_alone_sees_fewer_samples() -> None:
+    alone = Alone("studio", 12.0, 100.0, 100, fixed_steps=True)
+    assert words(going(), alone=alone).endswith("done in 1:20 · studio alone in 1:20 (fewer samples)")
+
+
+def test_one_machine_is_not_held_against_itself() -> None:
+    lonely = reduce_events([*started(1), *steps(1, 20, ranks=[0])])
+    assert "alone" not in words(lonely, alone=Alone("studio", 3000.0, 60.0))
 
 
 def test_slower_than_one_machine_alone_is_never_healthy() -> None:
@@ -35,14 +46,14 @@ def test_slower_than_one_machine_alone_is_never_healthy() -> None:
 @pytest.mark.parametrize(
     ("cells", "shown"),
     [
-        (69, "Healthy · 3/3 machines · 2.00x as fast as studio alone · done in 1:20"),
-        (68, "Healthy · 3/3 machines · done in 1:20"),
+        (60, "Healthy · 3/3 machines · done in 1:20 · studio alone in 1:50"),
+        (59, "Healthy · 3/3 machines · done in 1:20"),
         (30, "Healthy · 3/3 machines"),
         (5, "Healthy · 3/3 machines"),
     ],
 )
 def test_whole_parts_go_where_there_is_no_room(cells: int, shown: str) -> None:
-    said = verdict(going(), BEGAN + 20, alone=Alone("studio", 12.0)).within(cells)
+    said = verdict(going(), BEGAN + 20, alone=Alone("studio", 12.0, 130.0)).within(cells)
     assert " · ".join((said.word, *said.parts)) == shown
 
 

@@ -31,6 +31,7 @@ from distributed.checks.findings import Finding
 from distributed.hosts.file import Machine
 from distributed.measuring.link_figures import LinkFigures, PairFigures
 from distributed.planning.document import Candidate, Choice
+from distributed.planning.run_time import RunTime
 from distributed.preparation.provision import Headway
 from distributed.ssh.access import AccessReport
 from distributed.ssh.errors import Stage
@@ -90,13 +91,24 @@ def pair(source: str, target: str, mbit: float = 940.0, back: float = 940.0, **f
 
 
 def way(
-    name: str, *members: str, index: int = 0, interval: int = 1, same_loss: float = 0.0, **more: Any
+    name: str,
+    *members: str,
+    index: int = 0,
+    interval: int = 1,
+    same_loss: float = 0.0,
+    beside: tuple[str, float] = ("", 0.0),
+    **more: Any,
 ) -> RankedCandidate:
     """A way to train as the planner says it: ``name`` is strategy and codec."""
     strategy, _, codec = name.partition(" ")
     choice = Choice(strategy=strategy, codec=codec, engine="mesh", members=members, interval=interval)
     candidate = Candidate(choice=choice, **{"speed_up": 1.0, "useful_speed_up": 1.0, **more})
-    return RankedCandidate(candidate, index, same_loss, interval, periodic=strategy == "diloco", recommended=not index)
+    seconds = candidate.steps * candidate.step
+    return RankedCandidate(
+        candidate, index, same_loss, interval, candidate.useful_speed_up,
+        time=RunTime(seconds, *beside) if seconds else None, exact=strategy == "allreduce",
+        periodic=strategy == "diloco", recommended=not index,
+    )  # fmt: skip
 
 
 def moved(one: RankedCandidate, interval: int) -> RankedCandidate:

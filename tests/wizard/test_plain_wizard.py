@@ -51,7 +51,7 @@ def test_the_same_plan_as_the_state_machine() -> None:
     answers = (
         ("Numbers to pick", "2"),
         ("NAME=VALUE", "learning_rate=0.01"),
-        ("H=STEPS", "H=20"),
+        ("every=STEPS", "every=20"),
         ("only save", "n mine"),
     )
     services, person = FakeServices(), ScriptedPerson(*answers)

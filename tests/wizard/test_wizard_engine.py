@@ -13,7 +13,7 @@ from app.wizard import actions as do
 from app.wizard.dependencies import blockers
 from app.wizard.engine import Wizard
 from app.wizard.records import AccessNeed, ItemStatus
-from app.wizard.state import Step, WizardState
+from app.wizard.state import Step, TaskKind, WizardState
 from tests.waiting import until, until_state
 from tests.wizard.fake_services import ANNA, BERT, BROKEN, HERE, FakeServices, locked, refused, stranger
 
@@ -66,6 +66,12 @@ def test_enter_enter_trains_on_this_computer(make: Make) -> None:
     assert state.launch.found.run == "/runs/1"
     assert services.requests[-1].machines == (HERE,)
     assert not any(name.startswith("access") or name in ("examine", "links") for name in services.asked)
+
+
+def test_a_machine_that_lets_nobody_in_is_not_noted_as_ok(make: Make) -> None:
+    wizard, why = with_machines(make, FakeServices(access={ANNA.name: refused(ANNA)}), ANNA.key), refused(ANNA).problem
+    on(wizard, Step.ACCESS)
+    until(lambda: [one.outcome for one in wizard.asked_for() if one.task.kind is TaskKind.ACCESS][:1] == [why])
 
 
 def test_nobody_waits_for_figures_where_there_is_nothing_to_choose(make: Make) -> None:

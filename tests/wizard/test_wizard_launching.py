@@ -85,10 +85,10 @@ def test_a_plan_says_what_changes_where(tmp_path: Path) -> None:
     plan = plan_of(PlanRequest((HERE, ANNA), Answers(profile="mine")), config)
     signs = {(row.sign, row.machine) for row in plan.changes}
     assert signs == {("+", "this computer"), ("~", "anna"), ("+", "anna")}
-    assert plan.encrypted == (SSH,) and plan.ports == ("SSH from this computer to each machine",)
+    assert plan.encrypted == (SSH,) and plan.network == ("SSH from this computer to each machine",)
     assert plan.command.endswith("distributed-train mine-2-machines") and len(plan.files) == 2
     alone = plan_of(PlanRequest((HERE,), Answers(profile="mine")), config)
-    assert (alone.way, alone.ports, alone.encrypted, alone.bytes_to_copy) == ("desk alone", (), (), 0)
+    assert (alone.way, alone.network, alone.encrypted, alone.bytes_to_copy) == ("desk alone", (), (), 0)
     assert list(tmp_path.iterdir()) == [config]
 
 
@@ -97,7 +97,9 @@ def test_a_plan_says_that_data_stay_where_they_are(tmp_path: Path) -> None:
     config.write_text(f"{CONFIG}local_data = true\n")
     plan = plan_of(PlanRequest((HERE, ANNA), Answers(profile="mine")), config)
     lines = list(plan_lines(StatePart(plan)))
-    assert f"  data: {DATA_STAY}" in lines and any("on anna: code and model in" in line for line in lines)
+    assert f"  data: {DATA_STAY}" in lines and any(
+        "on anna: copies what is missing of code and model" in line for line in lines
+    )
 
 
 @pytest.mark.parametrize(("chosen", "place"), [("anna", "anna"), ("desk", "this computer"), ("", "this computer")])

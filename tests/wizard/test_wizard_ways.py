@@ -39,7 +39,7 @@ def test_a_row_says_how_much_its_run_sees() -> None:
     assert group.candidate.global_batch == 2 * alone.candidate.global_batch
     assert group.candidate.steps == alone.candidate.steps == 100
     assert group.seconds >= alone.seconds and group.same_loss_seconds < alone.same_loss_seconds
-    assert f"a step of {group.candidate.global_batch} samples" in way_words(group)
+    assert f"100 steps of {group.candidate.global_batch} samples" in way_words(group)
 
 
 @pytest.mark.parametrize(
