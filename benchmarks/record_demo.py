@@ -11,6 +11,7 @@ lost at a moment that stands below, and comes back.
 from __future__ import annotations
 
 import argparse
+import gzip
 import os
 import random
 import sys
@@ -19,20 +20,24 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from app.demo import RECORD
+from app.demo.course import Course
 from app.demo.services import recommended
 from distributed.planning.simulated import ClusterClock, Machines
-from training.events import Event, StepEvent
+from training.events import EvaluationEvent, Event, StepEvent
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
 from training.plan import RunPlan
 from training.run_folder import RunFolder
 from training.simulated.clock import Absence, Cost
+from training.tasks.predictions import FOLDER
+from training.tasks.showcase import NAME, read_showcase
 
 MACHINES = 3
 VICTIM = "demo-studio"
-LOST_AT, AWAY = 48.0, 15.0
+LOST_AT, AWAY = 41.6, 9.0
 """Simulated seconds: when the victim is lost, and for how long it does not answer."""
-THREADS = 1
+THREADS = 2
 
 
 class ScriptedClock(ClusterClock):
@@ -56,7 +61,7 @@ def plan() -> RunPlan:
     assert planned.figures is not None
     profile = planned.plan.profile
     training = profile.training.model_copy(update={"device": "cpu", "threads": THREADS})
-    evaluation = profile.evaluation.model_copy(update={"eval_interval": 100})
+    evaluation = profile.evaluation.model_copy(update={"eval_interval": 50})
     profile = profile.model_copy(update={"training": training, "evaluation": evaluation})
     machines = Machines(planned.figures)
     simulated = machines.clocked(plan_local_run(profile, MACHINES, simulated=True))
@@ -69,7 +74,7 @@ def plan() -> RunPlan:
 
 def record(folder: Path) -> None:
     """Train, and leave the run in ``folder``."""
-    os.environ["PYTHONPATH"] = str(ROOT)
+    os.environ |= {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive"}
 
     def tell(event: Event) -> None:
         if not isinstance(event, StepEvent) or event.step % 10 == 0:
@@ -82,6 +87,36 @@ def record(folder: Path) -> None:
         print(training.wait())
 
 
+def keep(folder: Path) -> None:
+    """Write the package's record from the run that was recorded."""
+    (path,) = (one.parent for one in folder.glob("*/plan.json"))
+    events = list(RunFolder.open(path).events())
+    steps = {(one.member, one.step): one for one in events if isinstance(one, StepEvent)}
+    last = max(step for _, step in steps)
+    losses = [[_rounded(steps.get((rank, step)), "loss") for step in range(1, last + 1)] for rank in range(MACHINES)]
+    norms = [_rounded(steps.get((0, step)), "grad_norm") for step in range(1, last + 1)]
+    evaluations = [one for one in events if isinstance(one, EvaluationEvent)]
+    shown = read_showcase(path / FOLDER / NAME)
+    assert shown is not None, "the run has no samples"
+    samples = tuple(one.model_copy(update={"sound": "", "soundless": ""}) for one in shown.samples)
+    course = Course.model_validate(
+        {
+            "losses": losses,
+            "norms": norms,
+            "evaluations": evaluations,
+            "showcase": shown.model_copy(update={"samples": samples}),
+        }
+    )
+    with gzip.GzipFile(RECORD / "course.json.gz", "wb", mtime=0) as stream:
+        stream.write(course.model_dump_json(exclude_none=False).encode())
+    print(f"{last} steps, {(RECORD / 'course.json.gz').stat().st_size} bytes")
+
+
+def _rounded(event: StepEvent | None, name: str) -> float | None:
+    value = None if event is None else getattr(event, name)
+    return None if value is None else float(f"{value:.4g}")
+
+
 def main() -> None:
     """Record, or keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -90,6 +125,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.what == "run":
         record(given.folder)
+    else:
+        keep(given.folder)
 
 
 if __name__ == "__main__":

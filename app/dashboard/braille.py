@@ -18,6 +18,8 @@ from app.run_series import Point
 from app.shell.text import DOTS, together
 
 BAND, LINE = 0, 1
+_BAND_SIGN = "░"
+"""One shade for a whole cell: points of their own for each column would look like rain."""
 PATTERNS = ((1, 0), (6, 4), (2, 2), (12, 4), (1, 3))
 """Columns of points that are drawn, and that are left out: a line, dashes, dots; long dashes, dots far apart."""
 SAMPLES = ("━", "╍", "┅", "╸", "┈")
@@ -118,8 +120,7 @@ class Raster:
         for column, *_, point in columns if curve.band else ():
             low, high = self._row(_low(point, window.log), window), self._row(point.high, window)
             for row in range(high, low + 1):
-                if self._ascii or (row + column) % 2 == 0:
-                    self._set(BAND, column, row, curve.band)
+                self._set(BAND, column, row, curve.band)
         if curve.style:
             self._draw_line(columns, curve, window)
 
@@ -134,7 +135,7 @@ class Raster:
             for column, layer in product(range(self.width), (BAND, LINE)):
                 place = row * self.width + column
                 if bits := self._bits[layer].get(place):
-                    sign = (":", "*")[layer] if self._ascii else chr(0x2800 + bits)
+                    sign = (":", "*")[layer] if self._ascii else (_BAND_SIGN, chr(0x2800 + bits))[layer]
                     cells[column] = (sign, self._styles[layer][place])
             yield together(cells)
 

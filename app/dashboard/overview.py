@@ -141,7 +141,7 @@ class OverviewPane(Pane):
     """Progress, loss, machines, latest events."""
 
     ABOUT = (
-        "Loss of all machines (line: smoothed, dots: least to greatest), below it synchronisations (┴), evaluations "
+        "Loss of all machines (line: smoothed, band: least to greatest), below it synchronisations (┴), evaluations "
         "(◆), machines lost (✗) and back (+). Then a line for each machine, on the same axis: the higher, the more it "
         "computed and the less it waited; lost (✗) and why, back (+), snapshot (◇); at the right its samples/s and its "
         "waiting. Dotted: what the plan promised, and the loss as it would be at the pace that was promised."
@@ -285,10 +285,8 @@ def _result(picture: Picture, most: int, width: int) -> Content:
     if (kept := picture.outcome) is not None:
         told, room = literal(str(kept)).wrap(max(20, width)), (2 if most < 9 else 3) + (not model)
         figures[:0] = told if len(told) <= room else [*told[: room - 1], told[room - 1].truncate(width - 2) + " …"]
-    following = Content.assemble(
-        ("next    ", "$text-muted"), literal("n lists what to type: use it, compare it, rerun it")
-    )
-    shown = sample_lines(picture.showcase, width, 1 if most < 9 else 3) if picture.showcase else []
+    following = Content.assemble(("next    ", "$text-muted"), literal("n: hear the model, open the report, go on"))
+    shown = sample_lines(picture.showcase, width, 1 if most < 12 else 3) if picture.showcase else []
     return Content("\n").join([*figures[: most - 1 - len(model) - len(shown) // 3], *shown, *model, following])
 
 

@@ -20,15 +20,17 @@ from app.dashboard.commands import Commands, Proof, Reporting, StopDialog
 from app.dashboard.logs import LogsPane
 from app.dashboard.machines import MachinesPane
 from app.dashboard.network import NetworkPane
+from app.dashboard.next_steps import NextDialog, train_here
 from app.dashboard.overview import EventsPane, OverviewPane
 from app.dashboard.pane import LEVELS, Pane, Words
 from app.dashboard.reader import Picture, RunReader
 from app.dashboard.samples import SamplesDialog
+from app.demo import PROFILE
 from app.follow import Follower
 from app.history import because
 from app.report import next_commands
 from app.shell.base_screen import BaseScreen
-from app.shell.dialogs import CommandsDialog, QuestionDialog, TextDialog
+from app.shell.dialogs import QuestionDialog, TextDialog
 from app.shell.keys import Key, bindings
 from app.shell.text import literal
 from app.verdict import RunVerdict, verdict
@@ -50,7 +52,9 @@ TABS: tuple[tuple[str, str, type[Pane]], ...] = (
     ("5", "Logs", LogsPane),
     ("6", "Events", EventsPane),
 )
-_NEXT = "After a run: what to type to use its model, compare it, or train again."
+_NEXT = "After a run: hear its model, see the report, or what to type to go on."
+_PROGRAMS = ("cli_typer.py", "muster")
+"""What a command may begin with that starts a run."""
 _SAMPLES = "What the model makes of a few held-out samples, before and after training."
 _OF_TABS = {key.key: key for _, _, kind in TABS for key in kind.KEYS}
 
@@ -345,14 +349,28 @@ class DashboardScreen(BaseScreen):
         ended = self.picture.ended
         if ended is None:
             return []
+        return [*([train_here()] if self._is_tour else []), *next_commands(ended), *self._again()]
+
+    @property
+    def _is_tour(self) -> bool:
+        plan = self.picture.plan
+        return plan is not None and plan.profile.name == PROFILE
+
+    def _again(self) -> list[str]:
+        """Return what starts this run once more, where one command did."""
         metadata = self.picture.metadata
-        again = command_line(*metadata.command[1:]) if metadata is not None and metadata.command else ""
-        return [*next_commands(ended), *([again] if again else [])]
+        program, *words = metadata.command if metadata is not None and metadata.command else [""]
+        return [command_line(*words)] if Path(program).name in _PROGRAMS and not self._is_tour else []
 
     def action_next(self) -> None:
-        """List what to type after this run."""
-        if commands := self._next_commands():
-            self.app.push_screen(CommandsDialog("What next?", commands))
+        """Offer what can be done with the model, and what to type."""
+        commands, ended, plan = self._next_commands(), self.picture.ended, self.picture.plan
+        if ended is None or plan is None or not commands:
+            return
+        model = ended.model if plan.profile.model.trait == "speech" else None
+        base = "" if plan.profile.model.from_scratch else plan.profile.model.model_path
+        samples = self.picture.showcase.samples if self.picture.showcase else ()
+        self.app.push_screen(NextDialog(commands, model, base, samples, self.action_report))
 
     def action_samples(self) -> None:
         """Show what the model makes of a few samples."""
