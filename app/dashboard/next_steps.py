@@ -21,14 +21,19 @@ from textual.widgets import Static
 
 from app.console import command_line, program_words, visible
 from app.dashboard.samples import sample_texts
+from app.demo import PROFILE
+from app.report import Ended, next_commands
 from app.shell.dialogs import CommandDialog, CommandsDialog, Dialog
 from app.shell.keys import Key
 from app.shell.text import StatusMark
 from profiles.errors import BadInput, MusterError
+from training.plan import RunMetadata
 from training.tasks.showcase import Sample
 
 SECONDS = 5.0
 """That are recorded from the microphone."""
+_PROGRAMS = ("cli_typer.py", "muster")
+"""What a command begins with that starts a run."""
 _EVERY = 0.25
 _LONGEST = 600.0
 """Seconds after which a model that was asked has not answered."""
@@ -109,8 +114,8 @@ class Listening:
                 self.stage = "the new model listens"
                 self.heard = Heard(first, self._ask(after, file), self._said)
         except (MusterError, OSError, subprocess.SubprocessError) as error:
-            hint = f" ({error.hint})" if isinstance(error, MusterError) and error.hint else ""
-            self.problem = f"{error}{hint}" if not isinstance(error, MusterError) else f"{error.message}{hint}"
+            hint = error.hint if isinstance(error, MusterError) else ""
+            self.problem = f"{error.message if isinstance(error, MusterError) else error}{hint and f' ({hint})'}"
 
 
 class ListeningDialog(Dialog):
@@ -162,7 +167,6 @@ class NextDialog(CommandsDialog):
         Binding("r", "report", show=False),
         Binding("t", "friend", show=False),
     ]
-    _CLIP = "a held-out clip"
 
     def __init__(
         self,
@@ -230,6 +234,17 @@ def _actions(model: Path | None, samples: Sequence[Sample]) -> dict[str, str]:
     return actions
 
 
-def train_here() -> str:
-    """Return what trains the job of the tour on this computer."""
-    return command_line("distributed-train", "demo")
+def models_of(ended: Ended) -> tuple[Path | None, str]:
+    """Return the model of a run, where it hears, and what it was trained from; empty: from nothing."""
+    model = ended.plan.profile.model
+    return ended.model if model.trait == "speech" else None, "" if model.from_scratch else model.model_path
+
+
+def commands_after(ended: Ended, metadata: RunMetadata | None) -> list[str]:
+    """Return what to type after a run: of the tour, what trains its job on this computer; of others to go on with the
+    model, and what starts them once more."""
+    following = next_commands(ended)
+    if ended.plan.profile.name == PROFILE:
+        return [command_line("distributed-train", "demo"), *following]
+    program, *words = metadata.command if metadata is not None and metadata.command else [""]
+    return [*following, *([command_line(*words)] if Path(program).name in _PROGRAMS else [])]

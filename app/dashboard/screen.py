@@ -14,21 +14,19 @@ from textual.notifications import SeverityLevel
 from textual.style import Style
 from textual.widgets import ContentSwitcher
 
-from app.console import command_about, command_line, visible
+from app.console import command_about, visible
 from app.dashboard.charts import ChartsPane
 from app.dashboard.commands import Commands, Proof, Reporting, StopDialog
 from app.dashboard.logs import LogsPane
 from app.dashboard.machines import MachinesPane
 from app.dashboard.network import NetworkPane
-from app.dashboard.next_steps import NextDialog, train_here
+from app.dashboard.next_steps import NextDialog, commands_after, models_of
 from app.dashboard.overview import EventsPane, OverviewPane
 from app.dashboard.pane import LEVELS, Pane, Words
 from app.dashboard.reader import Picture, RunReader
 from app.dashboard.samples import SamplesDialog
-from app.demo import PROFILE
 from app.follow import Follower
 from app.history import because
-from app.report import next_commands
 from app.shell.base_screen import BaseScreen
 from app.shell.dialogs import QuestionDialog, TextDialog
 from app.shell.keys import Key, bindings
@@ -53,8 +51,6 @@ TABS: tuple[tuple[str, str, type[Pane]], ...] = (
     ("6", "Events", EventsPane),
 )
 _NEXT = "After a run: hear its model, see the report, or what to type to go on."
-_PROGRAMS = ("cli_typer.py", "muster")
-"""What a command may begin with that starts a run."""
 _SAMPLES = "What the model makes of a few held-out samples, before and after training."
 _OF_TABS = {key.key: key for _, _, kind in TABS for key in kind.KEYS}
 
@@ -347,30 +343,14 @@ class DashboardScreen(BaseScreen):
     def _next_commands(self) -> list[str]:
         """Return what to type after this run has ended; nothing while it goes on."""
         ended = self.picture.ended
-        if ended is None:
-            return []
-        return [*([train_here()] if self._is_tour else []), *next_commands(ended), *self._again()]
-
-    @property
-    def _is_tour(self) -> bool:
-        plan = self.picture.plan
-        return plan is not None and plan.profile.name == PROFILE
-
-    def _again(self) -> list[str]:
-        """Return what starts this run once more, where one command did."""
-        metadata = self.picture.metadata
-        program, *words = metadata.command if metadata is not None and metadata.command else [""]
-        return [command_line(*words)] if Path(program).name in _PROGRAMS and not self._is_tour else []
+        return [] if ended is None else commands_after(ended, self.picture.metadata)
 
     def action_next(self) -> None:
         """Offer what can be done with the model, and what to type."""
-        commands, ended, plan = self._next_commands(), self.picture.ended, self.picture.plan
-        if ended is None or plan is None or not commands:
-            return
-        model = ended.model if plan.profile.model.trait == "speech" else None
-        base = "" if plan.profile.model.from_scratch else plan.profile.model.model_path
-        samples = self.picture.showcase.samples if self.picture.showcase else ()
-        self.app.push_screen(NextDialog(commands, model, base, samples, self.action_report))
+        ended, found = self.picture.ended, self.picture.showcase
+        if ended is not None and (commands := self._next_commands()):
+            samples = found.samples if found is not None and found.kind == "speech" else ()
+            self.app.push_screen(NextDialog(commands, *models_of(ended), samples, self.action_report))
 
     def action_samples(self) -> None:
         """Show what the model makes of a few samples."""

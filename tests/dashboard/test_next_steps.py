@@ -99,5 +99,5 @@ def test_r_opens_the_report_and_t_tells_how_a_friend_opens_the_model(tmp_path: P
 
 @pytest.mark.slow
 def test_a_run_without_a_model_shows_what_was_kept_of_its_clips(tmp_path: Path) -> None:
-    screen = show(dialog(tmp_path, model=None), "enter", until="kitten blend")
+    screen = show(dialog(tmp_path, model=None), "enter", until="kitten")
     assert in_order(screen, "said", "before", "after")
