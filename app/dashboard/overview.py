@@ -25,6 +25,7 @@ from app.dashboard.charts import (
     sample,
     value_text,
 )
+from app.dashboard.network import link_map
 from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
 from app.dashboard.ribbons import strips
@@ -133,6 +134,8 @@ def what(one: Happening, picture: Picture) -> str:
 
 SMOOTHING = 0.8
 _SHORTEST_BAR, _LONGEST_BAR = 6, 18
+_TALL = 36
+"""Lines from which on the map of the machines has room."""
 _AROUND = 3
 """Lines that are neither of the charts nor of the words under them."""
 
@@ -152,6 +155,7 @@ class OverviewPane(Pane):
     OverviewPane #charts { height: 1fr; margin-top: 1; }
     OverviewPane #others { width: 40%; display: none; }
     .-wide OverviewPane #others { display: block; margin-left: 2; }
+    OverviewPane #links { height: auto; margin-top: 1; }
     OverviewPane #latest { height: auto; margin-top: 1; text-wrap: nowrap; text-overflow: ellipsis; }
     """
 
@@ -162,6 +166,7 @@ class OverviewPane(Pane):
             with Vertical(id="others"):
                 yield Chart(id="error-rate")
                 yield Chart(id="rate")
+                yield Words(id="links")
         yield Words(id="latest")
 
     def draw(self, picture: Picture) -> None:
@@ -178,6 +183,10 @@ class OverviewPane(Pane):
             both = height - latest.plain.count("\n") - 1 - _AROUND >= 2 * LEAST_CHART
             error.display = both or bool(state.evaluations)
             rate.display = both or not error.display
+            links = self.query_one("#links", Words)
+            drawing = link_map(picture, links.size.width or width * 2 // 5, height)
+            links.display = height >= _TALL and bool(drawing)
+            links.show(drawing)
             error.show(_error_chart(picture))
             rate.show(_rate_chart(picture))
 
