@@ -7,7 +7,8 @@ import contextlib
 import ipaddress
 import os
 import sys
-from collections.abc import Sequence
+import webbrowser
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -311,8 +312,17 @@ def web(
         for line in _meaning(listen, listener.getsockname()[1]):
             say(line)
     say("open this address (it works once); Enter makes a new one, Ctrl-C ends:")
-    server.serve(path, listener, show_line)
+    server.serve(path, listener, _show_address)
     return ExitCode.DONE
+
+
+def _show_address(address: str, open_page: Callable[[str], bool] = webbrowser.open) -> None:
+    """Print an address, and open it where there is a browser that the person sees."""
+    from app.html_report.page import has_browser  # only when asked for
+
+    show_line(address)
+    if has_browser():
+        open_page(address)
 
 
 def _meaning(address: str, port: int) -> list[str]:

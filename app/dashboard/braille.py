@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from typing import NamedTuple
 
 from textual.content import Content
@@ -18,6 +18,8 @@ from app.run_series import Point
 from app.shell.text import DOTS, together
 
 BAND, LINE = 0, 1
+_BAND_SIGN = "░"
+"""One shade for a whole cell: points of their own for each column would look like rain."""
 PATTERNS = ((1, 0), (6, 4), (2, 2), (12, 4), (1, 3))
 """Columns of points that are drawn, and that are left out: a line, dashes, dots; long dashes, dots far apart."""
 SAMPLES = ("━", "╍", "┅", "╸", "┈")
@@ -116,13 +118,26 @@ class Raster:
     def draw(self, curve: Curve, window: Window) -> None:
         """Draw a curve over what is there; lines always lie over bands."""
         columns = self._columns(curve, window)
-        for column, *_, point in columns if curve.band else ():
-            low, high = self._row(_low(point, window.log), window), self._row(point.high, window)
+        for column, low, high in self._edges(columns, curve, window) if curve.band else ():
             for row in range(high, low + 1):
-                if self._ascii or (row + column) % 2 == 0:
-                    self._set(BAND, column, row, curve.band)
+                self._set(BAND, column, row, curve.band)
         if curve.style:
             self._draw_line(columns, curve, window)
+
+    def _edges(self, columns: Sequence[_Column], curve: Curve, window: Window) -> Iterator[tuple[int, int, int]]:
+        """Yield for each column of points the rows of least and greatest, straight from one point to the next."""
+        rows = [(self._row(_low(one.point, window.log), window), self._row(one.point.high, window)) for one in columns]
+        for (one, (low, high)), (after, (next_low, next_high)) in pairwise(zip(columns, rows, strict=True)):
+            across = after.column - one.column if after.first - one.point.step <= curve.gap else 1
+            for column in range(across):
+                share = column / across
+                yield (
+                    one.column + column,
+                    round(low + share * (next_low - low)),
+                    round(high + share * (next_high - high)),
+                )
+        for one, (low, high) in zip(columns[-1:], rows[-1:], strict=True):
+            yield one.column, low, high
 
     def line_of(self, value: float, window: Window) -> int:
         """Return the line of cells, from the top, in which a value is drawn."""
@@ -135,7 +150,7 @@ class Raster:
             for column, layer in product(range(self.width), (BAND, LINE)):
                 place = row * self.width + column
                 if bits := self._bits[layer].get(place):
-                    sign = (":", "*")[layer] if self._ascii else chr(0x2800 + bits)
+                    sign = (":", "*")[layer] if self._ascii else (_BAND_SIGN, chr(0x2800 + bits))[layer]
                     cells[column] = (sign, self._styles[layer][place])
             yield together(cells)
 

@@ -36,7 +36,7 @@ _LEAST_ROWS = 4
 LEAST_CHART = 3 + _LEAST_ROWS
 """Lines of a chart: where two would be lower, one is shown."""
 BAND_STYLE = "$primary 45%"
-"""Of the dots from least to greatest."""
+"""Of the band from least to greatest."""
 _MOST_MARKS = 24
 """Synchronisations beyond which their marks would only be a line."""
 
@@ -287,9 +287,7 @@ class ChartsPane(Pane):
         Key("right_square_bracket", "pane(']')", "Forth", "Move the zoomed part to the right.", shown=False),
         Key("u", "pane('u')", "Former", "Draw the next older run of this profile beneath."),
     )
-    ABOUT = (
-        "Pick a series with the arrows; '/' filters them. The line is smoothed, the dots reach from least to greatest."
-    )
+    ABOUT = "Pick a series with the arrows; '/' filters them. The line is smoothed, the band is least to greatest."
     SCOPED_CSS = False
     DEFAULT_CSS = """
     ChartsPane #series { width: 32; height: 100%; margin-right: 1; }

@@ -6,14 +6,16 @@ import dataclasses
 import statistics
 
 from textual.app import ComposeResult
-from textual.containers import Horizontal
+from textual.containers import Horizontal, Vertical
 from textual.content import Content
 
-from app.dashboard.charts import value_text
+from app.dashboard.braille import Curve
+from app.dashboard.charts import COLOURS, Chart, ChartData, marks, sample, value_text
 from app.dashboard.one_machine import ROOM, OneMachine
 from app.dashboard.pane import Pane, Words, seconds_text, shares_bar, state_of
 from app.dashboard.reader import Picture
 from app.member_state import MemberState
+from app.run_series import of_member, smoothed
 from app.shell.row_table import RowTable
 from app.shell.text import MARGIN, TableColumn, TableRow, literal, widths
 from app.verdict import age, lag, slowest
@@ -38,6 +40,8 @@ COLUMNS = (
     TableColumn("age", "heard", right=True, least=5, rank=1),
 )
 _BAR = 12
+_TALL = 30
+"""Lines from which on the machines' paces have room under the table."""
 _AWAY = ("lost", "failed", "left")
 _SILENT = 5.0
 """Seconds of silence that are worth a colour."""
@@ -56,13 +60,17 @@ class MachinesPane(Pane):
     DEFAULT_CSS = """
     MachinesPane #who { height: auto; padding-bottom: 1; }
     MachinesPane Horizontal { height: 1fr; }
+    MachinesPane Vertical { width: 1fr; height: 1fr; }
     MachinesPane RowTable { width: 1fr; height: 1fr; }
+    MachinesPane #paces { height: 45%; display: none; }
     """
 
     def compose(self) -> ComposeResult:
         yield Words(id="who")
         with Horizontal():
-            yield RowTable(COLUMNS, empty="No machine has reported yet.", id="rows")
+            with Vertical():
+                yield RowTable(COLUMNS, empty="No machine has reported yet.", id="rows")
+                yield Chart(id="paces")
             yield OneMachine()
 
     def draw(self, picture: Picture) -> None:
@@ -70,6 +78,10 @@ class MachinesPane(Pane):
         columns, rows = table_of(picture)
         table, beside = self.query_one(RowTable), self.query_one(OneMachine)
         table.show(rows, columns=columns)
+        paces = self.query_one("#paces", Chart)
+        paces.display = self.size.height >= _TALL
+        if paces.display:
+            paces.show(_paces(picture))
         beside.display = self.size.width >= ROOM and self.selected is not None
         if beside.display and self.selected is not None and table.row is not None:
             shown = widths(columns, rows, table.scrollable_content_region.width - MARGIN)
@@ -85,6 +97,19 @@ class MachinesPane(Pane):
         """Rank of the machine under the cursor."""
         key = self.query_one(RowTable).cursor
         return int(key) if key else None
+
+
+def _paces(picture: Picture) -> ChartData:
+    """Return how fast each machine trains."""
+    curves, legend = [], []
+    for place, rank in enumerate(sorted(picture.state.curves)):
+        series = of_member(picture.state.curves, rank, "samples/s")
+        curve = Curve(
+            smoothed(series.points(), 0.6), COLOURS[place % len(COLOURS)], gap=8.0 * series.width, pattern=place % 5
+        )
+        curves.append(curve)
+        legend.append((sample(picture.name(rank), curve), curve.style))
+    return ChartData("samples/s", tuple(curves), marks(picture.state), tuple(legend), zero=True)
 
 
 def who_is_slow(picture: Picture) -> Content:

@@ -25,6 +25,7 @@ from app.dashboard.charts import (
     sample,
     value_text,
 )
+from app.dashboard.network import link_map
 from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
 from app.dashboard.ribbons import strips
@@ -133,6 +134,8 @@ def what(one: Happening, picture: Picture) -> str:
 
 SMOOTHING = 0.8
 _SHORTEST_BAR, _LONGEST_BAR = 6, 18
+_TALL = 36
+"""Lines from which on the map of the machines has room."""
 _AROUND = 3
 """Lines that are neither of the charts nor of the words under them."""
 
@@ -141,7 +144,7 @@ class OverviewPane(Pane):
     """Progress, loss, machines, latest events."""
 
     ABOUT = (
-        "Loss of all machines (line: smoothed, dots: least to greatest), below it synchronisations (┴), evaluations "
+        "Loss of all machines (line: smoothed, band: least to greatest), below it synchronisations (┴), evaluations "
         "(◆), machines lost (✗) and back (+). Then a line for each machine, on the same axis: the higher, the more it "
         "computed and the less it waited; lost (✗) and why, back (+), snapshot (◇); at the right its samples/s and its "
         "waiting. Dotted: what the plan promised, and the loss as it would be at the pace that was promised."
@@ -152,6 +155,7 @@ class OverviewPane(Pane):
     OverviewPane #charts { height: 1fr; margin-top: 1; }
     OverviewPane #others { width: 40%; display: none; }
     .-wide OverviewPane #others { display: block; margin-left: 2; }
+    OverviewPane #links { height: auto; margin-top: 1; }
     OverviewPane #latest { height: auto; margin-top: 1; text-wrap: nowrap; text-overflow: ellipsis; }
     """
 
@@ -162,6 +166,7 @@ class OverviewPane(Pane):
             with Vertical(id="others"):
                 yield Chart(id="error-rate")
                 yield Chart(id="rate")
+                yield Words(id="links")
         yield Words(id="latest")
 
     def draw(self, picture: Picture) -> None:
@@ -178,6 +183,10 @@ class OverviewPane(Pane):
             both = height - latest.plain.count("\n") - 1 - _AROUND >= 2 * LEAST_CHART
             error.display = both or bool(state.evaluations)
             rate.display = both or not error.display
+            links = self.query_one("#links", Words)
+            drawing = link_map(picture, links.size.width or width * 2 // 5, height)
+            links.display = height >= _TALL and bool(drawing)
+            links.show(drawing)
             error.show(_error_chart(picture))
             rate.show(_rate_chart(picture))
 
@@ -285,10 +294,8 @@ def _result(picture: Picture, most: int, width: int) -> Content:
     if (kept := picture.outcome) is not None:
         told, room = literal(str(kept)).wrap(max(20, width)), (2 if most < 9 else 3) + (not model)
         figures[:0] = told if len(told) <= room else [*told[: room - 1], told[room - 1].truncate(width - 2) + " …"]
-    following = Content.assemble(
-        ("next    ", "$text-muted"), literal("n lists what to type: use it, compare it, rerun it")
-    )
-    shown = sample_lines(picture.showcase, width, 1 if most < 9 else 3) if picture.showcase else []
+    following = Content.assemble(("next    ", "$text-muted"), literal("n: hear the model, open the report, go on"))
+    shown = sample_lines(picture.showcase, width, 1 if most < 12 else 3) if picture.showcase else []
     return Content("\n").join([*figures[: most - 1 - len(model) - len(shown) // 3], *shown, *model, following])
 
 

@@ -20,17 +20,22 @@ class SamplesDialog(Dialog):
         lines = [literal(found.rule + how, "$text-muted")]
         for one in found.samples:
             lines += [Content(""), _heading(found.kind, one)]
-            lines += [_line(name, text) for name, text in rows(found.kind, one)]
+            lines += sample_texts(found.kind, one)
         if any(one.sound for one in found.samples):
             lines += [Content(""), literal("The report (o) plays them.", "$text-muted")]
         super().__init__(TITLES[found.kind], *lines)
 
 
+def sample_texts(kind: str, one: Sample) -> list[Content]:
+    """Return what was said, what the model made of it before, and after."""
+    return [_line(name, text) for name, text in rows(kind, one)]
+
+
 def sample_lines(found: Showcase, width: int, most: int) -> list[Content]:
-    """Return the first samples in short: what was made of each before and after."""
+    """Return the first samples in short: what was said, and what was made of it before and after."""
     lines = []
     for one in found.samples[:most]:
-        texts = [(name, text) for name, text in rows(found.kind, one) if name in ("before", "after")]
+        texts = [(name, text) for name, text in rows(found.kind, one) if name in ("said", "before", "after")]
         lines += [_line(name, text) for name, text in texts] or [_heading(found.kind, one)]
     return [line.truncate(max(1, width), ellipsis=True) for line in lines]
 

@@ -14,21 +14,21 @@ from textual.notifications import SeverityLevel
 from textual.style import Style
 from textual.widgets import ContentSwitcher
 
-from app.console import command_about, command_line, visible
+from app.console import command_about, visible
 from app.dashboard.charts import ChartsPane
 from app.dashboard.commands import Commands, Proof, Reporting, StopDialog
 from app.dashboard.logs import LogsPane
 from app.dashboard.machines import MachinesPane
 from app.dashboard.network import NetworkPane
+from app.dashboard.next_steps import NextDialog, commands_after, models_of
 from app.dashboard.overview import EventsPane, OverviewPane
 from app.dashboard.pane import LEVELS, Pane, Words
 from app.dashboard.reader import Picture, RunReader
 from app.dashboard.samples import SamplesDialog
 from app.follow import Follower
 from app.history import because
-from app.report import next_commands
 from app.shell.base_screen import BaseScreen
-from app.shell.dialogs import CommandsDialog, QuestionDialog, TextDialog
+from app.shell.dialogs import QuestionDialog, TextDialog
 from app.shell.keys import Key, bindings
 from app.shell.text import literal
 from app.verdict import RunVerdict, verdict
@@ -50,7 +50,7 @@ TABS: tuple[tuple[str, str, type[Pane]], ...] = (
     ("5", "Logs", LogsPane),
     ("6", "Events", EventsPane),
 )
-_NEXT = "After a run: what to type to use its model, compare it, or train again."
+_NEXT = "After a run: hear its model, see the report, or what to type to go on."
 _SAMPLES = "What the model makes of a few held-out samples, before and after training."
 _OF_TABS = {key.key: key for _, _, kind in TABS for key in kind.KEYS}
 
@@ -343,16 +343,14 @@ class DashboardScreen(BaseScreen):
     def _next_commands(self) -> list[str]:
         """Return what to type after this run has ended; nothing while it goes on."""
         ended = self.picture.ended
-        if ended is None:
-            return []
-        metadata = self.picture.metadata
-        again = command_line(*metadata.command[1:]) if metadata is not None and metadata.command else ""
-        return [*next_commands(ended), *([again] if again else [])]
+        return [] if ended is None else commands_after(ended, self.picture.metadata)
 
     def action_next(self) -> None:
-        """List what to type after this run."""
-        if commands := self._next_commands():
-            self.app.push_screen(CommandsDialog("What next?", commands))
+        """Offer what can be done with the model, and what to type."""
+        ended, found = self.picture.ended, self.picture.showcase
+        if ended is not None and (commands := self._next_commands()):
+            samples = found.samples if found is not None and found.kind == "speech" else ()
+            self.app.push_screen(NextDialog(commands, *models_of(ended), samples, self.action_report))
 
     def action_samples(self) -> None:
         """Show what the model makes of a few samples."""

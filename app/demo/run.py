@@ -6,18 +6,18 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import os
 import random
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.demo import PROFILE, RECORD
+from app.demo import PROFILE
+from app.demo.course import LOG, Script, recorded_course
 from app.run_state import RunState, apply
 from distributed.planning.feedback import keep_planning, prediction_metrics
 from distributed.planning.reasons import why_in_words
@@ -28,64 +28,31 @@ from training.events import (
     EvaluationEvent,
     Event,
     MemberEvent,
-    ProgressEvent,
     RunEvent,
     SnapshotEvent,
     StepEvent,
     SyncEvent,
     TimingEvent,
     UnknownEvent,
-    from_line,
 )  # fmt: skip
 from training.outcome import figures_of, write_end
 from training.plan import FinalStatus, RunPlan
 from training.processes import BackgroundProcess, told_run
 from training.run_folder import RunFolder
+from training.tasks.predictions import FOLDER
+from training.tasks.showcase import NAME
 
 if TYPE_CHECKING:
     from distributed.launcher import Planned
 
-HEADER, LOG = "record", "log"
-"""Kinds of lines that are no events: the first one, and a line of a log."""
 _POLL = 0.05
 _DURATIONS = ("compute", "wait", "transfer", "seconds")
 _WITH_DURATIONS = (StepEvent, SyncEvent, EvaluationEvent, SnapshotEvent, TimingEvent)
 
 
-def recorded(plan: RunPlan) -> list[Event]:
-    """Return what happened to the members of a plan, with times from the start of the run on."""
-    with gzip.open(RECORD / "run.jsonl.gz") as stream:
-        header, *lines = (from_line(line) for line in stream)
-    names: Sequence[str] = _extra(header)["members"]
-    own = [member.name for member in plan.members]
-    ranks = {rank: own.index(name) for rank, name in enumerate(names) if name in own}
-    absent = [name for name in names if name not in own]
-    return [kept for line in lines if (kept := _of_plan(line, plan, ranks, absent)) is not None]
-
-
-def _extra(line: Event) -> Mapping[str, Any]:
-    return line.model_extra or {}
-
-
-def _of_plan(event: Event, plan: RunPlan, ranks: Mapping[int, int], absent: Sequence[str]) -> Event | None:
-    """Return an event as the members of a plan would have it; ``None`` where it is about others."""
-    words = [getattr(event, "message", ""), getattr(event, "machine", ""), *map(str, _extra(event).values())]
-    of_all = isinstance(event, RunEvent | EvaluationEvent)  # whichever member says it
-    if not (of_all or event.member is None or event.member in ranks) or any(name in " ".join(words) for name in absent):
-        return None
-    changes: dict[str, Any] = {} if event.member is None else {"member": ranks.get(event.member, 0)}
-    alone = plan.world_size == 1
-    if isinstance(event, ProgressEvent) and event.member is None:
-        changes |= {"done": min(event.done, plan.world_size), "total": plan.world_size}
-    elif isinstance(event, SyncEvent):
-        changes["members"] = [ranks[rank] for rank in event.members if rank in ranks]
-    elif isinstance(event, SnapshotEvent):
-        changes["live"] = tuple(ranks[rank] for rank in event.live if rank in ranks)
-    elif isinstance(event, StepEvent):
-        samples = plan.members[changes["member"]].batch_size * plan.profile.training.gradient_accumulation
-        changes |= {"samples": samples, "weight": float(samples)}
-        changes |= {"wait": 0.0, "transfer": 0.0, "bytes_sent": 0, "bytes_received": 0} if alone else {}
-    return None if alone and isinstance(event, SyncEvent) else event.model_copy(update=changes)
+def recorded(plan: RunPlan, seed: int = 0) -> list[Event]:
+    """Return what happens to the members of a plan, with times from the start of the run on."""
+    return Script(plan, seed).events()
 
 
 class PlaybackStopped(Exception):
@@ -140,7 +107,7 @@ class Player:
         """Write an event, or a line of a log, with the time at which it is due."""
         when = self._due(event)
         if isinstance(event, UnknownEvent) and event.kind == LOG:
-            said = _extra(event)
+            said = event.model_extra or {}
             stamp = f"{datetime.fromtimestamp(when, timezone.utc):%Y-%m-%dT%H:%M:%S.%f}"[:-3]
             if said["log"] not in self._logs:
                 self._logs[said["log"]] = self._run.log_path(said["log"])
@@ -160,6 +127,8 @@ class Player:
             self._run.update_metadata(status=event.status)
 
     def _end(self, status: FinalStatus, when: float, message: str = "") -> None:
+        if status == "completed":
+            recorded_course().showcase.write(self._run.path / FOLDER / NAME)
         write_end(self._run, lambda event: self._say(event, when), status, ExitCode.DONE, message, self._metrics)
         for request in take_requests(self._run.path):
             self._say(request.event("refused", f"the run is {status}"))

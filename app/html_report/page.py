@@ -55,10 +55,14 @@ def show_report(path: Path, open_page: Callable[[str], bool] = webbrowser.open) 
     """Open a report that is written, where the person sees a browser that is opened here, and return one line that
     says where it is."""
     path = path.resolve()
+    return f"report opened: {path}" if has_browser() and open_page(path.as_uri()) else f"report: {path}"
+
+
+def has_browser() -> bool:
+    """Whether a browser that is opened here is one that the person sees."""
     elsewhere = "web_driver" in os.environ.get("TEXTUAL_DRIVER", "") or "SSH_CONNECTION" in os.environ
-    display = sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    opened = not elsewhere and display and open_page(path.as_uri())
-    return f"report opened: {path}" if opened else f"report: {path}"
+    display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    return not elsewhere and (sys.platform == "darwin" or bool(display))
 
 
 def page(evidence: Evidence) -> str:

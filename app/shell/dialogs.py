@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 from textual.app import ComposeResult
@@ -140,7 +141,8 @@ class CommandDialog(Dialog):
 
     def __init__(self, command: str, about: str = "") -> None:
         more = (Content(""), literal(about, "$text-muted")) if about else ()
-        super().__init__("The same without this screen", literal(command, "bold"), *more)
+        lines = [literal(line, "bold") for line in command.splitlines()]
+        super().__init__("The same without this screen", *lines, *more)
         self._command = command
 
     def keys(self) -> tuple[Key, ...]:
@@ -152,7 +154,11 @@ class CommandDialog(Dialog):
 
 
 class CommandsDialog(Box[None]):
-    """Commands to type: enter copies the one under the cursor."""
+    """Commands to type: enter copies the one under the cursor.
+
+    Args:
+        actions: rows above them that a subclass carries out: what each says, by its name.
+    """
 
     DEFAULT_CSS = """
     CommandsDialog > #box { width: 96; }
@@ -160,16 +166,19 @@ class CommandsDialog(Box[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("q,n", "close", show=False), Binding("y", "copy", show=False)]
 
-    def __init__(self, heading: str, commands: Sequence[str]) -> None:
+    def __init__(
+        self, heading: str, commands: Sequence[str], actions: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         super().__init__(heading)
-        self._commands = commands
+        self._commands, self._actions = commands, actions
 
     def body(self) -> ComposeResult:
         yield RowTable((TableColumn("command", "command", most=200, folds=True),), headed=False, id="commands")
 
     def on_mount(self) -> None:
         table = self.query_one(RowTable)
-        table.show([TableRow(command, (literal(command),)) for command in self._commands])
+        rows = [*self._actions.items(), *[(command, command) for command in self._commands]]
+        table.show([TableRow(key, (literal(words),)) for key, words in rows])
         table.focus()
 
     def keys(self) -> tuple[Key, ...]:
@@ -180,7 +189,12 @@ class CommandsDialog(Box[None]):
         self.action_copy()
 
     def action_copy(self) -> None:
-        app_of(self).copy(self.query_one(RowTable).cursor)
+        app_of(self).copy(self.selected)
+
+    @property
+    def selected(self) -> str:
+        """The command, or the name of the action, under the cursor."""
+        return self.query_one(RowTable).cursor
 
 
 class QuestionDialog(Dialog):

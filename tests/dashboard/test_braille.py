@@ -64,6 +64,17 @@ def test_the_band_lies_under_the_line() -> None:
     assert line[0] == line[4] == "::::::::::"
 
 
+def test_a_band_is_whole_between_its_points() -> None:
+    line = rows(Curve([Point(n, 0, 5, 9) for n in (0, 3, 9)], style="", band="b"), Window(0, 9, 0, 9))
+    assert {*line} == {"::::::::::"}
+
+
+def test_a_band_is_one_shade() -> None:
+    raster = Raster(10, 5)
+    raster.draw(Curve([Point(n, 0, 5, 9) for n in range(10)], style="", band="b"), Window(0, 9, 0, 9))
+    assert {line.plain for line in raster.lines()} == {"░" * 10}
+
+
 def test_marks_stand_on_the_axis() -> None:
     points = (Point(0, 1, 1, 1), Point(9, 2, 2, 2))
     lines = drawn(ChartData(curves=(Curve(points),), marks=(AxisMark(9, "x", ""),)), 30, 8)

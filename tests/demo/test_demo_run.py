@@ -16,7 +16,8 @@ from app.dashboard.app import DashboardApp
 from app.dashboard.network import link_map
 from app.dashboard.reader import Picture
 from app.demo import MOST
-from app.demo.run import LOG, Player, recorded, start_demo_run
+from app.demo.course import LOG, recorded_course
+from app.demo.run import Player, recorded, start_demo_run
 from app.demo.services import recommended, write_demo_run
 from app.run_state import reduce_events
 from distributed.launcher import Planned
@@ -100,36 +101,61 @@ def test_events_fit_together(tmp_path: Path, machines: int) -> None:
     if size > 1:
         lost = [event for event in events if isinstance(event, MemberEvent) and event.status == "lost"]
         assert lost[0].message and state.members[lost[0].member or 0].status == "done"
-        assert {len(event.members) for event in syncs} == {size - 1, size}
-        assert {event.round for event in syncs} == set(range(1, 25))
+        assert {len(event.members) for event in syncs} <= {size - 1, size}
+        assert {event.round for event in syncs} == set(range(1, 1 + max(event.round for event in syncs)))
 
 
 ROUNDED = 0.001
 """Seconds: times and durations of the record have four digits."""
 
 
-def test_the_happenings_are_in_the_record(three: Planned) -> None:
-    """One link gets slow before its machine is lost, and the root cause is in that machine's log."""
+def test_one_machine_is_lost_and_comes_back(three: Planned) -> None:
+    """The root cause is in that machine's log, and it comes back at a synchronisation."""
     events = recorded(three.plan)
     (lost,) = [e for e in events if isinstance(e, MemberEvent) and e.status == "lost"]
-    own = [e for e in events if isinstance(e, SyncEvent) and e.member == lost.member and e.time < lost.time]
-    assert min(sync.seconds for sync in own[-3:]) > max(sync.seconds for sync in own[-6:-3])
     lines = [e.model_extra or {} for e in events if isinstance(e, UnknownEvent) and e.kind == LOG]
     assert "link is down" in next(line["text"] for line in lines if "ERROR" in line["text"])
+    back = [e.step for e in events if isinstance(e, StepEvent) and e.member == lost.member and e.time > lost.time]
+    assert (back[0] - 1) % three.plan.profile.strategy.sync_interval == 0
 
 
-def test_the_plan_is_of_the_recorded_speeds(three: Planned) -> None:
-    """What the planner predicts for a step, and what the played steps took, are of one kind of machine."""
+def test_the_run_is_what_the_plan_promised(tmp_path: Path, three: Planned) -> None:
+    """Three machines are about 1.9 times as fast as the best of them alone, and every figure of the plan is met."""
     assert three.planning is not None and three.planning.best is not None
-    steps = [e for e in recorded(three.plan) if isinstance(e, StepEvent) and e.step > 20]
-    measured = sorted(step.compute for step in steps)[len(steps) // 2]
-    assert three.planning.best.step == pytest.approx(measured, rel=0.35)
+    best = three.planning.best
+    run = RunFolder.open(write_demo_run(tmp_path))
+    assert best.useful_speed_up == pytest.approx(1.9, abs=0.1)
+    assert run.metadata.metrics["prediction"]["ratio"] == pytest.approx(1, abs=0.02)
+    events = list(run.events())
+    syncs = {event.step for event in events if isinstance(event, SyncEvent)}
+    assert syncs == {*range(best.choice.interval, best.steps + 1, best.choice.interval)}
+    assert max(e.step for e in events if isinstance(e, StepEvent)) == best.steps
 
 
-def test_the_word_error_rate_falls(tmp_path: Path) -> None:
+def test_the_plan_is_that_of_the_recorded_training(three: Planned) -> None:
+    assert three.planning is not None and three.planning.best is not None
+    assert (three.planning.best.steps, three.plan.world_size) == (
+        recorded_course().steps,
+        len(recorded_course().losses),
+    )
+
+
+def test_every_way_to_train_can_be_played(three: Planned) -> None:
+    """A run of the exact way and of one machine alone takes as long as its own plan says."""
+    alone = three.plan.model_copy(update={"members": three.plan.members[:1]})
+    slower = [event.time for event in recorded(alone)][-1]
+    assert slower > [event.time for event in recorded(three.plan)][-1]
+
+
+def test_no_two_machines_have_the_same_pid(three: Planned) -> None:
+    said = [e.message for e in recorded(three.plan) if isinstance(e, MemberEvent) and e.status == "started"]
+    assert len({*said}) == len(said) == 4
+
+
+def test_the_word_error_rate_falls_to_a_few_percent(tmp_path: Path) -> None:
     events = RunFolder.open(write_demo_run(tmp_path)).events()
     rates = [e.metrics["wer"] for e in events if isinstance(e, EvaluationEvent) and e.split == "validation"]
-    assert len(rates) >= 4 and rates[-1] < rates[0]
+    assert rates[0] > 0.8 and rates[-1] < 0.1
 
 
 @pytest.mark.parametrize("number", [0, MOST + 1])

@@ -186,3 +186,18 @@ def test_who_listens_on_the_network_is_told_what_it_means(
     assert main(["web", "--listen", "0.0.0.0"]) == 0
     said = capsys.readouterr().err
     assert "nothing is encrypted" in said and "ssh -L" in said
+
+
+@pytest.mark.parametrize(("display", "opened"), [(":0", ["http://127.0.0.1:1/"]), ("", [])])
+def test_the_address_is_opened_where_there_is_a_browser(
+    display: str, opened: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from app.cli.runs import _show_address
+
+    for name in ("WAYLAND_DISPLAY", "SSH_CONNECTION", "TEXTUAL_DRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DISPLAY", display)
+    monkeypatch.setattr("sys.platform", "linux")
+    pages: list[str] = []
+    _show_address("http://127.0.0.1:1/", lambda address: pages.append(address) is None)
+    assert pages == opened and "http://127.0.0.1:1/" in capsys.readouterr().out

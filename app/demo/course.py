@@ -1,0 +1,324 @@
+"""What happens in a run of the tour.
+
+Its times are those that the planner's cost model gives the chosen plan; losses, word error rates and texts are those of
+a training that was recorded once (``record/README.md``).
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import random
+from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
+from itertools import combinations
+
+from pydantic import BaseModel, ConfigDict
+
+from app.demo import RECORD
+from app.demo.fixture import HERE, TourMachine, fixture
+from distributed.measuring.machine_figures import SpeedFigures
+from distributed.measuring.measure import MeasurementResult
+from distributed.planning.document import Figures
+from distributed.planning.simulated import ClusterClock, choice_of
+from training.events import (
+    EvaluationEvent,
+    Event,
+    MachineEvent,
+    MemberEvent,
+    ProgressEvent,
+    RequestEvent,
+    RunEvent,
+    SnapshotEvent,
+    StepEvent,
+    SyncEvent,
+    TimingEvent,
+    UnknownEvent,
+    WarningEvent,
+)
+from training.exchange.codecs import codec_by_name
+from training.plan import ClockPlan, RunPlan
+from training.simulated.clock import Cost
+from training.tasks.showcase import Showcase
+
+LOG = "log"
+"""Kind of what is no event: a line of a log."""
+VICTIM = "demo-studio"
+"""The machine that is lost, and comes back."""
+LOST, AWAY = 0.55, 0.12
+"""After which share of the steps it is lost, and for which share it is away at least: it comes back where all meet."""
+START = 9.0
+"""Seconds until the first step could be taken."""
+_SILENCE = 5.0
+"""Seconds after which a machine that says nothing is lost."""
+_LOAD_EVERY = 2.0
+_UNEVEN = 0.05
+"""Share by which a step's time differs from the mean, at most."""
+_FIRST_PID, _PIDS_APART = 2140, 1217
+_SYNCS_REPORTED_EVERY = 10
+_COORDINATOR = "192.168.7.20:47100"
+
+
+class Course(BaseModel):
+    """The training that was recorded."""
+
+    model_config = ConfigDict(frozen=True)
+
+    losses: tuple[tuple[float | None, ...], ...]
+    """Of each member by step; ``None``: it was away."""
+    norms: tuple[float | None, ...]
+    """Of the gradient, by step."""
+    evaluations: tuple[EvaluationEvent, ...]
+    showcase: Showcase
+
+    @property
+    def steps(self) -> int:
+        return len(self.norms)
+
+    def loss(self, rank: int, share: float) -> float:
+        """Return the loss after a share of the run; of a member that was away, and of one more than were recorded, that
+        of another."""
+        step = min(self.steps - 1, int(share * self.steps))
+        each = [losses[step] for losses in self.losses]
+        known = [loss for loss in each if loss is not None]
+        return each[rank % len(each)] or known[rank % len(known)]
+
+    def norm(self, share: float) -> float | None:
+        return self.norms[min(self.steps - 1, int(share * self.steps))]
+
+
+@lru_cache
+def recorded_course() -> Course:
+    with gzip.open(RECORD / "course.json.gz") as stream:
+        return Course.model_validate_json(stream.read())
+
+
+def figures_of(names: Sequence[str]) -> Figures:
+    """Return what is measured of machines of the tour."""
+    found = MeasurementResult(list(names), here=HERE)
+    found.pairs = [fixture().pair(one, other) for one, other in combinations(names, 2)]
+    speeds = {machine.name: machine.speed for machine in fixture().machines}
+    found.speeds = [SpeedFigures(machine=speeds[name], workload=fixture().workload) for name in names]
+    return found.figures
+
+
+class Script:
+    """The events of one run, in the order of their times.
+
+    Args:
+        seed: of what differs between two steps.
+    """
+
+    def __init__(self, plan: RunPlan, seed: int = 0) -> None:
+        self._plan, self._course = plan, recorded_course()
+        names = [member.name for member in plan.members]
+        known = {machine.name: machine for machine in fixture().machines}
+        self._machines: list[TourMachine] = [known[name] for name in names]
+        machines = figures_of(names).model_dump(mode="json")
+        self._clock = ClusterClock(plan.model_copy(update={"clock": ClockPlan(made_by="", machines=machines)}))
+        self._random = random.Random(seed)
+        self._time = 0.0
+        self._live = set(range(len(names)))
+        self._victim = names.index(VICTIM) if VICTIM in names[1:] else None
+        self._loads_at = 0.0
+        self._began = START
+
+    @cached_property
+    def _steps(self) -> int:
+        training = self._plan.profile.training
+        samples = fixture().workload.samples * training.epochs
+        return training.max_steps or math.ceil(samples / self._plan.global_batch)
+
+    @property
+    def _trainable(self) -> int:
+        return fixture().workload.trainable
+
+    @property
+    def _interval(self) -> int:
+        """Steps between two exchanges that are told of."""
+        if self._plan.world_size == 1:
+            return self._steps + 1
+        each = self._clock.cost(tuple(sorted(self._live)), self._trainable, self._steps).interval
+        return each if each > 1 else _SYNCS_REPORTED_EVERY
+
+    def events(self) -> list[Event]:
+        """Return all of them, with seconds from the start of the run on."""
+        found = [*self._start(), *self._evaluated(0)]
+        self._began = self._time
+        for step in range(1, self._steps + 1):
+            found += self._step(step)
+        found += self._evaluated(self._steps)
+        for rank in sorted(self._live):
+            found.append(self._member(rank, "done"))
+        return sorted(found, key=lambda event: event.time)
+
+    # --------------------------------------------------------------------------------------------------------- start
+
+    def _start(self) -> Iterator[Event]:
+        yield TimingEvent(time=0.3, part="machines: checked", seconds=0.3)
+        yield RunEvent(time=0.5, status="starting")
+        size = fixture().input_bytes
+        for rank, machine in enumerate(self._machines):
+            for part in range(6):
+                done = size * part // 5
+                at = 0.8 + 0.6 * part + 0.03 * rank
+                yield ProgressEvent(time=at, member=rank, phase=f"bytes to {machine.name}", done=done, total=size)
+            begun = 5.2 + 0.1 * rank
+            yield self._member(rank, "started", begun, message=f"pid {_FIRST_PID + _PIDS_APART * rank}")
+            yield self._load(rank, begun + 0.1)
+            for split in ("train", "validation", "test"):
+                count = fixture().data["splits"][split]
+                phase = f"features ({split})"
+                yield ProgressEvent(time=begun + 2.4, member=rank, phase=phase, done=count, total=count)
+            yield self._member(rank, "joined", begun + 2.8)
+            yield _log(begun + 2.8, "coordinator", f"INFO {machine.name} joined")
+            yield self._member(rank, "ready", START - 0.1, device=machine.speed.device)
+        details = {"step": 0, "trainable": self._trainable}
+        yield RunEvent(time=START, status="running", total_steps=self._steps, details=details)
+        self._time = START
+
+    def _member(self, rank: int, status: str, at: float | None = None, **more: str) -> MemberEvent:
+        time = self._time if at is None else at
+        name = self._machines[rank].name
+        return MemberEvent.model_validate({"time": time, "member": rank, "status": status, "name": name, **more})
+
+    # --------------------------------------------------------------------------------------------------------- steps
+
+    def _step(self, step: int) -> Iterator[Event]:
+        if self._victim is not None and step == self._lost_at:
+            yield from self._lose(self._victim)
+        live = sorted(self._live)
+        cost = self._clock.cost(tuple(live), self._trainable, self._steps)
+        self._time += cost.seconds
+        for rank in live:
+            yield self._worked(rank, step, cost)
+        if step % self._interval == 0:
+            yield from self._synchronised(step, cost)
+        if self._time >= self._loads_at:
+            self._loads_at = self._time + _LOAD_EVERY
+            yield from (self._load(rank, self._time) for rank in live)
+        if (every := self._plan.profile.snapshot.snapshot_interval) and step % every == 0:
+            yield from (self._snapshot(rank, step) for rank in live)
+        yield from self._evaluated(step) if step < self._steps else ()
+        if step == self._back_at and self._victim is not None:
+            yield from self._return(self._victim, step)
+
+    def _worked(self, rank: int, step: int, cost: Cost) -> StepEvent:
+        samples = self._plan.members[rank].batch_size * self._plan.profile.training.gradient_accumulation
+        uneven = 1 + self._random.uniform(-_UNEVEN, _UNEVEN)
+        compute = min(cost.busy[rank] * uneven, cost.seconds)
+        share = (step - 1) / self._steps
+        size = self._bytes if step % cost.interval == 0 else 0
+        return StepEvent(
+            time=self._time,
+            member=rank,
+            step=step,
+            epoch=step * self._plan.global_batch / fixture().workload.samples,
+            loss=self._course.loss(rank, share),
+            learning_rate=self._plan.profile.training.learning_rate * min(1.0, step / 10) * (1 - share),
+            samples=samples,
+            weight=float(samples),
+            compute=compute,
+            wait=cost.seconds - compute if len(self._live) > 1 else 0.0,
+            transfer=cost.exchange / cost.interval,
+            grad_norm=self._course.norm(share),
+            bytes_sent=size,
+            bytes_received=size,
+        )
+
+    @property
+    def _bytes(self) -> int:
+        """That a member sends in one exchange, on average."""
+        count = len(self._live)
+        names = tuple(member.name for member in self._plan.members)
+        codec = codec_by_name(choice_of(self._plan.profile, names).codec)
+        both_ways = codec.expected_bytes(self._trainable) + codec.expected_reply_bytes(self._trainable, count)
+        return math.ceil((count - 1) / count * both_ways)
+
+    def _synchronised(self, step: int, cost: Cost) -> Iterator[SyncEvent]:
+        if len(self._live) < 2:
+            return
+        for rank in sorted(self._live):
+            yield SyncEvent(
+                time=self._time,
+                member=rank,
+                step=step,
+                round=step // self._interval,
+                bytes_sent=self._bytes,
+                bytes_received=self._bytes,
+                seconds=cost.exchange * (1 + self._random.uniform(0, _UNEVEN)),
+                wait=max(0.0, cost.wait(rank)),
+                members=sorted(self._live),
+                weight_hash=f"{random.Random(step).getrandbits(64):016x}",
+                drift=0.0,
+            )
+
+    def _evaluated(self, step: int) -> Iterator[Event]:
+        """The evaluations that the record has at this share of the run; of the first machine, as it says them."""
+        for one in self._course.evaluations:
+            if round(one.step / self._course.steps * self._steps) == step:
+                self._time += 1.2
+                yield one.model_copy(update={"time": self._time, "member": 0, "step": step, "seconds": 1.2})
+                said = f"INFO {one.split} at step {step}: WER {one.metrics['wer']:.1%}, loss {one.loss:.3f}"
+                yield _log(self._time, self._machines[0].name, said)
+
+    def _snapshot(self, rank: int, step: int) -> SnapshotEvent:
+        path = f"checkpoints/member-{rank}/step-{step:08d}"
+        size = 12 * self._trainable
+        live = tuple(sorted(self._live))
+        return SnapshotEvent(time=self._time, member=rank, step=step, path=path, bytes=size, seconds=0.4, live=live)
+
+    def _load(self, rank: int, at: float) -> MachineEvent:
+        """What the machine would tell of heat and power; nobody measured it."""
+        machine = self._machines[rank]
+        worked = max(0.0, at - self._began)
+        heat = 1 - math.exp(-worked / 40)
+        told: dict[str, object] = {}
+        if machine.speed.system == "linux":
+            told["celsius"] = round(41 + 33 * heat, 1)
+        if machine.speed.device == "cuda":
+            watts = 120.0 + 40 * heat
+            told |= {"throttled": False, "watts": round(watts), "joules": round(watts * worked), "meters": ("gpu",)}
+        if machine.health.power.source == "battery":
+            told |= {"battery_percent": round(64 - worked / 90, 1), "on_mains": False}
+        memory = machine.speed.measurements[0].peak
+        figures = {"cpu_percent": 38.0 + 9 * (rank % 4), "memory_used": memory, "memory_total": machine.memory}
+        return MachineEvent.model_validate({"time": at, "member": rank, **figures, **told})
+
+    # ----------------------------------------------------------------------------------------------- lost and back
+
+    @property
+    def _lost_at(self) -> int:
+        return max(2, round(LOST * self._steps))
+
+    @property
+    def _back_at(self) -> int:
+        """The first step where all meet, a while after it was lost."""
+        return math.ceil((self._lost_at + AWAY * self._steps) / self._interval) * self._interval
+
+    def _lose(self, rank: int) -> Iterator[Event]:
+        machine, at = self._machines[rank], self._time + _SILENCE
+        self._live.discard(rank)
+        yield _log(self._time, machine.name, f"ERROR network: {machine.interface}: link is down")
+        broke = f"ERROR exchange: connection to the coordinator {_COORDINATOR} broke: No route to host"
+        yield _log(self._time + 1.5, machine.name, broke)
+        yield self._member(rank, "lost", at, message=f"silent for {_SILENCE:.0f} s")
+        yield _log(at, "coordinator", f"WARNING {machine.name}: silent for {_SILENCE:.0f} s; dropped")
+        yield WarningEvent(time=at, message=f"{machine.name} is lost: the others go on")
+
+    def _return(self, rank: int, step: int) -> Iterator[Event]:
+        name = self._machines[rank].name
+        asked = {"request": "tour-add", "action": "add", "machine": name}
+        before = self._time - 4.0
+        yield RequestEvent(time=before, outcome="accepted", **asked)
+        pid = _FIRST_PID + _PIDS_APART * rank + 58
+        yield self._member(rank, "started", before + 0.5, message=f"pid {pid}")
+        yield self._member(rank, "joined", before + 2.5, message="joins a running group")
+        yield self._member(rank, "ready", message="has the anchor")
+        yield self._member(rank, "joined", message=f"at step {step}")
+        yield RequestEvent(time=self._time, outcome="done", message="trains with the others", **asked)
+        self._live.add(rank)
+
+
+def _log(at: float, name: str, text: str) -> UnknownEvent:
+    return UnknownEvent.model_validate({"time": at, "kind": LOG, "log": name, "text": text})
