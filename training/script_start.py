@@ -222,7 +222,9 @@ def main() -> int:
             runpy.run_module(target, run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(target, run_name="__main__")
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the boundary: all ranks end, and this one says why
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the boundary: all ranks end, and this one says why
         tell(watcher, error)
         return 1
     return 0

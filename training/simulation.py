@@ -260,4 +260,8 @@ def write_objects(job: CustomJob, folder: Path) -> None:
         with open(folder / CALLER, "wb", opener=private_file) as file:
             pickle.dump(caller, file)
         with open(folder / OBJECTS, "wb", opener=private_file) as file:
-            torch.save(job, file)
+            try:
+                torch.save(job, file)
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                hint = "define its classes and functions at module level, and open files and locks where they are used"
+                raise BadInput(f"the model or the data cannot reach the workers: {error}", hint) from error

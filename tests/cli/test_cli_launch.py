@@ -148,6 +148,7 @@ while True:
         ("sys.exit(3)", "rank-1: the script ended with exit code 3"),
         ("os.kill(os.getpid(), 11)", "rank-1: the script was killed by SIGSEGV"),
         ("raise KeyboardInterrupt", "rank-1: KeyboardInterrupt"),
+        ("import asyncio; raise asyncio.CancelledError('over')", "rank-1: asyncio.exceptions.CancelledError: over"),
     ],
 )
 def test_one_that_fails_ends_all_and_is_the_one_that_is_named(how: str, message: str) -> None:

@@ -37,6 +37,14 @@ pytestmark = pytest.mark.slow
 SPIRALS = Path(__file__).parents[2] / "examples" / "custom" / "spirals.py"
 
 
+@pytest.mark.parametrize("extra", [lambda: 1, threading.Lock()])
+def test_what_no_worker_can_get_is_refused_in_one_line(extra: object, tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+    model.extra = extra  # type: ignore[assignment]  # as people keep an activation, or a lock
+    with pytest.raises(BadInput, match="cannot reach the workers: .*pickle.*module level"):
+        write_objects(CustomJob(model, pairs()), tmp_path)
+
+
 def pairs() -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(64, 4, generator=generator)
