@@ -24,7 +24,7 @@ FIRST_COLUMN = {
     Step.CHECKS: ("desk", "studio", "torch"),
     Step.LINKS: ("desk > studio", "studio > air"),
     Step.JOB: ("batch_size", "learning_rate"),
-    Step.STRATEGY: ("diloco mxfp4 x2 recommended", "allreduce bf16 x2", "alone desk"),
+    Step.STRATEGY: ("Fast 2 machines recommended", "Exact 2 machines", "One machine desk"),
     Step.PLAN: ("desk", "studio"),
     Step.LAUNCH: ("desk", "studio"),
 }
