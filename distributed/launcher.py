@@ -28,6 +28,7 @@ from training.events import TimingEvent
 from training.plan import RunPlan
 from training.processes import BackgroundProcess, PhaseTimer
 from training.run_folder import RunFolder
+from training.run_index import remember
 
 _DOUBTFUL_AGE = 3600.0
 """Seconds in which a run takes a link as it was, though it was busy or could not be measured."""
@@ -350,6 +351,7 @@ class DistributedLauncher:
     def _folder(self, planned: Planned, command: Sequence[str], output: Path) -> Path:
         reason = why_in_words(planned.planning) if planned.planning else ""
         folder = RunFolder.create(output, planned.plan, list(command), run_type="distributed", strategy_reason=reason)
+        remember(output)
         if planned.planning is not None:
             keep_planning(folder.path, planned.planning, planned.figures)
         save_hosts(self._hosts, folder.path / RUN_HOSTS)

@@ -25,13 +25,14 @@ SETUP = "make setup" if IS_CHECKOUT else "muster setup"
 """What installs the packages that train on this computer."""
 
 
-def _user_folder(kind: str) -> Path:
+def user_folder(kind: str) -> Path:
+    """Return the user's folder of a kind, as ``platformdirs`` has it: ``data``, ``config``, ``cache``, ``state``."""
     import platformdirs  # an installed Muster alone needs it so early
 
     return Path(getattr(platformdirs, f"user_{kind}_dir")("muster", appauthor=False))
 
 
-RUNS_FOLDER = Path("output") if IS_CHECKOUT else _user_folder("data") / "runs"
+RUNS_FOLDER = Path("output") if IS_CHECKOUT else user_folder("data") / "runs"
 """Where run folders lie unless a person says otherwise."""
 
 
@@ -44,7 +45,7 @@ def saved_profiles(config: Path) -> Path:
     """Return the folder of the saved profiles that belong to ``config``: beside it, or the user's."""
     if IS_CHECKOUT or config.parent != SHARED:
         return config.parent / "profiles" / "saved"
-    return _user_folder("config") / "profiles"
+    return user_folder("config") / "profiles"
 
 
 @lru_cache
@@ -91,4 +92,4 @@ def installation_digest() -> str:
 
 
 def _record() -> Path:
-    return _user_folder("cache") / "training.json"
+    return user_folder("cache") / "training.json"

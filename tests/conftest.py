@@ -43,7 +43,7 @@ _TINY_EN = Path(os.environ.get("MUSTER_TINY_EN") or made_folder("openai/whisper-
 def _own_cache() -> object:
     """Keep caches and approvals of this session out of the user's folders."""
     with tempfile.TemporaryDirectory(prefix="muster-tests-") as folder:
-        os.environ["XDG_CACHE_HOME"] = os.environ["XDG_CONFIG_HOME"] = folder
+        os.environ["XDG_CACHE_HOME"] = os.environ["XDG_CONFIG_HOME"] = os.environ["XDG_STATE_HOME"] = folder
         yield
 
 

@@ -6,6 +6,7 @@ follows. Nothing is decoded. All that is known is told by ``python -m training.d
 Standard input is a profile's document (:class:`profiles.schema.Profile`). Standard output is one JSON object::
 
     {"splits": {"train": 6400}, "hours": 1.9, "columns": ["id", ...], "broken": ["a.wav: ..."], "broken_count": 1, ...}
+    {"splits": ..., "too_long": {"error": ..., "hint": ..., "instead": "PROFILE"}}
     {"error": ..., "hint": ...}
 
 The tables are read as a run reads them. Of the recordings only the headers are read, for :data:`PATIENCE` seconds at
@@ -32,7 +33,17 @@ from training.plan import RunPlan
 from training.tasks.language_codes import language_code
 from training.tasks.patches import BLACKLIST, PSEUDO
 from training.tasks.published_models import model_folder
-from training.tasks.speech_clips import SPLITS, Clip, FileSource, SpeechSplits, held_out, longer_than, refused_as_long
+from training.tasks.speech_clips import (
+    HEARS_MORE,
+    SPLITS,
+    USUAL_WINDOW,
+    Clip,
+    FileSource,
+    SpeechSplits,
+    held_out,
+    longer_than,
+    refused_as_long,
+)
 from training.tasks.speech_dataset import (
     SpeechTables,
     in_train_too,
@@ -86,7 +97,17 @@ def findings(profile: Profile) -> dict[str, Any]:
     splits = present(tables)
     counts = {split: len(clips) for split, clips in splits.items()}
     found = {"splits": counts, "unit": "recordings", "columns": _columns(path), "history": _history(tables)}
-    return {**found, **_listen([clip for clips in splits.values() for clip in clips])}
+    return {**found, **_too_long(profile, splits), **_listen([clip for clips in splits.values() for clip in clips])}
+
+
+def _too_long(profile: Profile, splits: SpeechSplits) -> dict[str, Any]:
+    """Return why the model cannot hear all clips, and the profile that can where there is one; nothing where it can."""
+    try:
+        _refuse_long(profile, splits)
+    except BadInput as error:
+        instead = HEARS_MORE if (_window(profile.model) or USUAL_WINDOW) < USUAL_WINDOW else ""
+        return {"too_long": {"error": error.message, "hint": error.hint, "instead": instead}}
+    return {}
 
 
 def _history(tables: SpeechTables) -> dict[str, int]:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -16,6 +17,7 @@ from profiles.installation import RUNS_FOLDER, program
 from training.plan import FINAL, RunMetadata, RunPlan, Status
 from training.run_files import FolderLock, explain
 from training.run_folder import RUN_ID, RunFolder, has_snapshots, remove_run_folder
+from training.run_index import other_folders
 
 SHOWN_CANDIDATES = 8
 USUAL = RUNS_FOLDER
@@ -123,6 +125,19 @@ def list_runs(output_dir: Path) -> list[RunSummary]:
     return sorted((summarise(path) for path in found), key=lambda run: run.path.name, reverse=True)
 
 
+def runs_anywhere(output_dir: Path) -> list[RunSummary]:
+    """Return the runs of an output folder and, where it is the usual one, of all others of this user, newest first.
+
+    Raises:
+        BadInput: as :func:`list_runs`.
+    """
+    found = list_runs(output_dir)
+    for folder in other_folders(output_dir):
+        with suppress(BadInput):
+            found += list_runs(folder)
+    return sorted(found, key=lambda run: run.path.name, reverse=True)
+
+
 def find_run(output_dir: Path, reference: str) -> Path:
     """Return the run folder that ``reference`` means: a path, an id or its beginning, a profile (its newest run), or
     the end of an id; of all runs the newest where it is empty.
@@ -147,6 +162,9 @@ def find_run(output_dir: Path, reference: str) -> Path:
         return fitting[0].path
     if fitting:
         raise BadInput(f"'{reference}' fits {len(fitting)} runs", f"type more of the id: {_names(fitting)}")
+    for folder in other_folders(output_dir):
+        with suppress(BadInput):
+            return find_run(folder, reference)
     known = f"there are: {_names(runs)}" if runs else f"start one with: {program('distributed-train', 'PROFILE')}"
     raise BadInput(f"no run {reference!r} in {output_dir}" if reference else f"no runs in {output_dir} yet", known)
 

@@ -28,6 +28,7 @@ from distributed.discovery.announce import Announcement
 from distributed.discovery.discovery import Discovery, Sources
 from distributed.discovery.machine_identity import FoundMachine, machines
 from distributed.discovery.mdns_records import SERVICES
+from distributed.discovery.neighbours import neighbours
 from distributed.discovery.sightings import SightingOrigin
 from profiles.errors import ExitCode
 from profiles.quantities import bytes_text
@@ -226,6 +227,8 @@ def _tell_notices(discovery: Discovery) -> None:
     say(f"no machine found: listened for {', '.join(SERVICES)} on {interfaces}, read ~/.ssh/config and known_hosts")
     if discovery.hashed_names:
         say(f"{discovery.hashed_names} names in known_hosts are hashed and cannot be listed; type their names")
+    if met := neighbours():
+        say(f"this network also has {', '.join(met)}; to check one: {command_line('discover', met[0])}")
     say("Mac: System Settings > General > Sharing > Remote Login. Elsewhere: start sshd there, and run")
     say(f"{command_line('announce')} on it. Or name it: {command_line('discover', 'USER@HOST')}")
 

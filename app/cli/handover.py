@@ -11,7 +11,7 @@ from app.console import say, say_error
 from profiles.errors import MusterError
 from profiles.installation import can_train, training_environment
 
-_SIZE = "about 1.2 GB"
+_SIZE = "about 1.6 GB"
 
 
 def hand_over(arguments: Sequence[str]) -> None:

@@ -34,6 +34,7 @@ from training.plan import LaunchedScript, MemberPlan, RunPlan
 from training.processes import BackgroundProcess, end_processes
 from training.resources import count_gpus
 from training.run_folder import RunFolder, new_run_id
+from training.run_index import remember
 from training.stopping import ONE_PRESS
 from training.strategies.registry import usual_strategy
 
@@ -93,6 +94,7 @@ def launch(
     if file is None:
         plan = plan_of(job.model_copy(update={"folder": ""}), [RankHost("rank", "127.0.0.1", local or gpus())], output)
         made = RunFolder.create(output, plan, sys.argv)
+        remember(output)
         return run_in_background("app.cli.local_run", made, as_json) if detach else run_here(plan, made, as_json)
     if hosts is None:
         say(f"on the machines of {file} (--local N runs it on this machine)")

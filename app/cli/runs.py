@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +28,18 @@ from profiles.errors import BadInput, ExitCode, counted
 from profiles.quantities import bytes_text, duration_text
 from training.plan import SCRIPT
 from training.run_folder import RunFolder
-from training.runs import RunSummary, compare, find_run, list_runs, narrowed, remove_run, size_of, summarise, to_clean
+from training.runs import (
+    RunSummary,
+    compare,
+    find_run,
+    list_runs,
+    narrowed,
+    remove_run,
+    runs_anywhere,
+    size_of,
+    summarise,
+    to_clean,
+)
 
 _UNFINISHED = ("interrupted", "cancelled", "failed")
 _MOST_WAYS = 12
@@ -57,7 +69,7 @@ def list_command(
     Raises:
         BadInput: a status or a time that nobody knows.
     """
-    found = list_runs(output)
+    found = runs_anywhere(output)
     chosen = narrowed(found, statuses=statuses, profile=profile, since=since)
     if as_json:
         show_json({"runs": [_summary_document(run) for run in chosen], "exit_code": 0})
@@ -66,7 +78,7 @@ def list_command(
     elif not chosen:
         say(f"no runs in {output} yet; start one with: {command_line('distributed-train', 'PROFILE')}")
     else:
-        show(_table(chosen))
+        show(_table(chosen, output))
     return ExitCode.DONE
 
 
@@ -128,7 +140,7 @@ def clean_command(
     if not as_json and not chosen:
         say("nothing to remove")
     elif not as_json:
-        show(_table(chosen, with_size=True))
+        show(_table(chosen, output, with_size=True))
     count = counted(len(chosen), "run")
     if chosen and not yes and not confirmed(f"remove {count} for good?", f"{count} to remove"):
         say("nothing was removed")
@@ -153,14 +165,19 @@ def _summary_document(run: RunSummary) -> dict[str, Any]:
     }
 
 
-def _table(runs: Sequence[RunSummary], with_size: bool = False) -> Table:
+def _table(runs: Sequence[RunSummary], output: Path, with_size: bool = False) -> Table:
+    folders = {run.path: os.path.abspath(run.path.parent) for run in runs}
+    elsewhere = any(folder != os.path.abspath(output) for folder in folders.values())
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("run", "profile", "status", "started", "took", "by", "result"):
         table.add_column(name, no_wrap=name in ("run", "status"), overflow="fold")
     if with_size:
         table.add_column("size", justify="right")
+    if elsewhere:
+        table.add_column("in", overflow="fold")
     for run in runs:
         cells = _cells(run) + ([bytes_text(size_of(run.path))] if with_size else [])
+        cells += [folders[run.path]] if elsewhere else []
         table.add_row(*[Text(visible(cell)) for cell in cells])
     return table
 

@@ -33,6 +33,7 @@ from training.local_run import LocalRun
 from training.plan import RunPlan
 from training.processes import BackgroundProcess
 from training.run_folder import RunFolder
+from training.run_index import remember
 from training.runs import find_run, plan_to_resume
 from training.tasks.published_models import usable_profile
 
@@ -112,6 +113,7 @@ def prepared(request: TrainRequest) -> tuple[RunPlan, RunFolder]:
     else:
         plan = plan_of(request)
         folder = RunFolder.create(Path(plan.profile.run.output_dir), plan, command)
+        remember(folder.path.parent)
     start_trackers(folder.path, tracker_names(plan.profile.run.trackers))
     return plan, folder
 

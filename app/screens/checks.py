@@ -57,7 +57,7 @@ class ChecksScreen(StepScreen):
         "All machines are checked at the same time: Python, torch with a small calculation on every device, disk, "
         "memory, system, power and sleep, clock, data, ports, versions. A warning costs time or may end a run; a "
         "problem keeps a machine from training. 'f' installs what is missing on the selected machine, 'F' on all: "
-        "each downloads about 1.2 GB (more with CUDA) into Muster's folder there, and 'clean' removes it again. "
+        "each takes about 1.6 GB (more with CUDA) in Muster's folder there, and 'clean' removes it again. "
         "Where a machine has no internet, 'i' sends it the packages from this computer."
     )
     KEYS: ClassVar[tuple[Key, ...]] = (
@@ -65,7 +65,12 @@ class ChecksScreen(StepScreen):
         NEXT,
         Key("f", "fix", "Install", "Install the packages that are missing on the selected machine."),
         Key("F", "fix_all", "On all", "Install the packages that are missing, on all machines."),
-        Key("i", "send", "Send from here", "Send the missing packages from this computer, for machines without internet."),
+        Key(
+            "i",
+            "send",
+            "Send from here",
+            "Send the missing packages from this computer, for machines without internet.",
+        ),
         Key("s", "skip", "Skip", "Continue without the selected machine, or include it again."),
         Key("o", "show_all", "All", "Also show the checks that passed, or only the others."),
     )
@@ -117,7 +122,9 @@ class ChecksScreen(StepScreen):
     def head(self, state: WizardState) -> Content:
         """Return how far each installation is."""
         rows = [check for check in state.checks if check.key in state.under_repair][:_INSTALLING]
-        return Content("\n").join([self._installation(check, state.repairs.found.get(check.name, "")) for check in rows])
+        return Content("\n").join(
+            [self._installation(check, state.repairs.found.get(check.name, "")) for check in rows]
+        )
 
     def _installation(self, check: Check, line: str) -> Content:
         share, words = getattr(line, "share", 0.0), getattr(line, "words", line) or "looking at what is there"

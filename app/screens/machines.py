@@ -175,6 +175,7 @@ class AccessScreen(StepScreen):
         GO_ON,
         NEXT,
         Key("s", "skip", "Skip", "Continue without the selected machine, or include it again."),
+        Key("u", "user", "User", "Log in on the selected machine as another user."),
         Key("r", "retry", "Retry", "Try the selected machine again; includes a skipped one again."),
     )
 
@@ -257,13 +258,26 @@ class AccessScreen(StepScreen):
         dialog = TextDialog(f"Password of {row.place or row.name}", about, accept="Install a key", secret=True)
         self.app.push_screen(dialog, answered)
 
+    def action_user(self) -> None:
+        row = self._selected()
+        if row is None:
+            return
+        user = row.report.user if row.report is not None else ""
+
+        def answered(name: str | None) -> None:
+            if name:
+                self.do(actions.set_user(row.key, name))
+
+        self.app.push_screen(TextDialog(f"Log in on {row.name} as which user?", (), value=user), answered)
+
     def action_skip(self) -> None:
         self.toggle_skip(self.table.cursor)
 
     def copied(self) -> str:
         """What is to be typed about the selected machine."""
         row = self._selected()
-        wanted = (row.compare or row.fix) if row is not None else ""
+        command = row.report.command if row is not None and row.report is not None else ""
+        wanted = (row.compare or command or row.fix) if row is not None else ""
         return wanted or super().copied()
 
     def headless(self) -> str:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 
 from app.wizard.dependencies import action, blockers
-from app.wizard.records import GOOD, AccessNeed, Check, ItemStatus, LaunchProgress, MachineRow, StrategyRanking
-from app.wizard.state import ORDER, SENT, Answers, StatePart, Step, TaskKind, after, before
+from app.wizard.records import (
+    GOOD,
+    SENT,
+    AccessNeed,
+    Check,
+    ItemStatus,
+    LaunchProgress,
+    MachineRow,
+    StrategyRanking,
+)
+from app.wizard.state import ORDER, Answers, StatePart, Step, TaskKind, after, before
 from app.wizard.state import WizardState as State
 from profiles.errors import BadInput
 
@@ -192,6 +202,15 @@ def trust_key(state: State, key: str, fingerprint: str) -> State:
         return state.noting("that is not the host key that the machine shows")
     pair = (key, fingerprint)
     return state.answering(trusted=(*(known for known in state.answers.trusted if known != pair), pair))
+
+
+@action
+def set_user(state: State, key: str, user: str) -> State:
+    """Log in on a machine as another user."""
+    user = user.strip()
+    if state.access_of(key) is None or re.fullmatch(r"[A-Za-z0-9_][\w.@+-]{0,63}", user, re.ASCII) is None:
+        return state.noting(f"'{user[:_QUOTED]}' cannot be the name of a user")
+    return state.answering(users=(*(pair for pair in state.answers.users if pair[0] != key), (key, user)))
 
 
 @action

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # modules that load SSH, which the first screen does without
     from training.runs import RunSummary
 
 _LEVELS = {"ok": ItemStatus.OK, "warning": ItemStatus.WARNING, "problem": ItemStatus.FAILED}
-INSTALLS = "f installs what is missing, into Muster's own folder there (about 1.2 GB without CUDA)"
+INSTALLS = "f installs what is missing, into Muster's own folder there (about 1.6 GB without CUDA)"
 _ASYMMETRIC = 1.5
 """Times that one direction of a link is faster than the other, from which it is worth a word."""
 _LOST = 0.01

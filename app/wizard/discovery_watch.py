@@ -28,6 +28,9 @@ ADVICE = (
     "on a Mac: turn on System Settings > General > Sharing > Remote Login; on Linux: start the SSH server",
     "guest Wi-Fi and some routers separate machines: use a cable or another network",
 )
+ANNOUNCE = "a Linux machine shows itself here while this runs on it: uvx --from muster-train muster announce"
+_SHOWN, _MEET_EVERY = 4, 5.0
+"""Addresses of neighbours that are named, and the seconds between two looks at them."""
 _AT_LEAST_EVERY = 1.0
 _AT_MOST_EVERY = 0.15
 _NOWHERE = Path("/dev/null")
@@ -58,6 +61,8 @@ class DiscoveryWatch:
         self._online: frozenset[tuple[str, tuple[str, ...]]] = frozenset()
         self._present: Mapping[str, tuple[Presence, ...]] = {}
         self._typed: dict[str, Search] = {}
+        self._met: Sequence[str] = ()
+        self._met_at = float("-inf")
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._browsing = outside.search(Sources(hosts_files=self._files, configurations=True))
@@ -101,8 +106,16 @@ class DiscoveryWatch:
         seconds = self._outside.now() - self._begin
         problems = tuple(f"{problem.message} ({problem.hint})" for problem in state.browsed.problems)
         alone = all(row.here for row in rows) and seconds > NOTHING_AFTER
-        advice = (*problems, *(ADVICE if alone else ()))
+        advice = (*problems, *((*self._of_neighbours(), *ADVICE) if alone else ()))
         return DiscoveredMachines(rows, _searched(state, self._files), seconds, advice, self._presence(found))
+
+    def _of_neighbours(self) -> tuple[str, ...]:
+        """Say which addresses were met on these networks, and how a machine without Bonjour shows itself."""
+        if self._outside.now() - self._met_at > _MEET_EVERY:
+            self._met, self._met_at = self._outside.neighbours(), self._outside.now()
+        more = " ..." if len(self._met) > _SHOWN else ""
+        named = f"this network also has {', '.join(self._met[:_SHOWN])}{more}: a adds one of them"
+        return (*((named,) if self._met else ()), ANNOUNCE)
 
     def _presence(self, found: Sequence[FoundMachine]) -> Mapping[str, tuple[Presence, ...]]:
         """Looked up only when other machines are here than before: every look asks ``ssh -G`` for each machine."""

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, cast
 from app.wizard.actions import install_key, rerun
 from app.wizard.dependencies import apply, begin, inputs, wanted
 from app.wizard.observations import begun, done, failed, launch_seen, sighted, told, watch_failed
-from app.wizard.records import Access, ItemStatus, RankedCandidate
+from app.wizard.records import SENT, Access, ItemStatus, RankedCandidate
 from app.wizard.services import Services
-from app.wizard.state import SENT, Action, ServiceTask, Step, TaskKind, Transition, WizardState
+from app.wizard.state import Action, ServiceTask, Step, TaskKind, Transition, WizardState
 from profiles.errors import MusterError
 
 if TYPE_CHECKING:  # loads SSH, which the first screen does without

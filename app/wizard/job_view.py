@@ -136,6 +136,12 @@ def data_of(profile: Profile, outside: Outside = OUTSIDE) -> DataSummary:
     samples = dict(splits).get("train", 0)
     broken, total = int(said.get("broken_count", 0)), max(1, int(said.get("looked_at", 0)))
     too_many = broken / total > profile.data.max_broken_share
+    too_long = dict(said.get("too_long", {}))
+    if too_long:
+        return replace(
+            _unusable("too long", str(too_long["error"]), str(too_long["hint"])),
+            samples=samples, splits=splits, instead=str(too_long.get("instead", "")),
+        )  # fmt: skip
     return DataSummary(
         samples=samples,
         hours=float(said["hours"]) if "hours" in said else None,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from app.wizard.records import ItemStatus, MachineRow
+from distributed.discovery.known_machines import USER_KNOWN_HOSTS, read_known_keys
 from distributed.discovery.machine_identity import FoundMachine
 from distributed.discovery.sightings import Reachability, SightingOrigin
 from distributed.hosts.file import Hosts, Machine, split_address, typed_machine
@@ -197,10 +198,10 @@ def target_of(row: MachineRow) -> SshTarget:
 
 
 def trust_in(fingerprints: Sequence[str]) -> Trust:
-    """Accept exactly the new host keys that a person has compared."""
+    """Accept the new host keys that a person has compared, here or before: a machine may have several names."""
 
     def accept(key: HostKeyInfo) -> bool:
-        return key.fingerprint in fingerprints
+        return key.fingerprint in fingerprints or key.fingerprint in read_known_keys(USER_KNOWN_HOSTS).names
 
     return accept
 

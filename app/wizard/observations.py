@@ -11,7 +11,7 @@ from typing import Any
 
 from app.wizard.assessment import of_pairs, of_report
 from app.wizard.dependencies import inputs, is_current, needs_no_figures, observation
-from app.wizard.records import FINE, Assessment, DiscoveredMachines, ItemStatus, LaunchProgress, MachineRow
+from app.wizard.records import FINE, Assessment, DataSummary, DiscoveredMachines, ItemStatus, LaunchProgress, MachineRow
 from app.wizard.state import ServiceTask, StatePart, TaskKind
 from app.wizard.state import WizardState as State
 
@@ -112,6 +112,8 @@ def done(state: State, task: ServiceTask, found: Any) -> State:
             return _to_be_examined(state)
         case TaskKind.SAVE:
             return _found(state, task, found).noting(f"saved: {', '.join(found)}")
+        case TaskKind.DATA if found.instead and _is_free(state):
+            return _with_profile_that_hears(state, found)
         case TaskKind.LAUNCH:
             return state.putting(
                 TaskKind.LAUNCH, status=ItemStatus.OK, found=replace(state.launch.found, run=str(found))
@@ -124,6 +126,22 @@ def _found(state: State, task: ServiceTask, found: Any) -> State:
     said: Assessment = judged[task.kind](found) if task.kind in judged else getattr(found, "assessment", FINE)
     part = StatePart(found, progress=state.part(task.kind, task.key).progress, inputs=task.inputs, **vars(said))
     return state.putting(task.kind, task.key, part)
+
+
+def _is_free(state: State) -> bool:
+    """Whether the model follows from the profile: what a person has named stays."""
+    return "model" not in dict(state.answers.options)
+
+
+def _with_profile_that_hears(state: State, data: DataSummary) -> State:
+    """Take the profile whose model hears these recordings, in the language of the one before."""
+    given = dict(state.answers.options)
+    language = next((row.value for row in state.job.found.options if row.name == "language" and row.value), "")
+    options = state.answers.options if "language" in given or not language else (
+        *state.answers.options, ("language", language)
+    )  # fmt: skip
+    taken = state.answering(profile=data.instead, options=options)
+    return taken.noting(f"{data.instead} is taken: the model of {state.answers.profile} does not hear such long clips")
 
 
 def _with_machines_of(state: State, profile: str, found: Iterable[MachineRow]) -> State:
@@ -206,4 +224,5 @@ def _follow_keys(state: State, before: Iterable[MachineRow]) -> State:
     if not any(key in now for key in (*answers.picked, *answers.skipped)):
         return state
     trusted = tuple((now.get(key, key), fingerprint) for key, fingerprint in answers.trusted)
-    return state.answering(picked=moved(answers.picked), skipped=moved(answers.skipped), trusted=trusted)
+    users = tuple((now.get(key, key), user) for key, user in answers.users)
+    return state.answering(picked=moved(answers.picked), skipped=moved(answers.skipped), trusted=trusted, users=users)

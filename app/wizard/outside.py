@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from distributed.checks import examination
     from distributed.checks.examination import Examined
     from distributed.discovery import discovery
+    from distributed.discovery import neighbours as neighbour_table
     from distributed.discovery.discovery import Sources, State
     from distributed.hosts.file import Hosts
     from distributed.measuring import measure
@@ -40,7 +41,7 @@ else:  # loaded when they are used, so that Home is painted at once
     own, examination = lazy("app.wizard.machines"), lazy("distributed.checks.examination")
     discovery, measure = lazy("distributed.discovery.discovery"), lazy("distributed.measuring.measure")
     code_sync, prepare = lazy("distributed.preparation.code_sync"), lazy("distributed.preparation.prepare")
-    access = lazy("distributed.ssh.access")
+    access, neighbour_table = lazy("distributed.ssh.access"), lazy("distributed.discovery.neighbours")
 
 _PATIENCE = 120.0
 
@@ -70,6 +71,10 @@ class Outside:
     def search(self, sources: Sources, browse: bool = True) -> Search:
         """Look for machines until the search is closed."""
         return discovery.Discovery(sources, browse=browse).__enter__()
+
+    def neighbours(self) -> Sequence[str]:
+        """Return the addresses that this computer has met on its networks."""
+        return neighbour_table.neighbours()
 
     def check_access(self, target: SshTarget, trust: Trust) -> AccessReport:
         """Go the whole way to a machine once."""

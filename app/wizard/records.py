@@ -6,7 +6,7 @@ Text in it may come from other machines: show it escaped. No password is ever in
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,10 @@ Tell = Callable[[str], None]
 """Hears a line for each thing that was done or began."""
 MAIN = ("epochs", "batch_size", "learning_rate", "language", "tuning", "max_train_samples", "augmentation")
 """Options that everybody sees; the others are folded under "advanced"."""
+
+
+SENT = "sent"
+"""Key of the task of an installation whose packages come from this computer."""
 
 
 class ItemStatus(str, Enum):
@@ -130,6 +134,10 @@ class MachineRow(AssessedRow):
     def here(self) -> bool:
         """Whether it is this computer."""
         return self.entry.here
+
+    def reached_as(self, user: str) -> MachineRow:
+        """Return it as another user reaches it; empty: as it is."""
+        return replace(self, entry=self.entry.model_copy(update={"user": user})) if user else self
 
 
 @dataclass(frozen=True)
@@ -264,6 +272,8 @@ class DataSummary:
     broken_count: int = 0
     notes: tuple[str, ...] = ()
     """What commands did to it, each with the command that says more."""
+    instead: str = ""
+    """A profile whose model hears all recordings, where that of the job does not; empty elsewhere."""
     assessment: Assessment = FINE
 
 

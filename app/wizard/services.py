@@ -88,7 +88,7 @@ class Services:
 
     def home(self) -> Home:
         """Return live and recent runs, and profiles, the newest first."""
-        runs = tuple(sorted(run_list.list_runs(self._output)[:RUNS], key=lambda run: not run.live))
+        runs = tuple(sorted(run_list.runs_anywhere(self._output)[:RUNS], key=lambda run: not run.live))
         return Home(runs=runs, profiles=known_profiles(self._config))
 
     def doctor(self) -> Sequence[Finding]:
@@ -146,7 +146,9 @@ class Services:
         found = self.outside.examine(hosts, self._profile(job).model.task, machines.trust_in(self._trusted))
         problems = self.outside.repair(found, tell, send)
         for problem in problems:
-            tell(provision.Headway(problem.beside(getattr(problem, "machine", "")), 0.0, getattr(problem, "machine", "")))
+            tell(
+                provision.Headway(problem.beside(getattr(problem, "machine", "")), 0.0, getattr(problem, "machine", ""))
+            )
         unreached = [problem for problem in problems if isinstance(problem, provision.PackagesMissing)]
         if unreached and not send:
             names = " and ".join(problem.machine for problem in unreached)

@@ -113,10 +113,6 @@ class TaskKind(str, Enum):
     LAUNCH = "starting the run"
 
 
-SENT = "sent"
-"""Key of an installation whose packages come from this computer."""
-
-
 @dataclass(frozen=True)
 class ServiceTask:
     """Something to ask the services for."""
@@ -165,6 +161,8 @@ class Answers:
     """Picked machines that were left out at Access, Checks or Launch."""
     trusted: tuple[tuple[str, str], ...] = ()
     """Machine and fingerprint of host keys that a person has compared and accepted."""
+    users: tuple[tuple[str, str], ...] = ()
+    """Machine and the user to log in as, where a person has changed it."""
     profile: str = "demo"
     options: tuple[tuple[str, str], ...] = ()
     """Options (and ``model``, ``dataset``) that differ from the profile, as text."""
@@ -264,7 +262,8 @@ class WizardState:
     def picked(self) -> tuple[MachineRow, ...]:
         """The machines that were chosen and are known, this computer first."""
         rows = {row.key: row for row in self.machines.rows}
-        chosen = [rows[key] for key in self.answers.picked if key in rows]
+        users = dict(self.answers.users)
+        chosen = [rows[key].reached_as(users.get(key, "")) for key in self.answers.picked if key in rows]
         return tuple(sorted(chosen, key=lambda row: not row.here))
 
     @property

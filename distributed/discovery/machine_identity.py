@@ -7,6 +7,7 @@ list names twice, or two host names announce, is two rows where no address joins
 
 from __future__ import annotations
 
+import ipaddress
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -236,7 +237,7 @@ def _machine(identity: str, refuted: bool, bucket: _Bucket, state: State) -> Fou
     problem = _problem(sightings, paths, state) if status is Reachability.OFFLINE else None
     return FoundMachine(
         id=identity,
-        name=sightings[0].name,
+        name=_name(sightings, known),
         names=tuple(dict.fromkeys(text for s in sightings for text in (s.name, s.host) if text)),
         status=status,
         found_by=tuple(dict.fromkeys(s.key.origin for s in sightings)),
@@ -248,6 +249,20 @@ def _machine(identity: str, refuted: bool, bucket: _Bucket, state: State) -> Fou
         through=next((s.through for s in sightings if s.through), "") if not paths else "",
         here=here,
     )
+
+
+def _name(sightings: list[Sighting], known_as: list[str]) -> str:
+    """Return what a machine is called: what a person would call it goes before an address, even a typed one."""
+    names = [*(sighting.name for sighting in sightings), *(name for name in known_as if not set("[ (") & set(name))]
+    return next((name for name in names if not _is_address(name)), names[0])
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def _status(sightings: list[Sighting], paths: tuple[FoundPath, ...]) -> Reachability:

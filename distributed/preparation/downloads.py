@@ -107,7 +107,9 @@ def _python_with_pip() -> tuple[str, bool]:
         done = subprocess.run([python, "-c", ask], capture_output=True, text=True)
         if done.returncode == 0:
             return python, done.stdout.strip() == str(sys.version_info[:2])
-    raise BadInput("no Python here has pip", "install it: sudo apt install python3-pip, or on a Mac: brew install python")
+    raise BadInput(
+        "no Python here has pip", "install it: sudo apt install python3-pip, or on a Mac: brew install python"
+    )
 
 
 def is_like_here(there: Mapping[str, Any]) -> bool:

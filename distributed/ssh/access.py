@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import socket
 import threading
 import time
@@ -86,6 +87,8 @@ class AccessReport:
     """What ``uname -sm`` says there."""
     password_possible: bool = False
     """A password, given once, would let :func:`install_key` put our key there."""
+    command: str = ""
+    """Lets this computer in, run on the machine itself; filled where it accepts none of our keys."""
     unknown_key: HostKeyInfo | None = field(default=None, repr=False)
     """What a person is to compare, at the first meeting of this machine or of a jump host before it."""
 
@@ -146,6 +149,7 @@ def explain(target: SshTarget, host: ResolvedHost | None, error: MusterError, se
         fix=_fix(error, host, through),
         seconds=seconds,
         fingerprint=ssh.key.fingerprint if isinstance(ssh, UnknownHostKey) else "",
+        command=authorize_command() if isinstance(ssh, NoKeyAccepted) and not through else "",
         password_possible=isinstance(ssh, NoKeyAccepted) and ssh.password_possible and not through,
         unknown_key=ssh.key if isinstance(ssh, UnknownHostKey) else None,
     )
@@ -162,8 +166,17 @@ def _fix(error: MusterError, host: ResolvedHost | None, through: bool) -> str:
     who = f"is '{host.user}' the right user there (it is your name here)? " if host.user_is_guess else ""
     if error.password_possible:
         return f"{who}run the access command for it on a terminal: its password, entered once, installs a key"
-    add = "add a public key of yours to ~/.ssh/authorized_keys on that machine itself, where only you may write"
-    return f"{who}it accepts no password: {add}"
+    return f"{who}it accepts no password: run this on that machine itself, as '{host.user}': {authorize_command()}"
+
+
+def authorize_command() -> str:
+    """Return the command that lets this computer in, to be run on another machine; our key is made if there is none.
+
+    Raises:
+        BadInput: as :func:`own_key`.
+    """
+    line = shlex.quote(own_key().line)
+    return f"mkdir -p -m 700 ~/.ssh && echo {line} >> ~/.ssh/authorized_keys && chmod 600 ~/.ssh/authorized_keys"
 
 
 # ----------------------------------------------------------------------------------------------------- our key

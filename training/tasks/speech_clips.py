@@ -217,6 +217,12 @@ def says_silence(columns: Mapping[str, str]) -> bool:
     return columns.get(SILENCE, "").lower() in ("yes", "true", "1")
 
 
+HEARS_MORE = "whisper-scratch"
+"""Profile of a model that hears 30 s and needs no network."""
+USUAL_WINDOW = 30.0
+"""Seconds that a published Whisper hears."""
+
+
 def refused_as_long(clips: Sequence[Clip], what: str, window: float) -> BadInput:
     """Return the error of clips, ordered as they are in their table, that are ``what``.
 
@@ -224,8 +230,8 @@ def refused_as_long(clips: Sequence[Clip], what: str, window: float) -> BadInput
         window: seconds that the model hears.
     """
     names = named(clips)
-    short = "window" in what and window < 30
-    longer = ", or take a model that hears more: whisper-scratch hears 30 s" if short else ""
+    short = "window" in what and window < USUAL_WINDOW
+    longer = f", or take a model that hears more: {HEARS_MORE} hears {USUAL_WINDOW:g} s" if short else ""
     hint = f"divide them (segment), set long_audio = cut or skip{longer}"
     return BadInput(f"{counted(len(clips), 'clip')} {what}: {names}", hint)
 

@@ -1,0 +1,48 @@
+"""The machines that this computer has exchanged packets with on its own networks, from the system's neighbour table.
+
+Nothing is sent: what the table holds is read, and nobody is asked whether an SSH server listens there.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from distributed.system import output, read
+
+_TABLE = Path("/proc/net/arp")
+_MOST = 16
+_ROWS = (
+    re.compile(r"^(?P<ip>[\d.]+) .*\blladdr (?P<mac>[\da-f:]+) (?!FAILED|INCOMPLETE)", re.IGNORECASE),  # ip neigh
+    re.compile(r"^(?P<ip>[\d.]+) +0x\d+ +0x(?!0\b)[\da-f]+ +(?P<mac>[\da-f:]+)", re.IGNORECASE),  # /proc/net/arp
+    re.compile(r"^\S+ \((?P<ip>[\d.]+)\) at (?P<mac>[\da-f:]+) on ", re.IGNORECASE),  # arp -an of a Mac
+)
+
+
+def neighbours() -> list[str]:
+    """Return the IPv4 addresses in the system's neighbour table, in its order; none where it cannot be read."""
+    program = shutil.which("ip")
+    text = output(program, "-4", "neigh", "show", timeout=2.0) if program else read(str(_TABLE))
+    arp = shutil.which("arp")
+    return addresses(text or (output(arp, "-an", timeout=2.0) if arp else ""))
+
+
+def addresses(table: str) -> list[str]:
+    """Return the addresses of a neighbour table that have answered, as ``ip neigh``, Linux's file or ``arp -an`` say."""
+    return list(dict.fromkeys(_addresses(table)))[:_MOST]
+
+
+def _addresses(table: str) -> Iterator[str]:
+    for line in table.splitlines():
+        match = next(filter(None, (row.match(line.strip()) for row in _ROWS)), None)
+        if match is None or set(match["mac"].lower()) <= set("f:") or set(match["mac"]) <= set("0:"):
+            continue
+        try:
+            address = ipaddress.ip_address(match["ip"])
+        except ValueError:
+            continue
+        if address.is_private and not address.is_multicast and not address.is_loopback:
+            yield str(address)

@@ -1,0 +1,37 @@
+"""Which machines the system's neighbour table names, on the systems that have one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distributed.discovery.neighbours import addresses
+
+IP = """192.168.1.7 dev eth0 lladdr 02:42:ac:11:00:02 REACHABLE
+192.168.1.9 dev eth0 lladdr 02:42:ac:11:00:03 FAILED
+192.168.1.11 dev eth0  FAILED
+192.168.1.8 dev wlan0 lladdr 02:42:ac:11:00:04 STALE
+8.8.8.8 dev eth0 lladdr 02:42:ac:11:00:05 STALE
+"""
+PROC = """IP address       HW type     Flags       HW address            Mask     Device
+192.168.1.7      0x1         0x2         02:42:ac:11:00:02     *        eth0
+192.168.1.9      0x1         0x0         00:00:00:00:00:00     *        eth0
+192.168.1.8      0x1         0x2         02:42:ac:11:00:04     *        eth0
+"""
+MAC = """? (192.168.1.7) at 2:42:ac:11:0:2 on en0 ifscope [ethernet]
+? (192.168.1.9) at (incomplete) on en0 ifscope [ethernet]
+studio.lan (192.168.1.8) at 2:42:ac:11:0:4 on en0 ifscope [ethernet]
+? (192.168.1.255) at ff:ff:ff:ff:ff:ff on en0 ifscope [ethernet]
+? (224.0.0.251) at 1:0:5e:0:0:fb on en0 ifscope permanent [ethernet]
+"""
+
+
+@pytest.mark.parametrize("table", [IP, PROC, MAC])
+def test_neighbours_that_answered_are_named_once(table: str) -> None:
+    assert addresses(table + table) == ["192.168.1.7", "192.168.1.8"]
+
+
+@given(st.text())
+def test_any_text_is_a_table(table: str) -> None:
+    assert isinstance(addresses(table), list)
