@@ -68,7 +68,7 @@ class ChecksScreen(StepScreen):
         Key(
             "i",
             "send",
-            "Send from here",
+            "Send",
             "Send the missing packages from this computer, for machines without internet.",
         ),
         Key("s", "skip", "Skip", "Continue without the selected machine, or include it again."),
@@ -131,7 +131,8 @@ class ChecksScreen(StepScreen):
         asked = [one for one in self.steered.wizard.asked_for() if one.task.kind is TaskKind.REPAIR]
         clock = duration_text(self.steered.clock() - asked[-1].at) if asked else ""
         done = f"{bar(share, _BAR)} {share:4.0%}" if share else "─" * _BAR
-        return join(literal(check.name, "bold"), literal(done, "$text-primary"), clock, muted(words))
+        line = join(literal(check.name, "bold"), literal(done, "$text-primary"), clock, muted(words))
+        return line.truncate(self.app.size.width - MARGIN * 2, ellipsis=True)
 
     def _finding(self, state: WizardState, key: str) -> Finding | None:
         machine, _, name = key.partition(_BETWEEN)
@@ -144,7 +145,7 @@ class ChecksScreen(StepScreen):
 
     def hint(self, state: WizardState) -> Content:
         if any(check.fixable for check in state.checks):
-            return muted("f installs what is missing; i sends it from this computer, for machines without internet.")
+            return muted("f installs what is missing; i sends it from here where there is no internet.")
         return muted("Checking changes nothing on any machine.")
 
     @property

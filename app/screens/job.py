@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ from textual.content import Content
 from app.console import command_line
 from app.screens.step_screen import MARKS, StepScreen, cause_lines
 from app.shell.dialogs import ChoiceDialog, TextDialog
-from app.shell.keys import Key
+from app.shell.keys import WIDE, Key
 from app.shell.text import StatusMark, TableColumn, TableRow, join, literal, muted
 from app.wizard import actions
 from app.wizard.dependencies import measures
@@ -53,6 +54,7 @@ class JobScreen(StepScreen):
         wanted = self.ready and bool(self.table.filter_text)
         main = [row for row in job.options if not row.advanced and row.name not in (MODEL, DATASET)]
         advanced = [row for row in job.options if row.advanced and row.name not in (MODEL, DATASET)]
+        narrow = self.app.size.width < WIDE
         fold = "▾" if self._open else "▸"
         return [
             TableRow(
@@ -61,9 +63,9 @@ class JobScreen(StepScreen):
             TableRow(PROFILE, (Content("profile"), literal(profile, "bold"), muted("all values start from it"))),
             TableRow(MODEL, (Content("model"), literal(job.model, "bold"), self._fits(state))),
             TableRow(DATASET, (Content("data set"), literal(job.dataset, "bold"), self._data(state.data))),
-            *[_option(row) for row in main],
+            *[_option(row, narrow) for row in main],
             TableRow(ADVANCED, (muted(f"{fold} Advanced"), muted(f"{len(advanced)} options"), Content(""))),
-            *([_option(row) for row in advanced] if self._open or wanted else []),
+            *([_option(row, narrow) for row in advanced] if self._open or wanted else []),
         ]
 
     def _fits(self, state: WizardState) -> Content:
@@ -240,9 +242,11 @@ def _about_option(spec: OptionSpec) -> list[str]:
     return [text for text in (spec.help, spec.unit, spec.limits) if text]
 
 
-def _option(row: JobOption) -> TableRow:
+def _option(row: JobOption, narrow: bool) -> TableRow:
+    """``narrow``: only what an option is, without its exceptions, which stand under the selected row."""
+    help_text = re.split(r"[;:(]", row.spec.help)[0].strip() if narrow else row.spec.help
     style = "$text-error" if row.problem else "bold $text-primary" if row.changed else ""
     changed = " *" if row.changed else ""
-    about = StatusMark.PROBLEM.show(row.problem) if row.problem else muted(row.spec.help)
+    about = StatusMark.PROBLEM.show(row.problem) if row.problem else muted(help_text)
     value = Content.assemble(literal(row.value or "-", style), (changed, "$text-primary"))
     return TableRow(f"option:{row.name}", (literal(row.name), value, about))

@@ -216,7 +216,7 @@ class PlainWizard:
         if not blockers(self._state):
             self._choose("Enter: continue, r: check again", {"": do.go_on()}, lambda answer: again)
             return
-        question = "f: install what is missing, i: send packages from here, r or Enter: check again, s NUMBER: skip that machine"
+        question = "f: install what is missing, i: send it from here, r or Enter: check again, s NUMBER: skip it"
         answers = {"f": do.fix_all(), "i": do.send_packages(), "": again, "r": again}
         self._choose(question, answers, partial(self._skipped, self._state.checks))
 

@@ -31,7 +31,7 @@ def neighbours() -> list[str]:
 
 
 def addresses(table: str) -> list[str]:
-    """Return the addresses of a neighbour table that have answered, as ``ip neigh``, Linux's file or ``arp -an`` say."""
+    """Return the addresses of a neighbour table that have answered, as ``ip neigh``, Linux or ``arp -an`` say."""
     return list(dict.fromkeys(_addresses(table)))[:_MOST]
 
 

@@ -195,8 +195,8 @@ def _ask(link: MachineLink, modules: Sequence[str], dial_back: DialBack) -> Read
 
 
 def _unequipped(asked: Readiness) -> Readiness:
-    """Return this computer as one without packages, though its ``python3`` may have them: a run here does not use it."""
-    facts = asked.facts.model_copy(update={"missing": ("torch",)}) if asked.facts is not None else None
+    """Return this computer as one without packages: its ``python3`` may have them, but no run here uses it."""
+    facts = replace(asked.facts, missing=("torch",)) if asked.facts is not None else None
     return replace(asked, facts=facts, provisionable=True)
 
 

@@ -257,6 +257,13 @@ def test_one_key_under_two_names_is_one_machine() -> None:
     assert [path.endpoint for path in machine.paths] == [first, second]
 
 
+def test_a_typed_address_takes_no_machine_s_name() -> None:
+    place = endpoint(9)
+    typed = replace(sighting("192.168.1.9", place, origin=SightingOrigin.TYPED), host="192.168.1.9")
+    (machine,) = machines(folded(sighting("c", place), typed, Identified(place, "SHA256:k")))
+    assert machine.name == "c"
+
+
 @pytest.mark.parametrize("origin", [SightingOrigin.TYPED, SightingOrigin.HOSTS_FILE, SightingOrigin.BONJOUR])
 def test_clones_with_one_key_are_two_machines_that_say_so(origin: SightingOrigin) -> None:
     both = [sighting(name, endpoint(n), origin=origin) for name, n in (("a", 9), ("b", 10))]

@@ -245,6 +245,25 @@ def test_an_environment_whose_python_is_gone_is_not_ready(tmp_path: Path) -> Non
     assert builder.ready(tmp_path, "r") == ""
 
 
+def test_an_installation_says_package_size_and_share() -> None:
+    headway = builder.Headway(4)
+    assert headway.words("Collecting torch==2.13.0 (from -r hashed.txt (line 1))") == ""
+    assert headway.words("Downloading torch-2.13.0-cp311-manylinux.whl (190.5 MB)").startswith(
+        "downloading torch (pack"
+    )
+    headway.words("Collecting soxr==1.0")
+    line = headway.words("Downloading https://files/soxr-1.0-cp311.whl (500 kB)")
+    assert line == "downloading soxr (package 2 of 4, 191 MB in all)" and 0.4 < headway.share < 0.5
+    assert headway.words("Installing collected packages: torch, soxr") == "unpacking what was downloaded"
+    assert headway.words("Using cached pip") == ""
+
+
+def test_uv_names_sizes_and_no_share() -> None:
+    headway = builder.Headway(80)
+    assert headway.words("Downloading torch (10.0MiB)") == "downloading torch (10 MB in all)"
+    assert headway.share == 0.0 and headway.words("Resolved 80 packages in 1.2s")
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [

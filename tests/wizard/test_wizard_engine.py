@@ -207,6 +207,38 @@ def test_a_finding_is_mended_and_looked_at_again(make: Make) -> None:
     assert services.asked.count("examine") == 2
 
 
+def test_packages_come_from_here_where_a_person_says_so(make: Make) -> None:
+    services = FakeServices(findings={"anna": BROKEN})
+    wizard = with_machines(make, services, ANNA.key)
+    on(wizard, Step.CHECKS)
+    until_state(wizard, lambda state: state.checks[1].status is ItemStatus.FAILED)
+    wizard.do(do.send_packages())
+    state = until_state(wizard, lambda state: all(row.status is ItemStatus.OK for row in state.checks))
+    assert state.repairs.found == {"anna": "anna: fixed"}
+    assert "repair with packages from here" in services.asked
+
+
+def test_this_computer_alone_is_equipped_at_checks(make: Make) -> None:
+    bare = replace(HERE, unequipped=True)
+    services = FakeServices(machines=(bare,), findings={"desk": BROKEN})
+    wizard = with_machines(make, services)
+    on(wizard, Step.CHECKS)
+    until_state(wizard, lambda state: state.checks[0].status is ItemStatus.FAILED)
+    assert blockers(wizard.state)
+    wizard.do(do.fix_all())
+    assert on(wizard, Step.JOB).step is Step.JOB and services.asked.count("repair") == 1
+
+
+def test_another_user_is_tried_at_once(make: Make) -> None:
+    wizard = with_machines(make, FakeServices(access={"anna": refused(ANNA, "no_key_accepted")}), ANNA.key)
+    wizard.do(do.go_on())
+    until_state(wizard, lambda state: bool(state.access) and state.access[0].status is ItemStatus.FAILED)
+    wizard.do(do.set_user(ANNA.key, "bob; rm"))
+    assert "cannot be the name of a user" in wizard.state.notice
+    wizard.do(do.set_user(ANNA.key, "bob"))
+    assert [row.entry.user for row in wizard.state.picked if not row.here] == ["bob"]
+
+
 def test_the_interval_is_predicted_live_and_falls_back(make: Make) -> None:
     wizard = with_machines(make, FakeServices(), ANNA.key)
     on(wizard, Step.STRATEGY)

@@ -82,6 +82,17 @@ def test_broken_recordings_are_counted(tmp_path: Path) -> None:
     assert "bad.wav" in found["broken"][0] and found["columns"] == ["id", "audio_path", "text"]
 
 
+def test_recordings_longer_than_the_window_are_a_red_row(tmp_path: Path) -> None:
+    (tmp_path / "a.opus").write_bytes(next((ROOT / "examples/spoken_commands/audio/test").rglob("*.opus")).read_bytes())
+    (tmp_path / "train.csv").write_text("id,audio_path,text,duration\na,a.opus,yes,10\n")
+    profile = resolved(JobAnswers("demo-scratch", (("dataset", str(tmp_path)),))).profile
+    row = data_of(profile)
+    assert (row.assessment.status, row.instead) == (ItemStatus.FAILED, "whisper-scratch")
+    assert "longer than the model's window of 2 s" in row.assessment.cause
+    hears = resolved(JobAnswers("whisper-scratch", (("dataset", str(tmp_path)), ("language", "en")))).profile
+    assert data_of(hears).assessment.status is ItemStatus.OK
+
+
 def test_what_commands_did_to_the_data_is_said_with_what_shows_it(tmp_path: Path) -> None:
     good = next((ROOT / "examples/spoken_commands/audio/test").rglob("*.opus"))
     (tmp_path / "good.opus").write_bytes(good.read_bytes())

@@ -67,7 +67,8 @@ ACTIONS = st.one_of(
     st.builds(do.pick, KEYS, st.sampled_from([None, True, False])),
     st.builds(do.add_machine, TEXT | st.just("ada@c")), st.builds(do.remove_machine, TEXT | st.just("ada@c")),
     st.builds(do.trust_key, KEYS, TEXT), st.builds(do.install_key, KEYS), st.builds(do.retry, KEYS),
-    st.builds(do.skip, KEYS), st.builds(do.fix, KEYS), st.just(do.fix_all()),
+    st.builds(do.skip, KEYS), st.builds(do.fix, KEYS), st.just(do.fix_all()), st.just(do.send_packages()),
+    st.builds(do.set_user, KEYS, TEXT),
     st.builds(do.choose_profile, TEXT), st.builds(do.set_option, TEXT, TEXT), st.builds(do.reset_option, TEXT),
     st.builds(do.choose_strategy, st.integers(-2, 5)), st.builds(do.set_interval, st.integers(-5, 10**9)),
     st.builds(do.set_preference, TEXT | st.just("least-traffic")), st.builds(do.save_as, TEXT),
@@ -154,6 +155,16 @@ def test_what_is_asked_for_comes_to_rest(data: st.DataObject) -> None:
                 found = {row.key: FINE for row in state.picked} if task.kind is TaskKind.CHECKS else None
                 state = apply(state, done(task, found or data.draw(FOUND[task.kind])))
     assert not wanted(state)
+
+
+def test_recordings_too_long_for_the_model_bring_the_profile_that_hears_them() -> None:
+    def after_data(state: WizardState) -> WizardState:
+        task = ServiceTask(TaskKind.DATA, "", inputs(state, TaskKind.DATA))
+        return apply(state, done(task, DataSummary(instead="whisper-scratch")))
+
+    assert after_data(begin()).answers.profile == "whisper-scratch"
+    chosen = apply(begin(), do.set_option("model", "mine"))
+    assert after_data(chosen).answers.profile == "demo"
 
 
 def test_a_step_back_is_the_step_before() -> None:
