@@ -131,8 +131,8 @@ class ChecksScreen(StepScreen):
         asked = [one for one in self.steered.wizard.asked_for() if one.task.kind is TaskKind.REPAIR]
         clock = duration_text(self.steered.clock() - asked[-1].at) if asked else ""
         done = f"{bar(share, _BAR)} {share:4.0%}" if share else "─" * _BAR
-        line = join(literal(check.name, "bold"), literal(done, "$text-primary"), clock, muted(words))
-        return line.truncate(self.app.size.width - MARGIN * 2, ellipsis=True)
+        shown = join(literal(check.name, "bold"), literal(done, "$text-primary"), clock, muted(words))
+        return shown.truncate(self.app.size.width - MARGIN * 2, ellipsis=True)
 
     def _finding(self, state: WizardState, key: str) -> Finding | None:
         machine, _, name = key.partition(_BETWEEN)

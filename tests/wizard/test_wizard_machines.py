@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import paramiko
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from app.wizard import actions as do
 from app.wizard.dependencies import apply, begin
 from app.wizard.engine import Wizard
-from app.wizard.machines import HERE_KEY, Naming, ThisComputer, hosts_of, row_of
+from app.wizard.machines import HERE_KEY, Naming, ThisComputer, hosts_of, row_of, trust_in
 from app.wizard.observations import sighted
 from app.wizard.records import DiscoveredMachines, ItemStatus, KnownProfile
 from app.wizard.services import Services
@@ -20,6 +21,7 @@ from distributed.discovery.machine_identity import FoundMachine, FoundPath
 from distributed.discovery.network_interfaces import Endpoint, PathKind
 from distributed.discovery.sightings import Reachability, SightingOrigin
 from distributed.hosts.file import Hosts, Machine, dump_hosts, parse_hosts
+from distributed.ssh.host_keys import HostKeyInfo
 from profiles.resolve import ProfileEntry
 from tests.waiting import until_state
 
@@ -136,3 +138,14 @@ def test_a_typed_machine_is_looked_for_until_it_is_removed(tmp_path: Path, monke
         assert wizard.state.answers.picked == ("here",)
     finally:
         wizard.close()
+
+
+def test_a_key_that_is_known_under_another_name_is_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [paramiko.ECDSAKey.generate() for _ in range(2)]
+    (tmp_path / "known_hosts").write_text(f"b {keys[0].get_name()} {keys[0].get_base64()}\n")
+    monkeypatch.setattr("app.wizard.machines.USER_KNOWN_HOSTS", (tmp_path / "known_hosts",))
+    shown = [HostKeyInfo("x", "198.18.2.12", key.get_name(), key.asbytes()) for key in keys]
+    assert [trust_in(())(key) for key in shown] == [True, False]
+    assert trust_in((shown[1].fingerprint,))(shown[1])
