@@ -234,6 +234,12 @@ class LaunchScreen(StepScreen):
             return [muted(line) for line in what_next(summarise(run))]
         return [muted(line) for line in state.launch.progress[-_PROGRESS:]]
 
+    def question(self, state: WizardState) -> str:
+        run = Path(state.launch.found.run)
+        if not state.started or not run.is_dir():
+            return super().question(state)
+        return "The run goes on" if is_live(run) else f"The run has ended: {summarise(run).status}"
+
     def head(self, state: WizardState) -> Content:
         return failure(state.launch)
 
@@ -245,7 +251,7 @@ class LaunchScreen(StepScreen):
             return muted("r tries again, x leaves the selected machine out, esc goes back to the plan.")
         run = Path(state.launch.found.run)
         if state.started and run.is_dir() and not is_live(run):
-            return muted(f"The run has ended: {summarise(run).status}. Enter shows it, esc goes home.")
+            return muted("Enter shows the run, esc goes home.")
         return muted("The run continues in the background when this screen is closed.")
 
     def offered_keys(self) -> tuple[Key, ...]:

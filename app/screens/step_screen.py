@@ -114,6 +114,10 @@ class StepScreen(BaseScreen):
         """Return what is said while there is no row."""
         return Content("")
 
+    def question(self, state: WizardState) -> str:
+        """Return what a person decides here."""
+        return self.STEP.question
+
     def summary(self, state: WizardState) -> str:
         """Return a few words beside the question."""
         return ""
@@ -178,7 +182,7 @@ class StepScreen(BaseScreen):
         self.refresh_frame()
         summary = literal(self.summary(state), "$text-muted")
         self.query_one("#question", Static).update(
-            join(Content.styled(self.STEP.question, "bold"), summary, between="   ")
+            join(Content.styled(self.question(state), "bold"), summary, between="   ")
         )
         head, content = self.query_one("#head", Static), self.head(state)
         head.display = bool(content)
