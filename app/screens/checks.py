@@ -64,7 +64,7 @@ class ChecksScreen(StepScreen):
         GO_ON,
         NEXT,
         Key("f", "fix", "Install", "Install the packages that are missing on the selected machine."),
-        Key("F", "fix_all", "On all", "Install the packages that are missing, on all machines."),
+        Key("F", "fix_all", "All", "Install the packages that are missing, on all machines."),
         Key(
             "i",
             "send",
@@ -72,7 +72,7 @@ class ChecksScreen(StepScreen):
             "Send the missing packages from this computer, for machines without internet.",
         ),
         Key("s", "skip", "Skip", "Continue without the selected machine, or include it again."),
-        Key("o", "show_all", "All", "Also show the checks that passed, or only the others."),
+        Key("o", "show_all", "Passed", "Also show the checks that passed, or only the others."),
     )
 
     _all = _placed = False

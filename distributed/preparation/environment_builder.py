@@ -40,7 +40,7 @@ _MOST_FETCHED = 0.9
 _KEPT_LINES = 40
 
 
-class Headway:
+class InstallLog:
     """How far an installation is, by what pip or uv say.
 
     Args:
@@ -158,7 +158,7 @@ def _fill(part: Path, scratch: Path, recipe: dict[str, Any], uv: str, wheels: st
         install = [*_venv(part, python, environment), "install", "--no-input", "--retries", "2", "--timeout", "20"]
         install += ["--progress-bar", "off", "--disable-pip-version-check"]
     sources = _sources(recipe, uv, wheels)
-    headway = Headway(len(re.findall(r"^[\w.-]+==", recipe.get("hashed", ""), re.MULTILINE)) + 1)  # and torch
+    headway = InstallLog(len(re.findall(r"^[\w.-]+==", recipe.get("hashed", ""), re.MULTILINE)) + 1)  # and torch
     if recipe.get("hashed"):
         (scratch / "hashed.txt").write_text(recipe["hashed"])
         _run([*install, "--no-deps", "--require-hashes", "-r", str(scratch / "hashed.txt"), *sources], environment,
@@ -202,7 +202,7 @@ def _venv(part: Path, python: str, environment: dict[str, str]) -> list[str]:
     return [sys.executable, "-m", "pip", "--python", python]
 
 
-def _run(command: list[str], environment: dict[str, str], headway: Headway | None = None) -> None:
+def _run(command: list[str], environment: dict[str, str], headway: InstallLog | None = None) -> None:
     """Run a command, and say which step it is at.
 
     Raises:

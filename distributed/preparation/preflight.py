@@ -180,24 +180,18 @@ def _ask(link: MachineLink, modules: Sequence[str], dial_back: DialBack) -> Read
     """Ask with the Python of the hosts file; where it names none, with ``python3``, else with our environment there."""
     try:
         asked = _ask_python(link, modules, dial_back)
-        bare = link.machine.here and not training_python()
+        bare = link.machine.here and _is_plain(link) and not training_python()
         if not asked.provisionable and not bare:
             return asked
-        environment = find_environment(link)
-        if not environment:
-            return _unequipped(asked) if bare else asked
-        link.python = environment
+        link.python = find_environment(link) or link.python
+        if _is_plain(link):
+            facts = asked.facts and replace(asked.facts, missing=("torch",))  # what its python3 has, no run here uses
+            return replace(asked, facts=facts, provisionable=True) if bare else asked
         if bare:
-            train_with(environment)
+            train_with(link.python)
         return _ask_python(link, modules, dial_back)
     except MusterError as error:
         return Readiness(link, problem=error)
-
-
-def _unequipped(asked: Readiness) -> Readiness:
-    """Return this computer as one without packages: its ``python3`` may have them, but no run here uses it."""
-    facts = replace(asked.facts, missing=("torch",)) if asked.facts is not None else None
-    return replace(asked, facts=facts, provisionable=True)
 
 
 def _ask_python(link: MachineLink, modules: Sequence[str], dial_back: DialBack) -> Readiness:

@@ -246,7 +246,7 @@ def test_an_environment_whose_python_is_gone_is_not_ready(tmp_path: Path) -> Non
 
 
 def test_an_installation_says_package_size_and_share() -> None:
-    headway = builder.Headway(4)
+    headway = builder.InstallLog(4)
     assert headway.words("Collecting torch==2.13.0 (from -r hashed.txt (line 1))") == ""
     assert headway.words("Downloading torch-2.13.0-cp311-manylinux.whl (190.5 MB)").startswith(
         "downloading torch (pack"
@@ -259,7 +259,7 @@ def test_an_installation_says_package_size_and_share() -> None:
 
 
 def test_uv_names_sizes_and_no_share() -> None:
-    headway = builder.Headway(80)
+    headway = builder.InstallLog(80)
     assert headway.words("Downloading torch (10.0MiB)") == "downloading torch (10 MB in all)"
     assert headway.share == 0.0 and headway.words("Resolved 80 packages in 1.2s")
 
