@@ -22,6 +22,16 @@ from profiles.options import OptionSpec
 from profiles.quantities import bytes_text
 
 GO, PROFILE, MODEL, DATASET, ADVANCED = "go", "profile", "model", "dataset", "advanced"
+_PLAIN = {
+    "epochs": "passes over the training data",
+    "batch_size": "samples at a time on one device",
+    "learning_rate": "how fast it learns at its peak",
+    "language": "spoken, where no table says it",
+    "tuning": "all weights, or small adapters",
+    "max_train_samples": "use only the first N; 0: all",
+    "augmentation": "noise and shifts added; 0: off",
+}
+"""What the options that everybody sees are, in the cells that 80 columns leave; their help stands under the row."""
 _SHOWN_BROKEN = 3
 _VALUE = 36
 """Cells of a value."""
@@ -243,8 +253,9 @@ def _about_option(spec: OptionSpec) -> list[str]:
 
 
 def _option(row: JobOption, narrow: bool) -> TableRow:
-    """``narrow``: only what an option is, without its exceptions, which stand under the selected row."""
-    help_text = re.split(r"[;:(]", row.spec.help)[0].strip() if narrow else row.spec.help
+    """``narrow``: in a few words; the whole help stands under the selected row."""
+    short = _PLAIN.get(row.name) or re.split(r"[;:(]", row.spec.help)[0].strip()
+    help_text = short if narrow else row.spec.help
     style = "$text-error" if row.problem else "bold $text-primary" if row.changed else ""
     changed = " *" if row.changed else ""
     about = StatusMark.PROBLEM.show(row.problem) if row.problem else muted(help_text)

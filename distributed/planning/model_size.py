@@ -159,11 +159,14 @@ def _whisper(config: Mapping[str, Any], listened: SampleBounds | None) -> ModelS
 
 def _lengths(heard: SampleBounds, positions: int, tokens: int, seconds: int) -> tuple[int, int]:
     """Return the positions of the longest window, and the tokens of the longest text."""
-    from training.tasks.whisper.features import Windows  # loads numpy
-
+    texts = min(tokens, heard.longest.tokens)
+    try:
+        from training.tasks.whisper.features import Windows  # loads numpy
+    except ImportError:  # a light core: it takes the whole window, which is never too little
+        return positions, texts
     rate = 2 * positions / seconds
     frames = int(Windows(heard.window, 2 * positions, seconds).frames([math.ceil(heard.longest.seconds * rate)])[0])
-    return frames // 2, min(tokens, heard.longest.tokens)
+    return frames // 2, texts
 
 
 def _decoder(config: Mapping[str, Any], sequence: int) -> ModelSize:

@@ -148,7 +148,7 @@ def explain(target: SshTarget, host: ResolvedHost | None, error: MusterError, se
         fix=_fix(error, host, through),
         seconds=seconds,
         fingerprint=ssh.key.fingerprint if isinstance(ssh, UnknownHostKey) else "",
-        command=authorize_command() if isinstance(ssh, NoKeyAccepted) and not through else "",
+        command=_own_command() if isinstance(ssh, NoKeyAccepted) and not (through or ssh.mendable) else "",
         password_possible=isinstance(ssh, NoKeyAccepted) and ssh.password_possible and not through,
         unknown_key=ssh.key if isinstance(ssh, UnknownHostKey) else None,
     )
@@ -163,7 +163,15 @@ def _fix(error: MusterError, host: ResolvedHost | None, through: bool) -> str:
     who = f"is '{host.user}' the right user there (it is your name here)? " if host.user_is_guess else ""
     if error.password_possible:
         return f"{who}run the access command for it on a terminal: its password, entered once, installs a key"
-    return f"{who}it accepts no password: run this on that machine itself, as '{host.user}': {authorize_command()}"
+    return f"{who}it accepts no password: run this on that machine itself, as '{host.user}': {_own_command()}"
+
+
+def _own_command() -> str:
+    """Return :func:`authorize_command`; where we have no key, what a person does with one of their own."""
+    try:
+        return authorize_command()
+    except BadInput as error:
+        return f"add a public key of yours to ~/.ssh/authorized_keys ({error.message})"
 
 
 def authorize_command() -> str:

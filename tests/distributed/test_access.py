@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from scripted_connection import garbage, serving, silent
 
-from distributed.ssh.access import AccessReport, check_access, check_all
+from distributed.ssh.access import AccessReport, check_access, check_all, own_key
 from distributed.ssh.connection import SshTarget
 from distributed.ssh.errors import SshError, Stage
 from tests.lab.light import LightLab
@@ -70,8 +70,8 @@ def test_a_machine_that_lets_us_in(lab: LightLab) -> None:
     [
         ("off", Stage.REACH, "port_closed", "Sharing > Remote Login"),
         ("off", Stage.REACH, "port_closed", "systemctl enable --now ssh"),
-        ("keyless", Stage.LOGIN, "no_key_accepted", "~/.ssh/authorized_keys on that machine"),
-        ("chosen", Stage.LOGIN, "no_key_accepted", "~/.ssh/authorized_keys on that machine"),
+        ("keyless", Stage.LOGIN, "no_key_accepted", "run this on that machine itself, as"),
+        ("chosen", Stage.LOGIN, "no_key_accepted", "run this on that machine itself, as"),
         ("thrown", Stage.LOGIN, "user_refused", "Allow access for"),
         ("shellless", Stage.SHELL, "no_shell", "chsh -s /bin/sh"),
         ("endless", Stage.SHELL, "no_shell", "print nothing when the shell is not interactive"),
@@ -85,6 +85,8 @@ def test_each_cause_has_its_stage_and_its_fix(lab: LightLab, host: str, stage: S
             break
     assert ended(report) == (stage, cause)
     assert fix in report.fix
+    if cause == "no_key_accepted":
+        assert report.command in report.fix and own_key().line in report.command
     order = list(Stage)
     assert [report.stages[s] for s in order[: order.index(stage) + 1]] == [True] * order.index(stage) + [False]
     assert all(report.stages[s] is None for s in order[order.index(stage) + 1 :])
