@@ -230,6 +230,10 @@ def show_json(document: Any) -> None:
     sys.stdout.flush()
 
 
+TOUR_PROFILE = "scripted-demo"
+"""The profile of a run of the tour."""
+
+
 def command_line(*arguments: str) -> str:
     """Return what to type to run this program with ``arguments``, from the current folder."""
     return shlex.join([*program_words(), *arguments])

@@ -34,6 +34,7 @@ from training.tasks.predictions import FOLDER
 from training.tasks.showcase import NAME, read_showcase
 
 MACHINES = 3
+MODEL = "openai/whisper-tiny.en"
 VICTIM = "demo-studio"
 LOST_AT, AWAY = 41.6, 9.0
 """Simulated seconds: when the victim is lost, and for how long it does not answer."""
@@ -61,8 +62,9 @@ def plan() -> RunPlan:
     assert planned.figures is not None
     profile = planned.plan.profile
     training = profile.training.model_copy(update={"device": "cpu", "threads": THREADS})
+    model = profile.model.model_copy(update={"model_path": MODEL, "from_scratch": False, "language": ""})
     evaluation = profile.evaluation.model_copy(update={"eval_interval": 50})
-    profile = profile.model_copy(update={"training": training, "evaluation": evaluation})
+    profile = profile.model_copy(update={"training": training, "evaluation": evaluation, "model": model})
     machines = Machines(planned.figures)
     simulated = machines.clocked(plan_local_run(profile, MACHINES, simulated=True))
     assert simulated.clock is not None

@@ -19,9 +19,9 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import Static
 
-from app.console import command_line, program_words, visible
+from app.console import TOUR_PROFILE, command_line, program_words, visible
 from app.dashboard.samples import sample_texts
-from app.demo import PROFILE
+from app.microphone import recorded
 from app.report import Ended, next_commands
 from app.shell.dialogs import CommandDialog, CommandsDialog, Dialog
 from app.shell.keys import Key
@@ -73,9 +73,7 @@ def transcribe(model: str, file: Path) -> str:
 
 
 def record(seconds: float) -> AbstractContextManager[Path]:
-    """Record from the microphone; see :func:`app.cli.transcribe.recorded`."""
-    from app.cli.transcribe import recorded  # numpy, only when asked for
-
+    """Record from the microphone, as ``transcribe --microphone`` does."""
     return recorded(seconds)
 
 
@@ -244,7 +242,7 @@ def commands_after(ended: Ended, metadata: RunMetadata | None) -> list[str]:
     """Return what to type after a run: of the tour, what trains its job on this computer; of others to go on with the
     model, and what starts them once more."""
     following = next_commands(ended)
-    if ended.plan.profile.name == PROFILE:
+    if ended.plan.profile.name == TOUR_PROFILE:
         return [command_line("distributed-train", "demo"), *following]
     program, *words = metadata.command if metadata is not None and metadata.command else [""]
     return [*following, *([command_line(*words)] if Path(program).name in _PROGRAMS else [])]

@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from app.console import TOUR_PROFILE
+
 RECORD = Path(__file__).parent / "record"
 CONFIG = RECORD / "config.ini"
 MOST = 8
 """Machines."""
-PROFILE = "scripted-demo"
+PROFILE = TOUR_PROFILE
 JOB = "demo"
 """The profile that the set-up begins with."""
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from app.cli.transcribe import FORMATS, RATE, TranscriptFolder, chosen_formats, clock, hear_microphone, recorded
+from app.cli.transcribe import FORMATS, TranscriptFolder, chosen_formats, clock
+from app.microphone import RATE, hear_microphone, recorded
 from profiles.errors import BadInput
 from training.tasks.whisper.listening import TimedText
 from training.tasks.whisper.transcription import TranscriptionResult
