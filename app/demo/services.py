@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.demo import CONFIG, JOB, MOST, PROFILE, ScriptClock
-from app.wizard.records import Assessment, Home, ItemStatus, LaunchProgress, Plan, Tell
+from app.wizard.launch_records import LaunchProgress
+from app.wizard.records import Assessment, Home, ItemStatus, Plan, Tell
 from app.wizard.services import Services
 from app.wizard.state import Answers, PlanRequest
 from profiles.errors import BadInput

@@ -18,7 +18,8 @@ from app.shell.dialogs import TextDialog
 from app.shell.keys import Key
 from app.shell.text import StatusMark, TableColumn, TableRow, literal, muted
 from app.wizard import actions
-from app.wizard.records import UNSETTLED, ItemStatus, LaunchRow, MachineChange, Plan
+from app.wizard.launch_records import LaunchRow
+from app.wizard.records import UNSETTLED, ItemStatus, MachineChange, Plan
 from app.wizard.state import Action, Step, WizardState
 from profiles.quantities import bytes_text
 from training.run_files import is_live

@@ -12,9 +12,10 @@ from app.follow import Follower
 from app.run_state import RunState, apply
 from app.trackers.tracking import checked_trackers, start_trackers
 from app.wizard.forecasting import Forecast
+from app.wizard.launch_records import LaunchProgress, LaunchRow
 from app.wizard.machines import trust_in
 from app.wizard.plan import Saving, saving
-from app.wizard.records import ItemStatus, LaunchProgress, LaunchRow, Tell
+from app.wizard.records import ItemStatus, Tell
 from app.wizard.state import PlanRequest
 from distributed.hosts.file import load_hosts
 from distributed.launcher import DistributedLauncher, PlanOptions

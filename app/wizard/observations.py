@@ -11,7 +11,8 @@ from typing import Any
 
 from app.wizard.assessment import of_pairs, of_report
 from app.wizard.dependencies import inputs, is_current, needs_no_figures, observation
-from app.wizard.records import FINE, Assessment, DataSummary, DiscoveredMachines, ItemStatus, LaunchProgress, MachineRow
+from app.wizard.launch_records import LaunchProgress
+from app.wizard.records import FINE, Assessment, DataSummary, DiscoveredMachines, ItemStatus, MachineRow
 from app.wizard.state import ServiceTask, StatePart, TaskKind
 from app.wizard.state import WizardState as State
 

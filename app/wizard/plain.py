@@ -17,7 +17,8 @@ from app.wizard import plain_words as words
 from app.wizard.assessment import of_finding
 from app.wizard.dependencies import blockers, measures
 from app.wizard.engine import Wizard
-from app.wizard.records import UNSETTLED, Access, AccessNeed, AssessedRow, ItemStatus, LaunchProgress
+from app.wizard.launch_records import LaunchProgress
+from app.wizard.records import UNSETTLED, Access, AccessNeed, AssessedRow, ItemStatus
 from app.wizard.services import Services
 from app.wizard.state import Action, StatePart, Step, TaskKind, WizardState, visited
 from distributed.ssh.host_keys import COMPARED

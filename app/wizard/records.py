@@ -392,20 +392,3 @@ class Plan:
     assessment: Assessment = FINE
     staying: str = ""
     """What is said of data that stay on their machines."""
-
-
-@dataclass(frozen=True)
-class LaunchRow(AssessedRow):
-    """One machine; ``key`` is its name in the run. One status a column of :attr:`LaunchProgress.steps`."""
-
-    cells: tuple[ItemStatus, ...] = ()
-    log: tuple[str, ...] = ()
-    """The last lines of what went wrong there."""
-
-
-@dataclass(frozen=True)
-class LaunchProgress:
-    steps: tuple[str, ...] = ()
-    rows: tuple[LaunchRow, ...] = ()
-    run: str = ""
-    """The run's folder, as soon as there is one: attach to it."""

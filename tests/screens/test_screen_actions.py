@@ -13,7 +13,8 @@ from textual.screen import Screen
 from app.dashboard.commands import Commands, SentRequest
 from app.screens.app import WizardApp, run_wizard
 from app.wizard import actions as do
-from app.wizard.records import ItemStatus, LaunchProgress, Plan
+from app.wizard.launch_records import LaunchProgress
+from app.wizard.records import ItemStatus, Plan
 from app.wizard.state import Action, StatePart, Step, TaskKind
 from profiles.resolve import profile_from_options
 from tests.screens.pilot import fixed_clock, run, text, until_text
