@@ -7,16 +7,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from app.wizard.dependencies import action, blockers
-from app.wizard.records import (
-    GOOD,
-    SENT,
-    AccessNeed,
-    Check,
-    ItemStatus,
-    LaunchProgress,
-    MachineRow,
-    StrategyRanking,
-)
+from app.wizard.launch_records import LaunchProgress
+from app.wizard.records import GOOD, SENT, AccessNeed, Check, ItemStatus, MachineRow, StrategyRanking
 from app.wizard.state import ORDER, Answers, StatePart, Step, TaskKind, after, before
 from app.wizard.state import WizardState as State
 from profiles.errors import BadInput

@@ -7,17 +7,8 @@ from collections.abc import Iterable, Iterator
 from app.console import command_line
 from app.wizard.assessment import of_finding, of_pair, path_of, started_text, warnings_of
 from app.wizard.dependencies import MEASURES
-from app.wizard.records import (
-    Access,
-    Assessment,
-    Check,
-    ItemStatus,
-    JobOption,
-    LaunchProgress,
-    MachineRow,
-    Plan,
-    RankedCandidate,
-)
+from app.wizard.launch_records import LaunchProgress
+from app.wizard.records import Access, Assessment, Check, ItemStatus, JobOption, MachineRow, Plan, RankedCandidate
 from app.wizard.state import StatePart, WizardState
 from app.wizard.ways import about, advised, offered, rhythm_text
 from distributed.planning.run_time import together_text

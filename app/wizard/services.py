@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.console import command_line
+from app.wizard.launch_records import LaunchProgress
 from app.wizard.outside import OUTSIDE, Outside
 from app.wizard.records import (
     DataSummary,
@@ -22,7 +23,6 @@ from app.wizard.records import (
     JobAnswers,
     JobForm,
     KnownProfile,
-    LaunchProgress,
     MachineRow,
     Plan,
     RankedCandidate,

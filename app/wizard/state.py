@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from app.wizard.assessment import of_findings
+from app.wizard.launch_records import LaunchProgress
 from app.wizard.records import (
     Access,
     Assessment,
@@ -23,7 +24,6 @@ from app.wizard.records import (
     JobAnswers,
     JobForm,
     KnownProfile,
-    LaunchProgress,
     MachineRow,
     Plan,
     Presence,

@@ -10,6 +10,7 @@ from typing import Any
 
 from app.wizard.assessment import of_report
 from app.wizard.engine import TaskRecord
+from app.wizard.launch_records import LaunchProgress, LaunchRow
 from app.wizard.records import (
     Assessment,
     DataSummary,
@@ -19,8 +20,6 @@ from app.wizard.records import (
     ItemStatus,
     JobForm,
     JobOption,
-    LaunchProgress,
-    LaunchRow,
     MachineChange,
     MachineRow,
     Plan,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from app.wizard.launch_records import LaunchProgress
 from app.wizard.records import (
     DataSummary,
     DiscoveredMachines,
@@ -18,7 +19,6 @@ from app.wizard.records import (
     JobForm,
     JobOption,
     KnownProfile,
-    LaunchProgress,
     MachineRow,
     Plan,
     Presence,

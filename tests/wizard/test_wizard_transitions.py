@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from app.wizard import actions as do
 from app.wizard.assessment import of_run
 from app.wizard.dependencies import apply, begin, blockers, inputs, wanted
+from app.wizard.launch_records import LaunchProgress
 from app.wizard.observations import begun, done, failed, sighted, told
 from app.wizard.records import (
     Assessment,
@@ -22,7 +23,6 @@ from app.wizard.records import (
     ItemStatus,
     JobForm,
     JobOption,
-    LaunchProgress,
     Plan,
     StrategyRanking,
 )
