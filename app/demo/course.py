@@ -59,7 +59,7 @@ _SYNCS_REPORTED_EVERY = 10
 _COORDINATOR = "192.168.7.20:47100"
 
 
-class Course(BaseModel):
+class RecordedTraining(BaseModel):
     """The training that was recorded."""
 
     model_config = ConfigDict(frozen=True)
@@ -88,9 +88,9 @@ class Course(BaseModel):
 
 
 @lru_cache
-def recorded_course() -> Course:
+def recorded_course() -> RecordedTraining:
     with gzip.open(RECORD / "course.json.gz") as stream:
-        return Course.model_validate_json(stream.read())
+        return RecordedTraining.model_validate_json(stream.read())
 
 
 def figures_of(names: Sequence[str]) -> Figures:
@@ -102,7 +102,7 @@ def figures_of(names: Sequence[str]) -> Figures:
     return found.figures
 
 
-class Script:
+class TourScript:
     """The events of one run, in the order of their times.
 
     Args:

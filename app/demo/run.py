@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.demo import PROFILE
-from app.demo.course import LOG, Script, recorded_course
+from app.demo.course import LOG, TourScript, recorded_course
 from app.run_state import RunState, apply
 from distributed.planning.feedback import keep_planning, prediction_metrics
 from distributed.planning.reasons import why_in_words
@@ -52,7 +52,7 @@ _WITH_DURATIONS = (StepEvent, SyncEvent, EvaluationEvent, SnapshotEvent, TimingE
 
 def recorded(plan: RunPlan, seed: int = 0) -> list[Event]:
     """Return what happens to the members of a plan, with times from the start of the run on."""
-    return Script(plan, seed).events()
+    return TourScript(plan, seed).events()
 
 
 class PlaybackStopped(Exception):
