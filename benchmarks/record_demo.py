@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from app.demo import RECORD
-from app.demo.course import RecordedCourse
+from app.demo.course import RecordedTraining
 from app.demo.services import recommended
 from distributed.planning.simulated import ClusterClock, Machines
 from training.events import EvaluationEvent, Event, StepEvent
@@ -101,7 +101,7 @@ def keep(folder: Path) -> None:
     shown = read_showcase(path / FOLDER / NAME)
     assert shown is not None, "the run has no samples"
     samples = tuple(one.model_copy(update={"sound": "", "soundless": ""}) for one in shown.samples)
-    course = RecordedCourse.model_validate(
+    course = RecordedTraining.model_validate(
         {
             "losses": losses,
             "norms": norms,

