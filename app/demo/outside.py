@@ -187,7 +187,7 @@ class TourOutside(Outside):
 
     def this_computer(self) -> ThisComputer:
         here = self.machines[0]
-        return ThisComputer(here.name, here.chip, memory_text(here.memory), here.system)
+        return ThisComputer(here.name, here.chip, memory_text(here.memory), here.system, "python3")
 
     def search(self, sources: Sources, browse: bool = True) -> TourSearch:
         return TourSearch(self.machines, self.clock, None if browse else typed_machine(sources.typed[0]))

@@ -64,14 +64,9 @@ class ChecksScreen(StepScreen):
         GO_ON,
         NEXT,
         Key("f", "fix", "Install", "Install the packages that are missing on the selected machine."),
-        Key("F", "fix_all", "All", "Install the packages that are missing, on all machines."),
-        Key(
-            "i",
-            "send",
-            "Send",
-            "Send the missing packages from this computer, for machines without internet.",
-        ),
         Key("s", "skip", "Skip", "Continue without the selected machine, or include it again."),
+        Key("i", "send", "Send", "Send the missing packages from this computer, for machines without internet."),
+        Key("F", "fix_all", "All", "Install the packages that are missing, on all machines."),
         Key("o", "show_all", "Passed", "Also show the checks that passed, or only the others."),
     )
 

@@ -29,7 +29,7 @@ class StrategyScreen(StepScreen):
     DEFAULT_CSS = f"StrategyScreen.-below.-wide #side {{ width: {SIDE}; }}"
     COLUMNS = (
         TableColumn("name", "way", most=34, least=18, folds=True),
-        TableColumn("time", "this run", right=True, most=18, least=8),
+        TableColumn("time", "this run", right=True, most=18, least=14),
         TableColumn("loss", "final loss", right=True, most=14, least=10),
     )
     HELP = (

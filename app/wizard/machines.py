@@ -49,10 +49,16 @@ class ThisComputer(NamedTuple):
     """Chip or GPU."""
     memory: str
     system: str
+    python: str = ""
+    """What trains on it; empty: nothing yet."""
+
+
+def this_computer() -> ThisComputer:
+    return _hardware()._replace(python=training_python())
 
 
 @lru_cache(maxsize=1)
-def this_computer() -> ThisComputer:
+def _hardware() -> ThisComputer:
     import psutil  # 20 ms, which an import of this module does without
 
     name = plain_name(socket.gethostname().partition(".")[0]) or "this-computer"
@@ -123,9 +129,9 @@ class Naming:
         """``host``: its name in the local network, unless two machines claim it."""
         names = tuple(name.casefold() for name in machine.names)
         entry, ssh_config = self._entry(machine, names, host)
-        if machine.here:
-            entry = _here(entry.name, entry.python)
         details = self._here() if machine.here else ThisComputer(machine.name, *_announced(machine.details))
+        if machine.here:
+            entry = _here(entry.name, entry.python or details.python)
         problem = machine.problem
         return MachineRow(
             key=HERE_KEY if machine.here else machine.id,
@@ -144,7 +150,7 @@ class Naming:
             fingerprint=machine.fingerprint,
             names=names,
             aliases=tuple(f"typed:{text}" for host, text in self._typed.items() if host in names),
-            unequipped=machine.here and not training_python(),
+            unequipped=machine.here and not details.python,
         )
 
     def _entry(self, machine: FoundMachine, names: Sequence[str], host: str) -> tuple[Machine, str]:
@@ -176,7 +182,7 @@ def _is_host(text: str) -> bool:
 
 
 def _here(name: str, python: str = "") -> Machine:
-    return Machine(name=plain_name(name) or "unnamed", address="localhost", python=python or training_python())
+    return Machine(name=plain_name(name) or "unnamed", address="localhost", python=python)
 
 
 def hosts_of(rows: Sequence[MachineRow]) -> Hosts:
@@ -209,13 +215,13 @@ def trust_in(fingerprints: Sequence[str]) -> Trust:
 def row_of(machine: Machine, here: ThisComputer, ssh_config: str = "") -> MachineRow:
     """Return the row of an entry of a saved profile, before anything is seen of it."""
     if machine.here:
-        return replace(this_row(here), name=machine.name, entry=_here(machine.name, machine.python))
+        return replace(this_row(here), name=machine.name, entry=_here(machine.name, machine.python or here.python))
     return MachineRow(f"saved:{machine.host}:{machine.port or 22}", machine.name, words="searching", entry=machine,
                       ssh_config=ssh_config, found_by=(SightingOrigin.PROFILE.value,))  # fmt: skip
 
 
 def this_row(here: ThisComputer) -> MachineRow:
     """Return the row of this computer."""
-    return MachineRow(HERE_KEY, here.name, status=ItemStatus.OK, words="online", entry=_here(here.name),
+    return MachineRow(HERE_KEY, here.name, status=ItemStatus.OK, words="online", entry=_here(here.name, here.python),
                       chip=here.chip, memory=here.memory, system=here.system,
-                      unequipped=not training_python())  # fmt: skip
+                      unequipped=not here.python)  # fmt: skip

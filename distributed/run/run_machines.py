@@ -141,9 +141,11 @@ class WayTo:
     def _seen_from_there(self, host: str) -> str:
         """Return the literal address to dial; empty where it goes through SSH."""
         link = self._link
-        if link.machine.here or link is self._coordinator:
-            near = "::1" if host == "::" else LOOPBACK  # who dials IPv6 listens on it
-            return near if self._coordinator is not None or host in ANY else host
+        near = "::1" if host == "::" else LOOPBACK  # who dials IPv6 listens on it
+        if link is self._coordinator:
+            return near
+        if link.machine.here and self._coordinator is None:
+            return near if host in ANY else host
         if not link.host or self._through_ssh or (host == LOOPBACK and not self._has_coordinator):
             return ""  # of a launched script the relay is for all, and the store is not
         if self._chosen and not (self._chosen_is_ours and not interface_at(self._chosen)):

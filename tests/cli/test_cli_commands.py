@@ -208,9 +208,9 @@ def test_errors_are_json_where_json_was_asked_for(command: str, capsys: Capture)
 
 CRASH = """
 import app.cli.runs, sys
-def broken(*_):
+def broken(*_, **__):
     raise ZeroDivisionError("by\\nnothing")
-app.cli.runs.list_runs = broken
+app.cli.runs.narrowed = broken
 from app.cli.main import main
 sys.exit(main(["runs", "list"]))
 """

@@ -88,7 +88,7 @@ def test_the_verdict_says_when_it_was_promised_and_in_the_end_whether() -> None:
     state = ran(RunEvent(time=0, status="running", total_steps=40))
     assert verdict(state, 20.0, promise=promise()).parts[-1] == "promised in 0:20"
     ended = reduce_events([RunEvent(time=40, status="completed")], state)
-    assert "promised 1.60x, got 1.60x" in verdict(ended, 40.0, promise=promise()).parts
+    assert "took 0:20 (0:20 promised; pc alone 0:32)" in verdict(ended, 40.0, promise=promise()).parts
     assert verdict(ended, 40.0).parts == ("step 20/40",)
 
 

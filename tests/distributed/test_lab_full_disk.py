@@ -55,7 +55,7 @@ def test_a_machine_whose_disk_is_full_is_named_and_the_others_go_on(make_lab: Ma
     assert ended.returncode == 0, ended.stderr
     events = RunFolder.open(muster.folder_of(run_id)).events()
     (said,) = [event.message for event in events if isinstance(event, MemberEvent) and event.status == "lost"]
-    assert said.startswith(f"b: the snapshot of step {SNAPSHOT_AT} cannot be written to ")
+    assert said.startswith(f"the snapshot of step {SNAPSHOT_AT} cannot be written to ")
     assert said.endswith("the disk is full")
     assert lab["b"].run(["find", "/root/.cache/muster/runs", "-path", "*checkpoints/*", "-type", "f"]).stdout == ""
     assert [ours(host) for host in lab] == [[], []]

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,6 +50,10 @@ print("all done", file=sys.stderr, flush=True)
 STEADY = AgentTimeouts(lease=20.0, grace=0.5, beat=0.2)
 
 
+def near(address: str) -> str:
+    return f"near {address}"
+
+
 class Machines:
     """The far machine: this one, with connections that can be made to break."""
 
@@ -79,7 +84,7 @@ class Machines:
         """End the newest session without a good-bye."""
         self.processes[-1].process.kill()
 
-    def worker(self, timeouts: AgentTimeouts = STEADY) -> RemoteWorker:
+    def worker(self, timeouts: AgentTimeouts = STEADY, reach: Callable[[str], str] = near) -> RemoteWorker:
         self.link.put_agent()
         links = {"inputs/code": str(self.root / "code")}
         assignment = Assignment("run-1", 0, b"{}", links, module="job")
@@ -87,7 +92,7 @@ class Machines:
         secrets = self.root / "secrets"
         (secrets / "member-0").mkdir(parents=True)
         (secrets / "member-0" / "key.pem").write_text("secret")
-        return RemoteWorker(self.link, assignment, self.log, self.root, secrets, lambda a: f"near {a}", timeouts)
+        return RemoteWorker(self.link, assignment, self.log, self.root, secrets, reach, timeouts)
 
     @property
     def folder(self) -> Path:
@@ -296,12 +301,11 @@ def test_a_machine_that_cannot_be_made_ready_is_the_workers_error(machines: Mach
 @pytest.mark.parametrize("started", [False, True])
 def test_a_machine_without_a_way_to_the_others_says_why_it_has_none(machines: Machines, started: bool) -> None:
     """Its worker is killed for it, and "killed by signal 9" sent people to look for memory."""
-    worker = machines.worker()
 
     def refuse(address: str) -> str:
         raise ForwardRefused("far", "its SSH server does not forward ports for us", "AllowTcpForwarding yes")
 
-    worker.reach = refuse
+    worker = machines.worker(reach=refuse)
     if not started:
         worker.send({"address": "coordinator:1"})
     lines = worker.lines()

@@ -59,7 +59,7 @@ def test_keys_are_exchanged_and_pressed_and_shown(tmp_path: Path, monkeypatch: p
     steering, keymap = at(Step.CHECKS), own_keys()
 
     async def drive(pilot: Pilot[Any]) -> None:
-        assert "f Skip" in text(pilot.app) and "s Fix" in text(pilot.app)
+        assert "f Skip" in text(pilot.app) and "s Install" in text(pilot.app)
         await pilot.press("f", "s")
         await pilot.pause()
         assert steering.done == [do.skip("SHA256:studio"), do.fix("SHA256:studio")]

@@ -228,15 +228,22 @@ def test_a_member_without_the_others_snapshot_takes_it_over(tmp_path: Path, serv
     assert said == ["worker-1 has no snapshot of step 8 and gets it from worker-0"]
 
 
-def test_members_take_the_newest_snapshot_that_all_have(tmp_path: Path, serve: Serve) -> None:
-    plan = toy_plan(2, snapshot={"snapshot_interval": 4, "snapshot_keep": 3})
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [({}, 9), ({"strategy": "local_sgd", "owned": {"local_sgd": {"sync_interval": 4}}}, 5)],
+    ids=["all hold the same", "each holds a state of its own"],
+)
+def test_members_take_the_newest_snapshot_that_serves_all(
+    tmp_path: Path, serve: Serve, options: dict[str, Any], first: int
+) -> None:
+    plan = toy_plan(2, snapshot={"snapshot_interval": 4, "snapshot_keep": 3}, strategy=options)
     check_no_errors(run_group(plan, serve(plan), lambda _: ToyTask(), tmp_path))
     damaged = tmp_path / "checkpoints" / "member-1" / "step-00000008" / "manifest.json"
     damaged.write_text(damaged.read_text()[:50])
-    again = toy_plan(2, snapshot={"snapshot_interval": 4, "snapshot_keep": 3}, resume=True)
+    again = toy_plan(2, snapshot={"snapshot_interval": 4, "snapshot_keep": 3}, strategy=options, resume=True)
     members = run_group(again, serve(again), lambda _: ToyTask(), tmp_path)
     check_no_errors(members)
-    assert [next(e.step for e in m.events if isinstance(e, StepEvent)) for m in members.values()] == [5, 5]
+    assert [next(e.step for e in m.events if isinstance(e, StepEvent)) for m in members.values()] == [first, first]
 
 
 @pytest.mark.parametrize(
