@@ -29,7 +29,7 @@ class StrategyScreen(StepScreen):
     DEFAULT_CSS = f"StrategyScreen.-below.-wide #side {{ width: {SIDE}; }}"
     COLUMNS = (
         TableColumn("name", "way", most=34, least=18, folds=True),
-        TableColumn("time", "this run", right=True, most=18, least=14),
+        TableColumn("time", "this run", right=True, most=18, least=9),
         TableColumn("loss", "final loss", right=True, most=14, least=10),
     )
     HELP = (
@@ -162,7 +162,7 @@ def _plain(way: RankedCandidate, longest: float) -> tuple[Content, ...]:
         return (muted(_unknown(way)), Content("-"))
     loss = way.candidate.loss_increase
     drawn = bar(way.seconds / longest, _BAR) if longest else ""
-    time = Content.assemble(muted(drawn), literal(f" {duration_text(way.seconds):>8}"))
+    time = Content.assemble(literal(f"{duration_text(way.seconds):>8} "), muted(drawn))  # cut where it is too long
     return (time, literal(f"up to +{100 * loss:.1f} %" if loss >= 0.0005 else "no higher"))
 
 

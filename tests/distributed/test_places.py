@@ -43,6 +43,17 @@ def test_who_is_beside_the_coordinator(engine: Literal["mesh", "nccl"], coordina
     assert placed.hash() == plan.hash()
 
 
+def test_this_computer_dials_a_coordinator_on_another_machine_at_its_address() -> None:
+    members = tuple(MemberPlan(rank=rank, name=name, batch_size=2) for rank, name in enumerate(("here", "a")))
+    plan = RunPlan(run_id="r", profile=Profile(name="p"), members=members, engine="mesh")
+    carrier = undialled("a", "10.0.0.1", address="10.0.0.1", carries_coordinator=True)
+    here = undialled("here", "127.0.0.1", address="localhost")
+    assert WayTo(here, plan, carrier)("0.0.0.0:4000") == "10.0.0.1:4000"
+    assert WayTo(carrier, plan, carrier)("0.0.0.0:4000") == "127.0.0.1:4000"
+    chosen = undialled("here", "127.0.0.1", address="localhost", coordinator_at="10.9.0.1")
+    assert WayTo(chosen, plan, carrier)("0.0.0.0:4000") == "10.9.0.1:4000"
+
+
 def test_the_relay_of_a_launched_script_is_dialled_and_its_store_is_not() -> None:
     members = tuple(MemberPlan(rank=rank, name=name, batch_size=1) for rank, name in enumerate("ab"))
     job = LaunchedScript(script="x.py", machines=(0, 1), addresses=("10.0.0.1", "10.0.0.2"))

@@ -83,7 +83,7 @@ def test_a_screen_that_was_not_shown_meanwhile_fits_too() -> None:
         await resize(pilot, 80, 24)
         await go(Step.STRATEGY)
         await until_text(pilot, "How should they train together?")
-        assert "Fast 2 machines recommended  ━━━━────     1:53" in text(app)
+        assert "1:53 ━━━━────" in text(app)
 
     run(WizardApp(steering, clock=fixed_clock), drive, (160, 45))
 
@@ -93,7 +93,7 @@ def test_a_way_to_train_keeps_its_name_and_what_it_costs_at_every_width(size: tu
     async def drive(pilot: Pilot[Any]) -> None:
         await pilot.pause()
         (way,) = [line for line in lines(pilot.app) if "Fast 2 machines recommended" in line]
-        assert all(figure in way for figure in (" 1:53", "+0.3 %", "━━")), way
+        assert all(figure in way for figure in (" 1:53", "+0.3 %")), way
         await pilot.press("x")
         await pilot.pause()
         shown = lines(pilot.app)
