@@ -18,7 +18,7 @@ WORDS = {
     "access": ("Can Muster log in there?", "new host key", "no key", "Password"),
     "checks": ("Are they ready to train?", "torch", "demo-pc"),
     "links": ("How fast is the network", "demo-studio", "Mbit/s"),
-    "strategy": ("How should they train together?", "diloco mxfp4", "alone", "3 machines with diloco"),
+    "strategy": ("How should they train together?", "Fast", "One machine", "recommended"),
     "dashboard-overview": ("Healthy", "3/3 machines", "step", "demo-studio", "Detach"),
     "dashboard-machines": ("Degraded", "lost", "silent for 5 s", "samples/s"),
     "dashboard-charts": ("loss", "validation wer", "learning rate"),

@@ -64,7 +64,7 @@ def test_the_scripted_tour(tmp_path: Path) -> None:
         terminal.press("Enter")
         terminal.until("How fast is the network", "3 links", "en7 to enp5s0")
         terminal.press("Enter")
-        terminal.until("Which model, on which data?", "tiny-commands")
+        terminal.until("Which model, on which data?", "whisper-tiny-en", "3880 samples")
         terminal.press("n")
         terminal.until("How should they train together?", "recommended")
         terminal.press("Enter")

@@ -33,7 +33,7 @@ def test_measured_once_then_planned_and_the_plan_is_carried_out(make_light_lab: 
     muster = Muster(tmp_path, lab.hosts_file, pause=STEADY)
     first = muster.run(*muster.train(*AUTO))
     assert first.returncode == 0, first.stderr
-    assert "measuring" in first.stderr and "step of" in first.stderr
+    assert "measuring" in first.stderr and "This run takes" in first.stderr
     (folder,) = (tmp_path / "output").iterdir()
     planning = Planning.read(folder / PLANNING)
     metadata = json.loads((folder / "metadata.json").read_text())
