@@ -24,7 +24,7 @@ WORDS = {
     "dashboard-charts": ("loss", "validation wer", "learning rate"),
     "dashboard-network": ("synchronisations", "planned", "Mbit/s"),
     "dashboard-logs": ("root cause", "en1: link is down", "No route to host"),
-    "plan": ("Review and start", "recorded", "every 50 steps"),
+    "plan": ("Review and start", "This run takes", "alone would take"),
 }
 
 
