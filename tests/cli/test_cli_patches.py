@@ -29,7 +29,7 @@ def test_changes_with_their_origin(data: Path, capsys: Capture) -> None:
     out, err = capsys.readouterr()
     assert out.splitlines() == [
         "train a  delete: 'one' -> '(left out)'  (data/patches/delete/mine.csv, line 2)",
-        r"train b  override_text: 'two' -> '\x1b[31mred'  (data/patches/override_text/mine.csv, line 2)",
+        "train b  override_text: 'two' -> '[31mred'  (data/patches/override_text/mine.csv, line 2)",
     ]
     assert "note: data/patches/delete/mine.csv, line 3: no sample 'c'" in err
     assert "train: 1 of 2 samples" in err
