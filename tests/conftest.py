@@ -41,9 +41,10 @@ _TINY_EN = Path(os.environ.get("MUSTER_TINY_EN") or made_folder("openai/whisper-
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache() -> object:
-    """Keep caches and approvals of this session out of the user's folders."""
+    """Keep caches, approvals and keys of this session out of the user's folders."""
     with tempfile.TemporaryDirectory(prefix="muster-tests-") as folder:
         os.environ["XDG_CACHE_HOME"] = os.environ["XDG_CONFIG_HOME"] = os.environ["XDG_STATE_HOME"] = folder
+        os.environ["HOME"] = folder
         yield
 
 
