@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.events import MemberEvent, PeerPath, WarningEvent, WaysEvent
-from training.exchange.control import LEASE, PROTOCOL_VERSION, GroupStatus, Hello, ProtocolError, Report
+from training.exchange.control import BEAT, LEASE, PROTOCOL_VERSION, GroupStatus, Hello, ProtocolError, Report
 from training.exchange.coordination import Coordination
 from training.exchange.group_member import CoordinatorConfig, Member
 from training.exchange.ways import How
@@ -417,6 +417,20 @@ def test_a_newcomer_that_never_takes_the_anchor_holds_nobody_for_ever() -> None:
         world.hear(1)
     world.finish([0, 1])
     assert world.fakes[1].report.full == 2 and fresh.inbox[-1].failed
+
+
+def test_a_silent_member_that_waited_holds_nobody_up_who_is_done() -> None:
+    world = three()
+    world.start(2)
+    silent(world, 2)
+    for rank in (0, 1):
+        world.start(rank)
+        world.hear(rank)
+    world.finish([0, 1])
+    world.group.tick(BEAT)
+    world.hear(0)
+    status = world.fakes[0].status
+    assert status is not None and status.closed == world.fakes[0].report.full == 2
 
 
 def test_who_does_not_give_a_mesh_up_is_left_behind_and_taken_back() -> None:

@@ -140,7 +140,7 @@ def standing(members: Collection[Member], orphaned: bool) -> dict[str, int]:
     """
     reports = [member.report for member in members]
     last = max((one.full for one in reports), default=0)
-    waiting = (one.full for one in reports if one.started > one.full)
+    waiting = (member.report.full for member in members if member.waits and not member.frozen)
     halts = [member.report.halt for member in members if member.role == "live"] if orphaned else []
     return {
         "settled": min((one.full for one in reports), default=0),
