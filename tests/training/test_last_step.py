@@ -74,6 +74,7 @@ def losses(member: Member) -> list[float]:
     return [event.loss for event in member.events if isinstance(event, StepEvent)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ALL)
 def test_a_run_goes_on_from_where_all_lost_one_another(tmp_path: Path, serve: Serve, strategy: str) -> None:
     own = {} if strategy in ("allreduce", "diloco", "sparta", "zero1") else {strategy: {"sync_interval": 4}}
@@ -87,6 +88,7 @@ def test_a_run_goes_on_from_where_all_lost_one_another(tmp_path: Path, serve: Se
     assert [(member.error, len(losses(member))) for member in rest.values()] == [(None, 12 - step)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compressor", ["none", "powersgd", "dgc"])
 def test_it_goes_on_as_if_nothing_had_been_lost(tmp_path: Path, serve: Serve, compressor: str) -> None:
     options = {"owned": {"allreduce": {"compressor": compressor}}}
