@@ -49,6 +49,11 @@ def test_words_that_are_heard_in_silence_are_errors() -> None:
     assert found is not None and [(one.why, one.first, one.last) for one in found.samples] == [("improved most", 2, 0)]
 
 
+def test_one_word_heard_as_two_is_not_more_than_all_wrong() -> None:
+    before, after = [*clips(a=4), silent("thank you")], [*clips(a=0), silent("")]
+    assert chosen(before, after)["improved most"] == "a"
+
+
 def test_the_best_the_middle_and_the_worst_item_are_shown() -> None:
     samples = tuple(Sample(id=name, before="", first=1.0) for name in "abcde")
     first = Showcase(kind="items", split="validation", step=0, of=5, samples=samples)

@@ -114,7 +114,7 @@ def of_texts(split: str, step: int, before: Sequence[Prediction], after: Sequenc
     both = [(known[key], one) for one in after if (key := (one.id, one.normalised_reference)) in known]
     if not both:
         return None
-    by_gain = sorted(both, key=lambda pair: (_rate(pair[1]) - _rate(pair[0]), -pair[1].words))
+    by_gain = sorted(both, key=lambda pair: (_rate(pair[1]) - min(1.0, _rate(pair[0])), -pair[1].words))
     best, rest = by_gain[0], sorted(by_gain[1:], key=lambda pair: (_rate(pair[1]), pair[1].words))
     improved = _rate(best[1]) < _rate(best[0])
     chosen = [("improved most" if improved else "none improved", best)]
