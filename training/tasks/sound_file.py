@@ -60,7 +60,12 @@ _SILENCE = 1e-6  # power, 60 dB below full scale
 
 
 class AudioError(Exception):
-    """One recording cannot be used; the message says why."""
+    """One recording cannot be used, or not whole; the message says why."""
+
+    def __init__(self, message: str, intact: float = 0.0) -> None:
+        super().__init__(message)
+        self.intact = intact
+        """Seconds from its beginning that are as they were recorded."""
 
 
 class SoundFile:
@@ -248,17 +253,23 @@ class SoundFile:
         try:
             yield from self._container.demux(self._stream)
         except (FFmpegError, OSError) as error:
-            raise AudioError(f"not readable after {self._position.seconds:.1f} s: {_reason_of(error)}") from error
+            message = f"not readable after {self._position.seconds:.1f} s: {_reason_of(error)}"
+            raise AudioError(message, self._intact) from error
 
     def _check_whole(self) -> None:
         """Compare what was read with what the file says, if that was to its end."""
         if self._is_at_end and self.flaw:
-            raise AudioError(self.flaw)
+            raise AudioError(self.flaw, self._intact)
         seconds = self._header_seconds() if self._is_at_end else None
         if seconds is not None and self._position.seconds < seconds - _SLACK:
-            raise AudioError(f"damaged or broken off: {self._position.seconds:.2f} of {seconds:.2f} s can be read")
+            message = f"damaged or broken off: {self._position.seconds:.2f} of {seconds:.2f} s can be read"
+            raise AudioError(message, self._intact)
         if self._damaged_at is not None:
-            raise AudioError(f"damaged at {self._damaged_at:.2f} s")
+            raise AudioError(f"damaged at {self._damaged_at:.2f} s", self._damaged_at)
+
+    @property
+    def _intact(self) -> float:
+        return self._position.seconds if self._damaged_at is None else self._damaged_at
 
     def _header_seconds(self) -> float | None:
         """Return the length that the header tells; ``None`` if it tells none."""

@@ -65,6 +65,8 @@ class RecordingResult:
     given_words: int = 0
     error: str = ""
     """Why the recording could not be used at all."""
+    damage: str = ""
+    """Why it could not be read to its end; what comes before is used."""
 
 
 def sources_of(recording: Path, transcript: Path | None) -> list[Source]:
@@ -185,6 +187,7 @@ def _segment(
         dict(Counter(segment.reason for segment in found.left_out)),
         found.transcript_words,
         found.given_words,
+        damage=found.damage,
     )
     left_out = [
         [source.path.name, *_times(*one.stretch), one.reason, f"{one.agreement:.3f}", one.text, one.heard]
