@@ -143,6 +143,16 @@ def test_a_broken_recording_is_named_and_the_others_go_on(talk: Talk, capsys: py
     assert "Traceback" not in captured.err
 
 
+@pytest.mark.parametrize("name", ["talk.en.vtt", "talk.mp4.srt", "talk.pt-BR.vtt", "talk.TXT", "talk.en-orig.srt"])
+def test_transcripts_as_downloaders_and_whisper_name_them(tmp_path: Path, name: str) -> None:
+    for file in ("talk.mp4", name, "talker.en.vtt", "talk.final.txt"):
+        (tmp_path / file).touch()
+    assert [source.transcript for source in sources_of(tmp_path / "talk.mp4", None)] == [tmp_path / name]
+    (tmp_path / "talk.de.vtt").touch()
+    with pytest.raises(BadInput, match="which is its transcript"):
+        sources_of(tmp_path, None)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wav", "flac"])
 def test_of_a_recording_that_broke_off_the_segments_before_are_used(tmp_path: Path, kind: str) -> None:

@@ -11,7 +11,8 @@ from typing import BinaryIO, NamedTuple
 
 SOUND_ENDINGS = (
     *".wav .flac .mp3 .m4a .ogg .opus .oga .aac .amr .3gp .wma .aif .aiff .caf .w64 .au".split(),
-    *".m4b .mka .webm .mp4 .mov .mkv".split(),
+    *".m4b .mka .webm .mp4 .mov .mkv .qta .3ga .weba .mp2 .mpga .spx .wv .ape .aifc .sph".split(),
+    *".avi .wmv .m4v .mpg .mpeg".split(),
 )
 """Of files that are looked for in a folder; what a file holds is seen by its content alone."""
 _UNKNOWN_LENGTH = range(0x7FFF0000, 1 << 32)
