@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from contextlib import suppress
 from pathlib import Path
 
@@ -235,6 +236,21 @@ def test_a_flac_of_unknown_length(files: dict[str, Path], tmp_path: Path) -> Non
     assert len(streamed(tmp_path / "a.flac")) == len(decode(bytes(data), RATE).samples) == SECONDS * RATE
     assert length_of(tmp_path / "a.flac") == pytest.approx(SECONDS)
     assert decode(bytes(data), RATE, 0.5).seconds == pytest.approx(SECONDS)
+
+
+def ape_tag(has_header: bool) -> bytes:
+    """A tag of one item of 40 bytes; its size counts the footer, not the header."""
+    ends = struct.pack("<8sIIII8x", b"APETAGEX", 2000, 40 + 32, 1, has_header << 31)
+    return ends * has_header + bytes(40) + ends
+
+
+@pytest.mark.parametrize(
+    "tags", [b"TAG" + bytes(125), ape_tag(False), ape_tag(True), ape_tag(True) + b"TAG" + bytes(125)]
+)
+def test_tags_behind_a_flac_take_nothing_of_its_sound(files: dict[str, Path], tmp_path: Path, tags: bytes) -> None:
+    path = tmp_path / "a.flac"
+    path.write_bytes(files["flac"].read_bytes() + tags)
+    np.testing.assert_array_equal(decode(path, RATE).samples, decode(files["flac"], RATE).samples)
 
 
 def test_an_mp3_of_changing_bit_rate_that_does_not_tell_its_length(tmp_path: Path) -> None:

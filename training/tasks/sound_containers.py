@@ -142,6 +142,17 @@ def _flaw_of_ogg(handle: BinaryIO, length: int) -> str:
     return "broken off: its last page is not whole" if len(page) < size else ""
 
 
+def without_tags(data: bytes) -> bytes:
+    """Return what stands before the tags (ID3v1, APE) at the end of a file."""
+    if data[-128:-125] == b"TAG":
+        data = data[:-128]
+    footer = data[-32:]
+    if footer[:8] == b"APETAGEX":
+        size, flags = int.from_bytes(footer[12:16], "little"), int.from_bytes(footer[20:24], "little")
+        data = data[: -size - 32 * (flags >> 31)]
+    return data
+
+
 def is_chained(handle: BinaryIO) -> bool:
     """Return whether an Ogg holds several streams, one after the other or side by side: times say nothing there."""
     handle.seek(0)

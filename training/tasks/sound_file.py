@@ -23,7 +23,7 @@ from av.audio.stream import AudioStream
 from av.error import FFmpegError
 from av.packet import Packet
 
-from training.tasks.sound_containers import flaw_of, is_chained, mp3_frames
+from training.tasks.sound_containers import flaw_of, is_chained, mp3_frames, without_tags
 
 Samples = npt.NDArray[np.float32]
 
@@ -42,8 +42,7 @@ _TELL_LENGTH = ("aiff", "ape", "au", "caf", "flac", "mov", "ogg", "tta", "w64", 
 _NO_TIMES = ("aac", "asf", "mpeg", "mpegts")
 """Formats in which one can seek, but not know where one is; nor in ADPCM, GSM and their kind in a WAV."""
 _TELL_PAUSES = ("matroska", "mov")
-"""Formats whose times say where nothing was sent: the silence that Opus leaves out, a microphone that was off, a track
-that begins after the pictures."""
+"""Formats whose times say where nothing was sent: silence that Opus leaves out, a track that begins late."""
 _LONGEST_PAUSE = 3600.0  # seconds
 _JITTER = 0.1  # seconds by which times of frames may be off
 _MOST_CHANNELS = 64
@@ -204,7 +203,7 @@ class SoundFile:
         codec = self._stream.codec_context
         for packet in self._packets():
             try:
-                frames = packet.decode()
+                frames = self._frames_of(packet)
             except FFmpegError:
                 seconds = _seconds(packet.duration, packet.time_base)
                 if self._format == "amr":  # a frame of silence, which FFmpeg does not know
@@ -227,6 +226,17 @@ class SoundFile:
         if self._lost > (0.0 if self._header_seconds() is None else _SLACK):
             self._mark_damage()
 
+    def _frames_of(self, packet: Packet[AudioStream]) -> list[AudioFrame]:
+        """Decode a packet; FFmpeg takes tags behind a FLAC for a part of its last one."""
+        try:
+            return packet.decode()
+        except FFmpegError:
+            shorter = Packet(without_tags(bytes(packet)))
+            if self._stream.codec_context.name != "flac" or shorter.size == packet.size:
+                raise
+        shorter.pts, shorter.time_base = packet.pts, packet.time_base
+        return self._stream.codec_context.decode(shorter)
+
     def _without_padding(self, frame: AudioFrame, time: float) -> Samples:
         """Return the samples of a frame without what an encoder put after the sound, which FFmpeg leaves in MP4."""
         rest = self._late + _seconds(self._stream.duration, self._stream.time_base) - time
@@ -239,8 +249,7 @@ class SoundFile:
             yield from self._silence(seconds)
 
     def _mark_damage(self) -> None:
-        if self._damaged_at is None:
-            self._damaged_at = self._position.seconds
+        self._damaged_at = self._intact
 
     def _silence(self, seconds: float) -> Iterator[tuple[Samples, int]]:
         codec = self._stream.codec_context
