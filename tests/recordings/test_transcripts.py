@@ -50,6 +50,12 @@ def test_plain_text_of_any_form(tmp_path: Path, content: str | bytes) -> None:
     assert read_transcript(written(tmp_path, "a.txt", content)).text == "One two. Three"
 
 
+def test_times_before_lines_of_plain_text_are_no_words(tmp_path: Path) -> None:
+    content = "[00:00.000 --> 00:02.500]  Hello (12:30) there.\n(01:02) Ann: at 7:20.\n[1:01:02]: [sic] Bye"
+    words = "Hello (12:30) there. Ann: at 7:20. [sic] Bye"
+    assert read_transcript(written(tmp_path, "a.txt", content)).text == words
+
+
 def test_a_language_without_spaces_has_a_word_a_character() -> None:
     transcript = of_text("今天 好。", "zh")
     assert [transcript.word(number) for number in range(4)] == ["今", "天", "好", "。"]

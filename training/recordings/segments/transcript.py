@@ -29,6 +29,8 @@ _READING = re.compile(r"<(rt|rp)\b[^<>]*>.*?</\1>", re.DOTALL)
 """How the letters below are read (ruby)."""
 _BREAK = re.compile(r"\\[Nnh]|<br\s*/?>", re.IGNORECASE)
 _TAG = re.compile(r"</?\w[^<>]*>")
+_STAMP = re.compile(rf"^[^\S\n]*[\[(]{_TIME}(?:\s*-->\s*{_TIME})?[\])]:?", re.MULTILINE)
+"""A time before a line of plain text, as Whisper's own command and meeting programs write it."""
 _NOT_SAID = re.compile(r"\{[^{}]*\}|\[[^\[\]]*\]:?|[♪♫]")
 _SPEAKER_CHANGE = re.compile(r"^(?:>{2,}|[-–—]+(?!\s*\d))\s*")
 
@@ -65,7 +67,7 @@ def read_transcript(path: Path, language: str = "") -> Transcript:
         raise BadInput(f"transcript {path}: not a known kind", f"give {', '.join(ENDINGS)}")
     text = _read_text(path)
     if path.suffix.lower() == ".txt":
-        transcript = of_text(text, language)
+        transcript = of_text(_STAMP.sub("", text), language)
     else:
         transcript = _of_cues(told_once(sorted(_cues(path, text), key=lambda cue: cue.begin)), language)
     if not transcript.words:
