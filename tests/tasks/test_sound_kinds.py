@@ -91,6 +91,14 @@ def test_amr_with_frames_of_silence(tmp_path: Path) -> None:
     assert len(decode(tmp_path / "a.amr", 8000).samples) == 100 * 160
 
 
+def test_a_part_of_an_amr_may_begin_in_its_silence(tmp_path: Path) -> None:
+    speech, nothing = b"\x3c" + bytes(31), b"\x7c"
+    (tmp_path / "a.amr").write_bytes(b"#!AMR\n" + speech * 75 + nothing * 75 + speech * 50)
+    part = decode(tmp_path / "a.amr", 8000, limit=0.9, start=2.6).samples
+    assert len(part) == 0.9 * 8000
+    assert np.flatnonzero(part)[0] == pytest.approx(0.4 * 8000, abs=160)  # a frame
+
+
 @pytest.mark.parametrize("name", ['it\'s "said".wav', "two\nlines.mp3", "a\udce9.flac", "http:x.wav", "x.ogg"])
 def test_the_name_does_not_matter(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / "a.aac.m4a", voice(1.0)).rename(tmp_path / name)

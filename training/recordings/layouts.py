@@ -26,7 +26,7 @@ from training.tasks.language_codes import code_of
 from training.tasks.normalising import folded
 from training.tasks.sound_containers import SOUND_ENDINGS
 from training.tasks.speech_clips import COLUMNS, split_named
-from training.tasks.stored_files import visible
+from training.tasks.stored_files import without_hidden
 from training.tasks.tables import check_size, read_text
 from training.tasks.transcript_text import plain_text
 
@@ -193,7 +193,7 @@ def read_pairs(request: ReadRequest) -> Iterator[Recording]:
 
 def pairs_in(folder: Path) -> Iterator[tuple[Path, Path]]:
     """Yield sounds with their texts, by name; none if there are none."""
-    files = sorted(visible(folder.rglob("*")))
+    files = sorted(without_hidden(folder.rglob("*")))
     texts = {path.with_suffix(path.suffix.lower()): path for path in files if path.suffix.lower() in _TEXTS}
     for sound in (path for path in files if path.suffix.lower() in SOUND_ENDINGS):
         text = next(filter(None, (texts.get(sound.with_suffix(end)) for end in _TEXTS)), None)

@@ -28,7 +28,7 @@ from training.recordings.recording import (
 )
 from training.tasks.speech_clips import FileSource, split_named
 from training.tasks.speech_dataset import looks_like_path
-from training.tasks.stored_files import is_saved, visible
+from training.tasks.stored_files import is_saved, without_hidden
 from training.tasks.tables import JSON_LINES, Table, check_size, read_table, row_of
 
 _FORMS = ((".parquet",), (".csv", ".tsv"), JSON_LINES)
@@ -59,7 +59,7 @@ def tables_of(path: Path) -> list[Path]:
     """Return the tables that a path stands for: itself, those of its splits, or all of one form, by name."""
     if not path.is_dir():
         return [path]
-    files = sorted(file for file in visible(path.iterdir()) if file.is_file())
+    files = sorted(file for file in without_hidden(path.iterdir()) if file.is_file())
     forms = [[file for file in files if file.suffix.lower() in endings] for endings in _FORMS]
     divided = [[file for file in found if split_named(file.stem)] for found in forms]
     return next((found for found in (*divided, *forms) if found), [])
@@ -134,7 +134,7 @@ def holds_sound(path: Path) -> bool:
     or a folder was saved by ``datasets``."""
     if is_saved(path):
         return True
-    inner = (sorted(path.glob(f"{form}.parquet")) for form in ("*", "data/*", "*/*"))
+    inner = (sorted(without_hidden(path.glob(f"{form}.parquet"))) for form in ("*", "data/*", "*/*"))
     file = next((found[0] for found in inner if found), None) if path.is_dir() else path
     if file is None or file.suffix.lower() != ".parquet":
         return False

@@ -259,10 +259,10 @@ def _segments(cells: _Cells) -> tuple[LabelledText, ...]:
 def _conversation(cells: _Cells, drafts: Sequence[Draft], used: Collection[str]) -> Conversation:
     """Check a conversation and put the row's system text and tools to it; what follows the last answer is cut."""
     systems = cells.texts(_SYSTEMS)
-    known = {draft.message["content"].strip() for draft in drafts if draft.message["role"] == "system"}
-    if not known:
+    system_texts = {draft.message["content"].strip() for draft in drafts if draft.message["role"] == "system"}
+    if not system_texts:
         drafts = [*([draft_of("system", _chosen(cells, systems))] if systems else []), *drafts]
-    used_systems = [name for name, text in systems.items() if not known or text.strip() in known]
+    used_systems = [name for name, text in systems.items() if not system_texts or text.strip() in system_texts]
     if len(drafts) > MOST_TURNS:
         raise BadInput(f"{cells.where}: {len(drafts)} messages, more than {MOST_TURNS}", "divide the conversation")
     roles = [draft.message["role"] for draft in drafts]

@@ -99,7 +99,6 @@ class SoundFile:
             self.close()
             raise
         begin = _seconds(self._stream.start_time, self._stream.time_base)
-        # of films the time at which the first of all tracks begins
         self._zero = _seconds(self._container.start_time, _TICK) if self._format in _TELL_PAUSES else begin
         self._late = begin - self._zero
 
@@ -194,8 +193,7 @@ class SoundFile:
         return True
 
     def _decoded(self, sought: float | None) -> Iterator[tuple[Samples, int]]:
-        """Yield samples [channels, samples] and their rate. Instead of what is damaged or was not sent there is
-        silence.
+        """Yield samples [channels, samples] and their rate; silence for what is damaged or was not sent.
 
         Args:
             sought: seconds to which one has moved.
@@ -207,6 +205,8 @@ class SoundFile:
             except FFmpegError:
                 seconds = _seconds(packet.duration, packet.time_base)
                 if self._format == "amr":  # a frame of silence, which FFmpeg does not know
+                    if sought is not None:
+                        self._position, sought = _Position(_seconds(packet.pts, packet.time_base) - self._zero), None
                     yield from self._silence(seconds)
                 elif self._format not in _RAW and not codec.name.startswith(_FORGIVEN):
                     self._lost += seconds or 1 / codec.sample_rate

@@ -37,14 +37,16 @@ def as_stored(folder: Path, cell: str) -> Path:
     return folder / path
 
 
-def visible(paths: Iterable[Path]) -> Iterator[Path]:
+def without_hidden(paths: Iterable[Path]) -> Iterator[Path]:
     """Yield the files that a person put there; not ``._a.wav``, which a Mac writes beside ``a.wav`` on other disks."""
     return (path for path in paths if not path.name.startswith("."))
 
 
 def is_saved(folder: Path) -> bool:
     """Whether the package ``datasets`` saved a data set there."""
-    return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
+    return (folder / "dataset_dict.json").is_file() or (
+        (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()
+    )
 
 
 def written_path(cell: str) -> Path:

@@ -33,7 +33,7 @@ from training.tasks.base import Progress
 from training.tasks.sound_containers import SOUND_ENDINGS
 from training.tasks.sound_file import AudioError
 from training.tasks.speech_clips import FileSource
-from training.tasks.stored_files import visible
+from training.tasks.stored_files import without_hidden
 from training.tasks.tables import csv_lines
 
 COLUMNS = ("id", "audio_path", "text", "duration", "speaker", "source", "start", "end", "agreement")
@@ -83,7 +83,7 @@ def sources_of(recording: Path, transcript: Path | None) -> list[Source]:
     if transcript is not None:
         raise BadInput(f"{recording} is a folder", "put each transcript beside its recording: name.wav, name.txt")
     found = sorted(
-        path for path in visible(recording.iterdir()) if path.suffix.lower() in SOUND_ENDINGS and path.is_file()
+        path for path in without_hidden(recording.iterdir()) if path.suffix.lower() in SOUND_ENDINGS and path.is_file()
     )
     if not found:
         raise BadInput(f"{recording}: no recordings in this folder", f"known endings: {', '.join(SOUND_ENDINGS)}")
@@ -105,18 +105,18 @@ def _beside(recording: Path) -> Path | None:
     """
     if (exact := next((path for end in ENDINGS if (path := recording.with_suffix(end)).is_file()), None)) is not None:
         return exact
-    longer = re.compile(
+    name_pattern = re.compile(
         rf"{re.escape(recording.stem)}(\.([a-z]{{2,3}}(-\w+)?|{re.escape(recording.suffix[1:])}))?", re.I
     )
-    there = [
+    candidates = [
         path
-        for path in sorted(visible(recording.parent.iterdir()))
-        if path.suffix.lower() in ENDINGS and longer.fullmatch(path.stem)
+        for path in sorted(without_hidden(recording.parent.iterdir()))
+        if path.suffix.lower() in ENDINGS and name_pattern.fullmatch(path.stem)
     ]
-    if len(there) > 1:
-        names = ", ".join(path.name for path in there)
+    if len(candidates) > 1:
+        names = ", ".join(path.name for path in candidates)
         raise BadInput(f"recording {recording}: which is its transcript? There are {names}", "keep or name one of them")
-    return there[0] if there else None
+    return candidates[0] if candidates else None
 
 
 def segment_all(

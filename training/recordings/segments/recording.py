@@ -88,9 +88,9 @@ def segment_recording(
     longest = min(options.longest, listener.seconds) if listener else options.longest
     stretches = cut(activity, longest, lambda part: _place(activity, ear, part))
     stretches = [stretch for stretch in stretches if stretch.seconds >= _SHORTEST]
-    whole = [stretch for stretch in stretches if stretch.end < intact.seconds - _SHORTEST]
-    cut_off = [Segment(stretch, reason=_CUT_OFF) for stretch in stretches[len(whole) :]]
-    segments = _with_texts(activity, ear, transcript, whole, options.agreement)
+    before_damage = [stretch for stretch in stretches if stretch.end < intact.seconds - _SHORTEST]
+    cut_off = [Segment(stretch, reason=_CUT_OFF) for stretch in stretches[len(before_damage) :]]
+    segments = _with_texts(activity, ear, transcript, before_damage, options.agreement)
     return replace(segments, found=segments.found + cut_off, damage=intact.error)
 
 
