@@ -191,9 +191,9 @@ def segment(
 
 def _tell(outcomes: Sequence[RecordingResult], out: Path, as_json: bool) -> ExitCode:
     clips = sum(one.clips for one in outcomes)
-    broken = [one for one in outcomes if one.error]
+    broken = [one for one in outcomes if one.error or one.damage]
     for one in broken:
-        say_error(f"{one.name}: {one.error}")
+        say_error(f"{one.name}: {one.error or f'{one.damage}; what comes before is used'}")
     if not clips:
         say_error("no clip was kept", f"see {out / 'left_out.csv'}")
     lines = [line for one in outcomes if not one.error for line in _lines(one)]

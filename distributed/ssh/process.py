@@ -65,9 +65,13 @@ def command_line(argv: Sequence[str], marker: str) -> tuple[str, bytes]:
     if len(encoded) > LIMIT:
         raise BadInput(f"the command {argv[0]!r} is too long ({len(encoded)} bytes)", "send the data on stdin")
     # "exit $?" keeps sh as the parent: a signal that ends the command then shows as the exit code 128 + signal.
+    # With PYTHONHOME of a start file no Python but that one starts.
     if len(encoded) > _LONGEST_STRING:
-        return f"""sh -c 'echo {marker}; read -r line; eval "$(printf %b "$line")"; exit $?'""", f"{encoded}\n".encode()
-    return f"""sh -c 'echo {marker}; eval "$(printf %b "$1")"; exit $?' sh '{encoded}'""", b""
+        return (
+            f"""sh -c 'unset PYTHONHOME; echo {marker}; read -r line; eval "$(printf %b "$line")"; exit $?'""",
+            f"{encoded}\n".encode(),
+        )
+    return f"""sh -c 'unset PYTHONHOME; echo {marker}; eval "$(printf %b "$1")"; exit $?' sh '{encoded}'""", b""
 
 
 @dataclass(frozen=True)
@@ -90,8 +94,9 @@ class Completed:
 
     @property
     def problem(self) -> str:
-        """The last line of stderr, or the exit code."""
-        return self.errors[-1] if self.errors else f"exit code {self.returncode}"
+        """The last line of stderr, or the one that says why a Python did not start, or the exit code."""
+        fatal = next((line for line in self.errors if line.startswith("Fatal Python error")), "")
+        return fatal or (self.errors[-1] if self.errors else f"exit code {self.returncode}")
 
 
 class Process(ABC):
@@ -291,6 +296,8 @@ class RemoteProcess(Process):
         said = (self._noise + self._stderr).decode(errors="replace").strip()[:120]
         problem = f"logged in, but commands do not run there ({said or 'no answer'})"
         who = f"{self._host.user}@{self._host.hostname}"
+        if re.search(r"password.*(expired|change required)|change your password", said, re.IGNORECASE | re.DOTALL):
+            return NoShell(self.machine, problem, f"log in once with: ssh {who}, and choose a new password")
         hint = f"do the user's start files there end the shell (try: ssh {who} true)? Does a ForceCommand of its "
         hint += "sshd_config, or command= before the key in authorized_keys, run something else? "
         hint += f"Else give it a login shell: sudo chsh -s /bin/sh {self._host.user}"

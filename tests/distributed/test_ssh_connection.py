@@ -34,7 +34,7 @@ from distributed.ssh.errors import (
     Stalled,
 )
 from distributed.ssh.host_keys import HostKeyInfo
-from distributed.ssh.process import RemoteProcess
+from distributed.ssh.process import Completed, RemoteProcess, command_line
 from tests.lab import ssh_setup
 from tests.lab.light import LightLab
 from tests.lab.processes import signal_all, until_it_runs
@@ -713,11 +713,23 @@ def test_a_killed_server_process_drops_the_command(lab: LightLab) -> None:
 
 
 @pytest.mark.slow
-def test_a_user_without_shell_is_told() -> None:
-    spec = HostSpec("m", sshd_options=("ForceCommand echo This account is closed; exit 1",))
-    with (
-        LightLab(spec) as lab,
-        pytest.raises(NoShell, match="commands do not run there .This account is closed") as caught,
-    ):
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [("This account is closed", "chsh"), ("WARNING: Your password has expired.", "log in once with: ssh ")],
+)
+def test_a_user_whose_commands_do_not_run_is_told(answer: str, hint: str) -> None:
+    spec = HostSpec("m", sshd_options=(f"ForceCommand echo '{answer}'; exit 1",))
+    with LightLab(spec) as lab, pytest.raises(NoShell, match=f"commands do not run there .{answer}") as caught:
         SshConnection.connect(lab.target("m"))
-    assert "chsh" in caught.value.hint
+    assert hint in caught.value.hint and ("chsh" in caught.value.hint) is (hint == "chsh")
+
+
+def test_start_files_that_point_python_elsewhere_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")
+    line, _ = command_line(["sh", "-c", "echo ${PYTHONHOME:-unset}"], "marker")
+    assert subprocess.run(["sh", "-c", line], capture_output=True, check=True).stdout == b"marker\nunset\n"
+
+
+def test_the_problem_of_a_python_that_does_not_start_is_its_first_line() -> None:
+    stderr = b"Fatal Python error: no codec\nPython runtime state: core initialized\n\n  <no Python frame>\n"
+    assert Completed(1, b"", stderr).problem == "Fatal Python error: no codec"

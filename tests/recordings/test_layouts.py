@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
-from sounds import write_tone
+from sounds import wav_bytes, write_tone
 
 from training.recordings.readers import READERS, kind_of
 from training.recordings.recording import ExclusionReason, ReadRequest, Recording
+from training.tasks.hub_speech import HubSource
 
 
 def read(source: Path, kind: str) -> list[Recording]:
@@ -141,3 +143,52 @@ def test_a_list_of_json_objects(tmp_path: Path) -> None:
     (tmp_path / "all.json").write_text('[\n  {"audio": {"path": "a.wav", "bytes": null},\n   "sentence": "hello"}\n]')
     (found,) = read(tmp_path / "all.json", "table")
     assert (facts(found), found.fault) == (("a.wav", "hello", "", "", ""), None)
+
+
+def test_lists_with_lengths(tmp_path: Path) -> None:
+    write_tone(tmp_path / "book/a_0001.wav")
+    written(tmp_path / "transcript.txt", "book/a_0001.wav|In 1455!|in fourteen|3.52", "book/a_0001.wav|No|no|1.0")
+    assert [one.text for one in read(tmp_path, "ljspeech") if one.fault is None] == ["In 1455!", "No"]
+
+
+def test_files_that_a_mac_writes_beside_others_are_none(tmp_path: Path) -> None:
+    write_tone(tmp_path / "a.wav")
+    written(tmp_path / "a.txt", "hello")
+    for name in ("._a.wav", "._a.txt"):
+        (tmp_path / name).write_bytes(b"\0\5\x16\7\0\2\0\0Mac OS X\xff")
+    assert [one.id for one in read(tmp_path, "pairs")] == ["a.wav"]
+    (tmp_path / "data").mkdir()
+    written(tmp_path / "data/train.csv", "audio_path,text", "../a.wav,hello")
+    (tmp_path / "data/._train.csv").write_bytes(b"\0\5\x16\7\xff")
+    assert [one.text for one in read(tmp_path / "data", "table")] == ["hello"]
+
+
+def test_texts_of_timit_begin_after_their_samples(tmp_path: Path) -> None:
+    write_tone(tmp_path / "DR1/FCJF0/SA1.WAV")
+    written(tmp_path / "DR1/FCJF0/SA1.TXT", "0 46797 She had your dark suit.")
+    write_tone(tmp_path / "b.wav")
+    written(tmp_path / "b.txt", "0 46797 1200 are numbers")
+    assert [one.text for one in read(tmp_path, "pairs")] == ["She had your dark suit.", "0 46797 1200 are numbers"]
+
+
+@pytest.mark.parametrize("form", ["fetched", "saved", "file", "plain"])
+def test_tables_that_hold_the_sound_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Literal["fetched", "saved", "file", "plain"]
+) -> None:
+    import datasets
+
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    rows = [{"audio": {"bytes": wav_bytes(n), "path": f"{n}.wav"}, "sentence": f"text {n}"} for n in range(2)]
+    table = datasets.Dataset.from_list(rows)
+    table = table if form == "plain" else table.cast_column("audio", datasets.Audio(decode=False))
+    source = tmp_path / "set"
+    if form == "saved":
+        table.save_to_disk(str(source))
+    else:
+        (source / "data").mkdir(parents=True)
+        table.to_parquet(str(source / "data/train-00000-of-00001.parquet"))
+    if form == "file":
+        source = source / "data/train-00000-of-00001.parquet"
+    first, second = read(source, "hub")
+    assert (first.text, first.split, second.text) == ("text 0", "train", "text 1")
+    assert isinstance(second.audio, HubSource) and second.audio.read() == wav_bytes(1)

@@ -143,6 +143,34 @@ def test_a_broken_recording_is_named_and_the_others_go_on(talk: Talk, capsys: py
     assert "Traceback" not in captured.err
 
 
+@pytest.mark.parametrize("name", ["talk.en.vtt", "talk.mp4.srt", "talk.pt-BR.vtt", "talk.TXT", "talk.en-orig.srt"])
+def test_transcripts_as_downloaders_and_whisper_name_them(tmp_path: Path, name: str) -> None:
+    for file in ("talk.mp4", name, "talker.en.vtt", "talk.final.txt"):
+        (tmp_path / file).touch()
+    assert [source.transcript for source in sources_of(tmp_path / "talk.mp4", None)] == [tmp_path / name]
+    (tmp_path / "talk.de.vtt").touch()
+    with pytest.raises(BadInput, match="which is its transcript"):
+        sources_of(tmp_path, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["wav", "flac"])
+def test_of_a_recording_that_broke_off_the_segments_before_are_used(tmp_path: Path, kind: str) -> None:
+    talk = make_talk(tmp_path / f"talk.{kind}", [0.5, 0.6, 0.7, 3.0, 0.6, 0.8])
+    data = talk.path.read_bytes()
+    cut = next(word for word in talk.words if word.start > 9.0)  # in the middle of this word
+    whole = soundfile.info(str(talk.path)).duration
+    talk.path.write_bytes(data[: round(len(data) * (cut.start + cut.end) / 2 / whole)])
+    folder, outcome = segmented(talk, talk.text, Listening(talk))
+    assert not outcome.error and "broken off" in outcome.damage
+    texts = " ".join(row["text"] for row in read_rows(folder / "train.csv"))
+    assert texts and talk.text.startswith(texts) and len(texts.split()) < talk.words.index(cut)
+    assert [row["reason"] for row in read_rows(folder / "left_out.csv")][-1] == "the recording is damaged there"
+    for row in read_rows(folder / "train.csv"):
+        spoken = [w.text for w in talk.words if float(row["start"]) < (w.start + w.end) / 2 < float(row["end"])]
+        assert row["text"].split() == spoken
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -50,6 +50,12 @@ def test_plain_text_of_any_form(tmp_path: Path, content: str | bytes) -> None:
     assert read_transcript(written(tmp_path, "a.txt", content)).text == "One two. Three"
 
 
+def test_times_before_lines_of_plain_text_are_no_words(tmp_path: Path) -> None:
+    content = "[00:00.000 --> 00:02.500]  Hello (12:30) there.\n(01:02) Ann: at 7:20.\n[1:01:02]: [sic] Bye"
+    words = "Hello (12:30) there. Ann: at 7:20. [sic] Bye"
+    assert read_transcript(written(tmp_path, "a.txt", content)).text == words
+
+
 def test_a_language_without_spaces_has_a_word_a_character() -> None:
     transcript = of_text("今天 好。", "zh")
     assert [transcript.word(number) for number in range(4)] == ["今", "天", "好", "。"]
@@ -77,3 +83,51 @@ def test_what_is_no_transcript_is_told_in_a_line(tmp_path: Path, name: str, cont
 def test_a_missing_one_is_told(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="No such file"):
         read_transcript(tmp_path / "a.txt")
+
+
+def subtitles(folder: Path, *lines: str, name: str = "a.srt") -> str:
+    """The text of subtitles, each with its number and times."""
+    cues = (f"{n}\n00:00:{n:02},000 --> 00:00:{n + 1:02},000\n{line}\n" for n, line in enumerate(lines, start=1))
+    return read_transcript(written(folder, name, "\n".join(cues))).text
+
+
+def test_numbers_of_subtitles_without_blank_lines_are_no_words(tmp_path: Path) -> None:
+    cue = "{n}\n00:00:0{n},000 --> 00:00:0{n},900\n{text}\n"
+    content = "".join(cue.format(n=n, text=text) for n, text in enumerate(("one", "7", "3", "42"), start=1))
+    assert read_transcript(written(tmp_path, "a.srt", content)).text == "one 7 3 42"
+
+
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        (["- Where to?\n- Home.", "– Now?", "— Ja.", "-Nein.", "-5 degrees - cold"],
+         "Where to? Home. Now? Ja. Nein. -5 degrees - cold"),
+        ([">> Hello.", "&gt;&gt;&gt; News", "[SPEAKER_01]: Thanks"], "Hello. News Thanks"),
+        (["{\\an8}one\\Ntwo\\hthree"], "one two three"),
+        (["<c.yellow>hel</c><00:00:01.200>lo<br/>you"], "hello you"),
+        (["if x < y and y > z"], "if x < y and y > z"),
+        (["<ruby>漢<rt>kan</rt>字<rp>(</rp><rt>ji</rt><rp>)</rp></ruby>"], "漢字"),
+    ],
+)  # fmt: skip
+def test_what_only_readers_need_is_no_text(tmp_path: Path, lines: list[str], text: str) -> None:
+    assert subtitles(tmp_path, *lines) == text
+
+
+def test_subtitles_are_in_the_order_of_their_times(tmp_path: Path) -> None:
+    content = "1\n00:00:03,000 --> 00:00:04,000\nlast\n\n2\n00:00:01,000 --> 00:00:02,000\nfirst\n"
+    transcript = read_transcript(written(tmp_path, "a.srt", content))
+    assert transcript.text == "first last" and transcript.times is not None
+    assert transcript.times.tolist() == sorted(transcript.times)
+
+
+def test_times_as_people_type_them(tmp_path: Path) -> None:
+    content = "1\n00:00:01 -> 00:00:02\none\n\n2\n00:00:02, 500 --> 0:0:03 . 5\ntwo\n\n3\n00:00:04-->00:00:05\nthree\n"
+    transcript = read_transcript(written(tmp_path, "a.srt", content))
+    assert transcript.text == "one two three" and transcript.times is not None
+    assert transcript.times.tolist() == [1.5, 3.0, 4.5]
+
+
+def test_times_that_cannot_be_read_are_named_by_line(tmp_path: Path) -> None:
+    content = "1\n00:00:01,000 --> 00:00:02,000\none\n\n2\n00:00:02:12 --> 00:00:03:00\ntwo\n"
+    with pytest.raises(BadInput, match="line 6: no times"):
+        read_transcript(written(tmp_path, "a.srt", content))

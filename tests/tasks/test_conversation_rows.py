@@ -168,7 +168,7 @@ def test_calls_without_a_template_for_them_are_learnt_as_json() -> None:
         ({"prompt": "", "response": "b"}, "column prompt: empty"),
         ({"prompt": "a", "response": " \n"}, "column response: empty"),
         ({"prompt": "a", "response": None}, "column response: empty"),
-        ({"prompt": "a", "response": float("nan")}, "column response: nan"),
+        ({"prompt": "a", "response": float("nan")}, "column response: empty"),
         ({"prompt": "a", "response": ["b"]}, "column response: a list"),
         ({"prompt": "a", "response": {"text": "b"}}, "column response: an object"),
         ({"prompt": "a", "response": True}, "column response: true or false"),
@@ -244,3 +244,21 @@ def test_a_cell_is_a_text_or_refused(value: Any) -> None:
     else:
         with pytest.raises(BadInput, match="^here: "):
             text_of(value, "here")
+
+
+@pytest.mark.parametrize("nothing", [math.nan, None, "", "<noinput>", "Noinput"])
+def test_an_input_that_holds_nothing_is_not_asked(nothing: object) -> None:
+    row = {"instruction": "hi", "input": nothing, "output": "hello", "system": None if nothing else math.nan}
+    assert spoken(row) == HELLO
+
+
+def test_a_response_that_holds_nothing_is_refused() -> None:
+    with pytest.raises(BadInput, match="column output: empty"):
+        row_to_conversation({"instruction": "hi", "output": math.nan}, "row")
+
+
+@pytest.mark.parametrize(("column", "remarks"), [("Be kind.", ()), ("Be brief.", ("column system is not read",))])
+def test_a_second_system_text_is_remarked_on(column: str, remarks: tuple[str, ...]) -> None:
+    messages = [{"role": "system", "content": "Be kind."}, *OPENAI]
+    conversation = row_to_conversation({"messages": messages, "system": column}, "row")
+    assert conversation.messages[0]["content"] == "Be kind." and conversation.remarks == remarks

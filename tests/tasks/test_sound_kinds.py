@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from contextlib import suppress
 from pathlib import Path
 
@@ -88,6 +89,14 @@ def test_amr_with_frames_of_silence(tmp_path: Path) -> None:
     speech, comfort_noise, nothing = b"\x3c" + bytes(31), b"\x44" + bytes(5), b"\x7c"
     (tmp_path / "a.amr").write_bytes(b"#!AMR\n" + speech * 50 + comfort_noise * 10 + nothing * 15 + speech * 25)
     assert len(decode(tmp_path / "a.amr", 8000).samples) == 100 * 160
+
+
+def test_a_part_of_an_amr_may_begin_in_its_silence(tmp_path: Path) -> None:
+    speech, nothing = b"\x3c" + bytes(31), b"\x7c"
+    (tmp_path / "a.amr").write_bytes(b"#!AMR\n" + speech * 75 + nothing * 75 + speech * 50)
+    part = decode(tmp_path / "a.amr", 8000, limit=0.9, start=2.6).samples
+    assert len(part) == 0.9 * 8000
+    assert np.flatnonzero(part)[0] == pytest.approx(0.4 * 8000, abs=160)  # a frame
 
 
 @pytest.mark.parametrize("name", ['it\'s "said".wav', "two\nlines.mp3", "a\udce9.flac", "http:x.wav", "x.ogg"])
@@ -235,6 +244,21 @@ def test_a_flac_of_unknown_length(files: dict[str, Path], tmp_path: Path) -> Non
     assert len(streamed(tmp_path / "a.flac")) == len(decode(bytes(data), RATE).samples) == SECONDS * RATE
     assert length_of(tmp_path / "a.flac") == pytest.approx(SECONDS)
     assert decode(bytes(data), RATE, 0.5).seconds == pytest.approx(SECONDS)
+
+
+def ape_tag(has_header: bool) -> bytes:
+    """A tag of one item of 40 bytes; its size counts the footer, not the header."""
+    ends = struct.pack("<8sIIII8x", b"APETAGEX", 2000, 40 + 32, 1, has_header << 31)
+    return ends * has_header + bytes(40) + ends
+
+
+@pytest.mark.parametrize(
+    "tags", [b"TAG" + bytes(125), ape_tag(False), ape_tag(True), ape_tag(True) + b"TAG" + bytes(125)]
+)
+def test_tags_behind_a_flac_take_nothing_of_its_sound(files: dict[str, Path], tmp_path: Path, tags: bytes) -> None:
+    path = tmp_path / "a.flac"
+    path.write_bytes(files["flac"].read_bytes() + tags)
+    np.testing.assert_array_equal(decode(path, RATE).samples, decode(files["flac"], RATE).samples)
 
 
 def test_an_mp3_of_changing_bit_rate_that_does_not_tell_its_length(tmp_path: Path) -> None:

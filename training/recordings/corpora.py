@@ -25,6 +25,7 @@ from training.recordings.recording import (
     spelled,
 )
 from training.tasks.speech_clips import split_named
+from training.tasks.stored_files import without_hidden
 from training.tasks.tables import JSON_LINES, Row, read_table
 
 _PEEK = 2**16  # characters of the first line that are looked at
@@ -94,7 +95,7 @@ def read_librispeech(request: ReadRequest) -> Iterator[Recording]:
 def librispeech_transcripts(folder: Path) -> Iterator[Path]:
     """Return the transcript files, in order; none if this is no LibriSpeech."""
     for depth in _LIBRISPEECH_DEPTHS:
-        yield from sorted(folder.glob(f"{depth}/*.trans.txt"))
+        yield from sorted(without_hidden(folder.glob(f"{depth}/*.trans.txt")))
 
 
 def read_voxpopuli(request: ReadRequest) -> Iterator[Recording]:

@@ -24,12 +24,15 @@ from training.recordings.recording import (
 )
 from training.tasks.language_codes import code_of
 from training.tasks.normalising import folded
+from training.tasks.sound_containers import SOUND_ENDINGS
 from training.tasks.speech_clips import COLUMNS, split_named
-from training.tasks.stored_files import SOUNDS
+from training.tasks.stored_files import without_hidden
 from training.tasks.tables import check_size, read_text
 from training.tasks.transcript_text import plain_text
 
 _TEXTS = (".txt", ".lab")
+_SAMPLES = re.compile(r"^0 \d{4,} (?=\D)")
+"""What TIMIT has before a text: first and last sample."""
 _LARGEST = 2**30  # bytes: a file of transcripts is read whole
 _LJSPEECH = ("metadata.csv", "metadata.txt", "transcript.txt", "filelist.txt")
 
@@ -43,7 +46,7 @@ def read_ljspeech(request: ReadRequest) -> Iterator[Recording]:
     """
     folder = Path(request.source).expanduser()
     for path in ljspeech_tables(folder):
-        rows = list(_fields(path, "|"))
+        rows = _without_lengths(list(_fields(path, "|")))
         form = _bar_form([fields for _, fields in rows])
         for where, fields in rows:
             audio, fault = located(fields[0], folder, request.roots)
@@ -54,6 +57,13 @@ def read_ljspeech(request: ReadRequest) -> Iterator[Recording]:
             language = code_of(fields[2]) or fields[2].lower() if form == "language" else ""
             text = fields[3] if form == "language" else fields[2] if form else next(filter(None, fields[1:]), "")
             yield Recording(_identity(fields[0]), audio, _text(text), where, speaker, language, fault=fault)
+
+
+def _without_lengths(rows: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
+    """Leave out a last field that is the clip's length in every row, as in CSS10."""
+    if not all(len(fields) > 3 and re.fullmatch(r"\d+\.\d+", fields[-1]) for _, fields in rows):
+        return rows
+    return [(where, fields[:-1]) for where, fields in rows]
 
 
 def _bar_form(rows: list[list[str]]) -> str:
@@ -176,13 +186,17 @@ def read_pairs(request: ReadRequest) -> Iterator[Recording]:
         name = sound.relative_to(folder).as_posix()
         audio, fault = located(name, folder, request.roots)
         splits = filter(None, map(split_named, Path(name).parts[:-1]))
-        yield Recording(_identity(name), audio, _text(_read(text)), str(text), split=next(splits, ""), fault=fault)
+        yield Recording(
+            _identity(name), audio, _text(_SAMPLES.sub("", _read(text))), str(text), split=next(splits, ""), fault=fault
+        )
 
 
 def pairs_in(folder: Path) -> Iterator[tuple[Path, Path]]:
     """Yield sounds with their texts, by name; none if there are none."""
-    for sound in sorted(path for path in folder.rglob("*") if path.suffix.lower() in SOUNDS):
-        text = next((path for end in _TEXTS if (path := sound.with_suffix(end)).is_file()), None)
+    files = sorted(without_hidden(folder.rglob("*")))
+    texts = {path.with_suffix(path.suffix.lower()): path for path in files if path.suffix.lower() in _TEXTS}
+    for sound in (path for path in files if path.suffix.lower() in SOUND_ENDINGS):
+        text = next(filter(None, (texts.get(sound.with_suffix(end)) for end in _TEXTS)), None)
         if text is not None:
             yield sound, text
 

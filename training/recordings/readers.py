@@ -28,6 +28,7 @@ from training.recordings.recording import (
 )
 from training.tasks.speech_clips import FileSource, split_named
 from training.tasks.speech_dataset import looks_like_path
+from training.tasks.stored_files import is_saved, without_hidden
 from training.tasks.tables import JSON_LINES, Table, check_size, read_table, row_of
 
 _FORMS = ((".parquet",), (".csv", ".tsv"), JSON_LINES)
@@ -58,7 +59,7 @@ def tables_of(path: Path) -> list[Path]:
     """Return the tables that a path stands for: itself, those of its splits, or all of one form, by name."""
     if not path.is_dir():
         return [path]
-    files = sorted(file for file in path.iterdir() if file.is_file())
+    files = sorted(file for file in without_hidden(path.iterdir()) if file.is_file())
     forms = [[file for file in files if file.suffix.lower() in endings] for endings in _FORMS]
     divided = [[file for file in found if split_named(file.stem)] for found in forms]
     return next((found for found in (*divided, *forms) if found), [])
@@ -126,6 +127,25 @@ def _read_parquet(path: Path) -> Table:
     if not rows:
         raise BadInput(f"{path}: the table is empty", "it needs a row for each recording")
     return Table(path, columns, rows)
+
+
+def holds_sound(path: Path) -> bool:
+    """Whether a Parquet file, or the first in a folder as it is fetched from the hub, holds the recordings themselves,
+    or a folder was saved by ``datasets``."""
+    if is_saved(path):
+        return True
+    inner = (sorted(without_hidden(path.glob(f"{form}.parquet"))) for form in ("*", "data/*", "*/*"))
+    file = next((found[0] for found in inner if found), None) if path.is_dir() else path
+    if file is None or file.suffix.lower() != ".parquet":
+        return False
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        fields = pyarrow.parquet.read_schema(file)
+    except (OSError, pyarrow.ArrowException):
+        return False
+    return any(pyarrow.types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0 for field in fields)
 
 
 class TableClient(Protocol):
@@ -241,6 +261,7 @@ _FOLDERS: dict[str, Callable[[Path], object]] = {
     "fleurs": layouts.fleurs_tables,
     "ljspeech": layouts.ljspeech_tables,
     "audiofolder": metadata_of,
+    "hub": holds_sound,
     "table": tables_of,
     "librispeech": lambda folder: next(corpora.librispeech_transcripts(folder), None),
     "pairs": lambda folder: next(layouts.pairs_in(folder), None),
@@ -277,6 +298,8 @@ def kind_of(source: str, named: str = "") -> str:
 def _kind_of_file(path: Path) -> str:
     if corpora.is_nemo(path):
         return "nemo"
+    if holds_sound(path):
+        return "hub"
     if path.suffix.lower() in ENDINGS:
         return "table"
     raise BadInput(f"source {path}: not a table by its name", f"known endings: {', '.join(ENDINGS)}; or --kind")

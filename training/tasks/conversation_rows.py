@@ -6,6 +6,8 @@ columns of their own, or segments of which each says whether it is learnt. Every
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +20,8 @@ PROMPTS = ("instruction", "prompt", "question", "query", "problem")
 INPUTS = ("input", "context", "passage", "document", "article", "text")
 """What a prompt is about: it follows it."""
 RESPONSES = ("response", "completion", "answer", "output", "solution", "generation")
+_NO_INPUT = re.compile("<?no ?input>?", re.IGNORECASE)
+"""What Alpaca's family writes for none."""
 _SYSTEMS = ("system", "system_prompt", "system_message")
 USUAL_COLUMNS = frozenset({"", "id", "idx", "index", "prompt_id", "source", "category", "__index_level_0__"})
 """Columns that nobody expects to be learnt from."""
@@ -120,6 +124,8 @@ class _Cells:
 
     def has(self, name: str) -> bool:
         value = self._values.get(name)
+        if isinstance(value, float) and math.isnan(value):  # what pandas has for nothing
+            return False
         return bool(value.strip()) if isinstance(value, str) else value is not None and value not in ([], {}, ())
 
     def place(self, name: str) -> str:
@@ -175,7 +181,8 @@ def _messages(cells: _Cells, column: str) -> tuple[list[Draft], set[str]]:
 
 
 def _pair(cells: _Cells) -> tuple[list[Draft], set[str]]:
-    prompts, inputs, responses = cells.texts(PROMPTS), cells.texts(INPUTS), cells.texts(RESPONSES)
+    prompts, responses = cells.texts(PROMPTS), cells.texts(RESPONSES)
+    inputs = {name: text for name, text in cells.texts(INPUTS).items() if not _NO_INPUT.fullmatch(text.strip())}
     if prompts:
         prompt = _chosen(cells, prompts)
         asked = [prompt, *(text for name, text in inputs.items() if name != "text" or prompt.strip() not in text)]
@@ -186,7 +193,7 @@ def _pair(cells: _Cells) -> tuple[list[Draft], set[str]]:
     if not responses:
         raise _lacking(cells, RESPONSES)
     drafts = [*_history(cells), draft_of("user", "\n\n".join(asked)), draft_of("assistant", _chosen(cells, responses))]
-    return drafts, {*prompts, *inputs, *responses, "history"}
+    return drafts, {*prompts, *INPUTS, *responses, "history"}
 
 
 def _chosen(cells: _Cells, texts: Mapping[str, str]) -> str:
@@ -251,9 +258,11 @@ def _segments(cells: _Cells) -> tuple[LabelledText, ...]:
 
 def _conversation(cells: _Cells, drafts: Sequence[Draft], used: Collection[str]) -> Conversation:
     """Check a conversation and put the row's system text and tools to it; what follows the last answer is cut."""
-    if not any(draft.message["role"] == "system" for draft in drafts):
-        systems = cells.texts(_SYSTEMS)
+    systems = cells.texts(_SYSTEMS)
+    system_texts = {draft.message["content"].strip() for draft in drafts if draft.message["role"] == "system"}
+    if not system_texts:
         drafts = [*([draft_of("system", _chosen(cells, systems))] if systems else []), *drafts]
+    used_systems = [name for name, text in systems.items() if not system_texts or text.strip() in system_texts]
     if len(drafts) > MOST_TURNS:
         raise BadInput(f"{cells.where}: {len(drafts)} messages, more than {MOST_TURNS}", "divide the conversation")
     roles = [draft.message["role"] for draft in drafts]
@@ -268,7 +277,7 @@ def _conversation(cells: _Cells, drafts: Sequence[Draft], used: Collection[str])
     keys = dict.fromkeys(key for draft in drafts for key in draft.unread)
     remarks = (
         *trailing,
-        *cells.unread(*used, *_SYSTEMS, "tools"),
+        *cells.unread(*used, *used_systems, "tools"),
         *(f"key {key} of a message is not read" for key in keys),
     )
     conversation = Conversation(messages, cells.where, unlearnt, tools, remarks=remarks)

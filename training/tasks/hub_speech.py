@@ -21,6 +21,7 @@ from training.tasks.speech_clips import (
     by_split,
     find_text_column,
 )
+from training.tasks.stored_files import is_saved
 from training.tasks.tables import Table, row_of
 
 logger = logging.getLogger("muster.data")
@@ -62,6 +63,8 @@ def load_hub_dataset(name: str) -> Any:
         BadInput: not found, not reachable, or a configuration is missing (the message lists them).
     """
     path, _, configuration = name.partition(":")
+    if Path(name).expanduser().exists():
+        return _load_local(Path(name).expanduser())
     mode = None if reachable() else "reuse_cache_if_exists"
     if mode and not datasets.config.HF_HUB_OFFLINE:
         datasets.config.HF_HUB_OFFLINE = True  # the client would retry for 23 s before it looks into its cache
@@ -73,6 +76,25 @@ def load_hub_dataset(name: str) -> Any:
         raise BadInput(
             message, "check the name, or use a folder; a configuration is written name:configuration"
         ) from error
+
+
+def _load_local(path: Path) -> Any:
+    """Return the data set in a folder that was fetched from the hub or saved by ``datasets``, or in one of its files.
+
+    Raises:
+        BadInput: it cannot be read.
+    """
+    try:
+        if is_saved(path):
+            loaded = datasets.load_from_disk(str(path))
+            return loaded if isinstance(loaded, datasets.DatasetDict) else datasets.DatasetDict({"train": loaded})
+        return (
+            datasets.load_dataset("parquet", data_files=str(path))
+            if path.is_file()
+            else datasets.load_dataset(str(path))
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise BadInput(f"data set {path}: {' '.join(str(error).split())[:300]}", "fetch or save it again") from error
 
 
 def splits_of(loaded: Any) -> dict[str, str]:
@@ -99,10 +121,14 @@ def undecoded_audio(dataset: Any, where: str) -> tuple[Any, str]:
     Raises:
         BadInput: it has none.
     """
-    audio = next((name for name, kind in dataset.features.items() if isinstance(kind, datasets.Audio)), None)
+    audio = next((name for name, kind in dataset.features.items() if _is_audio(kind)), None)
     if audio is None:
         raise BadInput(f"data set {where}: no audio column; it has: {', '.join(dataset.column_names)}", "")
     return dataset.select_columns([audio]).cast_column(audio, datasets.Audio(decode=False)), audio
+
+
+def _is_audio(kind: Any) -> bool:
+    return isinstance(kind, datasets.Audio) or (isinstance(kind, dict) and {"bytes", "path"} == kind.keys())
 
 
 def _clips(dataset: Any, where: str, text_column: str) -> list[Clip]:

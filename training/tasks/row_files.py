@@ -12,6 +12,7 @@ from typing import Any
 
 from profiles.errors import BadInput
 from training.tasks.speech_clips import SPLITS, by_split
+from training.tasks.stored_files import without_hidden
 from training.tasks.tables import json_lines, read_table, read_text
 
 Cells = Mapping[str, Any]
@@ -41,10 +42,10 @@ def row_files(path: str) -> dict[str, Path]:
     source = Path(path).expanduser()
     if source.is_file():
         return {"train": source} if is_table(source) else {}
-    tables = sorted(file for file in source.glob("*") if is_table(file) and file.is_file())
+    tables = sorted(file for file in without_hidden(source.glob("*")) if is_table(file) and file.is_file())
     tables = [file for file in tables if file.name not in _DESCRIPTIONS]
     named = by_split(lambda name: _only(source, [file for file in tables if file.stem == name]))
-    if "train" in named or any(source.glob("*.txt")):
+    if "train" in named or any(without_hidden(source.glob("*.txt"))):
         return named if "train" in named else {}
     taken = {name for names in SPLITS.values() for name in names}
     lone = _only(source, [file for file in tables if file.stem not in taken])

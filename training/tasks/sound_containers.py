@@ -11,7 +11,8 @@ from typing import BinaryIO, NamedTuple
 
 SOUND_ENDINGS = (
     *".wav .flac .mp3 .m4a .ogg .opus .oga .aac .amr .3gp .wma .aif .aiff .caf .w64 .au".split(),
-    *".m4b .mka .webm .mp4 .mov .mkv".split(),
+    *".m4b .mka .webm .mp4 .mov .mkv .qta .3ga .weba .mp2 .mpga .spx .wv .ape .aifc .sph".split(),
+    *".avi .wmv .m4v .mpg .mpeg".split(),
 )
 """Of files that are looked for in a folder; what a file holds is seen by its content alone."""
 _UNKNOWN_LENGTH = range(0x7FFF0000, 1 << 32)
@@ -139,6 +140,17 @@ def _flaw_of_ogg(handle: BinaryIO, length: int) -> str:
     page = rest[rest.rfind(b"OggS") :]
     size = 27 + page[26] + sum(page[27 : 27 + page[26]]) if len(page) > 26 and page[:4] == b"OggS" else len(page) + 1
     return "broken off: its last page is not whole" if len(page) < size else ""
+
+
+def without_tags(data: bytes) -> bytes:
+    """Return what stands before the tags (ID3v1, APE) at the end of a file."""
+    if data[-128:-125] == b"TAG":
+        data = data[:-128]
+    footer = data[-32:]
+    if footer[:8] == b"APETAGEX":
+        size, flags = int.from_bytes(footer[12:16], "little"), int.from_bytes(footer[20:24], "little")
+        data = data[: -size - 32 * (flags >> 31)]
+    return data
 
 
 def is_chained(handle: BinaryIO) -> bool:

@@ -23,7 +23,7 @@ from av.audio.stream import AudioStream
 from av.error import FFmpegError
 from av.packet import Packet
 
-from training.tasks.sound_containers import flaw_of, is_chained, mp3_frames
+from training.tasks.sound_containers import flaw_of, is_chained, mp3_frames, without_tags
 
 Samples = npt.NDArray[np.float32]
 
@@ -41,6 +41,10 @@ _FORGIVEN = ("mp3", "pcm")
 _TELL_LENGTH = ("aiff", "ape", "au", "caf", "flac", "mov", "ogg", "tta", "w64", "wav", "wv")
 _NO_TIMES = ("aac", "asf", "mpeg", "mpegts")
 """Formats in which one can seek, but not know where one is; nor in ADPCM, GSM and their kind in a WAV."""
+_TELL_PAUSES = ("matroska", "mov")
+"""Formats whose times say where nothing was sent: silence that Opus leaves out, a track that begins late."""
+_LONGEST_PAUSE = 3600.0  # seconds
+_JITTER = 0.1  # seconds by which times of frames may be off
 _MOST_CHANNELS = 64
 _HIGHEST_RATE = 768_000  # Hz; a few bytes of a compressed file can claim more than fits into memory
 _BLOCK = 1 << 16  # samples that are handed over at once
@@ -55,7 +59,12 @@ _SILENCE = 1e-6  # power, 60 dB below full scale
 
 
 class AudioError(Exception):
-    """One recording cannot be used; the message says why."""
+    """One recording cannot be used, or not whole; the message says why."""
+
+    def __init__(self, message: str, intact: float = 0.0) -> None:
+        super().__init__(message)
+        self.intact = intact
+        """Seconds from its beginning that are as they were recorded."""
 
 
 class SoundFile:
@@ -89,6 +98,9 @@ class SoundFile:
         except AudioError:
             self.close()
             raise
+        begin = _seconds(self._stream.start_time, self._stream.time_base)
+        self._zero = _seconds(self._container.start_time, _TICK) if self._format in _TELL_PAUSES else begin
+        self._late = begin - self._zero
 
     def __enter__(self) -> SoundFile:
         return self
@@ -158,9 +170,7 @@ class SoundFile:
         """Yield the frames [channels, samples] of a part, cut at its ends, and their rate."""
         sought = start > _AROUND and self._seek(start - _AROUND)
         last = None if limit is None else start + limit
-        for number, (channels, rate, time) in enumerate(self._decoded()):
-            if sought and number == 0:
-                self._position = _Position(time)
+        for channels, rate in self._decoded(start - _AROUND if sought else None):
             begin = self._position.seconds
             self._position.move(channels.shape[1], rate)
             first = max(0, round(start * rate) - round(begin * rate))
@@ -177,70 +187,98 @@ class SoundFile:
         if self._is_chained or not has_times or base is None or start > (self._header_seconds() or math.inf):
             return False
         try:
-            self._container.seek(round(start / base) + (self._stream.start_time or 0), stream=self._stream)
+            self._container.seek(round((start + self._zero) / base), stream=self._stream)
         except (FFmpegError, OSError):  # beyond the end
             return False
         return True
 
-    def _decoded(self) -> Iterator[tuple[Samples, int, float]]:
-        """Yield samples [channels, samples], their rate and time. Instead of what is damaged there is silence."""
-        stream, codec = self._stream, self._stream.codec_context
-        zero = _seconds(stream.start_time, stream.time_base)
+    def _decoded(self, sought: float | None) -> Iterator[tuple[Samples, int]]:
+        """Yield samples [channels, samples] and their rate; silence for what is damaged or was not sent.
+
+        Args:
+            sought: seconds to which one has moved.
+        """
+        codec = self._stream.codec_context
         for packet in self._packets():
             try:
-                frames = packet.decode()
+                frames = self._frames_of(packet)
             except FFmpegError:
-                seconds, time = _seconds(packet.duration, packet.time_base), _seconds(packet.pts, packet.time_base)
+                seconds = _seconds(packet.duration, packet.time_base)
                 if self._format == "amr":  # a frame of silence, which FFmpeg does not know
-                    yield self._silence(seconds), codec.sample_rate, time - zero
+                    if sought is not None:
+                        self._position, sought = _Position(_seconds(packet.pts, packet.time_base) - self._zero), None
+                    yield from self._silence(seconds)
                 elif self._format not in _RAW and not codec.name.startswith(_FORGIVEN):
                     self._lost += seconds or 1 / codec.sample_rate
                 continue
             for frame in frames:
-                time = _seconds(frame.pts, frame.time_base) - zero
+                time = _seconds(frame.pts, frame.time_base) - self._zero
+                if sought is not None:
+                    self._position = _Position(min(time, sought) if self._format in _TELL_PAUSES else time)
+                    sought = None
                 if self._lost and self._position.seconds:
-                    yield from self._gap_before(time)
+                    self._mark_damage()
+                    yield from self._silence_up_to(time, _LONGEST_GAP)
+                elif self._format in _TELL_PAUSES and time > self._position.seconds + _JITTER:
+                    yield from self._silence_up_to(time, _LONGEST_PAUSE)
                 self._lost = 0.0
-                yield self._without_padding(frame, time), frame.sample_rate, time
+                yield self._without_padding(frame, time), frame.sample_rate
         if self._lost > (0.0 if self._header_seconds() is None else _SLACK):
             self._mark_damage()
 
+    def _frames_of(self, packet: Packet[AudioStream]) -> list[AudioFrame]:
+        """Decode a packet; FFmpeg takes tags behind a FLAC for a part of its last one."""
+        try:
+            return packet.decode()
+        except FFmpegError:
+            shorter = Packet(without_tags(bytes(packet)))
+            if self._stream.codec_context.name != "flac" or shorter.size == packet.size:
+                raise
+        shorter.pts, shorter.time_base = packet.pts, packet.time_base
+        return self._stream.codec_context.decode(shorter)
+
     def _without_padding(self, frame: AudioFrame, time: float) -> Samples:
         """Return the samples of a frame without what an encoder put after the sound, which FFmpeg leaves in MP4."""
-        rest = _seconds(self._stream.duration, self._stream.time_base) - time
+        rest = self._late + _seconds(self._stream.duration, self._stream.time_base) - time
         end = round(rest * frame.sample_rate) if self._format == "mov" and 0 < rest < _SLACK else None
         return _floats(frame)[:, :end]
 
-    def _gap_before(self, time: float) -> Iterator[tuple[Samples, int, float]]:
-        """Yield silence up to a frame that follows damage, so that times stay right."""
-        self._mark_damage()
-        position = self._position.seconds
-        if position < time < position + _LONGEST_GAP:
-            yield self._silence(time - position), self._stream.codec_context.sample_rate, position
+    def _silence_up_to(self, time: float, longest: float) -> Iterator[tuple[Samples, int]]:
+        """Yield silence up to a frame that follows damage or a pause, so that times stay right."""
+        if 0 < (seconds := time - self._position.seconds) < longest:
+            yield from self._silence(seconds)
 
     def _mark_damage(self) -> None:
-        if self._damaged_at is None:
-            self._damaged_at = self._position.seconds
+        self._damaged_at = self._intact
 
-    def _silence(self, seconds: float) -> Samples:
+    def _silence(self, seconds: float) -> Iterator[tuple[Samples, int]]:
         codec = self._stream.codec_context
-        return np.zeros((codec.channels, round(seconds * codec.sample_rate)), np.float32)
+        rest = round(seconds * codec.sample_rate)
+        while rest > 0:
+            yield np.zeros((codec.channels, min(rest, _BLOCK)), np.float32), codec.sample_rate
+            rest -= _BLOCK
 
     def _packets(self) -> Iterator[Packet[AudioStream]]:
         try:
             yield from self._container.demux(self._stream)
         except (FFmpegError, OSError) as error:
-            raise AudioError(f"not readable after {self._position.seconds:.1f} s: {_reason_of(error)}") from error
+            message = f"not readable after {self._position.seconds:.1f} s: {_reason_of(error)}"
+            raise AudioError(message, self._intact) from error
 
     def _check_whole(self) -> None:
         """Compare what was read with what the file says, if that was to its end."""
         if self._is_at_end and self.flaw:
-            raise AudioError(self.flaw)
+            raise AudioError(self.flaw, self._intact)
         seconds = self._header_seconds() if self._is_at_end else None
         if seconds is not None and self._position.seconds < seconds - _SLACK:
-            raise AudioError(f"damaged or broken off: {self._position.seconds:.2f} of {seconds:.2f} s can be read")
+            message = f"damaged or broken off: {self._position.seconds:.2f} of {seconds:.2f} s can be read"
+            raise AudioError(message, self._intact)
         if self._damaged_at is not None:
-            raise AudioError(f"damaged at {self._damaged_at:.2f} s")
+            raise AudioError(f"damaged at {self._damaged_at:.2f} s", self._damaged_at)
+
+    @property
+    def _intact(self) -> float:
+        return self._position.seconds if self._damaged_at is None else self._damaged_at
 
     def _header_seconds(self) -> float | None:
         """Return the length that the header tells; ``None`` if it tells none."""
@@ -248,15 +286,15 @@ class SoundFile:
         if self._format == "matroska":
             with contextlib.suppress(ValueError):
                 hours, minutes, rest = stream.metadata.get("DURATION", "").rstrip("\0 ").split(":")
-                return int(hours) * 3600 + int(minutes) * 60 + float(rest)
-            return _seconds(container.duration, _TICK) or None if len(container.streams) == 1 else None
+                return int(hours) * 3600 + int(minutes) * 60 + float(rest) - self._zero
+            return _seconds(container.duration, _TICK) - self._zero or None if len(container.streams) == 1 else None
         seconds = _seconds(stream.duration, stream.time_base)
         if self._format == "mp3":
             rate = stream.codec_context.sample_rate
             frames = self._mp3_frames * (1152 if rate >= 32_000 else 576) / rate
             # FFmpeg knows also what the encoder put around the sound, but guesses if more follows the frames
             return (seconds if abs(seconds - frames) < _SLACK else frames) or None
-        return seconds or None if self._format in _TELL_LENGTH and not self._is_chained else None
+        return seconds + self._late or None if self._format in _TELL_LENGTH and not self._is_chained else None
 
     @property
     def seconds(self) -> float:

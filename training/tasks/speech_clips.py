@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from profiles.errors import BadInput, counted
-from training.tasks.stored_files import SOUNDS
+from training.tasks.sound_containers import SOUND_ENDINGS
 from training.tasks.tables import Table
 from training.tasks.transcript_text import odd_parts
 
 logger = logging.getLogger("muster.data")
 
-FILE_COLUMNS = ("audio_path", "file_name", "audio_filepath", "path", "file", "filename", "audio", "wav")
+FILE_COLUMNS = ("audio_path", "file_name", "audio_filepath", "path", "file", "filename", "audio", "wav",
+                "audio_file", "audio_filename", "file_path", "wav_filename", "wav_path")  # fmt: skip
 """Names that the column of recordings in files goes by."""
 TEXT_COLUMNS = (
     *("text", "text_verbatim", "text_perfect", "transcription", "sentence"),
@@ -202,7 +203,7 @@ def _are_texts(cells: Sequence[str]) -> bool:
 
 
 def _leads_to_file(cell: str) -> bool:
-    return "://" in cell or cell.lower().endswith(SOUNDS)
+    return "://" in cell or cell.lower().endswith(SOUND_ENDINGS)
 
 
 def _have_spaces(cells: Sequence[str]) -> bool:

@@ -37,7 +37,7 @@ from training.tasks.speech_clips import (
     split_named,
     warn_once,
 )
-from training.tasks.stored_files import as_stored, written_path
+from training.tasks.stored_files import as_stored, without_hidden, written_path
 from training.tasks.tables import Row, read_table
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".json")
@@ -281,7 +281,7 @@ def _read_folder(folder: Path, text_column: str) -> dict[str, _Part]:
 def _instead_of_tables(folder: Path) -> str:
     """Return what to do with a folder that has no table of a data set."""
     hint = "write train.csv with the columns id, audio_path, text"
-    there = [path for path in sorted(folder.glob("*")) if path.suffix.lower() in _SPREADSHEETS]
+    there = [path for path in sorted(without_hidden(folder.glob("*"))) if path.suffix.lower() in _SPREADSHEETS]
     if there:
         hint = f"{there[0].name} is there: save it as train.csv ('CSV UTF-8') with the columns id, audio_path, text"
     if there and there[0].suffix.lower() in (".csv", ".tsv"):

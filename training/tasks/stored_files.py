@@ -6,12 +6,13 @@ import functools
 import os
 import re
 import unicodedata
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from training.tasks.sound_containers import SOUND_ENDINGS
 
 _INNER = ("clips", "wavs", "wav", "audio", "audios", "recordings", "data", "sounds", "files")
 """Folders beside a table that hold its recordings, where the table gives their names only."""
-SOUNDS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".oga", ".m4a", ".webm", ".aac", ".wma", ".amr", ".mp4")
-"""Endings of sound files."""
 _DEEPEST = 6  # parts of a path from another computer that are looked for here
 _DRIVE = re.compile(r"[A-Za-z]:[/\\]")
 
@@ -36,6 +37,18 @@ def as_stored(folder: Path, cell: str) -> Path:
     return folder / path
 
 
+def without_hidden(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yield the files that a person put there; not ``._a.wav``, which a Mac writes beside ``a.wav`` on other disks."""
+    return (path for path in paths if not path.name.startswith("."))
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether the package ``datasets`` saved a data set there."""
+    return (folder / "dataset_dict.json").is_file() or (
+        (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()
+    )
+
+
 def written_path(cell: str) -> Path:
     """Return the path as a cell has it; ``~`` is the home folder."""
     try:
@@ -56,8 +69,8 @@ def _ends(cell: str) -> list[Path]:
 
 
 def _with_endings(path: Path) -> list[Path]:
-    has_one = path.suffix.lower() in SOUNDS or not path.name
-    return [path] if has_one else [path, *(path.with_name(path.name + ending) for ending in SOUNDS)]
+    has_one = path.suffix.lower() in SOUND_ENDINGS or not path.name
+    return [path] if has_one else [path, *(path.with_name(path.name + ending) for ending in SOUND_ENDINGS)]
 
 
 def _spelled(folder: Path, path: Path) -> Path | None:

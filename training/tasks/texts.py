@@ -20,6 +20,7 @@ from training.tasks.message_rows import text_of
 from training.tasks.row_files import is_table, row_files, rows_of
 from training.tasks.speech_clips import SPLITS, by_split, existing, held_out
 from training.tasks.speech_dataset import is_on_hub
+from training.tasks.stored_files import without_hidden
 from training.tasks.tables import read_text
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def _files_of(folder: Path) -> dict[str, list[Path]]:
     if "train" in found:
         return found
     taken = {name for names in SPLITS.values() for name in names}
-    others = sorted(path for path in folder.glob("*.txt") if path.stem not in taken)
+    others = sorted(path for path in without_hidden(folder.glob("*.txt")) if path.stem not in taken)
     if not others:
         message = f"data set {folder}: no train.txt and no other .txt file"
         raise BadInput(message, "name a text file, a table, or a folder of them")

@@ -33,6 +33,7 @@ from training.tasks.base import Progress
 from training.tasks.sound_containers import SOUND_ENDINGS
 from training.tasks.sound_file import AudioError
 from training.tasks.speech_clips import FileSource
+from training.tasks.stored_files import without_hidden
 from training.tasks.tables import csv_lines
 
 COLUMNS = ("id", "audio_path", "text", "duration", "speaker", "source", "start", "end", "agreement")
@@ -65,6 +66,8 @@ class RecordingResult:
     given_words: int = 0
     error: str = ""
     """Why the recording could not be used at all."""
+    damage: str = ""
+    """Why it could not be read to its end; what comes before is used."""
 
 
 def sources_of(recording: Path, transcript: Path | None) -> list[Source]:
@@ -79,7 +82,9 @@ def sources_of(recording: Path, transcript: Path | None) -> list[Source]:
         return [Source(_plain(recording.stem), recording, transcript or _beside(recording))]
     if transcript is not None:
         raise BadInput(f"{recording} is a folder", "put each transcript beside its recording: name.wav, name.txt")
-    found = sorted(path for path in recording.iterdir() if path.suffix.lower() in SOUND_ENDINGS and path.is_file())
+    found = sorted(
+        path for path in without_hidden(recording.iterdir()) if path.suffix.lower() in SOUND_ENDINGS and path.is_file()
+    )
     if not found:
         raise BadInput(f"{recording}: no recordings in this folder", f"known endings: {', '.join(SOUND_ENDINGS)}")
     often = Counter(_plain(path.stem).casefold() for path in found)
@@ -93,7 +98,25 @@ def _plain(name: str) -> str:
 
 
 def _beside(recording: Path) -> Path | None:
-    return next((path for end in ENDINGS if (path := recording.with_suffix(end)).is_file()), None)
+    """Return ``talk.txt`` beside ``talk.wav``, or ``talk.en.vtt``, ``talk.wav.srt`` as downloaders and Whisper write.
+
+    Raises:
+        BadInput: there are several of those.
+    """
+    if (exact := next((path for end in ENDINGS if (path := recording.with_suffix(end)).is_file()), None)) is not None:
+        return exact
+    name_pattern = re.compile(
+        rf"{re.escape(recording.stem)}(\.([a-z]{{2,3}}(-\w+)?|{re.escape(recording.suffix[1:])}))?", re.I
+    )
+    candidates = [
+        path
+        for path in sorted(without_hidden(recording.parent.iterdir()))
+        if path.suffix.lower() in ENDINGS and name_pattern.fullmatch(path.stem)
+    ]
+    if len(candidates) > 1:
+        names = ", ".join(path.name for path in candidates)
+        raise BadInput(f"recording {recording}: which is its transcript? There are {names}", "keep or name one of them")
+    return candidates[0] if candidates else None
 
 
 def segment_all(
@@ -185,6 +208,7 @@ def _segment(
         dict(Counter(segment.reason for segment in found.left_out)),
         found.transcript_words,
         found.given_words,
+        damage=found.damage,
     )
     left_out = [
         [source.path.name, *_times(*one.stretch), one.reason, f"{one.agreement:.3f}", one.text, one.heard]

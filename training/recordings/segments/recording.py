@@ -5,8 +5,10 @@ The file is read three times as a stream, never as a whole: for the pauses, for 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -23,14 +25,15 @@ from training.recordings.segments.cutting import (
 from training.recordings.segments.hearing import HeardWord, Hearer
 from training.recordings.segments.matching import MISSED, Match, keys_of, match, timed
 from training.recordings.segments.transcript import Transcript, joined
-from training.tasks.audio import RATE, Activity, SoundStream, decode, length_of, listen_for_speech, stream
+from training.tasks.audio import RATE, SECONDS, Activity, SoundStream, decode, listen_for_speech, stream
 from training.tasks.base import Progress
-from training.tasks.sound_file import Samples
+from training.tasks.sound_file import AudioError, Samples
 from training.tasks.word_errors import normalizer_for
 
 _TOGETHER = 8  # pieces that the model hears at a time
 _NEAR = 0.12  # seconds around a gap between words in which the quietest place is looked for
 _SHORTEST = 0.3  # seconds: what is shorter is not worth a clip
+_CUT_OFF = "the recording is damaged there"
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Segments:
     transcript_words: int = 0
     given_words: int = 0
     """Words of the transcript that are in the text of a segment that is kept."""
+    damage: str = ""
+    """Why it cannot be read to its end; what comes before is used."""
 
     @property
     def kept(self) -> list[Segment]:
@@ -69,19 +74,49 @@ class Segments:
 def segment_recording(
     path: Path, transcript: Transcript | None, listener: Hearer | None, options: SegmentOptions, progress: Progress
 ) -> Segments:
-    """Cut a recording, and give each segment its text.
+    """Cut a recording up to where it is damaged, and give each segment its text.
 
     Raises:
         AudioError: the recording cannot be read.
     """
-    seconds = length_of(path)
-    activity = listen_for_speech(
-        stream(path, RATE), lambda done: progress("finding speech", int(done), int(seconds) + 1)
-    )
+    sound = SoundStream(path, RATE)
+    sound.close()
+    intact = _Intact(path)
+    activity = listen_for_speech(intact, lambda done: progress("finding speech", int(done), int(sound.seconds) + 1))
+    activity = _up_to(activity, intact.seconds)
     ear = _Ear(path, listener, progress) if listener and (transcript or options.draft) else None
     longest = min(options.longest, listener.seconds) if listener else options.longest
     stretches = cut(activity, longest, lambda part: _place(activity, ear, part))
     stretches = [stretch for stretch in stretches if stretch.seconds >= _SHORTEST]
+    before_damage = [stretch for stretch in stretches if stretch.end < intact.seconds - _SHORTEST]
+    cut_off = [Segment(stretch, reason=_CUT_OFF) for stretch in stretches[len(before_damage) :]]
+    segments = _with_texts(activity, ear, transcript, before_damage, options.agreement)
+    return replace(segments, found=segments.found + cut_off, damage=intact.error)
+
+
+class _Intact:
+    """The samples of a recording up to where it is damaged, to be gone through once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.error, self.seconds = path, "", math.inf
+
+    def __iter__(self) -> Iterator[Samples]:
+        try:
+            yield from stream(self.path, RATE)
+        except AudioError as error:
+            if not error.intact:
+                raise
+            self.error, self.seconds = str(error), error.intact
+
+
+def _up_to(activity: Activity, seconds: float) -> Activity:
+    count = int(min(seconds, activity.seconds) / SECONDS)
+    return Activity(activity.speech[:count], activity.loudness[:count])
+
+
+def _with_texts(
+    activity: Activity, ear: _Ear | None, transcript: Transcript | None, stretches: list[TimeSpan], agreement: float
+) -> Segments:
     if ear is None:
         return Segments(activity.seconds, [Segment(stretch) for stretch in stretches])
     heard = ear.hear(stretches)
@@ -90,7 +125,7 @@ def segment_recording(
             activity.seconds,
             [_drafted(stretch, words, ear.listener.language) for stretch, words in zip(stretches, heard)],
         )
-    return _matched(activity, ear, transcript, stretches, heard, options.agreement)
+    return _matched(activity, ear, transcript, stretches, heard, agreement)
 
 
 @dataclass(frozen=True)
@@ -130,7 +165,9 @@ def _place(activity: Activity, ear: _Ear | None, part: TimeSpan) -> float:
     """Return where speech without a pause is cut: the quietest place between two words as a model hears them."""
     gaps = [part]
     if ear is not None:
-        (words,) = ear.listener.hear([decode(ear.path, RATE, part.seconds, part.start).samples], [part.start])
+        words: Sequence[HeardWord] = ()
+        with suppress(AudioError):  # it is damaged nearby
+            (words,) = ear.listener.hear([decode(ear.path, RATE, part.seconds, part.start).samples], [part.start])
         between = [TimeSpan(before.end - _NEAR, after.start + _NEAR) for before, after in pairwise(words)]
         gaps = [gap for gap in between if part.start < gap.start and gap.end < part.end] or gaps
     found = quietest(activity, gaps)

@@ -20,9 +20,19 @@ from training.tasks.transcript_text import plain_text
 
 ENDINGS = (".txt", ".srt", ".vtt")
 _LARGEST = 20_000_000  # bytes: a thousand hours of speech
-_TIME = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})[.,](\d{1,3})"
-_CUE = re.compile(rf"^\s*{_TIME}\s*-->\s*{_TIME}", re.MULTILINE)
-_NOT_SAID = re.compile(r"<[^<>]*>|\{[^{}]*\}|\[[^\[\]]*\]|[♪♫]")
+_TIME = r"(?:(\d{1,4}):)?(\d{1,2}):(\d{1,2})(?:\s?[.,]\s?(\d{1,3}))?(?![\d:.,])"
+_CUE = re.compile(rf"^[^\S\n]*{_TIME}\s*-{{1,2}}>\s*{_TIME}", re.MULTILINE)
+_ARROW = re.compile(r"^[^\S\n]*-?\d[\d:.,; \t]*-->", re.MULTILINE)
+_CUE_NUMBER = re.compile(r"(?:^|\n)[^\S\n]*\d+[^\S\n]*\n$")
+"""Of the next cue, also without a blank line before it."""
+_READING = re.compile(r"<(rt|rp)\b[^<>]*>.*?</\1>", re.DOTALL)
+"""How the letters below are read (ruby)."""
+_BREAK = re.compile(r"\\[Nnh]|<br\s*/?>", re.IGNORECASE)
+_TAG = re.compile(r"</?\w[^<>]*>")
+_STAMP = re.compile(rf"^[^\S\n]*[\[(]{_TIME}(?:\s*-->\s*{_TIME})?[\])]:?", re.MULTILINE)
+"""A time before a line of plain text, as Whisper's own command and meeting programs write it."""
+_NOT_SAID = re.compile(r"\{[^{}]*\}|\[[^\[\]]*\]:?|[♪♫]")
+_SPEAKER_CHANGE = re.compile(r"^(?:>{2,}|[-–—]+(?!\s*\d))\s*")
 
 
 @dataclass(frozen=True)
@@ -57,9 +67,9 @@ def read_transcript(path: Path, language: str = "") -> Transcript:
         raise BadInput(f"transcript {path}: not a known kind", f"give {', '.join(ENDINGS)}")
     text = _read_text(path)
     if path.suffix.lower() == ".txt":
-        transcript = of_text(text, language)
+        transcript = of_text(_STAMP.sub("", text), language)
     else:
-        transcript = _of_cues(told_once(list(_cues(path, text))), language)
+        transcript = _of_cues(told_once(sorted(_cues(path, text), key=lambda cue: cue.begin)), language)
     if not transcript.words:
         raise BadInput(f"transcript {path}: holds no words", "write what is said in the recording")
     return transcript
@@ -96,25 +106,33 @@ def _cues(path: Path, text: str) -> Iterator[Cue]:
     times = list(_CUE.finditer(text))
     if not times:
         raise BadInput(f"transcript {path}: no line with times (00:00:01,000 --> 00:00:02,500)", "or name it .txt")
+    starts = {found.start() for found in times}
+    for arrow in _ARROW.finditer(text):
+        if arrow.start() not in starts:
+            line = text.count("\n", 0, arrow.start()) + 1
+            raise BadInput(f"transcript {path}, line {line}: no times", "write them like 00:00:01,000 --> 00:00:02,500")
     for number, found in enumerate(times):
         begin, end = _seconds(found.groups()[:4]), _seconds(found.groups()[4:])
         if end < begin:
             line = text.count("\n", 0, found.start()) + 1
             raise BadInput(f"transcript {path}, line {line}: ends before it begins", "correct the times")
-        body = text[found.end() : times[number + 1].start() if number + 1 < len(times) else len(text)]
+        body = text[found.end() :]
+        if number + 1 < len(times):
+            body = _CUE_NUMBER.sub("\n", text[found.end() : times[number + 1].start()])
         yield Cue(begin, end, _said(body.partition("\n")[2]))
 
 
 def _said(body: str) -> tuple[str, ...]:
     """The lines of a cue up to the blank one, without markup and without what is not said."""
-    shown = _NOT_SAID.sub(lambda markup: "\n" * markup[0].count("\n") or " ", body.split("\n\n", 1)[0])
-    lines = (plain_text(line) for line in shown.split("\n"))
+    shown = _TAG.sub("", _BREAK.sub(" ", _READING.sub("", body.split("\n\n", 1)[0])))
+    shown = _NOT_SAID.sub(lambda markup: "\n" * markup[0].count("\n") or " ", shown)
+    lines = (_SPEAKER_CHANGE.sub("", plain_text(line)) for line in shown.split("\n"))
     return tuple(line for line in lines if line)
 
 
 def _seconds(parts: Sequence[str | None]) -> float:
     hours, minutes, seconds, fraction = parts
-    return int(hours or 0) * 3600 + int(minutes or 0) * 60 + int(seconds or 0) + float(f"0.{fraction}")
+    return int(hours or 0) * 3600 + int(minutes or 0) * 60 + int(seconds or 0) + float(f"0.{fraction or 0}")
 
 
 def _of_cues(cues: Sequence[tuple[float, float, str]], language: str) -> Transcript:
