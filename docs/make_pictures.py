@@ -37,7 +37,7 @@ SEEN_FOR = 6.0
 """Seconds for which the set-up has looked for machines when it is drawn."""
 PATIENCE = 90.0
 _QUICK = 1000.0
-LOST, LATER = 58.5, 80.0
+LOST, LATER = 67.5, 80.0
 """Seconds after the start of the recorded run: a machine is lost; all train again."""
 DASHBOARD = {LATER: ("overview", "charts", "network"), LOST: ("machines", "logs")}
 _FONT = re.compile(r"@font-face\s*{[^}]*}\s*")
