@@ -17,7 +17,7 @@ Kind = TypeVar("Kind", bound=type)
 
 def untraced(kind: Kind) -> Kind:
     """Have the methods of a class, and what they call, run as they are. Before torch 2.7, nothing."""
-    frames: Any = torch._C._dynamo.eval_frame  # type: ignore[attr-defined]  # of torch's C
+    frames: Any = torch._C._dynamo.eval_frame
     if hasattr(frames, "set_code_exec_strategy"):
         skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
         for method in vars(kind).values():
