@@ -196,19 +196,19 @@ def is_loss(text: str) -> bool:
 
 
 def tell(watcher: socket.socket, error: BaseException) -> None:
-    """Report an uncaught error, in the log and to whoever watches; one that only lost the others waits for its end."""
+    """Report an uncaught error, in the log and to whoever watches."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         trace = trace.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace))
-    if is_loss(text):
-        time.sleep(_HOLD)
     report(watcher, traceback.format_exception_only(type(error), error)[-1].strip(), text)
     print(text, file=sys.stderr, end="", flush=True)
 
 
 def report(watcher: socket.socket, problem: str, traceback_text: str = "") -> None:
-    """Tell whoever watches why the script ends."""
+    """Tell whoever watches why the script ends; one that only lost the others lets their reasons come first."""
+    if is_loss(problem + traceback_text):
+        time.sleep(_HOLD)
     with contextlib.suppress(OSError):
         watcher.sendall(json.dumps({"error": problem, "traceback": traceback_text}).encode() + b"\n")
 
