@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -105,6 +106,14 @@ def senders(rank: int, world: int) -> Any:
     assert work is not None
     work.wait()
     return [*value.tolist(), work.source_rank(), work._source_rank()]  # type: ignore[attr-defined]
+
+
+def patience(rank: int, world: int) -> Any:
+    """A group's timeout, where scripts look for it and change it."""
+    backend: Any = dist.new_group(timeout=timedelta(seconds=7))._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+    before = backend.options._timeout.total_seconds()
+    backend._set_default_timeout(timedelta(seconds=9))
+    return [before, backend.options._timeout.total_seconds()]
 
 
 def uneven_inputs(rank: int, world: int) -> Any:

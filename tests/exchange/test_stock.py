@@ -27,6 +27,7 @@ NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="torch's PowerSGD
         ("first_fsdp", 2),
         ("compiled", 2),
         ("senders", 3),
+        ("patience", 2),
         pytest.param("hooks", 2, marks=NO_CUDA),
         ("offloaded", 3),
         ("redistributed", 3),

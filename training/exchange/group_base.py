@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import Backend, Store
 
 from training.exchange.arguments import InvalidArgument, check_dense, check_single
 from training.exchange.base import ExchangeError, ExchangeTimeout
@@ -136,6 +136,10 @@ class GroupBase(dist.ProcessGroup):
 
     def get_group_store(self) -> Store:
         return self._store
+
+    @property
+    def options(self) -> Any:
+        return Backend.Options(BACKEND, timedelta(seconds=self._seconds))
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change after how long a member that stands still is lost."""
