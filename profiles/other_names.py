@@ -1,4 +1,4 @@
-"""Names that ExoGym has for options, where the nearest word would mislead, or there is no near one."""
+"""Names that ExoGym, and for `launch` other launchers, have for options, where no near word says what is meant."""
 
 from __future__ import annotations
 
@@ -43,3 +43,35 @@ HINTS = {
     "force_minibatch_recalculate": "leave it out: a step that does not fit into memory is done in more passes",
 }
 """What to write instead, by the name in lower case."""
+
+_COUNT = "write --local N for N processes here, or --nproc-per-machine N beside --hosts"
+_MACHINES = "write --hosts FILE or --hosts HOST,HOST: one launch starts all machines"
+_SHOWN = "leave it out: all ranks' output is shown with their names, and stays in logs/ of the run folder"
+_WATCHED = "leave it out: each rank is a process of its own, watched to its end, and with one that fails all end"
+_SCRIPTS = "leave it out, and say it in the script: Accelerator(...) takes it"
+_ENVIRONMENT = "set it in the script, in os.environ, before it is used: it holds on all machines"
+
+LAUNCH_HINTS = {
+    **dict.fromkeys(("n", "np", "nproc", "num_processes", "num_gpus", "num_accelerators", "num_workers"), _COUNT),
+    **dict.fromkeys(
+        ("num_machines", "num_nodes", "machine_rank", "main_process_ip", "main_process_port", "hostfile", "include",
+         "exclude", "host", "h"), _MACHINES,
+    ),
+    **dict.fromkeys(("log_dir", "redirects", "tee", "r", "t", "local_ranks_filter", "logs_specs", "verbose"), _SHOWN),
+    **dict.fromkeys(
+        ("role", "monitor_interval", "start_method", "signals_to_handle", "event_log_handler", "virtual_local_rank",
+         "numa_binding"), _WATCHED,
+    ),
+    **dict.fromkeys(
+        ("multi_gpu", "cpu", "mixed_precision", "config_file", "dynamo_backend", "use_fsdp", "use_deepspeed",
+         "gradient_accumulation_steps"), _SCRIPTS,
+    ),
+    **dict.fromkeys(("env", "x"), _ENVIRONMENT),
+    **dict.fromkeys(("gpu_ids", "gpus"), "set CUDA_VISIBLE_DEVICES, or `devices` of a machine in the hosts file"),
+    "use_env": "leave it out: LOCAL_RANK and the others are in the environment",
+    "no_python": "name a Python script or -m MODULE, which may start another program",
+    "run_path": "leave it out: a script runs as python SCRIPT would run it",
+    "python": "write it as `python` of a machine into the hosts file",
+    "cwd": "write --folder DIR for what goes to other machines; here a script runs in the current folder",
+}  # fmt: skip
+"""Of torchrun, accelerate, deepspeed, mlx.launch and mpirun."""

@@ -23,8 +23,10 @@ import contextlib
 import functools
 import importlib
 import importlib.machinery
+import io
 import json
 import os
+import pkgutil
 import runpy
 import signal
 import socket
@@ -38,6 +40,7 @@ from typing import Any
 
 ROOT = str(Path(__file__).resolve().parents[1])
 OURS = ("training", "profiles")
+PACKAGES = (*OURS, "app", "distributed", "muster")
 _HOLD = 5.0
 """Seconds in which one that only lost its connections lets the one that failed speak first."""
 _PATIENCE = 1800.0
@@ -49,13 +52,18 @@ _LOSSES = (
 """In the error of a rank that only lost another: of the mesh, of gloo, of NCCL."""
 
 
-class AfterLoading(importlib.machinery.PathFinder):
-    """Finds ``torch.distributed``, and gives it the mesh as soon as it is loaded."""
+class Finder(importlib.machinery.PathFinder):
+    """Finds ``torch.distributed``, and gives it the mesh as soon as it is loaded. Packages that have a name of Muster's
+    are the script's, even folders without ``__init__.py``, which Python would look for last; Muster's are not on the
+    path, where what the script starts would find them, too."""
 
     @classmethod
     def find_spec(
         cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        if path is None and fullname in PACKAGES and sys.path[:1] != [ROOT]:
+            theirs = super().find_spec(fullname, [place for place in sys.path if place != ROOT])
+            return theirs or super().find_spec(fullname, [ROOT])
         if fullname != "torch.distributed":
             return None
         spec = super().find_spec(fullname, path, target)
@@ -188,17 +196,34 @@ def is_loss(text: str) -> bool:
 
 
 def tell(watcher: socket.socket, error: BaseException) -> None:
-    """Report an uncaught error, in the log and to whoever watches; one that only lost the others waits for its end."""
+    """Report an uncaught error, in the log and to whoever watches."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         trace = trace.tb_next
     text = "".join(traceback.format_exception(type(error), error, trace))
-    if is_loss(text):
-        time.sleep(_HOLD)
-    line = traceback.format_exception_only(type(error), error)[-1].strip()
-    with contextlib.suppress(OSError):
-        watcher.sendall(json.dumps({"error": line, "traceback": text}).encode() + b"\n")
+    report(watcher, traceback.format_exception_only(type(error), error)[-1].strip(), text)
     print(text, file=sys.stderr, end="", flush=True)
+
+
+def report(watcher: socket.socket, problem: str, traceback_text: str = "") -> None:
+    """Tell whoever watches why the script ends; one that only lost the others lets their reasons come first."""
+    if is_loss(problem + traceback_text):
+        time.sleep(_HOLD)
+    with contextlib.suppress(OSError):
+        watcher.sendall(json.dumps({"error": problem, "traceback": traceback_text}).encode() + b"\n")
+
+
+def run(kind: str, target: str) -> None:
+    """Run the script as the module ``__main__``, which it stays: threads and ``atexit`` may need it later."""
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    if kind == "module":
+        runpy._run_module_as_main(target)  # type: ignore[attr-defined]  # what python -m calls
+    elif pkgutil.get_importer(target) is not None:
+        runpy.run_path(target, run_name="__main__")  # an archive
+    else:
+        main.__file__ = os.path.abspath(target)
+        with io.open_code(target) as file:
+            exec(compile(file.read(), target, "exec", dont_inherit=True), vars(main))
 
 
 def main() -> int:
@@ -212,17 +237,15 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = [target, *arguments]
     sys.path[:0] = [os.getcwd() if kind == "module" else os.path.dirname(os.path.abspath(target))]
-    sys.path.append(ROOT)
     if "torch.distributed" in sys.modules:  # a sitecustomize loads it
         give_group(sys.modules["torch.distributed"])
-    sys.meta_path.insert(0, AfterLoading)
+    sys.meta_path.insert(0, Finder)
     atexit.register(leave_group)
     try:
-        if kind == "module":
-            runpy.run_module(target, run_name="__main__", alter_sys=True)
-        else:
-            runpy.run_path(target, run_name="__main__")
-    except SystemExit:
+        run(kind, target)
+    except SystemExit as end:
+        if end.code is not None and not isinstance(end.code, int):  # Python writes it, and ends with exit code 1
+            report(watcher, str(end.code))
         raise
     except BaseException as error:  # noqa: BLE001 - the boundary: all ranks end, and this one says why
         tell(watcher, error)

@@ -18,7 +18,7 @@ from app.cli.terminal import fail
 from app.console import ending_questions, save_traceback
 from profiles.bootstrap import begin_to_answer
 from profiles.errors import ExitCode, MusterError
-from profiles.other_names import HINTS
+from profiles.other_names import HINTS, LAUNCH_HINTS
 
 INSTALLED = "muster"
 """The program's name where it is installed."""
@@ -122,8 +122,9 @@ def usage_error(error: typer.TyperException, name: str) -> tuple[str, str]:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else name
     helps = f"{command} --help lists the options"
-    unknown = re.match(r"No such option: --([\w.-]+)", message)
-    if unknown and (meant := HINTS.get(unknown.group(1).replace("-", "_").lower())):
+    unknown = re.match(r"No such option: -+([\w.-]+)", message)
+    hints = LAUNCH_HINTS if command.endswith(" launch") else HINTS
+    if unknown and (meant := hints.get(unknown.group(1).replace("-", "_").lower())):
         return unknown.group(0), meant
     if near:
         return message[: near.start()].rstrip(" ."), near.group(1)

@@ -102,17 +102,43 @@ def test_whatever_a_script_says_it_gets_the_mesh_and_again_after_its_group_was_d
     assert said.count("sum 3.0 muster") == said.count("in it muster 6.0") == 2 * len(begins)
 
 
-def test_modules_of_a_script_win_over_ours() -> None:
-    Path("training").mkdir()
-    Path("training/__init__.py").write_text("whose = 'theirs'")
-    text = (
-        SUM.format(begin="dist.init_process_group()")
-        + "import training, training.here\nprint(training.whose, training.here.x)"
-    )
-    Path("training/here.py").write_text("x = 7")
+def test_packages_of_a_script_win_over_ours_with_and_without_an_init_file() -> None:
+    files = {"training/__init__.py": "", "training/here.py": "x = 7", "profiles/here.py": "x = 8",
+             "distributed/utils/here.py": "x = 9", "app/here.py": "x = 10"}  # fmt: skip
+    for name, text in files.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text)
+    imports = "import training.here, profiles.here, distributed.utils.here, app.here\n"
+    told = "print(training.here.x, profiles.here.x, distributed.utils.here.x, app.here.x)"
+    text = imports + SUM.format(begin="dist.init_process_group()") + told
     code, said, complained = launch("--local", "2", "--", script(text))
     assert code == 0, complained
-    assert said.count("theirs 7") == 2
+    assert said.count("7 8 9 10") == said.count("sum 3.0 muster") == 2
+
+
+LATE = """
+import atexit, pickle, sys, threading, time
+class Row: pass
+main = threading.main_thread()
+def copy(when): print(when, type(pickle.loads(pickle.dumps(Row()))).__name__, sys.modules["__main__"].__file__)
+def late():
+    main.join()
+    copy("late")
+threading.Thread(target=late).start()
+atexit.register(copy, "last")
+"""
+
+
+@pytest.mark.parametrize("kind", [[], ["-m"]])
+def test_a_script_is_the_main_module_to_the_end_of_its_process(
+    kind: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is started as a user starts it: it has no `__main__` to go back to."""
+    monkeypatch.setenv("MUSTER_TESTS_COLD", "1")
+    name = script(LATE)
+    code, said, complained = launch("--local", "1", *kind, name.removesuffix(".py") if kind else name)
+    assert code == 0, complained
+    assert f"last Row {Path(name).resolve()}" in said and f"late Row {Path(name).resolve()}" in said
 
 
 def test_a_module_runs_with_torchruns_environment() -> None:
@@ -146,6 +172,7 @@ while True:
         ("raise ValueError('a bad sample')", "rank-1: ValueError: a bad sample"),
         ("dist.destroy_process_group(); raise ValueError('a bad sample')", "rank-1: ValueError: a bad sample"),
         ("sys.exit(3)", "rank-1: the script ended with exit code 3"),
+        ("sys.exit('no data in /data')", "rank-1: no data in /data"),
         ("os.kill(os.getpid(), 11)", "rank-1: the script was killed by SIGSEGV"),
         ("raise KeyboardInterrupt", "rank-1: KeyboardInterrupt"),
         ("import asyncio; raise asyncio.CancelledError('over')", "rank-1: asyncio.exceptions.CancelledError: over"),
@@ -185,13 +212,17 @@ def test_one_that_ends_early_without_an_error_is_named_before_those_that_lost_it
         (["--rdzv-endpoint=host:0"], "the processes find one another through a store of the run"),
         (["--max-restarts", "3"], "--max-restarts 3: no script is started again"),
         (["--nproc_per_node", "cpu"], "--nproc-per-node cpu: no number from 1 to 64"),
+        (["--num_processes", "2"], "No such option: --num_processes\nhint: write --local N"),
+        (["-n", "2"], "No such option: -n\nhint: write --local N"),
+        (["--tee=3"], "No such option: --tee\nhint: leave it out: all ranks' output is shown"),
+        (["--mixed_precision", "bf16"], "No such option: --mixed_precision\nhint: leave it out, and say it in"),
     ],
 )
 def test_torchruns_words_that_mean_nothing_here_get_ours(
     words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["launch", *words, script("pass"), "--lr", "1"]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {problem}\nhint: ")
+    assert capsys.readouterr().err.startswith(f"error: {problem}" + "\nhint: " * ("hint" not in problem))
 
 
 @pytest.mark.parametrize(

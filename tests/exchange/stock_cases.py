@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -67,6 +68,52 @@ def accumulated(rank: int, world: int) -> Any:
             optimizer.step()
             optimizer.zero_grad()
     return state(model)
+
+
+def trained(model: Any, rank: int) -> list[float]:
+    """Return the losses of a model that has been made parallel."""
+    optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
+    for batch in batches(rank):
+        optimizer.zero_grad()
+        loss = model(batch).square().sum()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def first_fsdp(rank: int, world: int) -> Any:
+    """It resizes the storages that it has exchanged."""
+    torch.manual_seed(0)
+    return trained(FullyShardedDataParallel(Net(), device_id=torch.device("cpu")), rank)
+
+
+def compiled(rank: int, world: int) -> Any:
+    """Its buffers are synchronised while the compiler looks."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 5), nn.BatchNorm1d(5))
+    return trained(torch.compile(DistributedDataParallel(model), backend="eager"), rank)
+
+
+def senders(rank: int, world: int) -> Any:
+    """Who sent what has been received, by number in the group."""
+    group, value = dist.new_group([1, 2]), torch.full((2,), float(rank))
+    if rank == 1:
+        dist.send(value, 2, group)
+    if rank != 2:
+        return []
+    work = dist.irecv(value, 1, group)
+    assert work is not None
+    work.wait()
+    return [*value.tolist(), work.source_rank(), work._source_rank()]  # type: ignore[attr-defined]
+
+
+def patience(rank: int, world: int) -> Any:
+    """A group's timeout, where scripts look for it and change it."""
+    backend: Any = dist.new_group(timeout=timedelta(seconds=7))._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+    before = backend.options._timeout.total_seconds()
+    backend._set_default_timeout(timedelta(seconds=9))
+    return [before, backend.options._timeout.total_seconds()]
 
 
 def uneven_inputs(rank: int, world: int) -> Any:

@@ -18,6 +18,7 @@ from profiles.errors import BadInput
 from training.exchange.base import ExchangeError
 from training.exchange.store_client import StoreClient
 from training.exchange.store_server import (
+    MAX_CLIENTS,
     MAX_KEY,
     MAX_LINE,
     MAX_WAIT,
@@ -236,9 +237,46 @@ def test_a_line_without_end_is_cut_off(server: StoreServer) -> None:
 def test_a_store_that_goes_away_is_one_line() -> None:
     server = StoreServer()
     port = server.port
-    client = StoreClient(f"127.0.0.1:{port}", server.token, 5.0)
+    client = StoreClient(f"127.0.0.1:{port}", server.token, 0.1)
     server.close()
     client._socket.shutdown(socket.SHUT_RDWR)
-    with pytest.raises(ExchangeError, match="is gone"):
+    with pytest.raises(ExchangeError, match="cannot be reached"):
         client.get("key")
     client.close()
+
+
+@contextlib.contextmanager
+def losing_an_answer(server: StoreServer) -> Iterator[str]:
+    """An address of the store whose first connection ends when it has asked, and before it is answered."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def serve() -> None:
+            for number in range(2):
+                near, far = door.accept()[0], socket.create_connection(("127.0.0.1", server.port))
+                with near, far, near.makefile("rb") as asked_for, far.makefile("rb") as answers:
+                    for line in asked_for:
+                        far.sendall(line)
+                        answer = answers.readline()
+                        if not number and answer != b"{}\n":
+                            break
+                        near.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{door.getsockname()[1]}"
+        thread.join()
+
+
+def test_a_connection_that_ends_is_made_anew_and_nothing_is_added_twice(server: StoreServer) -> None:
+    with losing_an_answer(server) as address:
+        client = StoreClient(address, server.token, 5.0, prefix="lossy/")
+        assert [client.add("n", 1), client.add("n", 2), client.add("n", 3)] == [1, 3, 6]
+        assert client.get("n") == b"6"
+        client.close()
+
+
+def test_of_additions_only_the_last_of_each_client_is_held() -> None:
+    with StoreServer() as server:
+        for number in range(2 * MAX_CLIENTS):
+            server.answer({"op": "add", "key": "n", "amount": 1, "client": f"c{number}", "number": 0})
+        assert len(server._added) == MAX_CLIENTS

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import Backend, Store
 
 from training.exchange.arguments import InvalidArgument, check_dense, check_single
 from training.exchange.base import ExchangeError, ExchangeTimeout
@@ -29,11 +29,13 @@ from training.exchange.memory_order import Use, in_use
 from training.exchange.mesh import Mesh
 from training.exchange.pairs import Pairs
 from training.exchange.tensor_operations import Pieces, names, on_host, room_for, view
+from training.exchange.untraced import untraced
 from training.exchange.work import BACKEND, MusterWork
 
 _BARRIER_TAG = OPERATIONS - 1
 
 
+@untraced
 class GroupBase(dist.ProcessGroup):
     """A group but for its collectives. Its members are numbered from 0, whatever their ranks in the world are.
 
@@ -135,6 +137,10 @@ class GroupBase(dist.ProcessGroup):
     def get_group_store(self) -> Store:
         return self._store
 
+    @property
+    def options(self) -> Any:
+        return Backend.Options(BACKEND, timedelta(seconds=self._seconds))
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Change after how long a member that stands still is lost."""
         self._seconds = timeout.total_seconds()
@@ -222,6 +228,7 @@ class GroupBase(dist.ProcessGroup):
     def recv(self, tensors: Pieces, src: int, tag: int = 0) -> MusterWork:
         tensor = self._check_pair("recv", tensors, src, tag)
         work = self._work(f"recv {names(tensors)}", tensors, writes=tensors, between_two=True)
+        work.sender = src
         into = view(room_for(tensor, work))
 
         def receive(link: Incoming, operation: int) -> None:

@@ -68,9 +68,11 @@ from training.exchange.tensor_operations import (
     room_for,
     view,
 )
+from training.exchange.untraced import untraced
 from training.exchange.work import BACKEND, MusterWork
 
 
+@untraced
 class MusterGroup(GroupBase):
     """One process group. Its members are numbered from 0, whatever their ranks in the world are."""
 

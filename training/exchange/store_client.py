@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import secrets
 import socket
 import threading
 import time
@@ -17,12 +19,15 @@ from training.exchange.store_server import MAX_LINE, Reply, decode, encode
 
 _ANSWER = 30.0
 """Seconds the server has to answer, besides those that it was asked to wait for a key."""
+_REDIAL_FOR = 60.0
+"""Seconds in which a connection that has ended must be made anew: the SSH forward below it may be."""
 
 
 class StoreClient(Store):
     """A :class:`torch.distributed.Store` on our own store server; safe to use from several threads.
 
-    A blocking ``get`` or ``wait`` keeps other threads waiting: give those a :meth:`clone`.
+    A connection that ends is made anew, and the request repeated. A blocking ``get`` or ``wait`` keeps other threads
+    waiting: give those a :meth:`clone`.
 
     Args:
         address: ``host:port`` of the server.
@@ -40,15 +45,10 @@ class StoreClient(Store):
         self._token = token
         self._prefix = prefix
         self._seconds = timeout
-        self._lock = threading.Lock()
-        self._socket = _connect(address, timeout)
-        self._stream = self._socket.makefile("rb")
+        self._lock, self._closed = threading.Lock(), False
+        self._id, self._numbers = secrets.token_hex(8), itertools.count()
         self._clones: list[StoreClient] = []
-        try:
-            self._exchange(token.encode(), timeout)
-        except ExchangeError as error:
-            self.close()
-            raise ExchangeError(f"{error}, or this run's token is not the store's") from error
+        self._dial(timeout)
         self.set_timeout(timedelta(seconds=timeout))
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -69,7 +69,9 @@ class StoreClient(Store):
         return self._ask(seconds, op="get", keys=[self._prefix + key for key in keys], timeout=seconds)
 
     def add(self, key: str, amount: int) -> int:
-        return int(self._ask(op="add", key=self._prefix + key, amount=amount)["total"])
+        number = next(self._numbers)  # with it, what is asked for again is not added again
+        request = {"op": "add", "key": self._prefix + key, "amount": amount, "client": self._id, "number": number}
+        return int(self._ask(0.0, **request)["total"])
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         reply = self._ask(op="compare_set", key=self._prefix + key, expected=encode(expected), desired=encode(desired))
@@ -100,20 +102,41 @@ class StoreClient(Store):
         """Hang up, clones included. Idempotent."""
         for clone in self._clones:
             clone.close()
+        self._closed = True
+        self._hang_up()
+
+    def _ask(self, seconds: float = 0.0, **request: Any) -> Reply:
+        line = json.dumps(request).encode()
+        with self._lock:
+            try:
+                return self._exchange(line, seconds)
+            except ExchangeError:
+                if self._closed:
+                    raise
+            self._hang_up()
+            self._dial(min(_REDIAL_FOR, self._seconds))
+            return self._exchange(line, seconds)
+
+    def _dial(self, seconds: float) -> None:
+        self._socket = _connect(self.address, seconds)
+        self._stream = self._socket.makefile("rb")
+        try:
+            self._exchange(self._token.encode(), seconds)
+        except ExchangeError as error:
+            self._hang_up()
+            raise ExchangeError(f"{error}, or this run's token is not the store's") from error
+
+    def _hang_up(self) -> None:
         self._stream.close()
         self._socket.close()
 
-    def _ask(self, seconds: float = 0.0, **request: Any) -> Reply:
-        return self._exchange(json.dumps(request).encode(), seconds)
-
     def _exchange(self, request: bytes, seconds: float) -> Reply:
-        with self._lock:
-            try:
-                self._socket.settimeout(seconds + _ANSWER)
-                self._socket.sendall(request + b"\n")
-                line = self._stream.readline(MAX_LINE)
-            except (OSError, ValueError) as error:
-                raise ExchangeError(f"the rendezvous store at {self.address} is gone: {error}") from error
+        try:
+            self._socket.settimeout(seconds + _ANSWER)
+            self._socket.sendall(request + b"\n")
+            line = self._stream.readline(MAX_LINE)
+        except (OSError, ValueError) as error:
+            raise ExchangeError(f"the rendezvous store at {self.address} is gone: {error}") from error
         if not line.endswith(b"\n"):
             raise ExchangeError(f"the rendezvous store at {self.address} is gone: the connection was closed")
         reply: Reply = json.loads(line)

@@ -73,6 +73,8 @@ class StoreServer(socketserver.ThreadingTCPServer):
         self._max_keys, self._max_bytes = max_keys, max_bytes
         self._values: dict[str, str] = {}
         self._held = 0
+        self._added: dict[str, tuple[int, Reply]] = {}
+        """The last addition of each client, by its number: one that is asked for again is answered as before."""
         self._changed = threading.Condition()
         self._operations: dict[str, Callable[[Mapping[str, Any]], Reply]] = {
             "set": lambda request: self._put(str(request["key"]), str(request["value"])),
@@ -153,9 +155,17 @@ class StoreServer(socketserver.ThreadingTCPServer):
         return {"values": values}
 
     def _add(self, request: Mapping[str, Any]) -> Reply:
-        key = str(request["key"])
+        key, client = str(request["key"]), str(request.get("client", ""))[:MAX_KEY]
+        number = int(request.get("number", 0))
+        if client in self._added and self._added[client][0] == number:
+            return self._added[client][1]
         total = int(decode(self._values.get(key, "")) or b"0") + int(request["amount"])
         self._put(key, encode(str(total).encode()))
+        if client:
+            self._added.pop(client, None)
+            self._added[client] = number, {"total": total}
+        if len(self._added) > MAX_CLIENTS:
+            del self._added[next(iter(self._added))]
         return {"total": total}
 
     def _compare_set(self, request: Mapping[str, Any]) -> Reply:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -26,9 +27,23 @@ def view(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a contiguous CPU tensor."""
     if not tensor.numel():
         return memoryview(bytearray())
-    flat = tensor.detach().as_strided((tensor.numel(),), (1,))  # one element may have any stride
-    data: Any = flat.view(torch.uint8).numpy()  # numpy's stubs for 3.10 know no Buffer
+    data: Any = np.asarray(_Memory(tensor.detach()))  # numpy's stubs for 3.10 know no Buffer
     return memoryview(data)
+
+
+class _Memory:
+    """The bytes of a tensor as numpy takes them in, which keeps this alive. ``Tensor.numpy`` would make its storage one
+    that cannot be resized, and FSDP resizes its own."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        size = tensor.numel() * tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (size,),
+            "data": (tensor.data_ptr(), False),
+        }
 
 
 def on_host(tensor: torch.Tensor, filled: bool = True) -> torch.Tensor:

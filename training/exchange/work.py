@@ -15,10 +15,12 @@ from torch.futures import Future
 
 from training.exchange.link import MARKS
 from training.exchange.memory_order import Use, in_use
+from training.exchange.untraced import untraced
 
 BACKEND = "muster"
 
 
+@untraced
 class _Future(Future[Any]):
     """Its callbacks may wait for further operations: they have a thread of their own, not the link's. Of an operation
     that is complete they are called at once, as torch promises."""
@@ -38,6 +40,7 @@ class _Future(Future[Any]):
         return after
 
 
+@untraced
 class MusterWork(dist.Work):
     """Complete when its parts are; then results are copied to where they belong.
 
@@ -55,6 +58,8 @@ class MusterWork(dist.Work):
         """The memory that it reads and writes."""
         self.inference = False
         """Whether it writes tensors of :class:`torch.inference_mode`, which nothing outside of it may change."""
+        self.sender: int | None = None
+        """Of a message: by number in the group."""
         self._result = result
         self._left = parts
         self._lock = threading.Lock()
@@ -146,6 +151,11 @@ class MusterWork(dist.Work):
 
     def result(self) -> Any:
         return self._result
+
+    def source_rank(self) -> int:
+        return super().source_rank() if self.sender is None else self.sender
+
+    _source_rank = source_rank
 
     def synchronize(self) -> None:
         self.wait()
