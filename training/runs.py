@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -208,15 +207,6 @@ def find_model(output_dir: Path, reference: str) -> Path:
         what_next = live if state.live else f"resume it with: distributed-train --resume {name}"
         raise BadInput(f"run {state.run_id} ({state.status}) has no model yet", what_next)
     return run / "model"
-
-
-def is_language_model(folder: Path) -> bool:
-    """Whether a model's folder says that it holds weights, and those of no Whisper."""
-    try:
-        kind = json.loads((folder / "config.json").read_bytes())["model_type"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return bool(kind != "whisper")
 
 
 def find_models(output_dir: Path, reference: str, most: int = 1) -> list[Path]:
