@@ -72,6 +72,13 @@ def holds_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _TOKENIZERS)
 
 
+def converses(folder: Path) -> bool:
+    """Whether a chat template was saved with a model, in a file of its own or with the tokenizer's settings."""
+    return (folder / "chat_template.jinja").is_file() or bool(
+        _document(folder / "tokenizer_config.json").get("chat_template")
+    )
+
+
 def model_before(profile: Profile) -> str:
     """Return what a profile trains, a folder or a name of the hub; empty: it begins from nothing, or from code."""
     model = profile.model

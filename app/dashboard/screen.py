@@ -20,11 +20,12 @@ from app.dashboard.commands import Commands, Proof, Reporting, StopDialog
 from app.dashboard.logs import LogsPane
 from app.dashboard.machines import MachinesPane
 from app.dashboard.network import NetworkPane
-from app.dashboard.next_steps import NextDialog, commands_after, models_of
+from app.dashboard.next_steps import commands_after
 from app.dashboard.overview import EventsPane, OverviewPane
 from app.dashboard.pane import LEVELS, Pane, Words
 from app.dashboard.reader import Picture, RunReader
 from app.dashboard.samples import SamplesDialog
+from app.dashboard.writing import next_dialog
 from app.follow import Follower
 from app.history import because
 from app.shell.base_screen import BaseScreen
@@ -349,8 +350,7 @@ class DashboardScreen(BaseScreen):
         """Offer what can be done with the model, and what to type."""
         ended, found = self.picture.ended, self.picture.showcase
         if ended is not None and (commands := self._next_commands()):
-            samples = found.samples if found is not None and found.kind == "speech" else ()
-            self.app.push_screen(NextDialog(commands, *models_of(ended), samples, self.action_report))
+            self.app.push_screen(next_dialog(ended, commands, found, self.action_report))
 
     def action_samples(self) -> None:
         """Show what the model makes of a few samples."""

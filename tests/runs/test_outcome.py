@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.report import Ended, completed_lines, failure_hint
+from app.report import Ended, completed_lines, failure_hint, next_commands
 from app.run_state import RunState, reduce_events
 from distributed.supervisor import supervise_folder
 from profiles.errors import BadInput, ExitCode
@@ -256,6 +256,28 @@ def test_the_end_says_what_to_type_next(tmp_path: Path, monkeypatch: pytest.Monk
     speech += [f"compare {about}", f"export {about} --to ctranslate2"]
     wanted = [*(speech if name != "nanogpt" else []), *([f"distributed-train {own}"] if own else [])]
     assert commands == [*wanted, f"runs show {about}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "wanted"),
+    [
+        ("instruct-lora", True, ["generate --compare {} 'YOUR PROMPT'", "chat {}", "evaluate {} DATASET"]),
+        ("nanogpt", False, ["generate {} 'YOUR PROMPT'", "evaluate {} DATASET"]),
+    ],
+)
+def test_the_end_says_how_a_language_model_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, template: bool, wanted: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = tmp_path / "run" / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    (model / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}' if template else "{}")
+    plan = plan_local_run(load_profile(name, {"dataset_path": str(tmp_path)}).profile, 1)
+    commands = next_commands(_ended(plan, tmp_path / "run", RunState()))
+    about = f"run --output {tmp_path}"
+    lines = [line.partition("cli_typer.py ")[2] for line in commands]
+    assert lines == [*(line.format(about) for line in wanted), f"runs show {about}"]
 
 
 def test_who_trained_on_recordings_of_their_own_is_not_told_to(tmp_path: Path) -> None:
