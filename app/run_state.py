@@ -1,6 +1,6 @@
 """What a run looks like right now: a pure function of its events.
 
-``state = apply(state, event)`` is all there is; the live display, ``runs show``, the dry run and the dashboard are
+``state = apply(state, event)`` is all there is; the live display, ``runs show``, the trial run and the dashboard are
 readers of the same :class:`RunState`. Members' events may be merged in any order as long as each member's own order
 is kept: whatever is shared between members (evaluations, warnings, the last snapshot) is chosen by rules that do not
 look at who came first.

@@ -51,7 +51,7 @@ class TrainRequest:
     overrides: dict[str, str] = field(default_factory=dict)
     """Options and references by name, as text."""
     resume: str = ""
-    dry_run: bool = False
+    trial: bool = False
     as_json: bool = False
     command: tuple[str, ...] = ()
     """The command line, for the run's metadata."""
@@ -71,13 +71,13 @@ class TrainRequest:
 
     def __post_init__(self) -> None:
         """Raise BadInput where options do not go together."""
-        wanted = "--dry-run" if self.dry_run else "--plan-only"
-        if self.dry_run and self.plan_only:
-            raise BadInput("--dry-run and --plan-only contradict each other", "--dry-run really runs a few steps")
-        if (self.dry_run or self.plan_only) and self.resume:
+        wanted = "--try" if self.trial else "--plan-only"
+        if self.trial and self.plan_only:
+            raise BadInput("--try and --plan-only contradict each other", "--try really runs a few steps")
+        if (self.trial or self.plan_only) and self.resume:
             raise BadInput(f"{wanted} and --resume do not go together", f"use {wanted} with the profile instead")
-        if self.out is not None and not (self.dry_run or self.plan_only):
-            raise BadInput("--out needs a plan that is not carried out", "add --plan-only, or --dry-run")
+        if self.out is not None and not (self.trial or self.plan_only):
+            raise BadInput("--out needs a plan that is not carried out", "add --plan-only, or --try")
 
     @property
     def person(self) -> bool:

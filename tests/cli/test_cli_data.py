@@ -129,7 +129,7 @@ import sys
 from app.cli.main import main
 for command in (
     ["distributed-train", "whisper-tiny-lora", "--dataset", "speech"],
-    ["distributed-train", "whisper-tiny-lora", "--dataset", "speech", "--dry-run"],
+    ["distributed-train", "whisper-tiny-lora", "--dataset", "speech", "--try"],
     ["distributed-train", "whisper-tiny-lora", "--dataset", "speech", "--hosts", "hosts.json"],
     ["plan", "whisper-tiny-lora", "--set", "dataset=speech"],
     ["evaluate", "model", "speech/train.csv"],
