@@ -278,9 +278,13 @@ class DashboardScreen(BaseScreen):
         if self.app.screen is not self:
             return  # left already: a second key was on its way
         if len(self.app.screen_stack) > 2:
-            self.app.pop_screen()
+            self.close()
         else:
             self.app.exit()
+
+    def close(self) -> None:
+        """Go to where this screen was opened from, which hears whether the run goes on."""
+        self.dismiss(self._alive)
 
     def action_pause(self) -> None:
         self._ask("resume" if self._reader.picture.state.status == "paused" else "pause")
