@@ -81,8 +81,7 @@ def completed_lines(ended: Ended) -> list[str]:
     took = duration_text(ended.metrics.get("seconds")) + (f" over {attempts} attempts" if attempts > 1 else "")
     steps = ended.metrics.get("steps", ended.state.step)  # an attempt that only ends the run takes none itself
     if ended.plan.launch is not None:
-        passed = (ended.state.ended or 0.0) - (ended.state.started or 0.0)
-        return ["", f"Done in {duration_text(passed)}", f"run     {ended.run_dir}"]
+        return ["", f"Done in {duration_text(ended.state.seconds(0.0))}", f"run     {ended.run_dir}"]
     lines = ["", f"Done: {counted(steps, 'step')} in {took}{speed}", *_promise(ended), *evaluation_lines(ended.state)]
     if ended.state.simulated_hours is not None:
         lines.append(f"clock   {simulated_text(ended.state.simulated_hours)} on the simulated machines")

@@ -17,6 +17,7 @@ from app.history import Chronicles, Happening, happening, in_order, newest, note
 from app.member_state import GONE, HELLOS, MemberState, OfMember, advance, changed, phase_text, stopped, sum_of_known
 from app.run_series import RUN, SIMULATED, Curves, Told, extended, figures, of_member
 from app.run_series import newest as newest_value
+from training.attempts import Attempts, attempts_after, seconds_in
 from training.events import (
     AnswerEvent,
     ErrorEvent,
@@ -66,6 +67,7 @@ class RunState:
     """When it ended; ``None`` while it goes on."""
     updated: float | None = None
     """Time of the newest event."""
+    attempts: Attempts = ()
     total_steps: int | None = None
     phase: str = ""
     """What the run itself prepares before the first step: ``machines 1/3``."""
@@ -109,6 +111,10 @@ class RunState:
     def kept(self) -> str:
         """What is kept of a run that did not come to its end, and what is lost."""
         return kept_text(self.resume_step, max((member.step for member in self.members.values()), default=0))
+
+    def seconds(self, now: float) -> float:
+        """Return how long the run has taken up to ``now``: the time in its attempts."""
+        return seconds_in(self.attempts, now if self.ended is None else None)
 
     @property
     def step(self) -> int:
@@ -166,6 +172,7 @@ def apply(state: RunState, event: Event) -> RunState:
         state,
         updated=max(event.time, state.updated or event.time),
         chronicles=noted(state.chronicles, happening(event, before)),
+        attempts=attempts_after(state.attempts, event),
     )
     match event:
         case RunEvent():

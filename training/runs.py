@@ -64,11 +64,14 @@ class RunSummary:
 
     @property
     def seconds(self) -> float | None:
-        """Wall time of a run that has ended: of all its attempts, without the pauses between them."""
-        told = self.metadata.metrics.get("seconds") if self.metadata and self.metadata.end_time else None
-        if isinstance(told, (int, float)) and told > 0:
-            return float(told)
-        end = _time(self.metadata.end_time) if self.metadata and self.metadata.end_time else None
+        """Of a run that has ended, in its attempts (:mod:`training.attempts`)."""
+        metadata = self.metadata
+        if metadata is None or not metadata.end_time:
+            return None
+        seconds = metadata.metrics.get("seconds")
+        if isinstance(seconds, (int, float)) and seconds > 0:
+            return float(seconds)
+        end = _time(metadata.end_time) if metadata.attempt == 1 else None  # else there is time between the attempts
         return (end - self.started).total_seconds() if end and self.started else None
 
 

@@ -224,9 +224,8 @@ def progress_line(state: RunState, now: float, width: int, promised_share: float
     if state.total_steps is None:
         return Content("")
     share = state.step / max(1, state.total_steps)
-    elapsed = now if state.ended is None else state.ended
     rate = f"{state.samples_per_second:.1f} samples/s" if state.samples_per_second else ""
-    took = duration_text(elapsed - state.started) if state.started else ""
+    took = duration_text(state.seconds(now)) if state.started else ""
     step, done = f"step {state.step}/{state.total_steps}", f"{share:.0%}"
     spare, rest = 0, ""
     for reached in _reached(state):
