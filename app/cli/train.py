@@ -26,7 +26,7 @@ from profiles.errors import BadInput, ExitCode
 from profiles.resolve import load_profile, profile_from_options
 from profiles.schema import Profile, tracker_names
 from profiles.split import DATA_STAY
-from training.data_findings import check_data, check_data_of
+from training.data_findings import check_data, check_data_of, usable_for_data
 from training.event_log import newest_number
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
@@ -35,7 +35,6 @@ from training.processes import BackgroundProcess
 from training.run_folder import RunFolder
 from training.run_index import remember
 from training.runs import find_run, plan_to_resume
-from training.tasks.published_models import usable_profile
 
 if TYPE_CHECKING:
     from distributed.launcher import DistributedLauncher, Planned
@@ -193,7 +192,7 @@ def profile_of(request: TrainRequest) -> Profile:
         BadInput: no profile, or one that cannot be used.
     """
     if request.profile:
-        found = usable_profile(request.profile, request.overrides, tell=say, check=check_data)
+        found = usable_for_data(request.profile, request.overrides, say)
         stand_behind_profile(found, trusted=request.trust_code, person=request.person)
         return found.profile
     task = request.overrides.get("task", "")
