@@ -11,7 +11,7 @@ from training.plan import FINAL
 
 
 @dataclass(frozen=True)
-class Attempt:
+class RunAttempt:
     """What the events tell of one attempt."""
 
     begun: float | None = None
@@ -30,7 +30,7 @@ class Attempt:
             return self.longest
         return max(0.0, self.ended - self.begun)
 
-    def with_step(self, event: StepEvent) -> Attempt:
+    def with_step(self, event: StepEvent) -> RunAttempt:
         """Return it after a member's step."""
         firsts = self.first_steps
         if event.member not in firsts:
@@ -44,25 +44,25 @@ def _rank(item: tuple[int | None, float]) -> int:
     return -1 if item[0] is None else item[0]
 
 
-Attempts = tuple[Attempt, ...]
+Attempts = tuple[RunAttempt, ...]
 
 
 def attempts_after(attempts: Attempts, event: Event) -> Attempts:
     """Return the attempts of a run after one more event."""
     if isinstance(event, RunEvent) and event.status == "starting":
-        return (*attempts, Attempt(begun=event.time))
-    last = attempts[-1] if attempts else Attempt()
+        return (*attempts, RunAttempt(begun=event.time))
+    last = attempts[-1] if attempts else RunAttempt()
     if isinstance(event, RunEvent) and event.status in FINAL:
         return (*attempts[:-1], replace(last, ended=event.time))
     return (*attempts[:-1], last.with_step(event)) if isinstance(event, StepEvent) else attempts
 
 
-def counted_attempts(attempts: Sequence[Attempt]) -> list[Attempt]:
+def counted_attempts(attempts: Sequence[RunAttempt]) -> list[RunAttempt]:
     """Return those that trained, as one that made no step counts for nothing; where none did, all."""
     return [attempt for attempt in attempts if attempt.first_steps] or list(attempts)
 
 
-def seconds_in(attempts: Sequence[Attempt], now: float | None = None) -> float:
+def seconds_in(attempts: Sequence[RunAttempt], now: float | None = None) -> float:
     """Return the seconds in the attempts of a run.
 
     Args:

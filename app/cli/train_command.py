@@ -159,9 +159,7 @@ def distributed_train(
     ] = "",
     settings: Setting = [],  # noqa: B006 - typer copies it
     resume: Annotated[str, typer.Option(metavar="RUN", help="Resume a stopped run.")] = "",
-    trial: Annotated[
-        bool, typer.Option("--try", help="Really run a few steps, print their cost, save nothing.")
-    ] = False,
+    trial: Annotated[bool, typer.Option("--try", help="Really run a few steps, and save nothing.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", hidden=True)] = False,
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Show what would run, and start nothing.")] = False,
     out: Annotated[
@@ -191,9 +189,8 @@ def distributed_train(
 
     references = {name: value for name, value in (("model", model), ("dataset", dataset)) if value}
     overrides = merged_overrides(settings, flags, references)
-    trial = trial or dry_run
     request = train.TrainRequest(
-        profile, overrides, resume, trial, as_json, tuple(sys.argv), trust_code, no_input, detach, dashboard,
+        profile, overrides, resume, trial or dry_run, as_json, tuple(sys.argv), trust_code, no_input, detach, dashboard,
         plan_file, allow_missing, offline_wheels, trust_new, plan_only, out,
     )  # fmt: skip
     hosts = train.hosts_file_of(request)
@@ -201,12 +198,12 @@ def distributed_train(
         raise BadInput("--plan needs machines", "name a hosts file with --hosts FILE")
     if dashboard:
         attach.refuse_bad_keys()
-    if trial or plan_only:
+    if request.trial or plan_only:
         from app.cli.trial_run import not_for_real, rehearse, show_plan
 
         if hosts is not None:
             return train.train_on_hosts(request, hosts, not_for_real)
-        return rehearse(request) if trial else show_plan(train.plan_of(request), request)
+        return rehearse(request) if request.trial else show_plan(train.plan_of(request), request)
     if hosts is not None:
         return train.train_on_hosts(request, hosts)
     if detach or dashboard:

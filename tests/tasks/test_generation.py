@@ -10,12 +10,13 @@ import pytest
 import torch
 from tiny_speech import ProfileMaker, byte_tokenizer, learn, silent
 from tiny_text import CHATML, save_model
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from profiles.errors import BadInput
 from training.tasks.causal_lm import CausalLMTask
 from training.tasks.chat_template import PLAIN_TEMPLATE, renderer_of
 from training.tasks.conversations import ChatTokens
-from training.tasks.generation import Sampling, TextWriter
+from training.tasks.generation import Sampling, TextWriter, _Pieces
 from training.tasks.text_evaluation import evaluate_text
 
 TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "b"}]
@@ -45,6 +46,11 @@ def chatml(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("chatml"), CHATML)
 
 
+def byte_symbol(byte: int) -> str:
+    """Return the token of a byte, as byte-level tokenizers write it."""
+    return str(bytes_to_unicode()[byte])
+
+
 def text(writer: TextWriter, messages: list[dict[str, str]], **sampling: float) -> str:
     return "".join(writer.write(writer.prompt(messages), Sampling(**sampling)))  # type: ignore[arg-type]
 
@@ -64,7 +70,7 @@ def test_a_model_answers_as_it_was_trained_and_stops(make_profile: ProfileMaker,
     """Also where the tokenizer has no template of its own, or ends a turn with another token than a text."""
     writer = TextWriter(learn_answers(make_profile, tmp_path, save_model(tmp_path / "base", template)), "cpu")
     assert writer.converses
-    assert text(writer, TALK[:1]) == "yes"
+    assert list(writer.write(writer.prompt(TALK[:1]))) == ["y", "e", "s"]
     assert text(writer, TALK[2:]) == "no, b"
     assert writer.tokens == len("no, b") + 1
 
@@ -80,6 +86,14 @@ def test_adapters_alone_write_and_are_measured(make_profile: ProfileMaker, tmp_p
     assert text(TextWriter(model, "cpu"), TALK[:1]) != text(TextWriter(base, "cpu"), TALK[:1])
     losses = [evaluate_text(path, str(tmp_path / "data"), device="cpu").metrics["loss"] for path in (base, model)]
     assert losses[1] < losses[0]
+
+
+def test_a_character_of_several_tokens_comes_whole(chatml: Path) -> None:
+    streamer = _Pieces(TextWriter(chatml, "cpu").tokenizer, skip_prompt=False)
+    for byte in "na\u00efve \u65e5\u672c \U0001f600".encode():
+        streamer.put(torch.tensor([streamer.tokenizer.convert_tokens_to_ids(byte_symbol(byte))]))
+    streamer.end()
+    assert [piece for piece in streamer if piece] == [*"na\u00efve \u65e5\u672c \U0001f600"]
 
 
 def test_the_seed_decides_what_is_drawn(chatml: Path) -> None:
