@@ -159,7 +159,7 @@ def distributed_train(
     ] = "",
     settings: Setting = [],  # noqa: B006 - typer copies it
     resume: Annotated[str, typer.Option(metavar="RUN", help="Resume a stopped run.")] = "",
-    trial: Annotated[bool, typer.Option("--try", help="Really run a few steps, and save nothing.")] = False,
+    trial: Annotated[bool, typer.Option("--try", help="Run a few real steps, show their cost, save nothing.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", hidden=True)] = False,
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Show what would run, and start nothing.")] = False,
     out: Annotated[

@@ -293,7 +293,7 @@ def _result(picture: Picture, most: int, width: int) -> Content:
     if (kept := picture.outcome) is not None:
         told, room = literal(str(kept)).wrap(max(20, width)), (2 if most < 9 else 3) + (not model)
         figures[:0] = told if len(told) <= room else [*told[: room - 1], told[room - 1].truncate(width - 2) + " …"]
-    following = Content.assemble(("next    ", "$text-muted"), literal("n: hear the model, open the report, go on"))
+    following = Content.assemble(("next    ", "$text-muted"), literal("n: try the model, open the report, go on"))
     shown = sample_lines(picture.showcase, width, 1 if most < 12 else 3) if picture.showcase else []
     return Content("\n").join([*figures[: most - 1 - len(model) - len(shown) // 3], *shown, *model, following])
 

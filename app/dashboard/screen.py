@@ -51,7 +51,7 @@ TABS: tuple[tuple[str, str, type[Pane]], ...] = (
     ("5", "Logs", LogsPane),
     ("6", "Events", EventsPane),
 )
-_NEXT = "After a run: hear its model, see the report, or what to type to go on."
+_NEXT = "After a run: try its model, see the report, or what to type to go on."
 _SAMPLES = "What the model makes of a few held-out samples, before and after training."
 _OF_TABS = {key.key: key for _, _, kind in TABS for key in kind.KEYS}
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from textual.pilot import Pilot
 
-from app.dashboard.writing import ChatDialog, ChatProcess, WritingDialog
+from app.dashboard.next_steps import HearingDialog
+from app.dashboard.writing import ChatDialog, ChatProcess, WritingDialog, next_dialog
+from app.report import Ended
+from app.run_state import RunState
 from app.screens.app import WizardApp
 from app.wizard.state import Step
-from profiles.errors import BadInput
+from profiles.errors import BadInput, ExitCode
+from profiles.resolve import load_profile
 from tests.screens.pilot import fixed_clock, run, text, until, until_text
 from tests.screens.states import at
-from training.tasks.showcase import Sample
+from training.local_plan import plan_local_run
+from training.tasks.showcase import Kind, Sample, Showcase
 
 PROMPT = Sample(
     id="sample 0", prompt="Who?", exact_prompt="<user>Who?", reference="Muster.", before="Me.", after="Muster!"
@@ -40,6 +46,37 @@ for line in sys.stdin:
 def write(model: Path, prompt: str, exact: bool, compare: bool) -> tuple[str, str]:
     assert model == MODEL
     return "the base" if compare else "", f"{'exactly' if exact else 'answered'} {prompt}"
+
+
+def ended(folder: Path, profile: str, **options: str) -> Ended:
+    """A completed run whose model is a language model, with a chat template."""
+    (folder / "model").mkdir()
+    (folder / "model/config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    (folder / "model/chat_template.jinja").touch()
+    plan = plan_local_run(load_profile(profile, options).profile, 1)
+    return Ended(status="completed", run_dir=folder, metrics={}, exit_code=ExitCode.DONE, plan=plan, state=RunState())
+
+
+@pytest.mark.parametrize(
+    ("profile", "options", "offered"),
+    [
+        ("instruct-lora", {"dataset": "/"}, {"held_out", "chat", "prompt", "report", "friend"}),
+        ("demo", {"model_path": "m.py:build", "task": "custom"}, {"chat", "prompt", "report", "friend"}),
+    ],
+)
+def test_a_language_model_is_offered_what_it_can(
+    tmp_path: Path, profile: str, options: dict[str, str], offered: set[str]
+) -> None:
+    """Whoever has trained it: a job of a person's own code, too."""
+    kind: Kind = "text" if "held_out" in offered else "items"
+    shown = Showcase(kind=kind, split="validation", step=9, of=1, samples=(PROMPT,))
+    assert set(next_dialog(ended(tmp_path, profile, **options), [], shown, lambda: None)._actions) == offered
+
+
+def test_a_model_of_speech_hears(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    run = replace(ended(tmp_path / "model", "demo"), run_dir=tmp_path)
+    assert isinstance(next_dialog(run, [], None, lambda: None), HearingDialog)
 
 
 def dialog(model: Path | None = MODEL, base: str = "base", chats: bool = True, **more: Any) -> WritingDialog:
