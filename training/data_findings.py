@@ -200,10 +200,11 @@ def usable_for_data(name: str, overrides: Mapping[str, str] = NO_OVERRIDES, tell
         BadInput: as :func:`usable_profile`, or the data set cannot be used.
     """
     found = usable_profile(name, overrides, tell=tell, check=check_data)
-    profile = found.profile
-    if profile.name == name or {"model", "model_path"} & overrides.keys() or is_on_hub(profile.data.dataset_path):
+    profile, data = found.profile, found.profile.data
+    named = profile.name == name or bool({"model", "model_path"} & overrides.keys())
+    if named or data.local_data or is_on_hub(data.dataset_path):
         return found
-    too_long = _too_long(profile, read_divided(profile.data.dataset_path, profile.data.text_column)).get("too_long", {})
+    too_long = _too_long(profile, read_divided(data.dataset_path, data.text_column)).get("too_long", {})
     if not (instead := too_long.get("instead")):
         return found
     tell(f"{too_long['error']}; profile {instead} is taken, which hears {USUAL_WINDOW:g} s")
