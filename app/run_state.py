@@ -141,7 +141,7 @@ class RunState:
         """Estimate for the steps that are left, at the pace of the slowest member in its window."""
         paces = [m.seconds_to_advance for m in self.members.values() if m.active and m.seconds_to_advance]
         if self.simulated_hours is not None and self.step and self.started is not None:  # members take turns here
-            paces = [((self.updated or self.started) - self.started) / self.step]
+            paces = [self.seconds(self.updated or self.started) / self.step]
         if self.total_steps is None or not paces:
             return None
         return max(0, self.total_steps - self.step) * max(pace for pace in paces if pace)
