@@ -119,6 +119,11 @@ def test_a_long_conversation_forgets_its_oldest_turns(chatml: Path) -> None:
     assert len(writer.prompt(kept)) <= 88 < len(writer.prompt([system, *TALK[:2] * 6, TALK[2]]))
 
 
+def test_a_tokenizer_of_another_model_is_refused(chatml: Path) -> None:
+    with pytest.raises(BadInput, match="token 300 of the prompt is outside the vocabulary of 260"):
+        list(TextWriter(chatml, "cpu").write([1, 300]))
+
+
 def test_whoever_stops_listening_stops_the_model(chatml: Path) -> None:
     writer = TextWriter(chatml, "cpu")
     writer.model.generation_config.suppress_tokens = list(range(256, 260))

@@ -103,8 +103,12 @@ class TextWriter:
         """Yield what the model writes after a prompt, token by token; whoever closes the generator stops it.
 
         Raises:
-            BadInput: the prompt fills the model's positions.
+            BadInput: the prompt fills the model's positions, or has tokens that the model does not know.
         """
+        known = self.model.get_input_embeddings().num_embeddings
+        if (largest := max(prompt)) >= known:
+            message = f"token {largest} of the prompt is outside the vocabulary of {known} of model {self.name}"
+            raise BadInput(message, "model and tokenizer do not belong together")
         room = self.positions - len(prompt)
         if room < 1:
             message = f"the prompt has {len(prompt)} tokens, and model {self.name} {self.positions} positions"
