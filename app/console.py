@@ -223,7 +223,7 @@ def show_line(text: str) -> None:
 
 def show_piece(text: str) -> None:
     """Write a piece of a text to stdout at once; its lines and tabs stay."""
-    print("".join(one if one in "\n\t" else _visible(one) for one in text), end="", flush=True)
+    print("".join(char if char in "\n\t" else _visible(char) for char in text), end="", flush=True)
 
 
 def show_json(document: Any) -> None:

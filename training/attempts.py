@@ -51,10 +51,10 @@ def attempts_after(attempts: Attempts, event: Event) -> Attempts:
     """Return the attempts of a run after one more event."""
     if isinstance(event, RunEvent) and event.status == "starting":
         return (*attempts, RunAttempt(begun=event.time))
-    last = attempts[-1] if attempts else RunAttempt()
+    newest = attempts[-1] if attempts else RunAttempt()
     if isinstance(event, RunEvent) and event.status in FINAL:
-        return (*attempts[:-1], replace(last, ended=event.time))
-    return (*attempts[:-1], last.with_step(event)) if isinstance(event, StepEvent) else attempts
+        return (*attempts[:-1], replace(newest, ended=event.time))
+    return (*attempts[:-1], newest.with_step(event)) if isinstance(event, StepEvent) else attempts
 
 
 def counted_attempts(attempts: Sequence[RunAttempt]) -> list[RunAttempt]:

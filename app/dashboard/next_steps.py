@@ -178,7 +178,7 @@ class ModelDialog(CommandsDialog):
         use: what a friend does with the model; ``{}`` is its folder.
     """
 
-    OWN_KEYS: ClassVar[tuple[Key, ...]] = ()
+    ACTION_KEYS: ClassVar[tuple[Key, ...]] = ()
     """Of a subclass, by the actions there are."""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("r", "report", show=False),
@@ -199,8 +199,8 @@ class ModelDialog(CommandsDialog):
         self._model, self._report, self._use = model, report, use
 
     def keys(self) -> tuple[Key, ...]:
-        there = (*self.OWN_KEYS, Key("t", "friend", "Tell a friend"), Key("r", "report", "Report"))
-        offered = [key for key in there if key.action in self._actions]
+        keys = (*self.ACTION_KEYS, Key("t", "friend", "Tell a friend"), Key("r", "report", "Report"))
+        offered = [key for key in keys if key.action in self._actions]
         return (Key("enter", "copy", "Do it", main=True), *offered, self.CLOSE)
 
     def action_copy(self) -> None:
@@ -228,7 +228,7 @@ class HearingDialog(ModelDialog):
         ask, record: the models and the microphone.
     """
 
-    OWN_KEYS = (Key("m", "microphone", "Microphone"),)
+    ACTION_KEYS = (Key("m", "microphone", "Microphone"),)
     BINDINGS: ClassVar[list[BindingType]] = [Binding("m", "microphone", show=False)]
 
     def __init__(

@@ -60,7 +60,7 @@ class WritingDialog(ModelDialog):
         chat: the command of a chat.
     """
 
-    OWN_KEYS = (Key("c", "chat", "Chat"), Key("p", "prompt", "Prompt"))
+    ACTION_KEYS = (Key("c", "chat", "Chat"), Key("p", "prompt", "Prompt"))
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("c", "chat", show=False),
         Binding("p", "prompt", show=False),
@@ -170,15 +170,15 @@ class ChatProcess:
         self._reader.join()
 
     def _read(self) -> None:
-        rest = ""
+        error_text = ""
         with self._process as process:
             for line in cast(IO[str], process.stdout):
                 try:
                     self._take(json.loads(line))
                 except ValueError:  # of the one document that says why it ends
-                    rest += line
+                    error_text += line
         try:
-            self.problem = words_of(**json.loads(rest)["error"])
+            self.problem = words_of(**json.loads(error_text)["error"])
         except (ValueError, LookupError, TypeError):
             self.problem = f"the model's process has ended, exit code {process.returncode}"
 

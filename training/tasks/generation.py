@@ -25,7 +25,7 @@ from training.tasks.pretrained import adapter_folder, base_of, load_part, read_w
 
 _INCOMPLETE = 0xFFFD
 """What a decoder writes for the first bytes of a character whose others are to come."""
-_SAID = "muster"
+_RESPONSE = "muster"
 """A response that no template has a text of."""
 
 
@@ -60,9 +60,9 @@ class TextWriter:
     """
 
     def __init__(self, model: str | Path, device: str = "auto", tokenizer: str = "") -> None:
-        self.name, place = str(model), select_device(device)
+        self.name = str(model)
         self.tokenizer: Any = load_part(AutoTokenizer, tokenizer or _tokenizer_of(self.name), "tokenizer")
-        self.model: Any = read_with_adapters(AutoModelForCausalLM, self.name).eval().to(place)
+        self.model: Any = read_with_adapters(AutoModelForCausalLM, self.name).eval().to(select_device(device))
         self.tokens = 0
         """That the last text has."""
 
@@ -92,12 +92,12 @@ class TextWriter:
 
     def fitting(self, messages: Sequence[Message], max_tokens: int) -> list[Message]:
         """Return a conversation, without its oldest turns where they leave an answer no room; a system's text stays."""
-        kept = list(messages)
-        system = int(bool(kept) and kept[0]["role"] == "system")
-        most = self.positions - min(max_tokens, self.positions // 2)
-        while len(kept) > system + 1 and len(self.prompt(kept)) > most:
-            del kept[system : system + 2]  # with its answer: user and assistant take turns
-        return kept
+        remaining = list(messages)
+        system = int(bool(remaining) and remaining[0]["role"] == "system")
+        longest = self.positions - min(max_tokens, self.positions // 2)
+        while len(remaining) > system + 1 and len(self.prompt(remaining)) > longest:
+            del remaining[system : system + 2]  # with its answer: user and assistant take turns
+        return remaining
 
     def write(self, prompt: Sequence[int], sampling: Sampling = Sampling()) -> Iterator[str]:
         """Yield what the model writes after a prompt, token by token; whoever closes the generator stops it.
@@ -105,9 +105,9 @@ class TextWriter:
         Raises:
             BadInput: the prompt fills the model's positions, or has tokens that the model does not know.
         """
-        known = self.model.get_input_embeddings().num_embeddings
-        if (largest := max(prompt)) >= known:
-            message = f"token {largest} of the prompt is outside the vocabulary of {known} of model {self.name}"
+        vocabulary_size = self.model.get_input_embeddings().num_embeddings
+        if (largest := max(prompt)) >= vocabulary_size:
+            message = f"token {largest} of the prompt is outside model {self.name}'s vocabulary of {vocabulary_size}"
             raise BadInput(message, "model and tokenizer do not belong together")
         room = self.positions - len(prompt)
         if room < 1:
@@ -138,7 +138,7 @@ class TextWriter:
 
     @torch.no_grad()
     def _generate(
-        self, prompt: Sequence[int], most: int, sampling: Sampling, streamer: Any, closed: threading.Event
+        self, prompt: Sequence[int], max_new_tokens: int, sampling: Sampling, streamer: Any, closed: threading.Event
     ) -> int:
         ids = torch.tensor([list(prompt)], device=self.model.device)
         torch.manual_seed(sampling.seed)
@@ -146,7 +146,7 @@ class TextWriter:
         greedy = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
         ends = self._ends()
         written = self.model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, streamer=streamer,
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, streamer=streamer,
             stopping_criteria=[lambda ids, scores, **_: torch.full((len(ids),), closed.is_set(), device=ids.device)],
             eos_token_id=ends or None, pad_token_id=self.tokenizer.pad_token_id or (ends or [0])[0],
             **(drawn if sampling.temperature > 0 else greedy),
@@ -160,8 +160,8 @@ class TextWriter:
         tokens = [*(ends if isinstance(ends, list) else [ends]), self.tokenizer.eos_token_id]
         if self.converses:
             render = renderer_of(self.tokenizer)
-            talk: list[Message] = [{"role": "user", "content": _SAID}, {"role": "assistant", "content": _SAID}]
-            after = self.tokenizer(render(talk, False).rpartition(_SAID)[2], add_special_tokens=False)["input_ids"]
+            talk: list[Message] = [{"role": "user", "content": _RESPONSE}, {"role": "assistant", "content": _RESPONSE}]
+            after = self.tokenizer(render(talk, False).rpartition(_RESPONSE)[2], add_special_tokens=False)["input_ids"]
             tokens += [token for token in after[:1] if token in self.tokenizer.added_tokens_decoder]
         return list(dict.fromkeys(cast(int, token) for token in tokens if token is not None))
 
