@@ -221,6 +221,11 @@ def show_line(text: str) -> None:
     print(text, flush=True)
 
 
+def show_piece(text: str) -> None:
+    """Write a piece of a text to stdout at once; its lines and tabs stay."""
+    print("".join(char if char in "\n\t" else _visible(char) for char in text), end="", flush=True)
+
+
 def show_json(document: Any) -> None:
     """Write the one JSON document of a ``--json`` command to stdout."""
     from training.plan import finite  # loads pydantic, which --help can do without

@@ -108,7 +108,7 @@ class RunView:
     def _verdict(self) -> Table:
         state = self.state
         line = Table.grid(padding=(0, 2))
-        elapsed = duration_text(self.now - state.started) if state.started else "-"
+        elapsed = duration_text(state.seconds(self.now)) if state.started else "-"
         if state.total_steps is None:
             line.add_row(Text(visible(state.status)), Text(elapsed))
             return line

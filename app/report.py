@@ -20,6 +20,7 @@ from profiles.declarations import trait_of
 from profiles.errors import BadInput, counted
 from profiles.locations import is_location
 from profiles.quantities import duration_text
+from training.model_folders import converses, holds_tokenizer, is_language_model, model_before
 from training.outcome import NOT_THIS_RUN, RunOutcome
 from training.plan import SCRIPT, RunPlan
 from training.runs import RunSummary, finished_model, lost_in
@@ -80,8 +81,7 @@ def completed_lines(ended: Ended) -> list[str]:
     took = duration_text(ended.metrics.get("seconds")) + (f" over {attempts} attempts" if attempts > 1 else "")
     steps = ended.metrics.get("steps", ended.state.step)  # an attempt that only ends the run takes none itself
     if ended.plan.launch is not None:
-        passed = (ended.state.ended or 0.0) - (ended.state.started or 0.0)
-        return ["", f"Done in {duration_text(passed)}", f"run     {ended.run_dir}"]
+        return ["", f"Done in {duration_text(ended.state.seconds(0.0))}", f"run     {ended.run_dir}"]
     lines = ["", f"Done: {counted(steps, 'step')} in {took}{speed}", *_promise(ended), *evaluation_lines(ended.state)]
     if ended.state.simulated_hours is not None:
         lines.append(f"clock   {simulated_text(ended.state.simulated_hours)} on the simulated machines")
@@ -108,9 +108,12 @@ def next_commands(ended: Ended) -> list[str]:
     """Return what to type to use what a run has made, or to go on with it from its snapshot."""
     if ended.status != "completed":
         return [] if ended.plan.launch or ended.state.resume_step is None else [ended.resume_command]
-    hears = ended.model is not None and ended.plan.profile.model.trait == "speech"
-    speech = _speech_commands(ended) if hears else []
-    return [*speech, command_about(ended.run_dir, "runs", "show")]
+    kind = ended.plan.profile.model.trait
+    if ended.model is not None and kind == "speech":
+        commands = _speech_commands(ended)
+    else:
+        commands = writing_commands(ended.run_dir, kind == "texts", bool(model_before(ended.plan.profile)))
+    return [*commands, command_about(ended.run_dir, "runs", "show")]
 
 
 def _speech_commands(ended: Ended) -> list[str]:
@@ -136,11 +139,31 @@ def model_commands(run_dir: Path) -> list[str]:
     ]
 
 
+def writing_commands(run_dir: Path, measurable: bool, has_base: bool) -> list[str]:
+    """Return what to type to use a language model; nothing where a run has left none.
+
+    Args:
+        measurable: whether ``evaluate`` knows its task.
+        has_base: whether there was a model before it.
+    """
+    model = finished_model(run_dir)
+    if model is None or not (is_language_model(model) and holds_tokenizer(model)):
+        return []
+    compare = ["--compare"] if has_base else []
+    chat = [command_about(run_dir, "chat")] if converses(model) else []
+    measure = [f"{command_about(run_dir, 'evaluate')} DATASET"] if measurable else []
+    return [command_about(run_dir, "generate", *compare) + " 'YOUR PROMPT'", *chat, *measure]
+
+
 def what_next(run: RunSummary) -> tuple[str, ...]:
-    """Return what to type once a run has left a model that hears; nothing else yet where it has not."""
-    task = run.metadata.config.get("model", {}).get("task", "") if run.metadata else ""
-    hears = trait_of(task) == "speech" and run.status == "completed" and finished_model(run.path) is not None
-    return tuple(model_commands(run.path)) if hears else ()
+    """Return what to type once a run has left a model that hears or writes; nothing else yet where it has not."""
+    model = run.metadata.config.get("model", {}) if run.metadata else {}
+    kind = trait_of(model.get("task", ""))
+    if run.status != "completed" or finished_model(run.path) is None:
+        return ()
+    if kind == "speech":
+        return tuple(model_commands(run.path))
+    return tuple(writing_commands(run.path, kind == "texts", kind == "texts" and not model.get("from_scratch")))
 
 
 def evaluation_lines(state: RunState) -> list[str]:

@@ -1,6 +1,6 @@
 """What a run looks like right now: a pure function of its events.
 
-``state = apply(state, event)`` is all there is; the live display, ``runs show``, the dry run and the dashboard are
+``state = apply(state, event)`` is all there is; the live display, ``runs show``, the trial run and the dashboard are
 readers of the same :class:`RunState`. Members' events may be merged in any order as long as each member's own order
 is kept: whatever is shared between members (evaluations, warnings, the last snapshot) is chosen by rules that do not
 look at who came first.
@@ -17,6 +17,7 @@ from app.history import Chronicles, Happening, happening, in_order, newest, note
 from app.member_state import GONE, HELLOS, MemberState, OfMember, advance, changed, phase_text, stopped, sum_of_known
 from app.run_series import RUN, SIMULATED, Curves, Told, extended, figures, of_member
 from app.run_series import newest as newest_value
+from training.attempts import Attempts, attempts_after, seconds_in
 from training.events import (
     AnswerEvent,
     ErrorEvent,
@@ -66,6 +67,7 @@ class RunState:
     """When it ended; ``None`` while it goes on."""
     updated: float | None = None
     """Time of the newest event."""
+    attempts: Attempts = ()
     total_steps: int | None = None
     phase: str = ""
     """What the run itself prepares before the first step: ``machines 1/3``."""
@@ -110,6 +112,10 @@ class RunState:
         """What is kept of a run that did not come to its end, and what is lost."""
         return kept_text(self.resume_step, max((member.step for member in self.members.values()), default=0))
 
+    def seconds(self, now: float) -> float:
+        """Return how long the run has taken up to ``now``: the time in its attempts."""
+        return seconds_in(self.attempts, now if self.ended is None else None)
+
     @property
     def step(self) -> int:
         """Steps that all members still at work have done; one that joins has taken none of its own yet."""
@@ -135,7 +141,7 @@ class RunState:
         """Estimate for the steps that are left, at the pace of the slowest member in its window."""
         paces = [m.seconds_to_advance for m in self.members.values() if m.active and m.seconds_to_advance]
         if self.simulated_hours is not None and self.step and self.started is not None:  # members take turns here
-            paces = [((self.updated or self.started) - self.started) / self.step]
+            paces = [self.seconds(self.updated or self.started) / self.step]
         if self.total_steps is None or not paces:
             return None
         return max(0, self.total_steps - self.step) * max(pace for pace in paces if pace)
@@ -166,6 +172,7 @@ def apply(state: RunState, event: Event) -> RunState:
         state,
         updated=max(event.time, state.updated or event.time),
         chronicles=noted(state.chronicles, happening(event, before)),
+        attempts=attempts_after(state.attempts, event),
     )
     match event:
         case RunEvent():

@@ -20,7 +20,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,11 +28,12 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import BadInput, MusterError
+from profiles.resolve import NO_OVERRIDES, Resolved, load_profile
 from profiles.schema import AUTO_LANGUAGE, EVERY_LANGUAGE, DataSettings, ModelSettings, Profile
 from training.plan import RunPlan
 from training.tasks.language_codes import language_code
 from training.tasks.patches import BLACKLIST, PSEUDO
-from training.tasks.published_models import model_folder
+from training.tasks.published_models import Tell, model_folder, usable_profile
 from training.tasks.speech_clips import (
     HEARS_MORE,
     SPLITS,
@@ -61,6 +62,8 @@ _SHORT_PATIENCE = 5.0
 _HEADERS_ERR = 0.1
 """Seconds by which the header of a compressed file may be wrong."""
 SHOWN_BROKEN = 5
+_PUBLISHED = "openai/whisper-"
+"""What the names of Whispers begin with whose window is known before they are fetched."""
 _TABLES = (".csv", ".tsv", ".jsonl", ".json")
 _BYTES_A_TOKEN = 3
 """Of a text in UTF-8; 3 to 5 with the vocabularies of Whisper."""
@@ -187,6 +190,28 @@ def check_data(profile: Profile) -> None:
         _refuse_long(profile, splits)
 
 
+def usable_for_data(name: str, overrides: Mapping[str, str] = NO_OVERRIDES, tell: Tell = lambda line: None) -> Resolved:
+    """Return a profile whose model can be had and hears the clips of its data set.
+
+    That of :func:`usable_profile`; where another one stands in, whose window is shorter than some clips, the profile
+    that hears them, in the same language. A profile or a model that a person has named stays.
+
+    Raises:
+        BadInput: as :func:`usable_profile`, or the data set cannot be used.
+    """
+    found = usable_profile(name, overrides, tell=tell, check=check_data)
+    profile, data = found.profile, found.profile.data
+    named = profile.name == name or bool({"model", "model_path"} & overrides.keys())
+    if named or data.local_data or is_on_hub(data.dataset_path):
+        return found
+    too_long = _too_long(profile, read_divided(data.dataset_path, data.text_column)).get("too_long", {})
+    if not (instead := too_long.get("instead")):
+        return found
+    tell(f"{too_long['error']}; profile {instead} is taken, which hears {USUAL_WINDOW:g} s")
+    language = {"language": profile.model.language} if profile.model.language else {}
+    return load_profile(instead, {**language, **overrides})
+
+
 def check_data_of(plan: RunPlan) -> None:
     """Read the tables of all members of a run on this machine: see :func:`check_data`.
 
@@ -241,12 +266,15 @@ def _refuse_long(profile: Profile, splits: SpeechSplits) -> None:
         looked_at = _in_time(clips[: limit or None], _SHORT_PATIENCE)
         long = [clip for clip in looked_at if (_length(clip) or 0.0) > window + _HEADERS_ERR]
         if long:
-            raise refused_as_long(long, longer_than(window), window)
+            raise refused_as_long(long, longer_than(window), window, data.dataset_path, profile.model.language)
 
 
 def _window(model: ModelSettings) -> float | None:
     """Return the seconds that a Whisper hears; ``None`` where its folder is not here, or does not tell."""
-    folder = model_folder(model.model_path or model.teacher_path)
+    name = model.model_path or model.teacher_path
+    folder = model_folder(name)
+    if folder is None and name.startswith(_PUBLISHED):
+        return USUAL_WINDOW
     try:
         said = json.loads((folder / "preprocessor_config.json").read_bytes()) if folder is not None else {}
         return float(said["chunk_length"])

@@ -6,11 +6,12 @@ import contextlib
 import errno
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from profiles.errors import ExitCode, MusterError, RunFailed, counted
+from training.attempts import Attempts, attempts_after, counted_attempts, seconds_in
 from training.events import ErrorEvent, EvaluationEvent, Event, MemberEvent, RunEvent, SnapshotEvent, StepEvent
 from training.plan import FINAL, FinalStatus
 from training.run_files import explain
@@ -35,37 +36,14 @@ class RunOutcome:
     hint: str = ""
 
 
-@dataclass
-class _Attempt:
-    """What the events tell of one attempt."""
-
-    begun: float = 0.0
-    ended: float | None = None
-    samples: int = 0
-    first_steps: dict[int | None, float] = field(default_factory=dict)
-    """When each member began with its first step, by its own clock."""
-    longest: float = 0.0
-    """Seconds of the member that has trained for the longest."""
-
-    @property
-    def seconds(self) -> float:
-        """Of an attempt that was killed, the time of its steps: nobody wrote down when it ended."""
-        return max(0.0, self.ended - self.begun) if self.ended is not None else self.longest
-
-    def note(self, event: StepEvent) -> None:
-        first = self.first_steps.setdefault(event.member, event.time - (event.seconds if event.clock is None else 0.0))
-        self.samples += event.samples
-        self.longest = max(self.longest, event.time - first)
-
-
 class Tally:
     """The figures of a run over all its attempts, from its events in the order in which they were written.
 
-    An attempt that made no step counts for nothing; steps that are made again after a resume count as work.
+    Steps that are made again after a resume count as work.
     """
 
     def __init__(self) -> None:
-        self._attempts = [_Attempt()]
+        self._attempts: Attempts = ()
         self._steps = 0
         self.given_up = 0
         """Steps after the snapshot that the newest attempt goes on from, which it makes again."""
@@ -78,8 +56,8 @@ class Tally:
 
     def note(self, event: Event) -> None:
         """Take one event in."""
+        self._attempts = attempts_after(self._attempts, event)
         if isinstance(event, StepEvent):
-            self._attempts[-1].note(event)
             self._steps = max(self._steps, event.step)
             if event.clock is not None:
                 told = {"seconds": event.seconds, "wait": event.wait, "bytes": event.bytes_sent}
@@ -94,9 +72,6 @@ class Tally:
             self._away.pop(event.member, None)
         elif isinstance(event, RunEvent) and event.status == "starting":
             self._away.clear()
-            self._attempts.append(_Attempt(begun=event.time))
-        elif isinstance(event, RunEvent) and event.status in FINAL:
-            self._attempts[-1].ended = event.time
         elif isinstance(event, RunEvent) and isinstance(step := event.details.get("step"), int):
             # Steps after the snapshot that is resumed from are of a course that was given up.
             self.given_up = max(0, self._steps - step)
@@ -104,8 +79,8 @@ class Tally:
 
     def figures(self) -> dict[str, Any]:
         """Return the metrics of a run that has ended; times in seconds."""
-        counted = [attempt for attempt in self._attempts if attempt.first_steps]
-        samples, seconds = sum(one.samples for one in counted), sum(one.seconds for one in counted)
+        counted, seconds = counted_attempts(self._attempts), seconds_in(self._attempts)
+        samples = sum(attempt.samples for attempt in counted)
         return {
             "before": self._before,
             "after": self._after,
@@ -113,7 +88,7 @@ class Tally:
             "samples": samples,
             "seconds": seconds,
             "samples_per_second": samples / seconds if seconds else 0.0,
-            "attempts": len(counted),
+            "attempts": sum(bool(attempt.first_steps) for attempt in counted),
             **({"lost": sorted(set(self._away.values()))} if self._away else {}),
             **({"simulated": self._in_time()} if self._simulated else {}),
         }

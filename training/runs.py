@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -65,11 +64,14 @@ class RunSummary:
 
     @property
     def seconds(self) -> float | None:
-        """Wall time of a run that has ended: of all its attempts, without the pauses between them."""
-        told = self.metadata.metrics.get("seconds") if self.metadata and self.metadata.end_time else None
-        if isinstance(told, (int, float)) and told > 0:
-            return float(told)
-        end = _time(self.metadata.end_time) if self.metadata and self.metadata.end_time else None
+        """Of a run that has ended, in its attempts (:mod:`training.attempts`)."""
+        metadata = self.metadata
+        if metadata is None or not metadata.end_time:
+            return None
+        seconds = metadata.metrics.get("seconds")
+        if isinstance(seconds, (int, float)) and seconds > 0:
+            return float(seconds)
+        end = _time(metadata.end_time) if metadata.attempt == 1 else None  # else there is time between the attempts
         return (end - self.started).total_seconds() if end and self.started else None
 
 
@@ -208,15 +210,6 @@ def find_model(output_dir: Path, reference: str) -> Path:
         what_next = live if state.live else f"resume it with: distributed-train --resume {name}"
         raise BadInput(f"run {state.run_id} ({state.status}) has no model yet", what_next)
     return run / "model"
-
-
-def is_language_model(folder: Path) -> bool:
-    """Whether a model's folder says that it holds weights, and those of no Whisper."""
-    try:
-        kind = json.loads((folder / "config.json").read_bytes())["model_type"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return bool(kind != "whisper")
 
 
 def find_models(output_dir: Path, reference: str, most: int = 1) -> list[Path]:

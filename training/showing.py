@@ -79,9 +79,10 @@ class Showing:
         if not step:
             found = self._shown(split, places)
             kept = [
-                {"id": name, "prompt": one.prompt, "reference": one.reference, "before": one.said, "first": one.loss}
+                {"id": name, "prompt": one.prompt, "exact_prompt": one.exact_prompt, "reference": one.reference,
+                 "before": one.said, "first": one.loss}
                 for name, one in found.items()
-            ]
+            ]  # fmt: skip
             document = {"kind": self._task.shows, "split": split, "step": 0, "of": len(kept), "samples": kept}
             Showcase.model_validate(document).write(self._folder / FIRST)
             return

@@ -33,7 +33,8 @@ _TOLD = (
     "ok", "where", "user", "cause", "problem", "fix", "fingerprint", "authenticated_by", "system", "password_possible",
 )  # fmt: skip
 """Of a report, as it is."""
-Keys = set[tuple[str, bytes]]
+Keys = set[bytes]
+"""Public keys, as they travel: a machine has one of a type, whatever it is called."""
 
 
 def access(
@@ -68,7 +69,7 @@ def _open_up(hosts: Hosts, trust_new: bool, person: bool) -> tuple[list[AccessRe
     trusted: Keys = set()
 
     def trust(key: HostKeyInfo) -> bool:
-        return _accept_new(key) if trust_new else (key.name, key.blob) in trusted
+        return _accept_new(key) if trust_new else key.blob in trusted or (person and _is_known(key))
 
     reports, installed = check_all(targets, trust=trust), dict[str, Installed]()
     if person:
@@ -103,12 +104,12 @@ def _introduce(
     asked: Keys = set()
     while True:
         unknown = [report.unknown_key for report in reports if report.unknown_key is not None]
-        new = {(key.name, key.blob): key for key in unknown if (key.name, key.blob) not in asked}
+        new = {key.blob: key for key in unknown if key.blob not in asked}
         if not new:
             return reports
         asked.update(new)
-        trusted.update(identity for identity, key in new.items() if _is_the_right_one(key))
-        again = [r.unknown_key is not None and (r.unknown_key.name, r.unknown_key.blob) in trusted for r in reports]
+        trusted.update(blob for blob, key in new.items() if _is_the_right_one(key))
+        again = [r.unknown_key is not None and r.unknown_key.blob in trusted for r in reports]
         fresh = iter(check_all([target for target, wanted in zip(targets, again) if wanted], trust=trust))
         reports = [next(fresh) if wanted else report for report, wanted in zip(reports, again)]
 
@@ -118,14 +119,23 @@ def _accept_new(key: HostKeyInfo) -> bool:
     return True
 
 
+def _is_known(key: HostKeyInfo) -> bool:
+    """Whether a person has compared the key before, of the same machine under another name or address; says so."""
+    if key.known_as:
+        say(f"{visible(key.machine)}: the same machine as {visible(', '.join(key.known_as))}, by its host key")
+    return bool(key.known_as)
+
+
 def trust(new: bool, person: bool | None = None) -> Trust | None:
     """Return what decides about machines never met before: accept all, ask the person, or refuse without one."""
-    lock = threading.Lock()
+    lock, accepted = threading.Lock(), Keys()
 
     def ask(key: HostKeyInfo) -> bool:
         with lock:
             see_whether_stopped()
-            return _is_the_right_one(key)
+            if key.blob in accepted or _is_known(key) or _is_the_right_one(key):
+                accepted.add(key.blob)
+            return key.blob in accepted
 
     return _accept_new if new else ask if (somebody() if person is None else person) else None
 

@@ -35,7 +35,7 @@ class CommandEntry:
 
 GROUPS = {
     "runs": "Watch, control, compare and clean runs.",
-    "model": "Use a trained model: transcribe, evaluate, compare, export.",
+    "model": "Use a trained model: transcribe, generate, chat, evaluate, compare, export.",
     "data": "Make a data set from recordings, and find what is wrong in one.",
     "machines": "Find machines, check and measure them, get access, and clean up.",
 }
@@ -73,6 +73,10 @@ COMMANDS = {
     ),
     "web": CommandEntry("runs", "Show a run, or the guided set-up, in the browser of this machine.", "runs"),
     "transcribe": CommandEntry("transcribe", "Transcribe sound files.", "model", trains=True),
+    "generate": CommandEntry(
+        "generate", "Let a language model answer a prompt, or go on from a text.", "model", trains=True
+    ),
+    "chat": CommandEntry("generate", "Talk with a language model.", "model", trains=True),
     "evaluate": CommandEntry(
         "models",
         "Measure WER and CER of a model on a data set; of a language model loss and perplexity.",

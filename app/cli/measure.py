@@ -215,9 +215,11 @@ def plan(
     from app.plan_table import explanation_lines, summary_lines, table_lines
     from distributed.launcher import PlanOptions
     from distributed.planning.reasons import sentence
+    from training.data_findings import usable_for_data
     from training.tasks.published_models import usable_profile
 
-    found = usable_profile(profile, merged_overrides(settings), tell=say)
+    usable = usable_for_data if figures is None else usable_profile  # figures tell of data that may be elsewhere
+    found = usable(profile, merged_overrides(settings), tell=say)
     plan_options = PlanOptions(preference, lost_quality / 100)
     if figures is not None:
         planning = _from_figures(figures, found.profile, hosts, plan_options)

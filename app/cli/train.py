@@ -26,7 +26,7 @@ from profiles.errors import BadInput, ExitCode
 from profiles.resolve import load_profile, profile_from_options
 from profiles.schema import Profile, tracker_names
 from profiles.split import DATA_STAY
-from training.data_findings import check_data, check_data_of
+from training.data_findings import check_data, check_data_of, usable_for_data
 from training.event_log import newest_number
 from training.local_plan import plan_local_run
 from training.local_run import LocalRun
@@ -35,7 +35,6 @@ from training.processes import BackgroundProcess
 from training.run_folder import RunFolder
 from training.run_index import remember
 from training.runs import find_run, plan_to_resume
-from training.tasks.published_models import usable_profile
 
 if TYPE_CHECKING:
     from distributed.launcher import DistributedLauncher, Planned
@@ -51,7 +50,7 @@ class TrainRequest:
     overrides: dict[str, str] = field(default_factory=dict)
     """Options and references by name, as text."""
     resume: str = ""
-    dry_run: bool = False
+    trial: bool = False
     as_json: bool = False
     command: tuple[str, ...] = ()
     """The command line, for the run's metadata."""
@@ -71,13 +70,13 @@ class TrainRequest:
 
     def __post_init__(self) -> None:
         """Raise BadInput where options do not go together."""
-        wanted = "--dry-run" if self.dry_run else "--plan-only"
-        if self.dry_run and self.plan_only:
-            raise BadInput("--dry-run and --plan-only contradict each other", "--dry-run really runs a few steps")
-        if (self.dry_run or self.plan_only) and self.resume:
+        wanted = "--try" if self.trial else "--plan-only"
+        if self.trial and self.plan_only:
+            raise BadInput("--try and --plan-only contradict each other", "--try really runs a few steps")
+        if (self.trial or self.plan_only) and self.resume:
             raise BadInput(f"{wanted} and --resume do not go together", f"use {wanted} with the profile instead")
-        if self.out is not None and not (self.dry_run or self.plan_only):
-            raise BadInput("--out needs a plan that is not carried out", "add --plan-only, or --dry-run")
+        if self.out is not None and not (self.trial or self.plan_only):
+            raise BadInput("--out needs a plan that is not carried out", "add --plan-only, or --try")
 
     @property
     def person(self) -> bool:
@@ -193,7 +192,7 @@ def profile_of(request: TrainRequest) -> Profile:
         BadInput: no profile, or one that cannot be used.
     """
     if request.profile:
-        found = usable_profile(request.profile, request.overrides, tell=say, check=check_data)
+        found = usable_for_data(request.profile, request.overrides, say)
         stand_behind_profile(found, trusted=request.trust_code, person=request.person)
         return found.profile
     task = request.overrides.get("task", "")

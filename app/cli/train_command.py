@@ -136,11 +136,15 @@ def merged_overrides(settings: Sequence[str], *given: Mapping[str, str]) -> dict
     return overrides
 
 
+_EARLIER_NAME = "dry_run"
+"""Of ``--try``: it says the opposite of what it does, so no help offers it."""
+
+
 def _show_all_help(context: typer.Context, wanted: bool) -> None:
     if wanted:
         for parameter in context.command.params:
             if hasattr(parameter, "hidden"):
-                parameter.hidden = False
+                parameter.hidden = parameter.name == _EARLIER_NAME
         typer.echo(context.get_help(), nl=False)
         raise typer.Exit
 
@@ -155,12 +159,11 @@ def distributed_train(
     ] = "",
     settings: Setting = [],  # noqa: B006 - typer copies it
     resume: Annotated[str, typer.Option(metavar="RUN", help="Resume a stopped run.")] = "",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Really run a few steps, print their cost, save nothing.")
-    ] = False,
+    trial: Annotated[bool, typer.Option("--try", help="Run a few real steps, show their cost, save nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", hidden=True)] = False,
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Show what would run, and start nothing.")] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the plan of --dry-run or --plan-only to this file.")
+        Path | None, typer.Option(metavar="FILE", help="Write the plan of --try or --plan-only to this file.")
     ] = None,
     plan_file: Annotated[
         Path | None, typer.Option("--plan", metavar="FILE", help="Carry out a plan that 'plan --out' wrote.")
@@ -187,7 +190,7 @@ def distributed_train(
     references = {name: value for name, value in (("model", model), ("dataset", dataset)) if value}
     overrides = merged_overrides(settings, flags, references)
     request = train.TrainRequest(
-        profile, overrides, resume, dry_run, as_json, tuple(sys.argv), trust_code, no_input, detach, dashboard,
+        profile, overrides, resume, trial or dry_run, as_json, tuple(sys.argv), trust_code, no_input, detach, dashboard,
         plan_file, allow_missing, offline_wheels, trust_new, plan_only, out,
     )  # fmt: skip
     hosts = train.hosts_file_of(request)
@@ -195,12 +198,12 @@ def distributed_train(
         raise BadInput("--plan needs machines", "name a hosts file with --hosts FILE")
     if dashboard:
         attach.refuse_bad_keys()
-    if dry_run or plan_only:
-        from app.cli.dry_run import not_for_real, rehearse, show_plan
+    if request.trial or plan_only:
+        from app.cli.trial_run import not_for_real, rehearse, show_plan
 
         if hosts is not None:
             return train.train_on_hosts(request, hosts, not_for_real)
-        return rehearse(request) if dry_run else show_plan(train.plan_of(request), request)
+        return rehearse(request) if request.trial else show_plan(train.plan_of(request), request)
     if hosts is not None:
         return train.train_on_hosts(request, hosts)
     if detach or dashboard:

@@ -17,8 +17,8 @@ from app.cli.terminal import answer, only_data_on_stdout
 from app.console import say, say_error, show_line, visible
 from app.microphone import recorded
 from profiles.errors import BadInput, ExitCode
+from training.model_folders import find_usable_model, hears
 from training.run_files import explained, try_to_write, write_whole
-from training.runs import find_model
 
 if TYPE_CHECKING:
     from training.tasks.whisper.transcription import TranscriptionResult
@@ -28,7 +28,8 @@ def transcribe(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="Model folder, run id, or profile (its newest run); default: the newest run's."
+            metavar="MODEL",
+            help="Model folder, run id, profile (its newest run) or hub name; default: the newest run's.",
         ),
     ] = "",
     files: Annotated[list[Path] | None, typer.Argument(metavar="FILE", help="Sound files.")] = None,
@@ -55,7 +56,7 @@ def transcribe(
         model, files = "", [Path(model), *(files or ())]
     if bool(files) == bool(microphone):
         raise BadInput("no recording was named", "name sound files, or --microphone SECONDS")
-    path = find_model(output, model)
+    path = find_usable_model(output, model, hears)
     wanted = chosen_formats(formats or (), out is not None)
     with recorded(microphone) if microphone else contextlib.nullcontext() as sound:
         named = [sound] if sound else files or []

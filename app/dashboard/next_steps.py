@@ -1,5 +1,5 @@
-"""What next, once a run has ended: hear what its model makes of a clip or of a voice, beside what it was before; its
-report; what to tell somebody else; and the commands for the rest."""
+"""What next, once a run has ended: what its model makes of a sample, beside what it was before; its report; what to
+tell somebody else; and the commands for the rest. Language models have :mod:`app.dashboard.writing`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import contextlib
 import json
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.content import Content
@@ -28,28 +27,17 @@ from app.shell.keys import Key
 from app.shell.text import StatusMark
 from profiles.errors import BadInput, MusterError
 from training.plan import RunMetadata
-from training.tasks.showcase import Sample
+from training.tasks.showcase import Kind, Sample
 
 SECONDS = 5.0
 """That are recorded from the microphone."""
 _PROGRAMS = ("cli_typer.py", "muster")
 """What a command begins with that starts a run."""
+UNTRAINED = "(untrained)"
+"""In the place of a model before training that there was not."""
 _EVERY = 0.25
 _LONGEST = 600.0
 """Seconds after which a model that was asked has not answered."""
-
-
-@dataclass(frozen=True)
-class Heard:
-    """What two models made of one recording."""
-
-    before: str
-    after: str
-    said: str = ""
-    """Empty: nobody knows."""
-
-    def sample(self) -> Sample:
-        return Sample(id="", reference=self.said, before=self.before, after=self.after)
 
 
 Transcribe = Callable[[str, Path], str]
@@ -57,19 +45,36 @@ Transcribe = Callable[[str, Path], str]
 Record = Callable[[float], AbstractContextManager[Path]]
 
 
+def answer_of(*arguments: str) -> dict[str, Any]:
+    """Return the document of a command, asked in a process of its own: the screen stays small.
+
+    Raises:
+        BadInput: it fails.
+    """
+    command = [*program_words(), *arguments, "--json"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=_LONGEST, stdin=subprocess.DEVNULL)
+    try:
+        document: dict[str, Any] = json.loads(answer.stdout)
+    except ValueError as error:
+        lines = answer.stderr.strip().splitlines() or ["no answer"]
+        raise BadInput(f"the model cannot be asked: {visible(lines[-1])}") from error
+    if "error" in document:
+        raise BadInput(document["error"]["message"], document["error"]["hint"])
+    return document
+
+
+def words_of(message: object, hint: str = "") -> str:
+    """Return what went wrong and what to do in one line."""
+    return f"{message}" + (f" ({hint})" if hint else "")
+
+
 def transcribe(model: str, file: Path) -> str:
-    """Return what a model hears, asked in a process of its own: the screen stays small.
+    """Return what a model hears.
 
     Raises:
         BadInput: it cannot be used, or the file not be read.
     """
-    command = [*program_words(), "transcribe", "--json", model, str(file)]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=_LONGEST, stdin=subprocess.DEVNULL)
-    try:
-        return str(json.loads(answer.stdout)["transcripts"][0]["text"])
-    except (ValueError, KeyError, IndexError) as error:
-        lines = answer.stderr.strip().splitlines() or ["no answer"]
-        raise BadInput(f"{visible(model)} cannot be asked: {visible(lines[-1])}") from error
+    return str(answer_of("transcribe", model, str(file))["transcripts"][0]["text"])
 
 
 def record(seconds: float) -> AbstractContextManager[Path]:
@@ -86,85 +91,145 @@ def clip_of(sample: Sample) -> Iterator[Path]:
         yield path
 
 
-class Listening:
-    """Two models that are asked about one recording, in a thread.
+class Asking:
+    """Models that are asked about one sample, in a thread.
 
     Args:
-        sound: gives the recording.
-        models: before training (empty: there was none) and after.
+        kind: of the sample.
+        ask: asks them, and yields what it is at, then the sample with what they made of it.
     """
 
-    def __init__(
-        self, sound: AbstractContextManager[Path], models: tuple[str, str], ask: Transcribe, said: str
-    ) -> None:
-        self._sound, self._models, self._ask, self._said = sound, models, ask, said
-        self.stage = "recording"
-        self.heard: Heard | None = None
+    def __init__(self, kind: Kind, ask: Callable[[], Iterator[str | Sample]]) -> None:
+        self.kind, self._ask = kind, ask
+        self.stage = ""
+        self.sample: Sample | None = None
         self.problem = ""
-        threading.Thread(target=self._listen, name="listening", daemon=True).start()
+        threading.Thread(target=self._run, name="asking", daemon=True).start()
 
-    def _listen(self) -> None:
+    def _run(self) -> None:
         try:
-            with self._sound as file:
-                before, after = self._models
-                self.stage = "the model before training listens"
-                first = self._ask(before, file) if before else "(untrained)"
-                self.stage = "the new model listens"
-                self.heard = Heard(first, self._ask(after, file), self._said)
-        except (MusterError, OSError, subprocess.SubprocessError) as error:
-            hint = error.hint if isinstance(error, MusterError) else ""
-            self.problem = f"{error.message if isinstance(error, MusterError) else error}{hint and f' ({hint})'}"
+            for news in self._ask():
+                if isinstance(news, Sample):
+                    self.sample = news
+                else:
+                    self.stage = news
+        except (MusterError, OSError, subprocess.SubprocessError, LookupError) as error:
+            self.problem = words_of(error.message, error.hint) if isinstance(error, MusterError) else str(error)
 
 
-class ListeningDialog(Dialog):
-    """Said, before and after of one recording, as soon as they are there."""
+def let_both_hear(
+    sound: AbstractContextManager[Path], models: tuple[str, str], ask: Transcribe, said: str
+) -> Iterator[str | Sample]:
+    """Ask two models about one recording.
 
-    def __init__(self, heading: str, listening: Listening) -> None:
+    Args:
+        models: before training (empty: there was none) and after.
+        said: empty: nobody knows.
+    """
+    yield "recording"
+    with sound as file:
+        before, after = models
+        yield "the model before training listens"
+        first = ask(before, file) if before else UNTRAINED
+        yield "the new model listens"
+        yield Sample(id="", reference=said, before=first, after=ask(after, file))
+
+
+class AskingDialog(Dialog):
+    """A sample, and what the models make of it before and after training, as soon as it is there."""
+
+    def __init__(self, heading: str, asking: Asking) -> None:
         super().__init__(heading)
-        self._listening = listening
+        self._asking = asking
 
     def on_mount(self) -> None:
         super().on_mount()
         self.set_interval(_EVERY, lambda: self.query_one("#content Static", Static).update(self.content()))
 
     def content(self) -> Content:
-        listening = self._listening
-        if listening.problem:
-            return StatusMark.PROBLEM.show(visible(listening.problem))
-        if listening.heard is None:
-            return StatusMark.WORKING.show(listening.stage)
-        return Content("\n").join(sample_texts("speech", listening.heard.sample()))
+        asking = self._asking
+        if asking.problem:
+            return StatusMark.PROBLEM.show(visible(asking.problem))
+        if asking.sample is None:
+            return StatusMark.WORKING.show(asking.stage)
+        return Content("\n").join(sample_texts(asking.kind, asking.sample))
 
 
 class FriendDialog(CommandDialog):
-    """How somebody else opens the model, as a text to copy."""
+    """How somebody else opens the model, as a text to copy; ``use`` says what to do with it there."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, use: str) -> None:
         lines = (
             f"1. Copy the folder {model} to your computer.",
             "2. Install Muster there:  uv tool install 'muster-train[train]'",
-            f"3. Let the model listen:  muster transcribe {model.name} recording.wav",
+            f"3. {use}",
         )
         super().__init__("\n".join(lines), "Any program that reads the Hugging Face format opens the folder, too.")
         self._heading = "How a friend opens this model"
 
 
-class NextDialog(CommandsDialog):
-    """What a person can do with the model right here, above the commands for the rest.
+class ModelDialog(CommandsDialog):
+    """What a person can do with a model right here, above the commands for the rest.
 
     Args:
+        actions: of a subclass: what each says, by the end of its method's name.
         model: of the run; ``None``: it has none.
-        base: what it was trained from: a folder or a name; empty: it was trained from nothing.
-        samples: held-out ones of the run.
         report: writes the report and opens it.
-        ask, record: the models and the microphone.
+        use: what a friend does with the model; ``{}`` is its folder.
     """
 
+    ACTION_KEYS: ClassVar[tuple[Key, ...]] = ()
+    """Of a subclass, by the actions there are."""
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("m", "microphone", show=False),
         Binding("r", "report", show=False),
         Binding("t", "friend", show=False),
     ]
+
+    def __init__(
+        self,
+        commands: Sequence[str],
+        actions: Mapping[str, str],
+        model: Path | None,
+        report: Callable[[], None],
+        use: str,
+    ) -> None:
+        friend = {"friend": "t  How a friend opens this model"} if model is not None else {}
+        actions = {**actions, "report": "r  Open the report in the browser", **friend}
+        super().__init__("What next?", commands, actions)
+        self._model, self._report, self._use = model, report, use
+
+    def keys(self) -> tuple[Key, ...]:
+        keys = (*self.ACTION_KEYS, Key("t", "friend", "Tell a friend"), Key("r", "report", "Report"))
+        offered = [key for key in keys if key.action in self._actions]
+        return (Key("enter", "copy", "Do it", main=True), *offered, self.CLOSE)
+
+    def action_copy(self) -> None:
+        """Do what the row under the cursor says; a command is copied."""
+        if self.selected in self._actions:
+            getattr(self, f"action_{self.selected}")()
+        else:
+            super().action_copy()
+
+    def action_report(self) -> None:
+        self._report()
+        self.dismiss()
+
+    def action_friend(self) -> None:
+        if self._model is not None:
+            self.app.push_screen(FriendDialog(self._model, self._use.format(self._model.name)))
+
+
+class HearingDialog(ModelDialog):
+    """What next with a model of speech.
+
+    Args:
+        base: what it was trained from: a folder or a name; empty: it was trained from nothing.
+        samples: held-out ones of the run.
+        ask, record: the models and the microphone.
+    """
+
+    ACTION_KEYS = (Key("m", "microphone", "Microphone"),)
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("m", "microphone", show=False)]
 
     def __init__(
         self,
@@ -176,66 +241,33 @@ class NextDialog(CommandsDialog):
         ask: Transcribe = transcribe,
         record: Record = record,
     ) -> None:
-        super().__init__("What next?", commands, _actions(model, samples))
-        self._model, self._base, self._samples, self._report = model, base, samples, report
+        clips = any(sample.reference for sample in samples)
+        actions = {"clip": "Transcribe a held-out clip: said, before and after training"} if clips else {}
+        if model is not None:
+            actions["microphone"] = f"m  Record {SECONDS:.0f} seconds here: the old and the new model side by side"
+        super().__init__(commands, actions, model, report, "Let the model listen:  muster transcribe {} recording.wav")
+        self._base, self._samples = base, samples
         self._ask, self._record = ask, record
         self._shown = 0
-
-    def keys(self) -> tuple[Key, ...]:
-        hearing = (Key("m", "microphone", "Microphone"), Key("t", "friend", "Tell a friend")) if self._model else ()
-        return (Key("enter", "copy", "Do it", main=True), *hearing, Key("r", "report", "Report"), self.CLOSE)
-
-    def action_copy(self) -> None:
-        """Do what the row under the cursor says; a command is copied."""
-        action = {"clip": self.action_clip, "microphone": self.action_microphone, "friend": self.action_friend,
-                  "report": self.action_report}.get(self.selected)  # fmt: skip
-        if action is None:
-            super().action_copy()
-        else:
-            action()
 
     def action_clip(self) -> None:
         """Let both models hear the next held-out clip; without a model or its sound show what the run kept of it."""
         sample = self._samples[self._shown % len(self._samples)]
         self._shown += 1
         if self._model is not None and sample.sound:
-            listening = Listening(clip_of(sample), (self._base, str(self._model)), self._ask, sample.reference)
-            self.app.push_screen(ListeningDialog("A held-out clip", listening))
+            self._hear("A held-out clip", clip_of(sample), sample.reference)
         else:
             self.app.push_screen(Dialog("A held-out clip", *sample_texts("speech", sample)))
 
     def action_microphone(self) -> None:
         """Record a few seconds, and let both models hear them."""
-        if self._model is None:
-            return
-        listening = Listening(self._record(SECONDS), (self._base, str(self._model)), self._ask, "")
-        self.app.push_screen(ListeningDialog(f"Speak now, for {SECONDS:.0f} seconds", listening))
-
-    def action_report(self) -> None:
-        self._report()
-        self.dismiss()
-
-    def action_friend(self) -> None:
         if self._model is not None:
-            self.app.push_screen(FriendDialog(self._model))
+            self._hear(f"Speak now, for {SECONDS:.0f} seconds", self._record(SECONDS), "")
 
-
-def _actions(model: Path | None, samples: Sequence[Sample]) -> dict[str, str]:
-    """Return what each action does, by its name."""
-    clips = [sample for sample in samples if sample.reference]
-    actions = {"clip": "Transcribe a held-out clip: said, before and after training"} if clips else {}
-    if model is not None:
-        actions["microphone"] = f"m  Record {SECONDS:.0f} seconds here: the old and the new model side by side"
-    actions["report"] = "r  Open the report in the browser"
-    if model is not None:
-        actions["friend"] = "t  How a friend opens this model"
-    return actions
-
-
-def models_of(ended: Ended) -> tuple[Path | None, str]:
-    """Return the model of a run, where it hears, and what it was trained from; empty: from nothing."""
-    model = ended.plan.profile.model
-    return ended.model if model.trait == "speech" else None, "" if model.from_scratch else model.model_path
+    def _hear(self, heading: str, sound: AbstractContextManager[Path], said: str) -> None:
+        models = (self._base, str(self._model))
+        asking = Asking("speech", lambda: let_both_hear(sound, models, self._ask, said))
+        self.app.push_screen(AskingDialog(heading, asking))
 
 
 def commands_after(ended: Ended, metadata: RunMetadata | None) -> list[str]:

@@ -224,9 +224,8 @@ def progress_line(state: RunState, now: float, width: int, promised_share: float
     if state.total_steps is None:
         return Content("")
     share = state.step / max(1, state.total_steps)
-    elapsed = now if state.ended is None else state.ended
     rate = f"{state.samples_per_second:.1f} samples/s" if state.samples_per_second else ""
-    took = duration_text(elapsed - state.started) if state.started else ""
+    took = duration_text(state.seconds(now)) if state.started else ""
     step, done = f"step {state.step}/{state.total_steps}", f"{share:.0%}"
     spare, rest = 0, ""
     for reached in _reached(state):
@@ -294,7 +293,7 @@ def _result(picture: Picture, most: int, width: int) -> Content:
     if (kept := picture.outcome) is not None:
         told, room = literal(str(kept)).wrap(max(20, width)), (2 if most < 9 else 3) + (not model)
         figures[:0] = told if len(told) <= room else [*told[: room - 1], told[room - 1].truncate(width - 2) + " …"]
-    following = Content.assemble(("next    ", "$text-muted"), literal("n: hear the model, open the report, go on"))
+    following = Content.assemble(("next    ", "$text-muted"), literal("n: try the model, open the report, go on"))
     shown = sample_lines(picture.showcase, width, 1 if most < 12 else 3) if picture.showcase else []
     return Content("\n").join([*figures[: most - 1 - len(model) - len(shown) // 3], *shown, *model, following])
 

@@ -20,11 +20,12 @@ from app.dashboard.commands import Commands, Proof, Reporting, StopDialog
 from app.dashboard.logs import LogsPane
 from app.dashboard.machines import MachinesPane
 from app.dashboard.network import NetworkPane
-from app.dashboard.next_steps import NextDialog, commands_after, models_of
+from app.dashboard.next_steps import commands_after
 from app.dashboard.overview import EventsPane, OverviewPane
 from app.dashboard.pane import LEVELS, Pane, Words
 from app.dashboard.reader import Picture, RunReader
 from app.dashboard.samples import SamplesDialog
+from app.dashboard.writing import next_dialog
 from app.follow import Follower
 from app.history import because
 from app.shell.base_screen import BaseScreen
@@ -50,7 +51,7 @@ TABS: tuple[tuple[str, str, type[Pane]], ...] = (
     ("5", "Logs", LogsPane),
     ("6", "Events", EventsPane),
 )
-_NEXT = "After a run: hear its model, see the report, or what to type to go on."
+_NEXT = "After a run: try its model, see the report, or what to type to go on."
 _SAMPLES = "What the model makes of a few held-out samples, before and after training."
 _OF_TABS = {key.key: key for _, _, kind in TABS for key in kind.KEYS}
 
@@ -277,9 +278,13 @@ class DashboardScreen(BaseScreen):
         if self.app.screen is not self:
             return  # left already: a second key was on its way
         if len(self.app.screen_stack) > 2:
-            self.app.pop_screen()
+            self.close()
         else:
             self.app.exit()
+
+    def close(self) -> None:
+        """Go to where this screen was opened from, which hears whether the run goes on."""
+        self.dismiss(self._alive)
 
     def action_pause(self) -> None:
         self._ask("resume" if self._reader.picture.state.status == "paused" else "pause")
@@ -349,8 +354,7 @@ class DashboardScreen(BaseScreen):
         """Offer what can be done with the model, and what to type."""
         ended, found = self.picture.ended, self.picture.showcase
         if ended is not None and (commands := self._next_commands()):
-            samples = found.samples if found is not None and found.kind == "speech" else ()
-            self.app.push_screen(NextDialog(commands, *models_of(ended), samples, self.action_report))
+            self.app.push_screen(next_dialog(ended, commands, found, self.action_report))
 
     def action_samples(self) -> None:
         """Show what the model makes of a few samples."""

@@ -20,6 +20,7 @@ from distributed.planning.document import Candidate, Reason
 from distributed.planning.reasons import sentence
 from profiles.errors import counted
 from profiles.quantities import bytes_text, duration_text, energy_text
+from training.model_folders import converses, is_language_model
 
 _MOODS = {"completed": ("completed", "good"), "running": ("running", "good"), "cancelled": ("stopped", "calm")}
 """How a run's status is called and shown; any other one is bad."""
@@ -242,7 +243,10 @@ def result(evidence: Evidence) -> str:
         return f"{reached}{none}<p>It can be resumed from the snapshot of step {step}:</p>{how}"
     where = facts([("model", evidence.model.resolve()), ("size", bytes_text(evidence.model_bytes))])
     speech = evidence.plan is not None and evidence.plan.profile.model.trait == "speech"
-    use = command("transcribe", str(evidence.model.resolve()), "FILE.wav") if speech else ""
+    model = str(evidence.model.resolve())
+    use = command("transcribe", model, "FILE.wav") if speech else ""
+    if is_language_model(evidence.model):
+        use = command("chat", model) if converses(evidence.model) else command("generate", model, "A TEXT")
     return reached + where + use
 
 

@@ -18,6 +18,7 @@ from app.screens.plan import LaunchScreen, PlanScreen
 from app.screens.step_screen import SteeredApp, StepScreen
 from app.screens.strategy import StrategyScreen
 from app.shell.terminal_app import NO_KEYS
+from app.wizard import actions
 from app.wizard.engine import TaskRecord, Wizard
 from app.wizard.records import ItemStatus
 from app.wizard.services import Services
@@ -106,12 +107,16 @@ class WizardApp(SteeredApp):
             self.screen.draw()
 
     def open_dashboard(self, run: Path) -> None:
-        """Show a run live over the set-up; esc comes back."""
+        """Show a run live over the set-up; esc comes back, and to Home where the run has ended."""
         self._watched = str(run)
         screen = self._dashboard(run)
         if commands := getattr(screen, "commands", None):
             self._commands.append(commands)
-        self.push_screen(screen)
+        self.push_screen(screen, self._close_dashboard)
+
+    def _close_dashboard(self, alive: bool | None) -> None:
+        if alive is False and self.wizard.state.step is Step.LAUNCH:  # nothing is left to be started
+            self.wizard.do(actions.go_back())
 
     # ---------------------------------------------------------------------------------------------------- the shell
 

@@ -50,9 +50,7 @@ class PlanScreen(StepScreen):
         "'w' only writes the files, so that the command can be run later. 'clean' removes everything of Muster from "
         "the machines again."
     )
-    HEADLESS_ABOUT = (
-        "--plan-only shows the plan and starts nothing; --dry-run really runs a few steps and saves nothing."
-    )
+    HEADLESS_ABOUT = "--plan-only shows the plan and starts nothing; --try really runs a few steps and saves nothing."
     KEYS: ClassVar[tuple[Key, ...]] = (
         Key("enter", "go_on", "Start", "Save the profile and start the run.", main=True),
         Key("e", "headless", "Command", "The command that does the same, to copy."),

@@ -16,7 +16,7 @@ from textual.widgets import Input
 
 from app.console import save_traceback, visible
 from app.shell.base_screen import BaseScreen
-from app.shell.dialogs import CommandLogDialog, QuestionDialog
+from app.shell.dialogs import Box, CommandLogDialog, QuestionDialog
 from app.shell.jump import JumpScreen
 from app.shell.keys import BESIDES, EVERYWHERE, OF_APPS, bindings, fit, too_small
 from app.shell.look import theme_after
@@ -121,6 +121,9 @@ class MusterApp(TerminalApp):
         self.push_screen(QuestionDialog(question, "Leave", "Stay"), answered)
 
     def action_leave_at_once(self) -> None:
+        if isinstance(self.screen, Box) and self.screen.HOLDS_CTRL_C:
+            self.screen.dismiss()
+            return
         self.exit(return_code=ExitCode.STOPPED)
 
     async def action_quit(self) -> None:

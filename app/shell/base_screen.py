@@ -30,7 +30,7 @@ class TitleBar(Static):
     """
 
 
-class BaseScreen(Screen[None]):
+class BaseScreen(Screen[Any]):
     """A screen of the guided set-up or of the dashboard.
 
     A subclass declares its keys, its help and its body::
@@ -133,9 +133,13 @@ class BaseScreen(Screen[None]):
         if self.app.screen is not self:
             return  # left already: a second key was on its way
         if len(self.app.screen_stack) > 2:
-            self.app.pop_screen()
+            self.close()
         else:
             app_of(self).action_leave()
+
+    def close(self) -> None:
+        """Go to where this screen was opened from."""
+        self.app.pop_screen()
 
     def action_help(self) -> None:
         self.app.push_screen(HelpDialog(self.HEADING, self.help_text(), self.offered_keys()))

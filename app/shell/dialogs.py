@@ -44,6 +44,8 @@ class Box(ModalScreen[T]):
     Box #keys { height: 1; margin-top: 1; }
     """
     CLOSE = Key("escape", "close", "Close")
+    HOLDS_CTRL_C: ClassVar[bool] = False
+    """Whether ctrl+c closes this box alone, and not the application."""
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", show=False)]
 
     def __init__(self, heading: str) -> None:

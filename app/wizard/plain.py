@@ -3,29 +3,24 @@ readers and dumb terminals follow."""
 
 from __future__ import annotations
 
-import getpass
-import os
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
-from app.console import can_only_print, command_line, hearing_ctrl_c, visible
+from app.console import command_line, hearing_ctrl_c
 from app.wizard import actions as do
 from app.wizard import plain_words as words
 from app.wizard.assessment import of_finding
 from app.wizard.dependencies import blockers, measures
 from app.wizard.engine import Wizard
 from app.wizard.launch_records import LaunchProgress
+from app.wizard.prompts import BareLines, prompter
 from app.wizard.records import UNSETTLED, Access, AccessNeed, AssessedRow, ItemStatus
 from app.wizard.services import Services
 from app.wizard.state import Action, StatePart, Step, TaskKind, WizardState, visited
 from distributed.ssh.host_keys import COMPARED
 from profiles.errors import ExitCode
-
-if TYPE_CHECKING:
-    from questionary import Question
 
 Watch = Callable[[Path], int]
 Answered = Callable[[str], Action | None]
@@ -36,6 +31,7 @@ PATIENCE = 600.0
 LOOK_FOR = 3.0
 """Seconds to look for machines before they are listed."""
 _EVERYWHERE = "b: back, q: leave"
+_USER = "NAME: log in there as that user"
 
 
 class Leave(Exception):
@@ -187,24 +183,39 @@ class PlainWizard:
         elif not blockers(self._state):
             self._do(do.go_on())
         else:
-            question = "Enter: try again, s NUMBER: skip that machine"
-            self._choose(question, {"": do.retry()}, partial(self._skipped, rows))
+            question = f"Enter: try again, s NUMBER: skip that machine, u NUMBER {_USER}"
+            self._choose(question, {"": do.retry()}, partial(self._steered, rows))
 
     def _settle(self, row: Access) -> None:
+        as_user = partial(self._as_user, row)
         if row.need is AccessNeed.TRUST:
             self._ask.say(f"{row.name} shows a new host key: {row.fingerprint}")
             end = row.fingerprint[-COMPARED:]
             self._ask.say(f"compare it up to its end, {end}, with what this command prints there: {row.compare}")
             accept = do.trust_key(row.key, row.fingerprint)
             answers = {"y": accept, "yes": accept, "s": do.skip(row.key)}
-            question = "y: accept it, s: skip this machine, Enter: try again"
-            self._choose(question, answers, lambda answer: do.retry(row.key))
-        elif password := self._ask.secret(
-            f"Password of {row.place}, used once to install a key; Enter: skip this machine:"
-        ):
+            question = f"y: accept it, s: skip this machine, u {_USER}, Enter: try again"
+            self._choose(question, answers, lambda answer: as_user(answer) or do.retry(row.key))
+        elif password := self._ask.secret(f"Password of {row.place}, used once to install a key; Enter: none:"):
             self._wizard.give_password(row.key, password)
         else:
-            self._do(do.skip(row.key))
+            question = f"Enter: skip {row.name}, u {_USER}, r: try again"
+            self._choose(question, {"": do.skip(row.key), "r": do.retry(row.key)}, as_user)
+
+    def _as_user(self, row: Access, answer: str) -> Action | None:
+        command, _, user = answer.partition(" ")
+        return do.set_user(row.key, user) if command == "u" and user.strip() else None
+
+    def _steered(self, rows: Sequence[Access], answer: str) -> Action | None:
+        """Return what an answer about the machines at Access means: ``s 2`` or ``u 2 ada``."""
+        if not answer.startswith("u "):
+            return self._skipped(rows, answer)
+        number, _, user = answer.removeprefix("u ").strip().partition(" ")
+        row = _numbered(rows, number)
+        if row is None:
+            self._ask.say("no such number")
+            return None
+        return self._as_user(row, f"u {user}")
 
     def _skipped(self, rows: Iterable[AssessedRow], answer: str) -> Action | None:
         row = _numbered(rows, answer.removeprefix("s").strip())
@@ -336,57 +347,3 @@ def _numbered(rows: Iterable[R], text: str, first: int = 1) -> R | None:
     if not text.isdecimal() or not first <= int(text) < first + len(listed):
         return None
     return listed[int(text) - first]
-
-
-def prompter() -> BareLines:
-    """Return questionary's prompts, or bare lines where the terminal can do nothing else."""
-    return BareLines() if can_only_print() else Questions()
-
-
-class BareLines:
-    """Asks a person, on terminals that only print: no escape code is ever written.
-
-    Every method raises ``KeyboardInterrupt`` on ctrl+c, and ``EOFError`` when nobody is there.
-    """
-
-    def line(self, question: str, default: str = "") -> str:
-        """Return what was typed, without white space around it; nothing typed: ``default``."""
-        print(f"{visible(question)} {f'[{visible(default)}] ' if default else ''}", end="", flush=True)
-        return input().strip() or default
-
-    def secret(self, question: str) -> str:
-        """Return what was typed without showing it."""
-        return getpass.getpass(f"{visible(question)} ", stream=sys.stdout)
-
-    def say(self, text: str = "") -> None:
-        """Show one line; control characters in it are written out."""
-        print("\n".join(visible(line) for line in text.split("\n")), flush=True)
-
-
-class Questions(BareLines):
-    """questionary's prompts, which know history and editing keys; without colours where NO_COLOR is set."""
-
-    def line(self, question: str, default: str = "") -> str:
-        import questionary  # with prompt_toolkit 0.1 s, which --help does without
-
-        shown = f"{visible(question)}{f' [{visible(default)}]' if default else ''}"
-        return _asked(questionary.text(shown, **_look())).strip() or default
-
-    def secret(self, question: str) -> str:
-        import questionary
-
-        return _asked(questionary.password(visible(question), **_look()))
-
-
-def _asked(question: Question) -> str:
-    """Return the answer; ctrl+c is Python's own matter, for prompt_toolkit loses one that comes as it begins."""
-    return str(question.application.run(handle_sigint=False))
-
-
-def _look() -> dict[str, Any]:
-    from prompt_toolkit.output import ColorDepth
-    from prompt_toolkit.styles import Style
-
-    plain = bool(os.environ.get("NO_COLOR"))
-    style = Style([] if plain else [("question", "bold")])
-    return {"qmark": "", "style": style, "color_depth": ColorDepth.DEPTH_1_BIT if plain else None}

@@ -179,7 +179,7 @@ def plan_lines(part: StatePart[Plan]) -> Iterator[str]:
         yield f"  data: {plan.staying}"
     yield f"  saved as profile: {plan.profile}"
     yield f"  command: {plan.command}"
-    yield "  (with --plan-only it starts nothing; with --dry-run it really runs a few steps and saves nothing)"
+    yield "  (with --plan-only it starts nothing; with --try it really runs a few steps and saves nothing)"
     yield from (f"  network: {text}" for text in plan.network)
     yield from _trouble(part, "  ")
 

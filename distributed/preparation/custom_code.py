@@ -1,7 +1,7 @@
 """The Python code of the user's own that a profile runs (``task = custom``, an optimizer), as something that a person
 looks at and agrees to.
 
-Planning, measuring, a dry run and a training import and run it alike.
+Planning, measuring, a trial run and a training import and run it alike.
 """
 
 from __future__ import annotations

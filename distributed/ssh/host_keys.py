@@ -50,6 +50,8 @@ class HostKeyInfo:
     """The public key as it travels."""
     certificate: bytes = b""
     """That the machine has shown with it, as it travels; most have none."""
+    known_as: tuple[str, ...] = ()
+    """Other names under which known_hosts has the same key: it is the machine that was accepted as these."""
 
     @property
     def fingerprint(self) -> str:
@@ -133,6 +135,12 @@ class KnownHosts:
     def of(self, name: str) -> list[KnownHost]:
         """Return the plain keys known for a host."""
         return [entry for entry in self.entries if not entry.marker and entry.covers(name.lower())]
+
+    def names_of(self, blob: bytes) -> tuple[str, ...]:
+        """Return the names under which a key is known, each once; hashed ones cannot be read."""
+        lines = (e.hosts for e in self.entries if not e.marker and e.blob == blob)
+        names = [name for line in lines for name in (["a hashed name"] if line.startswith("|") else line.split(","))]
+        return tuple(dict.fromkeys(names))
 
     def expected(self, *names: str) -> Expected:
         """Return the keys known under the first of these names that has any."""

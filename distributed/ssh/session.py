@@ -212,6 +212,7 @@ def _check_identity(host: ResolvedHost, transport: Any, known: KnownHosts, trust
     if verdict is HostKeyStatus.CHANGED:
         raise _changed(host, info, known.of(name)[0])
     if verdict is HostKeyStatus.UNKNOWN:
+        info = replace(info, known_as=known.names_of(info.blob))
         if not host.accepts_new_keys and (trust is None or not trust(info)):
             raise UnknownHostKey(info)
         _remember(host, info)

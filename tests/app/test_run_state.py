@@ -41,6 +41,13 @@ def test_time_left_follows_the_slowest_member() -> None:
     assert reduce_events(events).seconds_left == pytest.approx(12.0)
 
 
+def test_time_left_of_simulated_machines_counts_no_pause_between_attempts() -> None:
+    events: list[Event] = [RunEvent(status="starting", time=1.0, total_steps=40), step(10, time=11.0, clock=100.0)]
+    events += [RunEvent(status="failed", time=11.0), RunEvent(status="starting", time=1001.0)]
+    events += [RunEvent(status="running", time=1001.0), step(20, time=1011.0, clock=200.0)]
+    assert reduce_events(events).seconds_left == pytest.approx(20.0)
+
+
 def test_time_left_of_members_with_a_pace_of_their_own_is_that_of_the_run() -> None:
     events: list[Event] = [RunEvent(status="running", total_steps=10)]
     events += [step(n // 2, time=n * 1.0) for n in range(9)]  # two of its steps are one of the run

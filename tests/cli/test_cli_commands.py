@@ -141,6 +141,7 @@ def test_every_option_has_a_flag_and_advanced_ones_are_in_the_long_help(
     short = capsys.readouterr().out
     main(["distributed-train", "--help-all"])
     long = capsys.readouterr().out
+    assert "--try " in short and "--dry-run" not in long
     for spec in options():
         flag = re.compile(rf"--{spec.name.replace('_', '-')}\s")
         assert flag.search(long)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from app.cli.train import TrainRequest, distributed_train
 from profiles.errors import BadInput, ExitCode
 from profiles.resolve import profile_from_options
 from training.data_findings import check_data
+from training.tasks import published_models
 
 ROOT = Path(__file__).parents[2]
 FAULTS = {
@@ -92,8 +94,11 @@ def long_clip(table: Path) -> dict[str, object]:
 def test_clips_longer_than_the_window_are_named_before_anything_starts(long_clip: dict[str, object]) -> None:
     said = r"1 clip longer than the model's window of 2 s: c \(.*train\.csv, line 4\)"
     with pytest.raises(BadInput, match=said) as refused:
-        check_data(profile_from_options("speech", long_clip))
-    assert "long_audio = cut or skip, or take a model that hears more" in refused.value.hint
+        check_data(profile_from_options("speech", {**long_clip, "language": "de"}))
+    assert "long_audio = cut or skip, or take a model that hears more (30 s): " in refused.value.hint
+    assert refused.value.hint.endswith(
+        f"distributed-train whisper-scratch --dataset {Path('speech').resolve()} --language de"
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,6 +115,52 @@ def test_long_clips_that_may_be_left_out_are_not_refused(
     long_clip: dict[str, object], change: dict[str, object]
 ) -> None:
     check_data(profile_from_options("speech", {**long_clip, **change}))
+
+
+@pytest.fixture
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No published model can be had, and none is here."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", "hub")
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    monkeypatch.setattr(published_models, "_problems", {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "profile"),
+    [
+        (["demo", "--dataset", "speech"], "whisper-scratch"),
+        (["demo", "--dataset", "speech", "--set", "long_audio=cut"], "demo-scratch"),
+        (["demo"], "demo-scratch"),
+    ],
+)
+def test_where_nothing_can_be_fetched_a_profile_is_taken_that_hears_the_clips(
+    long_clip: dict[str, object], no_hub: None, arguments: list[str], profile: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["distributed-train", *arguments, "--plan-only", "--json"]) == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)["plan"]["profile"]
+    assert (document["name"], document["model"]["language"]) == (profile, "en")
+    assert ("profile whisper-scratch is taken, which hears 30 s" in err) == (profile == "whisper-scratch")
+
+
+def test_a_profile_that_was_named_stays_and_the_command_for_another_is_said(
+    long_clip: dict[str, object], no_hub: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["distributed-train", "demo-scratch", "--dataset", "speech"]) == 2
+    wanted = f"distributed-train whisper-scratch --dataset {Path('speech').resolve()} --language en"
+    assert wanted in capsys.readouterr().err
+    assert not Path("output").exists()
+
+
+def test_clips_longer_than_any_published_whisper_hears_are_refused_before_it_is_fetched(
+    long_clip: dict[str, object], no_hub: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = Path("speech/train.csv").read_text().replace("text", "text,duration").replace("one", "one,40")
+    Path("speech/train.csv").write_text(text.replace("two", "two,1"))
+    assert main(["distributed-train", "demo", "--dataset", "speech"]) == 2
+    error = capsys.readouterr().err
+    assert "2 clips longer than the model's window of 30 s" in error and "stands in" not in error
 
 
 def test_the_table_s_own_length_counts_without_a_look_at_the_file(long_clip: dict[str, object]) -> None:
@@ -129,7 +180,7 @@ import sys
 from app.cli.main import main
 for command in (
     ["distributed-train", "whisper-tiny-lora", "--dataset", "speech"],
-    ["distributed-train", "whisper-tiny-lora", "--dataset", "speech", "--dry-run"],
+    ["distributed-train", "whisper-tiny-lora", "--dataset", "speech", "--try"],
     ["distributed-train", "whisper-tiny-lora", "--dataset", "speech", "--hosts", "hosts.json"],
     ["plan", "whisper-tiny-lora", "--set", "dataset=speech"],
     ["evaluate", "model", "speech/train.csv"],

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from app.cli.access import trust
 from app.cli.main import main
+from distributed.ssh.access import AccessReport
+from distributed.ssh.connection import SshTarget, Trust
 from distributed.ssh.host_keys import HostKeyInfo
 from tests.report.report_runs import write_run
 from training.run_folder import RunFolder
@@ -78,6 +82,39 @@ def test_a_person_judges_a_new_key(monkeypatch: pytest.MonkeyPatch, answer: str,
     ask = trust(new=False)
     assert ask is not None and ask(KEY) is taken
     assert KEY.fingerprint in shown.getvalue() and KEY.compare_command in shown.getvalue()
+
+
+def test_a_key_that_was_accepted_is_not_asked_for_under_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, address = Terminal(), replace(KEY, machine="198.18.2.13", name="198.18.2.13")
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))  # one answer
+    monkeypatch.setattr(sys, "stderr", shown)
+    ask = trust(new=False)
+    assert ask is not None and ask(KEY) and ask(address)
+    asked = shown.getvalue()
+    other = trust(new=False)
+    assert other is not None and other(replace(address, known_as=("studio.local", "pi")))
+    assert shown.getvalue() == f"{asked}198.18.2.13: the same machine as studio.local, pi, by its host key\n"
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_access_asks_once_for_a_machine_of_two_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture, accepted: bool
+) -> None:
+    questions: list[str] = []
+
+    def check_all(targets: Sequence[SshTarget], *, trust: Trust) -> list[AccessReport]:
+        keys = [replace(KEY, machine=target.name, name=target.name) for target in targets]
+        return [AccessReport(key.machine, unknown_key=None if trust(key) else key) for key in keys]
+
+    def agreed(question: str) -> bool:
+        questions.append(question)
+        return accepted
+
+    monkeypatch.setattr("app.cli.access.check_all", check_all)
+    monkeypatch.setattr("app.cli.access.somebody", lambda as_json: True)
+    monkeypatch.setattr("app.cli.access.agreed", agreed)
+    main(["access", "studio", "198.18.2.13"])
+    assert len(questions) == 1
 
 
 def test_without_a_person_nobody_vouches() -> None:

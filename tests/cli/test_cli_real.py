@@ -87,10 +87,10 @@ def test_ctrl_c_keeps_a_snapshot_and_the_resumed_run_makes_the_next_steps() -> N
     assert {name: (folder.logs / name).read_bytes() for name in logs} == logs
 
 
-def test_a_dry_run_measures_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_trial_run_measures_and_leaves_nothing(tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    arguments = command("distributed-train", "nanogpt", *SMALL, "--strategy", "diloco", "--dry-run", "--json")
+    arguments = command("distributed-train", "nanogpt", *SMALL, "--strategy", "diloco", "--try", "--json")
     environment = {**os.environ, "TMPDIR": str(temporary)}
     done = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=240, check=True)
     measured = json.loads(done.stdout)

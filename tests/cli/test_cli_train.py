@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fake_run import SMALL, FakeRun, step, training
 
-from app.cli.dry_run import rehearse
 from app.cli.train import TrainRequest, distributed_train, plan_of
+from app.cli.trial_run import rehearse
 from profiles.errors import BadInput, ExitCode, RunFailed
 from training import stopping
 from training.run_folder import RunFolder
@@ -30,7 +30,7 @@ def train(run: FakeRun, **changes: Any) -> ExitCode:
 
 
 def rehearsal(run: FakeRun, **changes: Any) -> ExitCode:
-    return rehearse(asked({"dry_run": True, **changes}), run)
+    return rehearse(asked({"trial": True, **changes}), run)
 
 
 def only_run() -> Path:
@@ -211,7 +211,7 @@ def test_a_completed_run_is_not_resumed() -> None:
         train(FakeRun(), profile="", overrides={}, resume="demo-scratch")
 
 
-def test_a_dry_run_measures_and_leaves_nothing(
+def test_a_trial_run_measures_and_leaves_nothing(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "work"))
@@ -226,7 +226,7 @@ def test_a_dry_run_measures_and_leaves_nothing(
     assert list(Path.cwd().iterdir()) == []
 
 
-def test_a_dry_run_of_diloco_spreads_a_round_over_its_inner_steps(capsys: Capture) -> None:
+def test_a_trial_run_of_diloco_spreads_a_round_over_its_inner_steps(capsys: Capture) -> None:
     overrides = {"strategy": "diloco", "sync_interval": "40", "max_steps": "1000"}
     run = FakeRun(training())
     assert rehearsal(run, as_json=True, overrides=overrides) == ExitCode.DONE
@@ -238,14 +238,14 @@ def test_a_dry_run_of_diloco_spreads_a_round_over_its_inner_steps(capsys: Captur
 
 
 @pytest.mark.parametrize(("in_epoch", "in_all"), [(100, 300), (6.5, 21)])
-def test_a_dry_run_estimates_the_steps_of_all_epochs(in_epoch: float, in_all: int, capsys: Capture) -> None:
+def test_a_trial_run_estimates_the_steps_of_all_epochs(in_epoch: float, in_all: int, capsys: Capture) -> None:
     """An epoch of six and a half steps has seven."""
     said = [step(number, member, epoch=number / in_epoch) for number in range(1, 7) for member in (0, 1)]
     rehearsal(FakeRun(said), as_json=True, overrides={"max_steps": "0", "epochs": "3"})
     assert json.loads(capsys.readouterr().out)["total_steps"] == in_all
 
 
-def test_a_dry_run_for_a_person(capsys: Capture) -> None:
+def test_a_trial_run_for_a_person(capsys: Capture) -> None:
     rehearsal(FakeRun(training()))
     out = capsys.readouterr().out
     assert "step          0.500 s, 32.0 samples/s" in out
@@ -253,7 +253,7 @@ def test_a_dry_run_for_a_person(capsys: Capture) -> None:
     assert "exchange      8.0 kB a member, every step" in out
 
 
-def test_a_failed_dry_run_says_why(capsys: Capture) -> None:
+def test_a_failed_trial_run_says_why(capsys: Capture) -> None:
     run = FakeRun([], "failed", ExitCode.BAD_INPUT, "no data")
     assert rehearsal(run) == 2
     assert capsys.readouterr().err.splitlines()[-2:] == ["error: no data", "hint: the hint"]

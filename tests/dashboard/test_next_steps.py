@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from textual.pilot import Pilot
 
-from app.dashboard.next_steps import NextDialog
+from app.dashboard.next_steps import HearingDialog
 from app.screens.app import WizardApp
 from app.wizard.state import Step
 from profiles.errors import BadInput
@@ -41,13 +41,13 @@ def microphone(seconds: float, path: Path) -> Iterator[Path]:
     yield path
 
 
-def dialog(tmp_path: Path, model: Path | None = MODEL, **more: Any) -> NextDialog:
+def dialog(tmp_path: Path, model: Path | None = MODEL, **more: Any) -> HearingDialog:
     reports: list[str] = more.pop("reports", [])
     settings = {"ask": hear, "record": lambda seconds: microphone(seconds, tmp_path / "voice.wav"), **more}
-    return NextDialog(["muster runs show one"], model, "base", [CLIP], lambda: reports.append("open"), **settings)
+    return HearingDialog(["muster runs show one"], model, "base", [CLIP], lambda: reports.append("open"), **settings)
 
 
-def show(shown: NextDialog, *keys: str, until: str) -> str:
+def show(shown: HearingDialog, *keys: str, until: str) -> str:
     """Press keys in a dialog, and return the screen on which the words stand."""
     screens: list[str] = []
 

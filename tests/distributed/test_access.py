@@ -147,6 +147,13 @@ def test_the_first_meeting_shows_the_fingerprint_and_how_to_compare(lab: LightLa
     assert check_access(target, trust=lambda key: key == report.unknown_key).ok
 
 
+def test_a_first_meeting_says_under_which_names_the_machine_is_known(lab: LightLab, tmp_path: Path) -> None:
+    (tmp_path / "known").write_text(f"studio,pi {lab['a'].host_key}\n")
+    config = configured(lab.ssh_config, tmp_path, f"UserKnownHostsFile {tmp_path / 'known'}")
+    report = check_access(lab.target("a", config_file=config))
+    assert report.unknown_key is not None and report.unknown_key.known_as == ("studio", "pi")
+
+
 def test_a_changed_key_names_the_line_and_is_refused_whatever_is_trusted(lab: LightLab, tmp_path: Path) -> None:
     known = tmp_path / "known"
     known.write_text(f"# mine\n[127.0.0.1]:{lab['a'].port} {lab['b'].host_key}\n")

@@ -40,6 +40,13 @@ def line(hosts: str, info: HostKeyInfo, marker: str = "") -> str:
     return f"{marker} {hosts} {info.key_type} {base64.b64encode(info.blob).decode()} comment"
 
 
+def test_a_key_is_known_under_all_its_names() -> None:
+    lines = [line("studio,198.18.2.13", key()), line("|1|c2FsdA==|ZGlnZXN0", key()), line("pi", key(blob=b"other"))]
+    lines.append(line("gone", key(), "@revoked"))
+    known = KnownHosts(entry for one in lines if (entry := parse_line(one)))
+    assert known.names_of(key().blob) == ("studio", "198.18.2.13", "a hashed name")
+
+
 @pytest.mark.parametrize(
     ("hosts", "name", "verdict"),
     [

@@ -55,7 +55,7 @@ def test_measured_once_then_planned_and_the_plan_is_carried_out(make_light_lab: 
     assert json.loads(again.stdout)["settings"]["members"]
     runs = [host.files / ".cache" / "muster" / "runs" for host in lab]
     before = [sorted(path.iterdir()) for path in runs]
-    given = muster.run(*muster.train(*AUTO, "--dry-run", "--json", "--plan", str(folder / PLANNING)))
+    given = muster.run(*muster.train(*AUTO, "--try", "--json", "--plan", str(folder / PLANNING)))
     rehearsed = json.loads(given.stdout)  # a few steps on the machines; nothing of it is kept
     assert rehearsed["plan_hash"] == RunFolder.open(folder).plan().hash()
     assert rehearsed["seconds_per_step"] > 0

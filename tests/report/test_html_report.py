@@ -56,6 +56,15 @@ def shown(path: Path) -> str:
     return body(evidence, charts_of(evidence))
 
 
+@pytest.mark.parametrize(("template", "words"), [("{{ messages }}", " chat "), ("", " generate ")])
+def test_a_report_says_how_a_language_model_is_asked(tmp_path: Path, template: str, words: str) -> None:
+    run = write_run(tmp_path, events())
+    (run / "model").mkdir()
+    (run / "model/config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    (run / "model/tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    assert f"{words}{run / 'model'}" in shown(run)
+
+
 def test_a_report_says_what_is_there_and_what_is_not(tmp_path: Path) -> None:
     run = write_run(tmp_path, events(), strategy_reason="twice as fast")
     page = shown(run)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.report import Ended, completed_lines, failure_hint
-from app.run_state import RunState, reduce_events
+from app.report import Ended, completed_lines, failure_hint, next_commands
+from app.run_state import RunState, at_its_end, reduce_events
 from distributed.supervisor import supervise_folder
 from profiles.errors import BadInput, ExitCode
 from profiles.resolve import load_profile, profile_from_options
@@ -175,22 +175,42 @@ def test_the_figures_are_the_sums_over_the_attempts_whatever_ends_them(
     attempts: list[tuple[int, bool, float, float]],
 ) -> None:
     """Each attempt: steps of a second, whether its end was written down, the pause before it, the members' clock."""
-    tally, now, seconds, steps = Tally(), 0.0, 0.0, 0
+    events: list[Event] = []
+    now, seconds, steps = 0.0, 0.0, 0
     for made, ended, pause, skew in attempts:
         now += pause
-        tally.note(RunEvent(time=now, status="starting"))
-        for number in range(1, made + 1):
-            tally.note(step(steps + number, now + skew + number))
+        events.append(RunEvent(time=now, status="starting"))
+        events += [step(steps + number, now + skew + number) for number in range(1, made + 1)]
         now += made
         steps += made
         seconds += made  # ended or killed: its steps took so long
-        if ended:
-            tally.note(RunEvent(time=now, status="cancelled"))
+        events += [RunEvent(time=now, status="cancelled")] if ended else []
+    tally = Tally()
+    for event in events:
+        tally.note(event)
     figures = tally.figures()
     assert (figures["steps"], figures["samples"]) == (steps, 10 * steps)
     assert figures["seconds"] == pytest.approx(seconds, abs=1e-3)
     assert figures["attempts"] == sum(made > 0 for made, *_ in attempts)
     assert tally.figures() == figures
+    assert at_its_end(reduce_events(events), "interrupted").seconds(now + 1e6) == figures["seconds"]
+
+
+def test_a_run_that_goes_on_counts_its_earlier_attempts_and_no_pause() -> None:
+    first = [RunEvent(time=100.0, status="starting"), step(1, 105.0), RunEvent(time=110.0, status="failed")]
+    idle = [RunEvent(time=500.0, status="starting"), RunEvent(time=530.0, status="failed")]
+    second = [RunEvent(time=1000.0, status="starting")]
+    assert reduce_events(first).seconds(400.0) == 10.0
+    assert reduce_events([*first, *idle]).seconds(900.0) == 10.0  # a start without a step counts for nothing
+    assert reduce_events([*first, *idle, *second]).seconds(1003.0) == 13.0
+    assert reduce_events(idle).seconds(900.0) == 30.0  # where none took a step, all count
+
+
+def test_the_pauses_of_a_run_without_steps_are_not_told_as_its_time(tmp_path: Path) -> None:
+    with new_folder(tmp_path) as folder:
+        folder.update_metadata(start_time="2026-11-20T10:00:00+00:00", attempt=2)
+        folder.finish("failed", {})
+    assert summarise(folder.path).seconds is None
 
 
 def test_the_time_of_a_killed_attempt_is_that_of_its_steps(tmp_path: Path) -> None:
@@ -256,6 +276,28 @@ def test_the_end_says_what_to_type_next(tmp_path: Path, monkeypatch: pytest.Monk
     speech += [f"compare {about}", f"export {about} --to ctranslate2"]
     wanted = [*(speech if name != "nanogpt" else []), *([f"distributed-train {own}"] if own else [])]
     assert commands == [*wanted, f"runs show {about}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "wanted"),
+    [
+        ("instruct-lora", True, ["generate --compare {} 'YOUR PROMPT'", "chat {}", "evaluate {} DATASET"]),
+        ("nanogpt", False, ["generate {} 'YOUR PROMPT'", "evaluate {} DATASET"]),
+    ],
+)
+def test_the_end_says_how_a_language_model_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, template: bool, wanted: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = tmp_path / "run" / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    (model / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}' if template else "{}")
+    plan = plan_local_run(load_profile(name, {"dataset_path": str(tmp_path)}).profile, 1)
+    commands = next_commands(_ended(plan, tmp_path / "run", RunState()))
+    about = f"run --output {tmp_path}"
+    lines = [line.partition("cli_typer.py ")[2] for line in commands]
+    assert lines == [*(line.format(about) for line in wanted), f"runs show {about}"]
 
 
 def test_who_trained_on_recordings_of_their_own_is_not_told_to(tmp_path: Path) -> None:

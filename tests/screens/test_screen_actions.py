@@ -12,14 +12,16 @@ from textual.screen import Screen
 
 from app.dashboard.commands import Commands, SentRequest
 from app.screens.app import WizardApp, run_wizard
+from app.screens.plan import LaunchScreen
 from app.wizard import actions as do
 from app.wizard.launch_records import LaunchProgress
 from app.wizard.records import ItemStatus, Plan
 from app.wizard.state import Action, StatePart, Step, TaskKind
 from profiles.resolve import profile_from_options
-from tests.screens.pilot import fixed_clock, run, text, until_text
+from tests.screens.pilot import fixed_clock, run, text, until, until_text
 from tests.screens.states import DESK, FINGERPRINT, at
 from tests.wizard.fake_services import FakeServices
+from training.events import RunEvent
 from training.local_plan import plan_local_run
 from training.run_folder import RunFolder
 
@@ -170,10 +172,33 @@ def test_a_live_run_opens_and_escape_comes_back() -> None:
     assert app.run_of_interest() == opened[0]
 
 
+@pytest.mark.parametrize("key", ["d", "escape"])
+@pytest.mark.parametrize("ended", [True, False])
+def test_whoever_leaves_a_run_that_has_ended_comes_home(tmp_path: Path, key: str, ended: bool) -> None:
+    plan = plan_local_run(profile_from_options("p", {"task": "custom", "model_path": "a.b:c"}), 1)
+    with RunFolder.create(tmp_path, plan, []) as folder:
+        folder.begin("running")
+        if ended:
+            folder.append(RunEvent(status="completed"))
+            folder.finish("completed", {})
+            folder.close()
+        steering = at(Step.LAUNCH, StatePart(LaunchProgress(run=str(folder.path)), status=ItemStatus.OK))
+        app = WizardApp(steering, clock=fixed_clock)
+
+        async def drive(pilot: Pilot[Any]) -> None:
+            app.open_dashboard(folder.path)
+            await until_text(pilot, "d Leave" if ended else "d Detach")
+            await pilot.press(key)
+            await until(pilot, lambda: isinstance(app.screen, LaunchScreen))
+            assert (do.go_back() in steering.done) == ended
+
+        run(app, drive)
+
+
 def test_who_leaves_is_told_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The screen is gone, and with it what it said: how to come back to the run that was started."""
     told: list[Path] = []
     monkeypatch.setattr(WizardApp, "run", lambda app: app.open_dashboard(Path("output/one")))
-    monkeypatch.setattr(WizardApp, "push_screen", lambda app, screen: None)
+    monkeypatch.setattr(WizardApp, "push_screen", lambda app, *_: None)
     run_wizard(FakeServices(), "", False, left=told.append)
     assert told == [Path("output/one")]

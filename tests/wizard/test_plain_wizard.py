@@ -14,12 +14,13 @@ from app.wizard import actions as do
 from app.wizard import plain
 from app.wizard.dependencies import blockers
 from app.wizard.engine import Wizard
-from app.wizard.plain import BareLines, Questions, prompter
+from app.wizard.prompts import BareLines, Questions, prompter
 from app.wizard.records import Tell
 from app.wizard.state import ItemStatus, JobAnswers, MachineRow
 from distributed.measuring.link_figures import PairFigures
+from distributed.ssh.access import AccessReport
 from tests.waiting import PATIENCE, until_state
-from tests.wizard.fake_services import ANNA, BERT, BROKEN, COMPARE, FakeServices, locked, refused, stranger
+from tests.wizard.fake_services import ANNA, BERT, BROKEN, COMPARE, FakeServices, let_in, locked, refused, stranger
 from tests.wizard.scripted_person import ScriptedPerson
 
 pytestmark = pytest.mark.slow
@@ -88,6 +89,34 @@ def test_a_stranger_is_compared_and_a_password_given() -> None:
     assert person.said("SHA256:x") and person.said(COMPARE)
     assert not person.said("s3cret-word")
     assert len(services.requests[-1].machines) == 3
+
+
+class OfUsers(FakeServices):
+    """Only ada may log in on anna."""
+
+    def check_access(self, machine: MachineRow, trusted: Sequence[str]) -> AccessReport:
+        report = super().check_access(machine, trusted)
+        user = machine.entry.user if machine.entry is not None else ""
+        return let_in(machine) if user == "ada" else report
+
+
+@pytest.mark.parametrize(
+    ("report", "answers"),
+    [
+        (locked(ANNA), [("Password", ""), ("log in there as that user", "u ada")]),
+        (stranger(ANNA, "SHA256:x"), [("accept it", "u ada")]),
+        (refused(ANNA, "user_refused"), [("skip that machine", "u 1 ada")]),
+        (refused(ANNA, "user_refused"), [("skip that machine", "u 7 ada"), ("skip that machine", "u 1 ada")]),
+        (locked(ANNA), [("Password", ""), ("as that user", "u a b"), ("Password", ""), ("as that user", "u ada")]),
+    ],
+)
+def test_another_user_may_be_named_wherever_a_machine_is_closed(
+    report: AccessReport, answers: list[tuple[str, str]]
+) -> None:
+    services = OfUsers(access={"anna": report})
+    assert run_plain(services, ask=ScriptedPerson(("Numbers", "2"), *answers)) == 0
+    entries = [row.entry for row in services.requests[-1].machines if row.name == "anna"]
+    assert [entry.user for entry in entries if entry is not None] == ["ada"]
 
 
 def test_a_machine_that_stays_out_is_skipped() -> None:

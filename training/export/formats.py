@@ -147,7 +147,7 @@ class ModelSource:
             BadInput: of adapters, whose folder does not say it.
         """
         if self.adapter:
-            from training.tasks.whisper.checkpoint import base_of  # takes seconds
+            from training.tasks.pretrained import base_of  # takes seconds
 
             return base_of(self.folder)
         model = self._section("model")

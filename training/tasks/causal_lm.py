@@ -16,8 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from profiles.errors import BadInput, counted
 from profiles.schema import Profile
+from training.bounded import LONGEST_TEXT
 from training.tasks.base import Batch, Progress, Task
 from training.tasks.cache import cache_root
+from training.tasks.chat_template import PLAIN_TEMPLATE
 from training.tasks.conversations import (
     IGNORED,
     ChatTokens,
@@ -28,9 +30,11 @@ from training.tasks.conversations import (
     read_conversations,
 )
 from training.tasks.pretrained import (
+    adapter_folder,
     add_lora,
+    base_of,
     load_part,
-    read_weights,
+    read_with_adapters,
     recompute_activations,
     save_weights,
     with_8_bit_base,
@@ -61,7 +65,8 @@ class CausalLMTask(Task):
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         path = profile.model.model_path
-        self.config: Any = load_part(AutoConfig, path, "model")
+        adapter = adapter_folder(path)
+        self.config: Any = load_part(AutoConfig, base_of(adapter) if adapter else path, "model")
         self.tokenizer: Any = load_part(AutoTokenizer, path, "tokenizer")
         positions, size = getattr(self.config, "max_position_embeddings", None), profile.data.block_size
         if positions is not None and size > positions:
@@ -161,7 +166,7 @@ class CausalLMTask(Task):
         if self.profile.model.from_scratch:
             return auto.from_config(copy.deepcopy(self.config), dtype=torch.float32)
         model = self.profile.model
-        return read_weights(auto, model.model_path, as_stored=model.base_precision == "int8")
+        return read_with_adapters(auto, model.model_path, as_stored=model.base_precision == "int8")
 
     def table(self, split: str) -> str:
         blocks = self.train if split == "train" else self.evaluation[split]
@@ -206,7 +211,11 @@ class CausalLMTask(Task):
             pad_token_id=self.tokenizer.pad_token_id or 0,
         )  # fmt: skip
         parts = (ids[:start], answer, written[0, prompt.shape[1] :])
-        return Shown(*(self.tokenizer.decode(part, skip_special_tokens=True) for part in parts))
+        before, right, said = (self.tokenizer.decode(part, skip_special_tokens=True) for part in parts)
+        exact = self.tokenizer.decode(prompt[0], clean_up_tokenization_spaces=False)
+        return Shown(
+            before, right, said, exact_prompt=exact[-LONGEST_TEXT:]
+        )  # the end of a long one, where the answer begins
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return ``loss`` (nats a token) and ``perplexity``."""
@@ -217,4 +226,6 @@ class CausalLMTask(Task):
 
     def save(self, model: nn.Module, directory: Path) -> None:
         save_weights(model, directory, self._read_model, merge=self.profile.model.lora_merge)
+        if isinstance(getattr(self, "train", None), ChatTokens) and not self.tokenizer.chat_template:
+            self.tokenizer.chat_template = PLAIN_TEMPLATE  # whoever opens the model asks it as it was trained
         self.tokenizer.save_pretrained(str(directory))

@@ -20,6 +20,17 @@ _HEADINGS = {
 }
 
 
+PLAIN_TEMPLATE = (
+    "{% set headings = "
+    + json.dumps(_HEADINGS)
+    + " %}{% for message in messages %}{{ headings[message['role']] + message['content'] }}"
+    "{{ eos_token if message['role'] == 'assistant' and eos_token else '' }}"
+    "{{ '' if loop.last and not add_generation_prompt and eos_token else '\\n\\n' }}"
+    "{% endfor %}{{ headings['assistant'] if add_generation_prompt else '' }}"
+)
+"""The plain headings of :func:`renderer_of` as a template, for models whose tokenizer has none."""
+
+
 class Render(Protocol):
     """A conversation as the model reads it; with ``ask`` up to where the assistant's text begins."""
 

@@ -7,6 +7,7 @@ may be held in 8 bits: LLM.int8() of bitsandbytes (Dettmers et al. 2022, arXiv:2
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import os
 import re
@@ -68,6 +69,26 @@ def check_model_path(path: str) -> bool:
     if folder.exists() or not _HUB_NAME.fullmatch(path):
         raise BadInput(f"model {path}: no such folder", "check model_path")
     return False
+
+
+def adapter_folder(path: str) -> Path | None:
+    """Return the folder where it holds adapters alone, not a model."""
+    if not check_model_path(path):
+        return None
+    folder = Path(path).expanduser()
+    return None if (folder / "config.json").is_file() else folder
+
+
+def base_of(adapter: Path) -> str:
+    """Return the model that adapters were made for.
+
+    Raises:
+        BadInput: their folder does not say it.
+    """
+    try:
+        return str(json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError) as error:
+        raise BadInput(f"model {adapter}: adapter_config.json names no base model", "save the adapter again") from error
 
 
 def reachable() -> bool:
@@ -143,6 +164,19 @@ def read_weights(auto: Any, path: str, as_stored: bool = False) -> Any:
         return model
 
     return load(path, "model", read)
+
+
+def read_with_adapters(auto: Any, path: str, as_stored: bool = False) -> Any:
+    """Return the model of ``path`` as :func:`read_weights` does; of adapters their base model, with them merged.
+
+    Raises:
+        BadInput: as :func:`read_weights`, or the adapters cannot be read.
+    """
+    adapter = adapter_folder(path)
+    if adapter is None:
+        return read_weights(auto, path, as_stored)
+    base = read_weights(auto, base_of(adapter))
+    return load(path, "adapter", lambda local: read_adapter(base, adapter))
 
 
 def recompute_activations(model: Any) -> None:

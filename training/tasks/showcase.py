@@ -44,6 +44,8 @@ class Shown(NamedTuple):
     """What is right."""
     said: str = ""
     loss: float | None = None
+    exact_prompt: str = ""
+    """The prompt as the model reads it, with its special tokens."""
 
 
 class Sample(BaseModel):
@@ -55,6 +57,8 @@ class Sample(BaseModel):
     why: Name = ""
     """By which part of the rule it was chosen."""
     prompt: Text = ""
+    exact_prompt: Text = ""
+    """The same as the model reads it, with its special tokens; empty in older files."""
     reference: Text = ""
     """Of a clip, normalised as for the WER, like the two texts below."""
     before: Text = ""

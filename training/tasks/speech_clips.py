@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from profiles.errors import BadInput, counted
+from profiles.installation import program
 from training.tasks.sound_containers import SOUND_ENDINGS
 from training.tasks.tables import Table
 from training.tasks.transcript_text import odd_parts
@@ -227,16 +229,19 @@ USUAL_WINDOW = 30.0
 """Seconds that a published Whisper hears."""
 
 
-def refused_as_long(clips: Sequence[Clip], what: str, window: float) -> BadInput:
+def refused_as_long(clips: Sequence[Clip], what: str, window: float, dataset: str, language: str) -> BadInput:
     """Return the error of clips, ordered as they are in their table, that are ``what``.
 
     Args:
         window: seconds that the model hears.
+        dataset, language: of the settings; the command that trains on these clips has them.
     """
     names = named(clips)
-    short = "window" in what and window < USUAL_WINDOW
-    longer = f", or take a model that hears more: {HEARS_MORE} hears {USUAL_WINDOW:g} s" if short else ""
-    hint = f"divide them (segment), set long_audio = cut or skip{longer}"
+    hint = "divide them (segment), set long_audio = cut or skip"
+    if "window" in what and window < USUAL_WINDOW:
+        words = [HEARS_MORE, "--dataset", shlex.quote(dataset), *(["--language", language] if language else [])]
+        command = program("distributed-train", *words)
+        hint += f", or take a model that hears more ({USUAL_WINDOW:g} s): {command}"
     return BadInput(f"{counted(len(clips), 'clip')} {what}: {names}", hint)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoConfig
 
 from profiles.errors import BadInput
 from profiles.schema import CAUSAL_LM, DataSettings, ModelSettings, Profile
@@ -16,6 +16,7 @@ from training.device import Precision, move, select_device, select_precision
 from training.plan import read_plan
 from training.tasks.base import Progress
 from training.tasks.causal_lm import CausalLMTask
+from training.tasks.pretrained import adapter_folder, base_of, load_part
 
 _BATCH = 8
 
@@ -73,6 +74,7 @@ def _profile_of(model_dir: Path, dataset: str) -> Profile:
         size = read_plan(model_dir.parent / "plan.json").profile.data.block_size
     except BadInput:
         size = DataSettings().block_size
-        config: dict[str, Any] = json.loads((model_dir / "config.json").read_bytes())
-        size = min(size, config.get("max_position_embeddings") or config.get("n_positions") or size)
+        adapter = adapter_folder(str(model_dir))
+        config: Any = load_part(AutoConfig, base_of(adapter) if adapter else str(model_dir), "model")
+        size = min(size, getattr(config, "max_position_embeddings", None) or size)
     return Profile(name="evaluate", model=model, data=DataSettings(dataset_path=dataset, block_size=size))

@@ -6,7 +6,6 @@ and Rush 2020, arXiv 2010.13002, section 3.2; Gandhi et al. 2023, Distil-Whisper
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,26 +42,6 @@ def read_config(path: str) -> WhisperConfig:
     if kind != "whisper":
         raise BadInput(f"model {path} is of type {kind!r}, not whisper", "choose a Whisper, or another task")
     return load(path, "model", lambda local: WhisperConfig.from_dict(values))
-
-
-def adapter_folder(path: str) -> Path | None:
-    """Return the folder where it holds adapters alone, not a model."""
-    if not check_model_path(path):
-        return None
-    folder = Path(path).expanduser()
-    return None if (folder / "config.json").is_file() else folder
-
-
-def base_of(adapter: Path) -> str:
-    """Return the model that adapters were made for.
-
-    Raises:
-        BadInput: their folder does not say it.
-    """
-    try:
-        return str(json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"])
-    except (OSError, ValueError, KeyError) as error:
-        raise BadInput(f"model {adapter}: adapter_config.json names no base model", "save the adapter again") from error
 
 
 def files_of(path: str, adapter: str = "") -> list[Path]:

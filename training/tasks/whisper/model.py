@@ -24,7 +24,9 @@ from profiles.errors import BadInput
 from profiles.schema import AUTO_LANGUAGE, ModelSettings
 from training.tasks.language_codes import language_code
 from training.tasks.pretrained import (
+    adapter_folder,
     add_lora,
+    base_of,
     load,
     load_part,
     read_adapter,
@@ -35,8 +37,6 @@ from training.tasks.pretrained import (
 )
 from training.tasks.published_models import local_folder
 from training.tasks.whisper.checkpoint import (
-    adapter_folder,
-    base_of,
     files_of,
     kept_alignment_heads,
     make_student,

@@ -23,15 +23,14 @@ import torch
 
 from profiles.errors import BadInput, counted
 from training.device import give_back
+from training.model_folders import find_usable_model
 from training.resources import whole_cores
-from training.runs import find_model
 from training.tasks.audio import as_mp3, decode
 from training.tasks.base import Progress
 from training.tasks.cache import digest, get_or_build, key_of_contents, key_of_files
 from training.tasks.language_codes import language_code
 from training.tasks.sound_file import AudioError
 from training.tasks.speech_clips import AudioSource, Clip
-from training.tasks.speech_dataset import looks_like_path
 from training.tasks.whisper.features import Features, LogMel, Windows
 from training.tasks.whisper.listening import Transcriber
 from training.tasks.whisper.model import WhisperModelWrapper
@@ -280,8 +279,7 @@ class ModelEar(Transcriber):
     """
 
     def __init__(self, reference: str, output: Path, device: str = "auto") -> None:
-        on_hub = reference.count("/") == 1 and not looks_like_path(reference) and not Path(reference).exists()
-        folder = reference if on_hub else str(find_model(output, reference))
+        folder = str(find_usable_model(output, reference))
         super().__init__(folder, device)
         if not self.wrapper.is_multilingual:
             raise BadInput(f"model {reference}: knows one language only", "languages are told by a multilingual model")

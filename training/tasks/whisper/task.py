@@ -208,7 +208,8 @@ class WhisperTask(Task):
             return positions
         ones, policy = [clips[i] for i in sorted(long)], self.profile.data.long_audio
         if policy == "refuse":
-            raise refused_as_long(ones, what, self.wrapper.log_mel.seconds)
+            settings = (self.profile.data.dataset_path, self.profile.model.language)
+            raise refused_as_long(ones, what, self.wrapper.log_mel.seconds, *settings)
         done = "cut (their transcripts may say more than is heard)" if policy == "cut" else "left out"
         logger.warning("%s %s %s: %s", counted(len(ones), "clip"), what, done, named(ones))
         return [i for i in positions if i not in long] if policy == "skip" else positions

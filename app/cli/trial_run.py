@@ -1,4 +1,4 @@
-"""``distributed-train --dry-run``: a few real steps of the real run, and what was measured in them.
+"""``distributed-train --try``: a few real steps of the real run, and what was measured in them.
 ``--plan-only``: what would run, and nothing is started.
 
 The run goes into a temporary folder that is removed. Features that were computed stay in the cache, where the real run
@@ -77,7 +77,7 @@ class RehearsalFigures:
 
 
 def rehearse(request: TrainRequest, start_run: StartRun = LocalRun) -> ExitCode:
-    """Carry out ``--dry-run``.
+    """Carry out ``--try``.
 
     Raises:
         MusterError: nothing was started.
@@ -87,12 +87,12 @@ def rehearse(request: TrainRequest, start_run: StartRun = LocalRun) -> ExitCode:
     with _folder_for_a_moment() as temporary:
         short = shortened(plan)
         folder = RunFolder.create(Path(temporary), short, list(request.command))
-        ended = run_to_end(short, folder, progress_for(f"dry run · {title_of(plan)}"), start_run=start_run)
+        ended = run_to_end(short, folder, progress_for(f"trial run · {title_of(plan)}"), start_run=start_run)
         return _tell(plan, ended, request)
 
 
 def not_for_real(launcher: DistributedLauncher, planned: Planned, request: TrainRequest) -> ExitCode:
-    """Carry out ``--dry-run`` on the machines of a plan, where Ctrl-C ends it, or ``--plan-only``.
+    """Carry out ``--try`` on the machines of a plan, where Ctrl-C ends it, or ``--plan-only``.
 
     Raises:
         MusterError: nothing was started.
@@ -105,7 +105,7 @@ def not_for_real(launcher: DistributedLauncher, planned: Planned, request: Train
     with _folder_for_a_moment() as temporary:
         path = launcher.start(short, request.command, output=Path(temporary))
         follower = Follower(path)
-        progress = progress_for(f"dry run · {title_of(planned.plan)}")
+        progress = progress_for(f"trial run · {title_of(planned.plan)}")
         with heard_by(lambda number, frame: _end(path)), progress:
             for event in follower.events():
                 if event is not None:
@@ -119,7 +119,7 @@ def _end(path: Path) -> None:
 
 
 def _folder_for_a_moment() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="muster-dry-run-", ignore_cleanup_errors=True)
+    return tempfile.TemporaryDirectory(prefix="muster-try-", ignore_cleanup_errors=True)
 
 
 def _tell(plan: RunPlan, ended: Ended, request: TrainRequest) -> ExitCode:
@@ -190,7 +190,7 @@ def measure(plan: RunPlan, events: Iterable[Event], state: RunState) -> Rehearsa
             syncs.append(event)
     warm = [steps[1:] or steps for steps in by_member.values()]
     if not warm:
-        raise BadInput("the dry run took no step", "add training data, or lower batch_size")
+        raise BadInput("the trial run took no step", "add training data, or lower batch_size")
     settings = plan.profile.strategy
     interval = rhythm_of(settings).interval if plan.world_size > 1 else 1
     compute = max(statistics.median(step.compute for step in steps) for steps in warm)

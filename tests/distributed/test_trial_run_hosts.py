@@ -1,4 +1,4 @@
-"""``--plan-only`` and ``--dry-run`` with a hosts file: nothing is started, or a few steps that leave nothing."""
+"""``--plan-only`` and ``--try`` with a hosts file: nothing is started, or a few steps that leave nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def test_the_usual_hosts_file_is_looked_at_too(
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    (["--plan-only", "--dry-run"], "contradict"),
+    (["--plan-only", "--try"], "contradict"),
+    (["--plan-only", "--dry-run"], "--try and --plan-only contradict"),
     (["--out", "plan.json"], "--out needs a plan that is not carried out"),
     (["--plan-only", "--local", "1", "--out", "none/plan.json"], "none/plan.json: No such file or directory"),
 ])  # fmt: skip
@@ -49,6 +50,6 @@ def test_a_run_is_not_resumed_by_a_rehearsal(tmp_path: Path, capsys: pytest.Capt
         (folder.path / RUN_HOSTS).write_text(json.dumps(HOSTS))
         folder.finish("cancelled", {}, "stopped")
     events = (folder.path / "events.jsonl").read_bytes()
-    assert main(["distributed-train", "--resume", plan.run_id, "--dry-run", "--output", str(tmp_path)]) == 2
-    assert "error: --dry-run and --resume do not go together" in capsys.readouterr().err
+    assert main(["distributed-train", "--resume", plan.run_id, "--try", "--output", str(tmp_path)]) == 2
+    assert "error: --try and --resume do not go together" in capsys.readouterr().err
     assert (folder.path / "events.jsonl").read_bytes() == events

@@ -1,0 +1,266 @@
+"""What next with a language model: its answer to a held-out or a typed prompt, beside that of its base; a chat."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, ClassVar, cast
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.widgets import Input, Static
+
+from app.console import program_words, visible
+from app.dashboard.next_steps import UNTRAINED, Asking, AskingDialog, HearingDialog, ModelDialog, answer_of, words_of
+from app.dashboard.samples import sample_texts
+from app.report import Ended
+from app.shell.dialogs import Box, Dialog, TextDialog
+from app.shell.keys import Key
+from app.shell.text import StatusMark, literal
+from training.model_folders import converses, is_language_model, model_before
+from training.tasks.showcase import Sample, Showcase
+
+_TOKENS = "128"
+"""That an answer to a prompt has at most."""
+_EVERY = 0.1
+
+Generate = Callable[[Path, str, bool, bool], tuple[str, str]]
+"""What the base model, where one is to compare, and a model write after a prompt, taken as it is or by a template."""
+
+
+def generate(model: Path, prompt: str, exact: bool, compare: bool) -> tuple[str, str]:
+    """Return what the base model, empty without ``compare``, and a model write after a prompt.
+
+    Raises:
+        BadInput: one of them cannot be used.
+    """
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="muster-") as file:
+        file.write(prompt)
+        file.flush()
+        options = [*(["--exact"] if exact else []), *(["--compare"] if compare else [])]
+        document = answer_of("generate", str(model), "--file", file.name, "--max-tokens", _TOKENS, *options)
+    return document["base"]["text"] if compare else "", document["text"]
+
+
+class WritingDialog(ModelDialog):
+    """What next with a language model.
+
+    Args:
+        base: what it was trained from: a folder or a name; empty: it was trained from nothing.
+        samples: held-out ones of the run.
+        chats: whether the model converses.
+        ask: the models.
+        chat: the command of a chat.
+    """
+
+    ACTION_KEYS = (Key("c", "chat", "Chat"), Key("p", "prompt", "Prompt"))
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("c", "chat", show=False),
+        Binding("p", "prompt", show=False),
+    ]
+
+    def __init__(
+        self,
+        commands: Sequence[str],
+        model: Path | None,
+        base: str,
+        samples: Sequence[Sample],
+        report: Callable[[], None],
+        chats: bool,
+        ask: Generate = generate,
+        chat: Sequence[str] = (),
+    ) -> None:
+        actions = {"held_out": "Answer a held-out prompt: before and after training"} if samples else {}
+        if model is not None and chats:
+            actions["chat"] = "c  Chat with the model"
+        if model is not None:
+            actions["prompt"] = "p  Type a prompt: the old and the new model side by side"
+        use = "Talk with the model:  muster chat {}" if chats else "Let the model write:  muster generate {} 'A text'"
+        super().__init__(commands, actions, model, report, use)
+        self._base, self._samples, self._ask = base, samples, ask
+        self._chat = chat or [*program_words(), "chat", str(model), "--json"]
+        self._shown = 0
+
+    def action_held_out(self) -> None:
+        """Let both models go on from the next held-out prompt; without a model show what the run kept of it."""
+        sample = self._samples[self._shown % len(self._samples)]
+        self._shown += 1
+        if self._model is None:
+            self.app.push_screen(Dialog("A held-out prompt", *sample_texts("text", sample)))
+        else:
+            self._write("A held-out prompt", sample, sample.exact_prompt or sample.prompt, exact=True)
+
+    def action_prompt(self) -> None:
+        """Ask for a prompt, and let both models answer it."""
+        if self._model is None:
+            return
+
+        def typed(prompt: str | None) -> None:
+            if prompt:
+                self._write("Your prompt", Sample(id="", prompt=prompt), prompt, exact=False)
+
+        self.app.push_screen(
+            TextDialog("Your prompt", accept="Answer it", needed="Type what the model answers."), typed
+        )
+
+    def action_chat(self) -> None:
+        if "chat" in self._actions:
+            self.app.push_screen(ChatDialog(ChatProcess(self._chat)))
+
+    def _write(self, heading: str, sample: Sample, prompt: str, exact: bool) -> None:
+        model, base = self._model, self._base
+
+        def ask() -> Iterator[str | Sample]:
+            yield "both models write" if base else "the model writes"
+            before, after = self._ask(Path(str(model)), prompt, exact, bool(base))
+            yield sample.model_copy(update={"before": before if base else UNTRAINED, "after": after})
+
+        self.app.push_screen(AskingDialog(heading, Asking("text", ask)))
+
+
+@dataclass
+class ChatTurn:
+    """What a person said, and what the model has answered so far."""
+
+    said: str
+    answer: str = ""
+    note: str = ""
+    """Why there is no answer."""
+
+
+class ChatProcess:
+    """A model that talks, in a process of its own (``chat --json``).
+
+    Args:
+        command: starts it.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.turns: list[ChatTurn] = []
+        self.ready = False
+        self.busy = False
+        """Whether an answer is being written."""
+        self.problem = ""
+        pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nowhere, text=True, encoding="utf-8")
+        self._reader = threading.Thread(target=self._read, name="chat", daemon=True)
+        self._reader.start()
+
+    def say(self, text: str) -> None:
+        """Send a message; ``/reset`` begins anew."""
+        self.turns.append(ChatTurn(text))
+        self.busy = True
+        try:
+            stdin = cast(IO[str], self._process.stdin)
+            stdin.write(f"{text}\n")
+            stdin.flush()
+        except OSError:
+            self.busy = False  # the process has ended, and whoever reads says why
+
+    def close(self) -> None:
+        """End the process; it has nothing to save."""
+        self._process.kill()
+        self._reader.join()
+
+    def _read(self) -> None:
+        error_text = ""
+        with self._process as process:
+            for line in cast(IO[str], process.stdout):
+                try:
+                    self._take(json.loads(line))
+                except ValueError:  # of the one document that says why it ends
+                    error_text += line
+        try:
+            self.problem = words_of(**json.loads(error_text)["error"])
+        except (ValueError, LookupError, TypeError):
+            self.problem = f"the model's process has ended, exit code {process.returncode}"
+
+    def _take(self, document: dict[str, Any]) -> None:
+        self.ready = self.ready or "ready" in document
+        turn = self.turns[-1] if self.turns else ChatTurn("")
+        turn.answer += document.get("text", "")
+        if "end" in document:
+            turn.note, self.busy = document["note"], False
+            if turn.said == "/reset":
+                self.turns = []
+
+
+class ChatDialog(Box[None]):
+    """A conversation with a model, whose answers appear as they are written."""
+
+    HOLDS_CTRL_C = True
+    DEFAULT_CSS = """
+    ChatDialog > #box { width: 96; height: 90%; }
+    ChatDialog #talk { height: 1fr; margin-top: 1; }
+    ChatDialog #field { margin-top: 1; height: 1; border: none; padding: 0 1; background: $panel; }
+    """
+
+    def __init__(self, chat: ChatProcess) -> None:
+        super().__init__("Chat")
+        self._chat = chat
+
+    def body(self) -> ComposeResult:
+        with VerticalScroll(id="talk", can_focus=False):
+            yield Static(markup=False)
+        yield Input(id="field", placeholder="your message; /reset begins anew")
+
+    def keys(self) -> tuple[Key, ...]:
+        return (Key("enter", "send", "Send", main=True), Key("escape", "close", "End the chat"))
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.query_one("#talk").anchor()
+        self.query_one("#field", Input).focus()
+        self.set_interval(_EVERY, self._paint)
+
+    def on_unmount(self) -> None:
+        self._chat.close()
+        super().on_unmount()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        if event.value.strip() and not self._chat.busy and not self._chat.problem:
+            self._chat.say(event.value.strip())
+            event.input.value = ""
+
+    async def action_send(self) -> None:
+        await self.query_one("#field", Input).action_submit()
+
+    def _paint(self) -> None:
+        chat = self._chat
+        lines = [line for turn in tuple(chat.turns) for line in _turn_lines(turn)]
+        if chat.problem:
+            lines.append(StatusMark.PROBLEM.show(visible(chat.problem)))
+        elif not chat.ready:
+            lines.append(StatusMark.WORKING.show("the model is loaded"))
+        elif chat.busy and not chat.turns[-1].answer:
+            lines.append(StatusMark.WORKING.show("it reads"))
+        self.query_one("#talk Static", Static).update(Content("\n").join(lines))
+
+
+def _turn_lines(turn: ChatTurn) -> list[Content]:
+    lines = [literal(turn.said, "bold $text-primary")]
+    lines += [literal(visible(line)) for line in turn.answer.split("\n")] if turn.answer else []
+    lines += [literal(turn.note, "$text-warning")] if turn.note else []
+    return [*lines, Content("")]
+
+
+def next_dialog(
+    ended: Ended, commands: Sequence[str], showcase: Showcase | None, report: Callable[[], None]
+) -> ModelDialog:
+    """Return what can be done with what a run has made."""
+    base, samples = model_before(ended.plan.profile), showcase.samples if showcase else ()
+    kind = showcase.kind if showcase else "speech"
+    if kind == "text" or (ended.model is not None and is_language_model(ended.model)):
+        texts = samples if kind == "text" else ()
+        chats = ended.model is not None and converses(ended.model)
+        return WritingDialog(commands, ended.model, base, texts, report, chats)
+    model = ended.model if ended.plan.profile.model.trait == "speech" else None
+    return HearingDialog(commands, model, base, samples if kind == "speech" else (), report)

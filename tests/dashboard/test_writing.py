@@ -1,0 +1,173 @@
+"""What can be done with a language model once its run has ended."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from textual.pilot import Pilot
+
+from app.dashboard.next_steps import HearingDialog
+from app.dashboard.writing import ChatDialog, ChatProcess, WritingDialog, next_dialog
+from app.report import Ended
+from app.run_state import RunState
+from app.screens.app import WizardApp
+from app.wizard.state import Step
+from profiles.errors import BadInput, ExitCode
+from profiles.resolve import load_profile
+from tests.screens.pilot import fixed_clock, run, text, until, until_text
+from tests.screens.states import at
+from training.local_plan import plan_local_run
+from training.tasks.showcase import Kind, Sample, Showcase
+
+PROMPT = Sample(
+    id="sample 0", prompt="Who?", exact_prompt="<user>Who?", reference="Muster.", before="Me.", after="Muster!"
+)
+MODEL = Path("/runs/one/model")
+CHAT = """
+import json, sys
+def tell(**document): print(json.dumps(document), flush=True)
+tell(ready="model")
+for line in sys.stdin:
+    if line == "/reset\\n":
+        tell(end=True, note="begun anew")
+    elif line == "long\\n":
+        tell(end=True, note="the prompt is too long")
+    else:
+        for piece in ("you said ", line.strip(), "\\n", "twice"):
+            tell(text=piece)
+        tell(end=True, note="")
+"""
+
+
+def write(model: Path, prompt: str, exact: bool, compare: bool) -> tuple[str, str]:
+    assert model == MODEL
+    return "the base" if compare else "", f"{'exactly' if exact else 'answered'} {prompt}"
+
+
+def ended(folder: Path, profile: str, **options: str) -> Ended:
+    """A completed run whose model is a language model, with a chat template."""
+    (folder / "model").mkdir()
+    (folder / "model/config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    (folder / "model/chat_template.jinja").touch()
+    plan = plan_local_run(load_profile(profile, options).profile, 1)
+    return Ended(status="completed", run_dir=folder, metrics={}, exit_code=ExitCode.DONE, plan=plan, state=RunState())
+
+
+@pytest.mark.parametrize(
+    ("profile", "options", "offered"),
+    [
+        ("instruct-lora", {"dataset": "/"}, {"held_out", "chat", "prompt", "report", "friend"}),
+        ("demo", {"model_path": "m.py:build", "task": "custom"}, {"chat", "prompt", "report", "friend"}),
+    ],
+)
+def test_a_language_model_is_offered_what_it_can(
+    tmp_path: Path, profile: str, options: dict[str, str], offered: set[str]
+) -> None:
+    """Whoever has trained it: a job of a person's own code, too."""
+    kind: Kind = "text" if "held_out" in offered else "items"
+    shown = Showcase(kind=kind, split="validation", step=9, of=1, samples=(PROMPT,))
+    assert set(next_dialog(ended(tmp_path, profile, **options), [], shown, lambda: None)._actions) == offered
+
+
+def test_a_model_of_speech_hears(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    run = replace(ended(tmp_path / "model", "demo"), run_dir=tmp_path)
+    assert isinstance(next_dialog(run, [], None, lambda: None), HearingDialog)
+
+
+def dialog(model: Path | None = MODEL, base: str = "base", chats: bool = True, **more: Any) -> WritingDialog:
+    settings = {"ask": write, "chat": [sys.executable, "-c", CHAT], **more}
+    return WritingDialog(["muster runs show one"], model, base, [PROMPT], lambda: None, chats, **settings)
+
+
+def show(shown: WritingDialog, *keys: str, until: str, more: Any = None) -> str:
+    """Press keys in a dialog, and return the screen on which the words stand."""
+    screens: list[str] = []
+
+    async def drive(pilot: Pilot[Any]) -> None:
+        pilot.app.push_screen(shown)
+        await until_text(pilot, "What next?")
+        await pilot.press(*keys)
+        await until_text(pilot, until)
+        screens.append(text(pilot.app))
+        if more:
+            await more(pilot)
+
+    run(WizardApp(cast(Any, at(Step.LINKS)), clock=fixed_clock), drive, (120, 32))
+    return screens[0]
+
+
+def in_order(screen: str, *words: str) -> bool:
+    places = [screen.index(word) for word in words]
+    return places == sorted(places)
+
+
+@pytest.mark.slow
+def test_enter_lets_both_models_answer_a_held_out_prompt() -> None:
+    screen = show(dialog(), "enter", until="exactly <user>Who?")
+    assert in_order(screen, "prompt", "before", "the base", "after", "in fact", "Muster.")
+
+
+@pytest.mark.slow
+def test_a_model_from_nothing_has_no_text_before() -> None:
+    assert "(untrained)" in show(dialog(base=""), "enter", until="exactly <user>Who?")
+
+
+@pytest.mark.slow
+def test_a_typed_prompt_is_answered_by_both() -> None:
+    screen = show(dialog(), "p", *"Why", "enter", until="answered Why")
+    assert in_order(screen, "Your prompt", "the base", "answered Why")
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_asked_says_why() -> None:
+    def broken(*_: Any) -> tuple[str, str]:
+        raise BadInput("model base: no such folder", "check model_path")
+
+    show(dialog(ask=broken), "enter", until="model base: no such folder (check model_path)")
+
+
+@pytest.mark.slow
+def test_a_chat_goes_on_and_begins_anew() -> None:
+    async def more(pilot: Pilot[Any]) -> None:
+        await pilot.press(*"hi", "enter")
+        await until_text(pilot, "you said hi")
+        await pilot.press(*"long", "enter")
+        await until_text(pilot, "the prompt is too long")
+        assert "you said hi" in text(pilot.app) and "twice" in text(pilot.app)
+        await pilot.press(*"/reset", "enter")
+        await until(pilot, lambda: "you said hi" not in text(pilot.app))
+        await pilot.press("ctrl+c")
+        await until_text(pilot, "What next?")
+        assert not isinstance(pilot.app.screen, ChatDialog)
+
+    show(dialog(), "c", until="your message", more=more)
+
+
+@pytest.mark.slow
+def test_a_chat_that_cannot_begin_says_why() -> None:
+    program = """print('{"error": {"message": "no such model", "hint": "name another"},\\n "exit_code": 2}')"""
+    show(dialog(chat=[sys.executable, "-c", program]), "c", until="no such model (name another)")
+
+
+@pytest.mark.slow
+def test_a_closed_chat_leaves_no_process() -> None:
+    chat = ChatProcess([sys.executable, "-c", CHAT])
+    chat.close()
+    assert chat._process.returncode is not None
+
+
+@pytest.mark.slow
+def test_a_model_of_plain_text_is_offered_no_chat() -> None:
+    screen = show(dialog(chats=False), "t", until="muster generate model 'A text'")
+    assert "Chat" not in screen
+
+
+@pytest.mark.slow
+def test_a_run_without_a_model_shows_what_was_kept() -> None:
+    screen = show(dialog(model=None), "enter", until="Muster!")
+    assert in_order(screen, "Me.", "Muster!")

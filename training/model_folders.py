@@ -1,0 +1,110 @@
+"""Models to use: those of runs, of folders and of the hub, and what their folders say of them without loading one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from profiles.errors import BadInput
+from profiles.schema import Profile
+from training.plan import read_plan
+from training.runs import find_model, finished_model, list_runs
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_WRITING = ("ForCausalLM", "LMHeadModel")
+"""How transformers' classes of models end that go on from a text."""
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+
+
+def find_usable_model(output_dir: Path, reference: str, usable: Callable[[Path], bool] = lambda folder: True) -> Path:
+    """Return what :func:`find_model` does, or ``owner/name`` as it is, which is a model of the hub.
+
+    Args:
+        usable: whether a folder may be meant where no model is named: then it is that of the newest such run.
+
+    Raises:
+        BadInput: nothing fits, or the run has no model.
+    """
+    if not reference:
+        models = (finished_model(run.path) for run in list_runs(output_dir))
+        newest = next((model for model in models if model and usable(model)), None)
+        return newest or find_model(output_dir, reference)
+    try:
+        return find_model(output_dir, reference)
+    except BadInput:
+        if _HUB_NAME.fullmatch(reference) and not Path(reference).parent.exists():
+            return Path(reference)
+        raise
+
+
+def model_kind(folder: Path) -> Literal["speech", "text", ""]:
+    """Return whether a model, or what its adapters belong to, hears or writes; empty: neither, or its folder does not
+    say so."""
+    config = _document(folder / "config.json")
+    if config:
+        architectures = config.get("architectures") or ["AutoModelForCausalLM"]
+        kind = str(config.get("model_type") or "")
+    else:
+        config = _document(folder / "adapter_config.json")
+        mapping = config.get("auto_mapping") or {}
+        architectures = ["ForCausalLM" if config.get("task_type") == "CAUSAL_LM" else mapping.get("base_model_class")]
+        kind = str(architectures[0] or "")
+    if kind.lower().startswith("whisper"):
+        return "speech"
+    return "text" if kind and str(architectures[0]).endswith(_WRITING) else ""
+
+
+def is_language_model(folder: Path) -> bool:
+    """Whether a model's folder says that it goes on from texts."""
+    return model_kind(folder) == "text"
+
+
+def hears(folder: Path) -> bool:
+    """Whether a model's folder says that it is of speech."""
+    return model_kind(folder) == "speech"
+
+
+def holds_tokenizer(folder: Path) -> bool:
+    """Whether a tokenizer was saved beside a model."""
+    return any((folder / name).is_file() for name in _TOKENIZERS)
+
+
+def converses(folder: Path) -> bool:
+    """Whether a chat template was saved with a model, in a file of its own or with the tokenizer's settings."""
+    return (folder / "chat_template.jinja").is_file() or bool(
+        _document(folder / "tokenizer_config.json").get("chat_template")
+    )
+
+
+def model_before(profile: Profile) -> str:
+    """Return what a profile trains, a folder or a name of the hub; empty: it begins from nothing, or from code."""
+    model = profile.model
+    return "" if model.from_scratch or model.trait == "own code" else model.model_path
+
+
+def base_model(model: Path) -> str:
+    """Return what the model of a run, or adapters, were trained from: a folder or a name of the hub.
+
+    Raises:
+        BadInput: from nothing, or nobody says it.
+    """
+    base = str(_document(model / "adapter_config.json").get("base_model_name_or_path") or "")
+    if not base and (model.parent / "plan.json").is_file():
+        base = model_before(read_plan(model.parent / "plan.json").profile)
+        if not base:
+            raise BadInput(f"{model} was trained from scratch: there is no model before it", "leave out --compare")
+    if not base:
+        hint = "name a run, or leave out --compare and ask both models one after the other"
+        raise BadInput(f"{model} does not say what it was trained from", hint)
+    return base
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
