@@ -122,7 +122,7 @@ class JobScreen(StepScreen):
         said = (
             (state.job.cause, "$text-error"),
             (state.job.fix, ""),
-            (f"Continuing {bring}." if bring else "", "$text-warning"),
+            (bring, "$text-warning"),
         )
         return Content("\n").join([literal(text, style) for text, style in said if text])
 
@@ -134,7 +134,7 @@ class JobScreen(StepScreen):
         wrong = [row for row in state.job.found.options if row.problem]
         if wrong:
             return literal(f"{wrong[0].name}: {wrong[0].problem}", "$text-error")
-        return muted("The profiles hold published values; change what you know better.")
+        return muted("These are good values. Change only what you know.")
 
     def offered_keys(self) -> tuple[Key, ...]:
         key = self.table.cursor if self.ready else GO
