@@ -76,10 +76,10 @@ def verdict(
     if state.status == "starting" or not (launched or any(member.step for member in every)):
         return RunVerdict("starting", "Starting", (present, *_phases(state)))
     alone = alone if max(members, len(every)) > 1 else None
-    done = _done_at(state, now)
-    soon = done.startswith("done in") if done else None
+    end = _done_at(state, now)
+    soon = end.startswith("done in") if end else None
     promised, beside = _promised(state, promise, now, soon), _alone(state, alone, now, soon)
-    figures = tuple(part for part in (done, promised, beside) if part)
+    figures = tuple(part for part in (end, promised, beside) if part)
     spare = tuple(part for part in (promised, beside, figures[0] if figures else "") if part)
     silent = _silence(state, now)
     if lost:
