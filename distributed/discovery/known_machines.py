@@ -155,7 +155,7 @@ def look_up(candidate: MachineCandidate, interfaces: Interfaces) -> Sighting | N
         return Sighting(key, target.name, endpoints=own_endpoints(interfaces))
     if candidate.unread:
         message = f"the SSH configuration of its hosts file is not read here: {target.config_file}"
-        unread = Problem("config_not_read", message, "see it with: access --hosts FILE")
+        unread = Problem("config_not_read", message, f"see it with: {program('access', '--hosts FILE')}")
         return Sighting(key, target.name, problem=unread)
     try:
         host = resolve(target)

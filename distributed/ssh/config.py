@@ -139,7 +139,7 @@ def resolve(target: SshTarget) -> ResolvedHost:
         message = (
             f"{target.name}: the SSH configuration {_absolute(target.config_file)} of its hosts file is not approved"
         )
-        raise BadInput(message, "it can run commands here: read it, then approve it: access --hosts FILE")
+        raise BadInput(message, f"it can run commands here: read it, then approve it: {program('access', '--hosts FILE')}")
     resolved = _decide(target, _ask(program, target) if program else _defaults(target))
     if target.found_at:  # it is dialled there; its key stays known under the name it had
         resolved = replace(resolved, hostname=target.found_at, host_key_alias=resolved.known_names[0])
