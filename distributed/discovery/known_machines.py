@@ -24,6 +24,7 @@ from distributed.ssh.host_keys import Expected, KnownHosts, fingerprint, known_n
 from distributed.ssh.wire import explain_name
 from distributed.system import output
 from profiles.errors import BadInput
+from profiles.installation import program
 
 USER_KNOWN_HOSTS = (Path("~/.ssh/known_hosts"), Path("~/.ssh/known_hosts2"), Path("/etc/ssh/ssh_known_hosts"))
 _MOST_CANDIDATES = 256
