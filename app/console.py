@@ -234,6 +234,11 @@ TOUR_PROFILE = "scripted-demo"
 """The profile of a run of the tour."""
 
 
+def profile_text(name: str) -> str:
+    """Return the name of a run's profile; a run of the tour must not look like a training of one's own."""
+    return "tour (recorded)" if name == TOUR_PROFILE else name
+
+
 def command_line(*arguments: str) -> str:
     """Return what to type to run this program with ``arguments``, from the current folder."""
     return shlex.join([*program_words(), *spoken(arguments)])

@@ -26,8 +26,8 @@ _LARGEST = 4 << 20
 
 Kind = Literal["speech", "text", "items"]
 RULES: dict[Kind, str] = {
-    "speech": "Of {of} held-out clips: the one with most words put right, the one in the middle of the others, and the worst "
-    "after training; of equal ones the longest.",
+    "speech": "Of {of} held-out clips: the one with most words put right, the one in the middle of the others, and the "
+    "worst after training; of equal ones the longest.",
     "text": "The model goes on from the beginning of held-out samples: at the start, after a third and after two "
     "thirds of them. It takes the likeliest token each time.",
     "items": "Of {of} held-out samples, evenly spread: the best, the middle and the worst one by loss after training.",

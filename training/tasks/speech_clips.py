@@ -190,8 +190,8 @@ def _untold_column(table: Table, option: str) -> str:
 def likely_text_column(table: Table) -> str:
     """Return the column that holds the transcripts by what is in it; empty if none or several may.
 
-    It has letters, but for a few rows that somebody forgot or that are a number, and leads to no file. Of several, it is
-    the one with the longest texts of more than one word.
+    It has letters, but for a few rows that somebody forgot or that are a number, and leads to no file. Of several, it
+    is the one with the longest texts of more than one word.
     """
     cells = {name: [row.text(name) for row in table.rows if name not in row.not_text] for name in table.columns}
     texts = {name: column for name, column in cells.items() if name not in COLUMNS and _are_texts(column)}
