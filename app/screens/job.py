@@ -253,9 +253,9 @@ def _about_option(spec: OptionSpec) -> list[str]:
 
 
 def _option(row: JobOption, narrow: bool) -> TableRow:
-    """``narrow``: in a few words; the whole help stands under the selected row."""
-    short = _PLAIN.get(row.name) or re.split(r"[;:(]", row.spec.help)[0].strip()
-    help_text = short if narrow else row.spec.help
+    """``narrow``: in a few words, as the main ones always are; the whole help stands under the selected row."""
+    first_words = re.split(r"[;:(]", row.spec.help)[0].strip()
+    help_text = _PLAIN.get(row.name) or (first_words if narrow else row.spec.help)
     style = "$text-error" if row.problem else "bold $text-primary" if row.changed else ""
     changed = " *" if row.changed else ""
     about = StatusMark.PROBLEM.show(row.problem) if row.problem else muted(help_text)
