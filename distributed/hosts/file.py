@@ -44,14 +44,14 @@ _EXPECTED = {
 _PLAIN_DEFAULTS = {"ssh_user": "user", "ssh_key_path": "key", "python_env": "python", "project_path": "project_path"}
 _EARLIER = {"carries_hub": "carries_coordinator", "hub_at": "coordinator_at"}
 """What earlier versions called a field of a machine, with its name."""
-_EXAMPLE = 'for example {"master": "a.local", "workers": ["b.local"]}'
+_EXAMPLE = "distributed_hosts.json.example" if IS_CHECKOUT else str(SHARED / "distributed_hosts.json.example")
 _TOP_KEYS = ("master", "workers", "machines", "ssh_config", *_PLAIN_DEFAULTS)
 _LINE = TypeAdapter(Line)
 _SUFFIXES = (".json", ".txt", ".yaml", ".yml", ".toml", ".ini", ".cfg")
 """Of files that are meant for hosts files: what ends so and is not there is no machine."""
 
 
-_EXAMPLE = "distributed_hosts.json.example" if IS_CHECKOUT else SHARED / "distributed_hosts.json.example"
+_EXAMPLE = "distributed_hosts.json.example" if IS_CHECKOUT else str(SHARED / "distributed_hosts.json.example")
 
 
 def load_hosts(path: Path) -> Hosts:
