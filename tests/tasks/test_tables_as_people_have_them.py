@@ -276,3 +276,11 @@ def test_milliseconds_are_seen_by_the_first_recording(tmp_path: Path, caplog: py
 def test_a_long_recording_is_not_taken_for_milliseconds(tmp_path: Path) -> None:
     write_csv(tmp_path / "train.csv", [(*write_clips(tmp_path, 1)[0], "60")], "id,audio_path,text,duration")
     assert read_speech(str(tmp_path))["train"][0].duration == 60.0
+
+
+def test_a_forgotten_transcript_is_told_with_what_leaves_it_out(tmp_path: Path) -> None:
+    rows = [(path, text) for _, path, text in write_clips(tmp_path, 2)]
+    write_csv(tmp_path / "train.csv", [rows[0], (rows[1][0], "")], "file_name,text")
+    with pytest.raises(BadInput, match="line 3, column text: empty") as caught:
+        read_speech(str(tmp_path))
+    assert "let 'prepare' make a data set without such lines" in caught.value.hint

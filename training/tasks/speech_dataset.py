@@ -45,6 +45,7 @@ _TABLES = (".csv", ".tsv", ".jsonl", ".json")
 _SPREADSHEETS = (".csv", ".tsv", ".txt", ".xlsx", ".xls", ".ods", ".numbers")
 _OWN_COLUMNS = ("id", "language", "duration")
 HOW_TO_LABEL = "write it with pseudo-label MODEL FOLDER --into DATASET, or set pseudo_share = 0"
+_REPAIR = "fill it in, remove the line, or let 'prepare' make a data set without such lines"
 _LEAST_MILLISECONDS = 100.0  # of a clip; as seconds it would be too long for one
 _NAMED = 10  # remarks on patches that are logged one by one
 
@@ -351,7 +352,7 @@ def _in_seconds(path: Path, clips: list[Clip]) -> list[Clip]:
 
 def _clip(row: Row, audio: str, text: str) -> Clip:
     if not row.cells.get(audio):
-        raise BadInput(f"{row.where}, column {audio}: empty", "fill it in or remove the line")
+        raise BadInput(f"{row.where}, column {audio}: empty", _REPAIR)
     path, written = as_stored(row.table.parent, row.cells[audio]), written_path(row.cells[audio])
     source = FileSource(path, written.is_absolute() and path == written)
     identity = row.cells.get("id") or row.cells[audio]
@@ -388,7 +389,7 @@ def _refuse_incomplete(clips: Sequence[Clip], part: _Part) -> None:
     for clip in clips:
         with part.faults:
             if not clip.text and not says_silence(clip.columns):
-                raise BadInput(f"{clip.where}, column {part.text}: empty", "fill it in or remove the line")
+                raise BadInput(f"{clip.where}, column {part.text}: empty", _REPAIR)
             if isinstance(clip.audio, FileSource) and not clip.audio.path.is_file():
                 hint = "paths are relative to the table's folder"
                 raise BadInput(f"{clip.where}, column {part.audio}: {clip.audio.path} is not there", hint)
