@@ -44,14 +44,14 @@ _EXPECTED = {
 _PLAIN_DEFAULTS = {"ssh_user": "user", "ssh_key_path": "key", "python_env": "python", "project_path": "project_path"}
 _EARLIER = {"carries_hub": "carries_coordinator", "hub_at": "coordinator_at"}
 """What earlier versions called a field of a machine, with its name."""
-_EXAMPLE = "distributed_hosts.json.example" if IS_CHECKOUT else str(SHARED / "distributed_hosts.json.example")
+_EXAMPLE = 'for example {"master": "a.local", "workers": ["b.local"]}'
 _TOP_KEYS = ("master", "workers", "machines", "ssh_config", *_PLAIN_DEFAULTS)
 _LINE = TypeAdapter(Line)
 _SUFFIXES = (".json", ".txt", ".yaml", ".yml", ".toml", ".ini", ".cfg")
 """Of files that are meant for hosts files: what ends so and is not there is no machine."""
 
 
-_EXAMPLE = "distributed_hosts.json.example" if IS_CHECKOUT else str(SHARED / "distributed_hosts.json.example")
+_EXAMPLE_FILE = "distributed_hosts.json.example" if IS_CHECKOUT else str(SHARED / "distributed_hosts.json.example")
 
 
 def load_hosts(path: Path) -> Hosts:
@@ -66,7 +66,7 @@ def load_hosts(path: Path) -> Hosts:
         data = path.expanduser().read_bytes()
         text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")  # as PowerShell writes
     except FileNotFoundError:
-        hint = f"name machines as after ssh, with commas between them, or copy {_EXAMPLE} and fill it in"
+        hint = f"name machines as after ssh, with commas between them, or copy {_EXAMPLE_FILE} and fill it in"
         raise BadInput(f"{path}: no such hosts file", hint) from None
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or error}", "name a hosts file with --hosts FILE") from None
