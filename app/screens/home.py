@@ -92,7 +92,7 @@ class HomeScreen(StepScreen):
         machines = [_presence(one) for one in present]
         about = [muted(entry.description)] if len(entry.description) > _LONG else []
         far = any(one.far for one in present)
-        bring = [literal(MEASURES.format(names="its machines"), "$text-warning")] if far else []
+        bring = [literal(f"enter {MEASURES.format(names='its machines')}", "$text-warning")] if far else []
         wrong = [literal(entry.error, StatusMark.PROBLEM.style)] if entry.error else []
         return [*about, *([join(*machines)] if machines else []), *bring, *wrong]
 

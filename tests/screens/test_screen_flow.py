@@ -240,7 +240,7 @@ def test_what_measuring_brings_to_other_machines_is_said_before_it_is_brought() 
 def test_a_saved_profile_with_other_machines_says_that_they_are_measured() -> None:
     async def drive(pilot: Pilot[Any]) -> None:
         await choose(pilot, "profile:talk")
-        await until_text(pilot, "Enter copies code and data to its machines")
+        await until_text(pilot, "enter copies code and data to its machines")
 
     app = WizardApp(at(Step.HOME), clock=fixed_clock)
     run(app, drive)
