@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profiles.errors import StoppedByUser
-from profiles.installation import IS_CHECKOUT, PROGRAM, RUNS_FOLDER
+from profiles.installation import IS_CHECKOUT, PROGRAM, RUNS_FOLDER, spoken
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -239,9 +239,14 @@ TOUR_PROFILE = "scripted-demo"
 """The profile of a run of the tour."""
 
 
+def profile_text(name: str) -> str:
+    """Return the name of a run's profile; a run of the tour must not look like a training of one's own."""
+    return "tour (recorded)" if name == TOUR_PROFILE else name
+
+
 def command_line(*arguments: str) -> str:
     """Return what to type to run this program with ``arguments``, from the current folder."""
-    return shlex.join([*program_words(), *arguments])
+    return shlex.join([*program_words(), *spoken(arguments)])
 
 
 def program_words() -> list[str]:

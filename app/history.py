@@ -111,7 +111,7 @@ def happening(event: Event, member: MemberState | None) -> Happening | None:
     said = partial(Happening, event.time, -1 if event.member is None else event.member)
     match event:
         case RunEvent():
-            return said("run", because(_RUN[event.status], event.message))
+            return said("run", because(_RUN[event.status], "" if event.message == "stopped" else event.message))
         case MemberEvent():
             found = member_news(event, member)
             step = member.step if member and member.step and event.status in GONE else -1  # 0: it has just come back

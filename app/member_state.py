@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from profiles.quantities import bytes_text
 from training.events import (
     ErrorEvent,
     MachineEvent,
@@ -216,8 +217,14 @@ class MemberState:
 
 
 def phase_text(phase: str, done: int, total: int | None) -> str:
-    """``features 3/10``, or ``features 3`` where nobody knows how much it will be."""
-    return f"{phase} {done}/{total}" if total else f"{phase} {done}"
+    """``features 3/10``, or ``features 3`` where nobody knows how much it will be; ``bytes to anna 3.2 MB/85.4 MB``."""
+    return f"{phase} {amount_text(phase, done, total)}"
+
+
+def amount_text(phase: str, done: int, total: int | None) -> str:
+    """How far a phase is: ``3/10``; of bytes ``3.2 MB/85.4 MB``."""
+    shown = bytes_text if phase.startswith("bytes ") else str
+    return f"{shown(done)}/{shown(total)}" if total else shown(done)
 
 
 def stopped(member: MemberState, moment: float) -> MemberState:

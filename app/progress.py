@@ -19,7 +19,7 @@ from rich.text import Text
 from app.console import diagnostics, interactive, say, visible
 from app.figures import headline
 from app.history import happening
-from app.member_state import MemberState
+from app.member_state import MemberState, amount_text
 from app.metrics import four_digits, simulated_text
 from app.run_state import RunState, apply
 from profiles.errors import counted
@@ -126,7 +126,7 @@ class RunView:
 def _members(state: RunState, narrow: bool) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("worker", no_wrap=True, overflow="ellipsis", max_width=16)
-    table.add_column("state", no_wrap=True, overflow="ellipsis", max_width=24)
+    table.add_column("state", overflow="fold", max_width=24)
     for name in ("step", "loss", "samples/s"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("compute " if narrow else "compute | wait | transfer", no_wrap=True)
@@ -201,7 +201,7 @@ class PlainProgress(ProgressDisplay):
             case ProgressEvent():
                 finished = event.total is not None and event.done >= event.total
                 if self._is_due(f"{event.phase} done" if finished else event.phase, once=finished):
-                    self._line(f"{event.phase}: {event.done}" + (f"/{event.total}" if event.total else ""))
+                    self._line(f"{event.phase}: {amount_text(event.phase, event.done, event.total)}")
             case EvaluationEvent():
                 self._line(headline(self.state.evaluations[event.split], event.split))
             case SnapshotEvent():

@@ -18,6 +18,8 @@ from training.sensors import slows
 
 STALLED_AFTER = 30.0
 """Seconds without a step, or ten steps' time if that is longer, after which a run is called stalled."""
+_SOON = 120.0
+"""Seconds up to which an end is said as the time that is left."""
 Level = Literal["starting", "good", "warning", "bad", "paused", "done", "stopped"]
 
 
@@ -74,8 +76,10 @@ def verdict(
     if state.status == "starting" or not (launched or any(member.step for member in every)):
         return RunVerdict("starting", "Starting", (present, *_phases(state)))
     alone = alone if max(members, len(every)) > 1 else None
-    promised, beside = _promised(state, promise, now), _alone(state, alone, now)
-    figures = tuple(part for part in (_done_at(state, now), promised, beside) if part)
+    end = _done_at(state, now)
+    soon = end.startswith("done in") if end else None
+    promised, beside = _promised(state, promise, now, soon), _alone(state, alone, now, soon)
+    figures = tuple(part for part in (end, promised, beside) if part)
     spare = tuple(part for part in (promised, beside, figures[0] if figures else "") if part)
     silent = _silence(state, now)
     if lost:
@@ -185,12 +189,12 @@ def _ratio(state: RunState, alone: Alone) -> float:
     return state.samples_per_second / alone.samples_per_second
 
 
-def _alone(state: RunState, alone: Alone | None, now: float) -> str:
+def _alone(state: RunState, alone: Alone | None, now: float, soon: bool | None) -> str:
     """Return when the best machine alone would be done, had it begun with the run."""
     end = alone.end(state) if alone is not None else None
     if alone is None or end is None or not math.isfinite(end) or abs(end - now) > 30 * 86_400:
         return ""
-    return f"{alone.name} alone {_moment(end, now)}{' (fewer samples)' if alone.fixed_steps else ''}"
+    return f"{alone.name} alone {_moment(end, now, soon)}{' (fewer samples)' if alone.fixed_steps else ''}"
 
 
 def _done_at(state: RunState, now: float) -> str:
@@ -198,21 +202,22 @@ def _done_at(state: RunState, now: float) -> str:
     left, doubt = end or (math.inf, 0.0)
     if not math.isfinite(left + doubt) or left > 30 * 86_400:
         return ""
-    if left < 120:
+    if left < _SOON:
         return f"done in {duration_text(left)}"
     return f"done {_clock(now + left, now)} ±{max(1, round(doubt / 60))} min"
 
 
-def _promised(state: RunState, promise: Promise | None, now: float) -> str:
+def _promised(state: RunState, promise: Promise | None, now: float, soon: bool | None) -> str:
     """Return when the plan would have had the run done."""
     end = promise.end(state) if promise else None
     if end is None or not math.isfinite(end) or abs(end - now) > 30 * 86_400:
         return ""
-    return f"promised {_moment(end, now)}"
+    return f"promised {_moment(end, now, soon)}"
 
 
-def _moment(moment: float, now: float) -> str:
-    if abs(moment - now) < 120:
+def _moment(moment: float, now: float, soon: bool | None) -> str:
+    """Return ``in 1:20`` or ``14:03``; ``soon``: whether the run's own end is said as the first, to be compared."""
+    if soon or (soon is None and abs(moment - now) < _SOON):
         return f"in {duration_text(moment - now)}" if moment > now else f"{duration_text(now - moment)} ago"
     return _clock(moment, now)
 

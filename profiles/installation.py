@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,6 +22,10 @@ SHARED = TOP if IS_CHECKOUT else TOP / "muster" / "shared"
 """``config.ini``, the examples and the list of tested packages."""
 PROGRAM = ("python3", "cli_typer.py") if IS_CHECKOUT else ("muster",)
 """What a person types before a command, in the folder of a checkout."""
+WIZARD = ("python3", "wizard.py") if IS_CHECKOUT else ("muster", "wizard")
+"""What a person types before an option of the guided set-up."""
+DEMO = "make demo" if IS_CHECKOUT else "muster train demo"
+"""What trains the example."""
 SETUP = "make setup" if IS_CHECKOUT else "muster setup"
 """What installs the packages that train on this computer."""
 
@@ -32,13 +37,20 @@ def user_folder(kind: str) -> Path:
     return Path(getattr(platformdirs, f"user_{kind}_dir")("muster", appauthor=False))
 
 
+_INSTALLED_NAMES = {"distributed-train": ("train",), "distributed-check": ("machines", "check")}
 RUNS_FOLDER = Path("output") if IS_CHECKOUT else user_folder("data") / "runs"
 """Where run folders lie unless a person says otherwise."""
 
 
+def spoken(words: Sequence[str]) -> list[str]:
+    """Return a command's words with the name that the installed program lists in its help."""
+    first, rest = words[:1], words[1:]
+    return [*(first if IS_CHECKOUT else _INSTALLED_NAMES.get("".join(first), first)), *rest]
+
+
 def program(*words: str) -> str:
     """Return what to type for a command of Muster, as a text shows it."""
-    return " ".join((*PROGRAM, *words))
+    return " ".join((*PROGRAM, *spoken(words)))
 
 
 def saved_profiles(config: Path) -> Path:

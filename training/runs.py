@@ -206,8 +206,10 @@ def find_model(output_dir: Path, reference: str) -> Path:
     if not finished_model(run):
         state = summarise(run)
         name = state.run_id if output_dir == USUAL else run  # a path says too where the run is
-        live = f"the model is written at the end; watch the run with: attach {name}"
-        what_next = live if state.live else f"resume it with: distributed-train --resume {name}"
+        live = f"the model is written at the end; watch the run with: {program('attach', str(name))}"
+        what_next = live if state.live else f"resume it with: {program('distributed-train', '--resume', str(name))}"
+        if state.status == "completed":  # of the tour, or its model was removed
+            what_next = f"train one with: {program('distributed-train', 'PROFILE')}"
         raise BadInput(f"run {state.run_id} ({state.status}) has no model yet", what_next)
     return run / "model"
 

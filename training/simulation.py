@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from profiles.errors import BadInput, ExitCode, MachinesNotReady, MusterError, RunFailed, StoppedByUser
+from profiles.installation import program
 from profiles.schema import Profile
 from training.events import Event
 from training.local_plan import plan_local_run
@@ -156,7 +157,7 @@ class ObjectTrainer(ABC):
         plan = plan_to_resume(path)
         if plan.profile.name != self.profile_name:
             message = f"run {plan.run_id} is of profile '{plan.profile.name}', not of a {type(self).__name__}"
-            raise BadInput(message, f"resume it with: distributed-train --resume {plan.run_id}")
+            raise BadInput(message, f"resume it with: {program('distributed-train', '--resume', plan.run_id)}")
         return path, plan
 
     @property

@@ -41,9 +41,10 @@ def equip_here() -> None:
         MusterError: they cannot be installed.
     """
     from distributed.machine.link import link_to, this_machine  # SSH: only where packages are missing
-    from distributed.preparation.provision import provision
+    from distributed.preparation.provision import find_environment, provision
 
-    say(f"installing PyTorch and the other packages that train, once ({_SIZE}, into ~/.cache/muster)")
     hosts = this_machine()
     with contextlib.closing(link_to(hosts.master, hosts)) as link:
+        if not find_environment(link):  # else another version of Muster made it
+            say(f"installing PyTorch and the other packages that train, once ({_SIZE}, into ~/.cache/muster)")
         provision(link, say)

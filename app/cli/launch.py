@@ -98,9 +98,10 @@ def launch(
         return run_in_background("app.cli.local_run", made, as_json) if detach else run_here(plan, made, as_json)
     if hosts is None:
         say(f"on the machines of {file} (--local N runs it on this machine)")
+    listed = read_hosts(file, named=hosts is not None, person=somebody(as_json))
     announce_files(Path(job.folder))
     prepare = prepare_options(somebody(as_json), trust_new, allow_missing, offline_wheels)
-    known, machines = places_of(read_hosts(file, named=hosts is not None, person=somebody(as_json)), prepare, each)
+    known, machines = places_of(listed, prepare, each)
     made = RunFolder.create(output, plan_of(job, machines, output), sys.argv, run_type="distributed")
     save_hosts(known, made.path / RUN_HOSTS)
     return run_in_background("distributed.supervisor", made, as_json, shown=not detach)

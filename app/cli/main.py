@@ -74,7 +74,7 @@ def run_app(made: Callable[[], typer.Typer], arguments: Sequence[str], name: str
     try:
         app = made()
         if any(word in ("-h", "--help", "--help-all") for word in arguments):
-            _keep_names_whole()
+            _make_help_plain()
         begin_to_answer()  # not sooner: a stop among imports may be caught by them
         with ending_questions():
             result = app(args=list(arguments), prog_name=name, standalone_mode=False)
@@ -101,10 +101,17 @@ def run_app(made: Callable[[], typer.Typer], arguments: Sequence[str], name: str
         return _fail(line[:500], f"the traceback is in {save_traceback()}", ExitCode.RUN_FAILED, as_json)
 
 
-def _keep_names_whole() -> None:
-    """Let the name of an option that is too long for its column of the help go on below, instead of being cut."""
+def _make_help_plain() -> None:
+    """Let the name of an option that is too long for its column of the help go on below, instead of being cut; an
+    option that is given or not shows no type."""
     from rich.text import Text
     from typer import rich_utils
+    from typer.core import TyperOption
+
+    typed = TyperOption.display_type_rich
+
+    def type_of(option: TyperOption, *, ctx: typer.Context) -> str | None:
+        return None if option.is_flag else typed(option, ctx=ctx)
 
     class Whole(rich_utils.OptionHighlighter):
         def __call__(self, text: str | Text) -> Text:
@@ -113,6 +120,7 @@ def _keep_names_whole() -> None:
             return found
 
     rich_utils.highlighter = Whole()
+    TyperOption.display_type_rich = type_of  # type: ignore[method-assign, assignment]
 
 
 def usage_error(error: typer.TyperException, name: str) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from app.cli.arguments import OUTPUT, AnyRun, Json, Output, RunReference, Statuses, Yes, new_app
 from app.cli.terminal import answer, confirmed
-from app.console import command_about, command_line, say, show, show_json, show_line, visible
+from app.console import command_about, command_line, profile_text, say, show, show_json, show_line, visible
 from app.figures import breakdown_document, predictions_in, run_lines, start_line, state_document
 from app.member_state import pair_lines
 from app.metrics import metric_label, metric_text
@@ -187,11 +187,11 @@ def _cells(run: RunSummary) -> list[str]:
     started = f"{run.started.astimezone():%Y-%m-%d %H:%M}" if run.started else "-"
     metadata = run.metadata
     if metadata is None:
-        return [run.run_id, run.profile, run.status, started, "-", "-", run.damage]
+        return [run.run_id, profile_text(run.profile), run.status, started, "-", "-", run.damage]
     took, members = duration_text(run.seconds), f"{len(metadata.hosts)} x {metadata.strategy}"
     result = metadata.error_message or _headline_of(metadata.metrics)
     status = f"{run.status}, {len(run.lost)} lost" if run.lost else run.status
-    return [run.run_id, run.profile, status, started, took, members, result]
+    return [run.run_id, profile_text(run.profile), status, started, took, members, result]
 
 
 def _headline_of(metrics: dict[str, Any]) -> str:

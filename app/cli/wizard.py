@@ -11,20 +11,23 @@ from typing import TYPE_CHECKING
 from app.console import can_only_print, say, say_error
 from profiles.bootstrap import begin_to_answer
 from profiles.errors import BadInput, ExitCode, MusterError
+from profiles.installation import DEMO, program
 
 if TYPE_CHECKING:
     from app.wizard.services import Services
 
-HEADLESS = """The guided set-up needs a terminal. Without one, use these commands:
-
-  make demo                                             train a small Whisper on the shipped recordings
-  python3 cli_typer.py profiles list                    list what can be trained
-  python3 cli_typer.py discover                         find machines
-  python3 cli_typer.py access USER@HOST                 set up the login there
-  python3 cli_typer.py distributed-check --hosts FILE   check whether they can train
-  python3 cli_typer.py plan PROFILE --hosts FILE        find the fastest way
-  python3 cli_typer.py distributed-train PROFILE        train
-"""
+_COMMANDS = {
+    DEMO: "train a small Whisper on the shipped recordings",
+    program("profiles list"): "list what can be trained",
+    program("discover"): "find machines",
+    program("access USER@HOST"): "set up the login there",
+    program("distributed-check", "--hosts FILE"): "check whether they can train",
+    program("plan PROFILE --hosts FILE"): "find the fastest way",
+    program("distributed-train", "PROFILE"): "train",
+}
+HEADLESS = "The guided set-up needs a terminal. Without one, use these commands:\n\n" + "".join(
+    f"  {command:{max(map(len, _COMMANDS))}}   {about}\n" for command, about in _COMMANDS.items()
+)
 
 
 def options(name: str = "wizard.py", tour: bool = False) -> argparse.ArgumentParser:

@@ -130,7 +130,8 @@ class StopDialog(Dialog):
         kept = "" if status == "completed" or picture.launched else f"; {picture.state.kept}"
         mark = LEVELS[verdict(picture.state, picture.now, live=False).level]
         lines += [mark.show(f"the run has ended ({status}){kept}"), *self._proofs()]
-        if picture.plan is not None and not picture.launched and status != "completed":
+        resumable = picture.state.resume_step is not None and not picture.launched and status != "completed"
+        if picture.plan is not None and resumable:
             command = command_about(picture.path, "distributed-train", "--resume")
             lines += [Content(""), literal("resume it later:", "$text-muted"), literal(command, "bold")]
         return Content("\n").join(lines)

@@ -55,9 +55,9 @@ def _strip(ribbon: Ribbon, member: MemberState, picture: Picture) -> Strip:
 
 
 def margin(every: Sequence[Strip], width: int, least: int) -> int:
-    """Return the cells at the left that the names take: at most a fifth of the width, unless the axis needs more."""
+    """Return the cells at the left that the names take: at most a third of the width, unless the axis needs more."""
     longest = max((cell_len(visible(one.name)) for one in every), default=0) + 2
-    return max(least, min(longest, _LONGEST, width // 5))
+    return max(least, min(longest, _LONGEST, width // 3))
 
 
 def strip_lines(

@@ -314,7 +314,7 @@ class TourScript:
         pid = _FIRST_PID + _PIDS_APART * rank + 58
         yield self._member(rank, "started", before + 0.5, message=f"pid {pid}")
         yield self._member(rank, "joined", before + 2.5, message="joins a running group")
-        yield self._member(rank, "ready", message="has the anchor")
+        yield self._member(rank, "ready", message="has the group's weights")
         yield self._member(rank, "joined", message=f"at step {step}")
         yield RequestEvent(time=self._time, outcome="done", message="trains with the others", **asked)
         self._live.add(rank)

@@ -15,7 +15,7 @@ from app.wizard.records import Assessment, Home, ItemStatus, Plan, Tell
 from app.wizard.services import Services
 from app.wizard.state import Answers, PlanRequest
 from profiles.errors import BadInput
-from profiles.installation import RUNS_FOLDER
+from profiles.installation import PROGRAM, RUNS_FOLDER, WIZARD
 
 if TYPE_CHECKING:
     from app.demo.outside import TourOutside
@@ -113,7 +113,7 @@ class DemoServices(Services):
 
 def command_of(number: int) -> str:
     """Return what to type for this tour."""
-    return f"python wizard.py --demo {number}"
+    return " ".join((*WIZARD, f"--demo {number}"))
 
 
 def recommended(machines: int) -> Planned:
@@ -152,7 +152,7 @@ def write_demo_run(
     planned = recommended(machines)
     identifier = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(start))}-{seed & 0xFFFF:04x}"
     plan = planned.plan.model_copy(update={"run_id": identifier})
-    command = ["cli_typer.py", "demo-run", "--machines", str(machines)]
+    command = [PROGRAM[-1], "demo-run", "--machines", str(machines)]
     with create(folder, replace(planned, plan=plan), command) as run:
         Player(run, recorded(plan), start, pace_of(seed)).write(until)
         return run.path

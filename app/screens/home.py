@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual.content import Content
 
-from app.console import command_line
+from app.console import command_line, profile_text
 from app.report import what_next
 from app.screens.step_screen import MARKS, StepScreen, cause_lines
 from app.shell.keys import EVERYWHERE, Key
@@ -164,7 +164,7 @@ def _run(run: RunSummary) -> TableRow:
     found = of_run(run)
     mark = StatusMark.RUNNING if run.live else MARKS[found.status]
     about = join(mark.show(found.label), muted(started_text(run)), muted(run.run_id))
-    return TableRow(f"run:{run.run_id}", (literal("  " + (run.profile or run.run_id)), about))
+    return TableRow(f"run:{run.run_id}", (literal("  " + (profile_text(run.profile) or run.run_id)), about))
 
 
 def _profile(profile: KnownProfile, machines: Sequence[Presence]) -> TableRow:

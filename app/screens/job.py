@@ -122,7 +122,7 @@ class JobScreen(StepScreen):
         said = (
             (state.job.cause, "$text-error"),
             (state.job.fix, ""),
-            (f"Continuing {bring}." if bring else "", "$text-warning"),
+            (bring, "$text-warning"),
         )
         return Content("\n").join([literal(text, style) for text, style in said if text])
 
@@ -134,7 +134,7 @@ class JobScreen(StepScreen):
         wrong = [row for row in state.job.found.options if row.problem]
         if wrong:
             return literal(f"{wrong[0].name}: {wrong[0].problem}", "$text-error")
-        return muted("The profiles hold published values; change what you know better.")
+        return muted("These are good values. Change only what you know.")
 
     def offered_keys(self) -> tuple[Key, ...]:
         key = self.table.cursor if self.ready else GO
@@ -253,9 +253,9 @@ def _about_option(spec: OptionSpec) -> list[str]:
 
 
 def _option(row: JobOption, narrow: bool) -> TableRow:
-    """``narrow``: in a few words; the whole help stands under the selected row."""
-    short = _PLAIN.get(row.name) or re.split(r"[;:(]", row.spec.help)[0].strip()
-    help_text = short if narrow else row.spec.help
+    """``narrow``: in a few words, as the main ones always are; the whole help stands under the selected row."""
+    first_words = re.split(r"[;:(]", row.spec.help)[0].strip()
+    help_text = _PLAIN.get(row.name) or (first_words if narrow else row.spec.help)
     style = "$text-error" if row.problem else "bold $text-primary" if row.changed else ""
     changed = " *" if row.changed else ""
     about = StatusMark.PROBLEM.show(row.problem) if row.problem else muted(help_text)

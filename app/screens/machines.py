@@ -204,7 +204,8 @@ class AccessScreen(StepScreen):
         if row is not None and row.need is AccessNeed.TRUST:
             return literal("New host key: press enter to compare it.", "$text-warning")
         if row is not None and row.need is AccessNeed.PASSWORD:
-            return literal("Enter asks for its password once, to install a key; it is not stored.", "$text-warning")
+            asked = "Enter asks for its password: used once, to install a key, and never stored."
+            return literal(asked, "$text-warning")
         if any(row.status is ItemStatus.FAILED for row in state.access):
             return muted("Failed logins are retried every few seconds.")
         return muted("Muster logs in with keys; passwords are not stored.")

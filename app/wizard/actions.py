@@ -74,7 +74,7 @@ def rerun(state: State, profile: str) -> State:
     """From Home: a profile with its machines, at the Plan."""
     kept = state.answers
     answers = Answers(typed=kept.typed, trusted=kept.trusted, profile=profile)
-    state = replace(_anew(state, TaskKind.LAUNCH), answers=answers, preselected=True)
+    state = replace(_anew(state, TaskKind.LAUNCH), answers=answers, preselected=None)
     return _to(state.ordering(TaskKind.SAVED_MACHINES, profile), Step.PLAN)
 
 

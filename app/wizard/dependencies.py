@@ -191,7 +191,7 @@ _READY: Mapping[TaskKind, Callable[[WizardState], bool]] = {
 
 # ------------------------------------------------------------------------------------------------------------ blockers
 
-MEASURES = "measures {names} and copies code and data to ~/.cache/muster there"
+MEASURES = "copies code and data to {names} and measures the speed there"
 """What leads to Strategy, or to the Plan of a saved profile, does before anything is confirmed."""
 _ASKED = {
     AccessNeed.TRUST: "compare its fingerprint and trust it, or skip it",
@@ -240,7 +240,8 @@ def measures(state: WizardState) -> str:
     names = [row.name for row in state.members if not row.here]
     if not names or state.strategy.status is not ItemStatus.WAITING:
         return ""
-    return MEASURES.format(names=names[0] if len(names) == 1 else f"{len(names)} machines")
+    bring = MEASURES.format(names=" and ".join(names) if len(names) < 3 else f"{len(names)} machines")
+    return f"Enter {bring}."
 
 
 def _taking_part(state: WizardState, rows: Sequence[Access | Check], doing: str) -> tuple[str, ...]:

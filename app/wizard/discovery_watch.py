@@ -107,7 +107,8 @@ class DiscoveryWatch:
         problems = tuple(f"{problem.message} ({problem.hint})" for problem in state.browsed.problems)
         alone = all(row.here for row in rows) and seconds > NOTHING_AFTER
         advice = (*problems, *((*self._of_neighbours(), *ADVICE) if alone else ()))
-        return DiscoveredMachines(rows, _searched(state, self._files), seconds, advice, self._presence(found))
+        where, present = _searched(state, self._files), self._presence(found)
+        return DiscoveredMachines(rows, where, seconds, advice, present, self._outside.picks_all)
 
     def _of_neighbours(self) -> tuple[str, ...]:
         """Say which addresses were met on these networks, and how a machine without Bonjour shows itself."""

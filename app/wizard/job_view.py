@@ -90,9 +90,8 @@ def job_of(answers: JobAnswers, config: Path | None = None) -> JobForm:
     ]
     profile, said, fix = current.profile, "", ""
     if profile.name != answers.profile:  # another one stands in for it
-        instead = f"{profile.name} ({profile.model_name}) replaces it"
-        said = f"the published model of {answers.profile} is not available: {instead}"
-        fix = "connect to the network to use it"
+        said = f"the model of {answers.profile} cannot be downloaded (no internet)"
+        fix = f"a small new model is trained instead, by the profile {profile.name}"
     return JobForm(
         options=tuple(sorted(rows, key=lambda row: MAIN.index(row.name) if row.name in MAIN else len(MAIN))),
         models=tuple(library.names("model")),

@@ -5,7 +5,7 @@ A result for answers that no longer hold changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +13,9 @@ from app.wizard.assessment import of_pairs, of_report
 from app.wizard.dependencies import inputs, is_current, needs_no_figures, observation
 from app.wizard.launch_records import LaunchProgress
 from app.wizard.records import FINE, Assessment, DataSummary, DiscoveredMachines, ItemStatus, MachineRow
-from app.wizard.state import ServiceTask, StatePart, TaskKind
+from app.wizard.state import ServiceTask, StatePart, Step, TaskKind
 from app.wizard.state import WizardState as State
+from distributed.discovery.sightings import SightingOrigin
 
 _LONGEST_LOG = 400
 _PARTLESS = (TaskKind.SAVED_MACHINES, TaskKind.INSTALL_KEY, TaskKind.REPAIR)
@@ -179,14 +180,29 @@ def watch_failed(state: State, cause: str, fix: str = "") -> State:
 
 @observation
 def sighted(state: State, seen: DiscoveredMachines) -> State:
-    """What discovery sees; this computer is picked by itself, once."""
+    """What discovery sees; this computer and the machines of the hosts file are picked by themselves, once."""
     rows = _with_pinned(seen.rows, state.pinned)
     state = _follow_keys(replace(state, machines=replace(seen, rows=rows)), state.machines.rows)
-    here = next((row.key for row in rows if row.here), None)
-    if here is None or state.preselected:
+    if state.preselected is None or state.step not in (Step.HOME, Step.MACHINES):
         return state
-    picked = state.answers.picked if here in state.answers.picked else (here, *state.answers.picked)
-    return replace(state, preselected=True).answering(picked=picked)
+    fresh = [row for row in rows if _is_offered(row, seen.picks_all) and row.key not in state.preselected]
+    if not fresh:
+        return state
+    picked = sorted({**dict.fromkeys(state.answers.picked), **{row.key: None for row in fresh}}, key=_order_in(rows))
+    preselected = (*state.preselected, *(row.key for row in fresh))
+    return replace(state, preselected=preselected).answering(picked=tuple(picked))
+
+
+def _is_offered(row: MachineRow, picks_all: bool) -> bool:
+    """Whether a row is picked by itself; who wrote a machine into the hosts file means to train there."""
+    listed = picks_all or SightingOrigin.HOSTS_FILE.value in row.found_by
+    return row.here or (listed and row.status is ItemStatus.OK)
+
+
+def _order_in(rows: Sequence[MachineRow]) -> Callable[[str], int]:
+    """Return the place of a key: this computer first, the others as they are listed."""
+    places = {row.key: -1 if row.here else place for place, row in enumerate(rows)}
+    return lambda key: places.get(key, len(rows))
 
 
 def _with_pinned(rows: Iterable[MachineRow], pinned: Iterable[MachineRow]) -> tuple[MachineRow, ...]:
@@ -222,6 +238,8 @@ def _follow_keys(state: State, before: Iterable[MachineRow]) -> State:
     def moved(keys: Iterable[str]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(now.get(key, key) for key in keys))
 
+    if state.preselected:
+        state = replace(state, preselected=moved(state.preselected))
     if not any(key in now for key in (*answers.picked, *answers.skipped)):
         return state
     trusted = tuple((now.get(key, key), fingerprint) for key, fingerprint in answers.trusted)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from app.wizard.records import Tell
 from profiles.installation import training_code, training_python
@@ -60,6 +60,9 @@ class Search(Protocol):
 
 class Outside:
     """The world as it is."""
+
+    picks_all: ClassVar[bool] = False
+    """Whether all machines that are seen are meant to take part."""
 
     def now(self) -> float:
         """Return seconds since any moment."""

@@ -248,7 +248,7 @@ class PlainWizard:
         if job.cause:
             self._ask.say(f"{job.cause}; {job.fix}")
         if bring := measures(self._state):
-            self._ask.say(f"continuing {bring}")
+            self._ask.say(bring)
         question = "NAME=VALUE to change an option, o: all options, p NAME: other profile, Enter: continue"
         self._choose(question, {"": do.go_on()}, self._changed)
 

@@ -28,6 +28,7 @@ from distributed.planning.fitting import fit
 from distributed.planning.run_time import together_text
 from distributed.preparation.preflight import rooms_of
 from profiles.errors import BadInput, MusterError
+from profiles.installation import RUNS_FOLDER
 from profiles.layers import DEFAULT
 from profiles.library import Library, check_name, saved_folder
 from profiles.options import applies, as_text, options_by_name
@@ -265,7 +266,8 @@ def _changes(request: PlanRequest, kept: Saving, size: int, stay: bool) -> Itera
     """
     for path in kept.files:
         yield MachineChange(f"file:{path.name}", "this computer", near(path), "~" if path.exists() else "+")
-    yield MachineChange("run", "this computer", "the run's folder under output/: events, logs, snapshots, the model")
+    run = f"the run's folder in {near(RUNS_FOLDER)}: events, logs, snapshots, the model"
+    yield MachineChange("run", "this computer", run)
     settings = kept.planning.settings if kept.planning is not None else None
     for machine, row in zip(kept.hosts.machines, request.machines, strict=True):
         name = machine.name

@@ -154,6 +154,8 @@ class DiscoveredMachines:
     """What to do if a machine is missing; filled when nothing was found for some seconds."""
     presence: Mapping[str, tuple[Presence, ...]] = field(default_factory=dict)
     """By saved profile: which of its machines are here."""
+    picks_all: bool = False
+    """Whether every machine that is online is picked by itself, as those of a hosts file are."""
 
 
 # ------------------------------------------------------------------------------------------------------ access, checks

@@ -222,8 +222,8 @@ class WizardState:
     """The furthest step that was shown: ``GoTo`` leads anywhere up to it."""
     pinned: tuple[MachineRow, ...] = ()
     """Machines of a saved profile, shown also while nothing is seen of them."""
-    preselected: bool = False
-    """This computer was picked by itself, once."""
+    preselected: tuple[str, ...] | None = ()
+    """Machines that were picked by themselves, once; ``None``: a profile says which take part."""
 
     home = _PartOf(TaskKind.HOME, Home())
     doctor = _PartOf[tuple[Any, ...]](TaskKind.DOCTOR, ())

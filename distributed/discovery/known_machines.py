@@ -24,6 +24,7 @@ from distributed.ssh.host_keys import Expected, KnownHosts, fingerprint, known_n
 from distributed.ssh.wire import explain_name
 from distributed.system import output
 from profiles.errors import BadInput
+from profiles.installation import program
 
 USER_KNOWN_HOSTS = (Path("~/.ssh/known_hosts"), Path("~/.ssh/known_hosts2"), Path("/etc/ssh/ssh_known_hosts"))
 _MOST_CANDIDATES = 256
@@ -155,7 +156,7 @@ def look_up(candidate: MachineCandidate, interfaces: Interfaces) -> Sighting | N
         return Sighting(key, target.name, endpoints=own_endpoints(interfaces))
     if candidate.unread:
         message = f"the SSH configuration of its hosts file is not read here: {target.config_file}"
-        unread = Problem("config_not_read", message, "see it with: access --hosts FILE")
+        unread = Problem("config_not_read", message, f"see it with: {program('access', '--hosts FILE')}")
         return Sighting(key, target.name, problem=unread)
     try:
         host = resolve(target)

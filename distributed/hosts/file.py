@@ -27,6 +27,7 @@ from distributed.hosts.schema import Hosts as Hosts
 from distributed.hosts.schema import Line, nearest, short
 from distributed.hosts.schema import Machine as Machine
 from profiles.errors import BadInput
+from profiles.installation import IS_CHECKOUT, SHARED
 from training.approvals import approve, digest_of, is_approved
 from training.run_files import explained, write_whole
 
@@ -50,6 +51,9 @@ _SUFFIXES = (".json", ".txt", ".yaml", ".yml", ".toml", ".ini", ".cfg")
 """Of files that are meant for hosts files: what ends so and is not there is no machine."""
 
 
+_EXAMPLE_FILE = "distributed_hosts.json.example" if IS_CHECKOUT else str(SHARED / "distributed_hosts.json.example")
+
+
 def load_hosts(path: Path) -> Hosts:
     """Read a hosts file of either form, or machines as they are typed after ``ssh`` with commas between them.
 
@@ -62,7 +66,8 @@ def load_hosts(path: Path) -> Hosts:
         data = path.expanduser().read_bytes()
         text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")  # as PowerShell writes
     except FileNotFoundError:
-        raise BadInput(f"{path}: no such hosts file", "copy distributed_hosts.json.example and fill it in") from None
+        hint = f"name machines as after ssh, with commas between them, or copy {_EXAMPLE_FILE} and fill it in"
+        raise BadInput(f"{path}: no such hosts file", hint) from None
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or error}", "name a hosts file with --hosts FILE") from None
     except UnicodeDecodeError as error:

@@ -11,7 +11,7 @@ from distributed.planning.document import Candidate, Job, MemberForecast, Member
 from distributed.planning.prediction import Predictor, known_costs, rhythm_of, significant
 from distributed.planning.run_time import run_time
 from profiles.errors import BadInput
-from profiles.quantities import memory_text, rate_text, time_text
+from profiles.quantities import memory_text, rate_text, share_text, time_text
 from profiles.split import DATA_STAY
 from training.schedule import scaled_learning_rate
 from training.sensors import BUSY
@@ -94,8 +94,8 @@ def _why_group(best: Candidate, predictor: Predictor) -> Iterator[Reason]:
     yield Reason.of("group-wins", choice.strategy, members=len(choice.members), useful=best.useful_speed_up,
                     speed_up=best.speed_up)  # fmt: skip
     yield from best.reasons
-    if best.exposed > 0:
-        share = 100 * best.exposed / best.step
+    share = 100 * best.exposed / best.step if best.step else 0.0
+    if share >= _FELT:
         yield Reason.of("exchange-exposed", exposed=best.exposed, step=best.step, share=share)
     else:
         yield Reason.of("exchange-hidden", exchange=best.exchange)
@@ -221,7 +221,9 @@ FOR_EXPERTS = frozenset(
      "accumulation-would-help", "fixed", "no-cost-model", "no-interval", "refused", "batch-too-small")
 )  # fmt: skip
 """Codes of reasons that name strategies and options, or compare what one sentence with the times says."""
-_LOSS = "the final loss may be {loss:.3g} % higher (at most {bound:.3g} % is accepted)"
+_FELT = 0.05
+"""Per cent of a step below which waiting is not spoken of."""
+_LOSS = "the final loss {higher} (at most {bound:.3g} % is accepted)"
 WORDS = {
     "alone-wins": "{subject} alone is the fastest: {members:.0f} machines would be slower "
     "(an exchange takes {exchange_text}, computing a step {compute_text}, waiting {exposed_text} a step)",
@@ -244,7 +246,7 @@ WORDS = {
     "slowest-air": "the Wi-Fi limits each exchange: {rate} for all machines on it, {seconds_text}",
     "slowest-member": "the processor of {subject} limits each exchange: it packs and moves {rate}, {seconds_text}",
     "exchange-hidden": "training does not wait for exchanges, of {exchange_text} each",
-    "exchange-exposed": "{share:.0f} % of each step of {step_text} is spent waiting for the network",
+    "exchange-exposed": "{share_text} of each step of {step_text} is spent waiting for the network",
     "interval": "one exchange every {interval:.0f} steps, {rounds:.0f} in the run: " + _LOSS,
     "every-step": "an exchange in every step: " + _LOSS,
     "learning-rate": "the learning rate is multiplied by {factor:.2f} (lr_scaling = {subject}): it was chosen for a "
@@ -310,6 +312,9 @@ def sentence(reason: Reason) -> str:
     words = {f"{name}_text": time_text(numbers[name]) for name in times if name in numbers}
     words |= {f"{name}_text": memory_text(numbers[name]) for name in ("needed", "free") if name in numbers}
     words |= {"rate": rate_text(numbers["mbit"])} if "mbit" in numbers else {}
+    words |= {"share_text": share_text(numbers["share"] / 100)} if "share" in numbers else {}
+    if "loss" in numbers:
+        words["higher"] = f"may be {numbers['loss']:.1f} % higher" if numbers["loss"] >= 0.05 else "should be no higher"
     numbers |= {"bound_percent": 100 * numbers["bound"]} if "bound" in numbers else {}
     code = "owns-none" if reason.code == "owns-less" and numbers["percent"] < 0.5 else reason.code
     return WORDS[code].format(subject=reason.subject, other=reason.other, **numbers, **words)

@@ -76,7 +76,8 @@ def quality_text(planning: Planning, candidate: Candidate) -> str:
     if single is not None and not candidate.choice.alone and 0 < after < _LEARNS_LESS * seconds:
         words.append(f"After {duration_text(after)} it is where {single.choice.members[0]} alone would end.")
     elif single is not None and not candidate.choice.alone and _LEARNS_LESS * after > seconds:
-        words.append(f"To be as good as {single.choice.members[0]} alone it would need {duration_text(after)}.")
+        less = f"It has then learnt a little less than {single.choice.members[0]} alone would"
+        words.append(f"{less}; for as much it needs {duration_text(after)}.")
     if candidate.loss_increase:
         words.append(f"The final loss may be {100 * candidate.loss_increase:.1f} % higher.")
     return " ".join(words)

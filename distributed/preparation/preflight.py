@@ -37,7 +37,7 @@ OLDEST_PYTHON = (3, 10)
 CLOCK_TOLERANCE = 60.0
 """Seconds a clock may be off: times of events are compared across machines."""
 FREE_BYTES = 200_000_000
-PROVISION = program("distributed-check --fix installs what is missing, into Muster's own folder there")
+PROVISION = program("distributed-check", "--fix installs what is missing, into Muster's own folder there")
 FREE_FILES = 5_000
 """Inodes: code and tokenizer are a thousand files, data may be more."""
 _BY_HAND = "try on that machine: python3 -c 'import sys; print(sys.version)'"

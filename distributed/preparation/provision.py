@@ -44,7 +44,7 @@ done
 if path=$(command -v uv); then printf 'uv\t%s\n' "$path"; fi
 exit 0"""
 """``ROOT NAME...`` to the first usable Python and to uv. Sessions of SSH on a Mac do not know Homebrew's folder."""
-_OFFLINE_FIX = program("distributed-check --fix --offline-wheels takes the packages from this machine")
+_OFFLINE_FIX = program("distributed-check", "--fix --offline-wheels takes the packages from this machine")
 _FETCH_PYTHON = r"""case $1 in "~/"*) envs=$HOME/${1#"~/"}/envs;; /*) envs=$1/envs;; *) envs=$HOME/$1/envs;; esac
 umask 077; mkdir -p "$envs/.scratch.part" || exit 1
 trap 'rm -rf "$envs/.scratch.part"' EXIT

@@ -36,6 +36,9 @@ def _copied_code(folder: Path) -> Path:
         for name in ("METADATA", "RECORD"):
             (part / version / name).write_text(described.read_text(name) or "")
         part.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # else another command of this installation was quicker
+            raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return folder

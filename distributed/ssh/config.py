@@ -25,6 +25,7 @@ from distributed.hosts.file import split_address
 from distributed.hosts.schema import Hosts, Machine
 from distributed.ssh.host_keys import KnownHosts, known_name, read_lines
 from profiles.errors import BadInput
+from profiles.installation import program as command
 from training.approvals import approve, digest_of, has_changed, is_approved
 
 USER_CONFIG = Path("~/.ssh/config")
@@ -139,7 +140,8 @@ def resolve(target: SshTarget) -> ResolvedHost:
         message = (
             f"{target.name}: the SSH configuration {_absolute(target.config_file)} of its hosts file is not approved"
         )
-        raise BadInput(message, "it can run commands here: read it, then approve it: access --hosts FILE")
+        approve_it = command("access", "--hosts FILE")
+        raise BadInput(message, f"it can run commands here: read it, then approve it: {approve_it}")
     resolved = _decide(target, _ask(program, target) if program else _defaults(target))
     if target.found_at:  # it is dialled there; its key stays known under the name it had
         resolved = replace(resolved, hostname=target.found_at, host_key_alias=resolved.known_names[0])

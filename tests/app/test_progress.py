@@ -93,6 +93,11 @@ def test_a_flood_of_warnings_is_counted(plain: Plain) -> None:
     assert told[1].endswith("warning: later")
 
 
+def test_what_is_copied_is_told_in_bytes(plain: Plain) -> None:
+    lines = plain.feed(ProgressEvent(member=0, phase="bytes to anna", done=85_400_000, total=85_400_000))
+    assert [line.split("] ")[1] for line in lines] == ["bytes to anna: 85.4 MB/85.4 MB"]
+
+
 def test_preparation_is_told_at_its_begin_and_end(plain: Plain) -> None:
     lines = plain.feed(
         *[ProgressEvent(member=m, phase="features", done=n, total=99) for n in range(100) for m in (0, 1)]

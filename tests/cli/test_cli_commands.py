@@ -130,6 +130,7 @@ def test_every_level_has_help_without_escape_codes(command: list[str], capsys: C
     out = capsys.readouterr().out
     assert "Usage: cli_typer.py" in out
     assert "\x1b" not in out
+    assert "<bool>" not in out  # what is given or not has no type
 
 
 @pytest.mark.slow

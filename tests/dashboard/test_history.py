@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 
 from app.history import FIRST, NEWEST, Chronicle, Happening, in_order
 from app.run_state import reduce_events
-from training.events import ErrorEvent, Event, MemberEvent, ProgressEvent, RequestEvent, StepEvent, WarningEvent
+from training.events import (
+    ErrorEvent,
+    Event,
+    MemberEvent,
+    ProgressEvent,
+    RequestEvent,
+    RunEvent,
+    StepEvent,
+    WarningEvent,
+)
 
 
 def warning(at: float) -> Happening:
@@ -50,6 +59,13 @@ def lost_for_long() -> list[Event]:
         ErrorEvent(member=1, time=15.0, message="the coordinator dropped this member"),
         MemberEvent(member=1, time=16.0, status="left", name="b", message="stopped"),
     ]
+
+
+def test_a_stop_is_said_once() -> None:
+    stopped, empty = (RunEvent(time=9.0, status="cancelled", message=why) for why in ("stopped", "no step was taken"))
+    assert [one.text for one in in_order(reduce_events([stopped]).chronicles)] == ["the run was stopped"]
+    told = [one.text for one in in_order(reduce_events([empty]).chronicles)]
+    assert told == ["the run was stopped: no step was taken"]
 
 
 def test_a_lost_member_keeps_its_first_cause_until_it_is_back() -> None:

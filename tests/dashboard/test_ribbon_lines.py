@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from app.console import short_names
 from app.dashboard.charts import ChartData, drawn
 from app.dashboard.overview import loss_chart, progress_line
 from app.dashboard.reader import Picture
+from app.dashboard.ribbons import margin, strips
 from app.run_state import reduce_events
 from app.verdict import verdict
 from tests.app.test_promise import planning, promise, ran
@@ -19,6 +21,11 @@ from training.events import Event, MemberEvent, RunEvent, SnapshotEvent
 LOST = MemberEvent(member=1, time=BEGAN + 21, status="lost", name="air", message="silent for 5 s")
 BACK = MemberEvent(member=1, time=BEGAN + 40, status="joined", name="air", message="at step 40")
 SAVED = [SnapshotEvent(member=rank, time=BEGAN + 30, step=30, path="", bytes=1, seconds=1.0) for rank in (0, 2)]
+
+
+def test_a_machine_s_name_is_whole_beside_the_charts_of_a_narrow_terminal() -> None:
+    named = [replace(strip, name="demo-macbook") for strip in strips(whole())]
+    assert margin(named, 51, 0) >= len("● demo-macbook")
 
 
 def picture(*events: Event) -> Picture:

@@ -28,6 +28,10 @@ def test_a_run_that_goes_well() -> None:
     )
 
 
+def test_both_ends_are_said_in_the_same_way() -> None:
+    assert words(going(), alone=Alone("studio", 12.0, 300.0)).endswith("done in 1:20 · studio alone in 4:38")
+
+
 def test_with_fixed_steps_the_machine_alone_sees_fewer_samples() -> None:
     alone = Alone("studio", 12.0, 100.0, 100, fixed_steps=True)
     assert words(going(), alone=alone).endswith("done in 1:20 · studio alone in 1:20 (fewer samples)")

@@ -17,7 +17,7 @@ from planner_figures import LARGE, TINY, cluster, job, jobs, joined, machine, pr
 
 from app.plan_table import summary_lines, table_lines
 from distributed.planning.cluster import Cluster, Link, Measurement
-from distributed.planning.document import Candidate, Choice, Job, Planning, Workload, job_of
+from distributed.planning.document import Candidate, Choice, Job, Planning, Reason, Workload, job_of
 from distributed.planning.planner import plan, signed, simplicity
 from distributed.planning.prediction import Predictor
 from distributed.planning.reasons import WORDS, WORTH, sentence, settings_of
@@ -520,6 +520,14 @@ def test_a_bound_of_all_is_said_in_plain_figures() -> None:
 def test_an_exchange_in_every_step_is_said_so() -> None:
     planning = plan(cluster([8, 8, 8, 8]), job(strategy="sparta", texts=True, max_loss_increase=0.1))
     assert "an exchange in every step: the final loss may be 7.4 % higher" in " ".join(map(sentence, planning.reasons))
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [(0.0, "the final loss should be no higher (at most"), (0.21, "the final loss may be 0.2 % higher")],
+)
+def test_a_loss_of_nothing_is_not_a_percentage(loss: float, said: str) -> None:
+    assert said in sentence(Reason.of("interval", interval=50, rounds=3, loss=loss, bound=1.0))
 
 
 def test_an_unknown_strategy_is_bad_input() -> None:

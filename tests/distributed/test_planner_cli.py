@@ -43,7 +43,8 @@ def test_a_hosts_file_that_is_not_there(capsys: Capture) -> None:
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
-        "error: mine.json: no such hosts file\nhint: copy distributed_hosts.json.example and fill it in\n"
+        "error: mine.json: no such hosts file\nhint: name machines as after ssh, with commas between them, or copy "
+        "distributed_hosts.json.example and fill it in\n"
     )
 
 

@@ -83,7 +83,14 @@ def test_profiles_and_examples_come_along(bare: Path) -> None:
 def test_runs_lie_in_the_users_folder(bare: Path) -> None:
     told = muster(bare, "-m", "muster", "runs", "list").stderr
     assert str(bare / ".local/share/muster/runs" if sys.platform == "linux" else "muster/runs") in told
-    assert "start one with: muster " in told
+    assert "start one with: muster train PROFILE" in told
+
+
+@pytest.mark.slow
+def test_without_a_terminal_the_commands_of_the_installed_program_are_named(bare: Path) -> None:
+    told = muster(bare, "-m", "muster").stderr
+    assert "muster machines check --hosts FILE" in told
+    assert ".py" not in told
 
 
 @pytest.mark.slow

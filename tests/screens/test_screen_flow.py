@@ -224,7 +224,7 @@ def test_what_measuring_brings_to_other_machines_is_said_before_it_is_brought() 
         await choose(pilot, ANNA.key)
         await pilot.press("space")
         await go_to(pilot, app, Step.JOB)
-        said = "Continuing measures anna and copies code and data to ~/.cache/muster there."
+        said = "Enter copies code and data to anna and measures the speed there."
         await until_text(pilot, said)  # also while something is looked at
         assert "forecast" not in services.asked
         services.hold["data"].set()
@@ -240,7 +240,7 @@ def test_what_measuring_brings_to_other_machines_is_said_before_it_is_brought() 
 def test_a_saved_profile_with_other_machines_says_that_they_are_measured() -> None:
     async def drive(pilot: Pilot[Any]) -> None:
         await choose(pilot, "profile:talk")
-        await until_text(pilot, "enter measures its machines and copies code and data to")
+        await until_text(pilot, "enter copies code and data to its machines")
 
     app = WizardApp(at(Step.HOME), clock=fixed_clock)
     run(app, drive)

@@ -34,6 +34,12 @@ def test_the_most_improved_the_middle_and_the_worst_clip_are_shown() -> None:
     assert [(one.first, one.last) for one in showcase.samples] == [(1.0, 0.0), (0.25, 0.25), (1.0, 1.0)]
 
 
+def test_a_sentence_put_right_is_shown_before_one_word_that_was_three() -> None:
+    word = [Prediction("w", "", "no", "x", "no", "x", wrong, 1, 0, 1) for wrong in (3, 0)]
+    before, after = [word[0], *clips(a=3)], [word[1], *clips(a=0)]
+    assert chosen(before, after) == {"improved most": "a", "worst after training": "w"}
+
+
 def test_fewer_than_three_clips_are_shown_as_they_are() -> None:
     assert chosen(clips(a=4), clips(a=0)) == {"improved most": "a"}
     assert chosen(clips(a=4, b=1), clips(a=0, b=1)) == {"improved most": "a", "worst after training": "b"}

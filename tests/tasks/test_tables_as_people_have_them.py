@@ -10,6 +10,7 @@ import pytest
 from tiny_speech import write_clips, write_csv
 
 from profiles.errors import BadInput
+from training.tasks.speech_clips import likely_text_column
 from training.tasks.speech_dataset import read_speech
 from training.tasks.stored_files import as_stored
 from training.tasks.tables import read_table
@@ -159,6 +160,18 @@ def test_without_a_usual_name_the_column_of_sentences_is_taken_and_told(
     assert "column 'What I said' is taken for the transcripts; text_column names another" in caplog.text
 
 
+def test_a_forgotten_transcript_and_a_number_leave_the_column_of_sentences_likely(tmp_path: Path) -> None:
+    spoken = ["", "42", *["the longest of all the texts"] * 8]
+    rows = ["a.wav;" + text + ";" + ("noisy" if number < 3 else "") for number, text in enumerate(spoken)]
+    table = read_table(table_of(tmp_path, "\n".join(["file_name;What I said;Remarks", *rows])))
+    assert likely_text_column(table) == "What I said"
+
+
+def test_a_column_that_is_mostly_empty_is_not_taken_for_transcripts(tmp_path: Path) -> None:
+    rows = ["a.wav;1;a cough and a door"] + ["a.wav;2;"] * 9
+    assert likely_text_column(read_table(table_of(tmp_path, "\n".join(["file_name;Nr;Remarks", *rows])))) == ""
+
+
 def test_of_two_usual_text_columns_the_choice_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [(path, f"raw {text}", text) for _, path, text in write_clips(tmp_path, 1)]
     write_csv(tmp_path / "train.csv", rows, "file_name,sentence,text")
@@ -263,3 +276,11 @@ def test_milliseconds_are_seen_by_the_first_recording(tmp_path: Path, caplog: py
 def test_a_long_recording_is_not_taken_for_milliseconds(tmp_path: Path) -> None:
     write_csv(tmp_path / "train.csv", [(*write_clips(tmp_path, 1)[0], "60")], "id,audio_path,text,duration")
     assert read_speech(str(tmp_path))["train"][0].duration == 60.0
+
+
+def test_a_forgotten_transcript_is_told_with_what_leaves_it_out(tmp_path: Path) -> None:
+    rows = [(path, text) for _, path, text in write_clips(tmp_path, 2)]
+    write_csv(tmp_path / "train.csv", [rows[0], (rows[1][0], "")], "file_name,text")
+    with pytest.raises(BadInput, match="line 3, column text: empty") as caught:
+        read_speech(str(tmp_path))
+    assert "let 'prepare' make a data set without such lines" in caught.value.hint

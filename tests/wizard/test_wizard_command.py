@@ -69,8 +69,6 @@ def test_on_a_terminal_it_reaches_the_same_plan_as_the_state_machine(tmp_path: P
         while "  2  demo-studio" not in terminal.screen:
             terminal.type("l")
             terminal.wait_for("leave:")
-        terminal.type("2")
-        terminal.wait_for("leave:")
         while "Plan, " not in terminal.screen:
             last = terminal.screen.splitlines()[-1]
             terminal.type("y" if "accept it" in last else "")

@@ -144,9 +144,8 @@ def test_what_is_not_known_does_not_keep_out() -> None:
 def test_it_is_said_that_another_profile_stands_in() -> None:
     job = job_of(DEMO)
     assert (job.model, job.assessment.status) == ("tiny-commands", ItemStatus.OK)
-    assert (
-        job.assessment.cause == "the published model of demo is not available: demo-scratch (tiny-commands) replaces it"
-    )
+    assert job.assessment.cause == "the model of demo cannot be downloaded (no internet)"
+    assert job.assessment.fix == "a small new model is trained instead, by the profile demo-scratch"
 
 
 def test_the_demo_fine_tunes_where_its_model_is_there(

@@ -180,6 +180,23 @@ def test_this_computer_is_picked_once() -> None:
     assert apply(state, seen).answers.picked == ()
 
 
+def test_online_machines_of_the_hosts_file_are_picked_once() -> None:
+    listed = replace(ANNA, found_by=("hosts file", "ssh config"), status=ItemStatus.WARNING)
+    state = apply(begin(), sighted(DiscoveredMachines((HERE, listed))))
+    assert state.answers.picked == ("here",)  # it is offline
+    seen = sighted(DiscoveredMachines((HERE, replace(listed, status=ItemStatus.OK))))
+    state = apply(state, seen)
+    assert state.answers.picked == ("here", ANNA.key)
+    assert apply(apply(state, do.pick(ANNA.key, False)), seen).answers.picked == ("here",)
+
+
+def test_no_machine_is_picked_by_itself_behind_the_person_s_back() -> None:
+    listed = replace(ANNA, found_by=("hosts file",), status=ItemStatus.OK)
+    state = apply(begin(), sighted(DiscoveredMachines((HERE,))))
+    state = apply(apply(state, do.new_setup()), do.go_on())
+    assert apply(state, sighted(DiscoveredMachines((HERE, listed)))).answers.picked == ("here",)
+
+
 def test_a_machine_with_a_strange_name_is_no_machine() -> None:
     for text in ("", "-oProxyCommand=x", "a b", "user@", "\x1b[31mred", "a;b", "u@h:99999", "a/b"):
         state = apply(begin(), do.add_machine(text))

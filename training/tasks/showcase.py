@@ -26,8 +26,8 @@ _LARGEST = 4 << 20
 
 Kind = Literal["speech", "text", "items"]
 RULES: dict[Kind, str] = {
-    "speech": "Of {of} held-out clips: the one that improved most, the one in the middle of the others, and the worst "
-    "after training; of equal ones the longest.",
+    "speech": "Of {of} held-out clips: the one with most words put right, the one in the middle of the others, and the "
+    "worst after training; of equal ones the longest.",
     "text": "The model goes on from the beginning of held-out samples: at the start, after a third and after two "
     "thirds of them. It takes the likeliest token each time.",
     "items": "Of {of} held-out samples, evenly spread: the best, the middle and the worst one by loss after training.",
@@ -118,7 +118,7 @@ def of_texts(split: str, step: int, before: Sequence[Prediction], after: Sequenc
     both = [(known[key], one) for one in after if (key := (one.id, one.normalised_reference)) in known]
     if not both:
         return None
-    by_gain = sorted(both, key=lambda pair: (_rate(pair[1]) - min(1.0, _rate(pair[0])), -pair[1].words))
+    by_gain = sorted(both, key=lambda pair: (-_repaired(*pair), -pair[1].words))
     best, rest = by_gain[0], sorted(by_gain[1:], key=lambda pair: (_rate(pair[1]), pair[1].words))
     improved = _rate(best[1]) < _rate(best[0])
     chosen = [("improved most" if improved else "none improved", best)]
@@ -128,6 +128,11 @@ def of_texts(split: str, step: int, before: Sequence[Prediction], after: Sequenc
         chosen.append(("worst after training", rest[-1]))
     samples = tuple(_clip(why, *pair) for why, pair in chosen)
     return Showcase(kind="speech", split=split, step=step, of=len(both), samples=samples)
+
+
+def _repaired(before: Prediction, after: Prediction) -> int:
+    """Words that are right after training and were not; what was only made up before counts as one of them at most."""
+    return min(before.edits, max(1, before.words)) - after.edits
 
 
 def _rate(one: Prediction) -> float:

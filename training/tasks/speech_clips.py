@@ -39,6 +39,8 @@ END_COLUMNS = ("end", "end_time", "stop")
 _FURTHER_COLUMNS = ("id", "utt_id", "duration", *OFFSET_COLUMNS, *END_COLUMNS, "split", "kept", SILENCE)
 COLUMNS = (*FILE_COLUMNS, *TEXT_COLUMNS, *LANGUAGE_COLUMNS, *SPEAKER_COLUMNS, *NOISE_COLUMNS, *_FURTHER_COLUMNS)
 """All names with a meaning."""
+_LETTERED = 8
+"""Of ten rows that have letters in a column of transcripts which nobody has named."""
 HELD_OUT = 0.1
 """Share of the training clips that is held out if there is no validation split."""
 IN_TRAIN_TOO = "in the training data too: the WER promises too much"
@@ -191,8 +193,8 @@ def _untold_column(table: Table, option: str) -> str:
 def likely_text_column(table: Table) -> str:
     """Return the column that holds the transcripts by what is in it; empty if none or several may.
 
-    It has letters in every row and leads to no file. Of several, it is the one with the longest texts of more than one
-    word.
+    It has letters, but for a few rows that somebody forgot or that are a number, and leads to no file. Of several, it
+    is the one with the longest texts of more than one word.
     """
     cells = {name: [row.text(name) for row in table.rows if name not in row.not_text] for name in table.columns}
     texts = {name: column for name, column in cells.items() if name not in COLUMNS and _are_texts(column)}
@@ -201,7 +203,8 @@ def likely_text_column(table: Table) -> str:
 
 
 def _are_texts(cells: Sequence[str]) -> bool:
-    return bool(cells) and all(any(map(str.isalpha, cell)) and not _leads_to_file(cell) for cell in cells)
+    lettered = sum(any(map(str.isalpha, cell)) for cell in cells)
+    return lettered * 10 >= max(1, len(cells)) * _LETTERED and not any(map(_leads_to_file, cells))
 
 
 def _leads_to_file(cell: str) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from profiles.errors import BadInput, counted
+from profiles.installation import program
 from training.tasks.faults import Faults
 from training.tasks.patches import KEPT, PSEUDO, AppliedPatch, Patches, patched, read_patches, unknown
 from training.tasks.speech_clips import (
@@ -44,6 +45,7 @@ _TABLES = (".csv", ".tsv", ".jsonl", ".json")
 _SPREADSHEETS = (".csv", ".tsv", ".txt", ".xlsx", ".xls", ".ods", ".numbers")
 _OWN_COLUMNS = ("id", "language", "duration")
 HOW_TO_LABEL = "write it with pseudo-label MODEL FOLDER --into DATASET, or set pseudo_share = 0"
+_REPAIR = "fill it in, remove the line, or let 'prepare' make a data set without such lines"
 _LEAST_MILLISECONDS = 100.0  # of a clip; as seconds it would be too long for one
 _NAMED = 10  # remarks on patches that are logged one by one
 
@@ -286,7 +288,7 @@ def _instead_of_tables(folder: Path) -> str:
         hint = f"{there[0].name} is there: save it as train.csv ('CSV UTF-8') with the columns id, audio_path, text"
     if there and there[0].suffix.lower() in (".csv", ".tsv"):
         hint += f", or name it: --dataset {shlex.quote(str(there[0]))}"
-    made = f"cli_typer.py prepare {shlex.quote(str(folder))} --out NEW"
+    made = program("prepare", shlex.quote(str(folder)), "--out NEW")
     return f"{hint}; of other forms (LJSpeech, Kaldi, a text beside each sound, ...) a data set is made with: {made}"
 
 
@@ -350,7 +352,7 @@ def _in_seconds(path: Path, clips: list[Clip]) -> list[Clip]:
 
 def _clip(row: Row, audio: str, text: str) -> Clip:
     if not row.cells.get(audio):
-        raise BadInput(f"{row.where}, column {audio}: empty", "fill it in or remove the line")
+        raise BadInput(f"{row.where}, column {audio}: empty", _REPAIR)
     path, written = as_stored(row.table.parent, row.cells[audio]), written_path(row.cells[audio])
     source = FileSource(path, written.is_absolute() and path == written)
     identity = row.cells.get("id") or row.cells[audio]
@@ -366,7 +368,7 @@ def _refuse_parts(clips: Sequence[Clip], table: Path, faults: Faults) -> None:
         column = next((name for name in OFFSET_COLUMNS if clip.columns.get(name)), "")
         shares = any(rows[name] > 1 for name in _files(clip))
         if column and (shares or (column == "offset" and clip.columns[column].strip("0.,:"))):
-            hint = f"make clips of them: cli_typer.py prepare {shlex.quote(str(table))} --out NEW"
+            hint = f"make clips of them: {program('prepare', shlex.quote(str(table)), '--out NEW')}"
             with faults:
                 raise BadInput(f"{clip.where}, column {column}: parts of recordings, and files are read whole", hint)
             return
@@ -387,7 +389,7 @@ def _refuse_incomplete(clips: Sequence[Clip], part: _Part) -> None:
     for clip in clips:
         with part.faults:
             if not clip.text and not says_silence(clip.columns):
-                raise BadInput(f"{clip.where}, column {part.text}: empty", "fill it in or remove the line")
+                raise BadInput(f"{clip.where}, column {part.text}: empty", _REPAIR)
             if isinstance(clip.audio, FileSource) and not clip.audio.path.is_file():
                 hint = "paths are relative to the table's folder"
                 raise BadInput(f"{clip.where}, column {part.audio}: {clip.audio.path} is not there", hint)

@@ -1,0 +1,45 @@
+"""What a text tells a person to type is there in a checkout and in an installed Muster."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from profiles import installation
+from profiles.installation import program
+
+ROOT = Path(__file__).parents[2]
+AWARE = {"profiles/installation.py", "profiles/bootstrap.py"}
+"""The one file that knows both forms, and the one that speaks before anything of ours can be imported."""
+TYPED = re.compile(r"cli_typer\.py \w|wizard\.py -|make (setup|demo)|: distributed-(train|check)")
+
+
+def texts(path: Path) -> Iterator[str]:
+    """Yield the literal texts of a file, without its docstrings."""
+    tree = ast.parse(path.read_text())
+    documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents:
+            yield node.value
+
+
+@pytest.mark.parametrize("package", ["app", "distributed", "profiles", "training"])
+def test_no_text_names_a_program_that_an_installation_lacks(package: str) -> None:
+    files = (path for path in (ROOT / package).rglob("*.py") if str(path.relative_to(ROOT)) not in AWARE)
+    assert [(path.name, text) for path in files for text in texts(path) if TYPED.search(text)] == []
+
+
+def test_an_installation_says_what_its_help_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation, "IS_CHECKOUT", False)
+    monkeypatch.setattr(installation, "PROGRAM", ("muster",))
+    assert program("distributed-train", "demo") == "muster train demo"
+    assert program("distributed-check", "--fix") == "muster machines check --fix"
+    assert program("report") == "muster report"
+
+
+def test_a_checkout_keeps_the_names_that_always_worked() -> None:
+    assert program("distributed-train", "demo") == "python3 cli_typer.py distributed-train demo"
