@@ -13,7 +13,7 @@ from torch import nn
 
 from profiles.errors import ExitCode
 from training.backward import Backward, total_loss
-from training.batches import BatchSource, Samples, StepBatches
+from training.batches import Samples, StepBatches
 from training.checkpoint import Snapshot, SnapshotStore
 from training.compression import Compression
 from training.device import Precision, clip, gradient_norm, select_device, select_precision, start_training
@@ -27,6 +27,7 @@ from training.orders import Control
 from training.plan import RunPlan
 from training.position import MOST_CUT_SHORT, EarlyStopping, Position
 from training.randomness import seed_everything
+from training.reading import batch_source
 from training.resuming import agree_on_snapshot, hand_over, take_over
 from training.same_data import check_same, check_unchanged, describe, other_precision
 from training.saved_model import save_copy, save_model
@@ -117,9 +118,8 @@ class Trainer:
         self.strategy: Strategy = kind(StrategyContext(strategy, self.total_steps, order.seed, self._warn, start, norm))
         self.strategy.use(self.optimizer)
         self.samples = Samples(self.task, order.seed, self.device, self.profile.data.max_broken_share, self.member.name)
-        self.source = BatchSource(
-            self.task, self.schedule, self.rank, self.samples, ahead=not self.exchange.shares_process
-        )
+        alone = not self.exchange.shares_process
+        self.source = batch_source(self.plan, self.task, self.schedule, self.rank, self.samples, alone, self._warn)
         self.backward = Backward(self.task, self.model, self.precision, self.writer.release)
         how, batch, stops = self.profile.evaluation, self.member.batch_size, self.control.stop_is_near
         self.evaluator = Evaluator(
@@ -264,7 +264,7 @@ class Trainer:
 
     def _batches(self, most: int) -> StepBatches:
         """Return this member's batches of the step, at most so many samples in each; 0: as its batch size says."""
-        more = self.position.step + 1 < self.total_steps
+        more = self.total_steps - self.position.step - 1
         batches = self.source.take(self.position.cursor, self.position.batch_sizes, more, most)
         for message in self.samples.news():
             self._warn(message)
@@ -279,7 +279,7 @@ class Trainer:
             StepEvent(
                 step=self.position.step, epoch=epoch, loss=loss, learning_rate=rate, grad_norm=norm,
                 own_norm=self._own_norm, samples=batches.samples, weight=batches.weight,
-                compute=max(0.0, seconds - traffic.wait_seconds), wait=traffic.wait_seconds,
+                compute=max(0.0, seconds - traffic.wait_seconds), wait=traffic.wait_seconds, data=self.source.waited(),
                 transfer=traffic.transfer_seconds, bytes_sent=traffic.bytes_sent, bytes_received=traffic.bytes_received,
             )
         )  # fmt: skip

@@ -12,6 +12,7 @@ return the data of one member.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -65,6 +66,7 @@ class CustomTask(Task):
     def __init__(self, profile: Profile, factory: Callable[..., Any] | None = None) -> None:
         self.profile = profile
         self.path = profile.model.model_path
+        self._is_named = factory is None
         self._factory = factory or find_factory(self.path)
         self.by_rank = takes_place(self._factory)
         self._built = False
@@ -122,6 +124,15 @@ class CustomTask(Task):
             hint = "repair it" if self.job.collate else "return samples of one shape, or a collate function for them"
             message = f"{len(samples)} samples cannot be put together to a batch: {where_it_failed(error)}"
             raise RunFailed(message, hint) from error
+
+    def for_reading(self) -> CustomTask | None:
+        """Return the data set, and what makes batches; of objects only their own process knows the classes."""
+        if not self._is_named:
+            return None
+        reader = copy.copy(self)
+        reader.job = dataclasses.replace(self.job, model=None, train=None, validation=None, loss=None, metrics=None)
+        reader.evaluation, reader._factory = {}, CustomJob
+        return reader
 
     def weight(self, batch: Batch) -> float:
         return float(batch["weight"])
