@@ -247,15 +247,15 @@ class BatchSource:
             self._begin(wanted)
         while len(self._made) <= min(more, self._depth):
             self._add(wanted._replace(cursor=self._made[-1][1]))
-        start = time.monotonic()
         with self.turns.lent():
+            start = time.monotonic()
             found = self._made.popleft()[2].result()
-        self._waited += time.monotonic() - start
+            self._waited += time.monotonic() - start
         return found
 
     def waited(self) -> float:
-        """Return for how many seconds :meth:`take` has waited since this was asked last."""
-        waited, self._waited = self._waited, 0.0
+        """Return for how many seconds the trainer has waited for batches and its turn since this was asked last."""
+        waited, self._waited, self.turns.waited = self._waited + self.turns.waited, 0.0, 0.0
         return waited
 
     def begin(self, cursor: Cursor, batch_sizes: Mapping[int, int], most: int, rank: int) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from test_trainer import losses, train
@@ -17,6 +20,7 @@ from toy_task import ToyTask, toy_plan
 
 from profiles.errors import RunFailed
 from profiles.schema import Profile
+from tests.waiting import until
 from training import batches as batches_module
 from training import reading
 from training.batches import BatchSource, Samples
@@ -178,3 +182,26 @@ def test_a_process_that_is_killed_is_one_line(tmp_path: Path) -> None:
         data_of(source)
     assert "data_workers = 1" in caught.value.hint
     source.close()
+
+
+def _read_and_wait(folder: Path, pids: multiprocessing.SimpleQueue[list[int]]) -> None:
+    source, _, _ = source_of(folder, 2)
+    assert source._processes is not None
+    pids.put(list(source._processes._pool._processes))
+    threading.Event().wait()
+
+
+def test_processes_end_with_the_one_that_trains_however_it_ends(tmp_path: Path) -> None:
+    spawned = multiprocessing.get_context("spawn")
+    pids: multiprocessing.SimpleQueue[list[int]] = spawned.SimpleQueue()
+    trains = spawned.Process(target=_read_and_wait, args=(tmp_path, pids), daemon=False)
+    trains.start()
+    readers = pids.get()
+    trains.kill()
+    trains.join()
+
+    def is_alive(pid: int) -> bool:
+        return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+    assert len(readers) == 2
+    until(lambda: not any(map(is_alive, readers)))
