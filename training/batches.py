@@ -135,9 +135,11 @@ class Samples:
     def _leave_out(self, split: str, index: int, reason: str) -> None:
         with self._lock:
             broken = self._broken.setdefault(split, {})
-            if index in broken:
-                return
-            broken[index] = reason
+            if index not in broken:
+                broken[index] = reason
+                self._tell_broken(split, index, broken)
+
+    def _tell_broken(self, split: str, index: int, broken: Mapping[int, str]) -> None:
         size = len(self.task.train if split == "train" else self.task.evaluation[split])
         if len(broken) > self._allowed * size:
             first = ", ".join(map(str, list(broken)[:_NAMED])) + (", ..." if len(broken) > _NAMED else "")
@@ -148,7 +150,7 @@ class Samples:
             )
         if len(broken) <= _NAMED:
             last = "; further ones are not listed" if len(broken) == _NAMED else ""
-            self._untold.put(f"sample {index} of {split} cannot be read and is left out: {reason}{last}")
+            self._untold.put(f"sample {index} of {split} cannot be read and is left out: {broken[index]}{last}")
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ class Readers(Protocol):
     def close(self) -> None: ...
 
 
-class _Wanted(NamedTuple):
+class _StepRequest(NamedTuple):
     """Which step's batches, and of whom."""
 
     cursor: Cursor
@@ -184,7 +186,7 @@ class _Wanted(NamedTuple):
     rank: int
 
 
-class _Plan(NamedTuple):
+class _StepPlan(NamedTuple):
     """What is read for a step."""
 
     pieces: list[list[int]]
@@ -226,7 +228,7 @@ class BatchSource:
         self._depth = max(2, workers)
         self._in_turns = task.draws_globally and processes is None
         self._pool = ThreadPoolExecutor(1 if self._in_turns else workers, thread_name_prefix="batches")
-        self._made: deque[tuple[_Wanted, Cursor, Future[StepBatches]]] = deque()
+        self._queue: deque[tuple[_StepRequest, Cursor, Future[StepBatches]]] = deque()
         self._waited = 0.0
 
     def take(
@@ -239,17 +241,17 @@ class BatchSource:
         Args:
             rank: whose part of the step; ``None``: this member's.
         """
-        wanted = _Wanted(cursor, dict(batch_sizes), most, self._rank if rank is None else rank)
+        wanted = _StepRequest(cursor, dict(batch_sizes), most, self._rank if rank is None else rank)
         if not self._ahead_of_time:
             with self.turns.lent():
                 return self._make(self._plan(wanted))
-        if not self._made or self._made[0][0] != wanted:
+        if not self._queue or self._queue[0][0] != wanted:
             self._begin(wanted)
-        while len(self._made) <= min(more, self._depth):
-            self._add(wanted._replace(cursor=self._made[-1][1]))
+        while len(self._queue) <= min(more, self._depth):
+            self._add(wanted._replace(cursor=self._queue[-1][1]))
         with self.turns.lent():
             start = time.monotonic()
-            found = self._made.popleft()[2].result()
+            found = self._queue.popleft()[2].result()
             self._waited += time.monotonic() - start
         return found
 
@@ -261,28 +263,28 @@ class BatchSource:
     def begin(self, cursor: Cursor, batch_sizes: Mapping[int, int], most: int, rank: int) -> None:
         """Start making batches that :meth:`take` is asked for next."""
         if self._ahead_of_time:
-            self._begin(_Wanted(cursor, dict(batch_sizes), most, rank))
+            self._begin(_StepRequest(cursor, dict(batch_sizes), most, rank))
 
-    def _begin(self, wanted: _Wanted) -> None:
-        for *_, begun_in_vain in self._made:
+    def _begin(self, wanted: _StepRequest) -> None:
+        for *_, begun_in_vain in self._queue:
             begun_in_vain.cancel()
-        self._made.clear()
+        self._queue.clear()
         self._add(wanted)
 
-    def _add(self, wanted: _Wanted) -> None:
+    def _add(self, wanted: _StepRequest) -> None:
         plan = self._plan(wanted)
-        self._made.append((wanted, plan.after, self._pool.submit(self._make, plan)))
+        self._queue.append((wanted, plan.after, self._pool.submit(self._make, plan)))
 
-    def _plan(self, wanted: _Wanted) -> _Plan:
+    def _plan(self, wanted: _StepRequest) -> _StepPlan:
         cursor, batch_sizes, most, rank = wanted
         cursor = self._schedule.start(cursor, batch_sizes)
         parts, after = self._schedule.step(cursor, batch_sizes, rank)
         pieces = [part[i : i + (most or len(part))] for part in parts for i in range(0, len(part), most or len(part))]
         own = [index for part in parts for index in part]
         longest = self._schedule.longest(cursor, batch_sizes, rank, own)
-        return _Plan(pieces, self._schedule.epoch_of(cursor, rank), longest, after)
+        return _StepPlan(pieces, self._schedule.epoch_of(cursor, rank), longest, after)
 
-    def _make(self, plan: _Plan) -> StepBatches:
+    def _make(self, plan: _StepPlan) -> StepBatches:
         readable = [one for one in self._read(plan.pieces, plan.epoch) if one is not None]
         indices, batches = [found for found, _ in readable], [batch for _, batch in readable]
         batches = [self._task.lengthen(batch, plan.longest) for batch in batches] if plan.longest else batches
@@ -292,9 +294,9 @@ class BatchSource:
     def _read(self, pieces: list[list[int]], epoch: int) -> list[ReadBatch | None]:
         if self._processes is None:
             return [self._batch(piece, epoch) for piece in pieces]
-        made, broken = self._processes.read(pieces, epoch)
+        batches, broken = self._processes.read(pieces, epoch)
         self._samples.leave_out("train", broken)
-        return made
+        return batches
 
     def _batch(self, indices: list[int], epoch: int) -> ReadBatch | None:
         with self.turns.taken() if self._in_turns else nullcontext():

@@ -47,15 +47,17 @@ class ReadingProcesses:
     Args:
         task: without its model, see :meth:`training.tasks.base.Task.for_reading`.
         code: ``module:name`` or ``file.py:name`` with the classes of the task's parts; empty: none.
+        name: of this machine, for messages.
 
     Raises:
         CannotRead: the task's parts, or a batch of its first sample, do not go from one process to another.
     """
 
-    def __init__(self, task: Task, seed: int, workers: int, code: str = "") -> None:
-        given = code, _pickled((task, seed))
+    def __init__(self, task: Task, seed: int, workers: int, code: str, name: str) -> None:
+        self._name = name
+        initial = code, _pickled((task, seed))
         spawned = torch.multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(workers, mp_context=spawned, initializer=_begin, initargs=given)
+        self._pool = ProcessPoolExecutor(workers, mp_context=spawned, initializer=_begin, initargs=initial)
         try:
             for first in [self._pool.submit(_read, [[0]], 0) for _ in range(workers)]:  # each is there then
                 first.result()
@@ -73,7 +75,8 @@ class ReadingProcesses:
             return self._pool.submit(_read, pieces, epoch).result()
         except BrokenProcessPool as error:
             problem = "a process that reads samples was killed, as where memory runs out (RAM, or /dev/shm)"
-            raise RunFailed(problem, "set data_workers = 1: then the training process reads them itself") from error
+            hint = "set data_workers = 1: then the training process reads them itself"
+            raise RunFailed(problem, hint, machine=self._name) from error
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -93,31 +96,27 @@ def batch_source(
     Args:
         warn: told why there are no processes where a person wants some.
     """
-    profile, workers, processes = plan.profile, 1, None
-    if in_background:
-        wanted, path = profile.data.data_workers, profile.model.model_path
-        code = path if task.draws_globally and ":" in path else ""
-        workers, processes = _readers(task, profile.training.seed, wanted, code, warn)
-    return BatchSource(task, schedule, rank, samples, in_background, workers, processes)
-
-
-def _readers(
-    task: Task, seed: int, wanted: int, code: str, warn: Callable[[str], None]
-) -> tuple[int, ReadingProcesses | None]:
-    """Return how many steps' batches are made at once, and the processes that read them, if not this one."""
+    if not in_background:
+        return BatchSource(task, schedule, rank, samples, ahead=False)
+    wanted = plan.profile.data.data_workers
     usual = min(_MOST_WORKERS, max(1, whole_cores() - 1)) if task.device.type != "cpu" else 1
-    workers = wanted or usual
-    if workers < 2 or not task.draws_globally:
-        return workers, None
-    reader = task.for_reading()
-    try:
-        if reader is None:
-            raise CannotRead("they are objects of a script")
-        return workers, ReadingProcesses(reader, seed, workers, code)
-    except CannotRead as error:
-        if wanted:
-            warn(f"data_workers = {wanted}: other processes cannot read the samples: {error}; this one does")
-        return 1, None
+    workers, processes = wanted or usual, None
+    if workers > 1 and task.draws_globally:
+        try:
+            processes = _processes_of(plan, task, rank, workers)
+        except CannotRead as error:
+            workers = 1
+            if wanted:
+                warn(f"data_workers = {wanted}: other processes cannot read the samples: {error}; this one does")
+    return BatchSource(task, schedule, rank, samples, True, workers, processes)
+
+
+def _processes_of(plan: RunPlan, task: Task, rank: int, workers: int) -> ReadingProcesses:
+    reader, path = task.for_reading(), plan.profile.model.model_path
+    if reader is None:
+        raise CannotRead("they are objects of a script")
+    seed, name = plan.profile.training.seed, plan.seats[rank].name
+    return ReadingProcesses(reader, seed, workers, path if ":" in path else "", name)
 
 
 class _Bounded(io.BytesIO):
@@ -166,6 +165,6 @@ def _read(pieces: Sequence[Sequence[int]], epoch: int) -> tuple[list[ReadBatch |
     assert _samples is not None
     if isinstance(_samples, Exception):
         raise _samples
-    made = [_samples.training_batch(piece, epoch) for piece in pieces]
+    batches = [_samples.training_batch(piece, epoch) for piece in pieces]
     broken = _samples.broken("train")
-    return made, {index: broken[index] for piece in pieces for index in piece if index in broken}
+    return batches, {index: broken[index] for piece in pieces for index in piece if index in broken}

@@ -61,8 +61,8 @@ class SnapshotWriter:
         start, file = time.monotonic(), TensorFile(snapshot.tensors)
         self._store.current = snapshot.step
         if in_background and self._has_room_for(file.body_bytes):
-            pieces, kept = self._copy.take(file), Snapshot(snapshot.step, {}, copy.deepcopy(snapshot.state))
-            self._pending = self._pool.submit(self._write, kept, pieces, plan_hash, start)
+            pieces, copied = self._copy.take(file), Snapshot(snapshot.step, {}, copy.deepcopy(snapshot.state))
+            self._pending = self._pool.submit(self._write, copied, pieces, plan_hash, start)
         else:
             self._write(snapshot, file.pieces(), plan_hash, start)
 

@@ -178,7 +178,7 @@ def test_a_process_that_is_killed_is_one_line(tmp_path: Path) -> None:
     assert source._processes is not None
     for pid in list(source._processes._pool._processes):
         os.kill(pid, signal.SIGKILL)
-    with pytest.raises(RunFailed, match="a process that reads samples was killed") as caught:
+    with pytest.raises(RunFailed, match="worker-0: a process that reads samples was killed") as caught:
         data_of(source)
     assert "data_workers = 1" in caught.value.hint
     source.close()

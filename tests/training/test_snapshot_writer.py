@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_out_of_memory import Tight
 from toy_task import ToyTask, toy_plan
 
 from profiles.errors import RunFailed
@@ -71,8 +72,16 @@ def stored(tmp_path: Path, step: int) -> torch.Tensor:
     return SnapshotStore(tmp_path / "checkpoints" / "member-0", 2).load(step, "plan").tensors["w"]
 
 
-def train(tmp_path: Path, emit: Callable[[Event], None], interval: int = 3, control: Control | None = None) -> None:
-    task, plan = ToyTask(), toy_plan(training={"max_steps": 5}, snapshot={"snapshot_interval": interval})
+def train(
+    tmp_path: Path,
+    emit: Callable[[Event], None],
+    interval: int = 3,
+    control: Control | None = None,
+    task: ToyTask | None = None,
+    **training: int,
+) -> None:
+    task = task or ToyTask()
+    plan = toy_plan(training={"max_steps": 5, **training}, snapshot={"snapshot_interval": interval})
     task.prepare(lambda *_: None)
     Trainer(plan, 0, task, SoloExchange(), emit, control or Control(), tmp_path).run()
 
@@ -128,6 +137,21 @@ def test_a_stop_order_tells_of_a_full_disk(tmp_path: Path, full_disk: SlowDisk) 
     with pytest.raises(RunFailed, match="the disk is full"):
         train(tmp_path, events.append, interval=0, control=control)
     assert not any(isinstance(event, MemberEvent) and event.status == "left" for event in events)
+
+
+@pytest.mark.parametrize(("fits", "in_thread"), [(8, True), (3, False)])
+def test_a_run_that_was_short_of_memory_has_none_for_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits: int, in_thread: bool
+) -> None:
+    fsync, threads = os.fsync, set[bool]()
+
+    def noted(descriptor: int) -> None:
+        threads.add(threading.current_thread().name.startswith("snapshots"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(checkpoint.os, "fsync", noted)
+    train(tmp_path, lambda event: None, task=Tight(fits), batch_size=8)
+    assert threads == {in_thread}
 
 
 # ---------------------------------------------------------------------------------------------------------- the writer
