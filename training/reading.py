@@ -114,7 +114,7 @@ def batch_source(
 def _processes_of(plan: RunPlan, task: Task, rank: int, workers: int) -> ReadingProcesses:
     reader, path = task.for_reading(), plan.profile.model.model_path
     if reader is None:
-        raise CannotRead("they are objects of a script")
+        raise CannotRead(f"jobs of the kind '{task.name}' have no way to send them")
     seed, name = plan.profile.training.seed, plan.seats[rank].name
     return ReadingProcesses(reader, seed, workers, path if ":" in path else "", name)
 

@@ -6,6 +6,8 @@ import itertools
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -46,6 +48,20 @@ def job(): return dict(model=nn.Linear(3, 1), train=Noisy(), loss=nn.functional.
 def unsendable(): return {**job(), "collate": lambda samples: stacked(samples)}
 def opened(samples): return [open(__file__), stacked(samples)]
 def opened_files(): return {**job(), "collate": opened}
+"""
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+class Pairs:
+    def __len__(self): return 16
+    def __getitem__(self, index): return torch.randn(4), torch.ones(1)
+def told(event):
+    if event.kind in ("warning", "error"): print(event.message)
+if __name__ == "__main__":
+    from training.simulation import LocalTrainer
+    fitted = dict(loss=nn.functional.mse_loss, output_dir=sys.argv[1], workers=1, on_event=told)
+    LocalTrainer(nn.Linear(4, 1), Pairs(), **fitted).fit(max_steps=3, batch_size=4, data_workers=2)
 """
 
 
@@ -205,3 +221,14 @@ def test_processes_end_with_the_one_that_trains_however_it_ends(tmp_path: Path) 
 
     assert len(readers) == 2
     until(lambda: not any(map(is_alive, readers)))
+
+
+@pytest.mark.slow
+def test_processes_read_what_a_script_gives_to_a_trainer(tmp_path: Path) -> None:
+    script = tmp_path / "script" / "fit.py"
+    script.parent.mkdir()
+    script.write_text(SCRIPT)
+    words, root = [sys.executable, str(script), str(tmp_path / "out")], str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": root}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=120)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr

@@ -66,7 +66,6 @@ class CustomTask(Task):
     def __init__(self, profile: Profile, factory: Callable[..., Any] | None = None) -> None:
         self.profile = profile
         self.path = profile.model.model_path
-        self._is_named = factory is None
         self._factory = factory or find_factory(self.path)
         self.by_rank = takes_place(self._factory)
         self._built = False
@@ -125,10 +124,8 @@ class CustomTask(Task):
             message = f"{len(samples)} samples cannot be put together to a batch: {where_it_failed(error)}"
             raise RunFailed(message, hint) from error
 
-    def for_reading(self) -> CustomTask | None:
-        """Return the data set, and what makes batches; of objects only their own process knows the classes."""
-        if not self._is_named:
-            return None
+    def for_reading(self) -> CustomTask:
+        """Return the data set, and what makes batches."""
         reader = copy.copy(self)
         reader.job = dataclasses.replace(self.job, model=None, train=None, validation=None, loss=None, metrics=None)
         reader.evaluation, reader._factory = {}, CustomJob
