@@ -9,7 +9,7 @@ from typing import Any
 
 from app.console import visible
 from app.history import in_order
-from app.member_state import MemberState
+from app.member_state import SOME_STEPS, MemberState
 from app.metrics import metric_label, metric_text, metrics_of
 from app.run_series import RUN, evaluated, names, of_member, of_run
 from app.run_state import RunState, SplitResults
@@ -28,6 +28,29 @@ from training.tasks.error_analysis import (
     part_of,
 )
 from training.tasks.predictions import BEFORE, FOLDER, NAME, Prediction, read_predictions
+
+DATA_BRAKE = 0.1
+"""Share of a step that waits for its samples, from which on they are what holds training back."""
+MORE_DATA = "set data_workers higher, or put the data on a faster disk"
+"""What to do about it."""
+
+
+def data_text(state: RunState, whole: bool = False) -> str:
+    """Return how much of a step waits for its samples, on the machine where it is most; empty where that is little.
+
+    Args:
+        whole: in the whole run, which is over; else in the steps of the last while.
+    """
+    if whole:
+        done = {rank: one.total for rank, one in state.members.items() if one.total.steps >= SOME_STEPS}
+        shares = {rank: total.data / total.seconds for rank, total in done.items() if total.seconds > 0}
+    else:
+        shares = {rank: one.data_share for rank, one in state.members.items() if one.active}
+    rank = max(shares, key=lambda one: shares[one], default=-1)
+    if shares.get(rank, 0.0) < DATA_BRAKE:
+        return ""
+    who = f" on {state.members[rank].label}" if len(state.members) > 1 else ""
+    return f"{shares[rank]:.0%} of each step {'waited' if whole else 'waits'} for data{who}".replace("%", " %", 1)
 
 
 def headline(results: SplitResults, split: str) -> str:

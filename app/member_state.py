@@ -31,6 +31,8 @@ TROUBLE = ("lost", "failed")
 HELLOS = ("started", "joined", "ready")
 """What a member says, or the coordinator says of it, when it takes part: nothing else brings one back that was gone."""
 KEPT_SYNCS = 64
+SOME_STEPS = 8
+"""From which on it can be said what steps wait for."""
 _KEPT = ("name", "device", "since", "updated", "snapshot_step", "snapshot_live", "times_lost", "hottest", "meters",
          "ways")  # fmt: skip
 """What is still true of a member that starts again."""
@@ -67,6 +69,8 @@ class MemberTotals:
     sync_received: int = 0
     syncs: int = 0
     sync_seconds: float = 0.0
+    data: float = 0.0
+    """How much of ``compute`` they stood still for their samples."""
 
     @property
     def bytes_sent(self) -> int:
@@ -80,7 +84,8 @@ class MemberTotals:
     def with_step(self, event: StepEvent) -> MemberTotals:
         """Return the work with one more step."""
         times = (event.seconds, event.compute, event.wait, event.transfer)
-        return self + MemberTotals(1, event.samples, *times, event.bytes_sent, event.bytes_received)
+        done = MemberTotals(1, event.samples, *times, event.bytes_sent, event.bytes_received, data=event.data)
+        return self + done
 
     def with_sync(self, event: SyncEvent) -> MemberTotals:
         """Return the work with one more synchronisation."""
@@ -205,6 +210,14 @@ class MemberState:
         and pauses do not count."""
         seconds = sum(step.seconds for step in self.window)
         return sum(step.samples for step in self.window) / seconds if seconds > 0 else 0.0
+
+    @property
+    def data_share(self) -> float:
+        """Share of the window's wall time in which steps stood still for their samples, without the longest stop:
+        that of the first step, often."""
+        stops = sorted(step.data for step in self.window)
+        seconds = sum(step.seconds for step in self.window)
+        return sum(stops[:-1]) / seconds if len(stops) >= SOME_STEPS and seconds > 0 else 0.0
 
     @property
     def shares(self) -> tuple[float, float, float]:

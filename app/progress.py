@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.console import diagnostics, interactive, say, visible
-from app.figures import headline
+from app.figures import data_text, headline
 from app.history import happening
 from app.member_state import MemberState, amount_text
 from app.metrics import four_digits, simulated_text
@@ -100,6 +100,8 @@ class RunView:
             yield Text(visible(headline(results, split)), style="cyan", no_wrap=True, overflow="ellipsis")
         if state.weights_differ:
             yield Text("weights differ between machines", style="bold red")
+        if data := data_text(state):
+            yield Text(visible(data), style="yellow", no_wrap=True, overflow="ellipsis")
         for notice in state.warnings[-SHOWN_WARNINGS:]:
             yield Text(visible(f"warning: {notice.text}"), style="yellow", no_wrap=True, overflow="ellipsis")
         for notice in state.errors[-SHOWN_WARNINGS:]:
@@ -252,6 +254,8 @@ def step_line(state: RunState) -> str:
         parts.append(simulated_text(state.simulated_hours))
     if state.seconds_left is not None:
         parts.append(f"{duration_text(state.seconds_left)} left")
+    if data := data_text(state):
+        parts.append(data)
     return ", ".join(parts)
 
 

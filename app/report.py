@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from app.console import command_about, command_line, near, visible
-from app.figures import change, evaluations_document, run_lines
+from app.figures import MORE_DATA, change, data_text, evaluations_document, run_lines
 from app.metrics import metric_label, metrics_of, simulated_text
 from app.promise import comparison_in, outcome, promise_of
 from app.run_state import RunState
@@ -87,6 +87,8 @@ def completed_lines(ended: Ended) -> list[str]:
         lines.append(f"clock   {simulated_text(ended.state.simulated_hours)} on the simulated machines")
     if lost := lost_in(ended.metrics):
         lines.append(f"lost    {visible(', '.join(lost))}; the others completed the work")
+    if data := data_text(ended.state, whole=True):
+        lines.append(f"data    {data}; {MORE_DATA}")
     lines += run_lines(ended.run_dir)
     if remark := ends_in_warm_up(steps, ended.plan.profile):
         lines.append(f"short   {remark}")

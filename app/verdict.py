@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from app.figures import data_text
 from app.history import Happening, in_order
 from app.member_state import TROUBLE, MemberState
 from app.promise import SLOWER, Alone, Promise, outcome
@@ -251,6 +252,8 @@ def _remarks(state: RunState) -> tuple[str, ...]:
     if shares:  # members on one machine all say the same of it
         busiest = max(shares, key=lambda name: shares[name])
         found.append(f"other programs use {shares[busiest]:.0f} % of {busiest}")
+    if data := data_text(state):
+        found.append(data)
     return tuple(found)
 
 

@@ -114,4 +114,6 @@ class SnapshotSettings(Section):
     """Snapshots to resume from."""
 
     snapshot_interval: int = option(200, "write a snapshot every N steps; 0: only when stopped", unit="steps", ge=0)
-    snapshot_keep: int = option(2, "how many snapshots to keep; with several workers at least 2", ge=1)
+    snapshot_keep: int = option(
+        2, "how many snapshots to keep; with several workers at least 2, and 1 more until the next one", ge=1
+    )

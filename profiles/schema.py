@@ -182,7 +182,7 @@ class DataSettings(Section):
         "", "folder for computed features; empty: the user's cache folder", kind="path", advanced=True
     )
     data_workers: int = option(
-        0, "processes for feature extraction; 0: one for each core", advanced=True, tasks=(WHISPER,), ge=0
+        0, "threads that read samples, or processes for your own code; 0: by what trains", advanced=True, ge=0, le=256
     )
 
     @model_validator(mode="after")

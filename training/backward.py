@@ -23,12 +23,17 @@ class Backward:
 
     Where memory runs out, the step begins anew with half the samples in a pass, and so do all further ones. The sum of
     weighted losses is the same, so the gradients are, but for rounding and for layers that look at a whole batch.
+
+    Args:
+        release: gives back memory that others can do without.
     """
 
-    def __init__(self, task: Task, model: nn.Module, precision: Precision) -> None:
+    def __init__(
+        self, task: Task, model: nn.Module, precision: Precision, release: Callable[[], None] = lambda: None
+    ) -> None:
         self.most = 0
         """Samples in one pass at most; 0: as many as the member's batch size says."""
-        self._task, self._model, self._precision = task, model, precision
+        self._task, self._model, self._precision, self._release = task, model, precision, release
 
     def run(
         self, batches: StepBatches, strategy: Strategy, again: Again, warn: Callable[[str], None]
@@ -39,6 +44,7 @@ class Backward:
             RunFailed: a single sample does not fit into memory.
         """
         while (losses := self._passes(batches, strategy, warn)) is None:
+            self._release()
             give_back(self._precision.device)
             strategy.backward_again()
             batches = again(self.most)

@@ -1,14 +1,17 @@
 """Samples and batches: every sample with random generators of its own, without those that cannot be read, and the next
-step's micro-batches made in the background while the current step computes."""
+steps' micro-batches made in the background while the current step computes."""
 
 from __future__ import annotations
 
 import queue
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +24,8 @@ from training.split import Schedule
 from training.tasks.base import Batch, SizedDataset, Task
 
 V = TypeVar("V")
+ReadBatch = tuple[list[int], Batch]
+"""The samples that could be read, and their batch."""
 _CPU = torch.device("cpu")
 _NAMED = 10
 """Samples that cannot be read and are named one by one."""
@@ -49,9 +54,10 @@ class Samples:
         self._allowed = allowed
         self._who = who
         self._broken: dict[str, dict[int, str]] = {}
+        self._lock = threading.Lock()
         self._untold: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def training_batch(self, indices: Sequence[int], epoch: int) -> tuple[list[int], Batch] | None:
+    def training_batch(self, indices: Sequence[int], epoch: int) -> ReadBatch | None:
         """Return the batch of those that can be read, and their indices; ``None`` if there are none.
 
         Raises:
@@ -92,6 +98,19 @@ class Samples:
         while not self._untold.empty():
             yield self._untold.get()
 
+    def broken(self, split: str) -> Mapping[int, str]:
+        """Return which samples of a split could not be read, with the reason."""
+        return self._broken.get(split, {})
+
+    def leave_out(self, split: str, broken: Mapping[int, str]) -> None:
+        """Take note of samples that another process could not read.
+
+        Raises:
+            RunFailed: there are too many.
+        """
+        for index, reason in broken.items():
+            self._leave_out(split, index, reason)
+
     def _generators(self) -> AbstractContextManager[None]:
         return kept(self._device) if self.task.draws_globally else nullcontext()
 
@@ -110,14 +129,18 @@ class Samples:
             except Exception as error:  # the user's own code may raise anything
                 if isinstance(error, MusterError) or is_out_of_memory(error):
                     raise
-                self._leave_out(split, len(data), index, where_it_failed(error))
+                self._leave_out(split, index, where_it_failed(error))
         return read
 
-    def _leave_out(self, split: str, size: int, index: int, reason: str) -> None:
-        broken = self._broken.setdefault(split, {})
-        if index in broken:
-            return
-        broken[index] = reason
+    def _leave_out(self, split: str, index: int, reason: str) -> None:
+        with self._lock:
+            broken = self._broken.setdefault(split, {})
+            if index not in broken:
+                broken[index] = reason
+                self._tell_broken(split, index, broken)
+
+    def _tell_broken(self, split: str, index: int, broken: Mapping[int, str]) -> None:
+        size = len(self.task.train if split == "train" else self.task.evaluation[split])
         if len(broken) > self._allowed * size:
             first = ", ".join(map(str, list(broken)[:_NAMED])) + (", ..." if len(broken) > _NAMED else "")
             raise RunFailed(
@@ -127,7 +150,7 @@ class Samples:
             )
         if len(broken) <= _NAMED:
             last = "; further ones are not listed" if len(broken) == _NAMED else ""
-            self._untold.put(f"sample {index} of {split} cannot be read and is left out: {reason}{last}")
+            self._untold.put(f"sample {index} of {split} cannot be read and is left out: {broken[index]}{last}")
 
 
 @dataclass(frozen=True)
@@ -146,78 +169,141 @@ class StepBatches:
         return sum(self.weights)
 
 
+class Readers(Protocol):
+    """Processes that read training samples; :class:`training.reading.ReadingProcesses` are some."""
+
+    def read(self, pieces: Sequence[Sequence[int]], epoch: int) -> tuple[list[ReadBatch | None], dict[int, str]]: ...
+
+    def close(self) -> None: ...
+
+
+class _StepRequest(NamedTuple):
+    """Which step's batches, and of whom."""
+
+    cursor: Cursor
+    batch_sizes: dict[int, int]
+    most: int
+    rank: int
+
+
+class _StepPlan(NamedTuple):
+    """What is read for a step."""
+
+    pieces: list[list[int]]
+    epoch: int
+    longest: int
+    after: Cursor
+
+
 class BatchSource:
-    """Makes the batches of a step, and the following step's ahead of time.
+    """Makes the batches of a step, and those of the following steps ahead of time.
 
     A batch depends only on seed, cursor and membership: if the membership changes, what was made ahead is dropped.
-    They are made in a thread: where samples may draw from the shared generators, while the trainer lends it the turn
-    (:class:`training.randomness.Turns`).
+    They are made in threads, a step in each; where samples may draw from the shared generators, in one, while the
+    trainer lends it the turn (:class:`training.randomness.Turns`), or by processes.
 
     Args:
         ahead: whether anything is made in the background.
+        workers: steps whose batches are made at once.
+        processes: that read the samples.
     """
 
-    def __init__(self, task: Task, schedule: Schedule, rank: int, samples: Samples, ahead: bool = True) -> None:
+    def __init__(
+        self,
+        task: Task,
+        schedule: Schedule,
+        rank: int,
+        samples: Samples,
+        ahead: bool = True,
+        workers: int = 1,
+        processes: Readers | None = None,
+    ) -> None:
         self._ahead_of_time = ahead
         self.turns = Turns()
         self._task = task
         self._schedule = schedule
         self._rank = rank
         self._samples = samples
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="batches")
-        self._wanted: tuple[Cursor, dict[int, int], int, int] | None = None
-        self._ahead: Future[StepBatches]
+        self._processes = processes
+        self._depth = max(2, workers)
+        self._in_turns = task.draws_globally and processes is None
+        self._pool = ThreadPoolExecutor(1 if self._in_turns else workers, thread_name_prefix="batches")
+        self._queue: deque[tuple[_StepRequest, Cursor, Future[StepBatches]]] = deque()
+        self._waited = 0.0
 
     def take(
-        self, cursor: Cursor, batch_sizes: Mapping[int, int], more: bool, most: int = 0, rank: int | None = None
+        self, cursor: Cursor, batch_sizes: Mapping[int, int], more: int, most: int = 0, rank: int | None = None
     ) -> StepBatches:
-        """Return the batches of the step at ``cursor`` and, if ``more`` follow, start making the next ones.
+        """Return the batches of the step at ``cursor`` and, if ``more`` steps follow, start making the next ones.
 
         No micro-batch has more than ``most`` samples; 0: as many as the member's batch size says.
 
         Args:
             rank: whose part of the step; ``None``: this member's.
         """
-        whose = self._rank if rank is None else rank
-        wanted = cursor, dict(batch_sizes), most, whose
+        wanted = _StepRequest(cursor, dict(batch_sizes), most, self._rank if rank is None else rank)
         if not self._ahead_of_time:
             with self.turns.lent():
-                return self._make(*wanted)
-        if self._wanted != wanted:
-            self._begin(*wanted)  # in the same thread, after what was begun in vain: never two at once
+                return self._make(self._plan(wanted))
+        if not self._queue or self._queue[0][0] != wanted:
+            self._begin(wanted)
+        while len(self._queue) <= min(more, self._depth):
+            self._add(wanted._replace(cursor=self._queue[-1][1]))
         with self.turns.lent():
-            found = self._ahead.result()
-        if more:
-            self._begin(found.cursor, wanted[1], most, whose)
+            start = time.monotonic()
+            found = self._queue.popleft()[2].result()
+            self._waited += time.monotonic() - start
         return found
+
+    def waited(self) -> float:
+        """Return for how many seconds the trainer has waited for batches and its turn since this was asked last."""
+        waited, self._waited, self.turns.waited = self._waited + self.turns.waited, 0.0, 0.0
+        return waited
 
     def begin(self, cursor: Cursor, batch_sizes: Mapping[int, int], most: int, rank: int) -> None:
         """Start making batches that :meth:`take` is asked for next."""
         if self._ahead_of_time:
-            self._begin(cursor, dict(batch_sizes), most, rank)
+            self._begin(_StepRequest(cursor, dict(batch_sizes), most, rank))
 
-    def _begin(self, cursor: Cursor, batch_sizes: dict[int, int], most: int, rank: int) -> None:
-        self._wanted = cursor, batch_sizes, most, rank
-        self._ahead = self._pool.submit(self._make, *self._wanted)
+    def _begin(self, wanted: _StepRequest) -> None:
+        for *_, begun_in_vain in self._queue:
+            begun_in_vain.cancel()
+        self._queue.clear()
+        self._add(wanted)
 
-    def _make(self, cursor: Cursor, batch_sizes: dict[int, int], most: int, rank: int) -> StepBatches:
+    def _add(self, wanted: _StepRequest) -> None:
+        plan = self._plan(wanted)
+        self._queue.append((wanted, plan.after, self._pool.submit(self._make, plan)))
+
+    def _plan(self, wanted: _StepRequest) -> _StepPlan:
+        cursor, batch_sizes, most, rank = wanted
         cursor = self._schedule.start(cursor, batch_sizes)
         parts, after = self._schedule.step(cursor, batch_sizes, rank)
         pieces = [part[i : i + (most or len(part))] for part in parts for i in range(0, len(part), most or len(part))]
-        epoch = self._schedule.epoch_of(cursor, rank)
-        made = [self._batch(piece, epoch) for piece in pieces]
-        readable = [one for one in made if one is not None]
-        indices, batches = [found for found, _ in readable], [batch for _, batch in readable]
         own = [index for part in parts for index in part]
         longest = self._schedule.longest(cursor, batch_sizes, rank, own)
-        batches = [self._task.lengthen(batch, longest) for batch in batches] if longest else batches
-        weights = [self._task.weight(batch) for batch in batches]
-        return StepBatches(batches, weights, indices, sum(map(len, indices)), after)
+        return _StepPlan(pieces, self._schedule.epoch_of(cursor, rank), longest, after)
 
-    def _batch(self, indices: list[int], epoch: int) -> tuple[list[int], Batch] | None:
-        with self.turns.taken() if self._task.draws_globally else nullcontext():
+    def _make(self, plan: _StepPlan) -> StepBatches:
+        readable = [one for one in self._read(plan.pieces, plan.epoch) if one is not None]
+        indices, batches = [found for found, _ in readable], [batch for _, batch in readable]
+        batches = [self._task.lengthen(batch, plan.longest) for batch in batches] if plan.longest else batches
+        weights = [self._task.weight(batch) for batch in batches]
+        return StepBatches(batches, weights, indices, sum(map(len, indices)), plan.after)
+
+    def _read(self, pieces: list[list[int]], epoch: int) -> list[ReadBatch | None]:
+        if self._processes is None:
+            return [self._batch(piece, epoch) for piece in pieces]
+        batches, broken = self._processes.read(pieces, epoch)
+        self._samples.leave_out("train", broken)
+        return batches
+
+    def _batch(self, indices: list[int], epoch: int) -> ReadBatch | None:
+        with self.turns.taken() if self._in_turns else nullcontext():
             return self._samples.training_batch(indices, epoch)
 
     def close(self) -> None:
         self.turns.close()
         self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._processes is not None:
+            self._processes.close()

@@ -27,11 +27,12 @@ from typing import Any
 import numpy as np
 import safetensors
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from profiles.errors import BadInput, RunFailed
 from training.run_files import sha256, why_full
+from training.tensor_file import TensorFile
 
 SNAPSHOT_VERSION = 1
 _TENSORS = "state.safetensors"
@@ -59,38 +60,54 @@ class SnapshotStore:
 
     Args:
         directory: folder of this member's snapshots; made on the first save.
-        keep: how many are kept. Members save one after another, so a group needs 2 to be sure of a common one.
+        keep: how many are kept.
+        shared: whether others write theirs of the same steps. Members save one after another, so they need 2 to be sure
+            of a common one; and the oldest goes only when the next is begun: whoever has come that far has all but its
+            newest one on the disk.
     """
 
-    def __init__(self, directory: Path, keep: int) -> None:
+    def __init__(self, directory: Path, keep: int, shared: bool = False) -> None:
         self.directory = directory
-        self.keep = max(1, keep)
+        self.keep = max(1 + shared, keep)
+        self._shared = shared
         self.current: int | None = None
         """The step that was saved or loaded last. Folders of other steps may be of an abandoned course of the run."""
 
     def save(self, snapshot: Snapshot, plan_hash: str) -> tuple[Path, int]:
+        """Write a snapshot from its tensors, see :meth:`write`."""
+        return self.write(snapshot.step, TensorFile(snapshot.tensors).pieces(), snapshot.state, plan_hash)
+
+    def write(
+        self, step: int, pieces: Iterable[memoryview], state: Mapping[str, Any], plan_hash: str
+    ) -> tuple[Path, int]:
         """Write a snapshot and return its folder and its bytes.
 
         It appears whole or not at all. Afterwards older ones beyond ``keep`` go, and so do those of later steps:
         they belong to a course that was abandoned when the run was resumed from an earlier step.
 
+        Args:
+            pieces: of the file of its tensors.
+            state: JSON-able.
+
         Raises:
             RunFailed: the disk is full or read-only; nothing half-written is left.
         """
-        writing = self.directory / f".writing-{snapshot.step:08d}"
+        writing = self.directory / f".writing-{step:08d}"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._sweep()
-            size = _write(writing, snapshot, plan_hash)
-            folder = self._publish(writing, snapshot.step)
-            self._retain(snapshot.step)
-        except (OSError, safetensors.SafetensorError) as error:
+            self._drop(self._earlier(step)[self.keep :])
+            size = _write(writing, step, pieces, state, plan_hash)
+            folder = self._publish(writing, step)
+            self._drop(old for old in self.steps() if old > step)
+            self._drop(self._earlier(step)[self.keep - (not self._shared) :])
+        except OSError as error:
             reason, hint = _explain(error, self.directory)
-            message = f"the snapshot of step {snapshot.step} cannot be written to {self.directory}: {reason}"
+            message = f"the snapshot of step {step} cannot be written to {self.directory}: {reason}"
             raise RunFailed(message, hint) from error
         finally:
             shutil.rmtree(writing, ignore_errors=True)
-        self.current = snapshot.step
+        self.current = step
         return folder, size
 
     def steps(self) -> list[int]:
@@ -169,10 +186,11 @@ class SnapshotStore:
         shutil.rmtree(replaced, ignore_errors=True)
         return folder
 
-    def _retain(self, newest: int) -> None:
-        steps = self.steps()
-        earlier = [step for step in steps if step < newest]
-        for step in [s for s in steps if s > newest] + earlier[self.keep - 1 :]:
+    def _earlier(self, step: int) -> list[int]:
+        return [old for old in self.steps() if old < step]
+
+    def _drop(self, steps: Iterable[int]) -> None:
+        for step in steps:
             going = self.directory / f".replaced-{step:08d}"
             self._folder(step).rename(going)  # first, so that a kill leaves no half of a snapshot that looks damaged
             shutil.rmtree(going)
@@ -187,25 +205,35 @@ _PASS_OVER = "resume from an earlier snapshot"
 OTHER_SETTINGS = "resume with the settings the run began with"
 
 
-def _write(folder: Path, snapshot: Snapshot, plan_hash: str) -> int:
+def _write(folder: Path, step: int, pieces: Iterable[memoryview], state: Mapping[str, Any], plan_hash: str) -> int:
     """Write and fsync one snapshot; return its bytes."""
     folder.mkdir()
-    tensors = folder / _TENSORS
-    save_file(_independent(snapshot.tensors), tensors)
-    _sync_file(tensors)
+    size, digest = _write_hashed(folder / _TENSORS, pieces)
     body = {
         "version": SNAPSHOT_VERSION,
-        "step": snapshot.step,
+        "step": step,
         "plan_hash": plan_hash,
-        "state": snapshot.state,
-        "files": {_TENSORS: {"bytes": tensors.stat().st_size, "sha256": sha256(tensors)}},
+        "state": state,
+        "files": {_TENSORS: {"bytes": size, "sha256": digest}},
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
     }
-    manifest = folder / _MANIFEST
-    manifest.write_text(json.dumps({"sha256": _body_hash(body), **body}, indent=1), encoding="utf-8")
-    _sync_file(manifest)
+    manifest = json.dumps({"sha256": _body_hash(body), **body}, indent=1).encode()
+    size += _write_hashed(folder / _MANIFEST, [memoryview(manifest)])[0]
     _sync_folder(folder)
-    return tensors.stat().st_size + manifest.stat().st_size
+    return size
+
+
+def _write_hashed(path: Path, pieces: Iterable[memoryview]) -> tuple[int, str]:
+    """Write and fsync a file; return its bytes and its SHA-256."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb", buffering=0) as stream:
+        for piece in pieces:
+            digest.update(piece)
+            size += len(piece)
+            while len(piece):  # the system writes 2 GiB at once at most
+                piece = piece[stream.write(piece) :]
+        os.fsync(stream.fileno())
+    return size, digest.hexdigest()
 
 
 def _check(folder: Path) -> dict[str, Any]:
@@ -242,25 +270,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return dict(body)
 
 
-def _independent(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return contiguous CPU tensors that share no memory: safetensors refuses tied weights and views."""
-    seen: set[int] = set()
-    result: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        copy = tensor.detach().to("cpu").contiguous()
-        address = copy.untyped_storage().data_ptr()
-        result[name] = copy.clone() if address in seen else copy
-        seen.add(address)
-    return result
-
-
 def _body_hash(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _sync_file(path: Path) -> None:
-    with path.open("rb+") as stream:
-        os.fsync(stream.fileno())
 
 
 def _sync_folder(path: Path) -> None:
@@ -271,16 +282,12 @@ def _sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def _explain(error: Exception, folder: Path) -> tuple[str, str]:
-    """Return reason and hint; safetensors reports system errors only as text."""
-    text = str(error)
-    for number in (errno.ENOSPC, errno.EDQUOT):
-        if getattr(error, "errno", None) == number or f"os error {number}" in text:
-            reason, cure = why_full(number, folder)
-            return reason, f"{cure}, then resume the run"
-    if isinstance(error, OSError):
-        return error.strerror or text, "make the folder writable, then resume the run"
-    return text, "make the folder writable, then resume the run"
+def _explain(error: OSError, folder: Path) -> tuple[str, str]:
+    """Return reason and hint."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        reason, cure = why_full(error.errno, folder)
+        return reason, f"{cure}, then resume the run"
+    return error.strerror or str(error), "make the folder writable, then resume the run"
 
 
 _NUMBERS: dict[str, type[bool] | type[int] | type[float]] = {"bool": bool, "int": int, "float": float}

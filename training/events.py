@@ -96,6 +96,8 @@ class StepEvent(_Event):
     """Exposed wait: the time this step stood still for an exchange."""
     transfer: Seconds
     """Time that exchanges were under way during the step, hidden or not."""
+    data: Seconds = 0.0
+    """How much of ``compute`` the step stood still for its samples."""
     grad_norm: Measured = None
     """``None`` also where it is not finite, as in a step that fp16 passes over."""
     own_norm: Measured = None

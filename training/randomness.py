@@ -11,6 +11,7 @@ import hashlib
 import random
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -146,6 +147,8 @@ class Turns:
         self._lent = False
         self._loading = False
         self._closed = False
+        self.waited = 0.0
+        """Seconds for which the trainer has waited to have its turn back."""
 
     @contextmanager
     def lent(self) -> Iterator[None]:
@@ -160,7 +163,9 @@ class Turns:
         with self._changed:
             self._lent = lent
             self._changed.notify_all()
+            start = time.monotonic()
             self._changed.wait_for(lambda: lent or not self._loading)
+            self.waited += time.monotonic() - start
 
     @contextmanager
     def taken(self) -> Iterator[None]:

@@ -125,6 +125,25 @@ def total_memory(root: Path = Path("/")) -> tuple[int, bool]:
     return (limit, True) if limit is not None and limit < whole else (whole, False)
 
 
+def free_memory(root: Path = Path("/")) -> int:
+    """Return the bytes that this process can still take without driving anything out of memory: of the machine, or of
+    the control group that has the least left. Files that were read lately can go.
+
+    Args:
+        root: where ``proc`` and ``sys`` are.
+    """
+    import psutil
+
+    left = [int(psutil.virtual_memory().available)]
+    for folder, second in control_groups("memory", root):
+        names = ("memory.max", "memory.current") if second else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        limit, used = (text_of(folder / name).strip() for name in names)
+        files = re.findall(r"^(?:total_)?inactive_file (\d+)$", text_of(folder / "memory.stat"), re.MULTILINE)
+        if re.fullmatch(r"[0-9]{1,18}", limit) and used.isdecimal():
+            left.append(int(limit) - int(used) + max(map(int, files), default=0))
+    return max(0, min(left))
+
+
 def count_gpus() -> int:
     """Return how many NVIDIA GPUs a worker that is started here can use; ``CUDA_VISIBLE_DEVICES`` is obeyed."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from profiles.errors import RunFailed
 from training.checkpoint import Snapshot, load_optimizer, optimizer_tensors
 from training.device import Precision
 from training.exchange.base import Exchange, JoiningState
@@ -72,6 +74,23 @@ class TrainingState:
             buffers[name].copy_(value)
         load_optimizer(self._optimizer, part("optimizer", found.tensors))
         self._scaler.load_state_dict(found.state["scaler"])
+
+
+def check_finite(parameters: Sequence[torch.Tensor], name: str, step: int, newest: Callable[[], str]) -> None:
+    """Refuse weights with an element that is NaN or infinite: both show in the largest magnitudes, read in one copy.
+
+    Args:
+        name: of this machine.
+        newest: says from where the run can go on.
+
+    Raises:
+        RunFailed: there is one.
+    """
+    some = [parameter.detach() for parameter in parameters if parameter.numel()]
+    largest = torch._foreach_norm(some, math.inf) if some else ()
+    if some and not bool(torch.stack([value.float() for value in largest]).isfinite().all()):
+        hint = "lower learning_rate, or set mixed_precision = off"
+        raise RunFailed(f"the weights of {name} are not finite after step {step}; {newest()}", hint)
 
 
 def longest_vector(model: nn.Module) -> int:

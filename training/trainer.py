@@ -11,16 +11,15 @@ from pathlib import Path
 
 from torch import nn
 
-from profiles.errors import ExitCode, RunFailed
+from profiles.errors import ExitCode
 from training.backward import Backward, total_loss
-from training.batches import BatchSource, Samples, StepBatches
+from training.batches import Samples, StepBatches
 from training.checkpoint import Snapshot, SnapshotStore
 from training.compression import Compression
 from training.device import Precision, clip, gradient_norm, select_device, select_precision, start_training
 from training.evaluation import Evaluator
-from training.events import Emit, MemberEvent, RunEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent
+from training.events import Emit, MemberEvent, RunEvent, StepEvent, SyncEvent, WarningEvent
 from training.exchange.base import Exchange, JoiningState, Traffic
-from training.exchange.codecs import all_finite
 from training.last_step import LastStep
 from training.local_data import LocalSchedule, schedule_for
 from training.optimizers import build_optimizer, plain_steps, set_learning_rate
@@ -28,11 +27,13 @@ from training.orders import Control
 from training.plan import RunPlan
 from training.position import MOST_CUT_SHORT, EarlyStopping, Position
 from training.randomness import seed_everything
+from training.reading import batch_source
 from training.resuming import agree_on_snapshot, hand_over, take_over
 from training.same_data import check_same, check_unchanged, describe, other_precision
 from training.saved_model import save_copy, save_model
 from training.schedule import learning_rate_at, scaled_learning_rate, scaling_rule, warm_up_of
-from training.state import TrainingState, longest_vector, part, prefixed, synchronise_buffers
+from training.snapshot_writer import SnapshotWriter
+from training.state import TrainingState, check_finite, longest_vector, part, prefixed, synchronise_buffers
 from training.strategies.base import Strategy, StrategyContext
 from training.strategies.costs import start_of
 from training.strategies.own_file import opened
@@ -64,9 +65,9 @@ class Trainer:
         self.device = select_device(self.member.device, self.member.device_index)
         precision = select_precision(self.settings.mixed_precision, self.device, task.bf16_pays)
         self.precision = Precision(precision, self.device)
-        # Members save one after another: with one snapshot each, a kill in between could leave none in common.
-        keep = max(self.profile.snapshot.snapshot_keep, min(2, plan.world_size))
-        self.store = SnapshotStore(run_dir / "checkpoints" / f"member-{rank}", keep)
+        folder, keep = run_dir / "checkpoints" / f"member-{rank}", self.profile.snapshot.snapshot_keep
+        self.store = SnapshotStore(folder, keep, shared=plan.world_size > 1)
+        self.writer = SnapshotWriter(self.store, self.device, self.member.name, emit, run_dir)
         evaluation = plan.profile.evaluation
         self.stopping = EarlyStopping(evaluation.early_stopping_patience, evaluation.early_stopping_min_delta)
         self.position = Position(self.stopping, batch_sizes={m.rank: m.batch_size for m in plan.members})
@@ -91,6 +92,7 @@ class Trainer:
             return self._finish() if ending is ExitCode.DONE else ending
         finally:
             self.source.close()
+            self.writer.close()
 
     def _set_up(self) -> None:
         seed_everything(self.settings.seed)
@@ -116,10 +118,9 @@ class Trainer:
         self.strategy: Strategy = kind(StrategyContext(strategy, self.total_steps, order.seed, self._warn, start, norm))
         self.strategy.use(self.optimizer)
         self.samples = Samples(self.task, order.seed, self.device, self.profile.data.max_broken_share, self.member.name)
-        self.source = BatchSource(
-            self.task, self.schedule, self.rank, self.samples, ahead=not self.exchange.shares_process
-        )
-        self.backward = Backward(self.task, self.model, self.precision)
+        alone = not self.exchange.shares_process
+        self.source = batch_source(self.plan, self.task, self.schedule, self.rank, self.samples, alone, self._warn)
+        self.backward = Backward(self.task, self.model, self.precision, self.writer.release)
         how, batch, stops = self.profile.evaluation, self.member.batch_size, self.control.stop_is_near
         self.evaluator = Evaluator(
             self.samples, self.model, self.precision, self.exchange, how, batch, stops, self._warn, self.run_dir,
@@ -169,7 +170,9 @@ class Trainer:
             if self._obey(at_sync and not done) is ExitCode.STOPPED:
                 return ExitCode.STOPPED
             if done:
+                self.writer.wait()
                 return ExitCode.DONE
+            self.writer.check()
             report = self._step()
             if report is not None:
                 self.emit(self.compression.told(report, self.position.step))
@@ -213,7 +216,7 @@ class Trainer:
         self.strategy.begin_step(self.position.step, batches.weight, self.precision.loss_scale)
         batches, losses = self.backward.run(batches, self.strategy, self._batches, self._warn)
         with self.source.turns.lent():  # nothing is drawn here, and much of it is waiting
-            loss = total_loss(losses, batches, self.member.name, self.position.step + 1, self.store.newest_in_words)
+            loss = total_loss(losses, batches, self.member.name, self.position.step + 1, self.writer.newest_in_words)
             norm = self._update()
             self.optimizer.zero_grad(set_to_none=True)
         if self._evaluates_own:
@@ -261,7 +264,7 @@ class Trainer:
 
     def _batches(self, most: int) -> StepBatches:
         """Return this member's batches of the step, at most so many samples in each; 0: as its batch size says."""
-        more = self.position.step + 1 < self.total_steps
+        more = self.total_steps - self.position.step - 1
         batches = self.source.take(self.position.cursor, self.position.batch_sizes, more, most)
         for message in self.samples.news():
             self._warn(message)
@@ -276,7 +279,7 @@ class Trainer:
             StepEvent(
                 step=self.position.step, epoch=epoch, loss=loss, learning_rate=rate, grad_norm=norm,
                 own_norm=self._own_norm, samples=batches.samples, weight=batches.weight,
-                compute=max(0.0, seconds - traffic.wait_seconds), wait=traffic.wait_seconds,
+                compute=max(0.0, seconds - traffic.wait_seconds), wait=traffic.wait_seconds, data=self.source.waited(),
                 transfer=traffic.transfer_seconds, bytes_sent=traffic.bytes_sent, bytes_received=traffic.bytes_received,
             )
         )  # fmt: skip
@@ -335,10 +338,10 @@ class Trainer:
                 case "resume":
                     self.emit(RunEvent(status="running", total_steps=self.total_steps))
                 case "snapshot":
-                    self._snapshot()
+                    self._snapshot(wait=True)
                 case "stop":
                     if command.snapshot and self.position.step:
-                        self._snapshot()
+                        self._snapshot(wait=True)
                     self.emit(MemberEvent(status="left", name=self.member.name, message=command.reason))
                     return ExitCode.STOPPED
         return None
@@ -351,26 +354,21 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------- snapshots, newcomers
 
-    def _snapshot(self) -> None:
-        """Write everything this member needs to go on as if it had never stopped."""
-        if self.position.step == self.store.current:
-            return
-        if not all(map(all_finite, self.parameters)):
-            what = f"the weights of {self.member.name} are not finite after step {self.position.step}"
-            hint = "lower learning_rate, or set mixed_precision = off"
-            raise RunFailed(f"{what}; {self.store.newest_in_words()}", hint)
-        start = time.monotonic()
-        tensors = prefixed("strategy", self.strategy.tensors()) | self.position.tensors()
-        state = {**self.position.state(), "strategy": self.strategy.state(), "data": self.data.model_dump()}
-        state["most"] = self.backward.most
-        path, size = self.store.save(self.state.snapshot(self.position.step, tensors, state), self.plan.hash())
-        live, seconds = tuple(self.position.batch_sizes), time.monotonic() - start
-        where = str(path.relative_to(self.run_dir))
-        self.emit(SnapshotEvent(step=self.position.step, path=where, bytes=size, seconds=seconds, live=live))
+    def _snapshot(self, wait: bool = False) -> None:
+        """Save everything this member needs to go on as if it had never stopped; ``wait`` until it is on the disk."""
+        if self.position.step != self.store.current:
+            check_finite(self.parameters, self.member.name, self.position.step, self.writer.newest_in_words)
+            tensors = prefixed("strategy", self.strategy.tensors()) | self.position.tensors()
+            state = {**self.position.state(), "strategy": self.strategy.state(), "data": self.data.model_dump()}
+            state["most"] = self.backward.most
+            beside = not self.exchange.shares_process
+            self.writer.begin(self.state.snapshot(self.position.step, tensors, state), self.plan.hash(), beside)
+        if wait:
+            self.writer.wait()
 
     def keep_last_step(self) -> bool:
         """Write what this member has, its group being lost for good; return whether that was possible."""
-        return self.position.step > 0 and self.last_step.keep(self._snapshot, self._warn)
+        return self.position.step > 0 and self.last_step.keep(lambda: self._snapshot(wait=True), self._warn)
 
     def _restore(self, snapshot: Snapshot) -> None:
         check_unchanged(snapshot.state["data"], self.data, "the run began with", self.member.name if self.local else "")

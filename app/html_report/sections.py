@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
 from app.console import command_line, visible
-from app.figures import change
+from app.figures import MORE_DATA, change, data_text
 from app.history import Happening
 from app.html_report.evidence import Evidence
 from app.member_state import is_near
@@ -119,7 +119,12 @@ def machines(evidence: Evidence) -> str:
         row += ["-" if member is None or member.hottest is None else f"{member.hottest:.0f} °C"] * heat
         rows.append([*row, *[energy_text(member.joules if member else None)] * energy])
     every = (*header, "peak memory", *["hottest"] * heat, *["energy"] * energy)
-    return table(every, rows, numbers=(0, *range(4, len(every)))) + _energy_note(evidence)
+    return table(every, rows, numbers=(0, *range(4, len(every)))) + _data_note(evidence) + _energy_note(evidence)
+
+
+def _data_note(evidence: Evidence) -> str:
+    data = data_text(evidence.state, whole=True)
+    return f"<p>{text(f'{data}: {MORE_DATA}.')}</p>" if data else ""
 
 
 def _energy_note(evidence: Evidence) -> str:

@@ -75,10 +75,57 @@ def test_stretch_never_pushes_speech_out_of_the_window() -> None:
     assert augmentation.stretch_time(features, 1.5).max() > 1.5
 
 
-def test_shift_keeps_all_that_is_spoken() -> None:
-    moved = augmentation.shift(clip(150), 1.0)
-    assert np.array_equal(moved[:, 50:], clip(150)[:, :150])
-    assert (moved[:, :50] == FLOOR).all()
+def shift(features: np.ndarray, share: float) -> np.ndarray:
+    """Start later by a share of the window; nothing spoken is pushed out."""
+    moved: np.ndarray = np.roll(features, min(int(share * features.shape[1]), augmentation.padding(features)), axis=1)
+    return moved
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    strength=st.floats(0.01, 1),
+    spoken=st.integers(0, 90),
+    shape=st.tuples(st.integers(1, 20), st.integers(1, 90)),
+)
+def test_a_clip_is_changed_as_if_the_whole_window_were_in_each_step(
+    seed: int, strength: float, spoken: int, shape: tuple[int, int]
+) -> None:
+    features = np.full(shape, FLOOR)
+    features[:, :spoken] += np.random.default_rng(seed).random(features[:, :spoken].shape, dtype=np.float32)
+    rng = np.random.default_rng(seed)
+    drawn = strength * rng.random()
+    changed = augmentation.warp_frequency(features, np.exp(rng.uniform(-0.12, 0.12) * drawn))
+    changed = augmentation.stretch_time(changed, np.exp(rng.uniform(-0.12, 0.12) * drawn))
+    changed = shift(changed, rng.uniform(0.0, 0.25) * drawn)
+    changed = augmentation.tilt(changed, rng.uniform(-6.0, 6.0) * drawn)
+    if rng.random() < 0.5 * drawn:
+        changed = augmentation.add_noise(changed, rng.uniform(15.0, 40.0), rng)
+    changed = augmentation.mask(changed, drawn, rng)
+    assert np.array_equal(augment(features, strength, np.random.default_rng(seed)), changed)
+
+
+@pytest.mark.parametrize(("axis", "factor"), [(0, 1.1), (0, 0.9), (1, 1.1), (1, 0.9)])
+def test_what_lies_between_two_values_is_read_linearly(axis: int, factor: float) -> None:
+    features = np.random.default_rng(0).standard_normal((30, 50)).astype(np.float32)
+    changed = (augmentation.warp_frequency if axis == 0 else augmentation.stretch_time)(features, factor)
+    factor = min(factor, 1.0) if axis else factor  # nothing of it is padding
+    count = features.shape[axis]
+    read = [
+        np.interp(np.arange(count) / factor, np.arange(count), row) for row in (features.T if axis == 0 else features)
+    ]
+    np.testing.assert_allclose(changed.T if axis == 0 else changed, read, atol=1e-5)
+
+
+def test_noise_is_added_to_the_power() -> None:
+    features = np.random.default_rng(0).standard_normal((20, 50)).astype(np.float32)
+    noisy = augmentation.add_noise(features, 20.0, np.random.default_rng(1))
+    rng = np.random.default_rng(1)
+    slope = np.linspace(-0.5, 0.5, 20)[:, None] * rng.uniform(-15, 15) * augmentation.DECIBEL
+    noise = features.max() - 20 * augmentation.DECIBEL + slope
+    noise = noise + 3 * augmentation.DECIBEL * rng.standard_normal(features.shape, dtype=np.float32)
+    expected = np.log(np.exp(features * augmentation.LOG_SCALE) + np.exp(noise * augmentation.LOG_SCALE))
+    np.testing.assert_allclose(noisy, expected / augmentation.LOG_SCALE, atol=1e-5)
 
 
 def test_tilt_leaves_padding_alone() -> None:

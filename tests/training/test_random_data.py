@@ -13,6 +13,7 @@ import torch
 from test_trainer import losses, train
 from toy_task import ToyTask, toy_plan
 
+from training import randomness
 from training.batches import BatchSource, Samples
 from training.data import Cursor, SampleSchedule
 from training.orders import Command, Control
@@ -118,3 +119,24 @@ def test_the_loader_works_only_while_the_trainer_lends_it_the_turn() -> None:
     turns.close()
     with pytest.raises(Closed), turns.taken():
         pass
+
+
+def test_the_time_in_which_the_trainer_waits_for_its_turn_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, held, go = Turns(), threading.Event(), threading.Event()
+
+    def clock() -> float:
+        before, _ = go.is_set(), go.set()
+        return 10.0 if before else 0.0
+
+    def load() -> None:
+        with turns.taken():
+            held.set()
+            go.wait(60)
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    with turns.lent():
+        assert held.wait(60)
+        monkeypatch.setattr(randomness.time, "monotonic", clock)
+    assert turns.waited >= 10.0
+    thread.join(60)

@@ -17,6 +17,7 @@ from training.orders import Command, Control
 from training.short_run import facts, peak_memory
 from training.strategies.registry import strategies
 from training.tasks.base import Batch
+from training.tensor_file import HostCopy, TensorFile
 
 pytestmark = [
     pytest.mark.slow,
@@ -102,3 +103,15 @@ def test_what_the_gpu_tells_is_reported(tmp_path: Path) -> None:
     assert event.device_memory_used and event.celsius and 5 <= event.celsius <= 125 and event.throttled is not None
     assert event.meters and "gpu" in event.meters and event.joules is not None
     assert facts(GPU)["device"] == "cuda" and 0 < peak_memory(GPU) < facts(GPU)["memory_total"]
+
+
+def test_a_snapshots_copy_is_pinned_and_stays_as_the_weights_go_on() -> None:
+    weights = [torch.randn(1 << 22, device=GPU), torch.randn(7, 5, device=GPU).T, torch.ones(3)]
+    file, copy = TensorFile({str(number): one for number, one in enumerate(weights)}), HostCopy(GPU)
+    expected = b"".join(file.pieces())
+    pieces = copy.take(file)
+    for one in weights:
+        one.zero_()
+    torch.cuda.synchronize()
+    assert b"".join(pieces) == expected
+    assert all(memory.is_pinned() for memory in copy._memory)

@@ -157,6 +157,11 @@ class Task(ABC):
     def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
         """Make a batch. ``rngs`` has one generator a sample for augmentation; ``None`` in evaluation."""
 
+    def for_reading(self) -> Task | None:
+        """Return what reads :attr:`train` and makes batches in another process: this, with as little else as possible;
+        ``None`` if it cannot be sent there."""
+        return None
+
     def lengths(self) -> NDArray[np.int64] | None:
         """How long each sample of :attr:`train` is, where a batch costs as much as its longest one; ``None`` if all
         cost the same. Samples of like length are trained on together then."""

@@ -12,6 +12,7 @@ return the data of one member.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -122,6 +123,13 @@ class CustomTask(Task):
             hint = "repair it" if self.job.collate else "return samples of one shape, or a collate function for them"
             message = f"{len(samples)} samples cannot be put together to a batch: {where_it_failed(error)}"
             raise RunFailed(message, hint) from error
+
+    def for_reading(self) -> CustomTask:
+        """Return the data set, and what makes batches."""
+        reader = copy.copy(self)
+        reader.job = dataclasses.replace(self.job, model=None, train=None, validation=None, loss=None, metrics=None)
+        reader.evaluation, reader._factory = {}, CustomJob
+        return reader
 
     def weight(self, batch: Batch) -> float:
         return float(batch["weight"])

@@ -23,6 +23,8 @@ GRID = 0.5
 DECIBEL = 0.025
 LOG_SCALE = 4.0 * np.log(10.0)
 """Features times this are natural logarithms of power."""
+LONGEST = 1.13
+"""A clip is stretched to as many times its length at most: e to the power of 0.12."""
 NOISE = 0.3
 """Strength of the changes (:func:`augment`) under which a model listens once more to the same sound."""
 
@@ -84,9 +86,16 @@ class LogMel:
 
     def fill(self, features: npt.NDArray[Any], silence: float, frames: int = 0) -> Features:
         """Return ``features`` [mels, n] as a window [mels, frames], a full one by default."""
-        window = np.full((self.mels, frames or self.frames), silence, dtype=np.float32)
-        window[:, : features.shape[1]] = features
+        window = np.empty((self.mels, frames or self.frames), dtype=np.float32)
+        fill_row(window, features, silence)
         return window
+
+
+def fill_row(window: Features, features: npt.NDArray[Any], silence: float) -> None:
+    """Write ``features`` [mels, n] into a window [mels, frames], and silence behind them."""
+    used = features.shape[1]
+    window[:, :used] = features
+    window[:, used:] = silence
 
 
 @dataclass(frozen=True)
@@ -138,66 +147,74 @@ def augment(features: np.ndarray, strength: float, rng: np.random.Generator) -> 
             close to what was recorded: the model learns as fast as with weak augmentation, and from new voices too.
         rng: generator of this sample; the same generator state gives the same result.
     """
-    changed: np.ndarray = np.asarray(features, dtype=np.float32)
+    window: np.ndarray = np.array(features, dtype=np.float32)
     if strength <= 0:
-        copy: np.ndarray = changed.copy()
-        return copy
+        return window
     strength *= rng.random()
-    changed = warp_frequency(changed, float(np.exp(rng.uniform(-0.12, 0.12) * strength)))
-    changed = stretch_time(changed, float(np.exp(rng.uniform(-0.12, 0.12) * strength)))
-    changed = shift(changed, float(rng.uniform(0.0, 0.25) * strength))
-    changed = tilt(changed, float(rng.uniform(-6.0, 6.0) * strength))
+    frames, spoken = window.shape[1], window.shape[1] - padding(window)
+    # All is silence after the longest that a clip is stretched to, and stays so; short clips in full windows gain most.
+    head = window[:, : min(frames, int(spoken * LONGEST) + 2)]
+    head = warp_frequency(head, float(np.exp(rng.uniform(-0.12, 0.12) * strength)))
+    head = stretch_time(head, float(np.exp(rng.uniform(-0.12, 0.12) * strength)), frames)
+    left = frames - head.shape[1] + padding(head)
+    delay = min(int(rng.uniform(0.0, 0.25) * strength * frames), left)
+    head = tilt(head, float(rng.uniform(-6.0, 6.0) * strength))
+    window[:, :delay] = window.min()
+    window[:, delay : delay + head.shape[1]] = head[:, : frames - delay]
     if rng.random() < 0.5 * strength:
-        changed = add_noise(changed, float(rng.uniform(15.0, 40.0)), rng)
-    return mask(changed, strength, rng)
+        window = add_noise(window, float(rng.uniform(15.0, 40.0)), rng)
+    return mask(window, strength, rng)
 
 
 def warp_frequency(features: np.ndarray, factor: float) -> np.ndarray:
     """Scale the mel axis: above 1 the formants rise, as of a shorter vocal tract (VTLP, Jaitly & Hinton 2013)."""
-    return _resample(features, len(features), factor)
+    return _resample(features, 0, factor)
 
 
-def stretch_time(features: np.ndarray, factor: float) -> np.ndarray:
-    """Make the clip slower (above 1) or faster; it is never made too long for the window."""
-    frames = features.shape[1]
-    spoken = frames - padding(features)
-    factor = min(factor, frames / spoken) if spoken else 1.0
-    stretched: np.ndarray = _resample(features.T, frames, factor).T
-    return stretched
-
-
-def shift(features: np.ndarray, share: float) -> np.ndarray:
-    """Start the clip later by a share of the window; nothing spoken is pushed out."""
-    frames = min(int(share * features.shape[1]), padding(features))
-    moved: np.ndarray = np.roll(features, frames, axis=1)
-    return moved
+def stretch_time(features: np.ndarray, factor: float, frames: int = 0) -> np.ndarray:
+    """Make the clip slower (above 1) or faster; it is never made too long for the window, of ``frames`` if there is
+    more of it than ``features``."""
+    spoken = features.shape[1] - padding(features)
+    return _resample(features, 1, min(factor, (frames or features.shape[1]) / spoken) if spoken else 1.0)
 
 
 def tilt(features: np.ndarray, decibels: float) -> np.ndarray:
     """Raise the high bands against the low ones, as another microphone does."""
     slope = np.linspace(-0.5, 0.5, len(features), dtype=np.float32)[:, None]
-    changed = features + np.float32(decibels * DECIBEL) * slope
-    heard: np.ndarray = np.where(features > features.min(), changed, features)
-    return heard
+    changed: np.ndarray = np.float32(decibels * DECIBEL) * slope * (features > features.min())
+    changed += features
+    return changed
 
 
 def add_noise(features: np.ndarray, decibels: float, rng: np.random.Generator) -> np.ndarray:
     """Add noise with a random tilt, ``decibels`` below the loudest point."""
     floor = features.max() - decibels * DECIBEL
     slope = np.linspace(-0.5, 0.5, len(features))[:, None] * rng.uniform(-15, 15) * DECIBEL
-    noise = floor + slope + 3 * DECIBEL * rng.standard_normal(features.shape, dtype=np.float32)
-    mixed: np.ndarray = (np.logaddexp(features * LOG_SCALE, noise * LOG_SCALE) / LOG_SCALE).astype(np.float32)
-    return mixed
+    noise = rng.standard_normal(features.shape, dtype=np.float32)
+    noise *= np.float32(3 * DECIBEL)
+    noise += (floor + slope).astype(np.float32)
+    louder: np.ndarray = np.maximum(features, noise)
+    # log(exp(a) + exp(b)) = max(a, b) + log(1 + exp(-|a - b|)), which numpy computes several values at once
+    noise -= features
+    np.abs(noise, out=noise)
+    noise *= np.float32(-LOG_SCALE)
+    np.exp(noise, out=noise)
+    noise += 1
+    np.log(noise, out=noise)
+    noise /= np.float32(LOG_SCALE)
+    louder += noise
+    return louder
 
 
 def mask(features: np.ndarray, strength: float, rng: np.random.Generator) -> np.ndarray:
     """Blank two bands and two stretches of time with the mean (SpecAugment, Park et al. 2019)."""
+    mean = features.mean()
     changed: np.ndarray = features.copy()
     for axis, share in ((0, 0.12), (0, 0.12), (1, 0.05), (1, 0.05)):
         size = changed.shape[axis]
         width = int(rng.integers(0, int(share * strength * size) + 1))
         start = int(rng.integers(0, size - width + 1))
-        np.moveaxis(changed, axis, 0)[start : start + width] = features.mean()
+        np.moveaxis(changed, axis, 0)[start : start + width] = mean
     return changed
 
 
@@ -207,11 +224,15 @@ def padding(features: np.ndarray) -> int:
     return int(features.shape[1] - 1 - heard[-1]) if len(heard) else features.shape[1]
 
 
-def _resample(rows: np.ndarray, count: int, factor: float) -> np.ndarray:
-    """Read ``count`` rows at positions ``0, 1/factor, 2/factor ...``, linearly between rows."""
-    positions = np.minimum(np.arange(count) / factor, len(rows) - 1)
-    lower = positions.astype(int)
-    upper = np.minimum(lower + 1, len(rows) - 1)
-    part = (positions - lower).astype(np.float32)[:, None]
-    mixed: np.ndarray = rows[lower] * (1 - part) + rows[upper] * part
+def _resample(features: np.ndarray, axis: int, factor: float) -> np.ndarray:
+    """Read an axis at positions ``0, 1/factor, 2/factor ...``, linearly between two of its values."""
+    count = features.shape[axis]
+    positions = np.minimum(np.arange(count) / factor, count - 1)
+    lower = positions.astype(np.intp)
+    part = np.expand_dims((positions - lower).astype(np.float32), 1 - axis)
+    low: np.ndarray = features.take(lower, axis, mode="clip")
+    mixed: np.ndarray = features.take(lower + 1, axis, mode="clip")
+    mixed -= low
+    mixed *= part
+    mixed += low
     return mixed

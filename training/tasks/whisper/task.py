@@ -25,7 +25,7 @@ from training.tasks.predictions import Prediction, first_of, prediction_of
 from training.tasks.speech_clips import HOW_TO_MEND, SPEAKER_COLUMNS, Clip, longer_than, named, refused_as_long
 from training.tasks.speech_dataset import read_divided
 from training.tasks.whisper.encoder import EncoderCache, is_constant
-from training.tasks.whisper.features import Windows, augment
+from training.tasks.whisper.features import Windows, augment, fill_row
 from training.tasks.whisper.languages import wanted_languages
 from training.tasks.whisper.model import IGNORED, WhisperModelWrapper, unwrap
 from training.tasks.whisper.samples import FeatureStore, SpeechData, SpeechSample, heard_languages, open_features
@@ -280,14 +280,14 @@ class WhisperTask(Task):
         """Return the windows as long as the longest: in training, where there are generators, cut as the settings say,
         each changed within its own; in evaluation full."""
         log_mel, strength = self.wrapper.log_mel, self.profile.data.augmentation
-        if rngs is None:
-            return torch.from_numpy(np.stack([log_mel.fill(one.features, one.silence) for one in samples]))
-        windows = [log_mel.fill(one.features, one.silence, one.frames) for one in samples]
-        if strength:
-            windows = [augment(window, strength, rng) for window, rng in zip(windows, rngs)]
-        longest = max(window.shape[1] for window in windows)
-        filled = [log_mel.fill(window, one.silence, longest) for window, one in zip(windows, samples)]
-        return torch.from_numpy(np.stack(filled))
+        frames = [log_mel.frames if rngs is None else sample.frames for sample in samples]
+        batch = np.empty((len(samples), log_mel.mels, max(frames)), dtype=np.float32)
+        for index, (sample, length) in enumerate(zip(samples, frames, strict=True)):
+            features: npt.NDArray[Any] = sample.features
+            if rngs is not None and strength:
+                features = augment(log_mel.fill(features, sample.silence, length), strength, rngs[index])
+            fill_row(batch[index], features, sample.silence)
+        return torch.from_numpy(batch)
 
     def lengths(self) -> npt.NDArray[np.int64] | None:
         """Frames of the windows that the clips are trained on in."""

@@ -1,0 +1,59 @@
+"""What is said where steps wait for their samples, and that nothing is where they hardly do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from run_folders import BEGAN, started, steps
+
+from app.figures import data_text
+from app.html_report import sections
+from app.html_report.evidence import read_evidence
+from app.progress import step_line
+from app.report import Ended, completed_lines
+from app.run_state import RunState, reduce_events
+from app.verdict import verdict
+from profiles.errors import ExitCode
+from tests.report.report_runs import write_run
+
+
+def going(data: float, machines: int = 1, last: int = 12) -> RunState:
+    """Steps of a second, of which the last machine but one waits for its samples for so long."""
+    slow = max(0, machines - 2)
+    others = [rank for rank in range(machines) if rank != slow]
+    return reduce_events([*started(machines), *steps(1, last, [slow], data=data), *steps(1, last, others)])
+
+
+def test_the_headline_says_how_much_of_a_step_waits_for_data() -> None:
+    said = verdict(going(0.45), BEGAN + 13)
+    assert (said.level, said.parts[1]) == ("warning", "41 % of each step waits for data")  # the longest one left out
+    assert "41 % of each step waits for data on air" in verdict(going(0.45, 3), BEGAN + 13).parts
+
+
+@pytest.mark.parametrize("data", [0.0, 0.09])
+def test_little_is_not_worth_a_word(data: float) -> None:
+    state = going(data)
+    assert verdict(state, BEGAN + 13).word == "Healthy"
+    assert "data" not in step_line(state)
+
+
+def test_a_start_alone_tells_nothing() -> None:
+    assert not data_text(going(0.7, last=7)) and not data_text(going(0.7, last=7), whole=True)
+    first = [*started(1), *steps(1, 1, [0], data=0.75, compute=100.0), *steps(2, 12, [0])]
+    assert not data_text(reduce_events(first))
+
+
+def test_lines_of_a_run_without_a_screen_say_so() -> None:
+    assert step_line(going(0.45)).endswith(", 41 % of each step waits for data")
+
+
+def test_the_end_and_the_report_say_what_to_do(tmp_path: Path) -> None:
+    path = write_run(tmp_path, [*started(2), *steps(1, 12, [0, 1], data=0.41)])
+    evidence = read_evidence(path)
+    words = "41 % of each step waited for data on studio"
+    assert f"{words}: set data_workers higher" in sections.machines(evidence)
+    ended = Ended(
+        status="completed", run_dir=path, metrics={}, exit_code=ExitCode.DONE, plan=evidence.plan, state=evidence.state
+    )
+    assert any(line.startswith(f"data    {words}; set data_workers higher") for line in completed_lines(ended))

@@ -1,0 +1,170 @@
+"""Who reads the samples of training: threads of this process, or processes of their own.
+
+Tasks of Muster give each sample a generator of its own, and threads read them side by side: decoding and arithmetic
+leave Python's lock. Where a person's own code reads them, it may draw from the generators that everybody shares, so in
+this process it works in turns with the trainer; in processes it needs no turns. A sample is a function of seed, epoch
+and index wherever it is read.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing.connection
+import os
+import pickle
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+import torch
+import torch.multiprocessing
+
+from profiles.errors import RunFailed, where_it_failed
+from training.batches import BatchSource, ReadBatch, Samples
+from training.plan import RunPlan
+from training.resources import whole_cores
+from training.split import Schedule
+from training.tasks.base import Task
+from training.tasks.user_code import find_factory
+
+_MOST_BYTES = 1 << 28
+"""Of the data set that each process gets a copy of."""
+_MOST_WORKERS = 4
+"""That are taken where nobody has said how many."""
+
+
+class CannotRead(Exception):
+    """Other processes cannot read these samples."""
+
+
+class ReadingProcesses:
+    """Processes that read training samples.
+
+    They begin as new processes: a copy of one that trains would hold its connections open, and its threads' locks.
+
+    Args:
+        task: without its model, see :meth:`training.tasks.base.Task.for_reading`.
+        code: ``module:name`` or ``file.py:name`` with the classes of the task's parts; empty: none.
+        name: of this machine, for messages.
+
+    Raises:
+        CannotRead: the task's parts, or a batch of its first sample, do not go from one process to another.
+    """
+
+    def __init__(self, task: Task, seed: int, workers: int, code: str, name: str) -> None:
+        self._name = name
+        initial = code, _pickled((task, seed))
+        spawned = torch.multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(workers, mp_context=spawned, initializer=_begin, initargs=initial)
+        try:
+            for first in [self._pool.submit(_read, [[0]], 0) for _ in range(workers)]:  # each is there then
+                first.result()
+        except Exception as error:  # the user's own code may raise anything, and what it makes may not be sent
+            self.close()
+            raise CannotRead(where_it_failed(error)) from error
+
+    def read(self, pieces: Sequence[Sequence[int]], epoch: int) -> tuple[list[ReadBatch | None], dict[int, str]]:
+        """Return the micro-batches of these samples, and which samples cannot be read, with the reason.
+
+        Raises:
+            RunFailed: a process has ended.
+        """
+        try:
+            return self._pool.submit(_read, pieces, epoch).result()
+        except BrokenProcessPool as error:
+            problem = "a process that reads samples was killed, as where memory runs out (RAM, or /dev/shm)"
+            hint = "set data_workers = 1: then the training process reads them itself"
+            raise RunFailed(problem, hint, machine=self._name) from error
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def batch_source(
+    plan: RunPlan,
+    task: Task,
+    schedule: Schedule,
+    rank: int,
+    samples: Samples,
+    in_background: bool,
+    warn: Callable[[str], None],
+) -> BatchSource:
+    """Return what makes a member's batches, with as many threads or processes as its plan says.
+
+    Args:
+        warn: told why there are no processes where a person wants some.
+    """
+    if not in_background:
+        return BatchSource(task, schedule, rank, samples, ahead=False)
+    wanted = plan.profile.data.data_workers
+    usual = min(_MOST_WORKERS, max(1, whole_cores() - 1)) if task.device.type != "cpu" else 1
+    workers, processes = wanted or usual, None
+    if workers > 1 and task.draws_globally:
+        try:
+            processes = _processes_of(plan, task, rank, workers)
+        except CannotRead as error:
+            workers = 1
+            if wanted:
+                warn(f"data_workers = {wanted}: other processes cannot read the samples: {error}; this one does")
+    return BatchSource(task, schedule, rank, samples, True, workers, processes)
+
+
+def _processes_of(plan: RunPlan, task: Task, rank: int, workers: int) -> ReadingProcesses:
+    reader, path = task.for_reading(), plan.profile.model.model_path
+    if reader is None:
+        raise CannotRead(f"jobs of the kind '{task.name}' have no way to send them")
+    seed, name = plan.profile.training.seed, plan.seats[rank].name
+    return ReadingProcesses(reader, seed, workers, path if ":" in path else "", name)
+
+
+class _Bounded(io.BytesIO):
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > _MOST_BYTES:
+            raise CannotRead(f"the data set takes more than {_MOST_BYTES >> 20} MiB of memory in each process")
+        return super().write(data)
+
+
+def _pickled(value: object) -> bytes:
+    stream = _Bounded()
+    try:
+        pickle.dump(value, stream, protocol=5)
+    except CannotRead:
+        raise
+    except Exception as error:  # whatever the parts of a person's task raise
+        raise CannotRead(where_it_failed(error)) from error
+    return stream.getvalue()
+
+
+_samples: Samples | Exception | None = None
+"""In a process that reads: its samples, or why it has none."""
+
+
+def _begin(code: str, pickled: bytes) -> None:
+    global _samples
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    torch.set_num_threads(1)
+    try:
+        if code:
+            find_factory(code)  # a file's classes are found under the name that it gets
+        task, seed = pickle.loads(pickled)  # our own parent wrote it
+        _samples = Samples(task, seed, allowed=1.0)
+    except Exception as error:  # noqa: BLE001 - told with the first batch; else the pool would only say that it is broken
+        _samples = error
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+def _read(pieces: Sequence[Sequence[int]], epoch: int) -> tuple[list[ReadBatch | None], dict[int, str]]:
+    assert _samples is not None
+    if isinstance(_samples, Exception):
+        raise _samples
+    batches = [_samples.training_batch(piece, epoch) for piece in pieces]
+    broken = _samples.broken("train")
+    return batches, {index: broken[index] for piece in pieces for index in piece if index in broken}
