@@ -15,7 +15,8 @@ import torch
 
 from profiles.errors import MusterError, RunFailed, counted, where_it_failed
 from training.data import Cursor
-from training.device import is_out_of_memory
+from training.device import is_out_of_memory, pin
+from training.exchange.staging import is_asynchronous
 from training.randomness import Turns, batch_key, evaluation_key, kept, sample_key, seed_with
 from training.split import Schedule
 from training.tasks.base import Batch, SizedDataset, Task
@@ -45,7 +46,7 @@ class Samples:
     ) -> None:
         self.task = task
         self._seed = seed
-        self._device = device
+        self.device = device
         self._allowed = allowed
         self._who = who
         self._broken: dict[str, dict[int, str]] = {}
@@ -93,11 +94,11 @@ class Samples:
             yield self._untold.get()
 
     def _generators(self) -> AbstractContextManager[None]:
-        return kept(self._device) if self.task.draws_globally else nullcontext()
+        return kept(self.device) if self.task.draws_globally else nullcontext()
 
     def _seed_with(self, key: tuple[int, ...]) -> None:
         if self.task.draws_globally:
-            seed_with(key, self._device)
+            seed_with(key, self.device)
 
     def _readable(
         self, split: str, data: SizedDataset, indices: Sequence[int], keys: Sequence[tuple[int, ...]]
@@ -212,6 +213,7 @@ class BatchSource:
         longest = self._schedule.longest(cursor, batch_sizes, rank, own)
         batches = [self._task.lengthen(batch, longest) for batch in batches] if longest else batches
         weights = [self._task.weight(batch) for batch in batches]
+        batches = list(map(pin, batches)) if is_asynchronous(self._samples.device) else batches
         return StepBatches(batches, weights, indices, sum(map(len, indices)), after)
 
     def _batch(self, indices: list[int], epoch: int) -> tuple[list[int], Batch] | None:

@@ -190,7 +190,7 @@ def equalised(parameters: Sequence[nn.Parameter], exchange: Exchange, name: str)
     Returns:
         Their hash, by how much the members differed, and whose they are where they did.
     """
-    flat = flatten(parameters)
+    flat = flatten(parameters, torch.device("cpu"))
     digest = weight_hash(flat)
     hashes = exchange.gather(name, digest.encode())
     if len(set(hashes.values())) == 1:

@@ -1,0 +1,160 @@
+"""What steps ask of the device: ``python -m tests.counting.steps CASE``, where a case is JSON, prints what was counted.
+
+A case has the options of :func:`toy_task.toy_plan`, and ``workers``. Counted are the steps from :data:`FIRST` on, of all
+members together; the trainer, the strategies and the mesh are those of a run.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+_TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(_TESTS.parent), str(_TESTS / "training")]
+
+import torch  # noqa: E402
+from group import run_group, run_member  # noqa: E402
+from toy_task import ToyTask, toy_plan  # noqa: E402
+from torch import nn  # noqa: E402
+
+from tests.counting.device import DEVICE, counts  # noqa: E402
+from training import optimizers, trainer  # noqa: E402
+from training.events import SyncEvent  # noqa: E402
+from training.exchange.base import Exchange, SoloExchange  # noqa: E402
+from training.exchange.certificates import issue_run_certificates  # noqa: E402
+from training.exchange.control_line import Joining  # noqa: E402
+from training.exchange.coordinator import Coordinator  # noqa: E402
+from training.exchange.group_member import CoordinatorConfig  # noqa: E402
+from training.exchange.mesh_member import MeshMember  # noqa: E402
+from training.orders import Control  # noqa: E402
+from training.plan import RunPlan  # noqa: E402
+from training.tasks.base import Batch, Progress  # noqa: E402
+
+FIRST, STEPS = 3, 4
+"""The first step that is counted, and how many are: a round of a strategy that merges weights."""
+_VOCABULARY, _WIDTH, _LENGTH = 400, 16, 8
+
+
+class Block(nn.Module):
+    """A transformer's block, in operations that the device has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(_WIDTH) for _ in range(2))
+        self.attend, self.project = nn.Linear(_WIDTH, 3 * _WIDTH), nn.Linear(_WIDTH, _WIDTH)
+        self.widen, self.narrow = nn.Linear(_WIDTH, 4 * _WIDTH), nn.Linear(4 * _WIDTH, _WIDTH)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        queries, keys, values = self.attend(self.norms[0](hidden)).chunk(3, -1)
+        hidden = hidden + self.project(torch.softmax(queries @ keys.transpose(1, 2) / _WIDTH**0.5, -1) @ values)
+        return hidden + self.narrow(nn.functional.gelu(self.widen(self.norms[1](hidden))))
+
+
+class LanguageModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(_VOCABULARY, _WIDTH)
+        self.blocks = nn.Sequential(Block(), Block())
+        self.head = nn.Linear(_WIDTH, _VOCABULARY, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(self.embedding(tokens)))
+
+
+class Text(ToyTask):
+    """Made-up tokens."""
+
+    draws_globally = False
+
+    def prepare(self, progress: Progress) -> None:
+        tokens = torch.randint(0, _VOCABULARY, (64, _LENGTH + 1), generator=torch.Generator().manual_seed(1))
+        self.train = [(index, row[:-1], row[1:]) for index, row in enumerate(tokens)]
+        self.evaluation = {"validation": self.train[:8]}
+
+    def build_model(self) -> nn.Module:
+        with _BUILDING:  # members are threads of one process, which share a generator
+            torch.manual_seed(3)
+            return LanguageModel()
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"].flatten())
+
+    def save(self, model: nn.Module, directory: Path) -> None:
+        pass
+
+
+_BUILDING = threading.Lock()
+WEIGHTS = sum(parameter.numel() for parameter in LanguageModel().parameters())
+TENSORS = sum(1 for _ in LanguageModel().parameters())
+
+
+class Counted(trainer.Trainer):
+    """Begins to count when all members are about to make the first step that is counted."""
+
+    first: threading.Barrier
+    last: threading.Barrier
+
+    def _step(self) -> SyncEvent | None:
+        if self.position.step + 1 == FIRST:
+            self.first.wait()
+        report = super()._step()
+        if self.position.step + 1 == FIRST + STEPS:
+            self.last.wait()
+        return report
+
+
+def count(workers: int, **options: Any) -> dict[str, Any]:
+    """Return what all members' steps asked for, by kind and place, and what they ended with."""
+    Counted.first = threading.Barrier(workers, counts.begin)
+    Counted.last = threading.Barrier(workers, counts.end)
+    trainer.select_device = lambda *_: DEVICE  # type: ignore[assignment]
+    optimizers.FUSED_ON |= {DEVICE.type}
+    training = {"max_steps": FIRST + STEPS, "max_grad_norm": 1.0, "seed": 1, **options.pop("training", {})}
+    plan = toy_plan(workers, training=training, **options)
+    with tempfile.TemporaryDirectory() as folder:
+        members = _alone(plan, Path(folder)) if workers == 1 else _together(plan, Path(folder))
+    for member in members:
+        if member.error is not None:
+            raise member.error
+    weights = torch.cat([p.detach().cpu().reshape(-1) for p in members[0].trainer.parameters])
+    return {"weights": WEIGHTS, "tensors": TENSORS, "sum": float(weights.double().abs().sum()), **counts.report()}
+
+
+def _alone(plan: RunPlan, folder: Path) -> list[Any]:
+    return [run_member(plan, 0, SoloExchange(), Text(), folder, Control(), [])]
+
+
+def _together(plan: RunPlan, folder: Path) -> list[Any]:
+    issue_run_certificates(folder, plan.run_id, range(plan.world_size), ["127.0.0.1"])
+    names = tuple(member.name for member in plan.members)
+    coordinator = Coordinator(CoordinatorConfig(run_id=plan.run_id, names=names, certificates=folder / "coordinator"))
+    port = coordinator.start()
+    try:
+        return list(run_group(plan, _connect(plan, folder, port), lambda _: Text(), folder / "run").values())
+    finally:
+        coordinator.stop()
+
+
+def _connect(plan: RunPlan, folder: Path, port: int) -> Callable[[int], Exchange]:
+    def connect(rank: int) -> Exchange:
+        secrets, size = folder / f"member-{rank}", plan.world_size
+        return MeshMember(Joining(f"127.0.0.1:{port}", secrets, plan.run_id, rank, size, f"worker-{rank}")).join(30.0)
+
+    return connect
+
+
+def main(arguments: Sequence[str]) -> None:
+    import group
+
+    torch.set_num_threads(1)
+    group.trainer_class = lambda plan: Counted  # type: ignore[assignment]
+    print(json.dumps(count(**json.loads(arguments[0]))))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
