@@ -1,0 +1,87 @@
+"""What a step may ask of a GPU: waits of the host, copies and launches, for one worker and for every strategy.
+
+A device that counts stands in for the GPU (``tests/counting/device.py``), so the numbers are exact and need none. Each
+wait lets the device run dry, each byte that is not pinned makes one more: whoever adds a ``float()`` to the step
+exceeds a budget, and the failure names its line. Budgets are those of a member and step; a round of a strategy that
+merges weights is shared out over the four steps that it takes.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training.strategies.registry import strategies
+
+STEPS = 4
+ROUNDS: dict[str, Any] = {"sync_interval": STEPS}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """At most so much, of a member and step."""
+
+    waits: float
+    launches: float
+    to_host: float = 0.0
+    """Bytes a weight, as the next two."""
+    to_device: float = 0.0
+    pageable: float = 0.0
+    workers: int = 2
+    training: dict[str, Any] = field(default_factory=dict)
+    strategy: dict[str, Any] = field(default_factory=dict)
+
+
+ALONE: dict[str, Budget] = {
+    "one worker": Budget(1, 107, workers=1),
+    "four micro-batches": Budget(1, 461, workers=1, training={"gradient_accumulation": 4, "batch_size": 2}),
+    "no clipping": Budget(1, 100, workers=1, training={"max_grad_norm": 0.0}),
+}
+"""The model has 26 tensors; forward and backward of one batch are 84 of the launches."""
+GROUPS: dict[str, Budget] = {
+}
+
+
+def counted(budget: Budget, strategy: dict[str, Any]) -> dict[str, Any]:
+    case = {"workers": budget.workers, "training": budget.training, "strategy": strategy}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.counting.steps", json.dumps(case)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def check(budget: Budget, strategy: dict[str, Any]) -> None:
+    found = counted(budget, strategy)
+    each = STEPS * budget.workers
+    scalars = 64.0 / found["weights"]  # the loss, the norm, the batch's own few bytes
+    allowed = {
+        "waits": budget.waits,
+        "launches": budget.launches,
+        "pageable": budget.pageable + scalars,
+        "to_host": budget.to_host + scalars,
+        "to_device": budget.to_device + 8 * scalars,
+        "races": 0,
+    }
+    for kind, most in allowed.items():
+        scale = 1 if kind in ("waits", "launches", "races") else found["weights"]
+        total = sum(found[kind].values()) / each / scale
+        places = "\n".join(f"  {place}: {number / each:g}" for place, number in found[kind].items())
+        assert total <= most * (1 + 1e-9), f"{kind}: {total:g} a step instead of {most:g}, by place:\n{places}"
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_one_worker_stays_within_its_budget(case: str) -> None:
+    check(ALONE[case], {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", GROUPS)
+def test_a_member_of_a_group_stays_within_its_budget(case: str) -> None:
+    check(GROUPS[case], {"verify_interval": 0, **GROUPS[case].strategy})
