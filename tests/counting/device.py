@@ -41,6 +41,8 @@ class Counts:
 
     def begin(self, counting: bool = True) -> None:
         self.waits: Counter[str] = Counter()
+        self.waits_beside: Counter[str] = Counter()
+        """Those of threads of a side queue, which hold nobody up."""
         self.launches: Counter[str] = Counter()
         self.pageable: Counter[str] = Counter()
         """Bytes copied from or to memory that is not pinned."""
@@ -54,12 +56,14 @@ class Counts:
         self._counting = False
 
     def note(self, kind: str, amount: int = 1) -> None:
+        if kind == "waits" and threading.current_thread().name.startswith("side queue"):
+            kind = "waits_beside"
         if self._counting:
             with self._lock:
                 getattr(self, kind)[_place()] += amount
 
     def report(self) -> dict[str, dict[str, int]]:
-        kinds = ("waits", "launches", "pageable", "to_host", "to_device", "races")
+        kinds = ("waits", "waits_beside", "launches", "pageable", "to_host", "to_device", "races")
         return {kind: dict(getattr(self, kind).most_common()) for kind in kinds}
 
 
@@ -286,10 +290,12 @@ def _copied(target: Any, source: Any, non_blocking: bool = False) -> Any:
     if not is_pinned and size:
         counts.note("pageable", size)
     if not to_host:
-        if not (is_pinned and non_blocking):
-            _blocks()
-        _writes([target.raw])
         target.raw.copy_(source)
+        if is_pinned and non_blocking:
+            _writes([target.raw])
+        else:
+            _blocks()
+            _written.pop(_memory(target.raw), None)  # it is there, for whatever stream
         return target
     _uses([source.raw])
     stream, values = current_stream(), source.raw.clone()

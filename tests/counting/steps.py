@@ -1,4 +1,4 @@
-"""What steps ask of the device: ``python -m tests.counting.steps CASE``, where a case is JSON, prints what was counted.
+"""What steps ask of the device: ``python -m tests.counting.steps CASES``, a list in JSON, prints what each counted.
 
 A case has the options of :func:`toy_task.toy_plan`, and ``workers``. Counted are the steps from :data:`FIRST` on, of all
 members together; the trainer, the strategies and the mesh are those of a run.
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str]) -> None:
 
     torch.set_num_threads(1)
     group.trainer_class = lambda plan: Counted  # type: ignore[assignment]
-    print(json.dumps(count(**json.loads(arguments[0]))))
+    print(json.dumps([count(**case) for case in json.loads(arguments[0])]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Copies from a device to the host before something is exchanged: flat, and at the speed of the bus.
+"""Copies between a device and the host around what is exchanged: flat, and at the speed of the bus.
 
 A device with a queue of its own, as CUDA's are, copies by itself only to and from pinned memory, which comes from
 torch's cache and goes back there with the tensor. Other devices, MPS among them, copy as they do.
@@ -6,7 +6,9 @@ torch's cache and goes back there with the tensor. Other devices, MPS among them
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from training.lazy import torch
 
@@ -38,5 +40,52 @@ def to_host(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor
         part.view(tensor.shape).copy_(tensor.detach(), non_blocking=alone)
         start += tensor.numel()
     for device in devices if alone else ():
-        torch.get_device_module(device).current_stream(device).record_event().synchronize()
+        when_done(device)
     return host
+
+
+def when_done(device: torch.device) -> None:
+    """Wait until a device that works by itself has done what it was asked for."""
+    if is_asynchronous(device):
+        torch.get_device_module(device).current_stream(device).record_event().synchronize()
+
+
+def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor of the host on ``device``; one that copies by itself makes nobody wait. It stays as it is until
+    that is done: until the host has waited for the device."""
+    return reachable(values, device).to(device, non_blocking=True)
+
+
+def reachable(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return flat ``values`` where ``device`` reaches them by itself, if it does so at all."""
+    if not is_asynchronous(device) or values.device.type != "cpu" or values.is_pinned():
+        return values
+    return pinned(values.numel(), values.dtype).copy_(values)
+
+
+class SideQueue:
+    """Works on what a device has computed in a thread, and in a queue of the device, of its own: neither whoever asks
+    for it nor the device's main queue waits.
+
+    It does one thing after another.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._runtime = device, torch.get_device_module(device)
+        self._stream = self._runtime.Stream(device)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="side queue")
+
+    def submit(self, action: Callable[[torch.Tensor], None], values: torch.Tensor) -> Future[None]:
+        """Call ``action(values)`` when the device has computed them; their memory is not used again before."""
+        values.record_stream(self._stream)
+        computed = self._runtime.current_stream(self._device).record_event()
+        return self._thread.submit(self._do, action, values, computed)
+
+    def _do(self, action: Callable[[torch.Tensor], None], values: torch.Tensor, computed: Any) -> None:
+        with self._runtime.stream(self._stream):
+            self._stream.wait_event(computed)
+            action(values)
+
+    def join(self) -> None:
+        """Let the main queue go on after all that was done."""
+        self._runtime.current_stream(self._device).wait_stream(self._stream)

@@ -145,8 +145,7 @@ class MergedPart:
 
     def hold(self, values: torch.Tensor) -> None:
         """Give the weights these values, flat."""
-        tensors = self.place.tensors()
-        unflatten_into(tensors, values.to(tensors[0].device))
+        unflatten_into(self.place.tensors(), values)
 
     def begin_step(self, weight: float) -> None:
         """A step begins whose loss is a mean over ``weight``."""

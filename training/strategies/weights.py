@@ -13,7 +13,7 @@ from profiles.errors import RunFailed
 from training.exchange.base import Exchange, ExchangeError, MeanResult
 from training.exchange.broadcast import broadcast
 from training.exchange.codecs import Codec, all_finite, codec_by_name
-from training.exchange.staging import to_host
+from training.exchange.staging import reachable, to_host, when_done
 from training.lazy import lazy, nn, torch
 
 if TYPE_CHECKING:
@@ -37,12 +37,15 @@ def flatten(tensors: Iterable[torch.Tensor], device: torch.device | None = None)
 
 def unflatten_into(parameters: Sequence[torch.Tensor], values: torch.Tensor) -> None:
     """Copy a flat vector back into the tensors it came from."""
-    offset = 0
+    offset, given = 0, values
+    values = reachable(values, parameters[0].device) if parameters else values
     with torch.no_grad():
         for parameter in parameters:
             part = values[offset : offset + parameter.numel()]
-            parameter.copy_(part.view_as(parameter))
+            parameter.copy_(part.view_as(parameter), non_blocking=True)
             offset += parameter.numel()
+    if values is given and values.device.type == "cpu" and parameters:  # it may be written to as soon as this returns
+        when_done(parameters[0].device)
 
 
 class Differences(NamedTuple):

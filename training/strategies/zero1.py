@@ -293,7 +293,7 @@ class ZeRO1(GradientStrategy):
         values = _vector(said)
         if not all_finite(values):
             raise ExchangeError(f"member {rank} handed over weights that are not finite")
-        unflatten_into(part.parameters, values.to(part.parameters[0].device))
+        unflatten_into(part.parameters, values)
 
     # ---------------------------------------------------------------------------------------------------- who owns what
 
