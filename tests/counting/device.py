@@ -237,8 +237,9 @@ def _launched(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     arguments = func._schema.arguments
     is_view = any(one.alias_info is not None and not one.alias_info.is_write for one in arguments)
     if not is_view and name not in ("detach", "alias"):
-        writes = func._schema.is_mutable
-        _ran([one.raw for one in given], [one.raw for one in given] if writes else tree_flat(found))
+        named = dict(zip((one.name for one in arguments), args)) | kwargs
+        changed = [named.get(one.name) for one in arguments if one.alias_info is not None]
+        _ran([one.raw for one in given], [_raw(one) for one in tree_flat([changed, found])])
 
     def wrapped(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or isinstance(value, Tensor) or not stays:
@@ -309,15 +310,17 @@ def _copied(target: Any, source: Any, non_blocking: bool = False) -> Any:
 
 
 class _Once:
-    """Does something the first time that it is called."""
+    """Does something the first time that it is called; whoever calls it finds it done."""
 
     def __init__(self, action: Callable[[], object]) -> None:
         self._action: Callable[[], object] | None = action
+        self._lock = threading.Lock()
 
     def __call__(self) -> None:
-        action, self._action = self._action, None
-        if action is not None:
-            action()
+        with self._lock:
+            if self._action is not None:
+                self._action()
+            self._action = None
 
 
 # ----------------------------------------------------------------------------------------------------- pinned memory

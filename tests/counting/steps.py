@@ -19,8 +19,8 @@ sys.path[:0] = [str(_TESTS.parent), str(_TESTS / "training")]
 
 import torch  # noqa: E402
 from group import run_group, run_member  # noqa: E402
-from toy_task import ToyTask, toy_plan  # noqa: E402
 from torch import nn  # noqa: E402
+from toy_task import ToyTask, toy_plan  # noqa: E402
 
 from tests.counting.device import DEVICE, counts  # noqa: E402
 from training import optimizers, trainer  # noqa: E402
@@ -77,9 +77,11 @@ class Text(ToyTask):
         self.evaluation = {"validation": self.train[:8]}
 
     def build_model(self) -> nn.Module:
-        with _BUILDING:  # members are threads of one process, which share a generator
-            torch.manual_seed(3)
-            return LanguageModel()
+        model, generator = LanguageModel(), torch.Generator().manual_seed(3)  # members of one process share torch's
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+        return model
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         return nn.functional.cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"].flatten())
@@ -88,7 +90,6 @@ class Text(ToyTask):
         pass
 
 
-_BUILDING = threading.Lock()
 WEIGHTS = sum(parameter.numel() for parameter in LanguageModel().parameters())
 TENSORS = sum(1 for _ in LanguageModel().parameters())
 

@@ -19,8 +19,6 @@ from typing import Any
 
 import pytest
 
-from training.strategies.registry import strategies
-
 STEPS = 4
 ROUNDS: dict[str, Any] = {"sync_interval": STEPS}
 
@@ -48,8 +46,7 @@ ALONE: dict[str, Budget] = {
     "no clipping": Budget(1, 100, workers=1, training={"max_grad_norm": 0.0}),
 }
 """The model has 26 tensors; forward and backward of one batch are 84 of the launches."""
-GROUPS: dict[str, Budget] = {
-}
+GROUPS: dict[str, Budget] = {}
 BUDGETS = ALONE | GROUPS
 
 

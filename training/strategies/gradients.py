@@ -130,7 +130,7 @@ class Bucket:
 
     def _parts_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Return what of a flat vector is each parameter's, in its shape."""
-        parts = flat.split([parameter.numel() for parameter in self.parameters])
+        parts = torch.split(flat, [parameter.numel() for parameter in self.parameters])
         return [part.view_as(parameter) for part, parameter in zip(parts, self.parameters, strict=True)]
 
     def unpack(self, result: MeanResult, scale: float = 1.0) -> None:
