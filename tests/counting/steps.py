@@ -1,7 +1,7 @@
 """What steps ask of the device: ``python -m tests.counting.steps CASES``, a list in JSON, prints what each counted.
 
-A case has the options of :func:`toy_task.toy_plan`, and ``workers``. Counted are the steps from :data:`FIRST` on, of all
-members together; the trainer, the strategies and the mesh are those of a run.
+A case has the options of :func:`toy_task.toy_plan`, and ``workers``. Counted are the steps from :data:`FIRST` on, of
+all members together; the trainer, the strategies and the mesh are those of a run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from training.orders import Control  # noqa: E402
 from training.plan import RunPlan  # noqa: E402
 from training.tasks.base import Batch, Progress  # noqa: E402
 
-FIRST, STEPS = 3, 4
+FIRST, STEPS = 5, 4
 """The first step that is counted, and how many are: a round of a strategy that merges weights."""
 _VOCABULARY, _WIDTH, _LENGTH = 400, 16, 8
 
