@@ -10,19 +10,21 @@ import json
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 _TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(_TESTS.parent), str(_TESTS / "training")]
 
+import group  # noqa: E402
 import torch  # noqa: E402
 from group import run_group, run_member  # noqa: E402
 from torch import nn  # noqa: E402
 from toy_task import ToyTask, toy_plan  # noqa: E402
 
 from tests.counting.device import DEVICE, counts  # noqa: E402
+from tests.waiting import PATIENCE  # noqa: E402
 from training import optimizers, trainer  # noqa: E402
 from training.events import SyncEvent  # noqa: E402
 from training.exchange.base import Exchange, SoloExchange  # noqa: E402
@@ -90,10 +92,6 @@ class Text(ToyTask):
         pass
 
 
-WEIGHTS = sum(parameter.numel() for parameter in LanguageModel().parameters())
-TENSORS = sum(1 for _ in LanguageModel().parameters())
-
-
 class Counted(trainer.Trainer):
     """Begins to count when all members are about to make the first step that is counted."""
 
@@ -109,34 +107,53 @@ class Counted(trainer.Trainer):
         return report
 
 
-def count(workers: int, **options: Any) -> dict[str, Any]:
-    """Return what all members' steps asked for, by kind and place, and what they ended with."""
-    Counted.first = threading.Barrier(workers, counts.begin)
-    Counted.last = threading.Barrier(workers, counts.end)
-    trainer.select_device = lambda *_: DEVICE  # type: ignore[assignment]
+class Curious(Text):
+    """Looks at its loss."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
+        loss = super().loss(model, batch)
+        float(loss.detach())
+        return loss
+
+
+def count(workers: int, is_curious: bool, compares: bool, **options: Any) -> dict[str, Any]:
+    """Return what all members' steps asked for, by kind and place, and whether they end with the CPU's bits, if asked."""
+    task = Curious if is_curious else Text
+    on_cpu = trained(task, workers, torch.device("cpu"), **options) if compares else None
+    weights = trained(task, workers, DEVICE, **options)
+    return {"weights": weights.numel(), "same": on_cpu is None or torch.equal(on_cpu, weights), **counts.report()}
+
+
+def trained(
+    task: type[Text], workers: int, device: torch.device, training: Mapping[str, Any], strategy: dict[str, Any]
+) -> torch.Tensor:
+    """Return the weights that a run ends with."""
+    Counted.first = threading.Barrier(workers, counts.begin, PATIENCE)
+    Counted.last = threading.Barrier(workers, counts.end, PATIENCE)
+    trainer.select_device = lambda *_: device  # type: ignore[assignment]
     optimizers.FUSED_ON |= {DEVICE.type}
-    training = {"max_steps": FIRST + STEPS, "max_grad_norm": 1.0, "seed": 1, **options.pop("training", {})}
-    plan = toy_plan(workers, training=training, **options)
+    usual = {"max_steps": FIRST + STEPS, "max_grad_norm": 1.0, "seed": 1}
+    plan = toy_plan(workers, training=usual | dict(training), strategy=strategy)
     with tempfile.TemporaryDirectory() as folder:
-        members = _alone(plan, Path(folder)) if workers == 1 else _together(plan, Path(folder))
+        members = _alone(plan, task, Path(folder)) if workers == 1 else _together(plan, task, Path(folder))
     for member in members:
         if member.error is not None:
             raise member.error
-    weights = torch.cat([p.detach().cpu().reshape(-1) for p in members[0].trainer.parameters])
-    return {"weights": WEIGHTS, "tensors": TENSORS, "sum": float(weights.double().abs().sum()), **counts.report()}
+    return torch.cat([parameter.detach().cpu().reshape(-1) for parameter in members[0].trainer.parameters])
 
 
-def _alone(plan: RunPlan, folder: Path) -> list[Any]:
-    return [run_member(plan, 0, SoloExchange(), Text(), folder, Control(), [])]
+def _alone(plan: RunPlan, task: type[Text], folder: Path) -> list[Any]:
+    return [run_member(plan, 0, SoloExchange(), task(), folder, Control(), [])]
 
 
-def _together(plan: RunPlan, folder: Path) -> list[Any]:
+def _together(plan: RunPlan, task: type[Text], folder: Path) -> list[Any]:
     issue_run_certificates(folder, plan.run_id, range(plan.world_size), ["127.0.0.1"])
     names = tuple(member.name for member in plan.members)
     coordinator = Coordinator(CoordinatorConfig(run_id=plan.run_id, names=names, certificates=folder / "coordinator"))
     port = coordinator.start()
     try:
-        return list(run_group(plan, _connect(plan, folder, port), lambda _: Text(), folder / "run").values())
+        connect = _connect(plan, folder, port)
+        return list(run_group(plan, connect, lambda _: task(), folder / "run", timeout=PATIENCE).values())
     finally:
         coordinator.stop()
 
@@ -150,8 +167,6 @@ def _connect(plan: RunPlan, folder: Path, port: int) -> Callable[[int], Exchange
 
 
 def main(arguments: Sequence[str]) -> None:
-    import group
-
     torch.set_num_threads(1)
     group.trainer_class = lambda plan: Counted  # type: ignore[assignment]
     print(json.dumps([count(**case) for case in json.loads(arguments[0])]))
