@@ -349,7 +349,9 @@ def _empty_or_pinned(*size: Any, pin_memory: bool = False, **options: Any) -> to
 
 def _made(make: Callable[..., torch.Tensor]) -> Callable[..., Tensor]:
     def on_device(*size: Any, dtype: Any = None, layout: Any = None, device: Any = None, **_: Any) -> Tensor:
-        return Tensor(make(*size, dtype=dtype or torch.get_default_dtype()))
+        made = Tensor(make(*size, dtype=dtype or torch.get_default_dtype()))
+        _written.pop(_memory(made.raw), None)  # whoever had this memory before
+        return made
 
     return on_device
 

@@ -37,8 +37,9 @@ from training.orders import Control  # noqa: E402
 from training.plan import RunPlan  # noqa: E402
 from training.tasks.base import Batch, Progress  # noqa: E402
 
-FIRST, STEPS = 5, 4
+FIRST, STEPS = 3, 2
 """The first step that is counted, and how many are: a round of a strategy that merges weights."""
+CPU = torch.device("cpu")
 _VOCABULARY, _WIDTH, _LENGTH = 400, 16, 8
 
 
@@ -117,9 +118,9 @@ class Curious(Text):
 
 
 def count(workers: int, is_curious: bool, compares: bool, **options: Any) -> dict[str, Any]:
-    """Return what all members' steps asked for, by kind and place, and whether they end with the CPU's bits, if asked."""
+    """Return what all members' steps asked for, by kind and place, and whether they end as on the CPU, if asked."""
     task = Curious if is_curious else Text
-    on_cpu = trained(task, workers, torch.device("cpu"), **options) if compares else None
+    on_cpu = trained(task, workers, CPU, **options) if compares else None
     weights = trained(task, workers, DEVICE, **options)
     return {"weights": weights.numel(), "same": on_cpu is None or torch.equal(on_cpu, weights), **counts.report()}
 
@@ -169,7 +170,14 @@ def _connect(plan: RunPlan, folder: Path, port: int) -> Callable[[int], Exchange
 def main(arguments: Sequence[str]) -> None:
     torch.set_num_threads(1)
     group.trainer_class = lambda plan: Counted  # type: ignore[assignment]
-    print(json.dumps([count(**case) for case in json.loads(arguments[0])]))
+    print(json.dumps([_outcome(case) for case in json.loads(arguments[0])]))
+
+
+def _outcome(case: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return count(**case)
+    except Exception as error:  # noqa: BLE001 - the other cases are counted all the same
+        return {"error": repr(error)}
 
 
 if __name__ == "__main__":
