@@ -1,6 +1,6 @@
 """What steps ask of the device: ``python -m tests.counting.steps CASES``, a list in JSON, prints what each counted.
 
-A case has the options of :func:`toy_task.toy_plan`, and ``workers``. Counted are the steps from :data:`FIRST` on, of
+A case has the options of ``toy_plan``, and ``workers``. Counted are the steps from :data:`FIRST` on, of
 all members together; the trainer, the strategies and the mesh are those of a run.
 """
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from training.exchange import outcomes
+from training.exchange import staging
 from training.exchange.codecs import CHUNK_ELEMENTS, all_finite, codec_by_name
 
 BOUNDARIES = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
@@ -121,8 +121,9 @@ def test_what_comes_from_a_device_has_the_same_bytes(name: str, bits: list[int])
     if not codec.carries(values):
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outcomes, "is_asynchronous", lambda device: True)
-        there = outcomes.fetched(values, codec)
+        patch.setattr(staging, "is_asynchronous", lambda device: True)
+        patch.setattr(staging, "when_done", lambda device: None)
+        there = staging.fetched(values, codec)
     assert torch.equal(codec.encode(there), codec.encode(values))
 
 
@@ -133,6 +134,7 @@ def test_what_cannot_be_carried_is_not_lost_on_its_way_from_a_device(
 ) -> None:
     codec = codec_by_name(name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outcomes, "is_asynchronous", lambda device: True)
-        there = outcomes.fetched(from_bits([*bits[:place], bad, *bits[place:]]), codec)
+        patch.setattr(staging, "is_asynchronous", lambda device: True)
+        patch.setattr(staging, "when_done", lambda device: None)
+        there = staging.fetched(from_bits([*bits[:place], bad, *bits[place:]]), codec)
     assert not codec.carries(there)

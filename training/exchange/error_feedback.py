@@ -13,9 +13,8 @@ from collections.abc import Mapping
 
 from training.exchange.base import Exchange, MeanResult
 from training.exchange.codecs import Codec, roundtrip
-from training.exchange.outcomes import fetched
 from training.exchange.residuals import Residual
-from training.exchange.staging import is_asynchronous, to_device
+from training.exchange.staging import fetched, is_asynchronous, to_device
 from training.lazy import torch
 
 

@@ -14,16 +14,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from training.exchange.base import Contribution, ExchangeError, Group, MeanResult
-from training.exchange.codecs import CHUNK_ELEMENTS, Codec
+from training.exchange.codecs import CHUNK_ELEMENTS
 from training.exchange.reduction import Rooms
-from training.exchange.staging import is_asynchronous, pinned, to_host
+from training.exchange.staging import fetched
 
 OUTCOME = struct.Struct("<d")
 """Sum of the weights in a piece; ranks follow as bits: those in it, those refused; then the flags."""
 _MOST_NAME = 40
-_CODED_AT_ONCE = 1 << 22
-"""Elements that a device encodes at once: with a dozen bytes for each, beside a training that fills its memory. A
-multiple of every block."""
 
 
 def copied(given: Contribution, rooms: Rooms) -> Contribution:
@@ -36,27 +33,6 @@ def copied(given: Contribution, rooms: Rooms) -> Contribution:
         part = own[start : start + CHUNK_ELEMENTS].copy_(values.detach()[start : start + CHUNK_ELEMENTS])
         fit = fit and codec.carries(part)
     return replace(given, values=own).checked(fit)
-
-
-def fetched(values: torch.Tensor, codec: Codec) -> torch.Tensor:
-    """Return flat fp32 ``values`` of a device on the host, as the others will decode them; what ``codec`` cannot carry
-    is as it was.
-
-    A device that works by itself encodes them, where the codec can do that there, so that less is copied.
-    """
-    cuts = range(0, values.numel(), _CODED_AT_ONCE) if is_asynchronous(values.device) and not codec.exact else ()
-    encoded = [codec.encode_there(values[start : start + _CODED_AT_ONCE]) for start in cuts]
-    coded = [piece for piece in encoded if piece is not None]
-    if not coded:
-        return to_host([values], torch.float32)
-    data, host, at = to_host(coded, torch.uint8), pinned(values.numel(), torch.float32), 0
-    try:
-        for start, piece in zip(cuts, coded, strict=True):
-            codec.decode_into(data[at : at + piece.numel()], host[start : start + _CODED_AT_ONCE])
-            at += piece.numel()
-    except ValueError:  # not all are numbers
-        return to_host([values], torch.float32)
-    return host
 
 
 def what_it_is(kind: str, name: str, given: Contribution | None = None) -> str:

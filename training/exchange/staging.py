@@ -10,12 +10,23 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from training.exchange.codecs import Codec
 from training.lazy import torch
+
+_CODED_AT_ONCE = 1 << 22
+"""Elements that a device encodes at once: with a dozen bytes for each, beside a training that fills its memory. A
+multiple of every block."""
 
 
 def is_asynchronous(device: torch.device) -> bool:
     """Return whether a device goes on by itself while the host does something else, copies included."""
     return device.type not in ("cpu", "mps", "meta")
+
+
+def common_queue(tensors: Sequence[torch.Tensor]) -> torch.device | None:
+    """Return the device on which all tensors are, if there is one and it works by itself."""
+    devices = {tensor.device for tensor in tensors}
+    return devices.pop() if len(devices) == 1 and all(map(is_asynchronous, devices)) else None
 
 
 def pinned(elements: int, dtype: torch.dtype) -> torch.Tensor:
@@ -48,6 +59,27 @@ def when_done(device: torch.device) -> None:
     """Wait until a device that works by itself has done what it was asked for."""
     if is_asynchronous(device):
         torch.get_device_module(device).current_stream(device).record_event().synchronize()
+
+
+def fetched(values: torch.Tensor, codec: Codec) -> torch.Tensor:
+    """Return flat fp32 ``values`` of a device on the host, as the others will decode them; what ``codec`` cannot carry
+    is as it was.
+
+    A device that works by itself encodes them, where the codec can do that there, so that less is copied.
+    """
+    cuts = range(0, values.numel(), _CODED_AT_ONCE) if is_asynchronous(values.device) and not codec.exact else ()
+    encoded = [codec.encode_there(values[start : start + _CODED_AT_ONCE]) for start in cuts]
+    coded = [piece for piece in encoded if piece is not None]
+    if not coded:
+        return to_host([values], torch.float32)
+    data, host, at = to_host(coded, torch.uint8), pinned(values.numel(), torch.float32), 0
+    try:
+        for start, piece in zip(cuts, coded, strict=True):
+            codec.decode_into(data[at : at + piece.numel()], host[start : start + _CODED_AT_ONCE])
+            at += piece.numel()
+    except ValueError:  # not all are numbers
+        return to_host([values], torch.float32)
+    return host
 
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:

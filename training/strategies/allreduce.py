@@ -28,7 +28,7 @@ from profiles.errors import RunFailed
 from profiles.schema import StrategySettings
 from training.exchange.base import Exchange
 from training.exchange.codecs import Codec, codec_by_name
-from training.exchange.staging import SideQueue, is_asynchronous
+from training.exchange.staging import SideQueue, common_queue
 from training.lazy import nn, torch
 from training.strategies.base import FED_BACK, StrategyContext
 from training.strategies.compressors.base import BucketContext, Compressor, StepContext, compressors, sections
@@ -194,8 +194,8 @@ class AllReduce(GradientStrategy):
             return
         settings = self.context.settings
         self._codec = codec_by_name(self.codec(settings))
-        device = self._parameters[0].device
-        self._side = SideQueue(device) if is_asynchronous(device) and exchange.engine == "mesh" else None
+        device = common_queue(self._parameters)
+        self._side = SideQueue(device) if device is not None and exchange.engine == "mesh" else None
         limit = int(settings.of(AllReduceOptions).bucket_mb * 1e6 / 4)
         self._buckets = list(grouped(list(reversed(self._parameters)), limit))
         momentum = self._kind.take_over(self._optimizer) if self._optimizer is not None else 0.0
@@ -288,7 +288,8 @@ class AllReduce(GradientStrategy):
         """Return by what to multiply this member's gradient, so that its norm is its part of the joint one's bound: the
         sum of ``n`` independent ones is ``sqrt(n)`` times as long. What is not finite is refused elsewhere."""
         scale = self._state.scale or 1.0
-        norms: list[float] = torch.stack([torch.linalg.vector_norm(b.pack(scale)) for b in self._buckets]).tolist()
+        queued = [torch.linalg.vector_norm(bucket.pack(scale)) for bucket in self._buckets]
+        norms: list[float] = torch.stack([norm.to(queued[0].device) for norm in queued]).tolist()
         self._state.norm = math.hypot(*(one for one in norms if math.isfinite(one)))
         most = self.context.max_grad_norm / math.sqrt(len(self._exchange.members))
         return min(1.0, most / (self._state.norm + 1e-6))

@@ -178,6 +178,11 @@ def signs(coefficients: torch.Tensor, height: int, width: int) -> torch.Tensor:
     return (half @ right).sign_().to(torch.int8)
 
 
+def _raw(values: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of values, flat; on their device, if it is one that copies by itself."""
+    return (values if is_asynchronous(values.device) else values.cpu()).view(torch.uint8).reshape(-1)
+
+
 def _where_signs_are(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "mps" else device  # it has no fp64
 
@@ -238,7 +243,9 @@ class Demo(GradientStrategy):
         """Say which of this member's gradients is not finite; then none of this step counts."""
         given = {p: p.grad for p in self._parameters if p.grad is not None and p.grad.numel()}
         norms = torch._foreach_norm(list(given.values()), math.inf) if given else ()
-        largest: list[float] = torch.stack([norm.float() for norm in norms]).tolist() if given else []
+        largest: list[float] = (
+            torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms]).tolist() if given else []
+        )
         unfit = next((self._name_of[p] for p, norm in zip(given, largest) if not math.isfinite(norm)), "")
         self._refusals.note(unfit and f"step {self._step + 1}: the gradient of {unfit}")
         return bool(unfit)
@@ -292,7 +299,7 @@ class Demo(GradientStrategy):
         values = coefficients.gather(1, places).to(self._codec.dtype)
         sent = torch.zeros_like(coefficients).scatter_(1, places, values.float())
         momentum.sub_(chunks.joined(chunks.decoded(sent)).reshape(-1))
-        return places.to(torch.int16).view(torch.uint8).reshape(-1), values.view(torch.uint8).reshape(-1)
+        return _raw(places.to(torch.int16)), _raw(values)
 
     # ---------------------------------------------------------------------------------------------- what comes back
 

@@ -15,8 +15,7 @@ from typing import Any
 from training.exchange.base import Exchange, ExchangeError, MeanResult, Pending, Traffic
 from training.exchange.codecs import Codec
 from training.exchange.error_feedback import ErrorFeedback
-from training.exchange.outcomes import fetched
-from training.exchange.staging import is_asynchronous, to_device
+from training.exchange.staging import common_queue, fetched, to_device
 from training.lazy import torch
 from training.strategies.outer import OuterOptimizer
 from training.strategies.weights import (
@@ -182,12 +181,13 @@ class MergedPart:
         A device that works by itself takes the difference and encodes it, so that little has to come from it.
         """
         tensors = self.place.tensors()
-        if self.keeps_start or not self._merge.takes_coded or not is_asynchronous(tensors[0].device):
+        device = common_queue(tensors)
+        if self.keeps_start or not self._merge.takes_coded or device is None:
             current = self.flat()
             delta = self.anchor - current
             self._given_norm = float(torch.linalg.vector_norm(delta))
             return delta, current if self.keeps_start else None
-        there = to_device(self.anchor, tensors[0].device)
+        there = to_device(self.anchor, device)
         parts = torch.split(there, [tensor.numel() for tensor in tensors])
         torch._foreach_sub_(list(parts), [tensor.detach().reshape(-1) for tensor in tensors])
         norm, delta = torch.linalg.vector_norm(there), fetched(there, self._merge.codec)

@@ -44,8 +44,9 @@ def unflatten_into(parameters: Sequence[torch.Tensor], values: torch.Tensor) -> 
             part = values[offset : offset + parameter.numel()]
             parameter.copy_(part.view_as(parameter), non_blocking=True)
             offset += parameter.numel()
-    if values is given and values.device.type == "cpu" and parameters:  # it may be written to as soon as this returns
-        when_done(parameters[0].device)
+    if values is given and values.device.type == "cpu":  # it may be written to as soon as this returns
+        for device in {parameter.device for parameter in parameters}:
+            when_done(device)
 
 
 class Differences(NamedTuple):
