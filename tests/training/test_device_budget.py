@@ -75,7 +75,9 @@ GROUPS = {
     "demo": group(3, 1522, 0.33, 1.3, "demo", small=128, compares=True),
     "sparta": group(4, 150, 0.05, 0.13, "sparta", small=64, compares=True),
     "diloco": group(2.5, 116, 0.6 / STEPS, 8 / STEPS, "diloco", own=ROUNDS, compares=True),
-    "streaming_diloco": group(5, 126, 4.6 / STEPS, 8 / STEPS, "streaming_diloco", own={**ROUNDS, "fragments": 2}),
+    "streaming_diloco": group(
+        4, 150, 0.6 / STEPS, 8 / STEPS, "streaming_diloco", own={**ROUNDS, "fragments": 2}, small=64, compares=True
+    ),
     "local_sgd": group(1.5, 107, 4 / STEPS, 4 / STEPS, "local_sgd", own=ROUNDS),
     "fedavg": group(1.5, 107, 4 / STEPS, 4 / STEPS, "fedavg", own=ROUNDS),
     "noloco": group(2, 107, 4 / STEPS, 4 / STEPS, "noloco", own=ROUNDS),

@@ -149,6 +149,13 @@ class MergedPart:
         """Return this member's weights as a new flat fp32 vector of the host."""
         return flatten(self.place.tensors(), torch.device("cpu"))
 
+    def flat_with_anchor(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return this member's weights as a new flat fp32 vector, and the anchor beside it: on the device of all
+        weights, if there is one that works by itself, else on the host."""
+        tensors = self.place.tensors()
+        device = common_queue(tensors)
+        return (self.flat(), self.anchor) if device is None else (flatten(tensors), to_device(self.anchor, device))
+
     def hold(self, values: torch.Tensor) -> None:
         """Give the weights these values, flat."""
         unflatten_into(self.place.tensors(), values)
