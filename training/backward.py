@@ -90,15 +90,12 @@ class Backward:
         )
 
 
-def total_loss(losses: list[torch.Tensor], batches: StepBatches, who: str, step: int, kept: Callable[[], str]) -> float:
-    """Return the mean loss over this member's samples; ``kept`` says what is left where it is not finite.
-
-    Raises:
-        RunFailed: it is not finite.
-    """
-    total = float(torch.stack(losses).sum()) if losses else 0.0
+def refuse_loss(
+    total: float, losses: list[torch.Tensor], batches: StepBatches, who: str, step: int, kept: Callable[[], str]
+) -> None:
+    """Raise :class:`RunFailed` if the mean loss over a member's samples is not finite; ``kept`` says what is left."""
     if math.isfinite(total):
-        return total
+        return
     bad = next((i for i, loss in enumerate(losses) if not torch.isfinite(loss)), 0)
     indices = ", ".join(map(str, batches.indices[bad][:8]))
     raise RunFailed(

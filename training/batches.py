@@ -18,7 +18,8 @@ import torch
 
 from profiles.errors import MusterError, RunFailed, counted, where_it_failed
 from training.data import Cursor
-from training.device import is_out_of_memory
+from training.device import is_out_of_memory, pin
+from training.exchange.staging import is_asynchronous
 from training.randomness import Turns, batch_key, evaluation_key, kept, sample_key, seed_with
 from training.split import Schedule
 from training.tasks.base import Batch, SizedDataset, Task
@@ -50,7 +51,7 @@ class Samples:
     ) -> None:
         self.task = task
         self._seed = seed
-        self._device = device
+        self.device = device
         self._allowed = allowed
         self._who = who
         self._broken: dict[str, dict[int, str]] = {}
@@ -112,11 +113,11 @@ class Samples:
             self._leave_out(split, index, reason)
 
     def _generators(self) -> AbstractContextManager[None]:
-        return kept(self._device) if self.task.draws_globally else nullcontext()
+        return kept(self.device) if self.task.draws_globally else nullcontext()
 
     def _seed_with(self, key: tuple[int, ...]) -> None:
         if self.task.draws_globally:
-            seed_with(key, self._device)
+            seed_with(key, self.device)
 
     def _readable(
         self, split: str, data: SizedDataset, indices: Sequence[int], keys: Sequence[tuple[int, ...]]
@@ -289,6 +290,7 @@ class BatchSource:
         indices, batches = [found for found, _ in readable], [batch for _, batch in readable]
         batches = [self._task.lengthen(batch, plan.longest) for batch in batches] if plan.longest else batches
         weights = [self._task.weight(batch) for batch in batches]
+        batches = list(map(pin, batches)) if is_asynchronous(self._samples.device) else batches
         return StepBatches(batches, weights, indices, sum(map(len, indices)), plan.after)
 
     def _read(self, pieces: list[list[int]], epoch: int) -> list[ReadBatch | None]:

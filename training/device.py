@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -82,43 +82,74 @@ class Precision:
         """What the loss is multiplied by; ``None`` without loss scaling."""
         return float(self.scaler.get_scale()) if self.scaler.is_enabled() else None
 
-    def step(
+    def clip(
         self,
         optimizer: torch.optim.Optimizer,
         parameters: list[nn.Parameter],
         max_norm: float,
         whole: float | None = None,
-    ) -> float | None:
-        """Unscale, clip, step; return the gradient norm before clipping (``None`` if clipping is off).
-
-        Without any gradient, as where a member has no sample in a step, nothing is done.
+    ) -> torch.Tensor | None:
+        """Unscale and clip; return the gradient norm before, which the device may still compute (``None`` if clipping
+        is off).
 
         Args:
             whole: norm of the whole gradient without its scale, where others hold some of it.
         """
-        if all(parameter.grad is None for parameter in parameters):
-            return whole or 0.0 if max_norm > 0 else None
-        self.scaler.unscale_(optimizer)
+        if _has_gradient(parameters):
+            self.scaler.unscale_(optimizer)
+        elif max_norm > 0:
+            return torch.tensor(whole or 0.0, dtype=torch.float64)
         if max_norm > 0 and whole is not None:
-            norm: float | None = whole
-            nn.utils.clip_grads_with_norm_(parameters, max_norm, torch.tensor(whole))
-        else:
-            norm = clip(parameters, max_norm)
-        self.scaler.step(optimizer)
-        self.scaler.update()
-        return norm
+            _scale_down(parameters, max_norm, whole)
+            return torch.tensor(whole, dtype=torch.float64)
+        return clip(parameters, max_norm)
+
+    def step(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
+        """Step with gradients that went through :meth:`clip`; without any, as where a member has no sample, nothing is
+        done."""
+        if _has_gradient(parameters):
+            self.scaler.step(optimizer)
+            self.scaler.update()
 
 
-def clip(parameters: list[nn.Parameter], max_norm: float) -> float | None:
+def _has_gradient(parameters: list[nn.Parameter]) -> bool:
+    return any(parameter.grad is not None for parameter in parameters)
+
+
+def _scale_down(parameters: list[nn.Parameter], max_norm: float, norm: float) -> None:
+    """Clip by a norm that the host knows, as :func:`torch.nn.utils.clip_grads_with_norm_` does, but copy nothing."""
+    share = float(torch.clamp(max_norm / (torch.tensor(norm) + 1e-6), max=1.0))
+    torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], share)
+
+
+def clip(parameters: list[nn.Parameter], max_norm: float) -> torch.Tensor | None:
     """Scale gradients down to ``max_norm``; return their norm before (``None`` if clipping is off)."""
-    return float(nn.utils.clip_grad_norm_(parameters, max_norm)) if max_norm > 0 else None
+    return nn.utils.clip_grad_norm_(parameters, max_norm) if max_norm > 0 else None
 
 
-def gradient_norm(parameters: list[nn.Parameter], loss_scale: float | None) -> float | None:
-    """Return the norm of gradients without their loss scale; ``None`` where it is not finite."""
+def gradient_norm(parameters: list[nn.Parameter], loss_scale: float | None) -> torch.Tensor:
+    """Return the norm of gradients without their loss scale."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = float(nn.utils.get_total_norm(gradients)) / (loss_scale or 1.0) if gradients else 0.0
-    return norm if math.isfinite(norm) else None
+    norm = nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+    return norm if loss_scale is None else norm / loss_scale
+
+
+def read(scalar: torch.Tensor, *others: torch.Tensor | None) -> tuple[float, list[float | None]]:
+    """Return numbers that a device may still compute, as they are; the host waits for it once."""
+    queued = [one.detach() for one in (scalar, *others) if one is not None and one.device.type != "cpu"]
+    numbers = iter(_read(queued) if queued else [])
+    first, *rest = (
+        None if one is None else float(one.detach()) if one.device.type == "cpu" else next(numbers)
+        for one in (scalar, *others)
+    )
+    assert first is not None
+    return first, rest
+
+
+def _read(queued: list[torch.Tensor]) -> list[float]:
+    dtype = functools.reduce(torch.promote_types, [scalar.dtype for scalar in queued])
+    found: list[float] = torch.stack([scalar.to(queued[0].device, dtype) for scalar in queued]).tolist()
+    return found
 
 
 def start_training(model: nn.Module) -> None:
@@ -159,18 +190,41 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def move(value: Any, device: torch.device) -> Any:
     """Move what can be moved in ``value`` to ``device``: tensors, whatever has ``.to()``, and these in containers."""
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
+
+    def moved(one: Any) -> Any:
+        return one.to(device, non_blocking=True) if isinstance(one, torch.Tensor) else one.to(device)
+
+    return _changed(value, moved)
+
+
+def pin(value: Any) -> Any:
+    """Return ``value`` with its tensors, those in containers too, in memory from which a device copies by itself.
+
+    What has a ``.to()`` of its own stays as it is if it has no ``.pin_memory()``, and so does all if none is left.
+    """
+
+    def pinned(one: Any) -> Any:
+        is_elsewhere = isinstance(one, torch.Tensor) and one.device.type != "cpu"
+        try:
+            return one.pin_memory() if callable(getattr(one, "pin_memory", None)) and not is_elsewhere else one
+        except RuntimeError:
+            return one
+
+    return _changed(value, pinned)
+
+
+def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return ``value`` with everything changed in it that can move to a device."""
     if callable(getattr(value, "to", None)) and not isinstance(value, type):
-        return value.to(device)
+        return change(value)
     if isinstance(value, Mapping):
-        return {key: move(item, device) for key, item in value.items()}
+        return {key: _changed(item, change) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        parts = [move(item, device) for item in value]
+        parts = [_changed(item, change) for item in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value) if field.init]
-        return dataclasses.replace(value, **{name: move(getattr(value, name), device) for name in names})
+        return dataclasses.replace(value, **{name: _changed(getattr(value, name), change) for name in names})
     return value
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from profiles.errors import RunFailed
-from training.exchange.staging import pinned
+from training.exchange.staging import is_asynchronous, pinned, when_done
 
 PIECE = 1 << 26
 """Bytes of memory that are taken at once: torch pins whole powers of two."""
@@ -81,7 +81,7 @@ class HostCopy:
 
     def take(self, file: TensorFile) -> list[memoryview]:
         """Copy the tensors and return the pieces of the file, which stay as they are until the next copy."""
-        memory, at, by_itself = self._memory_for(file.body_bytes), 0, self._device.type == "cuda"
+        memory, at, by_itself = self._memory_for(file.body_bytes), 0, is_asynchronous(self._device)
         for part in file.parts():
             first = PIECE - at % PIECE
             for source in (part[:first], *torch.split(part[first:], PIECE)):
@@ -89,8 +89,7 @@ class HostCopy:
                     piece, begin = divmod(at, PIECE)
                     memory[piece][begin : begin + source.numel()].copy_(source, non_blocking=by_itself)
                     at += source.numel()
-        if by_itself:
-            torch.cuda.current_stream(self._device).record_event().synchronize()
+        when_done(self._device)
         bodies = [memory[i // PIECE].numpy()[: file.body_bytes - i].data for i in range(0, file.body_bytes, PIECE)]
         return [memoryview(file.header), *bodies]
 
@@ -102,6 +101,6 @@ class HostCopy:
         return self._memory
 
     def _new(self, size: int) -> Tensor:
-        if self._device.type == "cuda":
+        if is_asynchronous(self._device):
             return pinned(size, torch.uint8)
         return torch.empty(size, dtype=torch.uint8, device="cpu")

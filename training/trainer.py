@@ -6,17 +6,19 @@ state (fresh, from a snapshot, or from the group as a newcomer), trains to the l
 
 from __future__ import annotations
 
+import functools
 import time
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from profiles.errors import ExitCode
-from training.backward import Backward, total_loss
+from training.backward import Backward, refuse_loss
 from training.batches import Samples, StepBatches
 from training.checkpoint import Snapshot, SnapshotStore
 from training.compression import Compression
-from training.device import Precision, clip, gradient_norm, select_device, select_precision, start_training
+from training.device import Precision, select_device, select_precision, start_training
 from training.evaluation import Evaluator
 from training.events import Emit, MemberEvent, RunEvent, StepEvent, SyncEvent, WarningEvent
 from training.exchange.base import Exchange, JoiningState, Traffic
@@ -40,6 +42,7 @@ from training.strategies.own_file import opened
 from training.strategies.registry import strategy_class
 from training.strategies.weights import equalised, trainable
 from training.tasks.base import Task
+from training.update import StepFigures, Update
 
 
 class Trainer:
@@ -128,6 +131,9 @@ class Trainer:
         )  # fmt: skip
         self.state = TrainingState(self.model, self.optimizer, self.precision)
         self.last_step = LastStep(self.model, self.device, kind)
+        self.update = Update(
+            self.parameters, self.precision, self.optimizer, self.strategy, self.exchange, self.last_step, norm
+        )
         # Dropout must differ between members; weights were made before this line.
         seed_everything(self.settings.seed * 1000 + self.rank)
 
@@ -216,8 +222,7 @@ class Trainer:
         self.strategy.begin_step(self.position.step, batches.weight, self.precision.loss_scale)
         batches, losses = self.backward.run(batches, self.strategy, self._batches, self._warn)
         with self.source.turns.lent():  # nothing is drawn here, and much of it is waiting
-            loss = total_loss(losses, batches, self.member.name, self.position.step + 1, self.writer.newest_in_words)
-            norm = self._update()
+            figures = self.update.run(losses, functools.partial(self._refuse_loss, losses, batches))
             self.optimizer.zero_grad(set_to_none=True)
         if self._evaluates_own:
             start += self._evaluate_own()
@@ -226,20 +231,11 @@ class Trainer:
         with self.source.turns.lent():
             report = self.strategy.end_step()
         self.last_step.stage = "between"
-        self._emit_step(batches, loss, rate, norm, time.monotonic() - start, self.exchange.traffic.since(before))
+        self._emit_step(batches, figures, rate, time.monotonic() - start, self.exchange.traffic.since(before))
         return report
 
-    def _update(self) -> float | None:
-        """Step with the gradients that the strategy makes final; return their norm before clipping."""
-        most, optimizes = self.settings.max_grad_norm, self.strategy.updates
-        together = self.strategy.merges == "gradients" and len(self.exchange.members) > 1
-        self._own_norm = gradient_norm(self.parameters, self.precision.loss_scale) if together else None
-        own = clip(self.parameters, most) if optimizes else None
-        self.strategy.gradients()
-        self.last_step.stage = "changing"
-        clips, whole = self.strategy.clips, self.strategy.gradient_norm
-        norm = self.precision.step(self.optimizer, self.parameters, 0.0 if optimizes or clips else most, whole)
-        return own if optimizes else whole if clips else norm
+    def _refuse_loss(self, losses: list[torch.Tensor], batches: StepBatches, loss: float) -> None:
+        refuse_loss(loss, losses, batches, self.member.name, self.position.step + 1, self.writer.newest_in_words)
 
     @property
     def _evaluates_own(self) -> bool:
@@ -271,14 +267,14 @@ class Trainer:
         return batches
 
     def _emit_step(
-        self, batches: StepBatches, loss: float, rate: float, norm: float | None, seconds: float, traffic: Traffic
+        self, batches: StepBatches, figures: StepFigures, rate: float, seconds: float, traffic: Traffic
     ) -> None:
         epoch = self.schedule.epoch_fraction(self.position.cursor, self.position.batch_sizes)
         self.compression.step(traffic.bytes_sent)
         self.emit(
             StepEvent(
-                step=self.position.step, epoch=epoch, loss=loss, learning_rate=rate, grad_norm=norm,
-                own_norm=self._own_norm, samples=batches.samples, weight=batches.weight,
+                step=self.position.step, epoch=epoch, loss=figures.loss, learning_rate=rate, grad_norm=figures.norm,
+                own_norm=figures.own_norm, samples=batches.samples, weight=batches.weight,
                 compute=max(0.0, seconds - traffic.wait_seconds), wait=traffic.wait_seconds, data=self.source.waited(),
                 transfer=traffic.transfer_seconds, bytes_sent=traffic.bytes_sent, bytes_received=traffic.bytes_received,
             )

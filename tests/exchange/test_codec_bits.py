@@ -9,6 +9,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from training.exchange import staging
 from training.exchange.codecs import CHUNK_ELEMENTS, all_finite, codec_by_name
 
 BOUNDARIES = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
@@ -109,3 +110,31 @@ def test_a_number_that_is_none_is_found_anywhere(bits: list[int], place: int, ba
     for name in ("int8", "mxfp4", "topk:0.25"):
         with pytest.raises(ValueError, match="cannot carry"):
             codec_by_name(name).encode(broken)
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16", "int8", "mxfp4", "topk:0.25"])
+@given(bits=vectors)
+@example(bits=SPECIAL)
+def test_what_comes_from_a_device_has_the_same_bytes(name: str, bits: list[int]) -> None:
+    """A device encodes by itself, and what is decoded of that is encoded again."""
+    values, codec = from_bits(bits), codec_by_name(name)
+    if not codec.carries(values):
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging, "is_asynchronous", lambda device: True)
+        patch.setattr(staging, "when_done", lambda device: None)
+        there = staging.fetched(values, codec)
+    assert torch.equal(codec.encode(there), codec.encode(values))
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16", "int8", "mxfp4"])
+@given(bits=vectors, place=st.integers(0, 200), bad=st.sampled_from([0x7F800000, 0xFF800000, 0x7FC00000]))
+def test_what_cannot_be_carried_is_not_lost_on_its_way_from_a_device(
+    name: str, bits: list[int], place: int, bad: int
+) -> None:
+    codec = codec_by_name(name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging, "is_asynchronous", lambda device: True)
+        patch.setattr(staging, "when_done", lambda device: None)
+        there = staging.fetched(from_bits([*bits[:place], bad, *bits[place:]]), codec)
+    assert not codec.carries(there)

@@ -68,7 +68,8 @@ def test_an_overflow_of_one_member_makes_all_pass_over_the_step_and_lower_their_
         for number in range(3):
             spoilt = torch.inf if member.rank == 1 and number == 1 else 1.0
             step(strategy, (model.first * spoilt).sum() + model.second.sum(), number, precision.loss_scale)
-            precision.step(optimizer, list(model.parameters()), max_norm=0.0)
+            precision.clip(optimizer, list(model.parameters()), max_norm=0.0)
+            precision.step(optimizer, list(model.parameters()))
             optimizer.zero_grad()
             scales.append(precision.loss_scale)
         return scales, model.first[0].item(), warnings

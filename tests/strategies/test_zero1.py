@@ -67,7 +67,9 @@ class Run:
             (loss(self.model, x) * (scale or 1.0) * spoilt).backward()
         self.strategy.gradients()
         parameters = list(self.model.parameters())
-        self.norms.append(self.precision.step(self.optimizer, parameters, most, self.strategy.gradient_norm))
+        norm = self.precision.clip(self.optimizer, parameters, most, self.strategy.gradient_norm)
+        self.precision.step(self.optimizer, parameters)
+        self.norms.append(None if norm is None else float(norm))
         self.optimizer.zero_grad(set_to_none=True)
         self.strategy.end_step()
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
+import torch
 from toy_task import ToyTask
 
 from training.batches import BatchSource, Samples
 from training.data import Cursor, SampleSchedule
+from training.device import pin
 from training.tasks.base import Batch
 
 
@@ -53,3 +56,34 @@ def test_what_was_made_ahead_in_vain_does_not_disturb_what_is_wanted() -> None:
     assert second.indices == order
     assert second.cursor == Cursor(1, 0)
     assert task.overlaps == 0
+
+
+class _Pair(NamedTuple):
+    first: torch.Tensor
+    second: list[Any]
+
+
+class _Movable:
+    """What moves to a device by itself."""
+
+    def to(self, device: torch.device) -> _Movable:
+        return self
+
+
+def test_every_tensor_of_a_batch_is_pinned_and_the_rest_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self + 1)
+    movable = _Movable()
+    batch = {"x": torch.zeros(2), "pair": _Pair(torch.zeros(1), [torch.zeros(()), "text", 3]), "own": movable}
+    found = pin(batch)
+    assert found["x"].tolist() == [1, 1] and found["own"] is movable
+    assert isinstance(found["pair"], _Pair) and found["pair"].first.tolist() == [1]
+    assert [str(one) for one in found["pair"].second] == ["tensor(1.)", "text", "3"]
+
+
+def test_where_no_more_can_be_pinned_a_batch_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(self: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", none_left)
+    batch = [torch.zeros(2)]
+    assert pin(batch)[0] is batch[0]

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from training.exchange.base import Exchange, MeanResult
 from training.exchange.codecs import Codec, roundtrip
 from training.exchange.residuals import Residual
+from training.exchange.staging import fetched, is_asynchronous, to_device
 from training.lazy import torch
 
 
@@ -46,13 +47,19 @@ class ErrorFeedback:
         if weight == 0.0:
             self.residual = sent
             return
-        lost = sent - roundtrip(self._codec, sent) if self.stream else None
+        lost = sent - self._decoded(sent) if self.stream else None
         if result.left_out and lost is None:
             lost = torch.zeros_like(sent)
         for start, stop in result.left_out:
             assert lost is not None
             lost[start:stop] = sent[start:stop]
         self.residual = lost
+
+    def _decoded(self, sent: torch.Tensor) -> torch.Tensor:
+        """Return what the others decode of ``sent``."""
+        if not is_asynchronous(sent.device):
+            return roundtrip(self._codec, sent)
+        return to_device(roundtrip(self._codec, fetched(sent, self._codec)), sent.device)
 
     def tensors(self, suffix: str = "") -> dict[str, torch.Tensor]:
         """Return what a snapshot holds of it, and of what this member lost as the owner of means.

@@ -29,6 +29,7 @@ from training.exchange.outcomes import OperationResult, completed, copied, gathe
 from training.exchange.owners import MeanReduction, SharedMean, shares_of, takes_one_round
 from training.exchange.reduction import Rooms
 from training.exchange.residuals import MeanResiduals
+from training.exchange.staging import to_device
 from training.exchange.transfer import Transfer
 
 R = TypeVar("R")
@@ -224,7 +225,7 @@ class MeshMean(MeshOperation[MeanResult]):
     def _result(self) -> MeanResult:
         result = super()._result()
         if self._device.type != "cpu":
-            result = replace(result, mean=result.mean.to(self._device))
+            result = replace(result, mean=to_device(result.mean, self._device))
         return result
 
 

@@ -16,7 +16,7 @@ import torch
 from training.exchange.base import Contribution, ExchangeError, Group, MeanResult
 from training.exchange.codecs import CHUNK_ELEMENTS
 from training.exchange.reduction import Rooms
-from training.exchange.staging import to_host
+from training.exchange.staging import fetched
 
 OUTCOME = struct.Struct("<d")
 """Sum of the weights in a piece; ranks follow as bits: those in it, those refused; then the flags."""
@@ -27,7 +27,7 @@ def copied(given: Contribution, rooms: Rooms) -> Contribution:
     """Return what was given, checked, with a copy of its values on the CPU, which belongs to the operation alone."""
     values, codec = given.values, given.codec
     if values.device.type != "cpu":
-        return replace(given, values=to_host([values], torch.float32)).checked()
+        return replace(given, values=fetched(values, codec)).checked()
     own, fit = floats(rooms, values.numel()), True
     for start in range(0, values.numel(), CHUNK_ELEMENTS):  # both while they are at hand
         part = own[start : start + CHUNK_ELEMENTS].copy_(values.detach()[start : start + CHUNK_ELEMENTS])

@@ -1,14 +1,32 @@
-"""Copies from a device to the host before something is exchanged: flat, and at the speed of the bus.
+"""Copies between a device and the host around what is exchanged: flat, and at the speed of the bus.
 
-A CUDA device copies by itself only to and from pinned memory, which comes from torch's cache and goes back there with
-the tensor. Other devices, MPS among them, copy as they do.
+A device with a queue of its own, as CUDA's are, copies by itself only to and from pinned memory, which comes from
+torch's cache and goes back there with the tensor. Other devices, MPS among them, copy as they do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
+from training.exchange.codecs import Codec
 from training.lazy import torch
+
+_CODED_AT_ONCE = 1 << 22
+"""Elements that a device encodes at once: with a dozen bytes for each, beside a training that fills its memory. A
+multiple of every block."""
+
+
+def is_asynchronous(device: torch.device) -> bool:
+    """Return whether a device goes on by itself while the host does something else, copies included."""
+    return device.type not in ("cpu", "mps", "meta")
+
+
+def common_queue(tensors: Sequence[torch.Tensor]) -> torch.device | None:
+    """Return the device on which all tensors are, if there is one and it works by itself."""
+    devices = {tensor.device for tensor in tensors}
+    return devices.pop() if len(devices) == 1 and all(map(is_asynchronous, devices)) else None
 
 
 def pinned(elements: int, dtype: torch.dtype) -> torch.Tensor:
@@ -26,12 +44,80 @@ def to_host(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor
         dtype: of the vector; the device converts to it, or the host where the device does not copy by itself.
     """
     elements, devices = sum(tensor.numel() for tensor in tensors), {tensor.device for tensor in tensors}
-    on_cuda = {device.type for device in devices} == {"cuda"}
-    host, start = pinned(elements, dtype) if on_cuda else torch.empty(elements, dtype=dtype, device="cpu"), 0
+    alone = bool(devices) and all(map(is_asynchronous, devices))
+    host, start = pinned(elements, dtype) if alone else torch.empty(elements, dtype=dtype, device="cpu"), 0
     for tensor in tensors:
         part = host[start : start + tensor.numel()]
-        part.view(tensor.shape).copy_(tensor.detach(), non_blocking=on_cuda)
+        part.view(tensor.shape).copy_(tensor.detach(), non_blocking=alone)
         start += tensor.numel()
-    for device in devices if on_cuda else ():
-        torch.cuda.current_stream(device).record_event().synchronize()
+    for device in devices if alone else ():
+        when_done(device)
     return host
+
+
+def when_done(device: torch.device) -> None:
+    """Wait until a device that works by itself has done what it was asked for."""
+    if is_asynchronous(device):
+        torch.get_device_module(device).current_stream(device).record_event().synchronize()
+
+
+def fetched(values: torch.Tensor, codec: Codec) -> torch.Tensor:
+    """Return flat fp32 ``values`` of a device on the host, as the others will decode them; what ``codec`` cannot carry
+    is as it was.
+
+    A device that works by itself encodes them, where the codec can do that there, so that less is copied.
+    """
+    cuts = range(0, values.numel(), _CODED_AT_ONCE) if is_asynchronous(values.device) and not codec.exact else ()
+    encoded = [codec.encode_there(values[start : start + _CODED_AT_ONCE]) for start in cuts]
+    coded = [piece for piece in encoded if piece is not None]
+    if not coded:
+        return to_host([values], torch.float32)
+    data, host, at = to_host(coded, torch.uint8), pinned(values.numel(), torch.float32), 0
+    try:
+        for start, piece in zip(cuts, coded, strict=True):
+            codec.decode_into(data[at : at + piece.numel()], host[start : start + _CODED_AT_ONCE])
+            at += piece.numel()
+    except ValueError:  # not all are numbers
+        return to_host([values], torch.float32)
+    return host
+
+
+def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor of the host on ``device``; one that copies by itself makes nobody wait. It stays as it is until
+    that is done: until the host has waited for the device."""
+    return reachable(values, device).to(device, non_blocking=True)
+
+
+def reachable(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return flat ``values`` where ``device`` reaches them by itself, if it does so at all."""
+    if not is_asynchronous(device) or values.device.type != "cpu" or values.is_pinned():
+        return values
+    return pinned(values.numel(), values.dtype).copy_(values)
+
+
+class SideQueue:
+    """Works on what a device has computed in a thread, and in a queue of the device, of its own: neither whoever asks
+    for it nor the device's main queue waits.
+
+    It does one thing after another.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._runtime = device, torch.get_device_module(device)
+        self._stream = self._runtime.Stream(device)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="side queue")
+
+    def submit(self, action: Callable[[torch.Tensor], None], values: torch.Tensor) -> Future[None]:
+        """Call ``action(values)`` when the device has computed them; their memory is not used again before."""
+        values.record_stream(self._stream)
+        computed = self._runtime.current_stream(self._device).record_event()
+        return self._thread.submit(self._do, action, values, computed)
+
+    def _do(self, action: Callable[[torch.Tensor], None], values: torch.Tensor, computed: Any) -> None:
+        with self._runtime.stream(self._stream):
+            self._stream.wait_event(computed)
+            action(values)
+
+    def join(self) -> None:
+        """Let the main queue go on after all that was done."""
+        self._runtime.current_stream(self._device).wait_stream(self._stream)

@@ -17,7 +17,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast
 
 from pydantic import create_model
@@ -27,6 +28,7 @@ from profiles.errors import RunFailed
 from profiles.schema import StrategySettings
 from training.exchange.base import Exchange
 from training.exchange.codecs import Codec, codec_by_name
+from training.exchange.staging import SideQueue, common_queue
 from training.lazy import nn, torch
 from training.strategies.base import FED_BACK, StrategyContext
 from training.strategies.compressors.base import BucketContext, Compressor, StepContext, compressors, sections
@@ -138,6 +140,8 @@ class _StepState:
     """What this member's gradient is multiplied by, where that is clipped."""
     norm: float | None = None
     """That of this member's gradient, then."""
+    starting: list[Future[None]] = field(default_factory=list)
+    """Buckets on their way to the host, in a side queue."""
 
 
 @register
@@ -152,6 +156,7 @@ class AllReduce(GradientStrategy):
 
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
+        self._side: SideQueue | None = None
         self._kind = compressors()[context.settings.of(AllReduceOptions).compressor]
         asked = context.settings.codec  # a plan for one machine alone says fp32, whatever the compressor needs
         self._codec: Codec = codec_by_name(asked if asked == "fp32" else self.codec(context.settings))
@@ -189,6 +194,8 @@ class AllReduce(GradientStrategy):
             return
         settings = self.context.settings
         self._codec = codec_by_name(self.codec(settings))
+        device = common_queue(self._parameters)
+        self._side = SideQueue(device) if device is not None and exchange.engine == "mesh" else None
         limit = int(settings.of(AllReduceOptions).bucket_mb * 1e6 / 4)
         self._buckets = list(grouped(list(reversed(self._parameters)), limit))
         momentum = self._kind.take_over(self._optimizer) if self._optimizer is not None else 0.0
@@ -238,7 +245,11 @@ class AllReduce(GradientStrategy):
         """Start the next bucket; buckets start in the same order on every member."""
         values = bucket.pack((self._state.scale or 1.0) / self._state.shrunk)
         turn = StepContext(self._step, self._state.weight, bucket.flags)
-        self._compressors[self._state.launched].start(values, turn)
+        start = functools.partial(self._compressors[self._state.launched].start, turn=turn)
+        if self._side is None:
+            start(values)
+        else:  # else backward, in whose middle this is, would wait until the bucket is on the host
+            self._state.starting.append(self._side.submit(start, values))
         bucket.under_way = True
         self._state.launched += 1
 
@@ -248,6 +259,7 @@ class AllReduce(GradientStrategy):
         while self._state.launched < len(self._buckets):
             self._launch(self._buckets[self._state.launched])
         self._check_complete()
+        self._wait_for_starts()
         for compressor in self._compressors:
             compressor.go_on()
         results = [compressor.wait() for compressor in self._compressors]
@@ -266,11 +278,18 @@ class AllReduce(GradientStrategy):
         if any(result.left_out and result.fit for result in results):
             self.context.warn(f"step {self._step + 1}: this machine's gradients came after the deadline")
 
+    def _wait_for_starts(self) -> None:
+        for starting in self._state.starting:
+            starting.result()
+        if self._side is not None:
+            self._side.join()
+
     def _clipped(self) -> float:
         """Return by what to multiply this member's gradient, so that its norm is its part of the joint one's bound: the
         sum of ``n`` independent ones is ``sqrt(n)`` times as long. What is not finite is refused elsewhere."""
         scale = self._state.scale or 1.0
-        norms = [float(torch.linalg.vector_norm(bucket.pack(scale))) for bucket in self._buckets]
+        queued = [torch.linalg.vector_norm(bucket.pack(scale)) for bucket in self._buckets]
+        norms: list[float] = torch.stack([norm.to(queued[0].device) for norm in queued]).tolist()
         self._state.norm = math.hypot(*(one for one in norms if math.isfinite(one)))
         most = self.context.max_grad_norm / math.sqrt(len(self._exchange.members))
         return min(1.0, most / (self._state.norm + 1e-6))

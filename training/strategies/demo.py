@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -35,7 +35,8 @@ from profiles.declarations import Section, option
 from profiles.errors import BadInput
 from profiles.schema import StrategySettings
 from training.exchange.base import Exchange, ExchangeError, Pending
-from training.exchange.codecs import all_finite, codec_by_name
+from training.exchange.codecs import CastCodec, all_finite, codec_by_name
+from training.exchange.staging import is_asynchronous, to_device, to_host
 from training.lazy import nn, np, torch
 from training.strategies.base import StrategyContext
 from training.strategies.costs import Course, Learning, OwnCosts, Rhythm, Start, merge_efficiency
@@ -44,6 +45,8 @@ from training.strategies.registry import register
 
 _AT_ONCE = 1 << 19
 """Coefficients in one gather: 3 MiB of places and values of 32 bits."""
+_PLACE = 2
+"""Bytes of a place on its way."""
 _TILE = 1 << 22
 """Elements that are transformed at once."""
 _BITS = 20
@@ -97,6 +100,17 @@ def transform(size: int) -> torch.Tensor:
     return matrix
 
 
+@functools.cache
+def _matrix(size: int, device: torch.device) -> torch.Tensor:
+    return transform(size).float().to(device)
+
+
+@functools.cache
+def _whole_matrix(size: int, device: torch.device) -> torch.Tensor:
+    """Return :func:`transform` in integers of 20 bits, as fp64."""
+    return (transform(size) * 2.0**_BITS).round_().to(device)
+
+
 @dataclass(frozen=True)
 class Chunks:
     """How a tensor is cut."""
@@ -138,12 +152,12 @@ class Chunks:
 
     def encoded(self, chunks: torch.Tensor) -> torch.Tensor:
         """Return the coefficients of chunks, a row for each chunk."""
-        left, right = (transform(size).float().to(chunks.device) for size in (self.height, self.width))
+        left, right = (_matrix(size, chunks.device) for size in (self.height, self.width))
         return (left @ chunks @ right.T).flatten(1)
 
     def decoded(self, coefficients: torch.Tensor) -> torch.Tensor:
         """Undo :meth:`encoded`."""
-        left, right = (transform(size).float().to(coefficients.device) for size in (self.height, self.width))
+        left, right = (_matrix(size, coefficients.device) for size in (self.height, self.width))
         return left.T @ coefficients.view(-1, self.height, self.width) @ right
 
 
@@ -159,9 +173,18 @@ def signs(coefficients: torch.Tensor, height: int, width: int) -> torch.Tensor:
     peak = coefficients.abs().amax(1, keepdim=True)
     power = torch.where(peak > 0, peak / torch.frexp(peak).mantissa, torch.ones_like(peak))
     whole = (coefficients.double() / power.double() * 2.0**_BITS).round_()
-    left, right = ((transform(size) * 2.0**_BITS).round_().to(coefficients.device) for size in (height, width))
+    left, right = (_whole_matrix(size, coefficients.device) for size in (height, width))
     half = (left.T @ whole.view(-1, height, width)).mul_(2.0**-_BITS).round_()
     return (half @ right).sign_().to(torch.int8)
+
+
+def _raw(values: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of values, flat; on their device, if it is one that copies by itself."""
+    return (values if is_asynchronous(values.device) else values.cpu()).view(torch.uint8).reshape(-1)
+
+
+def _where_signs_are(device: torch.device) -> torch.device:
+    return torch.device("cpu") if device.type == "mps" else device  # it has no fp64
 
 
 @register
@@ -177,7 +200,9 @@ class Demo(GradientStrategy):
     def __init__(self, context: StrategyContext) -> None:
         super().__init__(context)
         self._own = context.settings.of(DemoOptions)
-        self._codec = codec_by_name(self.codec(context.settings))
+        codec = codec_by_name(self.codec(context.settings))
+        assert isinstance(codec, CastCodec), "it has no others"
+        self._codec = codec
         self._weight = 0.0
 
     @classmethod
@@ -207,13 +232,21 @@ class Demo(GradientStrategy):
         with torch.no_grad():
             if self._has_unfit():
                 self._weight = 0.0
-            started = [(numbers, self._sent(numbers)) for numbers in self._groups()]
+            coded: Iterable[Any] = ((numbers, self._coded(numbers)) for numbers in self._groups())
+            if any(is_asynchronous(parameter.device) for parameter in self._parameters):
+                coded = list(coded)  # a device has all to do before the host waits for the first
+            started = [(numbers, self._sent(numbers, *some)) for numbers, some in coded]
             for numbers, under_way in started:
                 self._take(numbers, under_way)
 
     def _has_unfit(self) -> bool:
         """Say which of this member's gradients is not finite; then none of this step counts."""
-        unfit = next((self._name_of[p] for p in self._parameters if p.grad is not None and not all_finite(p.grad)), "")
+        given = {p: p.grad for p in self._parameters if p.grad is not None and p.grad.numel()}
+        norms = torch._foreach_norm(list(given.values()), math.inf) if given else ()
+        largest: list[float] = (
+            torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms]).tolist() if given else []
+        )
+        unfit = next((self._name_of[p] for p, norm in zip(given, largest) if not math.isfinite(norm)), "")
         self._refusals.note(unfit and f"step {self._step + 1}: the gradient of {unfit}")
         return bool(unfit)
 
@@ -235,20 +268,27 @@ class Demo(GradientStrategy):
         if group:
             yield group
 
-    def _sent(self, numbers: list[int]) -> list[Pending[dict[int, bytes]]]:
-        """Take what is sent out of the momentum of some parameters, and start to send it."""
+    def _coded(self, numbers: list[int]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Take what is sent out of the momentum of some parameters; return its places and values as they travel, which
+        the device may still compute."""
         found = [self._extracted(number) for number in numbers if self._chunks[number].number]
-        places = torch.cat([places for places, _ in found] or [torch.empty(0, dtype=torch.int64)]).numpy()
-        values = torch.cat([values for _, values in found] or [torch.empty(0, dtype=torch.uint8)]).numpy()
-        width, under_way = self._codec.max_encoded_bytes(1), []
-        for start in range(0, len(places), _AT_ONCE):
-            some = places[start : start + _AT_ONCE].astype("<u2")
-            data = some.tobytes() + values[width * start : width * (start + len(some))].tobytes()
-            under_way.append(self._exchange.start_gather(f"demo/{self._step}/{numbers[0]}/{start}", data))
+        return [places for places, _ in found], [values for _, values in found]
+
+    def _sent(
+        self, numbers: list[int], places: list[torch.Tensor], values: list[torch.Tensor]
+    ) -> list[Pending[dict[int, bytes]]]:
+        """Start to send places and values."""
+        data = to_host([*places, *values], torch.uint8).numpy()
+        count, width, under_way = sum(map(len, places)) // _PLACE, self._codec.max_encoded_bytes(1), []
+        where, what = data[: _PLACE * count], data[_PLACE * count :]
+        for start in range(0, count, _AT_ONCE):
+            stop = start + _AT_ONCE
+            piece = where[_PLACE * start : _PLACE * stop].tobytes() + what[width * start : width * stop].tobytes()
+            under_way.append(self._exchange.start_gather(f"demo/{self._step}/{numbers[0]}/{start}", piece))
         return under_way
 
     def _extracted(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the places and encoded values of the coefficients that a parameter sends, chunk after chunk."""
+        """Return the places and values of the coefficients that a parameter sends, chunk after chunk, as bytes."""
         parameter, momentum, chunks = self._parameters[number], self._momenta[number], self._chunks[number]
         momentum.mul_(self._own.decay)
         if parameter.grad is not None and self._weight > 0.0:
@@ -256,11 +296,10 @@ class Demo(GradientStrategy):
             momentum.add_(parameter.grad.reshape(-1).float(), alpha=share)
         coefficients = chunks.encoded(chunks.cut(momentum))
         places = coefficients.abs().topk(self._count(number), dim=1).indices
-        data = self._codec.encode(coefficients.gather(1, places).reshape(-1))
-        values = self._codec.decode(data, places.numel()).to(coefficients)
-        sent = torch.zeros_like(coefficients).scatter_(1, places, values.view_as(places))
+        values = coefficients.gather(1, places).to(self._codec.dtype)
+        sent = torch.zeros_like(coefficients).scatter_(1, places, values.float())
         momentum.sub_(chunks.joined(chunks.decoded(sent)).reshape(-1))
-        return places.reshape(-1).cpu(), data
+        return _raw(places.to(torch.int16)), _raw(values)
 
     # ---------------------------------------------------------------------------------------------- what comes back
 
@@ -270,7 +309,11 @@ class Demo(GradientStrategy):
         if said:
             self._members = tuple(sorted(said[-1]))
         counts = [self._chunks[number].number * self._count(number) for number in numbers]
-        theirs = self._of_members(said, sum(counts))
+        device = _where_signs_are(self._parameters[numbers[0]].device)
+        theirs = [
+            (to_device(places, device), to_device(values, device))
+            for places, values in self._of_members(said, sum(counts))
+        ]
         offset = 0
         for number, count in zip(numbers, counts, strict=True):
             parameter = self._parameters[number]
@@ -307,8 +350,7 @@ class Demo(GradientStrategy):
     def _update(self, number: int, theirs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
         """Return the signs of the members' mean for a parameter, as a matrix of its chunks' rows and columns."""
         chunks, count = self._chunks[number], self._count(number)
-        device = self._parameters[number].device
-        device = torch.device("cpu") if device.type == "mps" else device  # it has no fp64
+        device = _where_signs_are(self._parameters[number].device)
         found, step = [], max(1, _TILE // chunks.size)
         for first in range(0, chunks.number, step):
             rows = min(step, chunks.number - first)

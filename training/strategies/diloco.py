@@ -69,7 +69,9 @@ class DiLoCo(OuterStrategy):
         return self._own.make_outer(self.context.total_steps // self.interval, self.context.start, self._alone)
 
     def parts(self, model: nn.Module) -> list[MergedPart]:
-        return [self.make_part(PartSpec("diloco", "", self._names, lambda: self._parameters))]
+        part = self.make_part(PartSpec("diloco", "", self._names, lambda: self._parameters))
+        part.keeps_start = bool(self.delay)  # else no step is made until the merge
+        return [part]
 
     def kept(self, part: MergedPart) -> torch.Tensor:
         if not part.inner:

@@ -120,29 +120,34 @@ class Bucket:
 
     def pack(self, scale: float = 1.0) -> torch.Tensor:
         """Return the gradients divided by ``scale`` (zeros where there is none) as one flat fp32 vector."""
-        flat = torch.zeros(self.elements, device=self.parameters[0].device)
-        offset = 0
-        for parameter in self.parameters:
-            if parameter.grad is not None:
-                flat[offset : offset + parameter.numel()].copy_(parameter.grad.reshape(-1))
-            offset += parameter.numel()
+        flat = torch.empty(self.elements, device=self.parameters[0].device)
+        parts = self._parts_of(flat)
+        if empty := [part for part, p in zip(parts, self.parameters, strict=True) if p.grad is None]:
+            torch._foreach_zero_(empty)
+        if used := [(part, p.grad) for part, p in zip(parts, self.parameters, strict=True) if p.grad is not None]:
+            torch._foreach_copy_([part for part, _ in used], [gradient for _, gradient in used])
         return flat if scale == 1.0 else flat.div_(scale)
+
+    def _parts_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Return what of a flat vector is each parameter's, in its shape."""
+        parts = torch.split(flat, [parameter.numel() for parameter in self.parameters])
+        return [part.view_as(parameter) for part, parameter in zip(parts, self.parameters, strict=True)]
 
     def unpack(self, result: MeanResult, scale: float = 1.0) -> None:
         """Give every parameter the mean gradient times ``scale``; none where no member had one, as a single worker
         would."""
         mean = result.mean if scale == 1.0 else result.mean * scale
         used = int.from_bytes(result.flags, "little")
-        offset = 0
-        for index, parameter in enumerate(self.parameters):
-            part = mean[offset : offset + parameter.numel()].view_as(parameter)
-            offset += parameter.numel()
+        both: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for index, (part, parameter) in enumerate(zip(self._parts_of(mean), self.parameters, strict=True)):
             if not used >> index & 1:
                 parameter.grad = None
             elif parameter.grad is None:
                 parameter.grad = part.to(parameter.dtype).clone()
             else:
-                parameter.grad.copy_(part)
+                both.append((parameter.grad, part))
+        if both:
+            torch._foreach_copy_([gradient for gradient, _ in both], [part for _, part in both])
 
     def overflow(self) -> None:
         """Make all gradients infinite: every member's loss scaler passes over the step, and lowers its scale."""

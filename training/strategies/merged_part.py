@@ -15,6 +15,7 @@ from typing import Any
 from training.exchange.base import Exchange, ExchangeError, MeanResult, Pending, Traffic
 from training.exchange.codecs import Codec
 from training.exchange.error_feedback import ErrorFeedback
+from training.exchange.staging import common_queue, fetched, to_device
 from training.lazy import torch
 from training.strategies.outer import OuterOptimizer
 from training.strategies.weights import (
@@ -45,6 +46,11 @@ class MeanOfDeltas:
         self._pending: Pending[MeanResult] | None = None
         self._sent: torch.Tensor | None = None
         self._weight = 0.0
+
+    @property
+    def takes_coded(self) -> bool:
+        """Whether a delta may come as the others will decode it: nothing of what its codec drops is kept."""
+        return not self.feedback.stream and self.feedback.residual is None and self.exchange.engine != "solo"
 
     def start(self, name: str, delta: torch.Tensor, weight: float, flags: bytes) -> None:
         """Start to merge this member's ``delta``, flat fp32, which is given away."""
@@ -143,10 +149,16 @@ class MergedPart:
         """Return this member's weights as a new flat fp32 vector of the host."""
         return flatten(self.place.tensors(), torch.device("cpu"))
 
+    def flat_with_anchor(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return this member's weights as a new flat fp32 vector, and the anchor beside it: on the device of all
+        weights, if there is one that works by itself, else on the host."""
+        tensors = self.place.tensors()
+        device = common_queue(tensors)
+        return (self.flat(), self.anchor) if device is None else (flatten(tensors), to_device(self.anchor, device))
+
     def hold(self, values: torch.Tensor) -> None:
         """Give the weights these values, flat."""
-        tensors = self.place.tensors()
-        unflatten_into(tensors, values.to(tensors[0].device))
+        unflatten_into(self.place.tensors(), values)
 
     def begin_step(self, weight: float) -> None:
         """A step begins whose loss is a mean over ``weight``."""
@@ -160,9 +172,7 @@ class MergedPart:
 
     def start(self) -> None:
         """Begin a round."""
-        current = self.flat()
-        delta = self.anchor - current
-        self._given_norm = float(torch.linalg.vector_norm(delta))
+        delta, current = self._difference()
         sent, before = (self._tokens, self._steps), self._merge.exchange.traffic.copy()
         weight = self.weigh(*sent) if sent[0] else 0.0
         if not weight and not self.carries_idle:
@@ -170,7 +180,26 @@ class MergedPart:
         self._merge.start(f"{self.place.name}/{self.round}", delta, weight, self._agreement())
         # Only now: where the group is gone, no round has begun.
         self._sent, self._tokens, self._steps, self.inner = sent, 0.0, 0, 0
-        self.sent_from, self.before, self._waits = current if self.keeps_start else None, before, True
+        self.sent_from, self.before, self._waits = current, before, True
+
+    def _difference(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the delta, flat on the host, and the weights that it was taken from, where they are kept.
+
+        A device that works by itself takes the difference and encodes it, so that little has to come from it.
+        """
+        tensors = self.place.tensors()
+        device = common_queue(tensors)
+        if self.keeps_start or not self._merge.takes_coded or device is None:
+            current = self.flat()
+            delta = self.anchor - current
+            self._given_norm = float(torch.linalg.vector_norm(delta))
+            return delta, current if self.keeps_start else None
+        there = to_device(self.anchor, device)
+        parts = torch.split(there, [tensor.numel() for tensor in tensors])
+        torch._foreach_sub_(list(parts), [tensor.detach().reshape(-1) for tensor in tensors])
+        norm, delta = torch.linalg.vector_norm(there), fetched(there, self._merge.codec)
+        self._given_norm = float(norm)
+        return delta, None
 
     def _agreement(self) -> bytes:
         return agreement_flags(self.digest) if self._compares else b""

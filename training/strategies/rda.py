@@ -43,6 +43,10 @@ class RadialDirectional(MeanOfDeltas):
         self._norms: Pending[MeanResult] | None = None
         self._own_norms = torch.empty(0)
 
+    @property
+    def takes_coded(self) -> bool:
+        return False
+
     def start(self, name: str, delta: torch.Tensor, weight: float, flags: bytes) -> None:
         delta = self.feedback.compensate(delta)
         kept, self.feedback.residual = self.feedback.residual, None  # it is in the delta

@@ -129,6 +129,10 @@ class SumOfAll(MeanOfDeltas):
         self._flags = 0
         self._said: list[Pending[dict[int, bytes]]] = []
 
+    @property
+    def takes_coded(self) -> bool:
+        return False
+
     def start(self, name: str, delta: torch.Tensor, weight: float, flags: bytes) -> None:
         if (kept := self.feedback.residual) is not None:
             delta = (kept * self._decay).add_(delta)

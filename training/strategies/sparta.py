@@ -35,6 +35,7 @@ from profiles.schema import StrategySettings
 from training.events import SyncEvent
 from training.exchange.base import Exchange, ExchangeError, MeanResult, Pending, Traffic
 from training.exchange.codecs import codec_by_name
+from training.exchange.staging import to_device
 from training.lazy import nn, np, torch
 from training.strategies.base import FOR_DIFFERENCES, Strategy, StrategyContext, sync_event
 from training.strategies.costs import Compute, Course, Learning, OwnCosts, Rhythm, Start, interpolate, merge_efficiency
@@ -263,11 +264,12 @@ class Sparta(Strategy):
         size = int(self._ends[-1]) if len(self._ends) else 0
         chosen = self._own.chosen(self._number(step), size, self.context.seed)
         starts = [0, *np.searchsorted(chosen, self._ends).tolist()]
+        sizes = [parameter.numel() for parameter in self._parameters]
+        chosen -= np.repeat(self._ends - np.array(sizes), np.diff(starts))  # from places in all to those in each
+        where = to_device(torch.from_numpy(chosen), self._parameters[0].device)
         for number, (start, stop) in enumerate(itertools.pairwise(starts)):
             if start < stop:
-                parameter = self._parameters[number]
-                part = chosen[start:stop] - (int(self._ends[number]) - parameter.numel())
-                yield number, torch.from_numpy(part).to(parameter.device)
+                yield number, where[start:stop].to(self._parameters[number].device)
 
     def _send(self) -> None:
         if not self._under_way:

@@ -207,9 +207,9 @@ class StreamingDiLoCo(OuterStrategy):
         return mended if last or self._alone else self._apart
 
     def kept(self, part: MergedPart) -> torch.Tensor:
-        current = part.flat()
-        self._apart, _, part.correlation = differences(current, part.anchor)
-        return current.mul_(self._alpha).add_(part.anchor, alpha=1.0 - self._alpha) if self._alpha else part.anchor
+        current, anchor = part.flat_with_anchor()
+        self._apart, _, part.correlation = differences(current, anchor)
+        return current.mul_(self._alpha).add_(anchor, alpha=1.0 - self._alpha) if self._alpha else anchor
 
     def holds_anchor(self, part: MergedPart) -> bool:
         return not self._alpha and super().holds_anchor(part)

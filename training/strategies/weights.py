@@ -13,7 +13,7 @@ from profiles.errors import RunFailed
 from training.exchange.base import Exchange, ExchangeError, MeanResult
 from training.exchange.broadcast import broadcast
 from training.exchange.codecs import Codec, all_finite, codec_by_name
-from training.exchange.staging import to_host
+from training.exchange.staging import reachable, to_host, when_done
 from training.lazy import lazy, nn, torch
 
 if TYPE_CHECKING:
@@ -37,12 +37,16 @@ def flatten(tensors: Iterable[torch.Tensor], device: torch.device | None = None)
 
 def unflatten_into(parameters: Sequence[torch.Tensor], values: torch.Tensor) -> None:
     """Copy a flat vector back into the tensors it came from."""
-    offset = 0
+    offset, given = 0, values
+    values = reachable(values, parameters[0].device) if parameters else values
     with torch.no_grad():
         for parameter in parameters:
             part = values[offset : offset + parameter.numel()]
-            parameter.copy_(part.view_as(parameter))
+            parameter.copy_(part.view_as(parameter), non_blocking=True)
             offset += parameter.numel()
+    if values is given and values.device.type == "cpu":  # it may be written to as soon as this returns
+        for device in {parameter.device for parameter in parameters}:
+            when_done(device)
 
 
 class Differences(NamedTuple):
@@ -57,6 +61,8 @@ class Differences(NamedTuple):
 NOT_COMPARED = (None, None, None)
 _TILE = 65_536
 """Elements that a processor's cache holds while they are gone over several times."""
+_TILE_OF_A_DEVICE = 1 << 22
+"""Likewise of a device, for which each costs several launches."""
 
 
 def differences(own: torch.Tensor, mean: torch.Tensor, out: torch.Tensor | None = None) -> Differences:
@@ -66,16 +72,18 @@ def differences(own: torch.Tensor, mean: torch.Tensor, out: torch.Tensor | None 
     """
     if not own.numel():
         return Differences(0.0, 0.0, None)
-    squares, totals, farthest = [0.0] * 3, [0.0] * 3, 0.0
-    for start in range(0, own.numel(), _TILE):
-        pair = own[start : start + _TILE], mean[start : start + _TILE]
+    tile = _TILE if own.device.type == "cpu" else _TILE_OF_A_DEVICE
+    queued: list[torch.Tensor] = []
+    for start in range(0, own.numel(), tile):
+        pair = own[start : start + tile], mean[start : start + tile]
         apart = pair[0] - pair[1]
-        for index, part in enumerate((*pair, apart)):
-            squares[index] += float(torch.dot(part, part))
-            totals[index] += float(part.sum())
-        farthest = max(farthest, *(abs(float(end)) for end in torch.aminmax(apart)))
+        numbers = [number for part in (*pair, apart) for number in (torch.dot(part, part), part.sum())]
+        queued.append(torch.stack([*numbers, *torch.aminmax(apart)]))
         if out is not None:
-            out[start : start + _TILE] = apart
+            out[start : start + tile] = apart
+    tiles = torch.stack(queued).tolist()
+    squares, totals = ([math.fsum(row[first + 2 * n] for row in tiles) for n in range(3)] for first in (0, 1))
+    farthest = max(abs(end) for row in tiles for end in row[6:])
     one, other, rest = (s - total * total / own.numel() for s, total in zip(squares, totals, strict=True))
     scale = math.sqrt(max(0.0, one) * max(0.0, other))
     correlation = min(1.0, max(-1.0, (one + other - rest) / (2 * scale))) if scale else None
@@ -102,7 +110,9 @@ def mean_held(parameters: Sequence[torch.Tensor], exchange: Exchange, name: str)
 
 def weight_hash(values: torch.Tensor) -> str:
     """Return 16 hex digits of XXH3 over the little-endian fp32 bytes: tells a difference, and withstands no attack."""
-    data = values.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
+    if values.device.type != "cpu":
+        values = to_host([values], torch.float32)
+    data = values.detach().to(torch.float32).contiguous().numpy()
     return xxhash.xxh3_64_hexdigest(data.data)
 
 
@@ -190,7 +200,7 @@ def equalised(parameters: Sequence[nn.Parameter], exchange: Exchange, name: str)
     Returns:
         Their hash, by how much the members differed, and whose they are where they did.
     """
-    flat = flatten(parameters)
+    flat = flatten(parameters, torch.device("cpu"))
     digest = weight_hash(flat)
     hashes = exchange.gather(name, digest.encode())
     if len(set(hashes.values())) == 1:

@@ -42,6 +42,7 @@ from training.exchange.base import (
 )
 from training.exchange.broadcast import broadcast
 from training.exchange.codecs import all_finite, codec_by_name
+from training.exchange.staging import to_device, to_host
 from training.lazy import lazy, nn, torch
 from training.strategies.base import StrategyContext
 from training.strategies.costs import CostModel, Course, Learning, Rhythm
@@ -202,7 +203,8 @@ class ZeRO1(GradientStrategy):
             return
         self._divide()
         filled = {rank: part for rank, part in self._parts.items() if part.parameters}
-        vectors = {rank: part.pack(self._scale).to("cpu") for rank, part in filled.items()}
+        packed = to_host([part.pack(self._scale) for part in filled.values()], torch.float32)
+        vectors = dict(zip(filled, torch.split(packed, [part.elements for part in filled.values()]), strict=True))
         unfit = [filled[rank] for rank, vector in vectors.items() if not all_finite(vector)]
         self._note_unfit(unfit, self._codec, self._scale if self._scaled else None)
         counts = self._weight > 0.0 and not unfit
@@ -263,7 +265,9 @@ class ZeRO1(GradientStrategy):
         mean = weighted_mean(list(fine.values())) if fine else torch.zeros(own.elements)
         weight = sum(weight for weight, _ in fine.values())
         device = own.parameters[0].device if own.parameters else mean.device
-        return MeanResult(mean.to(device), weight, tuple(fine), flags=joined([whole[r][:flags] for r in fine], flags))
+        return MeanResult(
+            to_device(mean, device), weight, tuple(fine), flags=joined([whole[r][:flags] for r in fine], flags)
+        )
 
     def _agree_on_norm(self, mean: MeanResult, fit: bool) -> None:
         """Learn the norm of the whole gradient, and whether all pass over the step."""
@@ -293,7 +297,7 @@ class ZeRO1(GradientStrategy):
         values = _vector(said)
         if not all_finite(values):
             raise ExchangeError(f"member {rank} handed over weights that are not finite")
-        unflatten_into(part.parameters, values.to(part.parameters[0].device))
+        unflatten_into(part.parameters, values)
 
     # ---------------------------------------------------------------------------------------------------- who owns what
 

@@ -29,6 +29,7 @@ from training.tasks.conversations import (
     hub_conversations,
     read_conversations,
 )
+from training.tasks.packing import unpacked
 from training.tasks.pretrained import (
     adapter_folder,
     add_lora,
@@ -191,7 +192,8 @@ class CausalLMTask(Task):
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         # The labels are shifted already: a model that shifts them itself would leave out a token of every block.
-        logits = model(input_ids=batch["input_ids"], use_cache=False).logits
+        with unpacked():
+            logits = model(input_ids=batch["input_ids"], use_cache=False).logits
         return nn.functional.cross_entropy(
             logits.float().flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED
         )

@@ -50,6 +50,15 @@ class Codec(ABC):
             ValueError: ``values`` hold NaN or infinity and the codec cannot carry them.
         """
 
+    def encode_there(self, values: torch.Tensor) -> torch.Tensor | None:
+        """Return flat fp32 ``values`` of another device encoded as flat uint8 on it, without waiting for it; ``None``:
+        that cannot be done.
+
+        What :meth:`decode` makes of that, :meth:`encode` makes the same bytes of. Of values that cannot be carried, it
+        makes some that are not finite, or refuses them.
+        """
+        return None
+
     def carries(self, values: torch.Tensor) -> bool:
         """Return whether all of flat fp32 ``values`` arrive as numbers: none is NaN, infinity, or beyond the range."""
         return all_finite(values)
@@ -121,6 +130,9 @@ class CastCodec(Codec):
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         return values.detach().to(self.dtype).to("cpu").contiguous().view(torch.uint8)
+
+    def encode_there(self, values: torch.Tensor) -> torch.Tensor | None:
+        return values.detach().to(self.dtype).view(torch.uint8)
 
     def encode_into(self, values: torch.Tensor, room: torch.Tensor) -> int:
         size = self.max_encoded_bytes(values.numel())

@@ -34,7 +34,7 @@ def _whole_blocks(values: torch.Tensor) -> torch.Tensor:
 def _row(value: float, device: torch.device) -> torch.Tensor:
     """A number for every element of a block: beside a scale that is one for all of them, a single number would keep
     the processor from working on several elements at once."""
-    return torch.full((BLOCK,), value, device=device)
+    return torch.full((BLOCK,), value).to(device)  # there when this returns, whatever queue uses it
 
 
 class _BlockCodec(Codec):
@@ -47,17 +47,30 @@ class _BlockCodec(Codec):
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         elements = values.numel()
-        blocks = _whole_blocks(values.detach())
-        powers = blocks.view(torch.int32) & _EXPONENT
-        largest = powers.amax(1, keepdim=True)
+        blocks, powers, largest = self._scaled(values)
         greatest = int(largest.max()) if elements else 0
         if greatest == _EXPONENT:
             raise ValueError(f"{self.name}: cannot carry NaN or infinity")
+        return self._joined(elements, blocks, powers, largest, greatest).to("cpu")
+
+    def encode_there(self, values: torch.Tensor) -> torch.Tensor | None:
+        """A block that is not finite gets a scale that :meth:`decode` refuses."""
+        return self._joined(values.numel(), *self._scaled(values), _EXPONENT)
+
+    def _scaled(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return whole blocks, the bits of the power of two below every magnitude, and the greatest of each block."""
+        blocks = _whole_blocks(values.detach())
+        powers = blocks.view(torch.int32) & _EXPONENT
+        return blocks, powers, powers.amax(1, keepdim=True)
+
+    def _joined(
+        self, elements: int, blocks: torch.Tensor, powers: torch.Tensor, largest: torch.Tensor, greatest: int
+    ) -> torch.Tensor:
         largest.clamp_(min=self.smallest_scale + self.element_exponent << 23)
         inverse = (_TWO_OVER - largest).view(torch.float32)
         packed = self._quantise(blocks, powers.view(torch.float32), inverse, greatest)
         scales = (largest.view(-1) >> 23).to(torch.uint8).sub_(self.element_exponent)
-        return torch.cat([scales, packed.view(-1)[: self._packed_bytes(elements)]]).to("cpu")
+        return torch.cat([scales, packed.view(-1)[: self._packed_bytes(elements)]])
 
     def decode(self, data: torch.Tensor, elements: int) -> torch.Tensor:
         check_length(self, data, self.max_encoded_bytes(elements))
@@ -85,7 +98,7 @@ class _BlockCodec(Codec):
         Args:
             powers: the power of two below every magnitude, 0 for subnormal ones; may be overwritten.
             inverse: what scales a block so that its largest magnitude is below 4, and unless it is tiny at least 2.
-            greatest: bits of the largest of ``powers``.
+            greatest: bits of the largest of ``powers``, or more.
         """
 
     @abstractmethod
@@ -147,6 +160,13 @@ def _codes_by_key() -> list[int]:
     return codes
 
 
+@cache
+def _packed_codes(device: torch.device) -> torch.Tensor:
+    """Two E2M1 codes in a byte, by two keys."""
+    codes = torch.tensor(_codes_by_key(), dtype=torch.uint8)
+    return (codes.unsqueeze(0) | codes.unsqueeze(1) << 4).view(-1).to(device)
+
+
 class MxFp4Codec(_BlockCodec):
     """MXFP4 of the OCP Microscaling Formats Specification v1.0: E2M1 elements, 17 bytes for 32 elements.
 
@@ -160,11 +180,6 @@ class MxFp4Codec(_BlockCodec):
     sources: ClassVar[Mapping[str, str]] = {"mxfp4": "4-bit deltas: no loss (arXiv 2501.18512; own check)"}
     element_exponent = 2
     smallest_scale = 2
-
-    @cached_property
-    def _packed(self) -> torch.Tensor:
-        codes = torch.tensor(_codes_by_key(), dtype=torch.uint8)
-        return (codes.unsqueeze(0) | codes.unsqueeze(1) << 4).view(-1)
 
     @cached_property
     def _pairs(self) -> torch.Tensor:
@@ -186,7 +201,7 @@ class MxFp4Codec(_BlockCodec):
         beside.clamp_(min=0.5 * _HALVES + _APART)  # below 1/2 there are no halves of halves
         keys = torch.addcmul(beside, blocks, inverse, out=beside).view(torch.int32).to(torch.int8)
         # Two keys give one byte. They are not negative.
-        return self._packed.to(blocks.device).index_select(0, keys.view(torch.int16).to(torch.int32).view(-1))
+        return _packed_codes(blocks.device).index_select(0, keys.view(torch.int16).to(torch.int32).view(-1))
 
     def _expand(self, packed: torch.Tensor, elements: int) -> torch.Tensor:
         return self._pairs.index_select(0, packed.to(torch.int32)).view(torch.float32)

@@ -29,6 +29,7 @@ from profiles.schema import Profile
 from training.device import Precision, give_back, select_precision
 from training.tasks.base import Batch, Progress
 from training.tasks.cache import cache_root, digest, get_or_build, key_of_files
+from training.tasks.packing import unpacked
 from training.tasks.whisper.model import IGNORED, WhisperModelWrapper
 from training.tasks.whisper.samples import SpeechData, SpeechSample
 from training.tasks.whisper.task import WhisperTask
@@ -250,7 +251,8 @@ class DistillationTask(WhisperTask):
         if heard is None:
             heard = self.hear_to_train(model, batch)
         text = {name: batch[name] for name in ("decoder_input_ids", "labels")}
-        output = model(encoder_outputs=heard, **text, use_cache=False)
+        with unpacked():
+            output = model(encoder_outputs=heard, **text, use_cache=False)
         settings, logits = self.profile.model, output.logits[batch["labels"] != IGNORED]
         return distillation_loss(output.loss, logits, soft, settings.distill_alpha, settings.distill_temperature)
 
@@ -265,7 +267,9 @@ class DistillationTask(WhisperTask):
 
     def _answer(self, teacher: nn.Module, batch: Batch, heard: Any) -> Soft:
         """Ask about each token of the transcripts."""
-        logits = teacher(encoder_outputs=heard, decoder_input_ids=batch["decoder_input_ids"], use_cache=False).logits
+        inputs = batch["decoder_input_ids"]
+        with unpacked():
+            logits = teacher(encoder_outputs=heard, decoder_input_ids=inputs, use_cache=False).logits
         return soften(logits[batch["labels"] != IGNORED], self.profile.model.distill_temperature)
 
 

@@ -21,6 +21,7 @@ from training.device import evaluating
 from training.tasks.base import Answer, Batch, Progress, Task
 from training.tasks.cache import cache_root
 from training.tasks.language_codes import language_code
+from training.tasks.packing import unpacked
 from training.tasks.predictions import Prediction, first_of, prediction_of
 from training.tasks.speech_clips import HOW_TO_MEND, SPEAKER_COLUMNS, Clip, longer_than, named, refused_as_long
 from training.tasks.speech_dataset import read_divided
@@ -328,7 +329,8 @@ class WhisperTask(Task):
     @staticmethod
     def _loss(model: nn.Module, batch: Batch, heard: Any) -> torch.Tensor:
         text = {name: batch[name] for name in ("decoder_input_ids", "labels")}
-        loss: torch.Tensor = model(encoder_outputs=heard, **text, use_cache=False).loss
+        with unpacked():
+            loss: torch.Tensor = model(encoder_outputs=heard, **text, use_cache=False).loss
         return loss
 
     def evaluate(self, model: nn.Module, batch: Batch, generate: bool) -> dict[str, float]:

@@ -1,0 +1,85 @@
+"""The end of a step: its loss is looked at, gradients are final and clipped, the optimizer steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from training.device import Precision, clip, gradient_norm, read
+from training.exchange.base import Exchange
+from training.last_step import LastStep
+from training.strategies.base import Strategy
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """What a step tells of itself."""
+
+    loss: float
+    norm: float | None
+    """Of the gradient, before it was clipped; ``None``: nothing is."""
+    own_norm: float | None
+    """Of this member's own gradient, where it becomes part of a mean; ``None``: it does not, or is not finite."""
+
+
+@dataclass
+class Update:
+    """Steps with the gradients that the strategy makes final.
+
+    Everything that a device computes is queued before the host looks at it, so it waits for the device once: for loss
+    and norm together. Where members merge gradients it looks at the loss before they do, and at the norm of what came
+    of it afterwards.
+    """
+
+    parameters: list[nn.Parameter]
+    precision: Precision
+    optimizer: torch.optim.Optimizer
+    strategy: Strategy
+    exchange: Exchange
+    last_step: LastStep
+    max_norm: float
+
+    def run(self, losses: list[torch.Tensor], check: Callable[[float], None]) -> StepFigures:
+        """Make the step.
+
+        Args:
+            losses: parts of the loss, whose sum it is.
+            check: refuses a loss that is not finite, by raising; the weights are as they were then.
+        """
+        total = torch.stack(losses).sum() if losses else torch.zeros(())
+        together = self.strategy.merges == "gradients" and len(self.exchange.members) > 1
+        if together or self.strategy.updates:
+            return self._looking_first(total, check, together)
+        self.strategy.gradients()
+        loss, (norm,) = read(total, self._clip())
+        check(loss)
+        self._step()
+        return StepFigures(loss, self._norm_of(norm), None)
+
+    def _looking_first(self, total: torch.Tensor, check: Callable[[float], None], together: bool) -> StepFigures:
+        updates = self.strategy.updates
+        own = gradient_norm(self.parameters, self.precision.loss_scale) if together else None
+        loss, (own_norm, norm) = read(total, own, clip(self.parameters, self.max_norm) if updates else None)
+        check(loss)
+        self.strategy.gradients()
+        merged = self._clip()
+        self._step()
+        norm = norm if updates or merged is None else float(merged)
+        is_finite = own_norm is not None and math.isfinite(own_norm)
+        return StepFigures(loss, self._norm_of(norm), own_norm if is_finite else None)
+
+    def _clip(self) -> torch.Tensor | None:
+        leaves_it = self.strategy.updates or self.strategy.clips
+        whole = self.strategy.gradient_norm
+        return self.precision.clip(self.optimizer, self.parameters, 0.0 if leaves_it else self.max_norm, whole)
+
+    def _step(self) -> None:
+        self.last_step.stage = "changing"
+        self.precision.step(self.optimizer, self.parameters)
+
+    def _norm_of(self, clipped: float | None) -> float | None:
+        return self.strategy.gradient_norm if self.strategy.clips else clipped
