@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from profiles.optimisation import TrainingSettings
 from training.checkpoint import load_optimizer, optimizer_tensors
-from training.optimizers import build_optimizer
+from training.optimizers import FUSED_ON, build_optimizer
 
 
 def weights(steps: int, fused: bool, reload_after: int = -1) -> list[torch.Tensor]:
@@ -40,3 +41,9 @@ def test_weights_that_do_not_lie_row_by_row_are_trained_right(reload_after: int)
 
 def test_usual_weights_take_one_pass() -> None:
     assert build_optimizer(nn.Linear(2, 2), TrainingSettings()).defaults["fused"] is True
+
+
+def test_one_pass_is_taken_where_torch_has_it() -> None:
+    assert FUSED_ON == {"cpu", "cuda", "mps"} <= set(_get_fused_kernels_supported_devices())
+    with torch.device("meta"):
+        assert build_optimizer(nn.Linear(2, 2), TrainingSettings()).defaults["fused"] is None
