@@ -314,7 +314,7 @@ class RunSettings(Section):
     fit_memory: str = option(
         "auto",
         f"settings to fit to machines' memory, separated by commas ({', '.join(FITTED)}); auto: those that neither a "
-        "profile nor the command line sets; off: none",
+        "profile nor the command line sets; off: none. Each of them may itself be auto",
         advanced=True,
     )
     trackers: str = option(
