@@ -16,13 +16,14 @@ from training.backward import Backward, total_loss
 from training.batches import BatchSource, Samples, StepBatches
 from training.checkpoint import Snapshot, SnapshotStore
 from training.compression import Compression
-from training.device import Precision, clip, gradient_norm, select_device, select_precision, start_training
+from training.device import Precision, clip, gradient_norm, select_device, select_precision
 from training.evaluation import Evaluator
 from training.events import Emit, MemberEvent, RunEvent, SnapshotEvent, StepEvent, SyncEvent, WarningEvent
 from training.exchange.base import Exchange, JoiningState, Traffic
 from training.exchange.codecs import all_finite
 from training.last_step import LastStep
 from training.local_data import LocalSchedule, schedule_for
+from training.model_building import built_model
 from training.optimizers import build_optimizer, plain_steps, set_learning_rate
 from training.orders import Control
 from training.plan import RunPlan
@@ -94,8 +95,7 @@ class Trainer:
 
     def _set_up(self) -> None:
         seed_everything(self.settings.seed)
-        self.model: nn.Module = self.task.build_model().to(self.device)
-        start_training(self.model)
+        self.model: nn.Module = built_model(self.task, self.profile.model, self.precision)
         self.parameters = trainable(self.model)
         self.compression = Compression(self.parameters, self.exchange)
         self.exchange.expect_model(longest_vector(self.model))

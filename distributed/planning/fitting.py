@@ -250,7 +250,9 @@ def _batches(profile: Profile, open_: frozenset[str], widens: bool) -> list[int]
         return [training.batch_size]
     whole = training.batch_size * training.gradient_accumulation
     largest = whole if widens else training.batch_size
-    return [size for size in range(largest, 0, -1) if whole % size == 0]
+    may_recompute = "gradient_checkpointing" in open_ and not profile.model.gradient_checkpointing
+    least = 2 if widens and may_recompute and training.batch_size > 1 else 1  # a GPU waits for launches with one
+    return [size for size in range(largest, least - 1, -1) if whole % size == 0]
 
 
 def _with_batch(profile: Profile, batch: int, open_: frozenset[str]) -> Profile:
@@ -301,6 +303,8 @@ def _changes(before: Profile, after: Profile) -> dict[str, tuple[str, str]]:
             found[name] = (values[0], values[1])
     if found.get("eval_batch_size", ("",))[0] == "0":  # which stands for the batch size
         found["eval_batch_size"] = (as_text(before.training.batch_size), found["eval_batch_size"][1])
+        if len(set(found["eval_batch_size"])) == 1:
+            del found["eval_batch_size"]
     return found
 
 

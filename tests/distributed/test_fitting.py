@@ -9,6 +9,7 @@ import pytest
 
 from distributed.planning import fitting
 from distributed.planning.fitting import Fitted, MemoryBudget
+from distributed.planning.memory_model import need_of
 from distributed.planning.model_size import ModelSize, size_for
 from profiles.errors import BadInput
 from profiles.resolve import load_profile, profile_from_options
@@ -85,8 +86,9 @@ def test_a_whisper_fits_by_itself(whispers: Path, name: str, gigabytes: int, cha
         ("whisper-small-full", 16, 8, 2, False),
         ("whisper-small-full", 24, 8, 2, False),
         ("whisper-small-full", 80, 16, 1, False),
-        ("whisper-large-v3-lora", 8, 1, 16, True),
-        ("whisper-large-v3-lora", 16, 4, 4, True),
+        ("whisper-large-v3-lora", 8, 2, 8, True),
+        ("whisper-large-v3-lora", 16, 8, 2, True),
+        ("whisper-large-v3-lora", 24, 8, 2, True),
         ("whisper-large-v3-lora", 80, 4, 4, False),
     ],
 )
@@ -195,7 +197,7 @@ def test_what_cannot_fit_is_refused_with_what_would(whispers: Path) -> None:
 def test_a_base_in_8_bits_is_the_last_resort(whispers: Path, installed: bool) -> None:
     found = fit(whispers / "large-v3", 10, with_8_bits=installed)
     tight = "which is tight" in found.line
-    assert (found.profile.model.base_precision, tight) == (("int8", False) if installed else ("fp32", True))
+    assert (found.profile.model.base_precision, tight) == (("int8", False) if installed else ("auto", True))
     assert found.profile.model.tuning == "lora"
 
 
@@ -243,3 +245,15 @@ def test_the_machine_with_the_least_memory_decides(whispers: Path) -> None:
     profile = profile_from_options("mine", {"model_path": str(whispers / "small")})
     found = fitted(profile, size_for(profile), [MemoryBudget("tower", 64 * GB), MemoryBudget("studio", 8 * GB)])
     assert "studio has" in found.line
+
+
+def test_a_base_in_fewer_bits_needs_less(whispers: Path) -> None:
+    def needed(precision: str) -> int:
+        options = {"model_path": str(whispers / "large-v3"), "tuning": "lora", "base_precision": precision}
+        profile = profile_from_options("mine", options)
+        size = size_for(profile)
+        assert size is not None
+        return need_of(profile, size, on_gpu=True, bf16=True).weights
+
+    assert needed("auto") == needed("bf16") < 0.6 * needed("fp32")
+    assert needed("nf4") < needed("int8") < needed("bf16")
