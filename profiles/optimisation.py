@@ -59,6 +59,9 @@ class TrainingSettings(Section):
     mixed_precision: Literal["off", "bf16", "fp16", "auto"] = option(
         "auto", "auto: bf16 on CUDA that has it, for Whisper on CPUs too; else off"
     )
+    compile: Literal["auto", "on", "off"] = option(
+        "auto", "compile the model's blocks (torch.compile); auto: on CUDA, where a run has 500 steps or more"
+    )
     seed: int = option(42, "seed of weights, order and augmentation", ge=0, lt=2**32)
     device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "device of the workers")
     threads: int = option(0, "CPU threads of a worker; 0: cores divided by the local workers", ge=0, advanced=True)

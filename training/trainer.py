@@ -119,7 +119,7 @@ class Trainer:
         self.source = BatchSource(
             self.task, self.schedule, self.rank, self.samples, ahead=not self.exchange.shares_process
         )
-        self.backward = Backward(self.task, self.model, self.precision)
+        self.backward = Backward(self.task, self.model, self.precision, order.compile, self.total_steps)
         how, batch, stops = self.profile.evaluation, self.member.batch_size, self.control.stop_is_near
         self.evaluator = Evaluator(
             self.samples, self.model, self.precision, self.exchange, how, batch, stops, self._warn, self.run_dir,

@@ -52,6 +52,7 @@ class CausalLMTask(Task):
     """Next-token prediction with any ``AutoModelForCausalLM``; loss per token."""
 
     name = "causal_lm"
+    compiling_pays = True
     draws_globally = False
     shows = "text"
     most_shown = 3
