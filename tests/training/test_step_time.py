@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from toy_task import ToyTask
+from toy_task import ToyTask, toy_plan
 
 from profiles.resolve import profile_from_options
 from training import short_run, short_run_start
