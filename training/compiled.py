@@ -8,6 +8,7 @@ every token.
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -87,9 +88,7 @@ def _in_training(block: Any, compiled: Callable[..., Any], *inputs: Any, **named
     return (compiled if block.training else _through)(block, *inputs, **named)
 
 
-def _is_compilers(error: BaseException | None) -> bool:
-    while error is not None:
-        if type(error).__module__.startswith(_COMPILERS):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def _is_compilers(error: BaseException) -> bool:
+    """Whether an error came through a compiler, or code that it made; what a model does wrong comes again without."""
+    frames = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(name.startswith(_COMPILERS) for name in frames)

@@ -13,6 +13,7 @@ from memory_exchange import RoomExchange, together
 from peft import LoraConfig, inject_adapter_in_model
 from test_trainer import losses, train
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 from toy_task import ToyTask, toy_plan
@@ -202,3 +203,12 @@ def test_members_of_a_group_may_compile(tmp_path: Path, strategy: str) -> None:
         final[compiling] = vectors[0]
     torch.testing.assert_close(final["on"], final["off"], rtol=0, atol=1e-4)
     assert graphs() >= 1
+
+
+def test_code_for_backward_that_cannot_be_made_is_a_compilers_failure_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled, "BACKEND", aot_autograd(fw_compiler=lambda graph, _: graph, bw_compiler=refuses))
+    eager = train(toy_plan(training={**COMPILED, "compile": "off"}), tmp_path / "a")
+    found = train(toy_plan(training=COMPILED), tmp_path / "b")
+    assert losses(found[1]) == losses(eager[1]) and len(warnings(found[1])) == 1
