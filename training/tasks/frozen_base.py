@@ -97,7 +97,8 @@ def _check_device(precision: str, device: torch.device) -> None:
     served = _bitsandbytes(precision).supported_torch_devices
     if device.type not in served:
         message = f"base_precision = {precision}: bitsandbytes does not work on {device.type}"
-        raise BadInput(message, f"set device to one of {', '.join(sorted(served))}, or base_precision = auto")
+        others = " or ".join(name for name in ("cpu", "cuda", "mps") if name in served)
+        raise BadInput(message, f"set device to {others}, or base_precision = auto")
 
 
 def _in_8_bits(library: Any, layer: nn.Linear) -> nn.Module:
