@@ -58,6 +58,8 @@ class Case:
     model: dict[str, Any]
     ours: dict[str, dict[str, Any]]
     """Options of each of ours by its name."""
+    clips: int = 0
+    """To train on; 0: all."""
 
 
 CASES = (
@@ -89,6 +91,7 @@ def task_for(model: str, case: Case, options: Mapping[str, Any], cache: str, dev
             cache_dir=cache,
             window=options.get("window", "full"),
             augmentation=options.get("augmentation", 0.0),
+            max_train_samples=case.clips,
             max_eval_samples=2,
         ),
         training=TrainingSettings(

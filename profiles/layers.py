@@ -200,6 +200,8 @@ def _path_of(library: Library, reference: str, setting: Setting) -> Layer:
 
 _NOBODY, _PROFILE, _COMMAND = range(3)
 """Who has said something: a group, model or data set that is shared; a profile; the person who starts it."""
+AUTO = "auto"
+"""Of a setting that may follow the memory: its default, and what fits once the machines are known."""
 _WITH = {"batch_size": ("batch_size", "gradient_accumulation")}
 """Options that are one choice."""
 
@@ -214,12 +216,19 @@ def left_open(merged: Merged) -> str:
     if wanted.strip() == "off":
         return "off"
     parts = FITTED if wanted.strip() == "auto" else tuple(part.strip() for part in wanted.split(","))
-    names = [name for name in FITTED if name in parts]
     last = _who(said) if said is not None and wanted.strip() != "auto" else _NOBODY
     found = [
-        name for name in names if all(_who(merged.settings.get(option)) <= last for option in _WITH.get(name, (name,)))
+        name
+        for name in FITTED
+        if is_automatic(name, merged.settings.get(name))
+        or (name in parts and all(_who(merged.settings.get(option)) <= last for option in _WITH.get(name, (name,))))
     ]
     return ", ".join(found) or "off"
+
+
+def is_automatic(name: str, setting: Setting | None) -> bool:
+    """Whether the layers leave a setting that may follow the memory to it, whoever has set it before."""
+    return name in FITTED and setting is not None and setting.value.strip().lower() == AUTO
 
 
 def _who(setting: Setting | None) -> int:

@@ -57,7 +57,10 @@ class TrainingSettings(Section):
         -1.0, "momentum of sgd and muon; -1: the usual one, 0.9 and 0.95", ge=-1, lt=1, advanced=True
     )
     mixed_precision: Literal["off", "bf16", "fp16", "auto"] = option(
-        "auto", "auto: bf16 on CUDA that has it, for Whisper on CPUs too; else off"
+        "auto", "auto: bf16 on CUDA that has it, on MPS where it is faster, for Whisper on CPUs too; else off"
+    )
+    compile: Literal["auto", "on", "off"] = option(
+        "auto", "compile the model's blocks (torch.compile); auto: on CUDA, where a run has 500 steps or more"
     )
     seed: int = option(42, "seed of weights, order and augmentation", ge=0, lt=2**32)
     device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", "device of the workers")

@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 
 from profiles.declarations import OptionError, Section, changes, forms, nearest, no_choice, owners
 from profiles.locations import own_code_in
-from profiles.schema import Profile
+from profiles.schema import FITTED, Profile
 
 OptionType = Literal["text", "path", "location", "code", "flag", "integer", "number", "choice"]
 _SYMBOLS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
@@ -187,6 +187,8 @@ def _full(field: str, owner: str) -> str:
 def check_value(name: str, value: str) -> str | None:
     """Return what is wrong with ``value`` for the option ``name`` by itself, or ``None``."""
     spec = options_by_name()[canonical(name)]
+    if spec.name in FITTED and value.strip().lower() == "auto":
+        return None
     try:
         groups()[spec.section, spec.owner].model_validate({spec.field: value})
     except ValidationError as error:

@@ -25,6 +25,7 @@ from profiles.layers import (
     Setting,
     SettingOrigin,
     as_meant,
+    is_automatic,
     layer_of,
     left_open,
     merge,
@@ -167,6 +168,8 @@ def _validated(name: str, merged: Merged) -> Profile:
         options_by_name()["local_data"], merged.settings["local_data"].value
     )
     for key, setting in merged.settings.items():
+        if is_automatic(key, setting):
+            continue
         spec = options_by_name()[key]
         there = key == "dataset_path" and stays
         text = path_there(setting.value, setting.origin.folder) if there else _located(spec, setting)

@@ -19,7 +19,7 @@ from profiles.optimisation import WHISPER, EvaluationSettings, SnapshotSettings,
 from profiles.split import SplitText
 
 CAUSAL_LM, CUSTOM = "causal_lm", "custom"
-USUAL_TASK = WHISPER
+USUAL_TASK, QUANTISED = WHISPER, ("int8", "nf4")
 PUBLISHED = (WHISPER, CAUSAL_LM)
 """Tasks that know how their model is built."""
 
@@ -48,9 +48,9 @@ class ModelSettings(Owning, Section):
         tasks=PUBLISHED,
     )
     lora_merge: bool = option(True, "save the model with the adapters merged into the weights", tasks=PUBLISHED)
-    base_precision: Literal["fp32", "int8"] = option(
-        "fp32",
-        "precision of the weights below the adapters: int8 takes a quarter of the memory and needs bitsandbytes",
+    base_precision: Literal["auto", "fp32", "bf16", "int8", "nf4"] = option(
+        "auto",
+        "precision of the weights below the adapters: auto: bf16 where steps are; int8, nf4: smaller, by bitsandbytes",
         advanced=True,
         tasks=PUBLISHED,
     )
@@ -126,8 +126,8 @@ class ModelSettings(Owning, Section):
             raise OptionError("from_scratch", "adapters (tuning = lora) need a trained model: use tuning = full")
         if self.tuning == "lora" and not self.lora_target_modules.strip(" ,"):
             raise OptionError("lora_target_modules", "name at least one module, or 'all-linear'")
-        if self.base_precision != "fp32" and self.tuning != "lora" and self.task in PUBLISHED:
-            raise OptionError("base_precision", "weights in 8 bits are not trained: set tuning = lora")
+        if self.base_precision not in ("auto", "fp32") and self.tuning != "lora" and self.task in PUBLISHED:
+            raise OptionError("base_precision", "such weights are not trained: set tuning = lora")
         if self.trait == "own code" and self.model_path and not re.search(r".:[A-Za-z_][\w.]*$", self.model_path):
             raise OptionError("model_path", "task = custom needs module:factory, for example my_models.digits:build")
         return self
@@ -314,7 +314,7 @@ class RunSettings(Section):
     fit_memory: str = option(
         "auto",
         f"settings to fit to machines' memory, separated by commas ({', '.join(FITTED)}); auto: those that neither a "
-        "profile nor the command line sets; off: none",
+        "profile nor the command line sets; off: none. Each of them may itself be auto",
         advanced=True,
     )
     trackers: str = option(

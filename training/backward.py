@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import nn
 
 from profiles.errors import RunFailed
 from training.batches import StepBatches
+from training.compiled import CompiledBlocks, pays
 from training.device import Precision, does_not_fit, give_back, is_out_of_memory, move
 from training.strategies.base import Strategy
 from training.tasks.base import Task
@@ -23,17 +25,29 @@ class Backward:
 
     Where memory runs out, the step begins anew with half the samples in a pass, and so do all further ones. The sum of
     weighted losses is the same, so the gradients are, but for rounding and for layers that look at a whole batch.
+    Where compiling fails, it begins anew without.
 
     Args:
         release: gives back memory that others can do without.
+        compiling: ``auto``, ``on`` or ``off``, see :func:`training.compiled.pays`.
+        steps: of the whole run.
     """
 
     def __init__(
-        self, task: Task, model: nn.Module, precision: Precision, release: Callable[[], None] = lambda: None
+        self,
+        task: Task,
+        model: nn.Module,
+        precision: Precision,
+        release: Callable[[], None] = lambda: None,
+        compiling: Literal["auto", "on", "off"] = "off",
+        steps: int = 0,
     ) -> None:
         self.most = 0
         """Samples in one pass at most; 0: as many as the member's batch size says."""
         self._task, self._model, self._precision, self._release = task, model, precision, release
+        self._compiled: CompiledBlocks | None = None
+        if pays(compiling, precision.device, task.compiling_pays, steps):
+            self._compiled = CompiledBlocks(model, varies=task.lengths() is not None)
 
     def run(
         self, batches: StepBatches, strategy: Strategy, again: Again, warn: Callable[[str], None]
@@ -53,7 +67,7 @@ class Backward:
     def _passes(
         self, batches: StepBatches, strategy: Strategy, warn: Callable[[str], None]
     ) -> list[torch.Tensor] | None:
-        """Return the parts of the loss; ``None`` if they do not fit into memory so many at once."""
+        """Return the parts of the loss; ``None`` if they do not fit into memory so many at once, or not compiled."""
         losses: list[torch.Tensor] = []
         try:
             for index in range(len(batches.micro_batches)):
@@ -62,9 +76,10 @@ class Backward:
                 losses.append(self._pass(batches, index))
             return losses
         except Exception as error:
-            if not is_out_of_memory(error):
+            if is_out_of_memory(error):
+                self._halve(len(batches.indices[len(losses)]), error, warn)
+            elif self._compiled is None or not self._compiled.give_up(error, warn):
                 raise
-            self._halve(len(batches.indices[len(losses)]), error, warn)
         self._model.zero_grad(set_to_none=True)  # and the traceback, which held the activations, is gone
         return None
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from profiles.errors import BadInput, RunFailed
 from profiles.options import less_memory
+from training.device_probe import bf16_gains
 
 _SIGNS = ("out of memory", "can't allocate memory", "not enough memory")
 """What back ends without an error class of their own say (MPS, the CPU's allocator)."""
@@ -39,20 +40,26 @@ def cpu_multiplies_bf16() -> bool:
 
 
 def select_precision(
-    wanted: str, device: torch.device, on_cpu: bool = False, cpu_has_it: Callable[[], bool] = cpu_multiplies_bf16
+    wanted: str,
+    device: torch.device,
+    on_cpu: bool = False,
+    cpu_has_it: Callable[[], bool] = cpu_multiplies_bf16,
+    gains: Callable[[str], bool] = bf16_gains,
 ) -> torch.dtype | None:
     """Return the autocast type, or ``None`` for full fp32.
 
     ``auto`` is bf16 on a CUDA device that has it in hardware, and on a CPU that has if it was measured to pay for the
-    task; else off: on CPUs without bf16 units it is slower, and on MPS its support depends on the chip.
+    task, and on MPS where some steps of a small model are faster so; else off: on CPUs without bf16 units it is slower.
 
     Args:
         on_cpu: whether bf16 pays on a CPU that has it in hardware: :attr:`training.tasks.base.Task.bf16_pays`.
         cpu_has_it: whether this machine's processor has bf16 in hardware.
+        gains: whether bf16 is faster on a kind of device, as measured: on MPS that depends on chip and system.
     """
     if wanted == "auto":
         has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         has_bf16 = has_bf16 or (device.type == "cpu" and on_cpu and cpu_has_it())
+        has_bf16 = has_bf16 or (device.type == "mps" and gains("mps"))
         return torch.bfloat16 if has_bf16 else None
     return {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}[wanted]
 

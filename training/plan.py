@@ -185,6 +185,9 @@ class RunPlan(BaseModel):
         """Hash of what decides the result. What is at its default does not count, so that an option which comes later
         changes no hash; values have the names of version 1, so that snapshots of its plans fit."""
         document = _with_names(self.model_dump(mode="json", exclude=_UNCOUNTED, exclude_defaults=True), former=True)
+        model = document.get("profile", {}).get("model", {})
+        if model.get("base_precision") == "fp32":  # which was the default, and its steps give the same bits
+            del model["base_precision"]
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
 

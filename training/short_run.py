@@ -194,10 +194,11 @@ def batch_sizes(batch: int) -> tuple[int, int]:
 
 
 def plan_for(plan: RunPlan, batch: int) -> RunPlan:
-    """Return the plan of a short run alone: one micro-batch a step, no evaluation, no snapshot."""
+    """Return the plan of a short run alone: one micro-batch a step, no evaluation, no snapshot, and no compiler, whose
+    start would take longer than the run."""
     profile = plan.profile
     changes = {
-        "training": {"max_steps": MOST_STEPS, "gradient_accumulation": 1, "batch_size": batch},
+        "training": {"max_steps": MOST_STEPS, "gradient_accumulation": 1, "batch_size": batch, "compile": "off"},
         "evaluation": {"eval_before": False, "eval_interval": 0},
         "snapshot": {"snapshot_interval": 0},
         "strategy": {"strategy": usual_strategy()},

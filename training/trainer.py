@@ -18,12 +18,13 @@ from training.backward import Backward, refuse_loss
 from training.batches import Samples, StepBatches
 from training.checkpoint import Snapshot, SnapshotStore
 from training.compression import Compression
-from training.device import Precision, select_device, select_precision, start_training
+from training.device import Precision, select_device, select_precision
 from training.evaluation import Evaluator
 from training.events import Emit, MemberEvent, RunEvent, StepEvent, SyncEvent, WarningEvent
 from training.exchange.base import Exchange, JoiningState, Traffic
 from training.last_step import LastStep
 from training.local_data import LocalSchedule, schedule_for
+from training.model_building import built_model
 from training.optimizers import build_optimizer, plain_steps, set_learning_rate
 from training.orders import Control
 from training.plan import RunPlan
@@ -99,8 +100,7 @@ class Trainer:
 
     def _set_up(self) -> None:
         seed_everything(self.settings.seed)
-        self.model: nn.Module = self.task.build_model().to(self.device)
-        start_training(self.model)
+        self.model: nn.Module = built_model(self.task, self.profile.model, self.precision)
         self.parameters = trainable(self.model)
         self.compression = Compression(self.parameters, self.exchange)
         self.exchange.expect_model(longest_vector(self.model))
@@ -123,7 +123,9 @@ class Trainer:
         self.samples = Samples(self.task, order.seed, self.device, self.profile.data.max_broken_share, self.member.name)
         alone = not self.exchange.shares_process
         self.source = batch_source(self.plan, self.task, self.schedule, self.rank, self.samples, alone, self._warn)
-        self.backward = Backward(self.task, self.model, self.precision, self.writer.release)
+        self.backward = Backward(
+            self.task, self.model, self.precision, self.writer.release, order.compile, self.total_steps
+        )
         how, batch, stops = self.profile.evaluation, self.member.batch_size, self.control.stop_is_near
         self.evaluator = Evaluator(
             self.samples, self.model, self.precision, self.exchange, how, batch, stops, self._warn, self.run_dir,

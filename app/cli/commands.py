@@ -227,6 +227,8 @@ def needs_packages(arguments: Sequence[str]) -> bool:
     """Whether this computer needs the packages that train for a command line."""
     if any(word in ("-h", "--help", "--help-all") for word in arguments):
         return False
+    if arguments[:1] == ["doctor"] and "--self-test" in arguments:
+        return True
     words = [word for word in arguments if not word.startswith("-")]
     for key, command in COMMANDS.items():
         path = [word for word in (command.group, command.name or key) if word]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from app.cli.arguments import Json
 from app.cli.terminal import answer
-from app.console import visible
+from app.console import say, visible
 from profiles.errors import BadInput, ExitCode
 from profiles.options import hint_for
 from profiles.schema import USUAL_TASK
@@ -17,13 +18,22 @@ from profiles.schema import USUAL_TASK
 def doctor(
     checks: Annotated[list[str] | None, typer.Argument(metavar="[CHECK]...", help="Only these checks.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the checks.")] = False,
+    measured: Annotated[
+        bool, typer.Option("--self-test", help="Measure what trains here, for minutes; writes a report to send in.")
+    ] = False,
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="With --self-test: cpu, cuda or mps.")] = "auto",
+    out: Annotated[Path, typer.Option(metavar="FILE", help="With --self-test: the report.")] = Path(
+        "muster-self-test.md"
+    ),
     as_json: Json = False,
 ) -> ExitCode:
     """Check this computer, and say what mends what is wrong.
 
     Raises:
-        BadInput: there is no such check.
+        BadInput: there is no such check, or no such device.
     """
+    if measured:
+        return _self_test(device, out, as_json)
     from distributed.checks.examination import examine
     from distributed.checks.findings import CHECKS
     from distributed.machine.link import this_machine
@@ -47,3 +57,19 @@ def doctor(
     wrong = any(finding.level == "problem" for finding in found)
     code = ExitCode.NOT_READY if wrong else ExitCode.DONE
     return answer(as_json, {"findings": [finding._asdict() for finding in found]}, lines, code)
+
+
+def _self_test(device: str, out: Path, as_json: bool) -> ExitCode:
+    """Measure the device that trains, and write the report."""
+    from training.self_test import report, self_test  # loads torch
+
+    rows = self_test(device, tell=say)
+    try:
+        out.write_text(report(rows), encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"{out}: {error.strerror}", "name another file with --out") from error
+    lines = [f"report: {out}; send it in, and docs/platforms.md gets its rows"]
+    failed = [row.what for row in rows if not row.ok]
+    lines += [f"failed: {', '.join(failed)}"] if failed else []
+    code = ExitCode.NOT_READY if failed else ExitCode.DONE
+    return answer(as_json, {"report": str(out), "rows": [row._asdict() for row in rows]}, lines, code)

@@ -140,7 +140,7 @@ def job_of(profile: Profile, workload: Workload, preference: Preference = "faste
         start=start_of(profile),
         texts=model.trait == "texts",
         lora=model.tuning == "lora",
-        weight_bytes=1 if model.base_precision == "int8" else 4,
+        weight_bytes={"bf16": 2, "int8": 1, "nf4": 1}.get(model.base_precision, 4),
         gradient_checkpointing=model.gradient_checkpointing,
         adaptable=bool(less_memory(model.task)),
         lr_scaling=training.lr_scaling,

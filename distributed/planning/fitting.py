@@ -1,5 +1,7 @@
 """Makes a profile fit the memory of machines: options that nobody has set are changed, in a fixed order.
 
+0. No gradient checkpointing, and on GPUs the samples of a step in one pass and evaluations in large batches: the same
+   results, in less time.
 1. A smaller micro-batch, and as many more of them: a step has the same samples, and its result is the same.
 2. Gradient checkpointing: the same result, for about a third more compute.
 3. Adapters instead of all weights (LoRA), where the model is trained already: another way to train. They are given ten
@@ -13,7 +15,7 @@ batches of evaluations are halved until they fit.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,6 +34,11 @@ _GB = 2**30
 _ADAPTERS_RATE = 10.0
 _SYSTEM = 1_000_000_000
 """Bytes that the system of a machine needs, and an eighth of its memory for what a person has open."""
+_LARGEST_EVALUATION = 64
+"""Samples that are evaluated at once on a GPU: a token of a generated text takes as long for one as for many."""
+_ROOMY = 0.85
+"""Of a machine's usable memory what a setting takes that is chosen because there is room for it: an estimate may be
+wrong, and other programs come."""
 _DRIVER = 600_000_000
 """Bytes of a GPU that its driver and libraries take, and a sixteenth for holes between allocations."""
 DOUBT = 1.25
@@ -81,6 +88,15 @@ class FreeMemory(NamedTuple):
         return MemoryBudget(name, self.total, self.device, bf16=self.bf16)
 
 
+class Looser(NamedTuple):
+    """What may be tried beyond the settings as they are."""
+
+    keeps_activations: bool = False
+    """No gradient checkpointing, where activations can be estimated."""
+    widens: bool = False
+    """Larger batches, where they save time."""
+
+
 @dataclass(frozen=True)
 class Fitted:
     """A profile, and what was changed in it."""
@@ -104,6 +120,8 @@ class Fitted:
         shared = f" for {room.members} workers" if room.members > 1 else ""
         if not self.changes:
             return f"memory is tight: about {_gb(self.needs)} a worker, {has}{shared}"
+        if self.needs >= self.needed:
+            return f"{has}{shared}: {', '.join(_loosened(self.profile, self.changes))} (about {_gb(self.needs)})"
         said = [f"{name} {after} instead of {before}" for name, (before, after) in self.changes.items()]
         before = self.changes["tuning"][0] if "tuning" in self.changes else "as set it"
         tight = ", which is tight" if self.needs * room.members > room.usable else ""
@@ -159,7 +177,9 @@ def fitted(
     if size is None or not known:
         return Fitted(profile)
     alone = sum(room.members for room in rooms) == 1 if alone is None else alone
-    tried = partial(_candidates, profile, open_settings(profile), with_8_bits)
+    loosens = size.activations > 0 and len(known) == len(rooms)
+    widens = loosens and size.teacher is None and any(room.device != "cpu" for room in known)
+    tried = partial(_candidates, profile, open_settings(profile), with_8_bits, Looser(loosens, widens))
     need = partial(_needed, size=size, alone=alone)
 
     def fullest(candidate: Profile) -> tuple[float, MemoryBudget]:
@@ -172,13 +192,14 @@ def fitted(
 
     tightest = fullest(profile)[1]
     for candidate in tried():
-        if fullest(candidate)[0] <= 1:
-            found = result(candidate, tightest)
+        if fullest(candidate)[0] <= (_ROOMY if need(candidate, tightest) > need(profile, tightest) else 1):
+            roomy = fullest(profile)[0] <= 1
+            found = result(candidate, fullest(candidate)[1] if roomy else tightest)
             return found if found.changes else replace(found, tightest=None)
     least = min(tried(), key=lambda candidate: fullest(candidate)[0])
     tightest = fullest(least)[1]
     if need(least, tightest) * tightest.members > tightest.total * DOUBT:
-        whatever = _candidates(profile, frozenset(FITTED), with_8_bits)
+        whatever = _candidates(profile, frozenset(FITTED), with_8_bits, Looser())
         fitting = (candidate for candidate in whatever if fullest(candidate)[0] <= 1)
         raise _too_large(profile, tightest, need(least, tightest), next(fitting, None), need)
     return result(least, tightest)
@@ -191,18 +212,24 @@ def _needed(profile: Profile, room: MemoryBudget, size: ModelSize, alone: bool) 
     return need_of(profile, size, alone, max(sizes), on_gpu=room.device == "cuda", bf16=room.bf16).total
 
 
-def _candidates(profile: Profile, open_: frozenset[str], with_8_bits: Callable[[], bool]) -> Iterator[Profile]:
-    """Yield the profile as it is, then with what may be changed, in the fixed order."""
-    for step in _steps(profile, open_, with_8_bits):
-        for batch in _batches(step, open_):
+def _candidates(
+    profile: Profile, open_: frozenset[str], with_8_bits: Callable[[], bool], looser: Looser
+) -> Iterator[Profile]:
+    """Yield the profile with what may be changed, in the fixed order."""
+    for step in _steps(profile, open_, with_8_bits, looser.keeps_activations):
+        for batch in _batches(step, open_, looser.widens):
             changed = _with_batch(step, batch, open_)
-            yield from (_with_evaluations(changed, size) for size in _evaluations(changed, open_))
+            yield from (_with_evaluations(changed, size) for size in _evaluations(changed, open_, looser.widens))
 
 
-def _steps(profile: Profile, open_: frozenset[str], with_8_bits: Callable[[], bool]) -> Iterator[Profile]:
-    yield profile
+def _steps(
+    profile: Profile, open_: frozenset[str], with_8_bits: Callable[[], bool], keeps_activations: bool
+) -> Iterator[Profile]:
     model = profile.model
     ways = less_memory(model.task)
+    if keeps_activations and "gradient_checkpointing" in open_ and model.gradient_checkpointing:
+        yield _changed(profile, "model", gradient_checkpointing=False)
+    yield profile
     if "gradient_checkpointing" in open_ and not model.gradient_checkpointing and ways:
         profile = _changed(profile, "model", gradient_checkpointing=True)
         yield profile
@@ -216,31 +243,40 @@ def _steps(profile: Profile, open_: frozenset[str], with_8_bits: Callable[[], bo
         yield _changed(profile, "model", base_precision="int8")
 
 
-def _batches(profile: Profile, open_: frozenset[str]) -> list[int]:
+def _batches(profile: Profile, open_: frozenset[str], widens: bool) -> list[int]:
     """Return the micro-batches to try, the largest first; all make steps of the same samples."""
     training = profile.training
     if "batch_size" not in open_ or profile.run.shares:
         return [training.batch_size]
     whole = training.batch_size * training.gradient_accumulation
-    return [size for size in range(training.batch_size, 0, -1) if whole % size == 0]
+    largest = whole if widens else training.batch_size
+    may_recompute = "gradient_checkpointing" in open_ and not profile.model.gradient_checkpointing
+    least = 2 if widens and may_recompute and training.batch_size > 1 else 1  # a GPU waits for launches with one
+    return [size for size in range(largest, least - 1, -1) if whole % size == 0]
 
 
 def _with_batch(profile: Profile, batch: int, open_: frozenset[str]) -> Profile:
-    """Return the profile with smaller micro-batches, and no larger batches in evaluations."""
+    """Return the profile with other micro-batches, and no larger batches in evaluations than smaller ones."""
     training, heard = profile.training, profile.evaluation.eval_batch_size
     if batch == training.batch_size:
         return profile
     more = training.gradient_accumulation * training.batch_size // batch
+    smaller = batch < training.batch_size
     profile = _changed(profile, "training", batch_size=batch, gradient_accumulation=more)
+    if not smaller:
+        return profile
     return _with_evaluations(profile, min(heard, batch)) if "eval_batch_size" in open_ else profile
 
 
-def _evaluations(profile: Profile, open_: frozenset[str]) -> list[int]:
+def _evaluations(profile: Profile, open_: frozenset[str], widens: bool) -> list[int]:
     """Return the batches of evaluations to try, the largest first. They hear whole windows, and change no result."""
     heard = profile.evaluation.eval_batch_size
+    if "eval_batch_size" not in open_:
+        return [heard]
     size = heard or profile.training.batch_size
+    larger = [_LARGEST_EVALUATION >> halvings for halvings in range(_LARGEST_EVALUATION.bit_length())]
     smaller = [size >> halvings for halvings in range(1, size.bit_length())]
-    return [heard, *smaller] if "eval_batch_size" in open_ else [heard]
+    return [*(more for more in larger if widens and more > size), heard, *smaller]
 
 
 def _with_evaluations(profile: Profile, heard: int) -> Profile:
@@ -267,7 +303,20 @@ def _changes(before: Profile, after: Profile) -> dict[str, tuple[str, str]]:
             found[name] = (values[0], values[1])
     if found.get("eval_batch_size", ("",))[0] == "0":  # which stands for the batch size
         found["eval_batch_size"] = (as_text(before.training.batch_size), found["eval_batch_size"][1])
+        if len(set(found["eval_batch_size"])) == 1:
+            del found["eval_batch_size"]
     return found
+
+
+def _loosened(profile: Profile, changes: Mapping[str, tuple[str, str]]) -> Iterator[str]:
+    """Yield in words what was changed because there is room for it."""
+    if "gradient_checkpointing" in open_settings(profile):
+        yield f"checkpointing {'on' if profile.model.gradient_checkpointing else 'off'}"
+    if "batch_size" in changes:
+        passes = profile.training.gradient_accumulation
+        yield f"batch {profile.training.batch_size} in {'one pass' if passes == 1 else f'{passes} passes'}"
+    if "eval_batch_size" in changes:
+        yield f"evaluations by {profile.evaluation.eval_batch_size}"
 
 
 def _too_large(profile: Profile, room: MemoryBudget, needs: int, would: Profile | None, need: _Need) -> BadInput:

@@ -9,13 +9,15 @@ from distributed.planning.document import Job
 from distributed.planning.model_size import ModelSize
 from profiles.declarations import Owning
 from profiles.locations import own_code_in
-from profiles.schema import ModelSettings, Profile
+from profiles.schema import QUANTISED, ModelSettings, Profile
 from training.exchange.reduction import AT_ONCE, KEPT_BYTES
 from training.optimizers import state_bytes
 from training.strategies.costs import CostModel
 from training.strategies.registry import cost_model, usual_strategy
 
 _FP32 = 4
+_BASE_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "nf4": 0.5625}
+"""Of a weight below adapters; with nf4 64 of them have a scale in fp32."""
 _INPUT_SHARE = 2 / 34
 """Of a block's activations: its input (Korthikanti et al. 2022, arXiv 2205.05198, section 4: 2 sbh of 34 sbh)."""
 LORA_PART = 50
@@ -97,7 +99,7 @@ def need_of(
         kept += exchange_bytes(chosen.strategy, trainable, chosen) if chosen.engine == "nccl" else 0
     return MemoryNeed(
         runtime=0 if on_gpu else RUNTIME,
-        weights=_weight_bytes(model, size, trainable),
+        weights=_weight_bytes(model, size, trainable, wanted == "bf16" or (bf16 and wanted == "auto")),
         optimizer=state_bytes(profile.training, trainable, _hidden(model, size, trainable)) + kept,
         step=_step_bytes(profile, size, trainable, count, on_gpu, halves),
         evaluation=_FP32 * size.listening * (profile.evaluation.eval_batch_size or count),
@@ -112,11 +114,12 @@ def _hidden(model: ModelSettings, size: ModelSize, trainable: int) -> int:
     return trainable if model.tuning == "lora" else size.matrices * trainable // max(1, size.parameters)
 
 
-def _weight_bytes(model: ModelSettings, size: ModelSize, trainable: int) -> int:
-    """Return the weights, with adapters beside them."""
+def _weight_bytes(model: ModelSettings, size: ModelSize, trainable: int, bf16: bool) -> int:
+    """Return the weights, with adapters beside them; ``bf16``: what steps compute in."""
     adapters = trainable if model.tuning == "lora" else 0
-    small = size.matrices if model.base_precision == "int8" else 0
-    return _FP32 * (size.parameters + adapters - small) + small
+    auto = "bf16" if bf16 and adapters else "fp32"
+    each = _BASE_BYTES[auto if model.base_precision == "auto" else model.base_precision]
+    return int(_FP32 * (size.parameters + adapters - size.matrices) + each * size.matrices)
 
 
 def _step_bytes(profile: Profile, size: ModelSize, trainable: int, batch: int, on_gpu: bool, halves: bool) -> int:
@@ -144,7 +147,7 @@ def _share(model: ModelSettings, halves: bool) -> float:
     """Return what is kept for backward, over what is kept with all weights in fp32."""
     inputs = model.tuning == "lora" or model.gradient_checkpointing
     dropped = _DROPOUT_SHARE if model.tuning == "lora" and model.lora_dropout else 1.0
-    eight = _EIGHT_BITS_SHARE if model.base_precision == "int8" else 1.0
+    eight = _EIGHT_BITS_SHARE if model.base_precision in QUANTISED else 1.0
     return dropped * eight * (1.0 if not halves else _BF16_INPUTS if inputs else _BF16_SHARE)
 
 

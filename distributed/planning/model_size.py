@@ -41,7 +41,8 @@ class ModelSize:
     working: int = 0
     """Numbers that one sample needs for a moment in the encoder, whether or not anything is kept for backward."""
     listening: int = 0
-    """Numbers that one sample of an evaluation needs, which hears whole windows and keeps nothing for backward."""
+    """Numbers that one sample of an evaluation needs, of which a Whisper hears whole windows; nothing is kept for
+    backward."""
     matrices: int = 0
     """Parameters in linear layers, which can be held in 8 bits."""
     teacher: ModelSize | None = None
@@ -186,7 +187,9 @@ def _decoder(config: Mapping[str, Any], sequence: int) -> ModelSize:
     length = sequence or _whole({"length": 512, **config}, "n_positions", "max_position_embeddings", "length")
     kept = length * (_kept(width, wide) * layers + 2 * words)
     matrices = layers * (attention + feet) if config.get("model_type") != "gpt2" else 0  # whose layers are no Linear
-    return ModelSize(total, layers, kept, outputs=length * 2 * words, matrices=matrices)
+    outputs = length * 2 * words
+    listening = outputs + length * _moment(width, wide)
+    return ModelSize(total, layers, kept, outputs=outputs, listening=listening, matrices=matrices)
 
 
 def _kept(width: int, wide: int) -> int:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from app.cli.commands import needs_packages
 from app.cli.main import main
 from distributed.checks.findings import CHECKS, Finding
+from training.self_test import SelfTestRow
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "checking.md"
 Capture = pytest.CaptureFixture[str]
@@ -49,3 +51,16 @@ def test_one_check_by_name(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> 
 def test_every_check_is_documented() -> None:
     said = DOCUMENT.read_text()
     assert [name for name in CHECKS if f"`{name}`" not in said] == []
+
+
+def test_a_self_test_writes_its_report(capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = [SelfTestRow("steps in fp32", "1.2 ms a step"), SelfTestRow("steps in bf16", "not supported", ok=False)]
+    asked: list[str] = []
+    monkeypatch.setattr("training.self_test.self_test", lambda device, tell: [asked.append(device), *rows][1:])
+    assert main(["doctor", "--self-test", "--device", "mps", "--out", str(tmp_path / "report.md")]) == 3
+    assert asked == ["mps"] and "failed: steps in bf16" in capsys.readouterr().out
+    assert "| steps in fp32 | 1.2 ms a step | ok |" in (tmp_path / "report.md").read_text()
+
+
+def test_a_self_test_needs_what_trains() -> None:
+    assert needs_packages(["doctor", "--self-test"]) and not needs_packages(["doctor", "memory"])

@@ -9,13 +9,19 @@ import pytest
 
 from distributed.planning import fitting
 from distributed.planning.fitting import Fitted, MemoryBudget
+from distributed.planning.memory_model import need_of
 from distributed.planning.model_size import ModelSize, size_for
 from profiles.errors import BadInput
 from profiles.resolve import load_profile, profile_from_options
 from profiles.schema import ModelSettings, Profile
 
 GB = 2**30
-SHAPES = {"small": (768, 12, 3072, 80), "medium": (1024, 24, 4096, 80), "large-v3": (1280, 32, 5120, 128)}
+SHAPES = {
+    "tiny": (384, 4, 1536, 80),
+    "small": (768, 12, 3072, 80),
+    "medium": (1024, 24, 4096, 80),
+    "large-v3": (1280, 32, 5120, 128),
+}
 """Width, layers of encoder and decoder, width of their MLPs, mels (Radford et al. 2022, table 1)."""
 
 
@@ -70,6 +76,70 @@ def test_a_whisper_fits_by_itself(whispers: Path, name: str, gigabytes: int, cha
     training = found.profile.training
     assert training.batch_size * training.gradient_accumulation == 8
     assert bool(found.line) == bool(changed) and (not changed or "studio has" in found.line)
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes", "batch", "passes", "checkpointing"),
+    [
+        ("whisper-small-full", 8, 2, 8, False),
+        ("whisper-small-full", 12, 4, 4, False),
+        ("whisper-small-full", 16, 8, 2, False),
+        ("whisper-small-full", 24, 8, 2, False),
+        ("whisper-small-full", 80, 16, 1, False),
+        ("whisper-large-v3-lora", 8, 2, 8, True),
+        ("whisper-large-v3-lora", 16, 8, 2, True),
+        ("whisper-large-v3-lora", 24, 8, 2, True),
+        ("whisper-large-v3-lora", 80, 4, 4, False),
+    ],
+)
+def test_starter_profiles_use_a_gpu(
+    whispers: Path, name: str, gigabytes: int, batch: int, passes: int, checkpointing: bool
+) -> None:
+    found = fit_starter(whispers, name, gigabytes)
+    training = found.profile.training
+    assert (training.batch_size, training.gradient_accumulation) == (batch, passes)
+    assert found.profile.model.gradient_checkpointing is checkpointing
+
+
+def fit_starter(whispers: Path, name: str, gigabytes: int, device: str = "cuda", **given: str) -> Fitted:
+    folder = whispers / ("small" if "small" in name else "large-v3")
+    profile = load_profile(name, {"model_path": str(folder), "dataset_path": "/nowhere", **given}).profile
+    return fitted(profile, size_for(profile), [MemoryBudget("tower", gigabytes * GB, device, bf16=True)])
+
+
+def test_one_line_tells_what_a_roomy_gpu_is_used_for(whispers: Path) -> None:
+    line = fit_starter(whispers, "whisper-small-full", 80).line
+    assert line == "tower has 80.0 GB: checkpointing off, batch 16 in one pass, evaluations by 64 (about 22.9 GB)"
+
+
+def test_what_a_person_set_is_not_loosened(whispers: Path) -> None:
+    given = {"gradient_checkpointing": "true", "batch_size": "2", "gradient_accumulation": "3", "eval_batch_size": "1"}
+    assert not fit_starter(whispers, "whisper-small-full", 80, **given).changes
+
+
+def test_processors_keep_their_batches(whispers: Path) -> None:
+    assert not fit_starter(whispers, "whisper-small-full", 80, "cpu").changes
+
+
+def test_what_is_chosen_for_there_is_room_leaves_some(whispers: Path) -> None:
+    room = MemoryBudget("tower", 24 * GB, "cuda")
+    for name in ("whisper-small-full", "whisper-large-v3-lora"):
+        assert fit_starter(whispers, name, 24).needs <= 0.85 * room.usable
+
+
+def test_nothing_is_loosened_where_activations_are_unknown() -> None:
+    options = {"model_path": "owner/model", "gradient_checkpointing": "true", "fit_memory": "gradient_checkpointing"}
+    profile = profile_from_options("mine", options)
+    budget = [MemoryBudget("tower", 80 * GB, "cuda")]
+    assert not fitted(profile, ModelSize(10**8), budget).changes
+    assert fitted(profile, ModelSize(10**8, activations=10**6), budget).changes
+
+
+def test_one_machine_of_unknown_memory_keeps_all_from_growing(whispers: Path) -> None:
+    profile = profile_from_options("mine", {"model_path": str(whispers / "tiny")})
+    roomy, unknown = MemoryBudget("tower", 80 * GB, "cuda"), MemoryBudget("studio", 0, "cuda")
+    assert fitted(profile, size_for(profile), [roomy]).changes
+    assert not fitted(profile, size_for(profile), [roomy, unknown]).changes
 
 
 def test_the_line_names_what_was_changed_why_and_where(whispers: Path) -> None:
@@ -127,7 +197,7 @@ def test_what_cannot_fit_is_refused_with_what_would(whispers: Path) -> None:
 def test_a_base_in_8_bits_is_the_last_resort(whispers: Path, installed: bool) -> None:
     found = fit(whispers / "large-v3", 10, with_8_bits=installed)
     tight = "which is tight" in found.line
-    assert (found.profile.model.base_precision, tight) == (("int8", False) if installed else ("fp32", True))
+    assert (found.profile.model.base_precision, tight) == (("int8", False) if installed else ("auto", True))
     assert found.profile.model.tuning == "lora"
 
 
@@ -175,3 +245,15 @@ def test_the_machine_with_the_least_memory_decides(whispers: Path) -> None:
     profile = profile_from_options("mine", {"model_path": str(whispers / "small")})
     found = fitted(profile, size_for(profile), [MemoryBudget("tower", 64 * GB), MemoryBudget("studio", 8 * GB)])
     assert "studio has" in found.line
+
+
+def test_a_base_in_fewer_bits_needs_less(whispers: Path) -> None:
+    def needed(precision: str) -> int:
+        options = {"model_path": str(whispers / "large-v3"), "tuning": "lora", "base_precision": precision}
+        profile = profile_from_options("mine", options)
+        size = size_for(profile)
+        assert size is not None
+        return need_of(profile, size, on_gpu=True, bf16=True).weights
+
+    assert needed("auto") == needed("bf16") < 0.6 * needed("fp32")
+    assert needed("nf4") < needed("int8") < needed("bf16")

@@ -9,7 +9,7 @@ import pytest
 from profiles.errors import BadInput
 from profiles.layers import open_settings
 from profiles.optimisation import TrainingSettings
-from profiles.resolve import load_profile, profile_from_options, save_profile
+from profiles.resolve import load_profile, profile_from_options, save_profile, validate_config
 from profiles.schema import Profile
 
 ALL = {"batch_size", "eval_batch_size", "gradient_checkpointing", "tuning", "base_precision", "learning_rate"}
@@ -58,3 +58,19 @@ def test_a_saved_profile_keeps_what_was_left_open(tmp_path: Path) -> None:
 def test_without_files_what_is_given_stays() -> None:
     assert open_settings(Profile(name="p", training=TrainingSettings(batch_size=2))) == ALL - {"batch_size"}
     assert set(open_settings(profile_from_options("p", {"tuning": "full"}))) == ALL - {"tuning"}
+
+
+def test_auto_takes_back_what_was_set_and_leaves_it_open(tmp_path: Path) -> None:
+    lines = "gradient_checkpointing = true\nlearning_rate = 2e-5\neval_batch_size = auto\n"
+    assert opened(tmp_path, lines) == ALL - {"gradient_checkpointing", "learning_rate"}
+    assert opened(tmp_path, lines, gradient_checkpointing="auto") == ALL - {"learning_rate"}
+    profile = load_profile("p", {"gradient_checkpointing": "auto"}, tmp_path / "config.ini").profile
+    assert (profile.model.gradient_checkpointing, profile.evaluation.eval_batch_size) == (False, 0)
+    assert opened(tmp_path, f"{lines}fit_memory = batch_size\n") == {"batch_size", "eval_batch_size"}
+    assert opened(tmp_path, lines, fit_memory="off") == set()
+
+
+def test_auto_is_no_problem_where_a_file_is_checked(tmp_path: Path) -> None:
+    (tmp_path / "config.ini").write_text(f"{START}gradient_checkpointing = auto\nmax_steps = auto\n")
+    problems = validate_config(tmp_path / "config.ini")
+    assert len(problems) == 1 and "max_steps" in problems[0]

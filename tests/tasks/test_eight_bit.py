@@ -1,4 +1,4 @@
-"""Adapters over a base in 8 bits. Skipped where bitsandbytes is not installed."""
+"""Adapters over a base in 8 or 4 bits. Skipped where bitsandbytes is not installed."""
 
 from __future__ import annotations
 
@@ -24,32 +24,35 @@ def built(prepared: Prepared, **options: Any) -> tuple[WhisperTask, Any]:
     return task, task.build_model()
 
 
-def test_without_the_library_it_is_refused(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", ["int8", "nf4"])
+def test_without_the_library_it_is_refused(prepared: Prepared, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(BadInput, match="int8 needs bitsandbytes"):
-        built(prepared, base_precision="int8")
+    with pytest.raises(BadInput, match=f"{precision} needs bitsandbytes"):
+        built(prepared, base_precision=precision)
 
 
-def test_only_adapters_are_trained_over_it(prepared: Prepared) -> None:
+@pytest.mark.parametrize(("precision", "kind", "near"), [("int8", torch.int8, 0.02), ("nf4", torch.uint8, 0.1)])
+def test_only_adapters_are_trained_over_it(prepared: Prepared, precision: str, kind: torch.dtype, near: float) -> None:
     pytest.importorskip("bitsandbytes")
-    task, model = built(prepared, base_precision="int8")
+    task, model = built(prepared, base_precision=precision)
     _, usual = built(prepared)
     layer = unwrap(model).model.decoder.layers[0].fc1.base_layer
-    assert (layer.weight.dtype, unwrap(model).proj_out.weight.dtype) == (torch.int8, torch.float32)
+    assert (layer.weight.dtype, unwrap(model).proj_out.weight.dtype) == (kind, torch.float32)
     assert all(".lora_" in name for name, parameter in model.named_parameters() if parameter.requires_grad)
     batch = task.collate([task.train[0], task.train[1]], [])
     with torch.no_grad():
         losses = [float(task.loss(one.eval(), copy.deepcopy(batch))) for one in (model, usual)]
-    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    assert losses[0] == pytest.approx(losses[1], rel=near)
     task.loss(model.train(), batch).backward()
     assert any(bool(p.grad.any()) for name, p in model.named_parameters() if "lora_B" in name)
 
 
+@pytest.mark.parametrize("precision", ["int8", "nf4"])
 def test_adapters_are_merged_into_the_weights_as_they_were_read(
-    prepared: Prepared, english_whisper: Path, tmp_path: Path
+    prepared: Prepared, english_whisper: Path, tmp_path: Path, precision: str
 ) -> None:
     pytest.importorskip("bitsandbytes")
-    task, model = built(prepared, base_precision="int8", lora_alpha=4)
+    task, model = built(prepared, base_precision=precision, lora_alpha=4)
     adapted = unwrap(model).model.decoder.layers[0].fc1
     with torch.no_grad():
         adapted.lora_B["default"].weight.normal_()

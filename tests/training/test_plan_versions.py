@@ -44,3 +44,12 @@ def test_the_hash_of_an_earlier_plan_is_the_one_in_its_snapshots() -> None:
     document["profile"]["strategy"]["owned"]["sparta"]["selection"] = "shuffled"
     assert RunPlan.model_validate(written_by_version_1("shuffled")).hash() == hash_of_version_1(document)
     assert plan_with("shuffled").hash() != plan_with("partitioned").hash()
+
+
+def test_a_base_in_fp32_of_an_earlier_plan_keeps_its_hash() -> None:
+    options = {"model_path": "owner/model", "tuning": "lora"}
+    hashes = [
+        plan_local_run(profile_from_options("p", {**options, "base_precision": precision}), 1).hash()
+        for precision in ("auto", "fp32", "nf4")
+    ]
+    assert hashes[0] == hashes[1] != hashes[2]

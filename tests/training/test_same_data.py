@@ -218,3 +218,15 @@ def test_a_resume_in_another_precision_is_told(tmp_path: Path) -> None:
 def test_a_record_that_nobody_understands_is_said() -> None:
     with pytest.raises(BadInput, match="what the run recorded of its data cannot be read.*start a new run"):
         check_unchanged({"splits": 3}, described(SAMPLES), "the run began with")
+
+
+def test_frozen_weights_in_bf16_are_those_of_a_member_that_has_them_in_float32() -> None:
+    """One computes in bf16, the other one, an older machine, in fp32."""
+    looks = []
+    for dtype in (torch.float32, torch.bfloat16):
+        task = ToyTask()
+        task.prepare(lambda *_: None)
+        model = task.build_model()
+        model[0].weight = torch.nn.Parameter(model[0].weight.detach().to(dtype), requires_grad=False)
+        looks.append(describe(task, model, Samples(task, 5), 5, pytest.fail))
+    assert difference(*looks) == ""

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from toy_task import ToyTask
+from toy_task import ToyTask, toy_plan
 
 from profiles.resolve import profile_from_options
 from training import short_run, short_run_start
@@ -139,3 +139,7 @@ def test_a_machine_of_one_core_imports_nothing_before_the_word(cores: int) -> No
 
 def test_no_step_no_pace() -> None:
     assert StepTimer().step_time() is None
+
+
+def test_a_short_run_waits_for_no_compiler() -> None:
+    assert short_run.plan_for(toy_plan(training={"compile": "on"}), 4).profile.training.compile == "off"

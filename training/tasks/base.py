@@ -80,6 +80,9 @@ class Task(ABC):
     bf16_pays: bool = False
     """Whether steps in bf16 were measured to be faster on a processor that multiplies bf16 in hardware."""
 
+    compiling_pays: bool = False
+    """Whether blocks of the model are of the kind that gains from being compiled on a GPU."""
+
     draws_globally: bool = True
     """Whether reading a sample or making a batch may draw from the generators that everybody in the process shares
     (torch's, numpy's, Python's). Where it does not, batches are made while the model computes."""

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from profiles.errors import BadInput, counted
-from profiles.schema import Profile
+from profiles.schema import QUANTISED, Profile
 from training.bounded import LONGEST_TEXT
 from training.tasks.base import Batch, Progress, Task
 from training.tasks.cache import cache_root
@@ -29,6 +29,7 @@ from training.tasks.conversations import (
     hub_conversations,
     read_conversations,
 )
+from training.tasks.frozen_base import with_quantised_base
 from training.tasks.packing import unpacked
 from training.tasks.pretrained import (
     adapter_folder,
@@ -38,7 +39,6 @@ from training.tasks.pretrained import (
     read_with_adapters,
     recompute_activations,
     save_weights,
-    with_8_bit_base,
 )
 from training.tasks.showcase import Shown
 from training.tasks.speech_clips import held_out
@@ -57,6 +57,7 @@ class CausalLMTask(Task):
     """Next-token prediction with any ``AutoModelForCausalLM``; loss per token."""
 
     name = "causal_lm"
+    compiling_pays = True
     draws_globally = False
     shows = "text"
     most_shown = 3
@@ -154,8 +155,8 @@ class CausalLMTask(Task):
     def build_model(self) -> nn.Module:
         settings = self.profile.model
         model = self._read_model()
-        if settings.base_precision == "int8":
-            model = with_8_bit_base(model)
+        if settings.base_precision in QUANTISED:
+            model = with_quantised_base(model, settings.base_precision)
         if settings.gradient_checkpointing:
             recompute_activations(model)
         if settings.tuning == "lora":
@@ -167,7 +168,7 @@ class CausalLMTask(Task):
         if self.profile.model.from_scratch:
             return auto.from_config(copy.deepcopy(self.config), dtype=torch.float32)
         model = self.profile.model
-        return read_with_adapters(auto, model.model_path, as_stored=model.base_precision == "int8")
+        return read_with_adapters(auto, model.model_path, as_stored=model.base_precision in QUANTISED)
 
     def table(self, split: str) -> str:
         blocks = self.train if split == "train" else self.evaluation[split]

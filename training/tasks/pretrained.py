@@ -1,14 +1,12 @@
 """Models of transformers: read from a folder or the hub, with errors a person can act on; trained with less memory.
 
-Low-rank adapters go through peft (Hu et al. 2021, arXiv:2106.09685): W' = W + (alpha / rank) B A. Under them weights
-may be held in 8 bits: LLM.int8() of bitsandbytes (Dettmers et al. 2022, arXiv:2208.07339).
+Low-rank adapters go through peft (Hu et al. 2021, arXiv:2106.09685): W' = W + (alpha / rank) B A. What weights under
+them are held in says :mod:`training.tasks.frozen_base`.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
-import logging
 import os
 import re
 import socket
@@ -36,11 +34,6 @@ T = TypeVar("T")
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
-_GET_8_BITS = (
-    "install it on every machine: pip install -c constraints.txt -e '.[eight-bit]'; or set base_precision = fp32"
-)
-_OUTLIER = 6.0
-"""Inputs above it are multiplied in 16 bits (section 3.2)."""
 _HOW_TO_OPEN = """\
 # Adapter
 
@@ -190,40 +183,6 @@ def recompute_activations(model: Any) -> None:
     model.enable_input_require_grads()
 
 
-def with_8_bit_base(model: Any) -> Any:
-    """Put the matrices of all linear layers but the output into int8, with a scale a row; in place.
-
-    Quantised on the CPU, whatever device comes next, so that all members hold the same numbers.
-
-    Raises:
-        BadInput: bitsandbytes is missing, or does not work on this machine.
-    """
-    try:
-        library: Any = importlib.import_module("bitsandbytes")
-    except (ImportError, OSError, RuntimeError) as error:
-        said = " ".join(str(error).split())[:200]
-        raise BadInput(
-            f"base_precision = int8 needs bitsandbytes, which cannot be used here: {said}", _GET_8_BITS
-        ) from error
-    logging.getLogger(library.autograd._functions.__name__).setLevel(logging.ERROR)  # else a line at every layer
-    kept = model.get_output_embeddings()
-    layers = {name: one for name, one in model.named_modules() if type(one) is nn.Linear and one is not kept}
-    if not layers:
-        raise BadInput("base_precision = int8: the model has no linear layers", "set base_precision = fp32")
-    for name, layer in layers.items():
-        small = library.nn.Linear8bitLt(
-            layer.in_features, layer.out_features, False, has_fp16_weights=False, threshold=_OUTLIER, device="meta"
-        )
-        weight = library.nn.Int8Params(layer.weight.detach(), requires_grad=False, has_fp16_weights=False)
-        small.weight, small.bias = weight.to("cpu"), layer.bias
-        model.set_submodule(name, small)
-    for parameter in model.parameters():  # lets go of the file, whose pages would count as this process's
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(torch.float32, copy=True)
-    model.is_loaded_in_8bit = True  # what peft asks before it chooses the adapter's class
-    return model
-
-
 def add_lora(
     model: PreTrainedModel, settings: ModelSettings, all_linear: tuple[str, ...], exclude: str | None = None
 ) -> PeftModel:
@@ -278,11 +237,11 @@ def merged_copy(model: PeftModel, read_base: Callable[[], PreTrainedModel], fold
     The others are shared with the live model where it is on the CPU.
 
     Args:
-        read_base: reads the base model; asked where the live one has its weights in 8 bits.
+        read_base: reads the base model; asked where the live one has weights in fewer bits than it gives.
         folder: has room for the files, which have no names.
     """
     base = cast(PreTrainedModel, model.get_base_model())
-    if getattr(base, "is_loaded_in_8bit", False):
+    if any(parameter.dtype != torch.float32 for parameter in base.parameters()):
         fresh = read_base()
         adapted = {f"{name}.weight": layer for name, layer in base.named_modules() if isinstance(layer, LoraLayer)}
         for name, parameter in fresh.named_parameters():

@@ -21,7 +21,8 @@ from transformers import (
 )
 
 from profiles.errors import BadInput
-from profiles.schema import AUTO_LANGUAGE, ModelSettings
+from profiles.schema import AUTO_LANGUAGE, QUANTISED, ModelSettings
+from training.tasks.frozen_base import with_quantised_base
 from training.tasks.language_codes import language_code
 from training.tasks.pretrained import (
     adapter_folder,
@@ -33,7 +34,6 @@ from training.tasks.pretrained import (
     read_weights,
     recompute_activations,
     save_weights,
-    with_8_bit_base,
 )
 from training.tasks.published_models import local_folder
 from training.tasks.whisper.checkpoint import (
@@ -261,8 +261,8 @@ class WhisperModelWrapper:
             BadInput: the weights are missing, damaged or of another shape; a LoRA target is not there.
         """
         model = self._read_with_generation()
-        if self.settings.base_precision == "int8":
-            model = with_8_bit_base(model)
+        if self.settings.base_precision in QUANTISED:
+            model = with_quantised_base(model, self.settings.base_precision)
         # Sinusoids (Radford et al. 2022, section 2.2), not to be learnt; transformers lets loaded ones be trained
         model.model.encoder.embed_positions.requires_grad_(False)
         if self.settings.gradient_checkpointing:
@@ -284,7 +284,7 @@ class WhisperModelWrapper:
             return WhisperForConditionalGeneration(copy.deepcopy(self.config))
 
         plain = self.adapter is None and not self._is_remade
-        small = plain and self.settings.base_precision == "int8"
+        small = plain and self.settings.base_precision in QUANTISED
         model = read_weights(WhisperForConditionalGeneration, self.path, as_stored=small)
         if self.adapter is not None:
             folder = self.adapter

@@ -60,6 +60,7 @@ class WhisperTask(Task):
     """Speech recognition (or translation) with a Whisper; loss per token of the transcript, the prompt not counted."""
 
     name = "whisper"
+    compiling_pays = True
     counts = Task.counts | {"word_edits", "words", "char_edits", "chars", "texts", "cut_texts"}
     draws_globally = False
     train: SpeechData

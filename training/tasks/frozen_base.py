@@ -1,0 +1,123 @@
+"""What the weights below adapters are held in: they are not trained, so they need not be in float32.
+
+- ``bf16``: as autocast would cast them at each use, so a step gives the same bits (float32 is for weights that are
+  updated: Micikevicius et al. 2018, section 3.1).
+- ``int8``: LLM.int8() (Dettmers et al. 2022, arXiv:2208.07339), with a scale a row; by bitsandbytes.
+- ``nf4``: 4-bit NormalFloat with a scale for 64 weights (Dettmers et al. 2023, arXiv:2305.14314, section 3); by
+  bitsandbytes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from profiles.errors import BadInput
+from profiles.schema import QUANTISED, ModelSettings
+from training.device import Precision
+
+_INSTALL = "install it on every machine: pip install -c constraints.txt -e '.[eight-bit]'; or set base_precision = auto"
+_OUTLIER = 6.0
+"""Inputs above it are multiplied in 16 bits (LLM.int8(), section 3.2)."""
+
+
+def with_frozen_base(model: nn.Module, settings: ModelSettings, precision: Precision) -> nn.Module:
+    """Hold the weights below adapters as ``base_precision`` says, in place; ``auto`` is bf16 where steps compute in it.
+
+    Raises:
+        BadInput: steps do not compute in bf16 where it is asked for, or bitsandbytes does not serve the device.
+    """
+    wanted = settings.base_precision if settings.tuning == "lora" else "fp32"
+    if wanted in QUANTISED:
+        _check_device(wanted, precision.device)
+    elif wanted != "fp32" and precision.dtype is torch.bfloat16:
+        for parameter in _cast_by_autocast(model):
+            parameter.data = parameter.data.to(torch.bfloat16)
+    elif wanted == "bf16":
+        message = f"base_precision = bf16: steps on {precision.device.type} compute in {precision.name} here"
+        raise BadInput(message, "set mixed_precision = bf16, or base_precision = auto")
+    return model
+
+
+def _cast_by_autocast(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the frozen weights that autocast casts wherever they are used: those of linear layers alone."""
+    from transformers.pytorch_utils import Conv1D  # takes a second, and other models have none
+
+    linear, others = dict[int, nn.Parameter](), set[int]()
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            if type(module) in (nn.Linear, Conv1D):
+                linear[id(parameter)] = parameter
+            else:  # an embedding shares its weights with the output layer
+                others.add(id(parameter))
+    for key, parameter in linear.items():
+        if key not in others and not parameter.requires_grad and parameter.dtype == torch.float32:
+            yield parameter
+
+
+def with_quantised_base(model: Any, precision: str) -> Any:
+    """Put the matrices of all linear layers but the output into ``int8`` or ``nf4``; in place.
+
+    Quantised on the CPU, whatever device comes next, so that all members hold the same numbers.
+
+    Raises:
+        BadInput: bitsandbytes is missing, or does not work on this machine.
+    """
+    library = _bitsandbytes(precision)
+    output = model.get_output_embeddings()
+    layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear and layer is not output}
+    if not layers:
+        raise BadInput(f"base_precision = {precision}: the model has no linear layers", "set base_precision = auto")
+    for name, layer in layers.items():
+        model.set_submodule(name, _QUANTISERS[precision](library, layer))
+    for parameter in model.parameters():  # lets go of the file, whose pages would count as this process's
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(torch.float32, copy=True)
+    setattr(model, _MARKS[precision], True)
+    return model
+
+
+def _bitsandbytes(precision: str) -> Any:
+    try:
+        library: Any = importlib.import_module("bitsandbytes")
+    except (ImportError, OSError, RuntimeError) as error:
+        said = " ".join(str(error).split())[:200]
+        message = f"base_precision = {precision} needs bitsandbytes, which cannot be used here: {said}"
+        raise BadInput(message, _INSTALL) from error
+    logging.getLogger(library.autograd._functions.__name__).setLevel(logging.ERROR)  # else a line at every layer
+    return library
+
+
+def _check_device(precision: str, device: torch.device) -> None:
+    served = _bitsandbytes(precision).supported_torch_devices
+    if device.type not in served:
+        message = f"base_precision = {precision}: bitsandbytes does not work on {device.type}"
+        others = " or ".join(name for name in ("cpu", "cuda", "mps") if name in served)
+        raise BadInput(message, f"set device to {others}, or base_precision = auto")
+
+
+def _in_8_bits(library: Any, layer: nn.Linear) -> nn.Module:
+    small = library.nn.Linear8bitLt(
+        layer.in_features, layer.out_features, False, has_fp16_weights=False, threshold=_OUTLIER, device="meta"
+    )
+    weight = library.nn.Int8Params(layer.weight.detach(), requires_grad=False, has_fp16_weights=False)
+    small.weight, small.bias = weight.to("cpu"), layer.bias
+    return small  # type: ignore[no-any-return]
+
+
+def _in_4_bits(library: Any, layer: nn.Linear) -> nn.Module:
+    small = library.nn.Linear4bit(layer.in_features, layer.out_features, False, quant_type="nf4", device="meta")
+    weight = library.nn.Params4bit(layer.weight.detach().float(), requires_grad=False, quant_type="nf4", module=small)
+    small.weight, small.bias = weight.to("cpu"), layer.bias
+    small.support_avx512bf16_for_cpu = False  # packs the weights in an evaluation as no training can read them
+    return small  # type: ignore[no-any-return]
+
+
+_QUANTISERS = {"int8": _in_8_bits, "nf4": _in_4_bits}
+_MARKS = {"int8": "is_loaded_in_8bit", "nf4": "is_loaded_in_4bit"}
+"""What peft asks before it chooses the adapter's class."""
