@@ -125,8 +125,7 @@ class Ours:
         self._taken, start = 0, self._clock()
         for _ in range(self._steps):
             self._trainer._step()
-            ahead = self._trainer.source._ahead
-            if ahead is not None:
+            for *_, ahead in list(self._trainer.source._queue):
                 ahead.result()
         return (self._clock() - start) / self._taken
 

@@ -165,7 +165,7 @@ def test_the_teacher_is_asked_once(prepared: Any, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 def test_a_student_in_8_bits_learns_from_the_teacher_as_it_is(prepared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whisper_model, "with_8_bit_base", lambda model: pytest.fail("the teacher is quantised"))
+    monkeypatch.setattr(whisper_model, "with_quantised_base", lambda *_: pytest.fail("the teacher is quantised"))
     prepared(base_precision="int8", tuning="lora")
 
 
