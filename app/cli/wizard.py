@@ -11,20 +11,30 @@ from typing import TYPE_CHECKING
 from app.console import can_only_print, say, say_error
 from profiles.bootstrap import begin_to_answer
 from profiles.errors import BadInput, ExitCode, MusterError
+from profiles.installation import IS_CHECKOUT, program
 
 if TYPE_CHECKING:
     from app.wizard.services import Services
 
-HEADLESS = """The guided set-up needs a terminal. Without one, use these commands:
+_INSTEAD = {
+    "profiles list": "list what can be trained",
+    "discover": "find machines",
+    "access USER@HOST": "set up the login there",
+    "distributed-check --hosts FILE": "check whether they can train",
+    "plan PROFILE --hosts FILE": "find the fastest way",
+    "distributed-train PROFILE": "train",
+}
+"""Commands that do what the set-up does, and what for."""
 
-  make demo                                             train a small Whisper on the shipped recordings
-  python3 cli_typer.py profiles list                    list what can be trained
-  python3 cli_typer.py discover                         find machines
-  python3 cli_typer.py access USER@HOST                 set up the login there
-  python3 cli_typer.py distributed-check --hosts FILE   check whether they can train
-  python3 cli_typer.py plan PROFILE --hosts FILE        find the fastest way
-  python3 cli_typer.py distributed-train PROFILE        train
-"""
+
+def headless() -> str:
+    """Return what is said where there is no terminal."""
+    demo = "make demo" if IS_CHECKOUT else program("distributed-train demo")
+    lines = {demo: "train a small Whisper on the shipped recordings"}
+    lines |= {program(command): about for command, about in _INSTEAD.items()}
+    width = max(map(len, lines))
+    shown = "\n".join(f"  {command:{width}}   {about}" for command, about in lines.items())
+    return f"The guided set-up needs a terminal. Without one, use these commands:\n\n{shown}\n"
 
 
 def options(name: str = "wizard.py", tour: bool = False) -> argparse.ArgumentParser:
@@ -51,7 +61,7 @@ def main(arguments: Sequence[str], name: str = "wizard.py", tour: bool = False) 
     try:
         services, profile = _chosen(chosen.demo, chosen.profile)
         if not sys.stdin.isatty() or not sys.stdout.isatty():
-            sys.stderr.write(HEADLESS)
+            sys.stderr.write(headless())
             return ExitCode.BAD_INPUT
         if chosen.plain or can_only_print():
             from app.cli.attach import show_run

@@ -15,7 +15,7 @@ from app.wizard.records import Assessment, Home, ItemStatus, Plan, Tell
 from app.wizard.services import Services
 from app.wizard.state import Answers, PlanRequest
 from profiles.errors import BadInput
-from profiles.installation import RUNS_FOLDER
+from profiles.installation import RUNS_FOLDER, WIZARD
 
 if TYPE_CHECKING:
     from app.demo.outside import TourOutside
@@ -113,7 +113,7 @@ class DemoServices(Services):
 
 def command_of(number: int) -> str:
     """Return what to type for this tour."""
-    return f"python wizard.py --demo {number}"
+    return f"{WIZARD} --demo {number}"
 
 
 def recommended(machines: int) -> Planned:

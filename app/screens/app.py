@@ -24,6 +24,7 @@ from app.wizard.records import ItemStatus
 from app.wizard.services import Services
 from app.wizard.state import Step, WizardState
 from distributed.ssh.command_log import CommandRecord
+from profiles.installation import WIZARD
 
 if TYPE_CHECKING:  # only when a run is watched
     from app.dashboard.commands import Commands
@@ -121,7 +122,7 @@ class WizardApp(SteeredApp):
     # ---------------------------------------------------------------------------------------------------- the shell
 
     def headless_command(self) -> str:
-        return "python3 wizard.py --plain"
+        return f"{WIZARD} --plain"
 
     def command_records(self) -> list[CommandRecord]:
         done = [CommandRecord("", line, "ok") for line in self.wizard.state.log]

@@ -87,6 +87,13 @@ def test_runs_lie_in_the_users_folder(bare: Path) -> None:
 
 
 @pytest.mark.slow
+def test_without_a_terminal_commands_of_this_installation_are_named(bare: Path) -> None:
+    told = muster(bare, "-m", "muster").stderr
+    assert "muster discover" in told
+    assert "cli_typer" not in told and "make " not in told
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [("muster mach", "machines"), ("muster machines disc", "discover"), ("muster runs rep", "report")],

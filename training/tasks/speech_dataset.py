@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from profiles.errors import BadInput, counted
+from profiles.installation import program
 from training.tasks.faults import Faults
 from training.tasks.patches import KEPT, PSEUDO, AppliedPatch, Patches, patched, read_patches, unknown
 from training.tasks.speech_clips import (
@@ -286,7 +287,7 @@ def _instead_of_tables(folder: Path) -> str:
         hint = f"{there[0].name} is there: save it as train.csv ('CSV UTF-8') with the columns id, audio_path, text"
     if there and there[0].suffix.lower() in (".csv", ".tsv"):
         hint += f", or name it: --dataset {shlex.quote(str(there[0]))}"
-    made = f"cli_typer.py prepare {shlex.quote(str(folder))} --out NEW"
+    made = program("prepare", shlex.quote(str(folder)), "--out NEW")
     return f"{hint}; of other forms (LJSpeech, Kaldi, a text beside each sound, ...) a data set is made with: {made}"
 
 
@@ -366,7 +367,7 @@ def _refuse_parts(clips: Sequence[Clip], table: Path, faults: Faults) -> None:
         column = next((name for name in OFFSET_COLUMNS if clip.columns.get(name)), "")
         shares = any(rows[name] > 1 for name in _files(clip))
         if column and (shares or (column == "offset" and clip.columns[column].strip("0.,:"))):
-            hint = f"make clips of them: cli_typer.py prepare {shlex.quote(str(table))} --out NEW"
+            hint = f"make clips of them: {program('prepare', shlex.quote(str(table)), '--out NEW')}"
             with faults:
                 raise BadInput(f"{clip.where}, column {column}: parts of recordings, and files are read whole", hint)
             return
