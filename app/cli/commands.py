@@ -251,5 +251,5 @@ def _function(key: str) -> Any:
     if COMMANDS[key].trains and not can_train():
         from app.cli.handover import handed_over  # of a light core alone
 
-        return handed_over(function)
+        return handed_over(function, uses_model=COMMANDS[key].group == "model")
     return function

@@ -28,12 +28,16 @@ def hand_over(arguments: Sequence[str]) -> None:
         os.execve(python, [python, "-m", "muster", *arguments], variables)
 
 
-def handed_over(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command that installs what it needs to be carried out, unless its options say that it would fail."""
+def handed_over(command: Callable[..., Any], uses_model: bool) -> Callable[..., Any]:
+    """Return a command that installs what it needs to be carried out, unless its options say that it would fail.
+
+    Args:
+        uses_model: whether its ``model`` is a trained one.
+    """
 
     @functools.wraps(command)  # with its options
     def equip_and_hand_over(**options: Any) -> NoReturn:
-        _refuse_missing(options)
+        _refuse_missing(options, uses_model)
         equip_here()
         hand_over(sys.argv[1:])
         raise BadInput("the environment that trains cannot be used", f"repeat: {SETUP}")
@@ -41,7 +45,7 @@ def handed_over(command: Callable[..., Any]) -> Callable[..., Any]:
     return equip_and_hand_over
 
 
-def _refuse_missing(options: Mapping[str, Any]) -> None:
+def _refuse_missing(options: Mapping[str, Any], uses_model: bool) -> None:
     """Refuse a profile or a model that is not there.
 
     Raises:
@@ -49,7 +53,7 @@ def _refuse_missing(options: Mapping[str, Any]) -> None:
     """
     if options.get("profile"):
         load_profile(options["profile"], complete=False)
-    if "model" in options:
+    if uses_model and "model" in options:
         reference = options["model"]
         left_out = Path(reference).is_file() or any(map(str.isspace, reference))  # it is a recording, or a prompt
         if not reference or not Path(reference).is_dir():
