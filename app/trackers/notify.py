@@ -110,13 +110,13 @@ class Notifier:
         metadata = RunFolder.open(self._run.path).metadata
         ending = f"{status} {metadata.end_time}"
         if self._ended.exists() and self._ended.read_text() == ending:
-            return f"sent to {self._target} before"
+            return "sent before"
         reason = metadata.error_message if status == "failed" else ""
         details = reason or self._result
         if problem := self._send(status, _ENDINGS.get(status, status) + (f": {details}" if details else "")):
             return problem
         write_whole(self._ended, ending.encode())
-        return f"sent to {self._target}"
+        return "sent"
 
     def _send(self, status: str, text: str) -> str:
         """Send a message, and return why it did not get through: that ends neither the run nor what is sent later."""
