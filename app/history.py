@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
-from app.member_state import GONE, HELLOS, TROUBLE, MemberState, changes
+from app.member_state import GONE, HELLOS, TROUBLE, MemberState
 from app.metrics import metric_label, metric_text, metrics_of
+from app.pair_paths import changes
 from training.events import (
     ErrorEvent,
     EvaluationEvent,

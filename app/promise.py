@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from app.member_state import TROUBLE, pairs
+from app.member_state import TROUBLE
+from app.pair_paths import pairs
 from app.ribbon import Ribbon, ribbons, steps_away
 from app.run_series import Point, coarser, of_member
 from app.run_state import RunState

@@ -22,12 +22,12 @@ SHARED = TOP if IS_CHECKOUT else TOP / "muster" / "shared"
 """``config.ini``, the examples and the list of tested packages."""
 PROGRAM = ("python3", "cli_typer.py") if IS_CHECKOUT else ("muster",)
 """What a person types before a command, in the folder of a checkout."""
-WIZARD = ("python3", "wizard.py") if IS_CHECKOUT else ("muster", "wizard")
-"""What a person types before an option of the guided set-up."""
 DEMO = "make demo" if IS_CHECKOUT else "muster train demo"
 """What trains the example."""
 SETUP = "make setup" if IS_CHECKOUT else "muster setup"
 """What installs the packages that train on this computer."""
+WIZARD = "python3 wizard.py" if IS_CHECKOUT else "muster wizard"
+"""What a person types for the guided set-up, in the folder of a checkout, before its options."""
 
 
 def user_folder(kind: str) -> Path:

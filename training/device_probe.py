@@ -38,7 +38,7 @@ FOR_PROCESSORS = ProbeSize(128, 2, 4, 64, 512, 1 << 24)
 TINY = ProbeSize(16, 1, 2, 8, 32, 1 << 12)
 
 
-class StepFigures(NamedTuple):
+class TimedSteps(NamedTuple):
     """Of some training steps."""
 
     seconds: float
@@ -70,7 +70,7 @@ class ProbeSteps:
         self._inputs = torch.randn(size.batch, size.length, size.width, generator=generator).to(device)
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
 
-    def take(self, count: int) -> StepFigures:
+    def take(self, count: int) -> TimedSteps:
         """Take ``count`` steps, after one that warms up.
 
         Raises:
@@ -88,7 +88,7 @@ class ProbeSteps:
             self._optimizer.zero_grad(set_to_none=True)
             wait_for(self._device)
             seconds.append(time.perf_counter() - start)
-        return StepFigures(statistics.median(seconds[1:]), float(loss.detach()))
+        return TimedSteps(statistics.median(seconds[1:]), float(loss.detach()))
 
 
 @functools.cache

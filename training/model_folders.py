@@ -11,7 +11,7 @@ from typing import Any, Literal
 from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.plan import read_plan
-from training.runs import find_model, finished_model, list_runs
+from training.runs import find_model, finished_model, list_runs, runs_anywhere
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _WRITING = ("ForCausalLM", "LMHeadModel")
@@ -29,7 +29,8 @@ def find_usable_model(output_dir: Path, reference: str, usable: Callable[[Path],
         BadInput: nothing fits, or the run has no model.
     """
     if not reference:
-        models = (finished_model(run.path) for run in list_runs(output_dir))
+        runs = [*list_runs(output_dir), *runs_anywhere(output_dir)]  # of this folder first
+        models = (finished_model(run.path) for run in runs)
         newest = next((model for model in models if model and usable(model)), None)
         return newest or find_model(output_dir, reference)
     try:

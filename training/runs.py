@@ -142,7 +142,7 @@ def runs_anywhere(output_dir: Path) -> list[RunSummary]:
 
 def find_run(output_dir: Path, reference: str) -> Path:
     """Return the run folder that ``reference`` means: a path, an id or its beginning, a profile (its newest run), or
-    the end of an id; of all runs the newest where it is empty.
+    the end of an id; of all runs the newest that is not damaged where it is empty.
 
     Raises:
         BadInput: no run, or several, fit.
@@ -151,8 +151,8 @@ def find_run(output_dir: Path, reference: str) -> Path:
     if reference and (path / "metadata.json").is_file():
         return path
     runs = list_runs(output_dir)
-    if not reference and runs:
-        return runs[0].path
+    if not reference and (listed := runs or runs_anywhere(output_dir)):
+        return next((run for run in listed if run.metadata), listed[0]).path
     fitting = [run for run in runs if reference and run.path.name.startswith(reference)]
     if len(fitting) == 1 or (fitting and fitting[0].run_id == reference):
         return fitting[0].path

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from app.cli.arguments import HELP_OPTIONS, new_app
-from profiles.installation import IS_CHECKOUT
+from profiles.installation import IS_CHECKOUT, can_train
 
 
 @dataclass(frozen=True)
@@ -223,20 +223,6 @@ def _names(every: bool) -> Iterator[tuple[str, str]]:
         yield from ((name, about) for name, about in lines.items() if name not in _FIRST)
 
 
-def needs_packages(arguments: Sequence[str]) -> bool:
-    """Whether this computer needs the packages that train for a command line."""
-    if any(word in ("-h", "--help", "--help-all") for word in arguments):
-        return False
-    if arguments[:1] == ["doctor"] and "--self-test" in arguments:
-        return True
-    words = [word for word in arguments if not word.startswith("-")]
-    for key, command in COMMANDS.items():
-        path = [word for word in (command.group, command.name or key) if word]
-        if key in words[:1] or words[: len(path)] == path:
-            return command.trains
-    return False
-
-
 def _group(name: str, words: Sequence[str] | None) -> typer.Typer:
     """Return a group with what the words may call in it, and the lines of the rest; without words, with all of it."""
     app = _function("runs") if name == "runs" else new_app(no_args_is_help=True)
@@ -262,4 +248,8 @@ def _function(key: str) -> Any:
     function: Callable[..., Any] | typer.Typer = getattr(
         importlib.import_module(f"app.cli.{COMMANDS[key].file}"), key.replace("-", "_")
     )
+    if COMMANDS[key].trains and not can_train():
+        from app.cli.handover import handed_over  # of a light core alone
+
+        return handed_over(function, uses_model=COMMANDS[key].group == "model")
     return function

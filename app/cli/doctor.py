@@ -11,6 +11,7 @@ from app.cli.arguments import Json
 from app.cli.terminal import answer
 from app.console import say, visible
 from profiles.errors import BadInput, ExitCode
+from profiles.installation import can_train
 from profiles.options import hint_for
 from profiles.schema import USUAL_TASK
 
@@ -61,6 +62,10 @@ def doctor(
 
 def _self_test(device: str, out: Path, as_json: bool) -> ExitCode:
     """Measure the device that trains, and write the report."""
+    if not can_train():
+        from app.cli.handover import install_and_hand_over  # of a light core alone
+
+        install_and_hand_over()
     from training.self_test import report, self_test  # loads torch
 
     rows = self_test(device, tell=say)

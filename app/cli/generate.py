@@ -72,6 +72,8 @@ def generate(
     path = _find_writer(output, model)
     models = [*([base_model(path)] if compare else []), str(path)]
     text = prompt or _read_prompt(file)
+    if not (exact or text.strip()):
+        raise BadInput("the prompt is empty", "write a text; with --exact the model begins one of its own")
     texts = []
     for number, name in enumerate(models):
         writer = _load(name, device, tokenizer or (str(path) if holds_tokenizer(path) else ""), as_json)

@@ -20,8 +20,8 @@ from app.cli.arguments import OUTPUT, AnyRun, Json, Output, RunReference, Status
 from app.cli.terminal import answer, confirmed
 from app.console import command_about, command_line, profile_text, say, show, show_json, show_line, visible
 from app.figures import breakdown_document, predictions_in, run_lines, start_line, state_document
-from app.member_state import pair_lines
 from app.metrics import metric_label, metric_text
+from app.pair_paths import pair_lines
 from app.report import evaluation_lines
 from app.run_state import RunState, state_of
 from app.showcase import showcase_document

@@ -246,7 +246,7 @@ def lines(measured: RehearsalFigures) -> list[str]:
     device = f", {bytes_text(measured.device_memory_peak)} on the device" if measured.device_memory_peak else ""
     return [
         "",
-        f"Dry run: {counted(measured.steps, 'real step')} of {measured.workers} x {measured.strategy} "
+        f"Trial: {counted(measured.steps, 'real step')} of {measured.workers} x {measured.strategy} "
         f"over {measured.engine}",
         f"step          {measured.seconds_per_step:.3f} s, {measured.samples_per_second:.1f} samples/s",
         f"of which      compute {measured.compute_share:.0%}, exposed wait {measured.wait_share:.0%}, "

@@ -16,18 +16,24 @@ from profiles.installation import DEMO, program
 if TYPE_CHECKING:
     from app.wizard.services import Services
 
-_COMMANDS = {
-    DEMO: "train a small Whisper on the shipped recordings",
-    program("profiles list"): "list what can be trained",
-    program("discover"): "find machines",
-    program("access USER@HOST"): "set up the login there",
-    program("distributed-check", "--hosts FILE"): "check whether they can train",
-    program("plan PROFILE --hosts FILE"): "find the fastest way",
-    program("distributed-train", "PROFILE"): "train",
+_INSTEAD = {
+    "profiles list": "list what can be trained",
+    "discover": "find machines",
+    "access USER@HOST": "set up the login there",
+    "distributed-check --hosts FILE": "check whether they can train",
+    "plan PROFILE --hosts FILE": "find the fastest way",
+    "distributed-train PROFILE": "train",
 }
-HEADLESS = "The guided set-up needs a terminal. Without one, use these commands:\n\n" + "".join(
-    f"  {command:{max(map(len, _COMMANDS))}}   {about}\n" for command, about in _COMMANDS.items()
-)
+"""Commands that do what the set-up does, and what for."""
+
+
+def headless() -> str:
+    """Return what is said where there is no terminal."""
+    lines = {DEMO: "train a small Whisper on the shipped recordings"}
+    lines |= {program(*command.split(" ", 1)): about for command, about in _INSTEAD.items()}
+    width = max(map(len, lines))
+    shown = "\n".join(f"  {command:{width}}   {about}" for command, about in lines.items())
+    return f"The guided set-up needs a terminal. Without one, use these commands:\n\n{shown}\n"
 
 
 def options(name: str = "wizard.py", tour: bool = False) -> argparse.ArgumentParser:
@@ -54,7 +60,7 @@ def main(arguments: Sequence[str], name: str = "wizard.py", tour: bool = False) 
     try:
         services, profile = _chosen(chosen.demo, chosen.profile)
         if not sys.stdin.isatty() or not sys.stdout.isatty():
-            sys.stderr.write(HEADLESS)
+            sys.stderr.write(headless())
             return ExitCode.BAD_INPUT
         if chosen.plain or can_only_print():
             from app.cli.attach import show_run

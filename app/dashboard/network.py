@@ -11,7 +11,7 @@ from textual.content import Content
 
 from app.dashboard.pane import Pane, Words
 from app.dashboard.reader import Picture
-from app.member_state import pair_lines, pairs
+from app.pair_paths import pair_lines, pairs
 from app.plan_table import way_in_words
 from app.shell.link_map import LinkMedium, MapLink, drawn, legend
 from app.shell.row_table import RowTable

@@ -113,7 +113,7 @@ class DemoServices(Services):
 
 def command_of(number: int) -> str:
     """Return what to type for this tour."""
-    return " ".join((*WIZARD, f"--demo {number}"))
+    return f"{WIZARD} --demo {number}"
 
 
 def recommended(machines: int) -> Planned:

@@ -13,8 +13,8 @@ from app.console import command_line, visible
 from app.figures import MORE_DATA, change, data_text
 from app.history import Happening
 from app.html_report.evidence import Evidence
-from app.member_state import is_near
 from app.metrics import metric_label, metric_text, metrics_of, simulated_text
+from app.pair_paths import is_near
 from app.run_state import machine_changes
 from distributed.planning.document import Candidate, Reason
 from distributed.planning.reasons import sentence

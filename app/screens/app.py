@@ -122,7 +122,7 @@ class WizardApp(SteeredApp):
     # ---------------------------------------------------------------------------------------------------- the shell
 
     def headless_command(self) -> str:
-        return " ".join((*WIZARD, "--plain"))
+        return f"{WIZARD} --plain"
 
     def command_records(self) -> list[CommandRecord]:
         done = [CommandRecord("", line, "ok") for line in self.wizard.state.log]

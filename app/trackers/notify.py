@@ -6,8 +6,10 @@ a profile, so no file of somebody else can name a program or an address.
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -15,7 +17,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from app.console import visible
+from app.console import say, visible
 from app.metrics import metric_label, metric_text
 from app.trackers.kinds import TrackedRun
 from profiles.errors import BadInput
@@ -27,6 +29,7 @@ TARGET = "MUSTER_NOTIFY"
 DESKTOP = "desktop"
 _PATIENCE = 20.0
 """Seconds for a command or a web address."""
+_HOST = re.compile(r"https?://[^\s/?#]+[^\s]*\Z")
 _ENDINGS = {"completed": "is done", "failed": "failed", "cancelled": "was stopped"}
 _SCRIPT = ("on run argv", "display notification (item 2 of argv) with title (item 1 of argv)", "end run")
 _BY_DESKTOP: dict[str, tuple[str, ...]] = {
@@ -58,6 +61,8 @@ def _words(target: str, title: str, text: str) -> list[str]:
         BadInput: there is no such program here.
     """
     if target.startswith(("https://", "http://")):
+        if not _HOST.match(target):
+            raise BadInput(f"notify: {visible(target)!r} is no web address", "write it as https://HOST/PATH")
         return []
     if target == DESKTOP:
         for program, command in _BY_DESKTOP.items():
@@ -105,22 +110,42 @@ class Notifier:
         metadata = RunFolder.open(self._run.path).metadata
         ending = f"{status} {metadata.end_time}"
         if self._ended.exists() and self._ended.read_text() == ending:
-            return f"sent to {self._target} before"
+            return "sent before"
         reason = metadata.error_message if status == "failed" else ""
         details = reason or self._result
-        self._send(status, _ENDINGS.get(status, status) + (f": {details}" if details else ""))
+        if problem := self._send(status, _ENDINGS.get(status, status) + (f": {details}" if details else "")):
+            return problem
         write_whole(self._ended, ending.encode())
-        return f"sent to {self._target}"
+        return "sent"
 
-    def _send(self, status: str, text: str) -> None:
+    def _send(self, status: str, text: str) -> str:
+        """Send a message, and return why it did not get through: that ends neither the run nor what is sent later."""
         title = f"Muster, {self._run.metadata.profile}"
-        words = _words(self._target, title, visible(text))
         about = {"run": self._run.metadata.run_id, "profile": self._run.metadata.profile, "status": status}
+        try:
+            self._deliver(_words(self._target, title, visible(text)), f"{title}: {visible(text)}", about)
+        except (OSError, subprocess.SubprocessError, http.client.HTTPException, BadInput) as error:
+            problem = f"did not get through: {visible(text)} ({_reason(error)})"
+            say(f"notify: {problem}")
+            return problem
+        return ""
+
+    def _deliver(self, words: list[str], message: str, about: dict[str, str]) -> None:
         if words:
-            variables = {**os.environ, "MUSTER_RUN": about["run"], "MUSTER_STATUS": status}
-            subprocess.run(words, env=variables, timeout=_PATIENCE, check=True, stdout=sys.stderr)
+            variables = {**os.environ, "MUSTER_RUN": about["run"], "MUSTER_STATUS": about["status"]}
+            subprocess.run(
+                words, env=variables, timeout=_PATIENCE, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr
+            )
             return
-        message = f"{title}: {visible(text)}"
         body = json.dumps({"text": message, "content": message, **about}).encode()
         request = urllib.request.Request(self._target, body, {"Content-Type": "application/json"})
         urllib.request.urlopen(request, timeout=_PATIENCE).close()
+
+
+def _reason(error: Exception) -> str:
+    """Return why a message did not get through, without the target, which may hold a password."""
+    if isinstance(error, subprocess.CalledProcessError):
+        return f"exit code {error.returncode}"
+    if isinstance(error, (TimeoutError, subprocess.TimeoutExpired)):
+        return f"no answer within {_PATIENCE:.0f} s"
+    return visible(error)

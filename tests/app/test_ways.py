@@ -14,7 +14,7 @@ from app.history import in_order
 from app.html_report.charts import charts_of
 from app.html_report.evidence import read_evidence
 from app.html_report.page import body
-from app.member_state import pair_lines, way_words
+from app.pair_paths import pair_lines, way_words
 from app.run_state import reduce_events
 from cli_typer import main
 from tests.app.app_events import step

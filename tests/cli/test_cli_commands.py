@@ -12,7 +12,7 @@ import typer
 from fake_run import finished_run
 from typer.core import TyperGroup
 
-from app.cli.commands import COMMANDS, GROUPS, command_list, command_tree, needs_packages
+from app.cli.commands import COMMANDS, GROUPS, command_list, command_tree
 from app.cli.main import main, run_app
 from benchmarks.whisper_memory_limit import UNFITTED
 from profiles.errors import ExitCode
@@ -100,23 +100,6 @@ def test_a_command_of_a_group_is_the_one_that_has_its_name_alone(key: str) -> No
 def test_what_stands_before_a_command_of_a_group_may_have_the_name_of_another(run_id: str, capsys: Capture) -> None:
     assert main(["runs", "--output", "output", "show", run_id]) == 0
     assert run_id in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("line", "needed"),
-    [
-        ("train demo", True),
-        ("distributed-train demo --local 2", True),
-        ("model evaluate demo", True),
-        ("machines plan demo", True),
-        ("machines check a", False),
-        ("runs attach", False),
-        ("train --help", False),
-        ("", False),
-    ],
-)
-def test_which_commands_need_the_packages_that_train(line: str, needed: bool) -> None:
-    assert needs_packages(line.split()) is needed
 
 
 def test_the_newest_run_is_meant_where_none_is_named(run_id: str, capsys: Capture) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.commands import needs_packages
 from app.cli.main import main
 from distributed.checks.findings import CHECKS, Finding
 from training.self_test import SelfTestRow
@@ -60,7 +59,3 @@ def test_a_self_test_writes_its_report(capsys: Capture, monkeypatch: pytest.Monk
     assert main(["doctor", "--self-test", "--device", "mps", "--out", str(tmp_path / "report.md")]) == 3
     assert asked == ["mps"] and "failed: steps in bf16" in capsys.readouterr().out
     assert "| steps in fp32 | 1.2 ms a step | ok |" in (tmp_path / "report.md").read_text()
-
-
-def test_a_self_test_needs_what_trains() -> None:
-    assert needs_packages(["doctor", "--self-test"]) and not needs_packages(["doctor", "memory"])

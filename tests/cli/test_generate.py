@@ -98,6 +98,20 @@ def test_what_cannot_write_says_why(tmp_path: Path, capsys: Capture) -> None:
     assert "no run 'Hello'" in document(capsys, "Hello")["error"]["message"]
 
 
+@pytest.mark.slow
+def test_bytes_that_are_no_text_are_refused_in_one_line(writers: Path, capsys: Capture) -> None:
+    error = document(capsys, str(writers / "tuned"), "caf\udce9")["error"]
+    assert error["message"] == "the prompt is no text in UTF-8"
+
+
+@pytest.mark.slow
+def test_an_empty_prompt_is_none_except_where_a_text_is_to_begin(writers: Path, capsys: Capture) -> None:
+    Path("empty.txt").write_text(" \n")
+    model = str(writers / "tuned")
+    assert document(capsys, model, "--file", "empty.txt")["error"]["message"] == "the prompt is empty"
+    assert document(capsys, model, "--file", "empty.txt", "--exact")["tokens"] > 0
+
+
 def test_a_terminal_is_asked_for_no_prompt(writers: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     assert document(capsys, str(writers / "tuned"))["error"]["message"] == "no prompt was given"
@@ -130,6 +144,13 @@ def test_a_chat_remembers_until_it_is_reset(writers: Path, capsys: Capture, monk
         "begun anew",
         "/bye is unknown: /reset begins anew, Ctrl-C ends",
     ]
+
+
+@pytest.mark.slow
+def test_bytes_that_are_no_text_end_no_chat(writers: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, none, after = answers(documents := talk(capsys, monkeypatch, writers / "tuned", "Hi", "caf\udce9", "/reset"))
+    assert first and not none and not after
+    assert any("no text in UTF-8" in one.get("note", "") for one in documents)
 
 
 @pytest.mark.slow

@@ -95,6 +95,30 @@ def test_without_a_terminal_the_commands_of_the_installed_program_are_named(bare
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("chat", "no runs in"),
+        ("model generate nothing Hi", "no run 'nothing'"),
+        ("train no-such-profile", "there is no profile"),
+        ("train demo --no-such-option 3", "No such option"),
+    ],
+)
+def test_nothing_is_installed_for_a_command_that_would_fail(bare: Path, line: str, problem: str) -> None:
+    done = muster(bare, "-m", "muster", *line.split(), "--json")
+    assert done.returncode == 2
+    assert problem in done.stdout + done.stderr
+    assert "installing" not in done.stderr
+
+
+@pytest.mark.slow
+def test_without_a_terminal_commands_of_this_installation_are_named(bare: Path) -> None:
+    told = muster(bare, "-m", "muster").stderr
+    assert "muster discover" in told
+    assert "cli_typer" not in told and "make " not in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("typed", "offered"),
     [("muster mach", "machines"), ("muster machines disc", "discover"), ("muster runs rep", "report")],
 )

@@ -8,6 +8,7 @@ import pytest
 
 from profiles.errors import BadInput
 from profiles.installation import RUNS_FOLDER
+from training.model_folders import find_usable_model, hears
 from training.run_index import other_folders, remember
 from training.runs import find_run, runs_anywhere
 
@@ -27,6 +28,16 @@ def test_a_run_started_in_another_folder_is_listed_and_found(tmp_path: Path) -> 
     remember(tmp_path / "there")
     assert [run.path for run in runs_anywhere(RUNS_FOLDER)] == [tmp_path / "there" / RUN]
     assert find_run(RUNS_FOLDER, RUN[:20]) == tmp_path / "there" / RUN
+
+
+def test_the_newest_run_and_model_of_all_other_folders_are_meant_by_nothing(tmp_path: Path) -> None:
+    for folder, day in (("first", 1), ("second", 3), ("third", 2)):
+        run = tmp_path / folder / f"2026092{day}-130000-ab12-talk"
+        (run / "model").mkdir(parents=True)
+        (run / "model" / "config.json").write_text('{"model_type": "%s"}' % ("whisper" if day < 3 else "llama"))
+        remember(tmp_path / folder)
+    assert find_run(RUNS_FOLDER, "").parent.name == "second"
+    assert find_usable_model(RUNS_FOLDER, "", hears).parent.parent.name == "third"
 
 
 def test_who_names_a_folder_sees_only_that(tmp_path: Path) -> None:

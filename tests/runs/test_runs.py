@@ -155,6 +155,7 @@ def test_an_unknown_run_is_bad_input_that_names_those_there_are(output: Path, re
 
 def test_the_newest_run_is_meant_by_nothing(output: Path) -> None:
     make(output, "20990101-000000-ffff", "newest")
+    (output / "20990102-000000-ffff-broken").mkdir()
     assert find_run(output, "").name.startswith("20990101")
 
 

@@ -59,10 +59,40 @@ def test_each_message_is_sent_once_however_often_the_trackers_start(tmp_path: Pa
     assert len(command.read_text().splitlines()) == 2  # the loss, the end
 
 
+def test_what_a_failing_command_does_not_hear_is_no_end_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    heard, program = tmp_path / "heard", tmp_path / "fails.py"
+    program.write_text(
+        f"import sys\nwith open({str(heard)!r}, 'a') as file: print(sys.argv[-1], file=file)\nsys.exit(3)"
+    )
+    monkeypatch.setenv(TARGET, shlex.join([sys.executable, str(program)]))
+    follow(write_run(tmp_path, [lost(1), evaluation(5, 0.2)]))
+    first, last = heard.read_text().splitlines()  # each is tried once, and nobody hears of a failure
+    assert "is lost" in first and "is done" in last
+    assert capfd.readouterr().err.count("(exit code 3)") == 2
+
+
+def test_a_web_address_that_hangs_once_gets_the_end(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TARGET, address)
+    monkeypatch.setattr(notify, "_PATIENCE", 0.2)
+    _Listener.hangs = 1
+    follow(write_run(tmp_path, [lost(1), evaluation(5, 0.2)]))
+    assert [document["status"] for document in _Listener.heard] == ["completed"]
+
+
 class _Listener(BaseHTTPRequestHandler):
     heard: list[dict[str, str]] = []  # noqa: RUF012 - one listener a test
+    hangs = 0
+    """Messages that get no answer."""
 
     def do_POST(self) -> None:
+        if _Listener.hangs:
+            _Listener.hangs -= 1
+            self.rfile.read()  # until who sent it has gone
+            return
         self.heard.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.send_response(204)
         self.end_headers()
@@ -90,7 +120,9 @@ def test_a_web_address_gets_a_document(tmp_path: Path, address: str, monkeypatch
     assert "is done" in document["text"]
 
 
-@pytest.mark.parametrize("target", ["no-such-program --loud", "'unbalanced", "desktop"])
+@pytest.mark.parametrize(
+    "target", ["no-such-program --loud", "'unbalanced", "desktop", "http://", "https:///x", "https://a b"]
+)
 def test_what_cannot_hear_is_refused_before_a_run(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv(TARGET, raising=False)

@@ -10,7 +10,7 @@ import torch
 
 from training import device_probe
 from training.device import select_precision
-from training.device_probe import TINY, ProbeSteps, StepFigures, bf16_gains, copy_speeds, product_speed
+from training.device_probe import TINY, ProbeSteps, TimedSteps, bf16_gains, copy_speeds, product_speed
 
 CPU, MPS = torch.device("cpu"), torch.device("mps")
 
@@ -25,12 +25,12 @@ def measured_anew() -> Iterator[None]:
 class Device:
     """Stands for steps on a device: seconds and loss by precision."""
 
-    figures: dict[torch.dtype | None, StepFigures | Exception]
+    figures: dict[torch.dtype | None, TimedSteps | Exception]
 
     def __init__(self, device: torch.device, dtype: torch.dtype | None) -> None:
         self._figures = self.figures[dtype]
 
-    def take(self, count: int) -> StepFigures:
+    def take(self, count: int) -> TimedSteps:
         if isinstance(self._figures, Exception):
             raise self._figures
         return self._figures
@@ -39,9 +39,9 @@ class Device:
 @pytest.mark.parametrize(
     ("half", "found"),
     [
-        (StepFigures(0.5, 1.0), True),
-        (StepFigures(0.99, 1.0), False),
-        (StepFigures(0.5, float("nan")), False),
+        (TimedSteps(0.5, 1.0), True),
+        (TimedSteps(0.99, 1.0), False),
+        (TimedSteps(0.5, float("nan")), False),
         (RuntimeError("MPS: BFloat16 is not supported"), False),
         (TypeError("Trying to convert BFloat16 to the MPS backend"), False),
     ],
@@ -49,7 +49,7 @@ class Device:
 def test_a_mac_computes_in_bf16_where_that_is_faster_and_finite(
     monkeypatch: pytest.MonkeyPatch, half: Any, found: bool
 ) -> None:
-    monkeypatch.setattr(Device, "figures", {None: StepFigures(1.0, 1.0), torch.bfloat16: half}, raising=False)
+    monkeypatch.setattr(Device, "figures", {None: TimedSteps(1.0, 1.0), torch.bfloat16: half}, raising=False)
     monkeypatch.setattr(device_probe, "ProbeSteps", Device)
     assert select_precision("auto", MPS) is (torch.bfloat16 if found else None)
     assert select_precision("off", MPS) is None

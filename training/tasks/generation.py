@@ -85,7 +85,15 @@ class TextWriter:
         return self.exact_prompt(renderer_of(self.tokenizer)(messages, True))
 
     def exact_prompt(self, text: str) -> list[int]:
-        """Return the tokens of a text to go on from as it is; of an empty one those with which a text begins."""
+        """Return the tokens of a text to go on from as it is; of an empty one those with which a text begins.
+
+        Raises:
+            BadInput: it was made of bytes that are no text.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise BadInput("the prompt is no text in UTF-8", "write or convert it as UTF-8") from error
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         begin = (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)
         return list(ids) or [next((token for token in begin if token is not None), 0)]
