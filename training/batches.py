@@ -136,11 +136,12 @@ class Samples:
     def _leave_out(self, split: str, index: int, reason: str) -> None:
         with self._lock:
             broken = self._broken.setdefault(split, {})
-            if index not in broken:
-                broken[index] = reason
-                self._tell_broken(split, index, broken)
+            is_new = index not in broken
+            broken.setdefault(index, reason)
+            self._tell_broken(split, index, broken, is_new)
 
-    def _tell_broken(self, split: str, index: int, broken: Mapping[int, str]) -> None:
+    def _tell_broken(self, split: str, index: int, broken: Mapping[int, str], is_new: bool) -> None:
+        """Tell of a sample once, but of too many every time: whoever read them first may have read in vain."""
         size = len(self.task.train if split == "train" else self.task.evaluation[split])
         if len(broken) > self._allowed * size:
             first = ", ".join(map(str, list(broken)[:_NAMED])) + (", ..." if len(broken) > _NAMED else "")
@@ -149,7 +150,7 @@ class Samples:
                 f"{self._allowed:.1%}: sample {first}; the first: {next(iter(broken.values()))}",
                 "repair or remove them, or raise max_broken_share",
             )
-        if len(broken) <= _NAMED:
+        if is_new and len(broken) <= _NAMED:
             last = "; further ones are not listed" if len(broken) == _NAMED else ""
             self._untold.put(f"sample {index} of {split} cannot be read and is left out: {broken[index]}{last}")
 

@@ -106,7 +106,9 @@ def _decayed(parameters: list[nn.Parameter], decay: float) -> list[dict[str, obj
 
 
 def _adamw(parameters: list[nn.Parameter], settings: TrainingSettings) -> torch.optim.AdamW:
-    fused = all(map(_is_plain, parameters)) or None  # None: torch chooses, but never the fused one
+    is_scaled_on_mps = settings.mixed_precision == "fp16" and parameters[0].device.type == "mps"
+    # MPS's fused one takes steps whose scaled gradients are infinite. None: torch chooses, but never the fused one.
+    fused = (all(map(_is_plain, parameters)) and not is_scaled_on_mps) or None
     groups = _decayed(parameters, settings.weight_decay)
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, settings.adam_beta2), fused=fused)
 

@@ -12,6 +12,7 @@ import io
 import multiprocessing.connection
 import os
 import pickle
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -144,6 +145,8 @@ _samples: Samples | Exception | None = None
 def _begin(code: str, pickled: bytes) -> None:
     global _samples
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    for number in (signal.SIGINT, signal.SIGTERM):  # of a whole session: the process that trains still keeps its step
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     try:
         if code:
@@ -166,5 +169,7 @@ def _read(pieces: Sequence[Sequence[int]], epoch: int) -> tuple[list[ReadBatch |
     if isinstance(_samples, Exception):
         raise _samples
     batches = [_samples.training_batch(piece, epoch) for piece in pieces]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # its generator is seeded, and its memory held, by the process that trains
+        raise RuntimeError("samples that use the GPU are read in the process that trains")
     broken = _samples.broken("train")
     return batches, {index: broken[index] for piece in pieces for index in piece if index in broken}

@@ -29,7 +29,7 @@ TARGET = "MUSTER_NOTIFY"
 DESKTOP = "desktop"
 _PATIENCE = 20.0
 """Seconds for a command or a web address."""
-_HOST = re.compile(r"https?://[^\s/?#]+[^\s]*\Z")
+_HOST = re.compile(r"https?://[^\s/?#@]+(?:[/?#][^\s]*)?\Z")
 _ENDINGS = {"completed": "is done", "failed": "failed", "cancelled": "was stopped"}
 _SCRIPT = ("on run argv", "display notification (item 2 of argv) with title (item 1 of argv)", "end run")
 _BY_DESKTOP: dict[str, tuple[str, ...]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -329,6 +330,12 @@ def test_what_is_told_of_differences_is_that_of_the_whole_vectors(inplace: bool)
     expected = (float(apart.abs().max()), float(apart.double().norm()), float(torch.corrcoef(pair)[0, 1]))
     assert differences(own, mean, out=own if inplace else None) == pytest.approx(expected, rel=1e-6)
     assert torch.equal(own, apart) is inplace
+
+
+def test_weights_without_bounds_have_differences_without_a_number() -> None:
+    own = torch.zeros(150_000)
+    own[0], own[-1] = torch.inf, -torch.inf
+    assert math.isnan(differences(own, own.clone()).delta_norm)
 
 
 @Both

@@ -121,7 +121,8 @@ def test_a_web_address_gets_a_document(tmp_path: Path, address: str, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "target", ["no-such-program --loud", "'unbalanced", "desktop", "http://", "https:///x", "https://a b"]
+    "target",
+    ["no-such-program --loud", "'unbalanced", "desktop", "http://", "https:///x", "https://a b", "https://me:word@a/b"],
 )
 def test_what_cannot_hear_is_refused_before_a_run(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")

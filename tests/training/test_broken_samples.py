@@ -13,6 +13,7 @@ from toy_task import ToyTask, toy_plan
 
 from profiles.errors import RunFailed
 from profiles.schema import DataSettings, StrategySettings
+from training.batches import Samples
 from training.events import EvaluationEvent, Event, WarningEvent
 from training.orders import Control
 from training.plan import RunPlan
@@ -73,6 +74,15 @@ def test_too_many_end_the_run_with_their_number_and_names(tmp_path: Path) -> Non
     with pytest.raises(RunFailed, match=r"worker-0: 2 of 48 samples of train cannot be read, more than 2.5%") as it:
         train(allowing(0.025), tmp_path, DamagedTask(3, 17))
     assert "3" in it.value.message and "17" in it.value.message and "max_broken_share" in it.value.hint
+
+
+def test_too_many_are_told_also_where_they_were_read_in_vain_before() -> None:
+    task = DamagedTask(3, 17)
+    task.prepare(lambda *_: None)
+    samples = Samples(task, 1, allowed=0.025)
+    for _ in range(2):
+        with pytest.raises(RunFailed, match="2 of 48 samples"):
+            samples.training_batch([3, 4, 17], 0)
 
 
 @pytest.mark.parametrize("strategy", ["allreduce", "diloco"])

@@ -43,7 +43,7 @@ def test_the_dashboard_appears_takes_a_key_and_ends_with_the_server(tmp_path: Pa
         async with chromium() as page:
             await page.size(1200, 800)
             await page.open(address)
-            await page.until(lambda: drawn(page, "Overview", "Completed", "demo-pc", "87/87"))
+            await page.until(lambda: drawn(page, "Overview", "Completed", "demo-pc", "214/214"))
             before = len(screen_text(page))
             await page.press("2")
             await page.until(lambda: drawn(page, "samples/s", "compute/wait", after=before))

@@ -85,7 +85,7 @@ def fetched(values: torch.Tensor, codec: Codec) -> torch.Tensor:
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a tensor of the host on ``device``; one that copies by itself makes nobody wait. It stays as it is until
     that is done: until the host has waited for the device."""
-    return reachable(values, device).to(device, non_blocking=True)
+    return reachable(values, device).to(device, non_blocking=is_asynchronous(device))
 
 
 def reachable(values: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -13,7 +13,7 @@ from profiles.errors import RunFailed
 from training.exchange.base import Exchange, ExchangeError, MeanResult
 from training.exchange.broadcast import broadcast
 from training.exchange.codecs import Codec, all_finite, codec_by_name
-from training.exchange.staging import reachable, to_host, when_done
+from training.exchange.staging import is_asynchronous, reachable, to_host, when_done
 from training.lazy import lazy, nn, torch
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def unflatten_into(parameters: Sequence[torch.Tensor], values: torch.Tensor) -> 
     with torch.no_grad():
         for parameter in parameters:
             part = values[offset : offset + parameter.numel()]
-            parameter.copy_(part.view_as(parameter), non_blocking=True)
+            parameter.copy_(part.view_as(parameter), non_blocking=is_asynchronous(parameter.device))
             offset += parameter.numel()
     if values is given and values.device.type == "cpu":  # it may be written to as soon as this returns
         for device in {parameter.device for parameter in parameters}:
@@ -82,7 +82,7 @@ def differences(own: torch.Tensor, mean: torch.Tensor, out: torch.Tensor | None 
         if out is not None:
             out[start : start + tile] = apart
     tiles = torch.stack(queued).tolist()
-    squares, totals = ([math.fsum(row[first + 2 * n] for row in tiles) for n in range(3)] for first in (0, 1))
+    squares, totals = ([sum(row[first + 2 * n] for row in tiles) for n in range(3)] for first in (0, 1))
     farthest = max(abs(end) for row in tiles for end in row[6:])
     one, other, rest = (s - total * total / own.numel() for s, total in zip(squares, totals, strict=True))
     scale = math.sqrt(max(0.0, one) * max(0.0, other))
