@@ -169,7 +169,8 @@ def _read(pieces: Sequence[Sequence[int]], epoch: int) -> tuple[list[ReadBatch |
     if isinstance(_samples, Exception):
         raise _samples
     batches = [_samples.training_batch(piece, epoch) for piece in pieces]
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # its generator is seeded, and its memory held, by the process that trains
+    # Its generator is seeded, and its memory held, by the process that trains.
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise RuntimeError("samples that use the GPU are read in the process that trains")
     broken = _samples.broken("train")
     return batches, {index: broken[index] for piece in pieces for index in piece if index in broken}
