@@ -112,6 +112,7 @@ def trainer_of(task: Any, setting: Setting, note: Callable[[Event], None] = lamb
             yield trainer
         finally:
             trainer.source.close()
+            trainer.writer.close()
 
 
 def gpt_trainer(setting: Setting, **more: Any) -> contextlib.AbstractContextManager[Trainer]:
