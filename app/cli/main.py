@@ -120,6 +120,7 @@ def _make_help_plain() -> None:
             return found
 
     rich_utils.highlighter = Whole()
+    # Typer has no setting for it.
     TyperOption.display_type_rich = type_of  # type: ignore[method-assign, assignment]
 
 
