@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from profiles.errors import counted
+from profiles.quantities import three_digits
 from profiles.schema import Profile
 from training.events import EvaluationEvent, Event, MemberEvent, RunEvent, StepEvent, WarningEvent
 from training.schedule import ends_in_warm_up
@@ -59,7 +60,7 @@ class RunNarrator:
             return
         self._due = self._clock() + INTERVAL
         total = f"/{self._total}" if self._total else ""
-        rate = f", {event.samples / event.seconds:.4g} samples/s a worker" if event.seconds else ""
+        rate = f", {three_digits(event.samples / event.seconds)} samples/s a worker" if event.seconds else ""
         self._line(f"step {event.step}{total}, loss {event.loss:.4g}{rate}")
 
     def _warn(self, message: str) -> None:

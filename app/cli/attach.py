@@ -271,9 +271,12 @@ def logs(
     """Write the logs of a run's processes to stdout, each line with its machine.
 
     Raises:
-        BadInput: no such run.
+        BadInput: no such run, or its folder holds no logs.
     """
     path = find_run(output, run)
+    if not follow and not any((path / "logs").glob("*.log")):
+        hint = f"look at the run: {command_about(path, 'runs', 'show')}"
+        raise BadInput(f"run {path.name}: there are no logs in {path}", hint)
     with contextlib.suppress(KeyboardInterrupt):
         for line in log_lines(path, lambda: follow and is_live(path)):
             show_line(line)

@@ -26,7 +26,7 @@ from app.report import evaluation_lines
 from app.run_state import RunState, state_of
 from app.showcase import showcase_document
 from profiles.errors import BadInput, ExitCode, counted
-from profiles.quantities import bytes_text, duration_text
+from profiles.quantities import bytes_text, duration_text, figure_text
 from training.plan import SCRIPT
 from training.run_folder import RunFolder
 from training.runs import (
@@ -244,7 +244,7 @@ def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
 
 def _value(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return figure_text(value)
     return "-" if value is None else visible(value)
 
 

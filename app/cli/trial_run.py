@@ -165,7 +165,7 @@ def shortened(plan: RunPlan) -> RunPlan:
     profile = plan.profile
     limit = profile.data.max_eval_samples
     changes = {
-        "training": {"max_steps": STEPS},
+        "training": {"max_steps": min(STEPS, profile.training.max_steps or STEPS)},
         "evaluation": {"eval_before": False, "eval_interval": 0},
         "snapshot": {"snapshot_interval": 0},
         "data": {"max_eval_samples": min(limit, EVALUATED) if limit else EVALUATED},

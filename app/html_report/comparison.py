@@ -15,7 +15,7 @@ from app.html_report.sections import label, table, text
 from app.metrics import four_digits
 from app.run_series import OF_EXCHANGES
 from profiles.errors import counted
-from profiles.quantities import bytes_text, duration_text
+from profiles.quantities import bytes_text, duration_text, figure_text
 from training.run_files import explained, write_whole
 from training.strategies.costs import FEWEST_ROUNDS
 
@@ -65,7 +65,7 @@ def comparison_charts(result: StrategyComparison) -> list[ReportChart]:
 def last_exchanged(result: StrategyComparison) -> str:
     """Return a table of the last point of every curve that synchronisations make; empty where there is none."""
     curves = [(row.strategy, [row.exchanged(name) for name in OF_EXCHANGES]) for row in result.rows if row.losses]
-    rows = [(name, *(f"{own[-1][1]:.4g}" if own else "-" for own in every)) for name, every in curves if any(every)]
+    rows = [(name, *(figure_text(own[-1][1]) if own else "-" for own in every)) for name, every in curves if any(every)]
     header = ("strategy", *OF_EXCHANGES)
     title = "<h3>at the last synchronisation, mean of the seeds</h3>"
     return title + table(header, rows, range(1, len(header))) if rows else ""

@@ -19,7 +19,7 @@ from app.run_state import machine_changes
 from distributed.planning.document import Candidate, Reason
 from distributed.planning.reasons import sentence
 from profiles.errors import counted
-from profiles.quantities import bytes_text, duration_text, energy_text
+from profiles.quantities import bytes_text, duration_text, energy_text, figure_text
 from training.model_folders import converses, is_language_model
 
 _MOODS = {"completed": ("completed", "good"), "running": ("running", "good"), "cancelled": ("stopped", "calm")}
@@ -229,7 +229,7 @@ def prediction(evidence: Evidence) -> str:
 
 def _beside(name: str, predicted: float, measured: float, unit: str) -> tuple[str, str, str, str]:
     ratio = f"{measured / predicted:.2f}" if predicted > 1e-9 else "-"
-    return name, f"{predicted:.4g} {unit}", f"{measured:.4g} {unit}", ratio
+    return name, f"{figure_text(predicted)} {unit}", f"{figure_text(measured)} {unit}", ratio
 
 
 def result(evidence: Evidence) -> str:

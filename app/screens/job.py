@@ -74,7 +74,7 @@ class JobScreen(StepScreen):
             TableRow(MODEL, (Content("model"), literal(job.model, "bold"), self._fits(state))),
             TableRow(DATASET, (Content("data set"), literal(job.dataset, "bold"), self._data(state.data))),
             *[_option(row, narrow) for row in main],
-            TableRow(ADVANCED, (muted(f"{fold} Advanced"), muted(f"{len(advanced)} options"), Content(""))),
+            TableRow(ADVANCED, (muted(f"{fold} Advanced"), muted("rarely needed"), Content(""))),
             *([_option(row, narrow) for row in advanced] if self._open or wanted else []),
         ]
 

@@ -166,6 +166,10 @@ def test_a_rehearsal_is_a_plan_that_others_can_read(file: Path) -> None:
     )
 
 
+def test_a_rehearsal_takes_no_more_steps_than_the_run() -> None:
+    assert shortened(plan_local_run(profile(max_steps=2), 1)).profile.training.max_steps == 2
+
+
 def planned(text: str) -> Any:
     machines = tuple(ClusterMachine(name=name, measurements=(Measurement(batch=8, seconds=1.0),)) for name in "ab")
     link = Link(source="a", target="b", mbit=900.0, mbit_back=900.0, rtt_ms=0.6)
