@@ -53,9 +53,9 @@ def test_what_everybody_has_is_forgotten_and_what_somebody_needs_is_kept() -> No
         ledger.settle(number, gathered(0, 1))
     ledger.adopt(3, gathered(1))
     ledger.forget(1)
-    assert ledger.kept == 1 and [number for number, *_ in ledger.held(1).results] == [2, 3]
+    assert ledger.dropped == 1 and [number for number, *_ in ledger.held(1).results] == [2, 3]
     ledger.forget(3)
-    assert ledger.kept == 2, "operation 3 was not started here"
+    assert ledger.dropped == 2, "operation 3 was not started here"
     assert [number for number, *_ in ledger.held(0).results] == [3]
 
 
@@ -65,7 +65,7 @@ def test_what_is_kept_for_others_has_a_bound() -> None:
         ledger.start(gather(number))
         ledger.settle(number, gathered(0, size=20 << 20))
         ledger.forget(0)
-    assert ledger.kept == 3
+    assert ledger.dropped == 3
 
 
 def test_a_result_that_cannot_be_read_spoils_no_contribution() -> None:
@@ -76,7 +76,7 @@ def test_a_result_that_cannot_be_read_spoils_no_contribution() -> None:
     ledger.start(operation)
     with pytest.raises(ExchangeError, match="x"):
         ledger.adopt(1, OperationResult((0,), ((0, 3, memoryview(bytearray(40))),)))
-    assert torch.equal(operation.own.values, values) and not operation.done()
+    assert torch.equal(operation.contribution.values, values) and not operation.done()
 
 
 HEADS = st.recursive(

@@ -381,7 +381,7 @@ def test_who_is_not_wanted_any_more_is_not_waited_for(pair: Group) -> None:
 
         def form() -> None:
             places = {0: [], 1: [frozen.getsockname()]}
-            Mesh.form(pair.listeners[0], "c", places, seconds=10 * PATIENCE, wanted=lambda: wanted)
+            Mesh.form(pair.listeners[0], "c", places, seconds=10 * PATIENCE, is_wanted=lambda: wanted)
 
         with ThreadPoolExecutor(1) as pool:
             formed = pool.submit(form)
@@ -456,7 +456,7 @@ def test_another_address_is_tried_where_somebody_takes_connections_and_says_noth
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         silent = frozen.getsockname()
         exchanged(pair.form({rank: [silent, *addresses] for rank, addresses in pair.addresses.items()}))
-    assert pair.listeners[0].ways.order(1, [silent, *pair.addresses[1]])[-1] == silent
+    assert pair.listeners[0].dial_history.order(1, [silent, *pair.addresses[1]])[-1] == silent
 
 
 @pytest.fixture
@@ -481,14 +481,14 @@ def test_a_dead_first_address_holds_nobody_up_and_comes_last_from_then_on(pair: 
     meshes = pair.form({rank: [hole, *addresses] for rank, addresses in pair.addresses.items()})
     exchanged(meshes)
     assert told(meshes[0]) == {1: "direct 127.0.0.1"}
-    assert pair.listeners[0].ways.order(1, [hole, *pair.addresses[1]]) == [*pair.addresses[1], hole]
+    assert pair.listeners[0].dial_history.order(1, [hole, *pair.addresses[1]]) == [*pair.addresses[1], hole]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a full queue answers")
 def test_a_receiver_dials_where_the_senders_way_is_dead(pair: Group, hole: Address) -> None:
     give(pair, ConnectTimeouts(connect=2 * PATIENCE, reverse_after=0.1))
     exchanged(pair.form({0: [hole], 1: pair.addresses[1]}))
-    assert pair.listeners[0].ways.lately(1, RECEIVES) == "dialled"
+    assert pair.listeners[0].dial_history.recent_route(1, RECEIVES) == "dialled"
     give(pair, ConnectTimeouts(connect=2 * PATIENCE, reverse_after=2 * PATIENCE))  # it knows better the next time
     exchanged(pair.form({0: [hole], 1: pair.addresses[1]}))
 
@@ -591,9 +591,9 @@ def test_a_detour_is_forgotten_after_a_while_however_often_it_is_taken() -> None
     ways = Ways(lambda: now)
     for _ in range(3):
         ways.met(1, SENDS, "relayed")
-        assert ways.lately(1, SENDS) == "relayed"
+        assert ways.recent_route(1, SENDS) == "relayed"
         now += 120
-    assert ways.lately(1, SENDS) is None
+    assert ways.recent_route(1, SENDS) is None
 
 
 @pytest.mark.parametrize("crashes", [False, True])

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 def told(mesh: Mesh) -> dict[int, str]:
     """Return how what a member sends to each other one goes."""
-    return {peer: str(way) for peer, way in mesh.ways.items()}
+    return {peer: str(way) for peer, way in mesh.routes.items()}
 
 
 def at_once(*calls: Callable[[], T]) -> list[T]:

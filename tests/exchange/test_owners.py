@@ -62,7 +62,8 @@ def means(
         shared = [SharedMean(mesh, one, left, mesh.members) for mesh, one, left in zip(three, own, kept)]
         number = three[0].started + 1
         for operation in [
-            mesh.gather(one.message, one.rooms, one.took, None, number).submit() for mesh, one in zip(three, shared)
+            mesh.gather(one.message, one.buffers, one.note_received, None, number).submit()
+            for mesh, one in zip(three, shared)
         ]:
             operation.wait(PATIENCE)
         return [one.complete(one.outcome()) for one in shared]
@@ -167,13 +168,13 @@ def test_what_an_owner_has_kept_follows_it_when_shares_change() -> None:
         return owed
 
     kept.settle("s", {**encode(0, 100), **encode(100, 200)})
-    before = kept.part("s", 0, 300)
+    before = kept.between("s", 0, 300)
     assert before is not None and before[:200].abs().max() > 0 and not before[200:].any()
     owed = encode(50, 250)[50]
     total = values[50:250] + before[50:250]
     assert torch.equal(owed, total - roundtrip(codec, total))
     kept.settle("s", {50: owed})
-    after = kept.part("s", 0, 300)
+    after = kept.between("s", 0, 300)
     assert after is not None and not after[:50].any() and torch.equal(after[50:250], owed)
 
 
@@ -210,8 +211,8 @@ def test_the_vector_that_was_given_is_not_touched(three: list[Mesh]) -> None:
 def test_whose_contribution_cannot_be_is_named_on_whichever_link_that_is_found(three: list[Mesh]) -> None:
     own = Contribution("name:1", values_of(0, 90_000), 1.0, codec_by_name("fp32"))
     reduction = MeanReduction(three[0], own, MeanResiduals(), EQUAL)
-    sizes = {1: 3, 2: len(reduction.room(2, 0))}
-    reduction.room(1, 0)
+    sizes = {1: 3, 2: len(reduction.contribution_buffer(2, 0))}
+    reduction.contribution_buffer(1, 0)
     with pytest.raises(PeerLost, match="are too few") as raised:
         reduction.add_up(0, sizes)
     assert raised.value.rank == 1

@@ -60,7 +60,7 @@ def test_a_mean_holds_what_it_needs_and_then_its_result_and_what_is_handed_on(
     ended: dict[int, tuple[int, OperationResult]] = {}
     vectors = [torch.randn(elements, generator=torch.Generator().manual_seed(rank)) for rank in range(members)]
     for mesh, vector in zip(meshes, vectors):
-        mesh.rooms = rooms = Watched()
+        mesh.buffer_pool = rooms = Watched()
         mean = MeshMean(number, Contribution("x", vector, 1.0, FP32), Meter(), MeanResiduals(), {}, rooms)
 
         def over(error: Exception | None, mean: MeshMean = mean, rank: int = mesh.rank, rooms: Watched = rooms) -> None:

@@ -95,7 +95,7 @@ class Pair:
             for rank, place in enumerate("ab")
         }
         for one in self.listeners.values():
-            one.ways = Ways(lambda: time.monotonic() + self.later)
+            one.dial_history = Ways(lambda: time.monotonic() + self.later)
 
     def form(self, a: list[str], b: list[str], relays: dict[str, Address] | None = None) -> list[Mesh]:
         """Form a group; ``a`` and ``b`` are the addresses that the two are told of one another."""
@@ -192,7 +192,7 @@ def test_where_large_packets_are_lost_small_ones_are_sent(pair: Pair, router: Ne
         meshes = pair.form(["10.77.1.2"], ["10.77.2.2"])
         exchanged(meshes, 3_000_000)
         assert [told(mesh) for mesh in meshes] == [{1: "direct 10.77.2.2"}, {0: "direct 10.77.1.2"}]
-        assert [way.loses_large for mesh in meshes for way in mesh.ways.values()] == [True, "b" in places]
+        assert [way.loses_large for mesh in meshes for way in mesh.routes.values()] == [True, "b" in places]
         close(meshes)
 
 
@@ -276,7 +276,7 @@ def test_a_run_goes_on_through_the_relay_when_the_way_between_two_dies(
     for number, way in enumerate(["direct", "relayed", "relayed"]):
         pending = [m.start_mean(f"m{number}", torch.full((9,), 2.0 * m.rank), 1.0, codec) for m in members]
         assert [one.wait(PATIENCE).mean.tolist() for one in pending] == [[1.0] * 9] * 2
-        assert all(str(mesh.ways[1 - mesh.rank]).startswith(way) for m in members if (mesh := m.mesh))
+        assert all(str(mesh.routes[1 - mesh.rank]).startswith(way) for m in members if (mesh := m.mesh))
         router.forwards("r", False)
     found = {rank: [way for event in coordinator[1] if event.member == rank for way in event.ways] for rank in range(2)}
     assert {rank: [str(way) for way in ways] for rank, ways in found.items()} == {

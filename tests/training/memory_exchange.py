@@ -193,7 +193,7 @@ class RoomExchange(Exchange):
         return said
 
     def residual(self, stream: str) -> Residual | None:
-        return self.room.residuals.all(stream) if self.rank == 0 else None
+        return self.room.residuals.whole_vector(stream) if self.rank == 0 else None
 
     def restore_residual(self, stream: str, kept: Residual) -> None:
         self.room.residuals.restore(stream, kept)

@@ -90,21 +90,22 @@ def check_root_tensor(operation: str, number: int, tensors: Sequence[torch.Tenso
         raise InvalidArgument(operation, f"invalid root tensor: {number} of {len(tensors)}")
 
 
-def check_alike(operation: str, tensors: Sequence[torch.Tensor], first: torch.Tensor, sizes: bool = True) -> None:
+def check_alike(operation: str, tensors: Sequence[torch.Tensor], reference: torch.Tensor, sizes: bool = True) -> None:
     """
     Raises:
         InvalidArgument: a tensor has another layout, type or, where ``sizes`` count, number of elements.
     """
     for number, tensor in enumerate(tensors):
-        if tensor.layout != first.layout:
+        if tensor.layout != reference.layout:
             raise InvalidArgument(operation, f"invalid tensor layout at index {number}: {tensor.layout}")
-        if tensor.dtype != first.dtype:
+        if tensor.dtype != reference.dtype:
             raise InvalidArgument(
-                operation, f"invalid tensor type at index {number}: {tensor.dtype}, expected {first.dtype}"
+                operation, f"invalid tensor type at index {number}: {tensor.dtype}, expected {reference.dtype}"
             )
-        if sizes and tensor.numel() != first.numel():
+        if sizes and tensor.numel() != reference.numel():
             raise InvalidArgument(
-                operation, f"invalid tensor size at index {number}: {list(tensor.shape)}, expected {list(first.shape)}"
+                operation,
+                f"invalid tensor size at index {number}: {list(tensor.shape)}, expected {list(reference.shape)}",
             )
 
 

@@ -230,8 +230,8 @@ class Exchange(ABC):
         return self._start_gather(name, payload, group)
 
     @abstractmethod
-    def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:
-        """Start a mean of what was ``given``, which is not checked; ``waits``: whoever calls waits for it at once."""
+    def _start_mean(self, contribution: Contribution, waits: bool = False) -> Pending[MeanResult]:
+        """Start the mean of an unchecked ``contribution``; ``waits``: the caller waits for the result at once."""
 
     @abstractmethod
     def _start_gather(
@@ -246,7 +246,7 @@ class Exchange(ABC):
         """
         return None
 
-    def restore_residual(self, stream: str, kept: Residual) -> None:
+    def restore_residual(self, stream: str, residual: Residual) -> None:
         """Give back what :meth:`residual` returned, before the first mean of the stream.
 
         The member adds what lies in its share. What lies where another member owns now is lost, once.
@@ -323,8 +323,8 @@ class SoloExchange(Exchange):
     def members(self) -> tuple[int, ...]:
         return (0,)
 
-    def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:
-        result = MeanResult(given.values.clone(), given.weight, (0,), flags=given.flags)
+    def _start_mean(self, contribution: Contribution, waits: bool = False) -> Pending[MeanResult]:
+        result = MeanResult(contribution.values.clone(), contribution.weight, (0,), flags=contribution.flags)
         return Later(lambda: result)
 
     def _start_gather(
@@ -346,17 +346,19 @@ def weighted_mean(contributions: Sequence[tuple[float, torch.Tensor]], out: torc
     mean = torch.empty_like(contributions[0][1]) if out is None else out
     if total <= 0.0:
         return mean.zero_()
-    (share, first), *others = [(weight / total, values) for weight, values in contributions if weight != 0.0]
+    (first_factor, first_values), *other_terms = [
+        (weight / total, values) for weight, values in contributions if weight != 0.0
+    ]
     size = mean.numel()
-    step = min(size, _TILE) if mean.device.type == "cpu" else size
-    scaled = torch.empty(step if others else 0, device=mean.device)
-    for start in range(0, size, max(step, 1)):
-        part = torch.mul(first[start : start + step], share, out=mean[start : start + step])
-        for factor, values in others:
-            part.add_(torch.mul(values[start : start + step], factor, out=scaled[: part.numel()]))
+    tile_size = min(size, _TILE) if mean.device.type == "cpu" else size
+    scaled = torch.empty(tile_size if other_terms else 0, device=mean.device)
+    for start in range(0, size, max(tile_size, 1)):
+        tile = torch.mul(first_values[start : start + tile_size], first_factor, out=mean[start : start + tile_size])
+        for factor, values in other_terms:
+            tile.add_(torch.mul(values[start : start + tile_size], factor, out=scaled[: tile.numel()]))
     return mean
 
 
 def joined(flags: Sequence[bytes], size: int) -> bytes:
     """Return flags of ``size`` bytes each joined by "or"."""
-    return functools.reduce(lambda one, other: bytes(map(operator.or_, one, other)), flags, bytes(size))
+    return functools.reduce(lambda left, right: bytes(map(operator.or_, left, right)), flags, bytes(size))

@@ -92,7 +92,7 @@ class _Authority:
         self._name = _common_name(f"muster {run_id}"[:64])
         self._now = at
         constraints = x509.BasicConstraints(ca=True, path_length=0)
-        self._own = self._sign(self._builder(self._name, self._key).add_extension(constraints, critical=True))
+        self._certificate = self._sign(self._builder(self._name, self._key).add_extension(constraints, critical=True))
 
     def issue(
         self, folder: Path, name: str, alternative: Sequence[x509.GeneralName], usages: Sequence[x509.ObjectIdentifier]
@@ -108,7 +108,7 @@ class _Authority:
         private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        for file, content in zip(_FILES, (_pem(self._own), _pem(certificate), private)):
+        for file, content in zip(_FILES, (_pem(self._certificate), _pem(certificate), private)):
             write_whole(folder / file, content)
 
     def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:

@@ -13,14 +13,14 @@ from training.exchange.ways import How
 _open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
-def let_go_in_child(one: socket.socket) -> None:
+def let_go_in_child(connection: socket.socket) -> None:
     """Have a forked process (a data loader's worker) close it: or nobody hears of its parent's end."""
-    _open.add(one)
+    _open.add(connection)
 
 
 def _let_go() -> None:
-    for one in list(_open):
-        one.close()
+    for connection in list(_open):
+        connection.close()
 
 
 os.register_at_fork(after_in_child=_let_go)
@@ -35,7 +35,7 @@ class Connection:
         sealed: whether frames are encrypted; not where the socket itself is, or in clear on loopback.
         round_trip: seconds to the peer and back; 0 if that is not known.
         address: of the peer; empty: the relay passes everything on.
-        how: the two have met, as seen from this end.
+        route: how the two have met, as seen from this end.
         loses_large: whether large packets were lost on a way between the two, so that this one was taken, or is used
             with small ones only.
     """
@@ -46,7 +46,7 @@ class Connection:
     sealed: bool
     round_trip: float = 0.0
     address: str = ""
-    how: How = "dialled"
+    route: How = "dialled"
     loses_large: bool = False
 
     def __post_init__(self) -> None:

@@ -85,7 +85,7 @@ class Joining:
     redial_for: float = REDIAL_FOR
 
     @property
-    def where(self) -> tuple[str, str]:
+    def endpoints(self) -> tuple[str, str]:
         """Address of the coordinator, and of the relay, at this moment."""
         return (self.address, "") if self.rendezvous is None else self.rendezvous()
 
@@ -137,7 +137,7 @@ class ControlLine:
         self._heard = heard
         self._ended = ended
         self._met = False
-        self._closing = self._again = self._told = False
+        self._closing = self._may_return = self._report_is_due = False
         self._loop = asyncio.new_event_loop()
         self._news = asyncio.Event()
         self._thread = threading.Thread(target=self._work, name="control", daemon=True)
@@ -149,9 +149,9 @@ class ControlLine:
 
     def tell(self) -> None:
         """Send a report soon: the member's state has changed."""
-        if self._told:  # and it has not been looked at yet: a wake-up would cost more than the operation
+        if self._report_is_due:  # and it has not been looked at yet: a wake-up would cost more than the operation
             return
-        self._told = True
+        self._report_is_due = True
         with contextlib.suppress(RuntimeError):  # it has ended
             self._loop.call_soon_threadsafe(self._news.set)
 
@@ -172,12 +172,12 @@ class ControlLine:
         self._loop.run_until_complete(asyncio.sleep(0))  # for transports to end
         self._loop.close()
         if not self._closing:
-            self._ended(why, self._again)
+            self._ended(why, self._may_return)
 
     @property
     def address(self) -> str:
         """``host:port`` of the coordinator at this moment."""
-        return self._joining.where[0]
+        return self._joining.endpoints[0]
 
     async def _talk(self) -> str:
         """Keep the connection; return why it is given up."""
@@ -228,12 +228,12 @@ class ControlLine:
 
     async def _open(self, address: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         loop = asyncio.get_running_loop()
-        (family, _, _, _, place), *_ = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+        (family, _, _, _, socket_address), *_ = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
         connection = socket.socket(family)
         try:
             connection.setblocking(False)
             send_small_segments(connection)  # its messages are small anyway, and large packets may be lost on the way
-            await loop.sock_connect(connection, place)
+            await loop.sock_connect(connection, socket_address)
             name = COORDINATOR_NAME if self._context is not None else None
             return await asyncio.open_connection(
                 sock=connection, ssl=self._context, server_hostname=name, limit=MAX_STATUS
@@ -260,7 +260,7 @@ class ControlLine:
                     return "it ended the connection", self._closing
                 status = parse(GroupStatus, data)
                 if status.failed:
-                    self._again = status.again
+                    self._may_return = status.again
                     return status.failed, True
                 self._met, self._deadline = True, time.monotonic() + self._redial_for
                 self._heard(status)
@@ -291,7 +291,7 @@ class ControlLine:
     async def _send(self, writer: asyncio.StreamWriter) -> None:
         while True:
             self._news.clear()
-            self._told = False
+            self._report_is_due = False
             leaves = self._closing
             writer.write(line(self._report().model_copy(update={"leaves": leaves})))
             with contextlib.suppress(OSError):
@@ -324,10 +324,10 @@ def own_addresses(listening: str, best: str = "") -> tuple[str, ...]:
         key=lambda n: (n != best, -states[n].speed),
     )
     kinds = (socket.AF_INET, socket.AF_INET6) if listening == "::" else (socket.AF_INET,)
-    found = (one.address.split("%")[0] for name in up for one in interfaces[name] if one.family in kinds)
+    candidates = (one.address.split("%")[0] for name in up for one in interfaces[name] if one.family in kinds)
     # An address that a cable between two machines gives itself (169.254...) is good for one of the others only.
-    own = sorted((a for a in found if not a.startswith(("127.", "fe80")) and a != "::1"), key=_is_of_a_cable)
-    return tuple(own[:16])
+    addresses = sorted((a for a in candidates if not a.startswith(("127.", "fe80")) and a != "::1"), key=_is_of_a_cable)
+    return tuple(addresses[:16])
 
 
 def _is_of_a_cable(address: str) -> bool:

@@ -79,8 +79,8 @@ class Coordinator:
         try:
             server, _ = tls_contexts(config.certificates)
             if server is None and not ipaddress.ip_address(config.address).is_loopback:
-                what = f"{config.address}: without certificates only a loopback address is allowed"
-                raise BadInput(what, "name the folder of the run's certificates")
+                problem = f"{config.address}: without certificates only a loopback address is allowed"
+                raise BadInput(problem, "name the folder of the run's certificates")
             return int(self._run(self._listen(server)))
         except BadInput:
             self.stop()
@@ -130,8 +130,8 @@ class Coordinator:
         if self._accepting is not None and self._listening is not None:
             self._accepting.cancel()
             self._listening.close()
-        for one in self._coming:
-            one.cancel()
+        for task in self._coming:
+            task.cancel()
         self.group.close(reason)
         if self._relay is not None:
             await self._relay.close()
@@ -142,16 +142,16 @@ class Coordinator:
                 await asyncio.wait_for(writer.wait_closed(), 1.0)
 
     async def _tick(self) -> None:
-        last = time.monotonic()
+        last_tick = time.monotonic()
         while True:
             await asyncio.sleep(_TICK)
             now = time.monotonic()
             try:
-                self.group.tick(min(now - last, 3 * _TICK))
+                self.group.tick(min(now - last_tick, 3 * _TICK))
             except Exception as error:  # a group whose leases and deadlines never end would hang
                 self.group.close(f"the coordinator failed: {error}")
                 raise
-            last = now
+            last_tick = now
 
     # -- one connection ------------------------------------------------------------------------------------------------
 
@@ -216,10 +216,10 @@ class Coordinator:
             ProtocolError: it is no member.
         """
         try:
-            said = [await asyncio.wait_for(reader.readline(), self._handshake) for _ in range(2)]
+            lines = [await asyncio.wait_for(reader.readline(), self._handshake) for _ in range(2)]
         except ValueError:
             raise ProtocolError("a line that is too long") from None
-        hello = parse(Hello, said[0])
+        hello = parse(Hello, lines[0])
         self._check_peer(writer, hello.rank)
         if hello.rank < len(self._config.names):  # what it calls itself would be said of others
             hello = hello.model_copy(update={"name": self._config.names[hello.rank]})
@@ -234,8 +234,8 @@ class Coordinator:
             if transport.get_write_buffer_size() > _MOST_UNSENT:
                 transport.abort()
 
-        peer, own = (_plain(transport.get_extra_info(name)[0]) for name in ("peername", "sockname"))
-        member = Member(hello, send, writer.close, peer, own, report=parse(Report, said[1]))
+        peer_address, local_address = (_plain(transport.get_extra_info(name)[0]) for name in ("peername", "sockname"))
+        member = Member(hello, send, writer.close, peer_address, local_address, report=parse(Report, lines[1]))
         self.group.hello(member)
         return member
 
@@ -263,8 +263,8 @@ def _plain(address: str) -> str:
 class _PerMinute:
     """So many of something in a minute, and no more: whatever is written down of it must not grow without end."""
 
-    def __init__(self, most: int) -> None:
-        self._taken: deque[float] = deque(maxlen=most)
+    def __init__(self, limit: int) -> None:
+        self._taken: deque[float] = deque(maxlen=limit)
 
     def take(self) -> bool:
         """Return whether there is one left, and take it."""

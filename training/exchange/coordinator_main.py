@@ -43,8 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _serve(path)
     except MusterError as error:
-        told = {"port": 0, "error": error.message, "hint": error.hint, "option": error.option}
-        print(json.dumps(told), flush=True)
+        failure = {"port": 0, "error": error.message, "hint": error.hint, "option": error.option}
+        print(json.dumps(failure), flush=True)
         print(f"coordinator: {error}", file=sys.stderr)
         return int(error.exit_code)
     return int(ExitCode.DONE)
@@ -79,8 +79,8 @@ def _serve(path: Path) -> None:
 def _allow_connections() -> None:
     """Take more open files than the usual 256 or 1024, so that idle strangers cannot use them up."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    limit = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _read_config(path: Path) -> CoordinatorConfig:
@@ -99,9 +99,9 @@ def _watch_for(end: threading.Event, coordinator: Coordinator) -> None:
 
     def watch() -> None:
         # os.read, not sys.stdin: a daemon thread inside a buffered read would block the interpreter's exit.
-        rest = b""
-        while part := os.read(0, 4096):
-            *lines, rest = (rest + part).split(b"\n")
+        incomplete_line = b""
+        while chunk := os.read(0, 4096):
+            *lines, incomplete_line = (incomplete_line + chunk).split(b"\n")
             for line in lines:
                 command = json.loads(line)
                 if "ban" in command:

@@ -67,12 +67,12 @@ class ErrorFeedback:
         Args:
             suffix: of the names, which tells streams apart.
         """
-        found = {} if self.residual is None else {f"residual{suffix}": self.residual}
-        owed = self._exchange.residual(self.stream) if self.stream else None
-        return found if owed is None else found | owed.tensors(f"mean_residual{suffix}")
+        tensors = {} if self.residual is None else {f"residual{suffix}": self.residual}
+        mean_residual = self._exchange.residual(self.stream) if self.stream else None
+        return tensors if mean_residual is None else tensors | mean_residual.tensors(f"mean_residual{suffix}")
 
     def load(self, tensors: Mapping[str, torch.Tensor], suffix: str = "") -> None:
         """Take back what :meth:`tensors` gave."""
         self.residual = tensors.get(f"residual{suffix}")
-        if self.stream and (owed := Residual.of(tensors, f"mean_residual{suffix}")) is not None:
-            self._exchange.restore_residual(self.stream, owed)
+        if self.stream and (mean_residual := Residual.of(tensors, f"mean_residual{suffix}")) is not None:
+            self._exchange.restore_residual(self.stream, mean_residual)

@@ -42,9 +42,9 @@ class FlowControl:
         self._seconds_lately = 0.8 * self._seconds_lately + seconds
         rate = min(self._sent_lately / max(self._seconds_lately, 1e-9), float(_LOCAL))
         self.frame = int(min(_MOST, max(_FEWEST, rate * _SLOT // _ALIGNMENT * _ALIGNMENT)))
-        wanted = int(min(_MOST_BUFFER, max(_LEAST_BUFFER, rate * (2 * _SLOT + 2 * self._round_trip))))
-        if not 0.5 < self._buffer / wanted < 2.0:
-            self._hold(wanted)
+        buffer_size = int(min(_MOST_BUFFER, max(_LEAST_BUFFER, rate * (2 * _SLOT + 2 * self._round_trip))))
+        if not 0.5 < self._buffer / buffer_size < 2.0:
+            self._hold(buffer_size)
 
     def _hold(self, size: int) -> None:
         self._buffer = size

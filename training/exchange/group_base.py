@@ -28,7 +28,7 @@ from training.exchange.listener import Address, Listener
 from training.exchange.memory_order import Use, in_use
 from training.exchange.mesh import Mesh
 from training.exchange.pairs import Pairs
-from training.exchange.tensor_operations import Pieces, names, on_host, room_for, view
+from training.exchange.tensor_operations import Pieces, names, on_host, receive_buffer, view
 from training.exchange.untraced import untraced
 from training.exchange.work import BACKEND, MusterWork
 
@@ -57,7 +57,6 @@ class GroupBase(dist.ProcessGroup):
         self._name = self._description = ""
         self._seconds = timeout.total_seconds()
         self._world = list(world_ranks) or list(range(size))
-        self._here = {world: number for number, world in enumerate(self._world)}
         self._listener, self._store = listener, store
         self._mesh: Mesh | None = None
         self.pairs: Pairs | None = None
@@ -65,7 +64,7 @@ class GroupBase(dist.ProcessGroup):
         self._peers = [number for number in range(size) if number != rank]
         if size > 1:
             channel, addresses = self._meet(store)
-            relay = parsed(where) if (where := os.environ.get("MUSTER_RELAY")) else None
+            relay = parsed(relay_address) if (relay_address := os.environ.get("MUSTER_RELAY")) else None
             self._mesh = Mesh.form(listener, channel, addresses, _named(addresses), self._seconds, relay)
             self.pairs = Pairs(self._mesh, listener, channel, addresses, self._seconds, relay)
             _alive.add(self)
@@ -176,7 +175,7 @@ class GroupBase(dist.ProcessGroup):
         result: Any,
         reads: Sequence[torch.Tensor] = (),
         writes: Sequence[torch.Tensor] = (),
-        parts: int = 1,
+        part_count: int = 1,
         seconds: float = 0.0,
         between_two: bool = False,
     ) -> MusterWork:
@@ -187,8 +186,8 @@ class GroupBase(dist.ProcessGroup):
         """
         check_dense(reads, writes)
         waits_for = self.pairs.waits_for if self.pairs is not None else str
-        work = MusterWork(result, parts, name, waits_for, seconds)
-        with work.shown(""):
+        work = MusterWork(result, part_count, name, waits_for, seconds)
+        with work.profiled(""):
             work.use = Use.of(reads, writes, between_two)
             work.inference = any(tensor.is_inference() for tensor in writes)
             in_use.wait_for_others(work.use)
@@ -229,7 +228,7 @@ class GroupBase(dist.ProcessGroup):
         tensor = self._check_pair("recv", tensors, src, tag)
         work = self._work(f"recv {names(tensors)}", tensors, writes=tensors, between_two=True)
         work.sender = src
-        into = view(room_for(tensor, work))
+        into = view(receive_buffer(tensor, work))
 
         def receive(link: Incoming, operation: int) -> None:
             size = link.receive(operation, into)
@@ -275,7 +274,7 @@ class GroupBase(dist.ProcessGroup):
         seconds = self._seconds if seconds is None else float(seconds)
         deadline = time.monotonic() + seconds
         if self._rank:
-            return self._report_to_first(deadline)
+            return self._report_to_rank_zero(deadline)
         after = f"monitoredBarrier in {1000 * seconds:.0f} ms"
         if seconds <= 0 and self._peers:
             raise RuntimeError(f"{BACKEND}: Rank {self._world[0]} timed out in {after}")
@@ -286,19 +285,21 @@ class GroupBase(dist.ProcessGroup):
                 if not wait_all_ranks:
                     break
         if late:
-            who = ", ".join(map(str, late))
+            late_ranks = ", ".join(map(str, late))
             machines = ", ".join(_named(late).values())
-            raise RuntimeError(f"{BACKEND}: Rank{'s' * (len(late) > 1)} {who} failed to pass {after} ({machines})")
+            raise RuntimeError(
+                f"{BACKEND}: Rank{'s' * (len(late) > 1)} {late_ranks} failed to pass {after} ({machines})"
+            )
         for peer in self._peers:
             self.send([_token()], peer, _BARRIER_TAG)
 
-    def _report_to_first(self, deadline: float) -> None:
+    def _report_to_rank_zero(self, deadline: float) -> None:
         self.send([_token()], 0, _BARRIER_TAG)
         if not _ended_by(self.recv([_token()], 0, _BARRIER_TAG), deadline):
-            here, first = self._world[self._rank], self._world[0]
+            rank, rank_zero = self._world[self._rank], self._world[0]
             raise RuntimeError(
-                f"{BACKEND}: Rank {here} successfully reached monitoredBarrier, but received errors while waiting for "
-                f"send/recv from rank {first}: its log says who is late"
+                f"{BACKEND}: Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for "
+                f"send/recv from rank {rank_zero}: its log says who is late"
             )
 
 

@@ -56,7 +56,7 @@ class ToldWays:
 
     def __init__(self) -> None:
         self._meshes: dict[int, int] = {}
-        self._known: dict[tuple[int, int], PeerPath] = {}
+        self._reported: dict[tuple[int, int], PeerPath] = {}
         self._lossy: set[frozenset[int]] = set()
 
     def news(self, member: Member, members: Mapping[int, Member]) -> Iterator[WaysEvent | WarningEvent]:
@@ -66,16 +66,16 @@ class ToldWays:
             return
         self._meshes[rank] = report.mesh
         others = {way.peer: way for way in report.ways if way.peer in report.members and way.peer != rank}
-        fresh = tuple(way for peer, way in others.items() if self._known.get((rank, peer)) != way)
-        self._known.update({(rank, way.peer): way for way in fresh})
+        fresh = tuple(way for peer, way in others.items() if self._reported.get((rank, peer)) != way)
+        self._reported.update({(rank, way.peer): way for way in fresh})
         if fresh:
             yield WaysEvent(member=rank, ways=fresh)
-        for way in fresh:
-            pair = frozenset((rank, way.peer))
-            if way.loses_large and pair not in self._lossy:
+        for path in fresh:
+            pair = frozenset((rank, path.peer))
+            if path.loses_large and pair not in self._lossy:
                 self._lossy.add(pair)
                 ends = " - ".join(members[one].hello.name for one in sorted(pair) if one in members)
-                yield WarningEvent(message=f"{ends}: {_NOT_AT_ALL if way.how == 'relayed' else _IN_SMALL}")
+                yield WarningEvent(message=f"{ends}: {_NOT_AT_ALL if path.how == 'relayed' else _IN_SMALL}")
 
 
 Order = TypeVar("Order", MeshStart, StateOrder)
@@ -139,12 +139,12 @@ def standing(members: Collection[Member], orphaned: bool) -> dict[str, int]:
         orphaned: whoever started the group is gone.
     """
     reports = [member.report for member in members]
-    last = max((one.full for one in reports), default=0)
+    most_results = max((one.full for one in reports), default=0)
     waiting = (member.report.full for member in members if member.waits and not member.frozen)
     halts = [member.report.halt for member in members if member.role == "live"] if orphaned else []
     return {
         "settled": min((one.full for one in reports), default=0),
-        "closed": min(waiting, default=last),
+        "closed": min(waiting, default=most_results),
         "halting": max(halts, default=-1) >= 0,
         "halt": max(halts) if min(halts, default=-1) >= 0 else -1,
     }

@@ -42,7 +42,7 @@ def most_of(elements: int, members: int) -> int:
     return 64 * max(elements, 0) + MAX_GATHER_BYTES * members + (256 << 20)
 
 
-def even_out(mesh: Mesh, form: MeshStart, ledger: Ledger, lock: AbstractContextManager[object], most: int) -> None:
+def even_out(mesh: Mesh, form: MeshStart, ledger: Ledger, lock: AbstractContextManager[object], max_bytes: int) -> None:
     """Send results over a new mesh to the members that miss them; those of an operation of a group stay among its
     members.
 
@@ -56,54 +56,54 @@ def even_out(mesh: Mesh, form: MeshStart, ledger: Ledger, lock: AbstractContextM
     """
     with lock:
         mine = ledger.held(min(form.behind.values(), default=form.stand))
-    told = _told(mesh, mine)
-    astray = strays(told)
+    held_by_rank = _exchange_held(mesh, mine)
+    astray = strays(held_by_rank)
     if mesh.rank in astray:
         raise ExchangeDropped("the others recomputed a result without it that it already had")
-    told = {rank: held for rank, held in told.items() if rank not in astray}
-    for number, donor, taker in transfers(told):
+    held_by_rank = {rank: held for rank, held in held_by_rank.items() if rank not in astray}
+    for number, donor, taker in transfers(held_by_rank):
         if donor == mesh.rank:
             with lock:
                 data = ledger.result(number).to_bytes()
             mesh.send(taker, TAG, memoryview(_SIZE.pack(len(data)))).wait()
             mesh.send(taker, TAG, memoryview(data)).wait()
         elif taker == mesh.rank:
-            _take(mesh, donor, number, ledger, lock, most)
+            _take(mesh, donor, number, ledger, lock, max_bytes)
     with lock:
-        gone = any(held.kept > ledger.full for rank, held in told.items() if rank != mesh.rank)
+        gone = any(held.kept > ledger.full for rank, held in held_by_rank.items() if rank != mesh.rank)
     if gone and ledger.full < form.stand:
         raise ExchangeDropped(f"the result of exchange {ledger.full + 1} is no longer kept")
 
 
-def _told(mesh: Mesh, mine: HeldResults) -> dict[int, HeldResults]:
+def _exchange_held(mesh: Mesh, mine: HeldResults) -> dict[int, HeldResults]:
     """Tell the others which results this member holds, and hear the same of them."""
-    rooms = {peer: gather_room(MAX_GATHER_BYTES) for peer in mesh.peers}
-    told = {mesh.rank: mine}
+    buffers = {peer: gather_room(MAX_GATHER_BYTES) for peer in mesh.peers}
+    held_by_rank = {mesh.rank: mine}
 
     def took(peer: int, size: int) -> None:
-        told[peer] = parse(HeldResults, bytes(rooms[peer][:size]))
+        held_by_rank[peer] = parse(HeldResults, bytes(buffers[peer][:size]))
 
-    mesh.gather(memoryview(line(mine)), rooms, took, None, 0).submit().wait()
-    return told
+    mesh.gather(memoryview(line(mine)), buffers, took, None, 0).submit().wait()
+    return held_by_rank
 
 
-def transfers(told: Mapping[int, HeldResults]) -> list[tuple[int, int, int]]:
+def transfers(held_by_rank: Mapping[int, HeldResults]) -> list[tuple[int, int, int]]:
     """Return the transfers of results in their order: number, donor and taker of each."""
-    found = []
+    planned = []
     holders: dict[int, dict[int, Group]] = {}
-    for rank, held in sorted(told.items()):
+    for rank, held in sorted(held_by_rank.items()):
         for number, group, _ in held.results:
             holders.setdefault(number, {})[rank] = group
     for number, have in sorted(holders.items()):
-        for taker in sorted(rank for rank, held in told.items() if held.full < number and rank not in have):
+        for taker in sorted(rank for rank, held in held_by_rank.items() if held.full < number and rank not in have):
             donors = [rank for rank, group in have.items() if not group or taker in group]
-            found += [(number, min(donors), taker)] if donors else []
-    return found
+            planned += [(number, min(donors), taker)] if donors else []
+    return planned
 
 
-def strays(told: Mapping[int, HeldResults]) -> set[int]:
+def strays(held_by_rank: Mapping[int, HeldResults]) -> set[int]:
     """Return the ranks with a result that others of their group have recomputed without them."""
-    results = [(rank, *result) for rank, held in told.items() for result in held.results]
+    results = [(rank, *result) for rank, held in held_by_rank.items() for result in held.results]
     return {
         rank
         for rank, number, group, members in results
@@ -112,14 +112,16 @@ def strays(told: Mapping[int, HeldResults]) -> set[int]:
     }
 
 
-def _take(mesh: Mesh, donor: int, number: int, ledger: Ledger, lock: AbstractContextManager[object], most: int) -> None:
+def _take(
+    mesh: Mesh, donor: int, number: int, ledger: Ledger, lock: AbstractContextManager[object], max_bytes: int
+) -> None:
     head = bytearray(_SIZE.size)
     mesh.receive(donor, TAG, memoryview(head)).wait()
     try:
-        room = bytearray(_checked(_SIZE.unpack(head)[0], most))
-        mesh.receive(donor, TAG, memoryview(room)).wait()
+        buffer = bytearray(_checked(_SIZE.unpack(head)[0], max_bytes))
+        mesh.receive(donor, TAG, memoryview(buffer)).wait()
         with lock:
-            ledger.adopt(number, OperationResult.from_bytes(room))
+            ledger.adopt(number, OperationResult.from_bytes(buffer))
     except PeerLost:
         raise
     except ExchangeError as error:
@@ -138,7 +140,7 @@ class StateDesk:
         """The order that this member carries out or has carried out as a donor."""
         self._after: int | None = None
 
-    def wanted(self, status: GroupStatus, rank: int) -> bool:
+    def must_publish(self, status: GroupStatus, rank: int) -> bool:
         """Whether this member is to publish a joining state and has not."""
         order = status.joining
         return order is not None and order.donor == rank and order.number != self._order
@@ -172,15 +174,15 @@ class StateDesk:
             return
 
         def send(link: Outgoing) -> None:
-            for part in (_SIZE.pack(len(data)), data):
-                link.send(TAG, memoryview(part))
+            for chunk in (_SIZE.pack(len(data)), data):
+                link.send(TAG, memoryview(chunk))
 
         link = Outgoing(connection, rank, {rank: peer.name}, lambda lost: None)
         link.submit(send, lambda error: None)
         link.close(_PATIENCE)
 
     def fetch(
-        self, order: StateOrder, deadline: float, relay: Address | None, wanted: Callable[[], bool], most: int
+        self, order: StateOrder, deadline: float, relay: Address | None, is_wanted: Callable[[], bool], max_bytes: int
     ) -> JoiningState:
         """Receive the joining state of an order, which has at most so many bytes.
 
@@ -190,12 +192,14 @@ class StateDesk:
             ExchangeError: what came cannot be read.
         """
         peer = order.peers[order.donor]
-        connection = self._listener.meet(channel_of(order), order.donor, False, peer.addresses, deadline, relay, wanted)
+        connection = self._listener.meet(
+            channel_of(order), order.donor, False, peer.addresses, deadline, relay, is_wanted
+        )
         link = Incoming(connection, order.donor, {order.donor: peer.name}, lambda lost: None)
         try:
             head = bytearray(_SIZE.size)
             _received(link, memoryview(head))
-            data = bytearray(_checked(_SIZE.unpack(head)[0], most))
+            data = bytearray(_checked(_SIZE.unpack(head)[0], max_bytes))
             _received(link, memoryview(data))
         finally:
             link.cut()
@@ -209,16 +213,16 @@ def channel_of(order: StateOrder) -> str:
 
 
 def _received(link: Incoming, into: memoryview) -> None:
-    def receive(one: Incoming) -> None:
-        if one.receive(TAG, into) != len(into):
-            raise one.lost("it sent less than it announced")
+    def receive(incoming: Incoming) -> None:
+        if incoming.receive(TAG, into) != len(into):
+            raise incoming.lost("it sent less than it announced")
 
     link.try_now(receive)
 
 
-def _checked(size: int, most: int) -> int:
-    if size > most:
-        raise ExchangeError(f"a member says that it hands over {size} bytes, where {most} may come")
+def _checked(size: int, max_bytes: int) -> int:
+    if size > max_bytes:
+        raise ExchangeError(f"a member says that it hands over {size} bytes, where {max_bytes} may come")
     return size
 
 
@@ -245,13 +249,13 @@ class Newcomer:
         ended: Callable[[], ExchangeError | None],
         note: Callable[..., None],
         deadline: float,
-        most: int,
+        max_bytes: int,
     ) -> None:
         self._desk, self._changed, self._status, self._ended, self._note = desk, changed, status, ended, note
-        self._deadline, self._most = deadline, most
+        self._deadline, self._max_bytes = deadline, max_bytes
         self._number = 0
 
-    def come_in(
+    def join(
         self, relay: Callable[[], Address | None], take: Callable[[JoiningState], None], is_in: Callable[[], bool]
     ) -> JoiningState:
         """Return the state with which this member was let in.
@@ -269,7 +273,7 @@ class Newcomer:
             order = self._wait(self._new_order)
             self._number = order.number
             try:
-                joining = self._desk.fetch(order, self._deadline, relay(), self._is_ordered, self._most)
+                joining = self._desk.fetch(order, self._deadline, relay(), self._is_ordered, self._max_bytes)
             except (PeerLost, ExchangeTimeout):
                 if self._is_ordered():  # the donor hands each order over once: there has to be another
                     self._note(ready=False)
@@ -281,14 +285,14 @@ class Newcomer:
             if is_in():
                 return joining
 
-    def _wait(self, what: Callable[[], T | None]) -> T:
+    def _wait(self, condition: Callable[[], T | None]) -> T:
         with self._changed:
-            found = self._changed.wait_for(lambda: self._ended() or what(), self._deadline - time.monotonic())
-        if isinstance(found, ExchangeError):
-            raise found
-        if not found:
+            outcome = self._changed.wait_for(lambda: self._ended() or condition(), self._deadline - time.monotonic())
+        if isinstance(outcome, ExchangeError):
+            raise outcome
+        if not outcome:
             raise ExchangeTimeout("the training state did not arrive in time")
-        return found
+        return outcome
 
     def _new_order(self) -> StateOrder | None:
         order = self._status().joining

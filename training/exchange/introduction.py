@@ -225,9 +225,9 @@ class Introductions:
                     raise _Unwanted from None
                 _take_filler(connection, timeout)
                 connection.sendall(_WELCOME)
-            found = self._ready(Arrival(connection, secret, self._cipher, address), round_trip)
+            established = self._ready(Arrival(connection, secret, self._cipher, address), round_trip)
             hanging_up.pop_all()
-            return found
+            return established
         return None
 
     def take(self, arrival: Arrival, does: int, timeout: HandshakeTimeout) -> Connection:

@@ -32,21 +32,21 @@ class Ledger:
         """Operations that were started."""
         self.full = 0
         """So many operations from the first on have their result."""
-        self.kept = 0
+        self.dropped = 0
         """Results after this one are kept."""
         self.aside = 0
         """The last so many of the full ones were those of a group of members."""
 
     def begin_after(self, number: int) -> None:
         """Go on as a newcomer: with the operation after ``number``."""
-        self.started = self.full = self.kept = number
+        self.started = self.full = self.dropped = number
 
     def start(self, operation: MeshOperation[Any]) -> bool:
         """Enter an operation; return whether it has to be carried out: not if the others already have its result."""
         self._pending[operation.number] = operation
         self.started = operation.number
         if len(self._begun) < _MOST_BEGUN:
-            self._begun[operation.number] = operation.number, operation.group, operation.what
+            self._begun[operation.number] = operation.number, operation.group, operation.description
         if operation.number not in self._results:
             return True
         self._finish(operation, self._results[operation.number])
@@ -81,17 +81,17 @@ class Ledger:
     def position(self) -> dict[str, Any]:
         """Return what a member reports of its operations."""
         begun: list[Begun] = []
-        for one in islice(self._begun.values(), MOST_BEGUN):
-            if begun and sum(len(ranks) for _, ranks, _ in begun) + len(one[1]) > _MOST_TOLD:
+        for operation in islice(self._begun.values(), MOST_BEGUN):
+            if begun and sum(len(ranks) for _, ranks, _ in begun) + len(operation[1]) > _MOST_TOLD:
                 break
-            begun.append(one)
-        counts = {"started": self.started, "full": self.full, "kept": self.kept, "aside": self.aside}
+            begun.append(operation)
+        counts = {"started": self.started, "full": self.full, "kept": self.dropped, "aside": self.aside}
         return {**counts, "begun": tuple(begun)}
 
     def held(self, after: int) -> HeldResults:
         """Return which results are held after an operation."""
         results = [(n, one.group, one.members) for n, one in self._results.items() if n > after]
-        return HeldResults(full=self.full, kept=self.kept, results=tuple(results))
+        return HeldResults(full=self.full, kept=self.dropped, results=tuple(results))
 
     def result(self, number: int) -> OperationResult:
         """Return a result that is held."""
@@ -109,7 +109,7 @@ class Ledger:
                 return
             self._held -= oldest.size
             del self._results[number]
-            self.kept = number
+            self.dropped = number
 
     def _note(self, outcome: OperationResult) -> None:
         """A result has come: see how far there are results without gaps."""

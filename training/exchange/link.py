@@ -46,8 +46,8 @@ class PeerLost(ExchangeError):
         hung_up: it ended, and nothing that came says whose fault that is.
     """
 
-    def __init__(self, rank: int, who: str, why: str, hung_up: bool = False) -> None:
-        super().__init__(f"the connection with {who} is lost: {why}")
+    def __init__(self, rank: int, name: str, why: str, hung_up: bool = False) -> None:
+        super().__init__(f"the connection with {name} is lost: {why}")
         self.rank = rank
         self.why = why
         self.hung_up = hung_up
@@ -151,14 +151,16 @@ class _Link:
         with self._lock:
             self._closed = True
             self._jobs.put(None)
-        here = threading.current_thread() is self._thread
-        if not here:
+        in_own_thread = threading.current_thread() is self._thread
+        if not in_own_thread:
             self._thread.join(seconds)
         self.cut()
-        free = here or self._turn.acquire(timeout=_CUT_SECONDS)  # whoever works on it in a thread of its own has heard
+        free = in_own_thread or self._turn.acquire(
+            timeout=_CUT_SECONDS
+        )  # whoever works on it in a thread of its own has heard
         if self._socket is not None:
             self._socket.close()
-        if free and not here:
+        if free and not in_own_thread:
             self._turn.release()
 
     def _work(self) -> None:
@@ -217,32 +219,32 @@ class Outgoing(_Link):
         self._sealer = Sealer(connection.secret, connection.cipher) if connection.sealed else None
         self._flow = FlowControl(connection.socket, connection.round_trip)
 
-    def send(self, operation: int, *parts: memoryview) -> None:
+    def send(self, operation: int, *buffers: memoryview) -> None:
         """Send one message, whose parts follow one another."""
-        left = sum(map(len, parts))
+        left = sum(map(len, buffers))
         if not left:
             self._send_frame(operation, memoryview(b""), 0)
-        for part in parts:
+        for buffer in buffers:
             start = 0
-            while start < len(part):
-                frame = part[start : start + self._flow.frame]
+            while start < len(buffer):
+                frame = buffer[start : start + self._flow.frame]
                 start += len(frame)
                 left -= len(frame)
                 self._send_frame(operation, frame, left)
 
-    def _send_frame(self, operation: int, part: memoryview, left: int) -> None:
+    def _send_frame(self, operation: int, payload: memoryview, left: int) -> None:
         if (lost := self._last_word) is not None:
-            part = memoryview(_LAST_WORD.pack(lost.rank) + lost.why.encode()[:_MAX_WHY])
+            payload = memoryview(_LAST_WORD.pack(lost.rank) + lost.why.encode()[:_MAX_WHY])
             operation, left = FAREWELL, 0
         if self._sealer is not None:
-            pieces = [self._sealer.seal(operation, part, left)]
+            pieces = [self._sealer.seal(operation, payload, left)]
         else:
-            pieces = [memoryview(HEADER.pack(self._counter, operation, len(part), left)), part]
+            pieces = [memoryview(HEADER.pack(self._counter, operation, len(payload), left)), payload]
             self._counter += 1
         begin = time.perf_counter()
         for piece in pieces:
             self._socket.sendall(piece)
-        self._flow.note(len(part), time.perf_counter() - begin)
+        self._flow.note(len(payload), time.perf_counter() - begin)
         self.bytes += sum(map(len, pieces))
         if lost is not None:
             self._cut = True  # for the jobs behind; the peer still reads what was sent
@@ -324,14 +326,14 @@ class Incoming(_Link):
         self._take(length, into[:length])
         return self._read(operation, length, left, into)
 
-    def _keep(self, operation: int, length: int, left: int, wanted: int) -> None:
-        first = memoryview(bytearray(length))
-        self._take(length, first)
+    def _keep(self, operation: int, length: int, left: int, awaited: int) -> None:
+        first_frame = memoryview(bytearray(length))
+        self._take(length, first_frame)
         self.early_bytes += _EARLY_OVERHEAD + length + left
-        if self.early_bytes > MAX_EARLY or operation // MARKS == wanted // MARKS:
+        if self.early_bytes > MAX_EARLY or operation // MARKS == awaited // MARKS:
             raise self.lost("it is doing another operation than this machine")
         message = bytearray(length + left)
-        message[:length] = first
+        message[:length] = first_frame
         self._read(operation, length, left, memoryview(message))
         self._early.setdefault(operation, deque()).append(message)
 
@@ -346,14 +348,14 @@ class Incoming(_Link):
             start += length
         return start
 
-    def _take(self, length: int, part: memoryview) -> None:
+    def _take(self, length: int, plaintext: memoryview) -> None:
         """Read what follows a header."""
         if self._opener is None:
-            self._fill(part)
+            self._fill(plaintext)
             return
         sealed = self._sealed[: length + TAG]
         self._fill(sealed)
-        self._opener.open(self._header, sealed, part)
+        self._opener.open(self._header, sealed, plaintext)
 
     def _read_header(self) -> tuple[int, int, int]:
         self._fill(self._header)
@@ -379,18 +381,20 @@ class Incoming(_Link):
             if wakes_at != self._wakes_at:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wakes_at)
                 self._wakes_at = wakes_at
-            part = into if wakes_at == 1 else into[:_WAKE]  # of which some may be there: as much again is still to come
-            size = self._socket.recv_into(part, len(part), self._flags)
+            chunk = (
+                into if wakes_at == 1 else into[:_WAKE]
+            )  # of which some may be there: as much again is still to come
+            size = self._socket.recv_into(chunk, len(chunk), self._flags)
             if not size or (self._cut and not self._flags):  # a closed SSLSocket would read on, undeciphered
                 raise EOFError("it closed the connection")
             self.bytes += size
             self._coming -= size
             into = into[size:]
 
-    def _too_long(self, operation: int, size: int, room: int) -> PeerLost:
-        return self.lost(f"it sent {size} bytes for operation {operation // MARKS} where {room} belong")
+    def _too_long(self, operation: int, size: int, capacity: int) -> PeerLost:
+        return self.lost(f"it sent {size} bytes for operation {operation // MARKS} where {capacity} belong")
 
 
-def _shut(connection: socket.socket, how: int) -> None:
+def _shut(connection: socket.socket, direction: int) -> None:
     """Shut a connection down; :meth:`ssl.SSLSocket.shutdown` would first let a thread that uses it go on in clear."""
-    socket.socket.shutdown(connection, how)
+    socket.socket.shutdown(connection, direction)

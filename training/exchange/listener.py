@@ -65,7 +65,7 @@ class Listener:
             ) from error
         let_go_in_child(self._socket)
         self.address: Address = self._socket.getsockname()[:2]
-        self.ways = Ways()
+        self.dial_history = Ways()
         self.arrivals = Arrivals()
         self.strangers = Strangers()
         threading.Thread(target=self._accept, name="listener", daemon=True).start()
@@ -77,7 +77,7 @@ class Listener:
         deadline: float,
         names: Mapping[int, str],
         relay: Address | None = None,
-        wanted: Callable[[], bool] = lambda: True,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> tuple[dict[int, Connection], dict[int, Connection]]:
         """Meet ``peers`` on ``channel``, a name that is used once; return the connections out and in, by rank.
 
@@ -95,7 +95,7 @@ class Listener:
         interrupted = threading.Event()
 
         def still() -> bool:
-            return wanted() and not interrupted.is_set()
+            return is_wanted() and not interrupted.is_set()
 
         meetings = {
             (peer, does): self._meeting((channel, peer, does), peers[peer], relay, deadline, still)
@@ -103,19 +103,19 @@ class Listener:
             for does in (SENDS, RECEIVES)
         }
         try:
-            found = _meet_all(meetings)
+            results = _meet_all(meetings)
         except BaseException:
             interrupted.set()
             self.wake()
             raise
-        met = {key: one for key, one in found.items() if one is not None}
-        if len(met) < len(found):
-            for one in met.values():
-                one.socket.close()
-            missing = sorted({peer for peer, _ in found.keys() - met.keys()})
+        met = {key: one for key, one in results.items() if one is not None}
+        if len(met) < len(results):
+            for connection in met.values():
+                connection.socket.close()
+            missing = sorted({peer for peer, _ in results.keys() - met.keys()})
             problems = {peer: meetings[peer, SENDS].problem or meetings[peer, RECEIVES].problem for peer in missing}
-            told = "; ".join(f"{names[peer]}: {problems[peer] or 'it did not connect'}" for peer in missing)
-            raise ExchangeTimeout(f"no connection with {told}")
+            details = "; ".join(f"{names[peer]}: {problems[peer] or 'it did not connect'}" for peer in missing)
+            raise ExchangeTimeout(f"no connection with {details}")
         return {peer: met[peer, SENDS] for peer in peers}, {peer: met[peer, RECEIVES] for peer in peers}
 
     def meet(
@@ -126,14 +126,14 @@ class Listener:
         addresses: Sequence[Address],
         deadline: float,
         relay: Address | None = None,
-        wanted: Callable[[], bool] = lambda: True,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> Connection:
         """Return one direction to or from one peer, as :meth:`connect` does for all."""
-        meeting = self._meeting((channel, peer, SENDS if sends else RECEIVES), addresses, relay, deadline, wanted)
-        found = meeting.meet()
-        if found is None:
+        meeting = self._meeting((channel, peer, SENDS if sends else RECEIVES), addresses, relay, deadline, is_wanted)
+        connection = meeting.meet()
+        if connection is None:
             raise ExchangeTimeout(f"no connection with rank {peer}: {meeting.problem or 'it did not connect'}")
-        return found
+        return connection
 
     def wake(self) -> None:
         """Wake all waiting threads, so that they check whether their connection is still wanted."""
@@ -152,10 +152,18 @@ class Listener:
         addresses: Sequence[Address],
         relay: Address | None,
         deadline: float,
-        wanted: Callable[[], bool],
+        is_wanted: Callable[[], bool],
     ) -> ConnectionAttempt:
         return ConnectionAttempt(
-            self._introductions, self.ways, self.arrivals, key, addresses, relay, deadline, wanted, self.timeouts
+            self._introductions,
+            self.dial_history,
+            self.arrivals,
+            key,
+            addresses,
+            relay,
+            deadline,
+            is_wanted,
+            self.timeouts,
         )
 
     # ------------------------------------------------------------------------------------------------ being dialled
@@ -190,12 +198,12 @@ class Listener:
 
 def _meet_all(meetings: Mapping[tuple[int, int], ConnectionAttempt]) -> dict[tuple[int, int], Connection | None]:
     """Have all meet at once. Unlike those of a pool, the threads hold up neither Ctrl-C nor the end of the process."""
-    found: dict[tuple[int, int], Connection | None] = {}
+    connections: dict[tuple[int, int], Connection | None] = {}
     errors: list[Exception] = []
 
     def meet(key: tuple[int, int]) -> None:
         try:
-            found[key] = meetings[key].meet()
+            connections[key] = meetings[key].meet()
         except Exception as error:  # noqa: BLE001 - raised again by whoever waits
             errors.append(error)
 
@@ -206,4 +214,4 @@ def _meet_all(meetings: Mapping[tuple[int, int], ConnectionAttempt]) -> dict[tup
         thread.join()
     if errors:
         raise errors[0]
-    return found
+    return connections

@@ -54,10 +54,10 @@ class Arrivals:
     def keep(self, key: Key, arrival: Arrival) -> None:
         """Keep an incoming connection, and no more of one peer than it can need."""
         with self._changed:
-            gone = [one for one, before in self._waiting.items() if one == key or before.is_off(one[2])]
-            still = [one for one in self._waiting if one[1] == key[1] and one not in gone]
-            for one in (*gone, *still[: max(0, len(still) + 1 - MOST_WAITING)]):
-                self._waiting.pop(one).socket.close()
+            gone = [old for old, waiting in self._waiting.items() if old == key or waiting.is_off(old[2])]
+            of_peer = [old for old in self._waiting if old[1] == key[1] and old not in gone]
+            for dropped in (*gone, *of_peer[: max(0, len(of_peer) + 1 - MOST_WAITING)]):
+                self._waiting.pop(dropped).socket.close()
             if self.closed:
                 arrival.socket.close()
                 return
@@ -88,8 +88,8 @@ class Arrivals:
             self.closed = True
             waiting, self._waiting = list(self._waiting.values()), {}
             self._changed.notify_all()
-        for one in waiting:
-            one.socket.close()
+        for arrival in waiting:
+            arrival.socket.close()
 
 
 class ConnectionAttempt:
@@ -98,17 +98,17 @@ class ConnectionAttempt:
     def __init__(
         self,
         introductions: Introductions,
-        ways: Ways,
+        history: Ways,
         arrivals: Arrivals,
         key: Key,
         addresses: Sequence[Address],
         relay: Address | None,
         deadline: float,
-        wanted: Callable[[], bool],
+        is_wanted: Callable[[], bool],
         timeouts: ConnectTimeouts,
     ) -> None:
-        self._wanted, self._timeouts = wanted, timeouts
-        self._introductions, self._ways, self._arrivals = introductions, ways, arrivals
+        self._is_wanted, self._timeouts = is_wanted, timeouts
+        self._introductions, self._history, self._arrivals = introductions, history, arrivals
         self._key, self._relay, self._deadline = key, relay, deadline
         self._addresses = [(host, port) for host, port in addresses]
         _, self._peer, self._does = key
@@ -122,7 +122,7 @@ class ConnectionAttempt:
     def meet(self) -> Connection | None:
         """Return the connection; ``None`` where there is none by the deadline, or when the listener is closed."""
         begin = time.monotonic()
-        lately = self._ways.lately(self._peer, self._does)
+        lately = self._history.recent_route(self._peer, self._does)
         self._dials_from = begin + (0.0 if self._does == SENDS or lately == "dialled" else self._timeouts.reverse_after)
         after = self._timeouts.relay_again_after if lately == "relayed" else self._timeouts.relay_after
         self._relays_from = begin + after if self._relay is not None else math.inf
@@ -132,11 +132,11 @@ class ConnectionAttempt:
             "relayed": self._at_relay,
         }
         while not self._over():
-            for how, attempt in attempts.items():
-                if (found := attempt()) is not None:
-                    how = how if found.address else "relayed"
-                    self._ways.met(self._peer, self._does, how)
-                    return replace(found, how=how, loses_large=self._ways.loses_large(self._peer))
+            for route, attempt in attempts.items():
+                if (connection := attempt()) is not None:
+                    route = route if connection.address else "relayed"
+                    self._history.met(self._peer, self._does, route)
+                    return replace(connection, route=route, loses_large=self._history.loses_large(self._peer))
             self._arrivals.wait(self._stop, self._pause())
         return None
 
@@ -144,7 +144,7 @@ class ConnectionAttempt:
         return self._unwanted() or time.monotonic() >= self._deadline
 
     def _unwanted(self) -> bool:
-        return self._arrivals.closed or not self._wanted()
+        return self._arrivals.closed or not self._is_wanted()
 
     def _stop(self) -> bool:
         """Whether trying is of no use any more."""
@@ -164,13 +164,13 @@ class ConnectionAttempt:
         except (OSError, EOFError, ExchangeError) as error:
             arrival.socket.close()
             if isinstance(error, BlackHole) and arrival.address:
-                self._ways.note_black_hole(self._peer, (arrival.address, 0))
+                self._history.note_black_hole(self._peer, (arrival.address, 0))
             self._problems[f"direct {arrival.address}" if arrival.address else "relayed"] = _words(error)
             return None
 
     def _dial(self) -> Connection | None:
-        left = self._ways.order(self._peer, self._addresses)
-        swallowing = {one for one in left if self._ways.is_black_hole(self._peer, one)}
+        left = self._history.order(self._peer, self._addresses)
+        swallowing = {one for one in left if self._history.is_black_hole(self._peer, one)}
         small = set(swallowing)
         while left and not self._stop() and (now := time.monotonic()) >= self._dials_from:
             times = self._timeouts
@@ -180,20 +180,20 @@ class ConnectionAttempt:
             left.remove(address := answer.address)
             try:
                 seconds = times.hurried if left or address in small else self._last_seconds()
-                found = self._say(answer.socket, address[0], answer.round_trip, seconds)
+                connection = self._say(answer.socket, address[0], answer.round_trip, seconds)
             except (OSError, EOFError, ExchangeError) as error:
                 self._failed(address, _words(error))
                 if isinstance(error, BlackHole):
-                    self._ways.note_black_hole(self._peer, address)
+                    self._history.note_black_hole(self._peer, address)
                 if isinstance(error, (BlackHole, TimeoutError)) and address not in small:
                     small.add(address)
                     left.append(address)  # once more, where no other way does
                 continue
-            if found is not None:
-                self._ways.worked(self._peer, address)
+            if connection is not None:
+                self._history.worked(self._peer, address)
                 if address in small - swallowing:
-                    self._ways.note_black_hole(self._peer, address)
-            return found
+                    self._history.note_black_hole(self._peer, address)
+            return connection
         return None
 
     def _last_seconds(self) -> float:
@@ -203,14 +203,14 @@ class ConnectionAttempt:
 
     def _failed(self, address: Address, why: str) -> None:
         self._problems[f"{address[0]}:{address[1]}"] = why
-        self._ways.failed(self._peer, address)
+        self._history.failed(self._peer, address)
 
     def _at_relay(self) -> Connection | None:
         folder = self._introductions.identity.certificates
         if self._relay is None or folder is None or time.monotonic() < self._relays_from:
             return None
-        channel, own = self._key[0], self._introductions.identity.rank
-        sides = (channel, own, self._peer) if self._does == SENDS else (channel, self._peer, own)
+        channel, own_rank = self._key[0], self._introductions.identity.rank
+        sides = (channel, own_rank, self._peer) if self._does == SENDS else (channel, self._peer, own_rank)
         try:
             connection = at_relay(self._relay, relay_key(folder), sides, self._does == SENDS, self._stop)
             if connection is None:

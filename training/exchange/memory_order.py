@@ -38,7 +38,7 @@ class Use:
 
     @classmethod
     def of(cls, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor], between_two: bool = False) -> Use:
-        return cls([span(one) for one in reads], [span(one) for one in writes], between_two)
+        return cls([span(tensor) for tensor in reads], [span(tensor) for tensor in writes], between_two)
 
     def conflicts(self, other: Use) -> bool:
         """Whether one writes what the other reads or writes."""
@@ -60,24 +60,24 @@ def span(tensor: torch.Tensor) -> Span:
 
 def overlap(spans: Sequence[Span], others: Sequence[Span]) -> bool:
     """Whether any of the spans has memory in common with one of the others."""
-    return _in_common([(*one, 0) for one in spans] + [(*one, 1) for one in others]) if spans and others else False
+    return _in_common([(*span, 0) for span in spans] + [(*span, 1) for span in others]) if spans and others else False
 
 
 def any_in_common(spans: Sequence[Span]) -> bool:
     """Whether any two of the spans have memory in common."""
-    return _in_common([(*one, number) for number, one in enumerate(spans)])
+    return _in_common([(*span, number) for number, span in enumerate(spans)])
 
 
 def _in_common(spans: list[tuple[str, int, int, int]]) -> bool:
     """Whether two of the spans that are of different owners (the last item) have memory in common."""
     reach: dict[int, tuple[str, int]] = {}
-    """Of each owner the device and the end of what was looked at."""
-    for device, start, stop, owner in sorted(one for one in spans if one[1] < one[2]):
-        if any(where == device and end > start for other, (where, end) in reach.items() if other != owner):
+    """By owner: the device, and the end of the spans seen so far."""
+    for device, start, stop, owner in sorted(span for span in spans if span[1] < span[2]):
+        if any(at == device and end > start for other, (at, end) in reach.items() if other != owner):
             return True
-        where, end = reach.get(owner, (device, 0))
-        reach = {number: one for number, one in reach.items() if one[0] == device and one[1] > start}
-        reach[owner] = device, max(stop, end if where == device else 0)
+        owner_device, end = reach.get(owner, (device, 0))
+        reach = {other: seen for other, seen in reach.items() if seen[0] == device and seen[1] > start}
+        reach[owner] = device, max(stop, end if owner_device == device else 0)
     return False
 
 

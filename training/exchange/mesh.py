@@ -41,9 +41,9 @@ class Mesh:
         self.members = sorted(members)
         self.peers = [peer for peer in self.members if peer != rank]
         self.names = names
-        self.rooms = Rooms()
+        self.buffer_pool = Rooms()
         self.lost: PeerLost | None = None
-        self.ways: dict[int, PeerPath] = {}
+        self.routes: dict[int, PeerPath] = {}
         """How what is sent to each peer goes."""
         self.full = 0
         """Operations of which this member has the results."""
@@ -68,7 +68,7 @@ class Mesh:
         seconds: float = _FORM_SECONDS,
         relay: Address | None = None,
         on_lost: Callable[[PeerLost], None] | None = None,
-        wanted: Callable[[], bool] = lambda: True,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> Mesh:
         """Connect with every other member.
 
@@ -83,15 +83,15 @@ class Mesh:
             ExchangeTimeout: somebody is missing after ``seconds``.
         """
         rank = listener.identity.rank
-        told = names or {one: f"rank {one}" for one in addresses}
-        mesh = cls(rank, list(addresses), told)
+        member_names = names or {one: f"rank {one}" for one in addresses}
+        mesh = cls(rank, list(addresses), member_names)
         mesh._on_lost = on_lost
         peers = {peer: addresses[peer] for peer in mesh.peers}
-        out, into = listener.connect(channel, peers, time.monotonic() + seconds, told, relay, wanted)
+        out, into = listener.connect(channel, peers, time.monotonic() + seconds, member_names, relay, is_wanted)
         for peer in mesh.peers:
-            mesh.ways[peer] = _way(out[peer], peer)
-            mesh._out[peer] = Outgoing(out[peer], peer, told, mesh.break_off)
-            mesh._in[peer] = Incoming(into[peer], peer, told, mesh.break_off, believes=on_lost is None)
+            mesh.routes[peer] = _peer_path(out[peer], peer)
+            mesh._out[peer] = Outgoing(out[peer], peer, member_names, mesh.break_off)
+            mesh._in[peer] = Incoming(into[peer], peer, member_names, mesh.break_off, believes=on_lost is None)
         return mesh
 
     @property
@@ -112,7 +112,7 @@ class Mesh:
         self,
         sends: Mapping[int, Sequence[memoryview]],
         receives: Mapping[int, Sequence[memoryview]],
-        then: Done | None = None,
+        on_done: Done | None = None,
         mark: int = 0,
     ) -> Transfer:
         """Send buffers to some members and receive others' into buffers of their size.
@@ -123,7 +123,7 @@ class Mesh:
             mark: below :data:`~training.exchange.link.MARKS`, says what is exchanged: where a peer's is another, its
                 connection ends before one is taken for the other.
         """
-        return self._exchange(self._next(mark), sends, receives, then)
+        return self._exchange(self._next(mark), sends, receives, on_done)
 
     def send(self, peer: int, tag: int, data: memoryview) -> Transfer:
         """Send one message to a member, who asks for ``tag``; not mixed with other operations of this mesh."""
@@ -133,7 +133,7 @@ class Mesh:
         """Receive what a member sends with ``tag``."""
         return self._exchange(tag * MARKS, {}, {peer: [into]}, None)
 
-    def exchange_now(self, data: memoryview, rooms: Mapping[int, memoryview], mark: int = 0) -> bool:
+    def exchange_now(self, data: memoryview, buffers: Mapping[int, memoryview], mark: int = 0) -> bool:
         """Send ``data``, which is small, to all, and receive as much of each, in this thread.
 
         Returns:
@@ -146,19 +146,19 @@ class Mesh:
             if not self._out[peer].try_now(lambda link: link.send(number, data)):
                 self._out[peer].submit(lambda link: link.send(number, data), lambda error: None)
         for peer in self.peers:
-            receive = _receiver(number, [rooms[peer]])
+            receive = _receiver(number, [buffers[peer]])
             if not self._in[peer].try_now(receive):
                 operation = Transfer(1)
                 self._in[peer].submit(receive, operation.part_ended)
                 operation.wait()
         return True
 
-    def reduce(self, reduction: Reduction, then: Done | None = None, mark: int = 0) -> Transfer:
+    def reduce(self, reduction: Reduction, on_done: Done | None = None, mark: int = 0) -> Transfer:
         """Start a reduction; its outcome is with ``reduction`` when the operation is complete."""
-        return self.prepare(reduction, then, mark).submit()
+        return self.prepare(reduction, on_done, mark).submit()
 
     def prepare(
-        self, reduction: Reduction, then: Done | None = None, mark: int = 0, number: int | None = None
+        self, reduction: Reduction, on_done: Done | None = None, mark: int = 0, number: int | None = None
     ) -> Transfer:
         """Prepare a reduction. As a gather does, it begins when it is submitted: whoever prepares several operations
         puts them on the links in their order, which is the same on all members.
@@ -166,10 +166,10 @@ class Mesh:
         Args:
             number: of the operation, if not all members take part in all of them.
         """
-        number, then = self._next(mark, number), self._in_turn(then)
+        number, on_done = self._next(mark, number), self._in_turn(on_done)
         share = Share(reduction, self.rank)
         peers = [peer for peer in self.peers if peer in reduction.pieces]
-        own = range(reduction.pieces[self.rank])
+        own_pieces = range(reduction.pieces[self.rank])
         with self._lock:
             self._shares[number] = share
         if self.lost is not None:
@@ -178,28 +178,28 @@ class Mesh:
         def over(error: Exception | None) -> None:
             with self._lock:
                 self._shares.pop(number, None)
-            if then is not None:
-                then(error)
+            if on_done is not None:
+                on_done(error)
 
         def sender(peer: int) -> Callable[[Outgoing], None]:
             def send(link: Outgoing) -> None:
                 for piece in range(reduction.pieces[peer]):
                     link.send(number, *reduction.contribution(peer, piece))
-                for piece in own:
+                for piece in own_pieces:
                     link.send(number, share.outcome(piece))
 
             return send
 
         def receiver(peer: int) -> Callable[[Incoming], None]:
             def receive(link: Incoming) -> None:
-                for piece in own:
-                    share.arrived(peer, piece, link.receive(number, reduction.room(peer, piece)))
+                for piece in own_pieces:
+                    share.arrived(peer, piece, link.receive(number, reduction.contribution_buffer(peer, piece)))
                 for piece in range(reduction.pieces[peer]):
-                    reduction.take(peer, piece, link.receive(number, reduction.outcome_room(peer, piece)))
+                    reduction.take(peer, piece, link.receive(number, reduction.outcome_buffer(peer, piece)))
 
             return receive
 
-        for piece in own if not peers else ():
+        for piece in own_pieces if not peers else ():
             reduction.add_up(piece, {})
         operation = Transfer(2 * len(peers), over, lambda: self.lost)
         for peer in peers:
@@ -263,10 +263,10 @@ class Mesh:
 
         def cut() -> None:
             late = time.monotonic() >= latest
-            told = [one for one in self.links() if late or one.peer == lost or self._out[one.peer].idle]
-            for link in told:
+            informed = [one for one in self.links() if late or one.peer == lost or self._out[one.peer].idle]
+            for link in informed:
                 link.cut()
-            if len(told) < len(self.links()):
+            if len(informed) < len(self.links()):
                 self._cut_told(lost, latest)
 
         timer = threading.Timer(_FAREWELL_SECONDS, cut)
@@ -276,9 +276,9 @@ class Mesh:
     def links(self) -> list[Outgoing | Incoming]:
         return [*self._out.values(), *self._in.values()]
 
-    def _in_turn(self, then: Done | None) -> Done | None:
+    def _in_turn(self, on_done: Done | None) -> Done | None:
         """Return what is called at the end of an operation, where others may come first."""
-        return then
+        return on_done
 
     def _next(self, mark: int, number: int | None = None) -> int:
         with self._lock:
@@ -288,9 +288,9 @@ class Mesh:
     def gather(
         self,
         data: memoryview,
-        rooms: Mapping[int, memoryview],
-        took: Callable[[int, int], None],
-        then: Done | None,
+        buffers: Mapping[int, memoryview],
+        on_received: Callable[[int, int], None],
+        on_done: Done | None,
         number: int,
         mark: int = 0,
     ) -> Transfer:
@@ -301,15 +301,15 @@ class Mesh:
             took: told rank and size of each that has come; what it raises ends the connection.
         """
         number = self._next(mark, number)
-        operation = Transfer(2 * len(rooms), self._in_turn(then), lambda: self.lost)
+        operation = Transfer(2 * len(buffers), self._in_turn(on_done), lambda: self.lost)
 
         def receiver(peer: int) -> Callable[[Incoming], None]:
-            return lambda link: took(peer, link.receive(number, rooms[peer]))
+            return lambda link: on_received(peer, link.receive(number, buffers[peer]))
 
-        for peer in rooms:
+        for peer in buffers:
             # Two that both send before they receive would wait for one another, were it more than is on its way.
             operation.add(self._out[peer], _sender(number, [data]), len(data) <= SMALL)
-        for peer in rooms:
+        for peer in buffers:
             operation.add(self._in[peer], receiver(peer), True)
         return operation
 
@@ -318,9 +318,9 @@ class Mesh:
         number: int,
         sends: Mapping[int, Sequence[memoryview]],
         receives: Mapping[int, Sequence[memoryview]],
-        then: Done | None,
+        on_done: Done | None,
     ) -> Transfer:
-        operation = Transfer(len(sends) + len(receives), then, lambda: self.lost)
+        operation = Transfer(len(sends) + len(receives), on_done, lambda: self.lost)
         for peer, buffers in sends.items():
             self._out[peer].submit(_sender(number, buffers), operation.part_ended)
         for peer, buffers in receives.items():
@@ -346,12 +346,12 @@ def _receiver(number: int, buffers: Sequence[memoryview]) -> Callable[[Incoming]
     return receive
 
 
-def _way(connection: Connection, peer: int) -> PeerPath:
-    own = str(connection.socket.getsockname()[0])
+def _peer_path(connection: Connection, peer: int) -> PeerPath:
+    local_address = str(connection.socket.getsockname()[0])
     return PeerPath(
         peer=peer,
-        how=connection.how,
+        how=connection.route,
         address=connection.address,
-        interface=interface_at(own),
+        interface=interface_at(local_address),
         loses_large=connection.loses_large,
     )

@@ -60,7 +60,7 @@ class MeshMember(Exchange):
         self._shares = dict(joining.shares or {})
         identity = Identity(joining.run_id, rank, joining.certificates, joining.transport)
         self._listener = Listener(joining.listen, identity)
-        self._residuals, self._rooms = MeanResiduals(), Rooms()
+        self._residuals, self._buffer_pool = MeanResiduals(), Rooms()
         self._changed = threading.Condition()
         self._status = GroupStatus()
         """The last one heard; before the first nobody knows of a group."""
@@ -107,16 +107,16 @@ class MeshMember(Exchange):
 
     @property
     def state_wanted(self) -> bool:
-        return self._desk.wanted(self._status, self.rank)
+        return self._desk.must_publish(self._status, self.rank)
 
     def expect_model(self, elements: int) -> None:
         self._note(elements=elements)
 
     def residual(self, stream: str) -> Residual | None:
-        return self._residuals.all(stream)
+        return self._residuals.whole_vector(stream)
 
-    def restore_residual(self, stream: str, kept: Residual) -> None:
-        self._residuals.restore(stream, kept)
+    def restore_residual(self, stream: str, residual: Residual) -> None:
+        self._residuals.restore(stream, residual)
 
     def give_up(self, why: str) -> None:
         self._end(why, False)
@@ -146,10 +146,10 @@ class MeshMember(Exchange):
 
     # -- operations --------------------------------------------------------------------------------------------------
 
-    def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:
+    def _start_mean(self, contribution: Contribution, waits: bool = False) -> Pending[MeanResult]:
         self._check()
-        ours = (self._meter, self._residuals, self._shares, self._rooms)
-        return self._start(MeshMean(self.operations, given, *ours), waits)
+        ours = (self._meter, self._residuals, self._shares, self._buffer_pool)
+        return self._start(MeshMean(self.operations, contribution, *ours), waits)
 
     def _start_gather(
         self, name: str, payload: bytes, group: Group = (), waits: bool = False
@@ -233,9 +233,9 @@ class MeshMember(Exchange):
         self.halting.heard(status)
         self._listener.wake()
 
-    def _end(self, why: str, again: bool) -> None:
+    def _end(self, why: str, may_return: bool) -> None:
         """The group is lost for this member."""
-        error = ExchangeDropped(why) if again else ExchangeError(why)
+        error = ExchangeDropped(why) if may_return else ExchangeError(why)
         with self._changed:
             if self._ended is not None:
                 return
@@ -251,10 +251,10 @@ class MeshMember(Exchange):
             return self._ended is not None or self.mesh is not None or self._status.newcomer
 
         with self._changed:
-            there = self._changed.wait_for(settled, deadline - time.monotonic())
+            is_settled = self._changed.wait_for(settled, deadline - time.monotonic())
         if self._ended is not None:
             raise self._ended
-        if not there:
+        if not is_settled:
             raise self._line.overdue(self._status)
         self._newcomer = self.mesh is None
 
@@ -316,7 +316,7 @@ class MeshMember(Exchange):
                 _FORM_SECONDS,
                 on_lost=functools.partial(self._broken, epoch),
                 relay=self._relay(),
-                wanted=lambda: self._is_wanted(epoch),
+                is_wanted=lambda: self._is_wanted(epoch),
             )
             with self._changed:
                 self._forming = mesh
@@ -329,7 +329,7 @@ class MeshMember(Exchange):
                 return self._end(str(error), True)
             self._broken(epoch, error)
             return
-        mesh.rooms = self._rooms
+        mesh.buffer_pool = self._buffer_pool
         if not form.away:
             mesh.on_settled = functools.partial(self._all_have, mesh)
         with self._changed:
@@ -341,7 +341,7 @@ class MeshMember(Exchange):
             self._changed.notify_all()
             for transfer in self._begin():
                 transfer.submit()
-        self._note(ways=tuple(mesh.ways.values())[:MOST_WAYS])
+        self._note(ways=tuple(mesh.routes.values())[:MOST_WAYS])
         if self._away:
             self._away = False
             self._joining.came_back()
@@ -366,7 +366,7 @@ class MeshMember(Exchange):
                 self._ledger.forget(number)
 
     def _relay(self) -> Address | None:
-        coordinator, relay = self._joining.where
+        coordinator, relay = self._joining.endpoints
         if relay:
             return parsed(relay)
         return (parsed(coordinator)[0], self._status.relay) if self._status.relay else None
@@ -392,7 +392,7 @@ class MeshMember(Exchange):
         deadline = time.monotonic() + timeout
         state = (lambda: self._status), (lambda: self._ended), self._note
         newcomer = Newcomer(self._desk, self._changed, *state, deadline, most_of(self._report.elements, 0))
-        return newcomer.come_in(self._relay, self._begin_after, lambda: self.mesh is not None)
+        return newcomer.join(self._relay, self._begin_after, lambda: self.mesh is not None)
 
     def _begin_after(self, joining: JoiningState) -> None:
         with self._changed:

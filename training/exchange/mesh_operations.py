@@ -107,8 +107,8 @@ class MeshOperation(ABC, Generic[R]):
     Exactly one of two ends brings the result: :meth:`complete` after :meth:`begin` has ended well, or :meth:`adopt`.
     """
 
-    def __init__(self, number: int, name: str, what: str, meter: Meter, group: Group = ()) -> None:
-        self.number, self.name, self.what, self.group = number, name, what, group
+    def __init__(self, number: int, name: str, description: str, meter: Meter, group: Group = ()) -> None:
+        self.number, self.name, self.description, self.group = number, name, description, group
         self._meter = meter
         self._value: R | None = None
         self._settled = threading.Event()
@@ -122,10 +122,10 @@ class MeshOperation(ABC, Generic[R]):
         """Block until the result is there; see :class:`training.exchange.base.Pending`."""
         if not self._settled.is_set():
             start = time.perf_counter()
-            there = self._meter.wait(self._settled.wait) if timeout is None else self._settled.wait(timeout)
+            is_settled = self._meter.wait(self._settled.wait) if timeout is None else self._settled.wait(timeout)
             if self._counts:
                 self._meter.waited(time.perf_counter() - start)
-            if not there:
+            if not is_settled:
                 raise ExchangeTimeout(f"exchange {self.name} was not done within {timeout or STANDSTILL:g} s")
         if self._error is not None:
             raise type(self._error)(str(self._error))
@@ -153,8 +153,8 @@ class MeshOperation(ABC, Generic[R]):
         return [rank for rank in mesh.members if not self.group or rank in self.group]
 
     @abstractmethod
-    def begin(self, mesh: Mesh, then: Ended) -> Transfer:
-        """Prepare it on a mesh, where it begins when the transfer is submitted; ``then`` is called at its end there."""
+    def begin(self, mesh: Mesh, on_done: Ended) -> Transfer:
+        """Prepare it on a mesh, where it begins when the transfer is submitted; ``on_done`` is called at its end."""
 
     @abstractmethod
     def complete(self) -> OperationResult:
@@ -179,30 +179,30 @@ class MeshMean(MeshOperation[MeanResult]):
     def __init__(
         self,
         number: int,
-        given: Contribution,
+        contribution: Contribution,
         meter: Meter,
         residuals: MeanResiduals,
         shares: Mapping[int, float],
-        rooms: Rooms | None = None,
+        buffer_pool: Rooms | None = None,
     ) -> None:
-        name, values = given.name, given.values
+        name, values = contribution.name, contribution.values
         if values.dim() != 1 or values.dtype != torch.float32:
             raise ValueError(f"{name}: a flat fp32 vector belongs here, not {values.dtype} of {list(values.shape)}")
-        self.own = copied(given, rooms or Rooms())
+        self.contribution = copied(contribution, buffer_pool or Rooms())
         self._device = values.device
         self._residuals = residuals
         self._shares = shares
         self._reduction: MeanReduction | SharedMean | None = None
-        super().__init__(number, name, what_it_is("mean", name, given), meter, given.group)
+        super().__init__(number, name, what_it_is("mean", name, contribution), meter, contribution.group)
 
-    def begin(self, mesh: Mesh, then: Ended) -> Transfer:
+    def begin(self, mesh: Mesh, on_done: Ended) -> Transfer:
         members = self.members(mesh)
-        if takes_one_round(self.own, len(members)):
-            self._reduction = shared = SharedMean(mesh, self.own, self._residuals, members)
-            return mesh.gather(shared.message, shared.rooms, shared.took, then, self.number, _ONE_ROUND)
+        if takes_one_round(self.contribution, len(members)):
+            self._reduction = shared = SharedMean(mesh, self.contribution, self._residuals, members)
+            return mesh.gather(shared.message, shared.buffers, shared.note_received, on_done, self.number, _ONE_ROUND)
         shares = shares_of(self._shares, members)
-        self._reduction = reduction = MeanReduction(mesh, self.own, self._residuals, shares)
-        return mesh.prepare(reduction, then, number=self.number)
+        self._reduction = reduction = MeanReduction(mesh, self.contribution, self._residuals, shares)
+        return mesh.prepare(reduction, on_done, number=self.number)
 
     def complete(self) -> OperationResult:
         assert self._reduction is not None
@@ -211,7 +211,9 @@ class MeshMean(MeshOperation[MeanResult]):
         return outcome
 
     def adopt(self, rank: int, outcome: OperationResult) -> None:
-        fresh = replace(self.own, values=torch.empty_like(self.own.values))  # what cannot be read spoils nothing
+        fresh = replace(
+            self.contribution, values=torch.empty_like(self.contribution.values)
+        )  # what cannot be read spoils nothing
         value = completed(fresh, rank, outcome)
         if self._reduction is not None and rank in outcome.members:
             self._reduction.settle()
@@ -220,7 +222,7 @@ class MeshMean(MeshOperation[MeanResult]):
     def _end(self, value: MeanResult) -> None:
         """Take the result; what was kept to do it again is free from now on, however long this operation is held."""
         self._value, self._reduction = value, None
-        self.own = replace(self.own, values=torch.empty(0))
+        self.contribution = replace(self.contribution, values=torch.empty(0))
 
     def _result(self) -> MeanResult:
         result = super()._result()
@@ -236,33 +238,35 @@ class MeshGather(MeshOperation[dict[int, bytes]]):
         if len(payload) > MAX_GATHER_BYTES:
             raise ValueError(f"{name}: a payload of {len(payload)} bytes is above 4 MiB")
         self._payload = payload
-        self._rooms: dict[int, memoryview] = {}
+        self._payloads: dict[int, memoryview] = {}
         self._mesh: Mesh | None = None
         super().__init__(number, name, what_it_is("gather", name), meter, group)
 
-    def begin(self, mesh: Mesh, then: Ended) -> Transfer:
+    def begin(self, mesh: Mesh, on_done: Ended) -> Transfer:
         self._mesh = mesh
         size = _SEAL.size + MAX_GATHER_BYTES
-        rooms = {peer: gather_room(size) for peer in self.members(mesh) if peer != mesh.rank}
-        self._rooms = {mesh.rank: memoryview(bytearray(self._payload))}
-        seal = _SEAL.pack(seal_of(self.what))
+        buffers = {peer: gather_room(size) for peer in self.members(mesh) if peer != mesh.rank}
+        self._payloads = {mesh.rank: memoryview(bytearray(self._payload))}
+        seal = _SEAL.pack(seal_of(self.description))
 
-        def took(peer: int, size: int) -> None:
-            if rooms[peer][: min(size, _SEAL.size)] != seal:
-                raise PeerLost(peer, mesh.names[peer], f"it is at another exchange than {self.what} of this machine")
-            self._rooms[peer] = memoryview(bytearray(rooms[peer][_SEAL.size : size]))
+        def on_received(sender: int, size: int) -> None:
+            if buffers[sender][: min(size, _SEAL.size)] != seal:
+                raise PeerLost(
+                    sender, mesh.names[sender], f"it is at another exchange than {self.description} of this machine"
+                )
+            self._payloads[sender] = memoryview(bytearray(buffers[sender][_SEAL.size : size]))
 
-        return mesh.gather(memoryview(seal + self._payload), rooms, took, then, self.number)
+        return mesh.gather(memoryview(seal + self._payload), buffers, on_received, on_done, self.number)
 
     def complete(self) -> OperationResult:
         assert self._mesh is not None
-        ranks = sorted(self._rooms)
-        outcome = OperationResult(tuple(ranks), tuple((rank, rank, self._rooms[rank]) for rank in ranks), self.group)
+        ranks = sorted(self._payloads)
+        outcome = OperationResult(tuple(ranks), tuple((rank, rank, self._payloads[rank]) for rank in ranks), self.group)
         self.adopt(self._mesh.rank, outcome)
         return outcome
 
     def adopt(self, rank: int, outcome: OperationResult) -> None:
-        if any(one not in outcome.members or len(data) > MAX_GATHER_BYTES for one, _, data in outcome.parts):
+        if any(one not in outcome.members or len(data) > MAX_GATHER_BYTES for one, _, data in outcome.pieces):
             raise ExchangeError(f"the outcome of '{self.name}' is not one of a gather")
-        self._value = {one: bytes(data) for one, _, data in outcome.parts}
-        self._rooms, self._mesh = {}, None
+        self._value = {one: bytes(data) for one, _, data in outcome.pieces}
+        self._payloads, self._mesh = {}, None

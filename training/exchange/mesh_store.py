@@ -93,8 +93,8 @@ class MeshStore(Store):
             while not self._met:
                 rounds += 1
                 with self._changed:
-                    settled, said, self._news = self._settled, {"done": self._settled, "keys": self._news}, {}
-                news, others = self._round(said, rounds)
+                    settled, message, self._news = self._settled, {"done": self._settled, "keys": self._news}, {}
+                news, others = self._round(message, rounds)
                 with self._changed:
                     self._values = {**news, **self._values}
                     self._others_settled, self._met = others, others and settled
@@ -107,19 +107,19 @@ class MeshStore(Store):
                 self.problem = error
                 self._changed.notify_all()
 
-    def _round(self, said: Mapping[str, Any], number: int) -> tuple[dict[str, bytes], bool]:
+    def _round(self, message: Mapping[str, Any], number: int) -> tuple[dict[str, bytes], bool]:
         """Tell and hear what is new; return it, and whether no other member misses anything."""
-        mesh, found, complete = self._mesh, dict[str, bytes](), True
-        rooms = {peer: memoryview(bytearray(4096 + 1024 * len(mesh.members))) for peer in mesh.peers}
+        mesh, new_values, complete = self._mesh, dict[str, bytes](), True
+        buffers = {peer: memoryview(bytearray(4096 + 1024 * len(mesh.members))) for peer in mesh.peers}
         heard: dict[int, int] = {}
-        told = memoryview(json.dumps(said).encode())
-        mesh.gather(told, rooms, heard.__setitem__, None, number).submit().wait(FORM_SECONDS)
+        payload = memoryview(json.dumps(message).encode())
+        mesh.gather(payload, buffers, heard.__setitem__, None, number).submit().wait(FORM_SECONDS)
         for peer, size in heard.items():
             try:
-                news = json.loads(bytes(rooms[peer][:size]))
+                news = json.loads(bytes(buffers[peer][:size]))
                 for key, value in news["keys"].items():
-                    found.setdefault(key, base64.b64decode(value, validate=True))
+                    new_values.setdefault(key, base64.b64decode(value, validate=True))
                 complete &= news["done"] is True
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise PeerLost(peer, mesh.names[peer], "it sent an invalid message about its process group") from error
-        return found, complete
+        return new_values, complete

@@ -23,30 +23,30 @@ OUTCOME = struct.Struct("<d")
 _MOST_NAME = 40
 
 
-def copied(given: Contribution, rooms: Rooms) -> Contribution:
+def copied(contribution: Contribution, buffer_pool: Rooms) -> Contribution:
     """Return what was given, checked, with a copy of its values on the CPU, which belongs to the operation alone."""
-    values, codec = given.values, given.codec
+    values, codec = contribution.values, contribution.codec
     if values.device.type != "cpu":
-        return replace(given, values=fetched(values, codec)).checked()
-    own, fit = floats(rooms, values.numel()), True
+        return replace(contribution, values=fetched(values, codec)).checked()
+    copy, fit = floats(buffer_pool, values.numel()), True
     for start in range(0, values.numel(), CHUNK_ELEMENTS):  # both while they are at hand
-        part = own[start : start + CHUNK_ELEMENTS].copy_(values.detach()[start : start + CHUNK_ELEMENTS])
-        fit = fit and codec.carries(part)
-    return replace(given, values=own).checked(fit)
+        chunk = copy[start : start + CHUNK_ELEMENTS].copy_(values.detach()[start : start + CHUNK_ELEMENTS])
+        fit = fit and codec.carries(chunk)
+    return replace(contribution, values=copy).checked(fit)
 
 
-def what_it_is(kind: str, name: str, given: Contribution | None = None) -> str:
+def what_it_is(kind: str, name: str, contribution: Contribution | None = None) -> str:
     """Return in words what an operation is: the same on all its members, or they are at different ones."""
     short = name if len(name) <= _MOST_NAME else f"{name[: _MOST_NAME // 2]}... {zlib.crc32(name.encode()):08x}"
-    if given is None:
+    if contribution is None:
         return f"the {kind} '{short}'"
-    flags = f" with {len(given.flags)} bytes of flags" if given.flags else ""
-    return f"the {kind} '{short}' of {given.values.numel()} numbers as {given.codec.name}{flags}"
+    flags = f" with {len(contribution.flags)} bytes of flags" if contribution.flags else ""
+    return f"the {kind} '{short}' of {contribution.values.numel()} numbers as {contribution.codec.name}{flags}"
 
 
-def seal_of(what: str) -> int:
+def seal_of(description: str) -> int:
     """Return the number that travels with an operation's data in place of what it is."""
-    return zlib.crc32(what.encode())
+    return zlib.crc32(description.encode())
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class OperationResult:
     """The result of an operation as it came: the same bytes on all members, so any of them can hand it to another."""
 
     members: tuple[int, ...]
-    parts: tuple[tuple[int, int, memoryview], ...]
+    pieces: tuple[tuple[int, int, memoryview], ...]
     """Of a mean: start, stop and message of every piece. Of a gather: rank twice, and what it gave."""
     group: Group = ()
     """Whose operation it was, with those who were gone already."""
@@ -62,16 +62,16 @@ class OperationResult:
     @functools.cached_property
     def size(self) -> int:
         """Bytes of its parts."""
-        return sum(len(data) for *_, data in self.parts)
+        return sum(len(data) for *_, data in self.pieces)
 
     def to_bytes(self) -> bytes:
         """Return it as it is handed over."""
         head = {
             "members": self.members,
             "group": self.group,
-            "parts": [[start, stop, len(data)] for start, stop, data in self.parts],
+            "parts": [[start, stop, len(data)] for start, stop, data in self.pieces],
         }
-        return b"".join((json.dumps(head).encode(), b"\n", *(data for *_, data in self.parts)))
+        return b"".join((json.dumps(head).encode(), b"\n", *(data for *_, data in self.pieces)))
 
     @classmethod
     def from_bytes(cls, data: bytearray) -> OperationResult:
@@ -94,12 +94,12 @@ class OperationResult:
         if min(sizes, default=0) < 0 or end + 1 + sum(sizes) != len(data):
             raise ExchangeError("a result that was handed over cannot be read: its parts do not fit its size")
         starts = itertools.accumulate(sizes, initial=end + 1)
-        whole = memoryview(data)
-        parts = tuple((a, b, whole[at : at + size]) for (a, b, size), at in zip(bounds, starts))
-        return cls(members, parts, group)
+        view = memoryview(data)
+        pieces = tuple((a, b, view[at : at + size]) for (a, b, size), at in zip(bounds, starts))
+        return cls(members, pieces, group)
 
 
-def completed(own: Contribution, rank: int, outcome: OperationResult, decode: bool = True) -> MeanResult:
+def completed(contribution: Contribution, rank: int, outcome: OperationResult, decode: bool = True) -> MeanResult:
     """Put the outcome of a mean into the place of the contribution, and return what it says to member ``rank``.
 
     Args:
@@ -110,12 +110,14 @@ def completed(own: Contribution, rank: int, outcome: OperationResult, decode: bo
     """
     weight, flags, refused, left_out, at = 0.0, b"", set[int](), list[tuple[int, int]](), 0
     mask = -(-len(outcome.members) // 8)
-    for number, (start, stop, message) in enumerate(outcome.parts):
-        split = len(message) - OUTCOME.size - 2 * mask - len(own.flags)
-        if split < 0 or start != at or not start <= stop <= own.values.numel():
-            raise ExchangeError(f"the outcome of '{own.name}' is not one of {own.values.numel()} values")
+    for number, (start, stop, message) in enumerate(outcome.pieces):
+        split = len(message) - OUTCOME.size - 2 * mask - len(contribution.flags)
+        if split < 0 or start != at or not start <= stop <= contribution.values.numel():
+            raise ExchangeError(
+                f"the outcome of '{contribution.name}' is not one of {contribution.values.numel()} values"
+            )
         if stop > start and decode:
-            decode_outcome(own, message[:split], own.values[start:stop])
+            decode_outcome(contribution, message[:split], contribution.values[start:stop])
         masks = bytes(message[split + OUTCOME.size :])
         refused |= _ranks(outcome.members, masks[mask : 2 * mask])
         if rank not in _ranks(outcome.members, masks[:mask]) and stop > start:
@@ -123,11 +125,13 @@ def completed(own: Contribution, rank: int, outcome: OperationResult, decode: bo
         if not number:
             weight, flags = OUTCOME.unpack_from(message, split)[0], masks[2 * mask :]
             if not 0.0 <= weight < math.inf:
-                raise ExchangeError(f"the outcome of '{own.name}' has the weight {weight:g}")
+                raise ExchangeError(f"the outcome of '{contribution.name}' has the weight {weight:g}")
         at = stop
-    if at != own.values.numel() or not outcome.parts:
-        raise ExchangeError(f"the outcome of '{own.name}' has {at} of {own.values.numel()} values")
-    return MeanResult(own.values, weight, outcome.members, tuple(left_out), tuple(sorted(refused)), flags, own.fit)
+    if at != contribution.values.numel() or not outcome.pieces:
+        raise ExchangeError(f"the outcome of '{contribution.name}' has {at} of {contribution.values.numel()} values")
+    return MeanResult(
+        contribution.values, weight, outcome.members, tuple(left_out), tuple(sorted(refused)), flags, contribution.fit
+    )
 
 
 def outcome_tail(
@@ -138,21 +142,21 @@ def outcome_tail(
     return OUTCOME.pack(weight) + b"".join(mask.to_bytes(-(-len(members) // 8), "little") for mask in masks) + flags
 
 
-def decode_outcome(own: Contribution, data: memoryview, into: torch.Tensor) -> None:
+def decode_outcome(contribution: Contribution, data: memoryview, into: torch.Tensor) -> None:
     """Decode what an owner sent.
 
     Raises:
         ExchangeError: it cannot be read.
     """
     try:
-        own.codec.reply.decode_into(as_tensor(data), into)
+        contribution.codec.reply.decode_into(as_tensor(data), into)
     except (ValueError, RuntimeError, IndexError) as error:
-        raise ExchangeError(f"the outcome of '{own.name}' cannot be decoded: {error}") from error
+        raise ExchangeError(f"the outcome of '{contribution.name}' cannot be decoded: {error}") from error
 
 
-def floats(rooms: Rooms, elements: int) -> torch.Tensor:
+def floats(buffer_pool: Rooms, elements: int) -> torch.Tensor:
     """Return room for so many fp32 numbers."""
-    return torch.frombuffer(rooms.take(4 * elements), dtype=torch.float32) if elements else torch.empty(0)
+    return torch.frombuffer(buffer_pool.take(4 * elements), dtype=torch.float32) if elements else torch.empty(0)
 
 
 def gather_room(size: int) -> memoryview:

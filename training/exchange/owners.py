@@ -68,19 +68,19 @@ def share_bounds(elements: int, shares: Mapping[int, float], block: int) -> dict
     return bounds
 
 
-def shares_of(given: Mapping[int, float], members: Sequence[int]) -> dict[int, float]:
+def shares_of(declared: Mapping[int, float], members: Sequence[int]) -> dict[int, float]:
     """Return how much each member owns: 1 where nothing is given, and where nobody would own anything."""
-    shares = {rank: given.get(rank, 1.0) for rank in members}
+    shares = {rank: declared.get(rank, 1.0) for rank in members}
     return shares if any(shares.values()) else dict.fromkeys(shares, 1.0)
 
 
 @dataclass(frozen=True)
-class _Said:
+class _ContributionMetadata:
     """What a contribution says beside its values."""
 
     weight: float
     full: int
-    unfit: bool
+    non_finite: bool
     flags: bytes
 
 
@@ -91,69 +91,75 @@ class _Average:
     is kept of encoding.
     """
 
-    def __init__(self, mesh: Mesh, own: Contribution, residuals: MeanResiduals, members: Sequence[int]) -> None:
-        self._mesh, self._own, self._codec, self._residuals = mesh, own, own.codec, residuals
+    def __init__(
+        self, mesh: Mesh, contribution: Contribution, residuals: MeanResiduals, members: Sequence[int]
+    ) -> None:
+        self._mesh, self._contribution, self._codec, self._residuals = mesh, contribution, contribution.codec, residuals
         self.members = tuple(members)
         self.peers = [rank for rank in self.members if rank != mesh.rank]
-        self._owed: dict[int, torch.Tensor] = {}
-        self._what = what_it_is("mean", own.name, own)
-        self._seal = seal_of(self._what)
-        self._tail = memoryview(_TAIL.pack(own.weight, self._seal, mesh.full, not own.fit) + own.flags)
-        self._said = {mesh.rank: _Said(own.weight, mesh.full, not own.fit, own.flags)}
-        self._tail_of_outcome = len(outcome_tail(0.0, self.members, (), (), own.flags))
+        self._pending_residuals: dict[int, torch.Tensor] = {}
+        self._description = what_it_is("mean", contribution.name, contribution)
+        self._seal = seal_of(self._description)
+        self._tail = memoryview(
+            _TAIL.pack(contribution.weight, self._seal, mesh.full, not contribution.fit) + contribution.flags
+        )
+        self._metadata = {
+            mesh.rank: _ContributionMetadata(contribution.weight, mesh.full, not contribution.fit, contribution.flags)
+        }
+        self._outcome_tail_bytes = len(outcome_tail(0.0, self.members, (), (), contribution.flags))
 
     def settle(self) -> None:
         """Keep what encoding this member's share of the mean lost, now that the mean is final."""
-        self._residuals.settle(self._own.stream, self._owed)
+        self._residuals.settle(self._contribution.stream, self._pending_residuals)
 
     def _open(self, rank: int, message: memoryview) -> memoryview:
         """Note what a contribution says beside its values, and return those as they came."""
         split = len(message) - len(self._tail)
         if split < 0:
-            raise self._lost(rank, f"it sent {len(message)} bytes in '{self._own.name}', which are too few")
-        weight, seal, full, unfit = _TAIL.unpack_from(message, split)
+            raise self._lost(rank, f"it sent {len(message)} bytes in '{self._contribution.name}', which are too few")
+        weight, seal, full, non_finite = _TAIL.unpack_from(message, split)
         if seal != self._seal:
-            raise self._lost(rank, f"it is at another exchange than {self._what} of this machine")
+            raise self._lost(rank, f"it is at another exchange than {self._description} of this machine")
         if not 0.0 <= weight <= LARGEST_WEIGHT:
-            raise self._lost(rank, f"it gave its values in '{self._own.name}' the weight {weight:g}")
-        self._said[rank] = _Said(weight, full, unfit, bytes(message[split + _TAIL.size :]))
+            raise self._lost(rank, f"it gave its values in '{self._contribution.name}' the weight {weight:g}")
+        self._metadata[rank] = _ContributionMetadata(weight, full, non_finite, bytes(message[split + _TAIL.size :]))
         return message[:split]
 
     def _outcome_size(self, elements: int) -> int:
         """Bytes that the outcome of a piece takes at most."""
-        return (self._codec.reply.max_encoded_bytes(elements) if elements else 0) + self._tail_of_outcome
+        return (self._codec.reply.max_encoded_bytes(elements) if elements else 0) + self._outcome_tail_bytes
 
-    def _outcome(self, start: int, stop: int, decoded: Mapping[int, torch.Tensor], room: memoryview) -> memoryview:
-        """Average all contributions to a piece; return the part of ``room`` that holds what goes to all."""
-        reply, stream = self._codec.reply, self._own.stream
-        into = as_tensor(room)
+    def _outcome(self, start: int, stop: int, decoded: Mapping[int, torch.Tensor], buffer: memoryview) -> memoryview:
+        """Average all contributions to a piece; return the part of ``buffer`` that holds the outcome."""
+        reply, stream = self._codec.reply, self._contribution.stream
+        into = as_tensor(buffer)
         direct = reply.exact and not stream and stop > start
         mean, among, refused = self._mean(decoded, into[: 4 * (stop - start)].view(torch.float32) if direct else None)
         size = 4 * (stop - start)
         if stop > start and not direct:
             if stream:
                 back = functools.partial(reply.decode, elements=stop - start)
-                data = self._residuals.encode(stream, start, mean, reply, reply.encode, back, self._owed)
+                data = self._residuals.encode(stream, start, mean, reply, reply.encode, back, self._pending_residuals)
                 into[: (size := data.numel())] = data
             else:
                 size = reply.encode_into(mean, into)
-        total = sum(self._said[rank].weight for rank in among)
-        flags = joined([self._said[rank].flags for rank in among], len(self._own.flags))
+        total = sum(self._metadata[rank].weight for rank in among)
+        flags = joined([self._metadata[rank].flags for rank in among], len(self._contribution.flags))
         tail = outcome_tail(total, self.members, among, refused, flags)
-        room[size : size + len(tail)] = tail
-        return room[: size + len(tail)]
+        buffer[size : size + len(tail)] = tail
+        return buffer[: size + len(tail)]
 
     def _mean(
         self, decoded: Mapping[int, torch.Tensor], out: torch.Tensor | None
     ) -> tuple[torch.Tensor, list[int], list[int]]:
         """Return the mean of a piece, who is in it, and who is not because its values are no numbers."""
-        own, among = self._mesh.rank, [rank for rank in self.members if not self._said[rank].unfit]
+        own_rank, among = self._mesh.rank, [rank for rank in self.members if not self._metadata[rank].non_finite]
         while True:
-            terms = [(self._said[rank].weight, decoded[rank]) for rank in among]
-            mean = weighted_mean(terms, out) if terms else torch.zeros_like(decoded[own])
+            terms = [(self._metadata[rank].weight, decoded[rank]) for rank in among]
+            mean = weighted_mean(terms, out) if terms else torch.zeros_like(decoded[own_rank])
             # What is no number shows in the mean, unless it weighs nothing.
-            doubtful = [r for r in among if self._said[r].weight == 0.0] if self._codec.carries(mean) else among
-            wrong = [rank for rank in doubtful if rank != own and not self._codec.carries(decoded[rank])]
+            doubtful = [r for r in among if self._metadata[r].weight == 0.0] if self._codec.carries(mean) else among
+            wrong = [rank for rank in doubtful if rank != own_rank and not self._codec.carries(decoded[rank])]
             if not wrong:
                 break
             among = [rank for rank in among if rank not in wrong]
@@ -166,7 +172,7 @@ class _Average:
         try:
             return self._codec.decode(as_tensor(data), elements) if elements else torch.empty(0)
         except (ValueError, RuntimeError, IndexError) as error:
-            raise self._lost(rank, f"its values in '{self._own.name}' cannot be read: {error}") from error
+            raise self._lost(rank, f"its values in '{self._contribution.name}' cannot be read: {error}") from error
 
     def _lost(self, rank: int, why: str) -> PeerLost:
         """Return the error that names who is to blame: the link whose thread finds it may be another's."""
@@ -181,9 +187,11 @@ class MeanReduction(_Average, Reduction):
         shares: see :func:`share_bounds`; its keys are who takes part.
     """
 
-    def __init__(self, mesh: Mesh, own: Contribution, residuals: MeanResiduals, shares: Mapping[int, float]) -> None:
-        super().__init__(mesh, own, residuals, sorted(shares))
-        elements = own.values.numel()
+    def __init__(
+        self, mesh: Mesh, contribution: Contribution, residuals: MeanResiduals, shares: Mapping[int, float]
+    ) -> None:
+        super().__init__(mesh, contribution, residuals, sorted(shares))
+        elements = contribution.values.numel()
         self._bounds = share_bounds(elements, shares, self._codec.block)
         widest = max(stop - start for start, stop in self._bounds.values())
         pieces = _PIECES if len(set(shares.values())) == 1 else _PIECES_OF_UNEQUAL
@@ -194,8 +202,8 @@ class MeanReduction(_Average, Reduction):
         if not any(self.pieces.values()):
             self.pieces[max(self.pieces)] = 1
         start, stop = self._bounds[mesh.rank]
-        self._room = self._codec.max_encoded_bytes(min(self._step, max(stop - start, 1))) + len(self._tail)
-        self._rooms: dict[tuple[int, int], memoryview] = {}
+        self._max_message_bytes = self._codec.max_encoded_bytes(min(self._step, max(stop - start, 1))) + len(self._tail)
+        self._buffers: dict[tuple[int, int], memoryview] = {}
         """Of contributions that are on their way or wait for others', by rank and piece."""
         self._outcomes: dict[tuple[int, int], memoryview] = {}
         """By owner and piece: where it goes, and then what came."""
@@ -213,8 +221,8 @@ class MeanReduction(_Average, Reduction):
     def complete(self, outcome: OperationResult) -> MeanResult:
         """Return the mean; when the operation is complete."""
         self.settle()
-        own = self._own if self._result is None else replace(self._own, values=self._result)
-        return completed(own, self._mesh.rank, outcome, decode=self._result is None)
+        contribution = self._contribution if self._result is None else replace(self._contribution, values=self._result)
+        return completed(contribution, self._mesh.rank, outcome, decode=self._result is None)
 
     # --------------------------------------------------------------------------------------------------- contributions
 
@@ -224,15 +232,15 @@ class MeanReduction(_Average, Reduction):
 
     def _encoded(self, owner: int, piece: int) -> torch.Tensor:
         start, stop = self._piece(owner, piece)
-        return self._codec.encode(self._own.values[start:stop]) if stop > start else as_tensor(memoryview(b""))
+        return self._codec.encode(self._contribution.values[start:stop]) if stop > start else as_tensor(memoryview(b""))
 
     def contribution(self, owner: int, piece: int) -> Sequence[memoryview]:
         data = self._encoded(owner, piece).numpy().data
         return (data,) if piece else (data, self._tail)
 
-    def room(self, rank: int, piece: int) -> memoryview:
-        room = self._rooms[rank, piece] = self._mesh.rooms.take(self._room)
-        return room
+    def contribution_buffer(self, rank: int, piece: int) -> memoryview:
+        buffer = self._buffers[rank, piece] = self._mesh.buffer_pool.take(self._max_message_bytes)
+        return buffer
 
     def add_up(self, piece: int, sizes: Mapping[int, int]) -> memoryview:
         start, stop = self._piece(self._mesh.rank, piece)
@@ -241,21 +249,21 @@ class MeanReduction(_Average, Reduction):
             if rank == self._mesh.rank:
                 data = self._encoded(rank, piece).numpy().data
             else:
-                message = self._rooms.pop((rank, piece))[: sizes[rank]]
+                message = self._buffers.pop((rank, piece))[: sizes[rank]]
                 data = message if piece else self._open(rank, message)
             decoded[rank] = self._decode(rank, data, stop - start)
         if not piece and not self._small and len(self.members) == len(self._mesh.members):
-            self._mesh.on_settled(min(said.full for said in self._said.values()))
-        outcome = self._outcome(start, stop, decoded, self.outcome_room(self._mesh.rank, piece))
+            self._mesh.on_settled(min(said.full for said in self._metadata.values()))
+        outcome = self._outcome(start, stop, decoded, self.outcome_buffer(self._mesh.rank, piece))
         self.take(self._mesh.rank, piece, len(outcome))
         return outcome
 
     # -------------------------------------------------------------------------------------------------------- outcomes
 
-    def outcome_room(self, owner: int, piece: int) -> memoryview:
+    def outcome_buffer(self, owner: int, piece: int) -> memoryview:
         start, stop = self._piece(owner, piece)
-        room = self._outcomes[owner, piece] = self._mesh.rooms.take(self._outcome_size(stop - start))
-        return room
+        buffer = self._outcomes[owner, piece] = self._mesh.buffer_pool.take(self._outcome_size(stop - start))
+        return buffer
 
     def take(self, owner: int, piece: int, size: int) -> None:
         message = self._outcomes[owner, piece] = self._outcomes[owner, piece][:size]
@@ -263,8 +271,10 @@ class MeanReduction(_Average, Reduction):
         if self._small and stop > start:  # while it is at hand
             with self._lock:
                 if self._result is None:
-                    self._result = floats(self._mesh.rooms, self._own.values.numel())
-            decode_outcome(self._own, message[: max(size - self._tail_of_outcome, 0)], self._result[start:stop])
+                    self._result = floats(self._mesh.buffer_pool, self._contribution.values.numel())
+            decode_outcome(
+                self._contribution, message[: max(size - self._outcome_tail_bytes, 0)], self._result[start:stop]
+            )
 
 
 class SharedMean(_Average):
@@ -274,34 +284,36 @@ class SharedMean(_Average):
     encoding the mean loses is nobody's: means of a stream go by owners.
     """
 
-    def __init__(self, mesh: Mesh, own: Contribution, residuals: MeanResiduals, members: Sequence[int]) -> None:
-        super().__init__(mesh, own, residuals, members)
-        self._elements = own.values.numel()
+    def __init__(
+        self, mesh: Mesh, contribution: Contribution, residuals: MeanResiduals, members: Sequence[int]
+    ) -> None:
+        super().__init__(mesh, contribution, residuals, members)
+        self._elements = contribution.values.numel()
         size = self._codec.max_encoded_bytes(self._elements) if self._elements else 0
-        self.message = mesh.rooms.take(size + len(self._tail))
-        encoded = self._codec.encode_into(own.values, as_tensor(self.message)) if self._elements else 0
+        self.message = mesh.buffer_pool.take(size + len(self._tail))
+        encoded = self._codec.encode_into(contribution.values, as_tensor(self.message)) if self._elements else 0
         self.message[encoded : encoded + len(self._tail)] = self._tail
         self.message = self.message[: encoded + len(self._tail)]
-        self.rooms = {peer: mesh.rooms.take(size + len(self._tail)) for peer in self.peers}
+        self.buffers = {peer: mesh.buffer_pool.take(size + len(self._tail)) for peer in self.peers}
         self._decoded = {mesh.rank: self._decode(mesh.rank, self.message[:encoded], self._elements)}
 
-    def took(self, rank: int, size: int) -> None:
+    def note_received(self, rank: int, size: int) -> None:
         """Note that a contribution has arrived, with ``size`` bytes."""
-        self._decoded[rank] = self._decode(rank, self._open(rank, self.rooms[rank][:size]), self._elements)
+        self._decoded[rank] = self._decode(rank, self._open(rank, self.buffers[rank][:size]), self._elements)
 
     def outcome(self) -> OperationResult:
         """Return the mean as it can be handed on; when all contributions are there."""
-        room = memoryview(bytearray(self._outcome_size(self._elements)))
+        buffer = memoryview(bytearray(self._outcome_size(self._elements)))
         return OperationResult(
-            self.members, ((0, self._elements, self._outcome(0, self._elements, self._decoded, room)),)
+            self.members, ((0, self._elements, self._outcome(0, self._elements, self._decoded, buffer)),)
         )
 
     def complete(self, outcome: OperationResult) -> MeanResult:
         """Return the mean."""
-        own = replace(self._own, values=torch.empty_like(self._own.values))
-        return completed(own, self._mesh.rank, outcome)
+        contribution = replace(self._contribution, values=torch.empty_like(self._contribution.values))
+        return completed(contribution, self._mesh.rank, outcome)
 
 
-def takes_one_round(own: Contribution, members: int) -> bool:
+def takes_one_round(contribution: Contribution, members: int) -> bool:
     """Return whether a mean goes in one round. A member's share of the residuals is nobody else's."""
-    return not own.stream and is_short(own.codec, own.values.numel(), members)
+    return not contribution.stream and is_short(contribution.codec, contribution.values.numel(), members)

@@ -41,7 +41,7 @@ class Pairs:
         self._mesh, self._listener, self._channel = mesh, listener, f"{channel}/pairs"
         self._addresses, self._relay, self.seconds = addresses, relay, seconds
         self._clock = clock
-        self._made: dict[tuple[int, type], Incoming | Outgoing] = {}
+        self._pair_links: dict[tuple[int, type], Incoming | Outgoing] = {}
         self._lock = threading.Lock()
         self._begun: dict[object, tuple[Incoming | Outgoing, Ended]] = {}
         self._broken = False
@@ -59,16 +59,16 @@ class Pairs:
         with self._lock:
             if self._over.is_set() or self._mesh.lost is not None:
                 raise self._mesh.lost or ExchangeError("the group was ended")
-            link = self._made.get((peer, kind))
+            link = self._pair_links.get((peer, kind))
             if link is None:
                 link = kind(lambda: self._connect(peer, kind), peer, self._mesh.names, self.break_off)
-                self._made[peer, kind] = link
+                self._pair_links[peer, kind] = link
             self._begun[key := object()] = link, done
 
         def over(error: PeerLost | None) -> None:
             with self._lock:
-                known = self._begun.pop(key, None)
-            if known is not None:
+                entry = self._begun.pop(key, None)
+            if entry is not None:
                 done(error)
 
         link.submit(job, over)
@@ -77,7 +77,7 @@ class Pairs:
         """End everything of this group because a member is lost."""
         self._mesh.break_off(lost)
         with self._lock:
-            links = [] if self._broken else list(self._made.values())
+            links = [] if self._broken else list(self._pair_links.values())
             self._broken = True
         self._end_unmet(lost)
         for link in links:
@@ -93,7 +93,7 @@ class Pairs:
         with self._lock:
             self._over.set()
         deadline = time.monotonic() + seconds
-        for link in self._made.values():
+        for link in self._pair_links.values():
             link.close(max(0.0, deadline - time.monotonic()))
         self._end_unmet(None)
 
@@ -107,8 +107,8 @@ class Pairs:
 
     def _connect(self, peer: int, kind: type) -> Connection:
         deadline = time.monotonic() + self.seconds
-        places = self._addresses[peer]
-        return self._listener.meet(self._channel, peer, kind is Outgoing, places, deadline, self._relay)
+        addresses = self._addresses[peer]
+        return self._listener.meet(self._channel, peer, kind is Outgoing, addresses, deadline, self._relay)
 
     # -------------------------------------------------------------------------------------------------------- the watch
 
@@ -119,14 +119,14 @@ class Pairs:
 
     def _links(self) -> list[Incoming | Outgoing]:
         with self._lock:
-            return [*self._mesh.links(), *self._made.values()]
+            return [*self._mesh.links(), *self._pair_links.values()]
 
     def _watch(self) -> None:
-        watch, watched, last = Watch(), 0.0, self._clock()
+        watch, watched, last_look = Watch(), 0.0, self._clock()
         while not self._over.wait(pause := min(_LEAST_OFTEN, max(_MOST_OFTEN, self.seconds / 10))):
             now = self._clock()
             # While this process was stopped nobody has watched: what came meanwhile is still to be read.
-            watched, last = watched + min(now - last, 2 * pause), now
+            watched, last_look = watched + min(now - last_look, 2 * pause), now
             if self._mesh.lost is not None:
                 return self.break_off(self._mesh.lost)
             if (lost := self._gone() or watch.look(self._links(), watched, self.seconds)) is not None:
@@ -135,7 +135,7 @@ class Pairs:
     def _gone(self) -> PeerLost | None:
         """Find a member that a link waits to meet though its other connections have ended."""
         with self._lock:
-            unmet = {link.peer for link in self._made.values() if not link.idle and link.socket is None}
+            unmet = {link.peer for link in self._pair_links.values() if not link.idle and link.socket is None}
         gone = {peer for peer in self._unmet & unmet if _hung_up(self._mesh.incoming(peer))}
         self._unmet = unmet
         return self._mesh.incoming(min(gone)).lost("it closed the connection") if gone else None
@@ -174,7 +174,7 @@ class Watch:
                 still.append(((isinstance(link, Outgoing), link.bytes > link.bytes_before, since), link))
         if not still:
             return None
-        (takes, begun, _), link = min(still, key=lambda one: one[0])
-        what = "took" if takes else "sent"
-        more = " more" if begun else ""
-        return link.lost(f"it {what} nothing{more} for {seconds:g} s, the timeout of this group")
+        (takes, begun, _), link = min(still, key=lambda priority_and_link: priority_and_link[0])
+        verb = "took" if takes else "sent"
+        suffix = " more" if begun else ""
+        return link.lost(f"it {verb} nothing{suffix} for {seconds:g} s, the timeout of this group")

@@ -14,15 +14,15 @@ from training.exchange.base import ExchangeError, JoiningState
 
 def documents(gathered: Mapping[int, bytes]) -> dict[int, dict[str, Any]]:
     """Return the JSON object of every member by rank, ascending; who said something else is left out, by all alike."""
-    found: dict[int, dict[str, Any]] = {}
+    by_rank: dict[int, dict[str, Any]] = {}
     for rank in sorted(gathered):
         try:
             document = json.loads(gathered[rank])
         except (ValueError, RecursionError):
             continue
         if isinstance(document, dict):
-            found[rank] = document
-    return found
+            by_rank[rank] = document
+    return by_rank
 
 
 def figures_by_rank(gathered: Mapping[int, bytes]) -> dict[int, dict[str, float]]:

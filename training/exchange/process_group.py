@@ -62,11 +62,11 @@ from training.exchange.tensor_operations import (
     Pieces,
     Reducer,
     TensorReduction,
-    apart,
     names,
     on_host,
-    room_for,
+    receive_buffer,
     view,
+    without_overlap,
 )
 from training.exchange.untraced import untraced
 from training.exchange.work import BACKEND, MusterWork
@@ -76,8 +76,8 @@ from training.exchange.work import BACKEND, MusterWork
 class MusterGroup(GroupBase):
     """One process group. Its members are numbered from 0, whatever their ranks in the world are."""
 
-    def allreduce(self, tensors: Any, *given: Any, **named: Any) -> MusterWork:
-        opts, tensors = options_of(dist.AllreduceOptions, given, named), listed(tensors)
+    def allreduce(self, tensors: Any, *args: Any, **kwargs: Any) -> MusterWork:
+        opts, tensors = options_of(dist.AllreduceOptions, args, kwargs), listed(tensors)
         if not tensors:
             raise InvalidArgument("all_reduce", "requires non-empty tensor list")
         check_alike("all_reduce", tensors, tensors[0])
@@ -91,30 +91,30 @@ class MusterGroup(GroupBase):
         """Gather the entries of all members and add them up, before this returns."""
         if operation != dist.ReduceOp.SUM:
             raise InvalidArgument("all_reduce", "unsupported reduction operation: sparse tensors are summed alone")
-        own = tensor.detach().coalesce()
+        entries = tensor.detach().coalesce()
         counts = [torch.empty(1, dtype=torch.int64, device="cpu") for _ in range(self._size)]
-        self.allgather([counts], [torch.tensor([own._nnz()], device="cpu")]).wait()
-        parts = own.indices().t().contiguous(), own.values().contiguous()
-        rooms = [[part.new_empty((int(count), *part.shape[1:])) for count in counts] for part in parts]
+        self.allgather([counts], [torch.tensor([entries._nnz()], device="cpu")]).wait()
+        components = entries.indices().t().contiguous(), entries.values().contiguous()
+        gathered = [[part.new_empty((int(count), *part.shape[1:])) for count in counts] for part in components]
 
         def add_up() -> None:
-            indices, values = (torch.cat(pieces) for pieces in rooms)
+            indices, values = (torch.cat(pieces) for pieces in gathered)
             with torch.no_grad():
                 tensor.copy_(torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce())
 
-        work = self._all_gather(list(zip(rooms, parts)), [tensor], add_up)
+        work = self._all_gather(list(zip(gathered, components)), [tensor], add_up)
         work.wait_for_end()  # its memory is made anew: a second one could not be told to wait for it
         return work
 
-    def allreduce_coalesced(self, tensors: Pieces, *given: Any, **named: Any) -> MusterWork:
-        opts = options_of(dist.AllreduceCoalescedOptions, given, named)
+    def allreduce_coalesced(self, tensors: Pieces, *args: Any, **kwargs: Any) -> MusterWork:
+        opts = options_of(dist.AllreduceCoalescedOptions, args, kwargs)
         if not tensors:
             raise InvalidArgument("all_reduce_coalesced", "requires non-empty tensor list")
         check_dense(tensors)
         reducers = [Reducer(opts.reduceOp, self._size, tensor.dtype) for tensor in tensors]
         name = f"all_reduce {names(tensors, reducers)}"
-        work = self._work(name, tensors, writes=tensors, parts=len(tensors))
-        hosts = apart([on_host(tensor) for tensor in tensors])
+        work = self._work(name, tensors, writes=tensors, part_count=len(tensors))
+        hosts = without_overlap([on_host(tensor) for tensor in tensors])
         for tensor, host in zip(tensors, hosts):
             work.copy_back(tensor, host)
         work.begin()
@@ -133,18 +133,18 @@ class MusterGroup(GroupBase):
     def _all_reduce_small(
         self, mesh: Mesh, values: torch.Tensor, reducer: Reducer, work: MusterWork, now: bool
     ) -> None:
-        own = values.clone()
-        rooms = {peer: torch.empty_like(own) for peer in self._peers}
+        contribution = values.clone()
+        buffers = {peer: torch.empty_like(contribution) for peer in self._peers}
 
         def reduce() -> None:
-            terms = [own if number == self._rank else rooms[number] for number in range(self._size)]
+            terms = [contribution if number == self._rank else buffers[number] for number in range(self._size)]
             reducer.reduce(terms, 0, values)
 
-        work.before(reduce)
-        views = {self._world[peer]: view(room) for peer, room in rooms.items()}
+        work.deliver_first(reduce)
+        views = {self._world[peer]: view(room) for peer, room in buffers.items()}
         if now:  # in this thread; whoever wants to go on meanwhile must not wait for the others here
             try:
-                now = mesh.exchange_now(view(own), views, work.mark)
+                now = mesh.exchange_now(view(contribution), views, work.mark)
             except PeerLost as error:
                 work.part_ended(mesh.lost or error)
                 return
@@ -152,94 +152,94 @@ class MusterGroup(GroupBase):
             work.part_ended(None)
             return
         receives = {peer: [view] for peer, view in views.items()}
-        mesh.exchange({peer: [view(own)] for peer in views}, receives, work.part_ended, work.mark)
+        mesh.exchange({peer: [view(contribution)] for peer in views}, receives, work.part_ended, work.mark)
 
-    def reduce(self, tensors: Any, *given: Any, **named: Any) -> MusterWork:
-        opts, tensors = options_of(dist.ReduceOptions, given, named), listed(tensors)
+    def reduce(self, tensors: Any, *args: Any, **kwargs: Any) -> MusterWork:
+        opts, tensors = options_of(dist.ReduceOptions, args, kwargs), listed(tensors)
         root, tensor = opts.rootRank, check_single("reduce", tensors)
         check_root("reduce", root, self._size)
         check_root_tensor("reduce", opts.rootTensor, tensors)
         reducer = Reducer(opts.reduceOp, self._size, tensor.dtype)
-        here = self._rank == root
+        is_root = self._rank == root
         name = f"reduce to {root} {names(tensors, [reducer])}"
-        work = self._work(name, tensors, reads=tensors, writes=tensors if here else ())
+        work = self._work(name, tensors, reads=tensors, writes=tensors if is_root else ())
         host = on_host(tensor)
-        if not here:
+        if not is_root:
             return self._exchange({root: [host]}, {}, work)
-        rooms = {peer: [torch.empty_like(host)] for peer in self._peers}
+        buffers = {peer: [torch.empty_like(host)] for peer in self._peers}
 
         def reduce() -> None:
-            terms = [host if peer == self._rank else rooms[peer][0] for peer in range(self._size)]
+            terms = [host if peer == self._rank else buffers[peer][0] for peer in range(self._size)]
             reducer.reduce(terms, self._rank, host)
             tensor.detach().copy_(host)
 
-        return self._exchange({}, rooms, work.then(reduce))
+        return self._exchange({}, buffers, work.deliver(reduce))
 
-    def broadcast(self, tensors: Any, *given: Any, **named: Any) -> MusterWork:
-        opts, tensors = options_of(dist.BroadcastOptions, given, named), listed(tensors)
+    def broadcast(self, tensors: Any, *args: Any, **kwargs: Any) -> MusterWork:
+        opts, tensors = options_of(dist.BroadcastOptions, args, kwargs), listed(tensors)
         root = opts.rootRank
         check_root("broadcast", root, self._size)
         check_root_tensor("broadcast", opts.rootTensor, tensors)
         check_alike("broadcast", tensors, tensors[0])
-        first = tensors[opts.rootTensor]
-        others = [tensor for tensor in tensors if tensor is not first]
-        here = self._rank == root
+        source = tensors[opts.rootTensor]
+        copies = [tensor for tensor in tensors if tensor is not source]
+        is_root = self._rank == root
         work = self._work(
-            f"broadcast from {root} {names([first])}", tensors, reads=[first], writes=others if here else tensors
+            f"broadcast from {root} {names([source])}", tensors, reads=[source], writes=copies if is_root else tensors
         )
-        host = on_host(first) if here else room_for(first, work)
-        for tensor in others:
-            work.then(functools.partial(tensor.detach().copy_, first))
-        if here:
+        host = on_host(source) if is_root else receive_buffer(source, work)
+        for tensor in copies:
+            work.deliver(functools.partial(tensor.detach().copy_, source))
+        if is_root:
             return self._exchange({peer: [host] for peer in self._peers}, {}, work)
         return self._exchange({}, {root: [host]}, work)
 
-    def allgather(self, outputs: Any, inputs: Any, *given: Any, **named: Any) -> MusterWork:
+    def allgather(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> MusterWork:
         outputs, inputs = nested(outputs), listed(inputs)
         check_gathered("all_gather", outputs, inputs, self._rank, self._size)
         return self._all_gather(list(zip(outputs, inputs)), flattened(outputs))
 
-    def allgather_coalesced(self, outputs: list[Pieces], inputs: Pieces, *given: Any, **named: Any) -> MusterWork:
+    def allgather_coalesced(self, outputs: list[Pieces], inputs: Pieces, *args: Any, **kwargs: Any) -> MusterWork:
         """Other than those of :meth:`allgather`, ``outputs`` has a list for each member."""
         check_gathered_coalesced("all_gather_coalesced", outputs, inputs, self._size)
         return self._all_gather(list(zip(map(list, zip(*outputs)), inputs)), flattened(outputs))
 
-    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, *given: Any, **named: Any) -> MusterWork:
+    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, *args: Any, **kwargs: Any) -> MusterWork:
         return self.allgather_into_tensor_coalesced([output], [input])
 
-    def allgather_into_tensor_coalesced(self, outputs: Pieces, inputs: Pieces, *given: Any, **named: Any) -> MusterWork:
-        pairs = [(self._parts(out, one), one.detach().reshape(-1)) for out, one in zip(outputs, inputs)]
+    def allgather_into_tensor_coalesced(self, outputs: Pieces, inputs: Pieces, *args: Any, **kwargs: Any) -> MusterWork:
+        pairs = [(self._split(out, one), one.detach().reshape(-1)) for out, one in zip(outputs, inputs)]
         return self._all_gather(pairs, outputs)
 
     def _all_gather(
         self,
         pairs: Sequence[tuple[Pieces, torch.Tensor]],
         result: Any,
-        then: Callable[[], object] = lambda: None,
+        finish: Callable[[], object] = lambda: None,
     ) -> MusterWork:
         inputs, outputs = [one for _, one in pairs], [room for rooms, _ in pairs for room in rooms]
         work = self._work(f"all_gather {names(inputs)}", result, reads=inputs, writes=outputs)
         sends = [on_host(one) for one in inputs]
         receives: dict[int, Pieces] = {peer: [] for peer in self._peers}
-        for rooms, one in pairs:
-            rooms[self._rank].detach().copy_(one.detach())
+        for buffers, tensor in pairs:
+            buffers[self._rank].detach().copy_(tensor.detach())
             for peer in self._peers:
-                receives[peer].append(room_for(rooms[peer], work))
-        sends = apart(sends, [room for rooms in receives.values() for room in rooms])
-        return self._exchange(dict.fromkeys(self._peers, sends), receives, work.then(then))
+                receives[peer].append(receive_buffer(buffers[peer], work))
+        sends = without_overlap(sends, [room for rooms in receives.values() for room in rooms])
+        return self._exchange(dict.fromkeys(self._peers, sends), receives, work.deliver(finish))
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, *given: Any, **named: Any) -> MusterWork:
-        opts = options_of(dist.ReduceScatterOptions, given, named)
+    def reduce_scatter(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> MusterWork:
+        opts = options_of(dist.ReduceScatterOptions, args, kwargs)
         outputs, inputs = listed(outputs), nested(inputs)
         check_scattered("reduce_scatter", outputs, inputs, self._rank, self._size)
         return self._reduce_scatter(list(zip(outputs, inputs)), opts.reduceOp, outputs)
 
-    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, *given: Any, **named: Any) -> MusterWork:
-        return self.reduce_scatter_tensor_coalesced([output], [input], *given, **named)
+    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, *args: Any, **kwargs: Any) -> MusterWork:
+        return self.reduce_scatter_tensor_coalesced([output], [input], *args, **kwargs)
 
-    def reduce_scatter_tensor_coalesced(self, outputs: Pieces, inputs: Pieces, *given: Any, **named: Any) -> MusterWork:
-        opts = options_of(dist.ReduceScatterOptions, given, named)
-        pairs = [(out, self._parts(one, out)) for out, one in zip(outputs, inputs)]
+    def reduce_scatter_tensor_coalesced(self, outputs: Pieces, inputs: Pieces, *args: Any, **kwargs: Any) -> MusterWork:
+        opts = options_of(dist.ReduceScatterOptions, args, kwargs)
+        pairs = [(out, self._split(one, out)) for out, one in zip(outputs, inputs)]
         return self._reduce_scatter(pairs, opts.reduceOp, outputs)
 
     def _reduce_scatter(self, pairs: Sequence[tuple[torch.Tensor, Pieces]], operation: Any, result: Any) -> MusterWork:
@@ -250,19 +250,21 @@ class MusterGroup(GroupBase):
         sends: dict[int, Pieces] = {peer: [] for peer in self._peers}
         receives: dict[int, Pieces] = {peer: [] for peer in self._peers}
         for (output, pieces), reducer in zip(pairs, reducers):
-            own = on_host(pieces[self._rank])
-            rooms = {peer: torch.empty_like(own) for peer in self._peers}
-            for peer, room in rooms.items():
+            own_piece = on_host(pieces[self._rank])
+            buffers = {peer: torch.empty_like(own_piece) for peer in self._peers}
+            for peer, buffer in buffers.items():
                 sends[peer].append(on_host(pieces[peer]))
-                receives[peer].append(room)
+                receives[peer].append(buffer)
 
-            def reduce(output: torch.Tensor, own: torch.Tensor, rooms: dict[int, Any], reducer: Reducer) -> None:
-                terms = [own if number == self._rank else rooms[number] for number in range(self._size)]
-                total = torch.empty_like(own)
+            def reduce(
+                output: torch.Tensor, own_piece: torch.Tensor, buffers: dict[int, Any], reducer: Reducer
+            ) -> None:
+                terms = [own_piece if number == self._rank else buffers[number] for number in range(self._size)]
+                total = torch.empty_like(own_piece)
                 reducer.reduce(terms, 0, total)
                 output.detach().copy_(total.view(output.shape))
 
-            work.then(functools.partial(reduce, output, own, rooms, reducer))
+            work.deliver(functools.partial(reduce, output, own_piece, buffers, reducer))
         return self._exchange(sends, receives, work)
 
     def alltoall_base(
@@ -271,13 +273,13 @@ class MusterGroup(GroupBase):
         input: torch.Tensor,
         output_split_sizes: Any,
         input_split_sizes: Any,
-        *given: Any,
-        **named: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> MusterWork:
         outputs, inputs = self._rows(output, output_split_sizes), self._rows(input, input_split_sizes)
         return self._all_to_all(outputs, inputs, [output])
 
-    def alltoall(self, outputs: Pieces, inputs: Pieces, *given: Any, **named: Any) -> MusterWork:
+    def alltoall(self, outputs: Pieces, inputs: Pieces, *args: Any, **kwargs: Any) -> MusterWork:
         for tensors in (outputs, inputs):
             if len(tensors) != self._size:
                 raise InvalidArgument("all_to_all", f"{len(tensors)} tensors for {self._size} members")
@@ -288,46 +290,46 @@ class MusterGroup(GroupBase):
         if outputs[self._rank].numel() != inputs[self._rank].numel():
             raise InvalidArgument("all_to_all", "what this member keeps has another size than its room")
         work = self._work(f"all_to_all {names(inputs[:1])}", result, reads=inputs, writes=outputs)
-        hosts = apart([on_host(one) for one in inputs], outputs)
-        receives = {peer: [room_for(outputs[peer], work)] for peer in self._peers}
+        hosts = without_overlap([on_host(one) for one in inputs], outputs)
+        receives = {peer: [receive_buffer(outputs[peer], work)] for peer in self._peers}
         outputs[self._rank].detach().copy_(hosts[self._rank].view(outputs[self._rank].shape))
         return self._exchange({peer: [hosts[peer]] for peer in self._peers}, receives, work)
 
-    def gather(self, outputs: Any, inputs: Any, *given: Any, **named: Any) -> MusterWork:
-        opts = options_of(dist.GatherOptions, given, named)
+    def gather(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> MusterWork:
+        opts = options_of(dist.GatherOptions, args, kwargs)
         outputs, inputs, root = nested(outputs), listed(inputs), opts.rootRank
         check_root("gather", root, self._size)
-        tensor, here = check_single("gather", inputs, "input "), self._rank == root
-        if here:
+        tensor, is_root = check_single("gather", inputs, "input "), self._rank == root
+        if is_root:
             check_of_members("gather", outputs, tensor, self._size, "output")
         elif outputs:
             raise InvalidArgument("gather", "requires empty output on non-root")
-        rooms = outputs[0] if here else []
-        work = self._work(f"gather to {root} {names(inputs)}", rooms, reads=inputs, writes=rooms)
-        if not here:
+        buffers = outputs[0] if is_root else []
+        work = self._work(f"gather to {root} {names(inputs)}", buffers, reads=inputs, writes=buffers)
+        if not is_root:
             return self._exchange({root: [on_host(tensor)]}, {}, work)
-        rooms[root].detach().copy_(tensor.detach())
-        return self._exchange({}, {peer: [room_for(rooms[peer], work)] for peer in self._peers}, work)
+        buffers[root].detach().copy_(tensor.detach())
+        return self._exchange({}, {peer: [receive_buffer(buffers[peer], work)] for peer in self._peers}, work)
 
-    def scatter(self, outputs: Any, inputs: Any, *given: Any, **named: Any) -> MusterWork:
-        opts = options_of(dist.ScatterOptions, given, named)
+    def scatter(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> MusterWork:
+        opts = options_of(dist.ScatterOptions, args, kwargs)
         outputs, inputs, root = listed(outputs), nested(inputs), opts.rootRank
         check_root("scatter", root, self._size)
-        tensor, here = check_single("scatter", outputs, "output "), self._rank == root
-        if here:
+        tensor, is_root = check_single("scatter", outputs, "output "), self._rank == root
+        if is_root:
             check_of_members("scatter", inputs, tensor, self._size, "input")
         elif inputs:
             raise InvalidArgument("scatter", "requires empty input on non-root")
-        parts = inputs[0] if here else []
-        work = self._work(f"scatter from {root} {names(outputs)}", outputs, reads=parts, writes=outputs)
-        if not here:
-            return self._exchange({}, {root: [room_for(tensor, work)]}, work)
-        hosts = apart([on_host(part) for part in parts], outputs)
+        pieces = inputs[0] if is_root else []
+        work = self._work(f"scatter from {root} {names(outputs)}", outputs, reads=pieces, writes=outputs)
+        if not is_root:
+            return self._exchange({}, {root: [receive_buffer(tensor, work)]}, work)
+        hosts = without_overlap([on_host(part) for part in pieces], outputs)
         tensor.detach().copy_(hosts[root].view(tensor.shape))
         return self._exchange({peer: [hosts[peer]] for peer in self._peers}, {}, work)
 
-    def barrier(self, *given: Any, **named: Any) -> MusterWork:
-        opts = options_of(dist.BarrierOptions, given, named)
+    def barrier(self, *args: Any, **kwargs: Any) -> MusterWork:
+        opts = options_of(dist.BarrierOptions, args, kwargs)
         empty = {peer: [torch.empty(0, dtype=torch.uint8, device="cpu")] for peer in self._peers}
         seconds = max(0.0, opts.timeout.total_seconds())
         return self._exchange(empty, empty, self._work("barrier", [], seconds=seconds))
@@ -339,13 +341,11 @@ class MusterGroup(GroupBase):
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
     all_to_all_single = alltoall_base
 
-    def _parts(self, whole: torch.Tensor, part: torch.Tensor) -> Pieces:
-        if whole.numel() != self._size * part.numel() or whole.dtype != part.dtype:
-            problem = (
-                f"{whole.numel()} numbers of {whole.dtype} are not {self._size} times {part.numel()} of {part.dtype}"
-            )
-            raise ValueError(f"{BACKEND}: {problem}")
-        return list(whole.detach().view(self._size, -1) if whole.numel() else [part.detach().view(-1)] * self._size)
+    def _split(self, tensor: torch.Tensor, piece: torch.Tensor) -> Pieces:
+        if tensor.numel() != self._size * piece.numel() or tensor.dtype != piece.dtype:
+            expected = f"{self._size} times {piece.numel()} of {piece.dtype}"
+            raise ValueError(f"{BACKEND}: {tensor.numel()} numbers of {tensor.dtype} are not {expected}")
+        return list(tensor.detach().view(self._size, -1) if tensor.numel() else [piece.detach().view(-1)] * self._size)
 
     def _rows(self, tensor: torch.Tensor, sizes: Sequence[int]) -> Pieces:
         if sizes:

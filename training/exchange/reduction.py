@@ -34,7 +34,7 @@ class Reduction(ABC):
         """Return this member's contribution to a piece of another's share: parts of one message."""
 
     @abstractmethod
-    def room(self, rank: int, piece: int) -> memoryview:
+    def contribution_buffer(self, rank: int, piece: int) -> memoryview:
         """Return where ``rank``'s contribution to a piece of the own share goes."""
 
     @abstractmethod
@@ -42,7 +42,7 @@ class Reduction(ABC):
         """All contributions to a piece of the own share are there, with so many bytes: return the outcome."""
 
     @abstractmethod
-    def outcome_room(self, owner: int, piece: int) -> memoryview:
+    def outcome_buffer(self, owner: int, piece: int) -> memoryview:
         """Return where the outcome of a piece of another's share goes."""
 
     def take(self, owner: int, piece: int, size: int) -> None:
@@ -58,34 +58,34 @@ class Rooms:
         most: bytes that are kept while nobody uses them.
     """
 
-    def __init__(self, most: int = 128 << 20) -> None:
-        self._most = most
+    def __init__(self, max_free_bytes: int = 128 << 20) -> None:
+        self._max_free_bytes = max_free_bytes
         self._free: list[Bytes] = []
         self._lock = threading.Lock()
 
     def take(self, size: int) -> memoryview:
         """Return so many bytes with any contents; of rooms of one size, the one that came back last."""
         with self._lock:
-            places = range(len(self._free) - 1, -1, -1)
-            place = next((place for place in places if len(self._free[place]) == size), None)
-            if place is None:
-                fitting = [place for place in places if size < len(self._free[place]) <= 2 * size]
-                place = min(fitting, key=lambda place: len(self._free[place]), default=None)
-            base = self._free.pop(place) if place is not None else None
+            indices = range(len(self._free) - 1, -1, -1)
+            index = next((index for index in indices if len(self._free[index]) == size), None)
+            if index is None:
+                fitting = [index for index in indices if size < len(self._free[index]) <= 2 * size]
+                index = min(fitting, key=lambda index: len(self._free[index]), default=None)
+            base = self._free.pop(index) if index is not None else None
         if base is None:
             base = np.empty(size, dtype=np.uint8)  # in large pages where that is possible
-        room = base[:size]
-        weakref.finalize(room, self._back, base).atexit = False
-        data: Any = room  # numpy's stubs for 3.10 know no Buffer
+        buffer = base[:size]
+        weakref.finalize(buffer, self._return, base).atexit = False
+        data: Any = buffer  # numpy's stubs for 3.10 know no Buffer
         return memoryview(data)
 
-    def _back(self, base: Bytes) -> None:
+    def _return(self, base: Bytes) -> None:
         if not self._lock.acquire(blocking=False):  # never wait: this may be called in the middle of anything
             return
         try:
             self._free.append(base)
             held = sum(map(len, self._free))
-            while held > self._most:
+            while held > self._max_free_bytes:
                 held -= len(self._free.pop(0))
         finally:
             self._lock.release()

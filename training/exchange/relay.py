@@ -121,8 +121,8 @@ class Relay:
 
     async def _serve(self, token: bytes, side: int, end: _End) -> None:
         """Wait for the other side; the task of who came first passes bytes for both."""
-        if (other := self._waiting.pop((token, 1 - side), None)) is not None:
-            other.partner.set_result(end)
+        if (partner := self._waiting.pop((token, 1 - side), None)) is not None:
+            partner.partner.set_result(end)
             await end.over.wait()
             return
         if len(self._waiting) >= _MOST_WAITING or self._pairs >= _MOST_PAIRS:
@@ -142,19 +142,19 @@ class Relay:
         if end.partner.done():
             await self._join(end, end.partner.result())
 
-    async def _join(self, one: _End, other: _End) -> None:
+    async def _join(self, left: _End, right: _End) -> None:
         self._pairs += 1
-        for end in (one, other):
+        for end in (left, right):
             end.writer.write(_PAIRED)
-        ways = [asyncio.ensure_future(_pass_on(*pair)) for pair in ((one, other), (other, one))]
+        directions = [asyncio.ensure_future(_pass_on(*pair)) for pair in ((left, right), (right, left))]
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait(ways, timeout=_LAST_SECONDS)
+            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(directions, timeout=_LAST_SECONDS)
         finally:
-            for way in ways:
-                way.cancel()
+            for direction in directions:
+                direction.cancel()
             self._pairs -= 1
-            other.over.set()
+            right.over.set()
 
 
 async def _pass_on(source: _End, to: _End) -> None:

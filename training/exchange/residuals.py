@@ -19,7 +19,7 @@ class Residual:
     bounds: torch.Tensor | None = None
     """int64 of [parts, 2]: start and stop of each in the vector; ``None``: it is the whole vector."""
 
-    def parts(self) -> dict[int, torch.Tensor]:
+    def pieces(self) -> dict[int, torch.Tensor]:
         """Return the parts by their start in the vector.
 
         Raises:
@@ -46,7 +46,7 @@ class MeanResiduals:
     """The averaging owner's side: what encoding the means of every stream lost, piece by piece. Thread-safe."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, dict[int, torch.Tensor]] = {}
+        self._residuals: dict[str, dict[int, torch.Tensor]] = {}
         """By stream, and by the start of each piece."""
         self._lock = threading.Lock()
 
@@ -58,7 +58,7 @@ class MeanResiduals:
         codec: Codec,
         encode: Callable[[torch.Tensor], torch.Tensor],
         decode: Callable[[torch.Tensor], torch.Tensor],
-        owed: dict[int, torch.Tensor],
+        pending: dict[int, torch.Tensor],
     ) -> torch.Tensor:
         """Encode a piece of a mean; what that loses is for the stream's next one.
 
@@ -81,60 +81,60 @@ class MeanResiduals:
         if not codec.carries(total):
             total, repaid = mean, torch.zeros_like(mean)
         data = encode(total)
-        owed[start] = residual - repaid + (total - decode(data))
+        pending[start] = residual - repaid + (total - decode(data))
         return data
 
-    def settle(self, stream: str, owed: Mapping[int, torch.Tensor]) -> None:
+    def settle(self, stream: str, pending: Mapping[int, torch.Tensor]) -> None:
         """Keep what encoding all of this owner's pieces of one mean lost; nothing else of its stream is kept then.
 
         Where the pieces are others than those of the mean before, because the owners' shares have changed, each has
         been given what was kept of its place.
         """
         with self._lock:
-            self._kept[stream] = dict(owed)
+            self._residuals[stream] = dict(pending)
 
-    def part(self, stream: str, start: int, stop: int) -> torch.Tensor | None:
+    def between(self, stream: str, start: int, stop: int) -> torch.Tensor | None:
         """Return what is kept of a part of a stream's vector, on the CPU; ``None`` if that is nothing."""
-        known = self._pieces(stream).items()
-        found = [(at, piece) for at, piece in known if at < stop and at + piece.numel() > start]
-        if not found:
+        pieces = self._pieces(stream).items()
+        overlapping = [(at, piece) for at, piece in pieces if at < stop and at + piece.numel() > start]
+        if not overlapping:
             return None
-        whole = torch.zeros(stop - start)
-        for at, piece in found:
-            first, last = max(at, start), min(at + piece.numel(), stop)
-            whole[first - start : last - start] = piece[first - at : last - at].to("cpu")
-        return whole
+        values = torch.zeros(stop - start)
+        for at, piece in overlapping:
+            begin, end = max(at, start), min(at + piece.numel(), stop)
+            values[begin - start : end - start] = piece[begin - at : end - at].to("cpu")
+        return values
 
-    def all(self, stream: str) -> Residual | None:
+    def whole_vector(self, stream: str) -> Residual | None:
         """Return all that is kept of a stream's vector, on the CPU; ``None`` if that is nothing."""
-        known = self._pieces(stream)
+        pieces = self._pieces(stream)
         bounds: list[list[int]] = []
-        for start in sorted(known):
+        for start in sorted(pieces):
             if not bounds or bounds[-1][1] != start:
                 bounds.append([start, start])
-            bounds[-1][1] = start + known[start].numel()
-        if not known:
+            bounds[-1][1] = start + pieces[start].numel()
+        if not pieces:
             return None
-        return Residual(torch.cat([known[start].to("cpu") for start in sorted(known)]), torch.tensor(bounds))
+        return Residual(torch.cat([pieces[start].to("cpu") for start in sorted(pieces)]), torch.tensor(bounds))
 
-    def restore(self, stream: str, kept: Residual) -> None:
+    def restore(self, stream: str, residual: Residual) -> None:
         """Take parts back, before the first mean of their stream; later they are not looked at.
 
         Raises:
             ValueError: they have no place in a vector.
         """
-        parts = kept.parts()
+        pieces = residual.pieces()
         with self._lock:
-            if not self._kept.get(stream) and all_finite(kept.values):
-                self._kept[stream] = parts
+            if not self._residuals.get(stream) and all_finite(residual.values):
+                self._residuals[stream] = pieces
 
     def _pieces(self, stream: str) -> Mapping[int, torch.Tensor]:
         with self._lock:
-            return self._kept.get(stream, {})
+            return self._residuals.get(stream, {})
 
-    def _of_piece(self, stream: str, start: int, like: torch.Tensor) -> torch.Tensor:
+    def _of_piece(self, stream: str, start: int, mean: torch.Tensor) -> torch.Tensor:
         """Return what is kept of a piece, whose bounds may be others than before."""
-        found = self._pieces(stream).get(start)
-        if found is None or found.shape != like.shape:
-            found = self.part(stream, start, start + like.numel())
-        return torch.zeros_like(like) if found is None else found.to(like.device)
+        residual = self._pieces(stream).get(start)
+        if residual is None or residual.shape != mean.shape:
+            residual = self.between(stream, start, start + mean.numel())
+        return torch.zeros_like(mean) if residual is None else residual.to(mean.device)

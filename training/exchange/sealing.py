@@ -74,12 +74,12 @@ class Sealer:
         self._keys = _Keys(secret, cipher, rekey_after)
         self._buffer = memoryview(bytearray(HEADER.size + MAX_FRAME + TAG))
 
-    def seal(self, operation: int, part: memoryview, left: int) -> memoryview:
+    def seal(self, operation: int, payload: memoryview, left: int) -> memoryview:
         """Return the next frame around at most :data:`MAX_FRAME` bytes; it holds until the next call."""
         counter, nonce, aead = self._keys.next()
-        HEADER.pack_into(self._buffer, 0, counter, operation, len(part), left)
-        frame = self._buffer[: HEADER.size + len(part) + TAG]
-        aead.encrypt_into(nonce, part, frame[: HEADER.size], frame[HEADER.size :])
+        HEADER.pack_into(self._buffer, 0, counter, operation, len(payload), left)
+        frame = self._buffer[: HEADER.size + len(payload) + TAG]
+        aead.encrypt_into(nonce, payload, frame[: HEADER.size], frame[HEADER.size :])
         return frame
 
 

@@ -47,8 +47,8 @@ def to_host(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor
     alone = bool(devices) and all(map(is_asynchronous, devices))
     host, start = pinned(elements, dtype) if alone else torch.empty(elements, dtype=dtype, device="cpu"), 0
     for tensor in tensors:
-        part = host[start : start + tensor.numel()]
-        part.view(tensor.shape).copy_(tensor.detach(), non_blocking=alone)
+        target = host[start : start + tensor.numel()]
+        target.view(tensor.shape).copy_(tensor.detach(), non_blocking=alone)
         start += tensor.numel()
     for device in devices if alone else ():
         when_done(device)
@@ -68,7 +68,7 @@ def fetched(values: torch.Tensor, codec: Codec) -> torch.Tensor:
     A device that works by itself encodes them, where the codec can do that there, so that less is copied.
     """
     cuts = range(0, values.numel(), _CODED_AT_ONCE) if is_asynchronous(values.device) and not codec.exact else ()
-    encoded = [codec.encode_there(values[start : start + _CODED_AT_ONCE]) for start in cuts]
+    encoded = [codec.encode_on_device(values[start : start + _CODED_AT_ONCE]) for start in cuts]
     coded = [piece for piece in encoded if piece is not None]
     if not coded:
         return to_host([values], torch.float32)

@@ -118,10 +118,10 @@ class StoreServer(socketserver.ThreadingTCPServer):
 
     def let_in(self, connection: socket.socket, hello: bytes) -> bool:
         """Whether ``hello`` shows the token and there is room for one more client."""
-        known = hmac.compare_digest(hello, self.token.encode() + b"\n")
+        is_authentic = hmac.compare_digest(hello, self.token.encode() + b"\n")
         with self._doors:
             self._strangers.pop(connection, None)
-            if not known or self._clients >= MAX_CLIENTS:
+            if not is_authentic or self._clients >= MAX_CLIENTS:
                 return False
             self._clients += 1
             return True

@@ -56,14 +56,14 @@ def on_host(tensor: torch.Tensor, filled: bool = True) -> torch.Tensor:
     return to_host([tensor], tensor.dtype).view(tensor.shape)
 
 
-def room_for(tensor: torch.Tensor, work: MusterWork) -> torch.Tensor:
+def receive_buffer(tensor: torch.Tensor, work: MusterWork) -> torch.Tensor:
     """Return room of the host for what ``tensor`` holds when ``work`` is complete."""
-    room = on_host(tensor, filled=False)
-    work.copy_back(tensor, room)
-    return room
+    buffer = on_host(tensor, filled=False)
+    work.copy_back(tensor, buffer)
+    return buffer
 
 
-def apart(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor] = ()) -> Pieces:
+def without_overlap(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor] = ()) -> Pieces:
     """Return the tensors, each in memory that no other one of them has, and none of ``others``: copies if need be."""
     spans, used = [span(tensor) for tensor in tensors], [span(other) for other in others]
     if not overlap(spans, used) and not any_in_common(spans):
@@ -85,11 +85,11 @@ _OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
 
 @functools.cache
 def _works(name: str, dtype: torch.dtype) -> bool:
-    one = torch.ones(1, dtype=dtype, device="cpu")
+    probe = torch.ones(1, dtype=dtype, device="cpu")
     try:
-        _OPERATORS[name](one, one, out=one)
+        _OPERATORS[name](probe, probe, out=probe)
         if name == "AVG":
-            one.div_(1)
+            probe.div_(1)
     except (RuntimeError, NotImplementedError):
         return False
     return True
@@ -115,13 +115,13 @@ class Reducer:
         self._function = _OPERATORS[self.name]
         self._divisor = members if self.name == "AVG" else 0
 
-    def reduce(self, terms: Sequence[torch.Tensor], own: int, out: torch.Tensor) -> None:
+    def reduce(self, terms: Sequence[torch.Tensor], own_index: int, out: torch.Tensor) -> None:
         """Reduce ``terms`` into ``out``; where that is the memory of ``terms[own]``, the others may be overwritten."""
         if len(terms) == 1:
             out.copy_(terms[0])
         result = terms[0]
         for number, term in enumerate(terms[1:], 1):
-            into = out if number >= own else terms[0]
+            into = out if number >= own_index else terms[0]
             result = self._function(result, term, out=into)
         if self._divisor:
             out.div_(self._divisor)
@@ -154,34 +154,36 @@ class TensorReduction(Reduction):
         }
         self.pieces = {member: -(-(stop - start) // self._step) for member, (start, stop) in self._bounds.items()}
         start, stop = self._bounds[rank]
-        self._rooms = {peer: mesh.rooms.take((stop - start) * values.element_size()) for peer in mesh.peers}
+        self._buffers = {peer: mesh.buffer_pool.take((stop - start) * values.element_size()) for peer in mesh.peers}
 
     def _piece(self, owner: int, piece: int) -> tuple[int, int]:
         start, stop = self._bounds[owner]
         return start + piece * self._step, min(start + (piece + 1) * self._step, stop)
 
     def contribution(self, owner: int, piece: int) -> Sequence[memoryview]:
-        return (self.outcome_room(owner, piece),)
+        return (self.outcome_buffer(owner, piece),)
 
-    def room(self, rank: int, piece: int) -> memoryview:
+    def contribution_buffer(self, rank: int, piece: int) -> memoryview:
         start, stop = self._piece(self._rank, piece)
         width = self._values.element_size()
         begin = piece * self._step * width
-        return self._rooms[rank][begin : begin + (stop - start) * width]
+        return self._buffers[rank][begin : begin + (stop - start) * width]
 
     def add_up(self, piece: int, sizes: Mapping[int, int]) -> memoryview:
         start, stop = self._piece(self._rank, piece)
-        own = self._values[start:stop]
-        if any(size != own.numel() * own.element_size() for size in sizes.values()):
+        own_piece = self._values[start:stop]
+        if any(size != own_piece.numel() * own_piece.element_size() for size in sizes.values()):
             raise ValueError("members reduce tensors of different sizes")
         terms = [
-            own if member == self._rank else torch.frombuffer(self.room(member, piece), dtype=own.dtype)
+            own_piece
+            if member == self._rank
+            else torch.frombuffer(self.contribution_buffer(member, piece), dtype=own_piece.dtype)
             for member in self._members
         ]
         with torch.inference_mode(self._values.is_inference()):
-            self._reducer.reduce(terms, self._members.index(self._rank), own)
-        return view(own)
+            self._reducer.reduce(terms, self._members.index(self._rank), own_piece)
+        return view(own_piece)
 
-    def outcome_room(self, owner: int, piece: int) -> memoryview:
+    def outcome_buffer(self, owner: int, piece: int) -> memoryview:
         start, stop = self._piece(owner, piece)
         return view(self._values[start:stop])

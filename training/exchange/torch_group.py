@@ -54,7 +54,7 @@ class NcclFailed(ExchangeError):
     """NCCL does not come up here."""
 
 
-def choose_backend(mesh: Mesh, said: Mapping[int, Mapping[str, str]]) -> str:
+def choose_backend(mesh: Mesh, reports: Mapping[int, Mapping[str, str]]) -> str:
     """Return ``nccl`` where every member has a CUDA device of its own, else ``gloo``.
 
     Args:
@@ -64,13 +64,13 @@ def choose_backend(mesh: Mesh, said: Mapping[int, Mapping[str, str]]) -> str:
         PeerLost: a member has another operating system than the first.
         UnusableMember: this member has.
     """
-    first = said[mesh.members[0]].get("system")
+    first_system = reports[mesh.members[0]].get("system")
     for rank in mesh.members:
-        if (system := said[rank].get("system")) != first:  # gloo's transports of Linux and macOS do not meet
-            why = f"stock torch cannot join {first} and {system} in one group; use engine = mesh"
+        if (system := reports[rank].get("system")) != first_system:  # gloo's transports of Linux and macOS do not meet
+            why = f"stock torch cannot join {first_system} and {system} in one group; use engine = mesh"
             raise UnusableMember(why) if rank == mesh.rank else PeerLost(rank, mesh.names[rank], why)
-    gpus = {one.get("gpu", "") for one in said.values()}
-    return "nccl" if "" not in gpus and len(gpus) == len(said) else "gloo"
+    gpus = {one.get("gpu", "") for one in reports.values()}
+    return "nccl" if "" not in gpus and len(gpus) == len(reports) else "gloo"
 
 
 @dataclass(frozen=True)
@@ -105,12 +105,12 @@ class TorchGroup:
 
     def __init__(self, mesh: Mesh, device: torch.device, interface: str) -> None:
         self.mesh = mesh
-        self.place = mesh.members.index(mesh.rank)
+        self.group_rank = mesh.members.index(mesh.rank)
         self.device = torch.device("cpu")
         """Where frames have to be."""
         self.backend = ""
         self.bytes_sent = self.bytes_received = 0
-        self._own, self._interface = device, interface
+        self._member_device, self._interface = device, interface
         self._group: Any = None
         self._store: MeshStore | None = None
         self._problem: Exception | None = None
@@ -136,8 +136,8 @@ class TorchGroup:
         if self._problem is not None:
             raise self.mesh.lost or self._problem
 
-    def carry_out(self, task: Callable[[], None], then: Done) -> None:
-        """Run ``task`` in the group's thread after everything begun before; ``then`` is called there at its end."""
+    def carry_out(self, task: Callable[[], None], on_done: Done) -> None:
+        """Run ``task`` in the group's thread after everything begun before; ``on_done`` is called there at its end."""
 
         def run() -> None:
             problem: Exception | None = None
@@ -150,15 +150,15 @@ class TorchGroup:
             except Exception as error:  # noqa: BLE001 - whatever it is, the mesh must end and the others hear of it
                 problem = error
                 self._blame(error)
-            then(problem)
+            on_done(problem)
 
         self._tasks.put(run)
 
-    def in_turn(self, then: Done) -> Done:
-        """Return a callback for the end of an operation; ``then`` is called once all operations before it have
+    def in_turn(self, on_done: Done) -> Done:
+        """Return a callback for the end of an operation; ``on_done`` is called once all operations before it have
         ended."""
         ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-        self._tasks.put(lambda: then(ended.get()))
+        self._tasks.put(lambda: on_done(ended.get()))
         return ended.put
 
     def exchange(self, frames: Sequence[torch.Tensor], receive: Sequence[int]) -> PendingFrames:
@@ -192,7 +192,7 @@ class TorchGroup:
             self.abandon()
 
     def _splits(self, sizes: Sequence[int]) -> list[int]:
-        return [*sizes[: self.place], 0, *sizes[self.place :]]
+        return [*sizes[: self.group_rank], 0, *sizes[self.group_rank :]]
 
     def _work(self) -> None:
         try:
@@ -229,31 +229,31 @@ class TorchGroup:
     def _form(self) -> None:
         store = self._store = MeshStore(self.mesh)  # torch holds only the C++ half of it
         gpu = ""
-        if self._own.type == "cuda" and dist.is_nccl_available():
-            gpu = str(torch.cuda.get_device_properties(self._own).uuid)
+        if self._member_device.type == "cuda" and dist.is_nccl_available():
+            gpu = str(torch.cuda.get_device_properties(self._member_device).uuid)
         store.set(_key(self.mesh.rank), json.dumps({"system": platform.system(), "gpu": gpu}))
         size = len(self.mesh.members)
-        said = {rank: json.loads(store.get(_key(rank))) for rank in self.mesh.members}
-        self.backend = choose_backend(self.mesh, said)
-        _set_environment(self.backend, self._interface or _way(self.mesh))
+        reports = {rank: json.loads(store.get(_key(rank))) for rank in self.mesh.members}
+        self.backend = choose_backend(self.mesh, reports)
+        _set_environment(self.backend, self._interface or _mesh_interface(self.mesh))
         if self.backend == "nccl":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timedelta(seconds=STANDSTILL)
-            self.device = self._own
+            self.device = self._member_device
             torch.cuda.set_device(self.device)
-            self._group = dist.ProcessGroupNCCL(store, self.place, size, options)
+            self._group = dist.ProcessGroupNCCL(store, self.group_rank, size, options)
             # It meets with its first operation, while the store is there.
             self.exchange([torch.zeros(1, dtype=torch.uint8, device=self.device)] * (size - 1), [1] * (size - 1)).wait()
         else:
-            self._group = dist.ProcessGroupGloo(store, self.place, size, timedelta(seconds=FORM_SECONDS))
+            self._group = dist.ProcessGroupGloo(store, self.group_rank, size, timedelta(seconds=FORM_SECONDS))
         store.settle()
 
     def _blame(self, error: Exception) -> None:
         """Something has failed here: end the mesh. torch does not say whose fault it is, and the links do."""
         if isinstance(error, RuntimeError):
             self._ended.wait(_VERDICT_SECONDS)
-        own = PeerLost(self.mesh.rank, self.mesh.names[self.mesh.rank], first_line(error))
-        self.mesh.break_off(error if isinstance(error, PeerLost) else own)
+        lost = PeerLost(self.mesh.rank, self.mesh.names[self.mesh.rank], first_line(error))
+        self.mesh.break_off(error if isinstance(error, PeerLost) else lost)
 
     def _abort(self) -> None:
         group = self._group
@@ -262,7 +262,7 @@ class TorchGroup:
         elif group is not None:
             # gloo aborts nothing, but closes all its connections when one message does not come in time. Of a peer that
             # has gone it fails at once, and closes no other connection.
-            for peer in {*range(len(self.mesh.members))} - {self.place}:
+            for peer in {*range(len(self.mesh.members))} - {self.group_rank}:
                 with contextlib.suppress(RuntimeError):
                     group.recv([torch.empty(1)], peer, _NOBODYS).wait(timedelta(milliseconds=1))
 
@@ -298,8 +298,8 @@ class TorchMesh(Mesh):
             self.group.close(seconds)
         super().close(seconds)
 
-    def _in_turn(self, then: Done | None) -> Done | None:
-        return then if self.group is None or then is None else self.group.in_turn(then)
+    def _in_turn(self, on_done: Done | None) -> Done | None:
+        return on_done if self.group is None or on_done is None else self.group.in_turn(on_done)
 
     def _cut(self) -> None:
         super()._cut()
@@ -317,10 +317,10 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def _way(mesh: Mesh) -> str:
+def _mesh_interface(mesh: Mesh) -> str:
     """Return the interface over which the mesh reaches most others."""
-    own = Counter(link.socket.getsockname()[0] for link in mesh.links() if link.socket is not None)
-    near = next((host for host, _ in own.most_common() if not host.startswith("127.")), "127.0.0.1")
+    local_addresses = Counter(link.socket.getsockname()[0] for link in mesh.links() if link.socket is not None)
+    near = next((host for host, _ in local_addresses.most_common() if not host.startswith("127.")), "127.0.0.1")
     return interface_at(near)
 
 
@@ -328,8 +328,8 @@ def _set_environment(backend: str, interface: str) -> None:
     """Name the interface: left to itself gloo looks the host's own name up, and NCCL takes the first it finds."""
     names = [name for _, name in socket.if_nameindex()]
     if interface not in names:
-        where = f"{socket.gethostname()}: {', '.join(names)}"
-        raise UnusableMember(f"there is no network interface '{interface}' on {where}")
+        available = f"{socket.gethostname()}: {', '.join(names)}"
+        raise UnusableMember(f"there is no network interface '{interface}' on {available}")
     if backend == "gloo":
         os.environ["GLOO_SOCKET_IFNAME"] = interface
         return

@@ -68,7 +68,7 @@ class Attempt:
         assert mesh.group is not None
         self._mesh, self._group, self._look, self._residuals, self._shares = mesh, mesh.group, look, residuals, shares
         self._full = mesh.full
-        self.owed: dict[int, torch.Tensor] = {}
+        self.pending_residuals: dict[int, torch.Tensor] = {}
         self._frames: list[Frame] = []
         self._weights: dict[int, float] = {}
         self._flags: list[bytes] = []
@@ -81,12 +81,12 @@ class Attempt:
             RuntimeError: the group is broken.
             PeerLost: a member says what cannot be.
         """
-        own = self._own = self._look(self._group.device)
+        contribution = self._contribution = self._look(self._group.device)
         shares = shares_of(self._shares, self._mesh.members)
-        bounds = self._bounds = share_bounds(own.values.numel(), shares, own.codec.block)
+        bounds = self._bounds = share_bounds(contribution.values.numel(), shares, contribution.codec.block)
         self._introduce()
-        usual = CHUNK_ELEMENTS if len(bounds) < 3 else CHUNK_ELEMENTS // 2
-        step = max(usual, own.codec.block) if self._group.device.type == "cpu" else _DEVICE_PIECE
+        default_step = CHUNK_ELEMENTS if len(bounds) < 3 else CHUNK_ELEMENTS // 2
+        step = max(default_step, contribution.codec.block) if self._group.device.type == "cpu" else _DEVICE_PIECE
         under_way: deque[Iterator[None]] = deque()
         for start in range(0, max(stop - start for start, stop in bounds.values()), step):
             piece = self._piece(start, step)
@@ -100,42 +100,54 @@ class Attempt:
     def result(self) -> tuple[MeanResult, OperationResult]:
         """Put the mean into the place of the contribution and keep what encoding it lost; return it, and what can be
         handed to others."""
-        own, members, flags = self._own, tuple(self._mesh.members), joined(self._flags, len(self._own.flags))
+        contribution, members, flags = (
+            self._contribution,
+            tuple(self._mesh.members),
+            joined(self._flags, len(self._contribution.flags)),
+        )
         weight = sum(self._weights[rank] for rank in members)
-        self._residuals.settle(own.stream, self.owed)
+        self._residuals.settle(contribution.stream, self.pending_residuals)
         for start, stop, data in self._frames:
-            own.values[start:stop] = decoded(own.codec, data, stop - start)
-        if own.values.is_cuda:
-            torch.cuda.current_stream(own.values.device).synchronize()
-        left_out = () if own.fit else ((0, own.values.numel()),)
-        result = MeanResult(own.values, weight, members, left_out, tuple(self._refused), flags, own.fit)
+            contribution.values[start:stop] = decoded(contribution.codec, data, stop - start)
+        if contribution.values.is_cuda:
+            torch.cuda.current_stream(contribution.values.device).synchronize()
+        left_out = () if contribution.fit else ((0, contribution.values.numel()),)
+        result = MeanResult(
+            contribution.values, weight, members, left_out, tuple(self._refused), flags, contribution.fit
+        )
         among = [rank for rank in members if rank not in self._refused]
         tail = outcome_tail(weight, members, among, self._refused, flags)
         return result, FrameOutcome(members, sorted(self._frames, key=lambda frame: frame[0]), tail)
 
     def _introduce(self) -> None:
         """Exchange weights and flags, and see that all are at the same mean: torch does not look."""
-        own, mesh, group = self._own, self._mesh, self._group
-        what = what_it_is("mean", own.name, own)
-        tag = seal_of(f"{what} {sorted(self._bounds.items())}")
-        padding = bytes(-len(own.flags) % 64)
-        head = _HEAD.pack(own.weight, tag, self._full, not own.fit, len(own.flags)) + own.flags + padding
-        data = torch.frombuffer(bytearray(head), dtype=torch.uint8).to(group.device)
-        heads = group.exchange([data] * len(mesh.peers), [len(head)] * len(mesh.peers)).wait()
-        heads.insert(group.place, data)
+        contribution, mesh, group = self._contribution, self._mesh, self._group
+        description = what_it_is("mean", contribution.name, contribution)
+        tag = seal_of(f"{description} {sorted(self._bounds.items())}")
+        padding = bytes(-len(contribution.flags) % 64)
+        header = (
+            _HEAD.pack(contribution.weight, tag, self._full, not contribution.fit, len(contribution.flags))
+            + contribution.flags
+            + padding
+        )
+        data = torch.frombuffer(bytearray(header), dtype=torch.uint8).to(group.device)
+        headers = group.exchange([data] * len(mesh.peers), [len(header)] * len(mesh.peers)).wait()
+        headers.insert(group.group_rank, data)
         settled = self._full
-        for rank, said in zip(mesh.members, heads):
-            raw = said.cpu().numpy().tobytes()
-            weight, theirs, full, unfit, flags = _HEAD.unpack_from(raw)
-            if theirs != tag or flags != len(own.flags):
-                raise PeerLost(rank, mesh.names[rank], f"it is at another exchange than {what} of this machine")
+        for rank, reply in zip(mesh.members, headers):
+            raw = reply.cpu().numpy().tobytes()
+            weight, theirs, full, non_finite, flags = _HEAD.unpack_from(raw)
+            if theirs != tag or flags != len(contribution.flags):
+                raise PeerLost(rank, mesh.names[rank], f"it is at another exchange than {description} of this machine")
             if not 0.0 <= weight <= LARGEST_WEIGHT:
-                raise PeerLost(rank, mesh.names[rank], f"it gave its values in '{own.name}' the weight {weight:g}")
+                raise PeerLost(
+                    rank, mesh.names[rank], f"it gave its values in '{contribution.name}' the weight {weight:g}"
+                )
             settled = min(settled, full)
-            self._weights[rank] = 0.0 if unfit else weight
-            self._flags.append(bytes(flags) if unfit else raw[_HEAD.size : _HEAD.size + flags])
-            self._refused += [rank] if unfit else []
-        if 4 * own.values.numel() > AT_ONCE:
+            self._weights[rank] = 0.0 if non_finite else weight
+            self._flags.append(bytes(flags) if non_finite else raw[_HEAD.size : _HEAD.size + flags])
+            self._refused += [rank] if non_finite else []
+        if 4 * contribution.values.numel() > AT_ONCE:
             mesh.on_settled(settled)
 
     def _go_on(self, under_way: deque[Iterator[None]]) -> None:
@@ -146,35 +158,37 @@ class Attempt:
 
     def _piece(self, start: int, step: int) -> Iterator[None]:
         """Owners average a piece of their shares and send the outcome to all; yields while a transfer is under way."""
-        group, codec, values = self._group, self._own.codec, self._own.values
+        group, codec, values = self._group, self._contribution.codec, self._contribution.values
         slices = [(min(a + start, b), min(a + start + step, b)) for a, b in self._bounds.values()]
         frames = [encoded(codec, values[a:b]) for a, b in slices]
-        own = frames.pop(group.place)
-        contributions = group.exchange(frames, [own.numel()] * len(frames))
+        own_frame = frames.pop(group.group_rank)
+        contributions = group.exchange(frames, [own_frame.numel()] * len(frames))
         yield
-        there = contributions.wait()
-        there.insert(group.place, own)
-        outcome = self._averaged(there, *slices[group.place])
+        gathered = contributions.wait()
+        gathered.insert(group.group_rank, own_frame)
+        outcome = self._averaged(gathered, *slices[group.group_rank])
         sizes = [codec.max_encoded_bytes(b - a) if b > a else 0 for a, b in slices]
-        replies = group.exchange([outcome] * len(frames), [*sizes[: group.place], *sizes[group.place + 1 :]])
+        replies = group.exchange([outcome] * len(frames), [*sizes[: group.group_rank], *sizes[group.group_rank + 1 :]])
         yield
         received = replies.wait()
-        received.insert(group.place, outcome)
+        received.insert(group.group_rank, outcome)
         self._frames += [(a, b, data) for (a, b), data in zip(slices, received) if b > a]
 
     def _averaged(self, frames: Sequence[torch.Tensor], start: int, stop: int) -> torch.Tensor:
         """Return the mean of a part of this member's share as it goes to the members."""
         if start == stop:
             return frames[0]
-        own, terms = self._own, []
+        contribution, terms = self._contribution, []
         for rank, frame in zip(self._mesh.members, frames):
-            values = decoded(own.codec, frame, stop - start)
-            if not own.codec.carries(values):  # a sound member sees to it itself
-                raise PeerLost(rank, self._mesh.names[rank], f"it sent no numbers in '{own.name}'")
+            values = decoded(contribution.codec, frame, stop - start)
+            if not contribution.codec.carries(values):  # a sound member sees to it itself
+                raise PeerLost(rank, self._mesh.names[rank], f"it sent no numbers in '{contribution.name}'")
             terms.append((self._weights[rank], values))
-        there = functools.partial(encoded, own.codec)
-        back = functools.partial(decoded, own.codec, elements=stop - start)
-        return self._residuals.encode(own.stream, start, weighted_mean(terms), own.codec, there, back, self.owed)
+        encode = functools.partial(encoded, contribution.codec)
+        decode = functools.partial(decoded, contribution.codec, elements=stop - start)
+        return self._residuals.encode(
+            contribution.stream, start, weighted_mean(terms), contribution.codec, encode, decode, self.pending_residuals
+        )
 
 
 class FrameOutcome(OperationResult):
@@ -196,7 +210,7 @@ class FrameOutcome(OperationResult):
         return sum(data.numel() for *_, data in self._frames)
 
     @property
-    def parts(self) -> tuple[tuple[int, int, memoryview], ...]:
+    def pieces(self) -> tuple[tuple[int, int, memoryview], ...]:
         return tuple((a, b, memoryview(data.cpu().numpy().tobytes() + self._tail)) for a, b, data in self._frames)
 
 
@@ -210,22 +224,22 @@ class TorchMean(MeshOperation[MeanResult]):
     def __init__(
         self,
         number: int,
-        given: Contribution,
+        contribution: Contribution,
         meter: Meter,
         residuals: MeanResiduals,
         shares: Mapping[int, float],
     ) -> None:
-        copy = given.values.detach().clone()
-        self._given = replace(given, values=copy)
+        copy = contribution.values.detach().clone()
+        self._contribution = replace(contribution, values=copy)
         self._ready = torch.cuda.current_stream(copy.device).record_event() if copy.is_cuda else None
         self._residuals, self._shares = residuals, shares
         self._attempt: Attempt | None = None
-        super().__init__(number, given.name, what_it_is("mean", given.name, given), meter)
+        super().__init__(number, contribution.name, what_it_is("mean", contribution.name, contribution), meter)
 
-    def begin(self, mesh: Mesh, then: Ended) -> Transfer:
+    def begin(self, mesh: Mesh, on_done: Ended) -> Transfer:
         assert isinstance(mesh, TorchMesh) and mesh.group is not None
         self._attempt = Attempt(mesh, self._look, self._residuals, self._shares)
-        mesh.group.carry_out(self._attempt.run, then)  # at once, in the order of the operations
+        mesh.group.carry_out(self._attempt.run, on_done)  # at once, in the order of the operations
         return Transfer(0)
 
     def complete(self) -> OperationResult:
@@ -235,21 +249,21 @@ class TorchMean(MeshOperation[MeanResult]):
         return outcome
 
     def adopt(self, rank: int, outcome: OperationResult) -> None:
-        own = self._look(torch.device("cpu"))
-        self._value = completed(replace(own, values=torch.empty_like(own.values)), rank, outcome)
+        contribution = self._look(torch.device("cpu"))
+        self._value = completed(replace(contribution, values=torch.empty_like(contribution.values)), rank, outcome)
         if self._attempt is not None and rank in outcome.members:
-            self._residuals.settle(own.stream, self._attempt.owed)
+            self._residuals.settle(contribution.stream, self._attempt.pending_residuals)
         self._attempt = None
 
     def _look(self, device: torch.device) -> Contribution:
         """Return the contribution on a device. What was given stays as it is: several attempts may look at it."""
-        given = self._given
+        contribution = self._contribution
         if self._ready is not None:
-            torch.cuda.current_stream(given.values.device).wait_event(self._ready)
-        return replace(given, values=given.values.to(device)).checked()
+            torch.cuda.current_stream(contribution.values.device).wait_event(self._ready)
+        return replace(contribution, values=contribution.values.to(device)).checked()
 
     def _result(self) -> MeanResult:
-        result, device = super()._result(), self._given.values.device
+        result, device = super()._result(), self._contribution.values.device
         if result.mean.is_cuda:
             result.mean.record_stream(torch.cuda.current_stream(result.mean.device))
         return result if result.mean.device == device else replace(result, mean=result.mean.to(device))
@@ -321,11 +335,11 @@ class TorchMember(MeshMember):
             )
         self._gloo_reported = True
 
-    def _start_mean(self, given: Contribution, waits: bool = False) -> Pending[MeanResult]:
-        values, codec = given.values, given.codec
+    def _start_mean(self, contribution: Contribution, waits: bool = False) -> Pending[MeanResult]:
+        values, codec = contribution.values, contribution.codec
         sparse = codec.reply is not codec or isinstance(codec, SparseCodec)  # its size on the way back is not known
         flat = values.dim() == 1 and values.dtype == torch.float32
-        if given.group or not flat or sparse or codec.max_encoded_bytes(values.numel()) <= SMALL:
-            return super()._start_mean(given, waits)
+        if contribution.group or not flat or sparse or codec.max_encoded_bytes(values.numel()) <= SMALL:
+            return super()._start_mean(contribution, waits)
         self._check()
-        return self._start(TorchMean(self.operations, given, self._meter, self._residuals, self._shares), waits)
+        return self._start(TorchMean(self.operations, contribution, self._meter, self._residuals, self._shares), waits)

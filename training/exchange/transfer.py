@@ -23,16 +23,16 @@ class Transfer:
     """
 
     def __init__(
-        self, parts: int, then: Done | None = None, blame: Callable[[], Exception | None] = lambda: None
+        self, part_count: int, on_done: Done | None = None, blame: Callable[[], Exception | None] = lambda: None
     ) -> None:
         self.error: Exception | None = None
         self._jobs: list[tuple[Outgoing | Incoming, Callable[[Any], None], bool]] = []
         self._blame = blame
-        self._left = parts
+        self._left = part_count
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._then = then
-        if not parts:
+        self._on_done = on_done
+        if not part_count:
             self._finish()
 
     def add(self, link: Outgoing | Incoming, job: Callable[[Any], None], small: bool = False) -> None:
@@ -74,8 +74,8 @@ class Transfer:
             if error is not None:
                 self.error = self._blame() or self.error or error
             self._left -= 1
-            last = self._left == 0
-        if last:
+            is_last = self._left == 0
+        if is_last:
             self._finish()
 
     def wait(self, timeout: float | None = None) -> None:
@@ -91,10 +91,10 @@ class Transfer:
             raise self.error
 
     def _finish(self) -> None:
-        if self._then is not None:
+        if self._on_done is not None:
             try:
-                self._then(self.error)
+                self._on_done(self.error)
             except Exception as error:  # noqa: BLE001 - whoever waits for the operation must get it
                 self.error = self.error or error
-        self._then = None  # it holds what was exchanged
+        self._on_done = None  # it holds what was exchanged
         self._ended.set()

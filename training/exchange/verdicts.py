@@ -62,14 +62,16 @@ class ModelSizeVote:
         Args:
             building: somebody has not said yet what it has.
         """
-        told = {member.rank: member.report.elements for member in members if member.report.elements >= 0}
-        if building or not told:
+        elements_by_rank = {member.rank: member.report.elements for member in members if member.report.elements >= 0}
+        if building or not elements_by_rank:
             return []
         if self._right is None:
-            votes = Counter(told.values())
-            self._right = told[max(told, key=lambda rank: (votes[told[rank]], -rank))]
+            votes = Counter(elements_by_rank.values())
+            self._right = elements_by_rank[
+                max(elements_by_rank, key=lambda rank: (votes[elements_by_rank[rank]], -rank))
+            ]
         why = f"its model has {{}} numbers to exchange, the others' {self._right}"
-        return [(rank, why.format(said)) for rank, said in told.items() if said != self._right]
+        return [(rank, why.format(said)) for rank, said in elements_by_rank.items() if said != self._right]
 
 
 class Odds:
@@ -89,25 +91,27 @@ class Odds:
         """Whether members contradicted one another when they were judged last, and others were still to speak."""
         return self._since is not None
 
-    def judged(self, there: Sequence[Member], now: float) -> list[Verdict]:
+    def judged(self, members: Sequence[Member], now: float) -> list[Verdict]:
         """Return who has to go.
 
         A group that all its members name is right, and whoever contradicts most of the others is wrong. Where neither
         tells who is, all who are contradicted go.
         """
-        for number, said in _statements(there):
-            against = _contradictions(said) if len(set(said.values())) > 1 else {}
+        for number, statements in _statements(members):
+            against = _contradictions(statements) if len(set(statements.values())) > 1 else {}
             if not any(against.values()):
                 continue
             self._since = now if self._since is None else self._since
-            if any(member.report.started < number for member in there) and now - self._since < self._seconds:
+            if any(member.report.started < number for member in members) and now - self._since < self._seconds:
                 return []
             self._since = None
-            agreed = {rank for rank, (group, _) in said.items() if group and _is_agreed(said, rank)}
+            agreed = {rank for rank, (group, _) in statements.items() if group and _is_agreed(statements, rank)}
             disputed = {rank: others for rank, others in against.items() if others and rank not in agreed}
-            wrong = [rank for rank, others in disputed.items() if 2 * len(others) > len(said) - 1] or list(disputed)
-            names = {member.rank: member.hello.name[:_MOST_NAME] for member in there}
-            why = _difference(number, said, sorted((wrong[0], min(disputed[wrong[0]]))), names)
+            wrong = [rank for rank, others in disputed.items() if 2 * len(others) > len(statements) - 1] or list(
+                disputed
+            )
+            names = {member.rank: member.hello.name[:_MOST_NAME] for member in members}
+            why = _difference(number, statements, sorted((wrong[0], min(disputed[wrong[0]]))), names)
             return [(one, why) for one in wrong]
         self._since = None
         return []
@@ -117,37 +121,37 @@ Statement = tuple[Group, str]
 """Whose operation it is, and what it is, according to one member."""
 
 
-def _statements(there: Iterable[Member]) -> list[tuple[int, dict[int, Statement]]]:
+def _statements(members: Iterable[Member]) -> list[tuple[int, dict[int, Statement]]]:
     """Return what members say of each operation, by number and rank."""
-    said: dict[int, dict[int, Statement]] = {}
-    for member in there:
-        for number, group, what in member.report.begun:
-            said.setdefault(number, {})[member.rank] = group, what
-    return sorted(said.items())
+    by_number: dict[int, dict[int, Statement]] = {}
+    for member in members:
+        for number, group, description in member.report.begun:
+            by_number.setdefault(number, {})[member.rank] = group, description
+    return sorted(by_number.items())
 
 
-def _is_agreed(said: Mapping[int, Statement], rank: int) -> bool:
+def _is_agreed(statements: Mapping[int, Statement], rank: int) -> bool:
     """Whether all members of a rank's group say the same."""
-    return all(said.get(one) == said[rank] for one in said[rank][0])
+    return all(statements.get(one) == statements[rank] for one in statements[rank][0])
 
 
-def _difference(number: int, said: Mapping[int, Statement], pair: Sequence[int], names: Mapping[int, str]) -> str:
+def _difference(number: int, statements: Mapping[int, Statement], pair: Sequence[int], names: Mapping[int, str]) -> str:
     """Return in words what two members take an operation for."""
-    if said[pair[0]][0] != said[pair[1]][0]:
-        told = ", but ".join(f"{_words(said[one][0])} for {names[one]}" for one in pair)
-        return f"exchange {number} is of {told}: give the same members everywhere"
-    told = ", but ".join(f"{said[one][1]} for {names[one]}" for one in pair)
-    return f"exchange {number} is {told}: all members have to do the same"
+    if statements[pair[0]][0] != statements[pair[1]][0]:
+        claims = ", but ".join(f"{_words(statements[one][0])} for {names[one]}" for one in pair)
+        return f"exchange {number} is of {claims}: give the same members everywhere"
+    claims = ", but ".join(f"{statements[one][1]} for {names[one]}" for one in pair)
+    return f"exchange {number} is {claims}: all members have to do the same"
 
 
-def _contradictions(said: Mapping[int, Statement]) -> dict[int, set[int]]:
+def _contradictions(statements: Mapping[int, Statement]) -> dict[int, set[int]]:
     """Return with whom each rank is at odds: one of the two counts the other in, and they say different things."""
-    against: dict[int, set[int]] = {rank: set() for rank in said}
-    for rank, own in said.items():
-        for other in own[0] or said:
-            if said.get(other, own) != own:
-                against[rank].add(other)
-                against[other].add(rank)
+    against: dict[int, set[int]] = {rank: set() for rank in statements}
+    for rank, statement in statements.items():
+        for peer in statement[0] or statements:
+            if statements.get(peer, statement) != statement:
+                against[rank].add(peer)
+                against[peer].add(rank)
     return against
 
 
@@ -167,15 +171,15 @@ def unbelievable(holders: Sequence[Member], mesh: MeshStart | None) -> Verdict |
     group = [member for member in holders if mesh is not None and member.rank in mesh.peers]
     if mesh is None or len(group) < 2:
         return None
-    first = max(group, key=lambda member: joint(member.report))
-    others = [member.report for member in group if member is not first]
-    full = joint(first.report)
+    claimant = max(group, key=lambda member: joint(member.report))
+    others = [member.report for member in group if member is not claimant]
+    full = joint(claimant.report)
     if full <= mesh.stand or any(report.full >= full for report in others):
         return None
     doubters = [report for report in others if report.started < full]
     if 2 * len(doubters) < len(others) or not doubters:
         return None
-    return first.rank, f"it says that it has the result of exchange {full}, which others have not begun"
+    return claimant.rank, f"it says that it has the result of exchange {full}, which others have not begun"
 
 
 def joint(report: Report) -> int:
@@ -205,9 +209,9 @@ def left_behind(live: Sequence[Member]) -> list[Verdict]:
 def outrun(live: Sequence[Member], late: Sequence[Member]) -> list[Verdict]:
     """Return who is back after it has missed more than :data:`_MOST_MISSED` results: with the steps between them it
     would hold the others up for longer than a newcomer does."""
-    first = max((member.report.full for member in live), default=0)
+    most_results = max((member.report.full for member in live), default=0)
     back = [member for member in late if not member.frozen and member.waits]
-    return [(m.rank, "the others went on without it") for m in back if m.report.full < first - _MOST_MISSED]
+    return [(m.rank, "the others went on without it") for m in back if m.report.full < most_results - _MOST_MISSED]
 
 
 class Standstill:
@@ -218,15 +222,15 @@ class Standstill:
     """
 
     def __init__(self, seconds: float) -> None:
-        self._least = self._seconds = seconds
+        self._base_seconds = self._seconds = seconds
         self._moved, self._since, self._done = 0, 0.0, 0
 
-    def noted(self, there: Sequence[Member], now: float) -> bool:
+    def noted(self, members: Sequence[Member], now: float) -> bool:
         """Check the members of a mesh; return whether it has to be given up."""
-        moved, done = sum(member.report.moved for member in there), max(member.report.full for member in there)
+        moved, done = sum(member.report.moved for member in members), max(member.report.full for member in members)
         if done > self._done:  # bytes alone prove nothing: each new mesh moves some before it stands still
-            self._done, self._seconds = done, self._least
-        if moved != self._moved or not all(member.waits for member in there):
+            self._done, self._seconds = done, self._base_seconds
+        if moved != self._moved or not all(member.waits for member in members):
             self._moved, self._since = moved, now
         if now - self._since < self._seconds:
             return False
@@ -271,10 +275,10 @@ class Quarrels:
             if self._mute[member.rank] >= _MOST_STRIKES:
                 self._clear()
                 return member.rank, member.report.why or _BREAKS
-        found = self._stated.worst(self._ranks, _MOST_STRIKES) or self._ended.worst(self._ranks, _MOST_ENDS)
-        if found is not None:
+        verdict = self._stated.worst(self._ranks, _MOST_STRIKES) or self._ended.worst(self._ranks, _MOST_ENDS)
+        if verdict is not None:
             self._clear()
-        return found
+        return verdict
 
     def _clear(self) -> None:
         self._mute.clear()
@@ -298,16 +302,16 @@ class _Accusations:
             self._accusers.setdefault(lost, Counter())[rank] += 1
             self._why[lost] = why
 
-    def worst(self, ranks: set[int], most: int) -> Verdict | None:
+    def worst(self, ranks: set[int], max_strikes: int) -> Verdict | None:
         """Return who of a pair with so many strikes has to go: whom most accuse, or more often; where that is not to be
         told, after twice as many strikes, the higher rank."""
         for pair, strikes in self._strikes.items():
-            if strikes < most or not pair <= ranks:
+            if strikes < max_strikes or not pair <= ranks:
                 continue
-            guilt = {one: self._guilt(one, ranks) for one in pair}
-            if len(set(guilt.values())) > 1 or len(ranks) < 3 or strikes >= 2 * most:
-                rank = max(pair, key=lambda one: (guilt[one], one))
-                return rank, self._why.get(rank) or _BREAKS
+            guilt = {rank: self._guilt(rank, ranks) for rank in pair}
+            if len(set(guilt.values())) > 1 or len(ranks) < 3 or strikes >= 2 * max_strikes:
+                guilty = max(pair, key=lambda rank: (guilt[rank], rank))
+                return guilty, self._why.get(guilty) or _BREAKS
         return None
 
     def _guilt(self, rank: int, ranks: set[int]) -> tuple[int, int]:

@@ -59,17 +59,17 @@ class Ways:
         self._clock = clock
         self._lock = threading.Lock()
         self._failed: dict[tuple[int, Address], float] = {}
-        self._found: dict[tuple[int, int], tuple[How, float]] = {}
+        self._routes: dict[tuple[int, int], tuple[How, float]] = {}
         self._black_holes: dict[tuple[int, Address], float] = {}
 
     def order(self, peer: int, addresses: Sequence[Address]) -> list[Address]:
         """Return a peer's addresses as they are to be tried: those that failed in the last minute last, and before
         them those that carry small packets only."""
         with self._lock:
-            failed = self._lately()
+            failed = self._recent_failures()
             return sorted(
                 dict.fromkeys(addresses),
-                key=lambda one: ((peer, one) in failed, self._swallows(peer, one)),
+                key=lambda address: ((peer, address) in failed, self._swallows(peer, address)),
             )
 
     def note_black_hole(self, peer: int, address: Address) -> None:
@@ -93,27 +93,27 @@ class Ways:
     def failed(self, peer: int, address: Address) -> None:
         """Note that an address did not answer, was slower than a later one, or belongs to another machine."""
         with self._lock:
-            self._failed = {**self._lately(), (peer, address): self._clock()}
+            self._failed = {**self._recent_failures(), (peer, address): self._clock()}
 
     def worked(self, peer: int, address: Address) -> None:
         """Note that an address works again."""
         with self._lock:
             self._failed.pop((peer, address), None)
 
-    def met(self, peer: int, direction: int, how: How) -> None:
+    def met(self, peer: int, direction: int, route: How) -> None:
         """Remember how a direction came to be; after some minutes all ways are tried as if nothing were known."""
         with self._lock:
-            before, since = self._found.get((peer, direction), (how, 0.0))
-            if before != how or since + _KNOWN_FOR < self._clock():
-                self._found[peer, direction] = how, self._clock()
+            before, since = self._routes.get((peer, direction), (route, 0.0))
+            if before != route or since + _KNOWN_FOR < self._clock():
+                self._routes[peer, direction] = route, self._clock()
 
-    def lately(self, peer: int, direction: int) -> How | None:
+    def recent_route(self, peer: int, direction: int) -> How | None:
         """Return how a direction came to be in the last minutes."""
         with self._lock:
-            how, since = self._found.get((peer, direction), (None, 0.0))
-            return how if since + _KNOWN_FOR >= self._clock() else None
+            route, since = self._routes.get((peer, direction), (None, 0.0))
+            return route if since + _KNOWN_FOR >= self._clock() else None
 
-    def _lately(self) -> dict[tuple[int, Address], float]:
+    def _recent_failures(self) -> dict[tuple[int, Address], float]:
         oldest = self._clock() - _FORGIVEN_AFTER
         return {key: since for key, since in self._failed.items() if since > oldest}
 
@@ -129,11 +129,11 @@ def listen_on(host: str, port: int) -> socket.socket:
         OSError: the address is not this machine's, or taken.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    both = host == "::" and socket.has_dualstack_ipv6()
-    for one in () if port else SystemRandom().sample(_NOT_OUTGOING, min(_TRIES, len(_NOT_OUTGOING))):
+    dual_stack = host == "::" and socket.has_dualstack_ipv6()
+    for candidate in () if port else SystemRandom().sample(_NOT_OUTGOING, min(_TRIES, len(_NOT_OUTGOING))):
         with contextlib.suppress(OSError):
-            return socket.create_server((host, one), family=family, backlog=64, dualstack_ipv6=both)
-    return socket.create_server((host, port), family=family, backlog=64, dualstack_ipv6=both)
+            return socket.create_server((host, candidate), family=family, backlog=64, dualstack_ipv6=dual_stack)
+    return socket.create_server((host, port), family=family, backlog=64, dualstack_ipv6=dual_stack)
 
 
 def keep_alive(connection: socket.socket) -> None:
@@ -213,7 +213,7 @@ def _start(address: Address, failed: Callable[[Address, str], None], small: bool
         if not 0 < port < 65536:
             raise ValueError(f"{port} is no port")
         kind = socket.SOCK_STREAM
-        [(family, kind, protocol, _, place), *_] = socket.getaddrinfo(
+        [(family, kind, protocol, _, socket_address), *_] = socket.getaddrinfo(
             host, port, type=kind, flags=socket.AI_NUMERICHOST
         )
         connection = socket.socket(family, kind, protocol)
@@ -223,7 +223,7 @@ def _start(address: Address, failed: Callable[[Address, str], None], small: bool
     connection.setblocking(False)
     if small:
         send_small_segments(connection)
-    if (error_number := connection.connect_ex(place)) in (0, errno.EINPROGRESS):
+    if (error_number := connection.connect_ex(socket_address)) in (0, errno.EINPROGRESS):
         return connection
     connection.close()
     failed(address, os.strerror(error_number))

@@ -50,7 +50,7 @@ class MusterWork(dist.Work):
         seconds: after which :meth:`wait` gives up, if nothing else is said; 0: never.
     """
 
-    def __init__(self, result: Any, parts: int, name: str, waits_for: Callable[[], str], seconds: float) -> None:
+    def __init__(self, result: Any, part_count: int, name: str, waits_for: Callable[[], str], seconds: float) -> None:
         super().__init__()
         self._name, self._waits_for, self._seconds = name, waits_for, seconds
         self.mark = zlib.crc32(name.encode()) % MARKS
@@ -61,7 +61,7 @@ class MusterWork(dist.Work):
         self.sender: int | None = None
         """Of a message: by number in the group."""
         self._result = result
-        self._left = parts
+        self._left = part_count
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._error: Exception | None = None
@@ -72,20 +72,20 @@ class MusterWork(dist.Work):
         """Note that it is under way: from here on it ends, with a result or an error."""
         in_use.enter(self, self.use)
 
-    def then(self, delivery: Callable[[], object]) -> MusterWork:
+    def deliver(self, delivery: Callable[[], object]) -> MusterWork:
         """Call ``delivery`` when all parts are complete."""
         self._deliveries.append(delivery)
         return self
 
-    def before(self, delivery: Callable[[], object]) -> MusterWork:
-        """Call ``delivery`` as :meth:`then` does, and before all others."""
+    def deliver_first(self, delivery: Callable[[], object]) -> MusterWork:
+        """Call ``delivery`` as :meth:`deliver` does, and before all others."""
         self._deliveries.insert(0, delivery)
         return self
 
     def copy_back(self, target: torch.Tensor, host: torch.Tensor) -> MusterWork:
         """Copy ``host`` to ``target`` in the end, if it is other memory."""
         if host.device != target.device or host.data_ptr() != target.data_ptr():
-            self.then(lambda: target.detach().copy_(host))
+            self.deliver(lambda: target.detach().copy_(host))
         return self
 
     def part_ended(self, error: Exception | None) -> None:
@@ -110,11 +110,11 @@ class MusterWork(dist.Work):
         else:
             self._future.set_exception(self._error)
 
-    def shown(self, what: str) -> contextlib.AbstractContextManager[object]:
+    def profiled(self, suffix: str) -> contextlib.AbstractContextManager[object]:
         """Be an event of the profiler, if one looks; in this thread alone: it may end before the operation does."""
         if not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]  # of torch's C
             return contextlib.nullcontext()
-        return torch.profiler.record_function(f"{BACKEND}:{self._name.partition(' ')[0]}{what}")
+        return torch.profiler.record_function(f"{BACKEND}:{self._name.partition(' ')[0]}{suffix}")
 
     def wait_for_end(self) -> None:
         """Block until it is complete, or has failed."""
@@ -122,20 +122,20 @@ class MusterWork(dist.Work):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         seconds = timeout.total_seconds() or self._seconds
-        with self.shown(" wait"):
+        with self.profiled(" wait"):
             ended = self._ended.wait(seconds or None)
         if not ended:
             missing = self._waits_for()
             raise RuntimeError(
-                self._told(f"no result after {seconds:g} s" + (f": it waits for {missing}" if missing else ""))
+                self._message(f"no result after {seconds:g} s" + (f": it waits for {missing}" if missing else ""))
             )
         if self._error is not None:
-            raise RuntimeError(self._told(str(self._error))) from self._error
+            raise RuntimeError(self._message(str(self._error))) from self._error
         self._future.wait()  # the thread of a link is about to set it: its value may be asked for now
         return True
 
-    def _told(self, what: str) -> str:
-        return f"{BACKEND}: {self._name}: {what}"
+    def _message(self, text: str) -> str:
+        return f"{BACKEND}: {self._name}: {text}"
 
     def is_completed(self) -> bool:
         return self._future.done()

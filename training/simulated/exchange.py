@@ -324,7 +324,7 @@ class SimulatedExchange(Exchange):
             self.traffic.wait_seconds += time.monotonic() - start
 
     def residual(self, stream: str) -> Residual | None:
-        return self._room.residuals.all(stream) if self.rank == 0 else None
+        return self._room.residuals.whole_vector(stream) if self.rank == 0 else None
 
     def restore_residual(self, stream: str, kept: Residual) -> None:
         self._room.residuals.restore(stream, kept)

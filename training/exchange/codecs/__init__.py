@@ -48,8 +48,12 @@ def is_short(codec: Codec, elements: int, members: int) -> bool:
     """Return whether a mean goes in one round, from everybody to everybody: what that sends more than two must cost
     less than a round trip, and so must what all then do that else each does a share of."""
     size = codec.max_encoded_bytes(elements) if elements else 0
-    more = (members - 1) * (members - 2) * size / max(members, 1)
-    return elements <= CHUNK_ELEMENTS and size <= (_PAIR if isinstance(codec, CastCodec) else _CODED) and more <= _MORE
+    extra_bytes = (members - 1) * (members - 2) * size / max(members, 1)
+    return (
+        elements <= CHUNK_ELEMENTS
+        and size <= (_PAIR if isinstance(codec, CastCodec) else _CODED)
+        and extra_bytes <= _MORE
+    )
 
 
 def chunk_bounds(elements: int) -> Iterator[tuple[int, int]]:

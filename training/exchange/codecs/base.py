@@ -50,7 +50,7 @@ class Codec(ABC):
             ValueError: ``values`` hold NaN or infinity and the codec cannot carry them.
         """
 
-    def encode_there(self, values: torch.Tensor) -> torch.Tensor | None:
+    def encode_on_device(self, values: torch.Tensor) -> torch.Tensor | None:
         """Return flat fp32 ``values`` of another device encoded as flat uint8 on it, without waiting for it; ``None``:
         that cannot be done.
 
@@ -63,11 +63,11 @@ class Codec(ABC):
         """Return whether all of flat fp32 ``values`` arrive as numbers: none is NaN, infinity, or beyond the range."""
         return all_finite(values)
 
-    def encode_into(self, values: torch.Tensor, room: torch.Tensor) -> int:
-        """Encode to the beginning of flat uint8 ``room`` of the CPU, :meth:`max_encoded_bytes` at least; return the
-        size."""
+    def encode_into(self, values: torch.Tensor, buffer: torch.Tensor) -> int:
+        """Encode to the beginning of ``buffer``, flat uint8 on the CPU of at least :meth:`max_encoded_bytes` bytes;
+        return the encoded size."""
         data = self.encode(values)
-        room[: data.numel()] = data
+        buffer[: data.numel()] = data
         return data.numel()
 
     def decode_into(self, data: torch.Tensor, values: torch.Tensor) -> None:
@@ -116,8 +116,8 @@ class CastCodec(Codec):
     @property
     def dtype(self) -> torch.dtype:
         """What travels."""
-        found: torch.dtype = getattr(torch, self._dtype)
-        return found
+        dtype: torch.dtype = getattr(torch, self._dtype)
+        return dtype
 
     @cached_property
     def _limit(self) -> float:
@@ -131,12 +131,12 @@ class CastCodec(Codec):
     def encode(self, values: torch.Tensor) -> torch.Tensor:
         return values.detach().to(self.dtype).to("cpu").contiguous().view(torch.uint8)
 
-    def encode_there(self, values: torch.Tensor) -> torch.Tensor | None:
+    def encode_on_device(self, values: torch.Tensor) -> torch.Tensor | None:
         return values.detach().to(self.dtype).view(torch.uint8)
 
-    def encode_into(self, values: torch.Tensor, room: torch.Tensor) -> int:
+    def encode_into(self, values: torch.Tensor, buffer: torch.Tensor) -> int:
         size = self.max_encoded_bytes(values.numel())
-        room[:size].view(self.dtype).copy_(values.detach())
+        buffer[:size].view(self.dtype).copy_(values.detach())
         return size
 
     def decode_into(self, data: torch.Tensor, values: torch.Tensor) -> None:
@@ -161,8 +161,8 @@ def _within(values: torch.Tensor, limit: float) -> bool:
     if values.numel() == 0:
         return True
     extremes = values.detach().aminmax()
-    least, most = map(float, extremes) if values.device.type == "cpu" else torch.stack(extremes).tolist()
-    return -limit < least and most < limit
+    lowest, highest = map(float, extremes) if values.device.type == "cpu" else torch.stack(extremes).tolist()
+    return -limit < lowest and highest < limit
 
 
 def check_length(codec: Codec, data: torch.Tensor, expected: int) -> None:

@@ -53,7 +53,7 @@ class _BlockCodec(Codec):
             raise ValueError(f"{self.name}: cannot carry NaN or infinity")
         return self._joined(elements, blocks, powers, largest, greatest).to("cpu")
 
-    def encode_there(self, values: torch.Tensor) -> torch.Tensor | None:
+    def encode_on_device(self, values: torch.Tensor) -> torch.Tensor | None:
         """A block that is not finite gets a scale that :meth:`decode` refuses."""
         return self._joined(values.numel(), *self._scaled(values), _EXPONENT)
 
@@ -197,9 +197,9 @@ class MxFp4Codec(_BlockCodec):
         scale = inverse
         if greatest > _HUGE:  # times _HALVES it would be infinite: scaled by itself, which costs an operation more
             scale, powers = torch.ones_like(inverse), powers.mul_(inverse)
-        beside = torch.addcmul(_row(_APART, blocks.device), powers, scale, value=_HALVES, out=powers)
-        beside.clamp_(min=0.5 * _HALVES + _APART)  # below 1/2 there are no halves of halves
-        keys = torch.addcmul(beside, blocks, inverse, out=beside).view(torch.int32).to(torch.int8)
+        shifted = torch.addcmul(_row(_APART, blocks.device), powers, scale, value=_HALVES, out=powers)
+        shifted.clamp_(min=0.5 * _HALVES + _APART)  # below 1/2 there are no halves of halves
+        keys = torch.addcmul(shifted, blocks, inverse, out=shifted).view(torch.int32).to(torch.int8)
         # Two keys give one byte. They are not negative.
         return _packed_codes(blocks.device).index_select(0, keys.view(torch.int16).to(torch.int32).view(-1))
 

@@ -23,7 +23,7 @@ class CodecFamily:
     """An argument, of a family."""
 
 
-_known: dict[str, CodecFamily] = {}
+_families: dict[str, CodecFamily] = {}
 
 
 def register(name: str, make: Callable[[str], Codec], summary: str, example: str = "", argument: str = "") -> None:
@@ -40,7 +40,7 @@ def register(name: str, make: Callable[[str], Codec], summary: str, example: str
         ValueError: the name is taken.
     """
     declare("codec", name, summary, Section, f"{name}:{argument}" if example else name, _can_be_made)
-    _known[name] = CodecFamily(name, make, example)
+    _families[name] = CodecFamily(name, make, example)
 
 
 def _can_be_made(text: str) -> bool:
@@ -53,7 +53,7 @@ def _can_be_made(text: str) -> bool:
 
 def forget(name: str) -> None:
     """Take a codec out again."""
-    del _known[name]
+    del _families[name]
     withdraw("codec", name)
 
 
@@ -72,21 +72,21 @@ def codec_by_name(name: str) -> Codec:
     Raises:
         BadInput: there is none; the hint names the nearest.
     """
-    kind, colon, argument = name.partition(":")
-    found = _known.get(kind)
-    if found is None or (colon and not found.example):
-        near = difflib.get_close_matches(name, _known, n=1, cutoff=0.4)
+    family_name, colon, argument = name.partition(":")
+    family = _families.get(family_name)
+    if family is None or (colon and not family.example):
+        near = difflib.get_close_matches(name, _families, n=1, cutoff=0.4)
         raise BadInput(f"there is no codec '{name}'", f"did you mean {near[0]}?" if near else f"one of {_examples()}")
     try:
-        return found.make(argument)
+        return family.make(argument)
     except ValueError as error:
-        raise BadInput(f"codec '{name}': {error}", f"write for example {kind}:{found.example}") from None
+        raise BadInput(f"codec '{name}': {error}", f"write for example {family_name}:{family.example}") from None
 
 
 def one_of_each() -> list[Codec]:
     """Return every codec, of a family one."""
-    return [kind.make(kind.example) for kind in _known.values()]
+    return [kind.make(kind.example) for kind in _families.values()]
 
 
 def _examples() -> str:
-    return ", ".join(f"{kind.name}:{kind.example}" if kind.example else kind.name for kind in _known.values())
+    return ", ".join(f"{kind.name}:{kind.example}" if kind.example else kind.name for kind in _families.values())

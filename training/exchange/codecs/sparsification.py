@@ -28,16 +28,16 @@ _BIN = 19
 _BF16_MAX = (2 - 2**-7) * 2.0**127
 
 
-def _list_bytes(elements: int, kept: int) -> int:
-    return 4 * -(-elements // _SEGMENT) + 2 * kept
+def _list_bytes(elements: int, count: int) -> int:
+    return 4 * -(-elements // _SEGMENT) + 2 * count
 
 
 def _bitmap_bytes(elements: int) -> int:
     return -(-elements // 8)
 
 
-def _encoded_bytes(elements: int, kept: int) -> int:
-    return _HEAD + min(_list_bytes(elements, kept), _bitmap_bytes(elements)) + 2 * kept
+def _encoded_bytes(elements: int, count: int) -> int:
+    return _HEAD + min(_list_bytes(elements, count), _bitmap_bytes(elements)) + 2 * count
 
 
 class SparseCodec(Codec):
@@ -53,19 +53,19 @@ class SparseCodec(Codec):
         if not all_finite(values):
             raise ValueError(f"{self.name}: cannot carry NaN or infinity")
         positions = self._select(values)
-        kept = values[positions].clamp(-_BF16_MAX, _BF16_MAX).to(torch.bfloat16)
+        kept_values = values[positions].clamp(-_BF16_MAX, _BF16_MAX).to(torch.bfloat16)
         head = torch.tensor([positions.numel()], dtype=torch.int32).view(torch.uint8)
-        where = torch.from_numpy(_pack_positions(positions.numpy(), values.numel()))
-        return torch.cat([head, where, kept.view(torch.uint8)])
+        packed_positions = torch.from_numpy(_pack_positions(positions.numpy(), values.numel()))
+        return torch.cat([head, packed_positions, kept_values.view(torch.uint8)])
 
     def decode(self, data: torch.Tensor, elements: int) -> torch.Tensor:
         if data.numel() < _HEAD:
             raise ValueError(f"{self.name}: {data.numel()} bytes are too few")
-        kept = int(typed_view(data[:_HEAD], torch.int32))
-        self._check_kept(kept, elements)
-        check_length(self, data, _encoded_bytes(elements, kept))
-        split = data.numel() - 2 * kept
-        positions = self._positions(data[_HEAD:split].numpy(), elements, kept)
+        count = int(typed_view(data[:_HEAD], torch.int32))
+        self._check_count(count, elements)
+        check_length(self, data, _encoded_bytes(elements, count))
+        split = data.numel() - 2 * count
+        positions = self._positions(data[_HEAD:split].numpy(), elements, count)
         values = typed_view(data[split:], torch.bfloat16).to(torch.float32)
         if not all_finite(values):
             raise ValueError(f"{self.name}: impossible value")
@@ -80,13 +80,13 @@ class SparseCodec(Codec):
         """Return the positions to keep, ascending."""
         return torch.from_numpy(np.flatnonzero(values.numpy() != 0))  # a third of the time of torch's
 
-    def _check_kept(self, kept: int, elements: int) -> None:
-        if not 0 <= kept <= elements:
+    def _check_count(self, count: int, elements: int) -> None:
+        if not 0 <= count <= elements:
             raise ValueError(f"{self.name}: impossible count")
 
-    def _positions(self, packed: Bytes, elements: int, kept: int) -> npt.NDArray[np.int64]:
-        positions = _unpack_positions(packed, elements, kept)
-        ascending = positions.size == kept and bool((np.diff(positions) > 0).all())
+    def _positions(self, packed: Bytes, elements: int, count: int) -> npt.NDArray[np.int64]:
+        positions = _unpack_positions(packed, elements, count)
+        ascending = positions.size == count and bool((np.diff(positions) > 0).all())
         if not ascending or (positions.size and int(positions[-1]) >= elements):
             raise ValueError(f"{self.name}: impossible positions")
         return positions
@@ -127,7 +127,7 @@ class TopKCodec(SparseCodec):
         return SparseCodec()
 
     def max_encoded_bytes(self, elements: int) -> int:
-        return _encoded_bytes(elements, self._kept(elements))
+        return _encoded_bytes(elements, self._kept_count(elements))
 
     def expected_bytes(self, elements: int) -> float:
         """4 bytes, a 16-bit position and a bf16 value, for each element that travels."""
@@ -137,32 +137,32 @@ class TopKCodec(SparseCodec):
         """A mean holds what any member kept: at most all of it, which then travels in 16 bits."""
         return min(members * self.expected_bytes(elements), 2.0 * elements)
 
-    def _kept(self, elements: int) -> int:
+    def _kept_count(self, elements: int) -> int:
         return min(elements, math.ceil(self.share * elements))
 
     def _select(self, values: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(_largest(values.view(torch.int32) & 0x7FFF_FFFF, self._kept(values.numel())))
+        return torch.from_numpy(_largest(values.view(torch.int32) & 0x7FFF_FFFF, self._kept_count(values.numel())))
 
-    def _check_kept(self, kept: int, elements: int) -> None:
-        if kept != self._kept(elements):
+    def _check_count(self, count: int, elements: int) -> None:
+        if count != self._kept_count(elements):
             raise ValueError(f"{self.name}: impossible count")
 
 
-def _largest(magnitudes: torch.Tensor, kept: int) -> npt.NDArray[np.int64]:
-    """Return the positions of the ``kept`` largest of fp32 magnitudes, ascending; of equal ones the first.
+def _largest(magnitudes: torch.Tensor, count: int) -> npt.NDArray[np.int64]:
+    """Return the positions of the ``count`` largest fp32 magnitudes, ascending; of equal ones the first.
 
     Their bits, int32, rise with them: a histogram of exponents, with four bits of mantissa, leaves few to choose from.
     """
-    if not kept:
+    if not count:
         return np.empty(0, dtype=np.int64)
     from_above = torch.bincount(magnitudes >> _BIN).numpy()[::-1].cumsum()
-    lowest = from_above.size - 1 - int(np.searchsorted(from_above, kept))
+    lowest = from_above.size - 1 - int(np.searchsorted(from_above, count))
     bits = magnitudes.numpy()
     candidates = np.flatnonzero(bits >= lowest << _BIN)
-    found = bits[candidates]
-    last = np.partition(found, found.size - kept)[found.size - kept]
-    chosen = found > last
-    chosen[np.flatnonzero(found == last)[: kept - int(np.count_nonzero(chosen))]] = True
+    candidate_bits = bits[candidates]
+    threshold = np.partition(candidate_bits, candidate_bits.size - count)[candidate_bits.size - count]
+    chosen = candidate_bits > threshold
+    chosen[np.flatnonzero(candidate_bits == threshold)[: count - int(np.count_nonzero(chosen))]] = True
     result: npt.NDArray[np.int64] = candidates[chosen]
     return result
 
@@ -176,13 +176,13 @@ def _pack_positions(positions: npt.NDArray[np.int64], elements: int) -> Bytes:
     return np.concatenate([counts.view(np.uint8), (positions % _SEGMENT).astype("<u2").view(np.uint8)])
 
 
-def _unpack_positions(packed: Bytes, elements: int, kept: int) -> npt.NDArray[np.int64]:
-    if _list_bytes(elements, kept) > _bitmap_bytes(elements):
+def _unpack_positions(packed: Bytes, elements: int, count: int) -> npt.NDArray[np.int64]:
+    if _list_bytes(elements, count) > _bitmap_bytes(elements):
         return np.flatnonzero(np.unpackbits(packed, bitorder="little")).astype(np.int64)
     segments = -(-elements // _SEGMENT)
     counts = np.frombuffer(packed.tobytes(), dtype="<u4", count=segments).astype(np.int64)
     offsets = np.frombuffer(packed.tobytes(), dtype="<u2", offset=4 * segments).astype(np.int64)
-    if int(counts.sum()) != kept:
+    if int(counts.sum()) != count:
         raise ValueError("sparse: impossible positions")
     return np.repeat(np.arange(segments, dtype=np.int64) * _SEGMENT, counts) + offsets
 

@@ -30,7 +30,7 @@ _LEVELS = 4
 _SIGMAS = 6
 """Standard deviations that the levels span."""
 _HEAD = 4 * _LEVELS
-_PLACE_BITS, _NUMBER_BITS = 12, 2
+_OFFSET_BITS, _LEVEL_BITS = 12, 2
 
 
 class TwoBitCodec(Codec):
@@ -61,9 +61,9 @@ class TwoBitCodec(Codec):
         values = values.detach().to("cpu")  # which of equal magnitudes go differs between devices
         if not all_finite(values):
             raise ValueError(f"{self.name}: cannot carry NaN or infinity")
-        places, kept = self._select(values)
-        levels, numbers = _quantised(kept)
-        packed = np.concatenate([_packed_places(places), _packed_numbers(numbers)])
+        offsets, kept_values = self._select(values)
+        levels, level_indices = _quantised(kept_values)
+        packed = np.concatenate([_pack_offsets(offsets), _pack_levels(level_indices)])
         return torch.cat([levels.view(torch.uint8), torch.from_numpy(packed)])
 
     def decode(self, data: torch.Tensor, elements: int) -> torch.Tensor:
@@ -71,51 +71,51 @@ class TwoBitCodec(Codec):
         levels = typed_view(data[:_HEAD], torch.float32)
         if not all_finite(levels):
             raise ValueError(f"{self.name}: impossible level")
-        counts, split = self._counts(elements), _HEAD + _bytes(self.kept(elements), _PLACE_BITS)
-        places = _unpacked_places(data[_HEAD:split].numpy(), int(counts.sum()))
-        places += np.repeat(np.arange(counts.size, dtype=np.int64) * BLOCK, counts)
+        counts, split = self._counts(elements), _HEAD + _bytes(self.kept_count(elements), _OFFSET_BITS)
+        positions = _unpack_offsets(data[_HEAD:split].numpy(), int(counts.sum()))
+        positions += np.repeat(np.arange(counts.size, dtype=np.int64) * BLOCK, counts)
         # Ascending over all blocks: nothing is there twice, and nothing lies beyond its block.
         ends = np.repeat(np.arange(1, counts.size + 1, dtype=np.int64) * BLOCK, counts)
-        if places.size and not ((np.diff(places) > 0).all() and (places < np.minimum(ends, elements)).all()):
+        if positions.size and not ((np.diff(positions) > 0).all() and (positions < np.minimum(ends, elements)).all()):
             raise ValueError(f"{self.name}: impossible positions")
-        numbers = _unpacked_numbers(data[split:].numpy(), int(counts.sum()))
+        level_indices = _unpack_levels(data[split:].numpy(), int(counts.sum()))
         result = torch.zeros(elements)
-        result[torch.from_numpy(places)] = levels[torch.from_numpy(numbers)]
+        result[torch.from_numpy(positions)] = levels[torch.from_numpy(level_indices)]
         return result
 
     def max_encoded_bytes(self, elements: int) -> int:
-        kept = self.kept(elements)
-        return _HEAD + _bytes(kept, _PLACE_BITS) + _bytes(kept, _NUMBER_BITS)
+        count = self.kept_count(elements)
+        return _HEAD + _bytes(count, _OFFSET_BITS) + _bytes(count, _LEVEL_BITS)
 
     def expected_reply_bytes(self, elements: int, members: int) -> float:
         """4 bytes for each element that any member kept; at most all of them, which then travel in 16 bits."""
-        return min(4.0 * members * self.kept(elements), 2.0 * elements)
+        return min(4.0 * members * self.kept_count(elements), 2.0 * elements)
 
-    def kept(self, elements: int) -> int:
+    def kept_count(self, elements: int) -> int:
         """Return how many of so many elements travel."""
-        whole, rest = divmod(elements, BLOCK)
-        return whole * self._of(BLOCK) + (self._of(rest) if rest else 0)
+        full_blocks, tail = divmod(elements, BLOCK)
+        return full_blocks * self._of(BLOCK) + (self._of(tail) if tail else 0)
 
     def _of(self, block: int) -> int:
         return min(block, max(1, round(self.share * block)))
 
     def _counts(self, elements: int) -> npt.NDArray[np.int64]:
         """Return how many elements of every block travel."""
-        whole, rest = divmod(elements, BLOCK)
-        return np.array([self._of(BLOCK)] * whole + [self._of(rest)] * bool(rest), dtype=np.int64)
+        full_blocks, tail = divmod(elements, BLOCK)
+        return np.array([self._of(BLOCK)] * full_blocks + [self._of(tail)] * bool(tail), dtype=np.int64)
 
     def _select(self, values: torch.Tensor) -> tuple[npt.NDArray[np.int64], torch.Tensor]:
         """Return the places of the kept elements in their blocks, and their values."""
-        whole = values.numel() // BLOCK * BLOCK
-        places, kept = [], []
-        for part in (values[:whole].view(-1, BLOCK), values[whole:].view(1, -1)):
-            if part.numel():
-                found = part.abs().topk(self._of(part.shape[1]), dim=1, sorted=False).indices.sort(dim=1).values
-                places.append(found.reshape(-1).numpy())
-                kept.append(part.gather(1, found).reshape(-1))
-        if not kept:
+        full_elements = values.numel() // BLOCK * BLOCK
+        offsets, kept_values = [], []
+        for blocks in (values[:full_elements].view(-1, BLOCK), values[full_elements:].view(1, -1)):
+            if blocks.numel():
+                indices = blocks.abs().topk(self._of(blocks.shape[1]), dim=1, sorted=False).indices.sort(dim=1).values
+                offsets.append(indices.reshape(-1).numpy())
+                kept_values.append(blocks.gather(1, indices).reshape(-1))
+        if not kept_values:
             return np.empty(0, dtype=np.int64), values
-        return np.concatenate(places), torch.cat(kept)
+        return np.concatenate(offsets), torch.cat(kept_values)
 
 
 def _quantised(values: torch.Tensor) -> tuple[torch.Tensor, npt.NDArray[np.int64]]:
@@ -124,42 +124,42 @@ def _quantised(values: torch.Tensor) -> tuple[torch.Tensor, npt.NDArray[np.int64
     centred = exact - exact.mean() if exact.numel() else exact
     deviation = float(centred.norm()) / math.sqrt(max(1, exact.numel() - 1))
     scale = _SIGMAS * deviation / _LEVELS or 1.0
-    numbers = ((centred / scale).round() + _LEVELS // 2).clamp(0, _LEVELS - 1).to(torch.int64)
-    counts = torch.bincount(numbers, minlength=_LEVELS)
-    sums = torch.bincount(numbers, weights=exact, minlength=_LEVELS)
-    return (sums / counts.clamp(min=1)).to(torch.float32), numbers.numpy()
+    level_indices = ((centred / scale).round() + _LEVELS // 2).clamp(0, _LEVELS - 1).to(torch.int64)
+    counts = torch.bincount(level_indices, minlength=_LEVELS)
+    sums = torch.bincount(level_indices, weights=exact, minlength=_LEVELS)
+    return (sums / counts.clamp(min=1)).to(torch.float32), level_indices.numpy()
 
 
 def _bytes(count: int, bits: int) -> int:
     return -(-count * bits // 8)
 
 
-def _packed_places(places: npt.NDArray[np.int64]) -> Bytes:
+def _pack_offsets(offsets: npt.NDArray[np.int64]) -> Bytes:
     """Return two places in three bytes."""
-    pairs = np.zeros((-(-places.size // 2), 2), dtype=np.uint16)
-    pairs.reshape(-1)[: places.size] = places
-    one, two = pairs.T
-    found = np.stack([one >> 4, (one & 15) << 4 | two >> 8, two & 255], axis=1).astype(np.uint8)
-    return found.reshape(-1)[: _bytes(places.size, _PLACE_BITS)]
+    pairs = np.zeros((-(-offsets.size // 2), 2), dtype=np.uint16)
+    pairs.reshape(-1)[: offsets.size] = offsets
+    even, odd = pairs.T
+    packed = np.stack([even >> 4, (even & 15) << 4 | odd >> 8, odd & 255], axis=1).astype(np.uint8)
+    return packed.reshape(-1)[: _bytes(offsets.size, _OFFSET_BITS)]
 
 
-def _unpacked_places(data: Bytes, count: int) -> npt.NDArray[np.int64]:
+def _unpack_offsets(data: Bytes, count: int) -> npt.NDArray[np.int64]:
     triples = np.zeros((-(-count // 2), 3), dtype=np.int64)
     triples.reshape(-1)[: data.size] = data
-    one, two, three = triples.T
-    return np.stack([one << 4 | two >> 4, (two & 15) << 8 | three], axis=1).reshape(-1)[:count]
+    high, middle, low = triples.T
+    return np.stack([high << 4 | middle >> 4, (middle & 15) << 8 | low], axis=1).reshape(-1)[:count]
 
 
-def _packed_numbers(numbers: npt.NDArray[np.int64]) -> Bytes:
+def _pack_levels(level_indices: npt.NDArray[np.int64]) -> Bytes:
     """Return four numbers in a byte."""
-    fours = np.zeros((-(-numbers.size // 4), 4), dtype=np.uint8)
-    fours.reshape(-1)[: numbers.size] = numbers
-    one, two, three, four = fours.T
-    found: Bytes = one << 6 | two << 4 | three << 2 | four
-    return found
+    fours = np.zeros((-(-level_indices.size // 4), 4), dtype=np.uint8)
+    fours.reshape(-1)[: level_indices.size] = level_indices
+    a, b, c, d = fours.T
+    packed: Bytes = a << 6 | b << 4 | c << 2 | d
+    return packed
 
 
-def _unpacked_numbers(data: Bytes, count: int) -> npt.NDArray[np.int64]:
+def _unpack_levels(data: Bytes, count: int) -> npt.NDArray[np.int64]:
     fours = np.stack([data >> 6, data >> 4 & 3, data >> 2 & 3, data & 3], axis=1)
     return fours.reshape(-1)[:count].astype(np.int64)
 
