@@ -30,7 +30,7 @@ import soxr
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from training.recordings.segments.matching import keys_of
+from training.recordings.segments.matching import word_keys
 from training.tasks.tables import read_table
 
 RATE = 22_050
@@ -137,14 +137,14 @@ def make(folder: Path, minutes: float, seed: int) -> list[Said]:
 def judge(folder: Path, said: list[Said]) -> dict[str, float]:
     """Compare clips with what is said in them."""
     rows = read_table(folder / "made" / "train.csv").rows
-    exact = cut = 0
+    exact = words_cut = 0
     brought = wrong = 0
     for row in rows:
         start, end = float(row.cells["start"]), float(row.cells["end"])
         inside = [one for one in said if start - 0.05 < one.start and one.end < end + 0.05]
-        cut += sum(bool(one.start < edge < one.end) for one in said for edge in (start, end))
+        words_cut += sum(bool(one.start < edge < one.end) for one in said for edge in (start, end))
         wanted, text = (
-            keys_of(words) for words in ([w for one in inside for w in one.words], row.cells["text"].split())
+            word_keys(words) for words in ([w for one in inside for w in one.words], row.cells["text"].split())
         )
         exact += wanted == text
         brought += len(text)
@@ -152,7 +152,7 @@ def judge(folder: Path, said: list[Said]) -> dict[str, float]:
     return {
         "clips": len(rows),
         "clips whose text is exactly what is said": exact,
-        "sentences cut": cut,
+        "sentences cut": words_cut,
         "words in clips": brought,
         "words said": sum(len(one.words) for one in said),
         "words too many or too few": wrong,

@@ -124,7 +124,7 @@ def _history(tables: SpeechTables) -> dict[str, int]:
     if "validation" not in splits:
         counts["held_out"] = held_out(len(splits.get("train", ())))
     if tables.folder is not None:
-        from training.recordings.workplace import LEFT_OUT  # loads what decodes
+        from training.recordings.dataset_folder import LEFT_OUT  # loads what decodes
 
         with suppress(BadInput):  # what others wrote under these names says nothing here
             counts["not_prepared"] = _lines(tables.folder / LEFT_OUT)

@@ -19,8 +19,8 @@ from profiles.quantities import duration_text
 if TYPE_CHECKING:
     from training.recordings.preparing import PreparationJob
     from training.recordings.segments.dataset import RecordingResult
-    from training.recordings.segments.hearing import Hearer
-    from training.recordings.workplace import Result
+    from training.recordings.segments.transcribing import TimedTranscriber
+    from training.recordings.dataset_folder import Result
 
 _SOURCE = "A table, a folder, a manifest, or the name of a data set of Hugging Face or BigQuery."
 _KIND = (
@@ -77,7 +77,7 @@ def prepare(
         StoppedByUser: Ctrl-C.
     """
     from training.recordings.checks import Limits
-    from training.recordings.dividing import Shares
+    from training.recordings.dividing import HeldOutShares
     from training.recordings.fetching import FetchLimits
     from training.recordings.preparing import PreparationJob
     from training.recordings.recording import Columns, ReadRequest
@@ -91,7 +91,7 @@ def prepare(
         lowercase,
         threads,
         Limits(shortest, longest, silence, clipped, slowest, fastest),
-        Shares(validation, test),
+        HeldOutShares(validation, test),
         FetchLimits(int(max_file * 1e6), int(max_total * 1e9), allow_private=allow_private, ca_file=ca_file),
     )
     return _carry_out(job, check_language, output, device, as_json)
@@ -117,7 +117,7 @@ def _carry_out(job: PreparationJob, model: str, output: Path, device: str, as_js
 
 
 def _result_lines(result: Result) -> Iterator[str]:
-    from training.recordings.workplace import LEFT_OUT
+    from training.recordings.dataset_folder import LEFT_OUT
 
     for split, size in result.splits.items():
         clips = f"{size.clips:6} {'clip' if size.clips == 1 else 'clips'}"
@@ -157,24 +157,24 @@ def segment(
     """
     with only_data_on_stdout():
         from training.recordings.segments.cutting import SegmentOptions
-        from training.recordings.segments.dataset import segment_all, sources_of
+        from training.recordings.segments.dataset import find_sources, segment_all
         from training.runs import find_model
         from training.tasks.language_codes import language_code
 
     language = language_code(language) if language else ""
     out = out.expanduser()
-    sources = sources_of(recording.expanduser(), transcript)
+    sources = find_sources(recording.expanduser(), transcript)
     listens = draft or any(source.transcript for source in sources)
     if listens and not model:
         raise BadInput("no model to align the text with", "add --model MODEL: any Whisper folder, a run or a profile")
     folder = str(find_model(output, model)) if listens else ""
 
     @cache
-    def hear() -> Hearer:
-        from training.recordings.segments.hearing import Hearer  # imports torch
+    def hear() -> TimedTranscriber:
+        from training.recordings.segments.transcribing import TimedTranscriber  # imports torch
 
         say(f"listening with {folder}")
-        return Hearer(folder, device, language)
+        return TimedTranscriber(folder, device, language)
 
     with reporting(f"segmenting {recording}") as progress:
         outcomes = segment_all(

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-from training.recordings.segments.hearing import HeardWord
+from training.recordings.segments.transcribing import TimedWord
 from training.tasks.audio import decode
 from training.tasks.sound_file import Samples
 
@@ -21,7 +21,7 @@ RATE = 16_000
 @dataclass(frozen=True)
 class Talk:
     path: Path
-    words: list[HeardWord]
+    words: list[TimedWord]
     """What is said, and between which seconds the clip with it lies."""
 
     @property
@@ -40,7 +40,7 @@ def make_talk(path: Path, pauses: Sequence[float]) -> Talk:
         parts += [np.zeros(round(pause * RATE), np.float32), sound]
         begin, each = at + pause, len(sound) / RATE / len(row["text"].split())
         for number, word in enumerate(row["text"].split()):
-            words.append(HeardWord(word, begin + number * each, begin + (number + 1) * each))
+            words.append(TimedWord(word, begin + number * each, begin + (number + 1) * each))
         at = begin + len(sound) / RATE
     sound = np.concatenate([*parts, np.zeros(RATE // 2, np.float32)])
     soundfile.write(str(path), sound, RATE)
@@ -58,13 +58,13 @@ class Listening:
     heard: int = 0
     """Stretches that were heard so far."""
 
-    def hear(self, pieces: Sequence[Samples], starts: Sequence[float]) -> list[list[HeardWord]]:
+    def transcribe(self, pieces: Sequence[Samples], starts: Sequence[float]) -> list[list[TimedWord]]:
         self.heard += len(pieces)
         return [self._words(start, start + len(piece) / RATE) for piece, start in zip(pieces, starts)]
 
-    def _words(self, start: float, end: float) -> list[HeardWord]:
+    def _words(self, start: float, end: float) -> list[TimedWord]:
         return [
-            HeardWord(self.otherwise.get(number, word.text), word.start, word.end)
+            TimedWord(self.otherwise.get(number, word.text), word.start, word.end)
             for number, word in enumerate(self.talk.words)
             if start <= (word.start + word.end) / 2 < end
         ]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.recordings.segments import matching as alignment
-from training.recordings.segments.hearing import sharpened, warp
+from training.recordings.segments.transcribing import attention_matrix, warp
 from training.recordings.segments.matching import align
 
 
@@ -46,7 +46,7 @@ def test_divided_and_whole_it_costs_the_same(heard: list[int], said: list[int]) 
 
 
 def cost(heard: np.ndarray, said: np.ndarray, found: np.ndarray) -> int:
-    costs = alignment._Pair(heard, said, None, None)
+    costs = alignment._SequencePair(heard, said, None, None)
     pairs = [(row, place) for row, place in enumerate(found) if place >= 0]
     gaps = len(heard) + len(said) - 2 * len(pairs)
     return gaps * alignment._GAP + sum(int(costs.costs(row, place, place + 1)[0]) for row, place in pairs)
@@ -77,4 +77,4 @@ def test_warping_finds_where_each_token_begins() -> None:
 
 
 def test_a_flat_attention_is_no_trouble() -> None:
-    assert warp(sharpened(np.zeros((2, 3, 1), np.float32))) == [0, 0, 0]
+    assert warp(attention_matrix(np.zeros((2, 3, 1), np.float32))) == [0, 0, 0]

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.recordings.dividing import Division, Shares, divide
-from training.recordings.recording import NoSource, Recording
+from training.recordings.dividing import Division, HeldOutShares, divide
+from training.recordings.recording import MissingSource, Recording
 
 
 def clip(number: int, speaker: str = "", split: str = "", file: str = "") -> Recording:
-    return Recording(f"c{number}", NoSource(file or f"{number}.wav"), "text", f"line {number}", speaker, "", split)
+    return Recording(f"c{number}", MissingSource(file or f"{number}.wav"), "text", f"line {number}", speaker, "", split)
 
 
 def sizes(found: list[Recording]) -> dict[str, int]:
@@ -27,18 +27,18 @@ def test_no_speaker_is_in_two_splits_and_the_order_does_not_count(speakers: list
     clips = [clip(number, speaker) for number, speaker in enumerate(speakers)]
     if len(set(speakers)) < 3:
         return
-    found = divide(clips, Shares()).recordings
+    found = divide(clips, HeldOutShares()).recordings
     splits: dict[str, set[str]] = defaultdict(set)
     for one in found:
         splits[one.speaker].add(one.split)
     assert all(len(of_one) == 1 for of_one in splits.values())
     assert all(sizes(found).values())
-    again = divide(clips[::-1], Shares()).recordings
+    again = divide(clips[::-1], HeldOutShares()).recordings
     assert {one.id: one.split for one in again} == {one.id: one.split for one in found}
 
 
 def test_without_speakers_clips_are_divided_and_it_is_said() -> None:
-    division = divide([clip(number) for number in range(40)], Shares())
+    division = divide([clip(number) for number in range(40)], HeldOutShares())
     assert sizes(division.recordings) == {"train": 32, "validation": 4, "test": 4}
     assert "names no speakers" in division.notes[0]
 
@@ -55,13 +55,13 @@ def speakers_of(division: Division) -> dict[str, set[str]]:
 def test_who_speaks_most_of_few_is_trained_on(names: str) -> None:
     many, *few = names
     clips = [clip(number, many) for number in range(30)] + [clip(30 + number, one) for number, one in enumerate(few)]
-    division = divide(clips, Shares())
+    division = divide(clips, HeldOutShares())
     assert sizes(division.recordings) == {"train": 30, "validation": 1, "test": 1}
     assert division.notes == ["divided by speaker (3): no speaker is in two splits"]
 
 
 def test_three_speakers_who_speak_as_much_leave_little_to_train_on_and_it_is_said() -> None:
-    division = divide([clip(number, "abc"[number % 3]) for number in range(30)], Shares())
+    division = divide([clip(number, "abc"[number % 3]) for number in range(30)], HeldOutShares())
     assert sizes(division.recordings) == {"train": 10, "validation": 10, "test": 10}
     assert division.notes[1] == (
         "only 10 of 30 clips are left to train on, since whole speakers are held out; --test 0 or more speakers help"
@@ -70,7 +70,7 @@ def test_three_speakers_who_speak_as_much_leave_little_to_train_on_and_it_is_sai
 
 def test_two_speakers_are_enough_for_two_splits() -> None:
     clips = [clip(number, "a" if number < 15 else "b") for number in range(20)]
-    division = divide(clips, Shares(validation=0.1, test=0.0))
+    division = divide(clips, HeldOutShares(validation=0.1, test=0.0))
     assert speakers_of(division) == {"a": {"train"}, "b": {"validation"}}
 
 
@@ -82,13 +82,13 @@ def test_two_speakers_are_enough_for_two_splits() -> None:
     ],
 )
 def test_fewer_speakers_than_splits_are_in_all_of_them(names: str, said: str) -> None:
-    division = divide([clip(number, names[number % len(names)]) for number in range(20)], Shares())
+    division = divide([clip(number, names[number % len(names)]) for number in range(20)], HeldOutShares())
     assert sizes(division.recordings) == {"train": 16, "validation": 2, "test": 2}
     assert division.notes == [said]
 
 
 def test_one_speaker_is_divided_by_file_where_there_are_enough() -> None:
-    division = divide([clip(number, "a", file=f"{number // 10}.wav") for number in range(60)], Shares())
+    division = divide([clip(number, "a", file=f"{number // 10}.wav") for number in range(60)], HeldOutShares())
     of_file = {
         number: {one.split for one in division.recordings[10 * number : 10 * number + 10]} for number in range(6)
     }
@@ -98,35 +98,35 @@ def test_one_speaker_is_divided_by_file_where_there_are_enough() -> None:
 
 @pytest.mark.parametrize("speaker", ["", "a"])
 def test_two_clips_are_too_few_to_hold_one_out(speaker: str) -> None:
-    division = divide([clip(number, speaker) for number in range(2)], Shares())
+    division = divide([clip(number, speaker) for number in range(2)], HeldOutShares())
     assert division.notes == ["2 clips are too few to hold any out: all are for training"]
 
 
 def test_clips_of_one_file_stay_together() -> None:
-    found = divide([clip(number, file=f"{number // 10}.wav") for number in range(60)], Shares()).recordings
+    found = divide([clip(number, file=f"{number // 10}.wav") for number in range(60)], HeldOutShares()).recordings
     of_file = {number: {one.split for one in found[10 * number : 10 * number + 10]} for number in range(6)}
     assert all(len(splits) == 1 for splits in of_file.values()) and all(sizes(found).values())
 
 
 def test_splits_of_the_source_are_kept_and_shared_speakers_told() -> None:
     clips = [clip(0, "a", "train"), clip(1, "a", "test"), clip(2, "b", "validation")]
-    division = divide(clips, Shares())
+    division = divide(clips, HeldOutShares())
     assert division.recordings == clips
     assert division.notes[-1].startswith("1 speaker is in training and in another split")
 
 
 def test_validation_comes_out_of_training_where_there_is_none() -> None:
     clips = [clip(number, f"p{number % 5}", "test" if number < 10 else "train") for number in range(60)]
-    found = divide(clips, Shares()).recordings
+    found = divide(clips, HeldOutShares()).recordings
     assert sizes(found) == {"train": 40, "validation": 10, "test": 10}
     assert {one.id for one in found if one.split == "test"} == {f"c{number}" for number in range(10)}
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_too_few_clips_are_all_for_training(count: int) -> None:
-    assert sizes(divide([clip(number) for number in range(count)], Shares()).recordings)["train"] == count
+    assert sizes(divide([clip(number) for number in range(count)], HeldOutShares()).recordings)["train"] == count
 
 
 def test_nothing_is_held_out_where_no_share_is_asked_for() -> None:
-    found = divide([clip(number) for number in range(9)], Shares(0.0, 0.0)).recordings
+    found = divide([clip(number) for number in range(9)], HeldOutShares(0.0, 0.0)).recordings
     assert sizes(found) == {"train": 9, "validation": 0, "test": 0}

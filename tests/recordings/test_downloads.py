@@ -13,7 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiles.errors import BadInput
-from training.recordings.fetching import FetchCancelled, Fetcher, FetchLimits, TooMuch, checked, public
+from training.recordings.fetching import (
+    DownloadLimitReached,
+    FetchCancelled,
+    Fetcher,
+    FetchLimits,
+    check_url,
+    is_public,
+)
 from training.recordings.recording import ExclusionReason, UnusableRecording
 
 Fetch = Callable[..., bytes]
@@ -43,7 +50,7 @@ def test_redirects_are_followed_over_https_only(site: Site, fetch: Fetch) -> Non
     for path in ("/plain", "/disk"):
         with pytest.raises(UnusableRecording) as caught:
             fetch(path)
-        assert caught.value.fault.reason is ExclusionReason.NOT_HTTPS
+        assert caught.value.exclusion.reason is ExclusionReason.NOT_HTTPS
     with pytest.raises(UnusableRecording, match="more than 5 redirects"):
         fetch("/round")
 
@@ -61,11 +68,11 @@ def test_addresses_that_are_not_public_are_not_asked(site: Site, fetch: Fetch) -
     "fe80::1%eth0 fc00::1 ::ffff:127.0.0.1 2002:7f00:1::".split(),
 )
 def test_what_is_not_public(address: str) -> None:
-    assert not public(address)
+    assert not is_public(address)
 
 
 def test_what_is_public() -> None:
-    assert public("8.8.8.8") and public("2606:4700::1111") and public("::ffff:8.8.8.8")
+    assert is_public("8.8.8.8") and is_public("2606:4700::1111") and is_public("::ffff:8.8.8.8")
 
 
 def test_a_server_that_nobody_vouches_for_is_refused(site: Site, fetch: Fetch) -> None:
@@ -93,7 +100,7 @@ def test_a_missing_file_is_asked_for_once_and_a_busy_server_again(site: Site, fe
     site.answers["/busy"] = busy
     with pytest.raises(UnusableRecording, match="the server said 404 Not Found") as caught:
         fetch("/gone")
-    assert caught.value.fault.may_pass
+    assert caught.value.exclusion.is_transient
     assert fetch("/busy") == b"ok"
     assert site.asked == ["/gone", "/busy", "/busy", "/busy"]
 
@@ -133,7 +140,7 @@ def test_a_file_that_never_ends_has_a_deadline_and_all_have_a_bound(site: Site, 
     site.answers["/endless"] = _endless
     with pytest.raises(UnusableRecording, match="not done after 0 s"):
         fetch("/endless", file_seconds=0.05)
-    with pytest.raises(TooMuch):
+    with pytest.raises(DownloadLimitReached):
         fetch("/endless", total_bytes=100_000)
 
 
@@ -173,7 +180,7 @@ def test_a_file_without_certificates_is_named(tmp_path: Path) -> None:
 @given(st.sampled_from(["", "https://", "https:", "HTTPS://["]), st.text("[]@:%\\#?/.a0é\0 ", max_size=12) | st.text())
 def test_any_text_is_an_address_or_unusable(begin: str, rest: str) -> None:
     try:
-        parts = checked(begin + rest)
+        parts = check_url(begin + rest)
     except UnusableRecording:
         return
     assert (parts.scheme.lower(), parts.username) == ("https", None) and parts.hostname

@@ -32,8 +32,8 @@ def test_ljspeech(table: str, tmp_path: Path) -> None:
     write_tone(tmp_path / "wavs/LJ001-0001.wav")
     written(tmp_path / table, 'LJ001-0001|In 1455 "he" said|In fourteen', "LJ001-0002|gone|gone")
     first, second = read(tmp_path, "ljspeech")
-    assert facts(first) == ("LJ001-0001", 'In 1455 "he" said', "", "", "") and first.fault is None
-    assert second.fault and second.fault.reason is ExclusionReason.NOT_THERE
+    assert facts(first) == ("LJ001-0001", 'In 1455 "he" said', "", "", "") and first.exclusion is None
+    assert second.exclusion and second.exclusion.reason is ExclusionReason.NOT_THERE
 
 
 def test_a_list_of_files_with_speakers(tmp_path: Path) -> None:
@@ -62,8 +62,8 @@ def test_a_text_with_a_bar_is_left_out_not_cut(tmp_path: Path) -> None:
     write_tone(tmp_path / "wavs/a.wav")
     written(tmp_path / "metadata.csv", "a|this | or that one|this or that one", "a|fine words|fine words")
     first, second = read(tmp_path, "ljspeech")
-    assert first.fault and first.fault.reason is ExclusionReason.BAD_CELL
-    assert second.fault is None and second.text == "fine words"
+    assert first.exclusion and first.exclusion.reason is ExclusionReason.BAD_CELL
+    assert second.exclusion is None and second.text == "fine words"
 
 
 def test_a_table_with_bars_and_names_is_none_of_these(tmp_path: Path) -> None:
@@ -89,9 +89,9 @@ def test_kaldi_with_segments_and_speakers(tmp_path: Path) -> None:
     written(folder / "text", "u1 hello there", "u2 again", "u3 no", "u4 no", "u5 no", "u6 no", "u7 no")
     written(folder / "utt2spk", "u1 anna", "u2 ben")
     first, second, *others = read(tmp_path, "kaldi")
-    assert facts(first) == ("u1", "hello there", "anna", "", "train") and first.fault is None
+    assert facts(first) == ("u1", "hello there", "anna", "", "train") and first.exclusion is None
     assert (first.offset, first.duration, second.offset, second.duration) == (0.5, 1.25, 2.0, None)
-    assert [one.fault and one.fault.reason.value for one in others] == [
+    assert [one.exclusion and one.exclusion.reason.value for one in others] == [
         "outside",
         "bad cell",
         "not there",
@@ -105,7 +105,7 @@ def test_kaldi_without_segments(tmp_path: Path) -> None:
     written(tmp_path / "wav.scp", "a\t/home/other/corpus/a.wav")
     written(tmp_path / "text", "a one two")
     (found,) = read(tmp_path, "kaldi")
-    assert (facts(found), found.duration, found.fault) == (("a", "one two", "", "", ""), None, None)
+    assert (facts(found), found.duration, found.exclusion) == (("a", "one two", "", "", ""), None, None)
 
 
 @pytest.mark.parametrize("ending", ["flac", "opus"])
@@ -116,7 +116,7 @@ def test_mls(ending: str, tmp_path: Path) -> None:
     written(folder / "dev/segments.txt", "10_20_000001\thttp://x\t0\t1")
     for source in (folder, tmp_path):
         (found,) = read(source, "mls")
-        assert facts(found) == ("10_20_000001", "guten tag", "10", "de", "validation") and found.fault is None
+        assert facts(found) == ("10_20_000001", "guten tag", "10", "de", "validation") and found.exclusion is None
 
 
 @pytest.mark.parametrize("inner", ["audio/dev", "dev", "audio"])
@@ -125,7 +125,7 @@ def test_fleurs(inner: str, tmp_path: Path) -> None:
     written(tmp_path / "nb_no/dev.tsv", '7\t123.wav\tHei "du".\thei du\th e i | d u |\t8000\tMALE')
     for source in (tmp_path, tmp_path / "nb_no"):
         (found,) = read(source, "fleurs")
-        assert facts(found) == ("dev/123.wav", 'Hei "du".', "", "no", "validation") and found.fault is None
+        assert facts(found) == ("dev/123.wav", 'Hei "du".', "", "no", "validation") and found.exclusion is None
 
 
 def test_a_sound_with_a_text_beside_it(tmp_path: Path) -> None:
@@ -142,13 +142,13 @@ def test_a_list_of_json_objects(tmp_path: Path) -> None:
     write_tone(tmp_path / "clips/a.wav")
     (tmp_path / "all.json").write_text('[\n  {"audio": {"path": "a.wav", "bytes": null},\n   "sentence": "hello"}\n]')
     (found,) = read(tmp_path / "all.json", "table")
-    assert (facts(found), found.fault) == (("a.wav", "hello", "", "", ""), None)
+    assert (facts(found), found.exclusion) == (("a.wav", "hello", "", "", ""), None)
 
 
 def test_lists_with_lengths(tmp_path: Path) -> None:
     write_tone(tmp_path / "book/a_0001.wav")
     written(tmp_path / "transcript.txt", "book/a_0001.wav|In 1455!|in fourteen|3.52", "book/a_0001.wav|No|no|1.0")
-    assert [one.text for one in read(tmp_path, "ljspeech") if one.fault is None] == ["In 1455!", "No"]
+    assert [one.text for one in read(tmp_path, "ljspeech") if one.exclusion is None] == ["In 1455!", "No"]
 
 
 def test_files_that_a_mac_writes_beside_others_are_none(tmp_path: Path) -> None:

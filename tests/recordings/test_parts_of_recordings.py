@@ -30,7 +30,7 @@ def test_a_part_ends_where_its_column_says(tmp_path: Path, header: str) -> None:
 def test_a_part_that_ends_before_it_begins_is_left_out(tmp_path: Path) -> None:
     write_tone(tmp_path / "a.wav")
     (part,) = recordings(write_rows(tmp_path / "all.csv", "path,text,start,end", [("a.wav", "one", 3, 2)]))
-    assert part.fault is not None and part.fault.reason is ExclusionReason.BAD_CELL
+    assert part.exclusion is not None and part.exclusion.reason is ExclusionReason.BAD_CELL
 
 
 def test_a_clip_that_was_cut_out_already_is_not_cut_again(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from training.recordings.checks import Limits
 from training.recordings.fetching import FetchLimits
 from training.recordings.preparing import PreparationJob, prepare
 from training.recordings.recording import ReadRequest
-from training.recordings.workplace import Result
+from training.recordings.dataset_folder import Result
 from training.tasks.speech_dataset import read_speech
 
 

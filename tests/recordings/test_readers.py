@@ -15,7 +15,7 @@ from sounds import write_rows, write_tone
 
 from profiles.errors import BadInput
 from training.recordings.readers import READERS, kind_of, read_bigquery
-from training.recordings.recording import Columns, ExclusionReason, NoSource, ReadRequest, Recording, UrlSource
+from training.recordings.recording import Columns, ExclusionReason, MissingSource, ReadRequest, Recording, UrlSource
 from training.tasks.speech_clips import FileSource
 
 
@@ -120,7 +120,7 @@ def test_librispeech(top: str, tmp_path: Path) -> None:
     first, second = read(tmp_path)
     assert kind_of(str(tmp_path)) == "librispeech"
     assert facts(first) == ("84-121123-0000", "GO, DO YOU HEAR", "84", "en", "validation")
-    assert second.fault and second.fault.reason is ExclusionReason.NOT_THERE
+    assert second.exclusion and second.exclusion.reason is ExclusionReason.NOT_THERE
 
 
 def test_voxpopuli(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_voxpopuli(tmp_path: Path) -> None:
     first, second = read(tmp_path)
     assert kind_of(str(folder)) == kind_of(str(tmp_path)) == "voxpopuli"
     assert facts(first) == ("2009x", 'das "ist" es', "28", "de", "validation")
-    assert (second.speaker, second.fault and second.fault.reason) == ("", ExclusionReason.NOT_THERE)
+    assert (second.speaker, second.exclusion and second.exclusion.reason) == ("", ExclusionReason.NOT_THERE)
 
 
 def test_a_manifest_of_nemo(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_manifest_of_nemo(tmp_path: Path) -> None:
     first, second, third = read(manifest)
     assert (kind_of(str(manifest)), facts(first)) == ("nemo", ("a.wav@0.5", "hello", "", "en", "train"))
     assert (first.offset, first.duration, second.duration) == (0.5, 1.25, 2.0)
-    reasons = [one.fault and one.fault.reason for one in (first, second, third)]
+    reasons = [one.exclusion and one.exclusion.reason for one in (first, second, third)]
     assert reasons == [None, ExclusionReason.TRANSLATION, ExclusionReason.BAD_CELL]
 
 
@@ -182,7 +182,7 @@ def test_a_table_of_bigquery() -> None:
         ("https://x.example/a.wav", "hello", "7", "", ""),
         UrlSource("https://x.example/a.wav"),
     )
-    assert second.fault and second.fault.reason is ExclusionReason.OUTSIDE
+    assert second.exclusion and second.exclusion.reason is ExclusionReason.OUTSIDE
     with pytest.raises(BadInput, match="404 Not found"):
         list(read_bigquery(ReadRequest("bigquery:shop.calls.none"), Warehouse))
 
@@ -219,7 +219,7 @@ def test_nothing_outside_of_the_folder_is_followed(cell: str, tmp_path: Path) ->
     (folder / "folder").symlink_to(tmp_path)
     table = write_rows(folder / "all.csv", "audio_path,text", [(cell, "text")])
     (found,) = read(table)
-    assert (found.audio, found.fault and found.fault.reason) == (NoSource(cell), ExclusionReason.OUTSIDE)
+    assert (found.audio, found.exclusion and found.exclusion.reason) == (MissingSource(cell), ExclusionReason.OUTSIDE)
 
 
 def test_a_further_folder_is_followed_if_a_person_names_it(tmp_path: Path) -> None:
@@ -232,21 +232,21 @@ def test_a_further_folder_is_followed_if_a_person_names_it(tmp_path: Path) -> No
 @pytest.mark.parametrize("cell", ["file:///etc/hostname", "http://x.example/a", "ftp://x/a", "s3://b/a", "FILE:///a"])
 def test_no_scheme_but_https_is_followed(cell: str, tmp_path: Path) -> None:
     (found,) = read(write_rows(tmp_path / "all.csv", "audio_path,text", [(cell, "text")]))
-    assert found.fault and found.fault.reason is ExclusionReason.NOT_HTTPS
+    assert found.exclusion and found.exclusion.reason is ExclusionReason.NOT_HTTPS
 
 
 def test_a_split_that_is_none_is_not_trained_on(tmp_path: Path) -> None:
     (found,) = read(
         write_rows(tmp_path / "all.csv", "audio_path,text,split", [("https://x.example/a", "text", "holdout")])
     )
-    assert found.fault and found.fault.detail == "column split: 'holdout' is none of train, validation, test"
+    assert found.exclusion and found.exclusion.detail == "column split: 'holdout' is none of train, validation, test"
 
 
 @pytest.mark.parametrize("cell", ["a\0b", "x" * 300, "x" * 5000, "~root", "/dev/zero", ".", "a/" * 400])
 def test_a_cell_that_is_no_file_is_left_out(cell: str, tmp_path: Path) -> None:
     table = lines(tmp_path / "all.jsonl", {"audio_path": cell, "text": "text"})
     (found,) = read(table)
-    assert found.fault is not None
+    assert found.exclusion is not None
 
 
 LAYOUTS = {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.recordings.segments.rolling import Cue, told_once
+from training.recordings.segments.rolling import Cue, unroll_captions
 from training.recordings.segments.transcript import read_transcript
 
 LINES = ["welcome to the garden show", "today we plant tomatoes and beans", "first loosen the soil", "then water"]
@@ -26,11 +26,11 @@ def scrolling(said: list[str]) -> list[Cue]:
 
 
 def text_of(cues: list[Cue]) -> str:
-    return " ".join(text for _, _, text in told_once(cues))
+    return " ".join(text for _, _, text in unroll_captions(cues))
 
 
 def test_lines_that_scroll_and_are_held_are_told_once_where_they_come() -> None:
-    told = told_once(scrolling(LINES))
+    told = unroll_captions(scrolling(LINES))
     assert [text for *_, text in told] == LINES
     assert [begin for begin, *_ in told] == [0.0, 3.0, 6.0, 9.0]
 

@@ -17,8 +17,8 @@ from sounds import read_rows
 from app.cli.main import main
 from profiles.errors import BadInput
 from training.recordings.segments import dataset
-from training.recordings.segments.cutting import SegmentOptions, TimeSpan, cut
-from training.recordings.segments.dataset import RecordingResult, segment_all, sources_of
+from training.recordings.segments.cutting import SegmentOptions, TimeSpan, cut_at_pauses
+from training.recordings.segments.dataset import RecordingResult, find_sources, segment_all
 from training.recordings.segments.recording import pieces
 from training.tasks.audio import SECONDS, Activity, decode, stream
 from training.tasks.base import Progress
@@ -38,7 +38,7 @@ def talk(tmp_path: Path) -> Talk:
 def segmented(talk: Talk, text: str, listener: Listening, **options: float) -> tuple[Path, RecordingResult]:
     folder = talk.path.parent / "made"
     talk.path.with_suffix(".txt").write_text(text)
-    sources = sources_of(talk.path, None)
+    sources = find_sources(talk.path, None)
     (outcome,) = segment_all(sources, folder, "m", lambda: listener, "en", SegmentOptions(4.0, **options), silent)
     return folder, outcome
 
@@ -94,14 +94,14 @@ def test_what_agrees_too_little_is_cut_finer_and_left_out_with_its_reason(talk: 
 
 
 def test_without_a_transcript_there_are_clips_with_empty_texts(talk: Talk) -> None:
-    sources, folder = sources_of(talk.path, None), talk.path.parent / "made"
+    sources, folder = find_sources(talk.path, None), talk.path.parent / "made"
     (outcome,) = segment_all(sources, folder, "", lambda: Listening(talk), "", SegmentOptions(), silent)
     assert outcome.clips >= 2 and {row["text"] for row in read_rows(folder / "train.csv")} == {""}
 
 
 @pytest.mark.slow
 def test_a_draft_is_what_the_model_hears(talk: Talk) -> None:
-    sources, folder = sources_of(talk.path, None), talk.path.parent / "made"
+    sources, folder = find_sources(talk.path, None), talk.path.parent / "made"
     segment_all(sources, folder, "m", lambda: Listening(talk), "", SegmentOptions(draft=True), silent)
     assert " ".join(row["text"] for row in read_rows(folder / "train.csv")) == talk.text
 
@@ -114,14 +114,22 @@ def test_a_second_start_goes_on_after_what_is_whole(tmp_path: Path, monkeypatch:
     listener, real = Listening(talk), dataset.segment_recording
     calls: list[Path] = []
 
-    def once(path: Path, *rest: object) -> object:
+    def interrupted_at_second(path: Path, *rest: object) -> object:
         calls.append(path)
         if len(calls) == 2:
             raise KeyboardInterrupt
         return real(path, *rest)
 
-    monkeypatch.setattr(dataset, "segment_recording", once)
-    given = (sources_of(tmp_path / "in", None), tmp_path / "out", "m", lambda: listener, "en", SegmentOptions(), silent)
+    monkeypatch.setattr(dataset, "segment_recording", interrupted_at_second)
+    given = (
+        find_sources(tmp_path / "in", None),
+        tmp_path / "out",
+        "m",
+        lambda: listener,
+        "en",
+        SegmentOptions(),
+        silent,
+    )
     with pytest.raises(KeyboardInterrupt):
         segment_all(*given)
     assert not (tmp_path / "out").exists()
@@ -147,10 +155,10 @@ def test_a_broken_recording_is_named_and_the_others_go_on(talk: Talk, capsys: py
 def test_transcripts_as_downloaders_and_whisper_name_them(tmp_path: Path, name: str) -> None:
     for file in ("talk.mp4", name, "talker.en.vtt", "talk.final.txt"):
         (tmp_path / file).touch()
-    assert [source.transcript for source in sources_of(tmp_path / "talk.mp4", None)] == [tmp_path / name]
+    assert [source.transcript for source in find_sources(tmp_path / "talk.mp4", None)] == [tmp_path / name]
     (tmp_path / "talk.de.vtt").touch()
     with pytest.raises(BadInput, match="which is its transcript"):
-        sources_of(tmp_path, None)
+        find_sources(tmp_path, None)
 
 
 @pytest.mark.slow
@@ -158,13 +166,13 @@ def test_transcripts_as_downloaders_and_whisper_name_them(tmp_path: Path, name: 
 def test_of_a_recording_that_broke_off_the_segments_before_are_used(tmp_path: Path, kind: str) -> None:
     talk = make_talk(tmp_path / f"talk.{kind}", [0.5, 0.6, 0.7, 3.0, 0.6, 0.8])
     data = talk.path.read_bytes()
-    cut = next(word for word in talk.words if word.start > 9.0)  # in the middle of this word
+    cut_word = next(word for word in talk.words if word.start > 9.0)  # in the middle of this word
     whole = soundfile.info(str(talk.path)).duration
-    talk.path.write_bytes(data[: round(len(data) * (cut.start + cut.end) / 2 / whole)])
+    talk.path.write_bytes(data[: round(len(data) * (cut_word.start + cut_word.end) / 2 / whole)])
     folder, outcome = segmented(talk, talk.text, Listening(talk))
     assert not outcome.error and "broken off" in outcome.damage
     texts = " ".join(row["text"] for row in read_rows(folder / "train.csv"))
-    assert texts and talk.text.startswith(texts) and len(texts.split()) < talk.words.index(cut)
+    assert texts and talk.text.startswith(texts) and len(texts.split()) < talk.words.index(cut_word)
     assert [row["reason"] for row in read_rows(folder / "left_out.csv")][-1] == "the recording is damaged there"
     for row in read_rows(folder / "train.csv"):
         spoken = [w.text for w in talk.words if float(row["start"]) < (w.start + w.end) / 2 < float(row["end"])]
@@ -214,15 +222,17 @@ def activity(*parts: tuple[float, float]) -> Activity:
 
 
 def test_segments_are_as_long_as_fits_and_cut_at_the_longest_pause() -> None:
-    found = cut(activity((4, 1), (0.3, 0), (4, 1), (0.8, 0), (4, 1), (0.3, 0), (4, 1), (3, 0), (2, 1)), 15.0, None)
-    assert all(0 < stretch.seconds <= 15.0 for stretch in found)
+    found = cut_at_pauses(
+        activity((4, 1), (0.3, 0), (4, 1), (0.8, 0), (4, 1), (0.3, 0), (4, 1), (3, 0), (2, 1)), 15.0, None
+    )
+    assert all(0 < span.seconds <= 15.0 for span in found)
     assert all(before.end <= after.start for before, after in pairwise(found))
-    assert [round(stretch.end) for stretch in found] == [8, 18, 22]
+    assert [round(span.end) for span in found] == [8, 18, 22]
 
 
 def test_speech_without_a_pause_is_cut_where_it_is_told() -> None:
-    found = cut(activity((25, 1)), 10.0, lambda part: part.start + 1)
-    assert max(stretch.seconds for stretch in found) <= 10.0 and len(found) >= 3
+    found = cut_at_pauses(activity((25, 1)), 10.0, lambda part: part.start + 1)
+    assert max(span.seconds for span in found) <= 10.0 and len(found) >= 3
 
 
 def test_a_stream_is_what_decoding_gives(tmp_path: Path) -> None:
@@ -231,8 +241,8 @@ def test_a_stream_is_what_decoding_gives(tmp_path: Path) -> None:
     whole, streamed = decode(tmp_path / "a.wav", RATE).samples, np.concatenate(list(stream(tmp_path / "a.wav", RATE)))
     assert len(streamed) == len(whole) and np.abs(streamed - whole).max() < 1e-3
     wanted = [TimeSpan(0.1, 0.5), TimeSpan(0.5, 1.2), TimeSpan(2.0, 9.0)]
-    for stretch, found in zip(wanted, pieces(tmp_path / "a.wav", wanted)):
-        first, last = round(stretch.start * RATE), round(stretch.end * RATE)
+    for span, found in zip(wanted, pieces(tmp_path / "a.wav", wanted)):
+        first, last = round(span.start * RATE), round(span.end * RATE)
         assert np.array_equal(found, streamed[first:last])
 
 
@@ -253,9 +263,9 @@ def test_a_damaged_note_of_an_earlier_start_is_made_anew(tmp_path: Path, note: b
         made.append(sound)
         return {"outcome": asdict(RecordingResult("talk", clips=3)), "train": [], "left_out": [], "words": []}
 
-    source = dataset.Source("talk", sound, None)
-    assert dataset.once(source, tmp_path, [], make).clips == 3
+    source = dataset.RecordingSource("talk", sound, None)
+    assert dataset.segment_once(source, tmp_path, [], make).clips == 3
     (tmp_path / "done" / "talk.json").write_bytes(note)
     for _ in range(2):
-        assert dataset.once(source, tmp_path, [], make).clips == 3
+        assert dataset.segment_once(source, tmp_path, [], make).clips == 3
     assert len(made) == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import BadInput
-from training.recordings.segments.transcript import joined, of_text, read_transcript
+from training.recordings.segments.transcript import join_words, parse_text, read_transcript
 
 SRT = """1
 00:00:01,000 --> 00:00:03,000
@@ -38,7 +38,7 @@ def test_subtitles_have_words_and_times(tmp_path: Path) -> None:
     assert transcript.text == "Good morning, all 12 of you. Ann & Bob"
     assert transcript.times is not None and len(transcript.times) == len(transcript.words) == 9
     assert 1.0 < transcript.times[0] < transcript.times[5] < 3.0 and 63.5 < transcript.times[6] < 64.5
-    assert transcript.between(2, 5) == "all 12 of"
+    assert transcript.text_between(2, 5) == "all 12 of"
 
 
 def test_web_subtitles_too(tmp_path: Path) -> None:
@@ -57,9 +57,9 @@ def test_times_before_lines_of_plain_text_are_no_words(tmp_path: Path) -> None:
 
 
 def test_a_language_without_spaces_has_a_word_a_character() -> None:
-    transcript = of_text("今天 好。", "zh")
+    transcript = parse_text("今天 好。", "zh")
     assert [transcript.word(number) for number in range(4)] == ["今", "天", "好", "。"]
-    assert transcript.between(1, 4) == "天 好。" and joined(["今", "天"], "zh") == "今天"
+    assert transcript.text_between(1, 4) == "天 好。" and join_words(["今", "天"], "zh") == "今天"
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.recordings.checks import doubles
-from training.recordings.recording import NoSource, Recording
-from training.recordings.segments.matching import keys_of
-from training.recordings.segments.transcript import of_text
+from training.recordings.checks import find_duplicates
+from training.recordings.recording import MissingSource, Recording
+from training.recordings.segments.matching import word_keys
+from training.recordings.segments.transcript import parse_text
 from training.tasks.normalising import WITHOUT_SPACES, characters, folded, normalised
 from training.tasks.spelling import american_spellings
 from training.tasks.word_errors import ErrorRates, count_errors, normalizer_for
@@ -98,11 +98,11 @@ def test_what_is_normalised_stays(text: str, language: str) -> None:
 
 
 def test_texts_that_differ_in_vowel_signs_contradict_each_other() -> None:
-    clips = [(Recording(text, NoSource(""), text, "", split="train"), "digest") for text in ("किताब", "कुताब")]
-    assert [fault and fault.reason.value for fault in doubles(clips)] == ["contradiction"] * 2
+    clips = [(Recording(text, MissingSource(""), text, "", split="train"), "digest") for text in ("किताब", "कुताब")]
+    assert [exclusion and exclusion.reason.value for exclusion in find_duplicates(clips)] == ["contradiction"] * 2
 
 
 def test_a_recording_is_aligned_by_words_with_their_marks() -> None:
-    assert keys_of(["मेरी", "मेरा", "İzmir"]) == ["मेरी", "मेरा", "izmir"]
-    thai = of_text("น้ำ แข็ง", "th")
+    assert word_keys(["मेरी", "मेरा", "İzmir"]) == ["मेरी", "मेरा", "izmir"]
+    thai = parse_text("น้ำ แข็ง", "th")
     assert [thai.word(number) for number in range(len(thai.words))] == characters("น้ำแข็ง")

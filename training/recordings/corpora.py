@@ -1,6 +1,6 @@
-"""Readers of published corpora, each in the form that it is published in: Common Voice, LibriSpeech, VoxPopuli, NeMo.
+"""Readers of published corpora in their own formats: Common Voice, LibriSpeech, VoxPopuli, NeMo.
 
-A ``read_*`` gives the recordings of a source; beside it stands what tells whether a folder or file is one.
+Each ``read_*`` yields the recordings of a source; the function that recognises such a source follows it.
 """
 
 from __future__ import annotations
@@ -13,56 +13,56 @@ from pathlib import Path
 from profiles.errors import BadInput
 from training.recordings.recording import (
     Columns,
+    Exclusion,
     ExclusionReason,
-    Fault,
     ReadRequest,
     Recording,
     TableColumns,
-    located,
-    names_in,
+    find_columns,
+    locate_audio,
     one_line,
     recording_of,
-    spelled,
+    with_usual_spelling,
 )
 from training.tasks.speech_clips import split_named
 from training.tasks.stored_files import without_hidden
 from training.tasks.tables import JSON_LINES, Row, read_table
 
-_PEEK = 2**16  # characters of the first line that are looked at
-_LIBRISPEECH_DEPTHS = ("*/*", "*/*/*", "*/*/*/*")  # a subset, the folder with the subsets, the folder around that
+_PEEK = 2**16  # characters of the first line that are read
+_LIBRISPEECH_DEPTHS = ("*/*", "*/*/*", "*/*/*/*")  # a subset, the folder of the subsets, its parent
 _VOXPOPULI_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 
 
 def read_common_voice(request: ReadRequest) -> Iterator[Recording]:
-    """Give the validated recordings of a release: ``train.tsv``, ``dev.tsv`` and ``test.tsv`` (else ``validated.tsv``)
-    beside ``clips/``. Fields are never quoted there.
+    """Yield the validated recordings of a release: ``train.tsv``, ``dev.tsv`` and ``test.tsv`` (or ``validated.tsv``)
+    next to ``clips/``. Fields are never quoted.
 
     Raises:
         BadInput: a table cannot be read.
     """
     folder = Path(request.source).expanduser()
     columns = Columns("path", request.columns.text or "sentence", request.columns.speaker or "client_id")
-    asked = ReadRequest(request.source, columns, request.roots)
+    table_request = ReadRequest(request.source, columns, request.roots)
     for file in _common_voice_tables(folder):
-        table = spelled(read_table(file, quoted=False, may_be_empty=True))
-        names = names_in(table, asked) if table.rows else TableColumns()
+        table = with_usual_spelling(read_table(file, quoted=False, may_be_empty=True))
+        names = find_columns(table, table_request) if table.rows else TableColumns()
         for row in table.rows:
-            yield recording_of(row, names, folder / "clips", asked, split_named(file.stem))
+            yield recording_of(row, names, folder / "clips", table_request, split_named(file.stem))
 
 
 def is_common_voice(folder: Path) -> bool:
     """Whether a folder is a release of Common Voice."""
-    firsts = [set(_first_line(path).rstrip("\r\n").split("\t")) for path in _common_voice_tables(folder)]
-    return (folder / "clips").is_dir() and any({"client_id", "path", "sentence"} <= names for names in firsts)
+    headers = [set(_first_line(path).rstrip("\r\n").split("\t")) for path in _common_voice_tables(folder)]
+    return (folder / "clips").is_dir() and any({"client_id", "path", "sentence"} <= names for names in headers)
 
 
 def _common_voice_tables(folder: Path) -> list[Path]:
-    found = [path for name in ("train", "dev", "test") if (path := folder / f"{name}.tsv").is_file()]
-    return found or [path for path in [folder / "validated.tsv"] if path.is_file()]
+    split_tables = [path for name in ("train", "dev", "test") if (path := folder / f"{name}.tsv").is_file()]
+    return split_tables or [path for path in [folder / "validated.tsv"] if path.is_file()]
 
 
 def _first_line(path: Path) -> str:
-    """Return the beginning of a file's first line; nothing of one that cannot be read as text."""
+    """Return the beginning of a file's first line; empty if it cannot be read as text."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             return file.readline(_PEEK)
@@ -71,8 +71,8 @@ def _first_line(path: Path) -> str:
 
 
 def read_librispeech(request: ReadRequest) -> Iterator[Recording]:
-    """Give the recordings of all subsets in a folder: ``SUBSET/SPEAKER/CHAPTER/`` with ``SPEAKER-CHAPTER.trans.txt``
-    and FLAC files (openslr.org/12). Its texts are in capitals, and stay so.
+    """Yield the recordings of all subsets in a folder: ``SUBSET/SPEAKER/CHAPTER/`` with ``SPEAKER-CHAPTER.trans.txt``
+    and FLAC files (openslr.org/12). Its texts are in capitals and stay so.
 
     Raises:
         BadInput: a transcript file cannot be read.
@@ -87,20 +87,22 @@ def read_librispeech(request: ReadRequest) -> Iterator[Recording]:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 name, _, text = line.strip().partition(" ")
-                audio, fault = located(f"{name}.flac", chapter, request.roots)
-                where = f"{file}, line {number}"
-                yield Recording(name, audio, one_line(text), where, chapter.parent.name, "en", split, fault=fault)
+                audio, exclusion = locate_audio(f"{name}.flac", chapter, request.roots)
+                location = f"{file}, line {number}"
+                yield Recording(
+                    name, audio, one_line(text), location, chapter.parent.name, "en", split, exclusion=exclusion
+                )
 
 
 def librispeech_transcripts(folder: Path) -> Iterator[Path]:
-    """Return the transcript files, in order; none if this is no LibriSpeech."""
+    """Yield the transcript files, in order; none if this is not LibriSpeech."""
     for depth in _LIBRISPEECH_DEPTHS:
         yield from sorted(without_hidden(folder.glob(f"{depth}/*.trans.txt")))
 
 
 def read_voxpopuli(request: ReadRequest) -> Iterator[Recording]:
-    """Give the recordings of all languages in a folder as VoxPopuli's own tools leave it: ``LANGUAGE/asr_train.tsv``
-    (dev, test) and ``LANGUAGE/YEAR/ID.ogg``; the raw text where there is one, else the normalised one.
+    """Yield the recordings of all languages in a folder as VoxPopuli's own tools write it: ``LANGUAGE/asr_train.tsv``
+    (dev, test) and ``LANGUAGE/YEAR/ID.ogg``; the raw text if there is one, else the normalised one.
 
     Raises:
         BadInput: a table cannot be read, or lacks a column.
@@ -112,7 +114,7 @@ def read_voxpopuli(request: ReadRequest) -> Iterator[Recording]:
         table.column(texts, "transcripts", "--text-column")
         for row in table.rows:
             name, speaker = row.cells.get("id", ""), row.cells.get("speaker_id", "")
-            audio, fault = located(f"{name[:4]}/{name}.ogg" if name else "", file.parent, request.roots)
+            audio, exclusion = locate_audio(f"{name[:4]}/{name}.ogg" if name else "", file.parent, request.roots)
             yield Recording(
                 name or row.where,
                 audio,
@@ -121,48 +123,56 @@ def read_voxpopuli(request: ReadRequest) -> Iterator[Recording]:
                 "" if speaker.lower() in ("none", "na", "n/a") else speaker,
                 file.parent.name,
                 _VOXPOPULI_SPLITS[file.stem.removeprefix("asr_")],
-                fault=fault,
+                exclusion=exclusion,
             )
 
 
 def voxpopuli_tables(folder: Path) -> list[Path]:
-    """Return the tables of the folder's languages; none if this is no VoxPopuli."""
-    places = [folder, *sorted(folder.glob("*")), *sorted(folder.glob("transcribed_data/*"))]
-    return [path for place in places for split in _VOXPOPULI_SPLITS if (path := place / f"asr_{split}.tsv").is_file()]
+    """Return the tables of the folder's languages; none if this is not VoxPopuli."""
+    folders = [folder, *sorted(folder.glob("*")), *sorted(folder.glob("transcribed_data/*"))]
+    return [
+        path
+        for language_folder in folders
+        for split in _VOXPOPULI_SPLITS
+        if (path := language_folder / f"asr_{split}.tsv").is_file()
+    ]
 
 
 def read_nemo(request: ReadRequest) -> Iterator[Recording]:
-    """Give the recordings of a manifest of NeMo, as Granary is published: one JSON object a line with
-    ``audio_filepath``, ``text`` and ``duration``; ``offset`` cuts a clip out of a longer file.
+    """Yield the recordings of a NeMo manifest, the format of Granary: one JSON object a line with ``audio_filepath``,
+    ``text`` and ``duration``; ``offset`` cuts a clip out of a longer file.
 
     Raises:
-        BadInput: it cannot be read, or a line is no JSON object.
+        BadInput: it cannot be read, or a line is not a JSON object.
     """
     path = Path(request.source).expanduser()
-    table = spelled(read_table(path))
+    table = with_usual_spelling(read_table(path))
     columns = Columns(request.columns.audio or "audio_filepath", request.columns.text, request.columns.speaker)
-    asked = ReadRequest(request.source, columns, request.roots)
-    names = names_in(table, asked)
-    parts = path.stem.replace("-", "_").split("_")  # train_manifest
-    split = next((found for part in parts if (found := split_named(part))), "")
+    table_request = ReadRequest(request.source, columns, request.roots)
+    names = find_columns(table, table_request)
+    stem_words = path.stem.replace("-", "_").split("_")  # train_manifest
+    split = next((named_split for word in stem_words if (named_split := split_named(word))), "")
     for row in table.rows:
-        yield _transcript_only(recording_of(row, names, path.parent, asked, split, always_cut=True), row)
+        yield _exclude_translation(recording_of(row, names, path.parent, table_request, split, always_cut=True), row)
 
 
 def is_nemo(path: Path) -> bool:
-    """Whether a file looks like a manifest of NeMo."""
+    """Whether a file looks like a NeMo manifest."""
     if path.suffix.lower() not in JSON_LINES:
         return False
     try:
-        first = json.loads(_first_line(path))
+        entry = json.loads(_first_line(path))
     except (ValueError, RecursionError):
         return False
-    return isinstance(first, dict) and "audio_filepath" in first
+    return isinstance(entry, dict) and "audio_filepath" in entry
 
 
-def _transcript_only(found: Recording, row: Row) -> Recording:
-    """Lines whose ``target_lang`` is not their ``source_lang`` hold translations, which are no transcripts."""
-    spoken, written = row.cells.get("source_lang", ""), row.cells.get("target_lang", "")
-    if found.fault is None and spoken and written and spoken != written:
-        return dataclasses.replace(found, fault=Fault(ExclusionReason.TRANSLATION, f"from {spoken} into {written}"))
-    return found
+def _exclude_translation(recording: Recording, row: Row) -> Recording:
+    """Exclude a recording whose text is a translation: its ``target_lang`` differs from its ``source_lang``."""
+    source_language, target_language = row.cells.get("source_lang", ""), row.cells.get("target_lang", "")
+    if recording.exclusion is None and source_language and target_language and source_language != target_language:
+        return dataclasses.replace(
+            recording,
+            exclusion=Exclusion(ExclusionReason.TRANSLATION, f"from {source_language} into {target_language}"),
+        )
+    return recording

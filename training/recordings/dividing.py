@@ -1,6 +1,7 @@
-"""Who is trained on and who is only evaluated on: speakers are in two splits only where they are fewer than splits.
+"""Divides recordings into training, validation and test splits.
 
-The order of a draw is the hash of a name, so the same source is always divided in the same way.
+A speaker is in one split only, unless there are too few speakers. The order of a draw is the hash of a name, so the
+same source is always divided in the same way.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from profiles.errors import counted
 from training.recordings.recording import Recording
 from training.tasks.speech_clips import SPLITS
 
-_CROWD = 2.0  # times its share that a split may get with one speaker more
-_LITTLE = 0.5  # share of the clips left to train on, below which it is said
+_LARGEST_EXCESS = 2.0  # times its share that a split may have after one more speaker
+_FEW_TRAINING_CLIPS = 0.5  # share of the clips left to train on, below which a note says so
 
 
 @dataclass(frozen=True)
-class Shares:
-    """Parts of the clips that are held out."""
+class HeldOutShares:
+    """HeldOutShares of the clips that are held out."""
 
     validation: float = 0.1
     test: float = 0.1
@@ -29,51 +30,51 @@ class Shares:
 
 @dataclass(frozen=True)
 class Division:
-    """Recordings with their splits, and how they got them."""
+    """Recordings with their splits, and notes on how they were divided."""
 
     recordings: list[Recording]
     notes: list[str]
 
 
-def divide(recordings: Sequence[Recording], shares: Shares) -> Division:
-    """Give every recording a split; splits of the source are kept.
+def divide(recordings: Sequence[Recording], shares: HeldOutShares) -> Division:
+    """Assign a split to every recording; splits of the source are preserved.
 
-    A source with one split, or none, is divided anew into three. One that has training and test clips only gets its
-    validation split out of the training clips.
+    A source with one split, or none, is divided into three. If the source has training and test clips only, the
+    validation split is drawn from the training clips.
     """
-    named = {recording.split for recording in recordings} - {""}
-    if len(named) < 2:
+    source_splits = {recording.split for recording in recordings} - {""}
+    if len(source_splits) < 2:
         return _draw(recordings, {"test": shares.test, "validation": shares.validation})
-    notes = [f"the splits are the source's own: {', '.join(split for split in SPLITS if split in named)}"]
-    kept = [dataclasses.replace(one, split=one.split or "train") for one in recordings]
-    if "validation" not in named:
-        train = [one for one in kept if one.split == "train"]
+    notes = [f"the splits are the source's own: {', '.join(split for split in SPLITS if split in source_splits)}"]
+    assigned = [dataclasses.replace(recording, split=recording.split or "train") for recording in recordings]
+    if "validation" not in source_splits:
+        train = [recording for recording in assigned if recording.split == "train"]
         drawn = _draw(train, {"validation": shares.validation})
-        held = iter(drawn.recordings)
-        kept = [next(held) if one.split == "train" else one for one in kept]
+        validation_or_train = iter(drawn.recordings)
+        assigned = [next(validation_or_train) if recording.split == "train" else recording for recording in assigned]
         notes += ["validation is drawn from its training clips", *drawn.notes]
-    return Division(kept, notes + _shared_speakers(kept))
+    return Division(assigned, notes + _shared_speakers(assigned))
 
 
 def _draw(recordings: Sequence[Recording], shares: dict[str, float]) -> Division:
-    wanted = {split: round(share * len(recordings)) or 1 for split, share in shares.items() if share > 0}
-    ways: dict[str, Callable[[Recording], str]] = {"speaker": _group, "file": _file, "clip": _clip}
-    for way, name_of in ways.items():
+    counts = {split: round(share * len(recordings)) or 1 for split, share in shares.items() if share > 0}
+    units: dict[str, Callable[[Recording], str]] = {"speaker": _speaker_or_file, "file": _file, "clip": _clip}
+    for unit, group_of in units.items():
         groups: dict[str, list[int]] = defaultdict(list)
         for index, recording in enumerate(recordings):
-            groups[name_of(recording)].append(index)
-        if len(groups) > len(wanted) and not (way == "file" and len(groups) == len(recordings)):
+            groups[group_of(recording)].append(index)
+        if len(groups) > len(counts) and not (unit == "file" and len(groups) == len(recordings)):
             break
     splits = ["train"] * len(recordings)
-    for name, split in (_fill(groups, wanted) if len(groups) > len(wanted) else {}).items():
+    for name, split in (_fill(groups, counts) if len(groups) > len(counts) else {}).items():
         for index in groups[name]:
             splits[index] = split
-    found = [dataclasses.replace(one, split=split) for one, split in zip(recordings, splits)]
-    return Division(found, _how(found, way, wanted))
+    assigned = [dataclasses.replace(recording, split=split) for recording, split in zip(recordings, splits)]
+    return Division(assigned, _division_notes(assigned, unit, counts))
 
 
-def _group(recording: Recording) -> str:
-    """What must not be torn apart: a speaker, or else the sound file that several clips are cut from."""
+def _speaker_or_file(recording: Recording) -> str:
+    """Return the unit that is in one split only: the speaker, or else the sound file that clips are cut from."""
     return f"speaker {recording.speaker}" if recording.speaker else _file(recording)
 
 
@@ -82,53 +83,58 @@ def _file(recording: Recording) -> str:
 
 
 def _clip(recording: Recording) -> str:
-    return f"clip {recording.id} {recording.where}"
+    return f"clip {recording.id} {recording.location}"
 
 
-def _fill(groups: dict[str, list[int]], wanted: dict[str, int]) -> dict[str, str]:
-    """Give whole groups to the splits until they have what is wanted; return the split by group.
+def _fill(groups: dict[str, list[int]], counts: dict[str, int]) -> dict[str, str]:
+    """Assign whole groups to the splits until each has its number of clips; return the split by group.
 
     Args:
-        groups: more of them than ``wanted`` splits: one is left for each split that comes later, and for training.
+        groups: indices of recordings by group; more groups than splits: one is reserved for each later split, and
+            one for training.
+        counts: clips that each split is to get.
     """
     ranked = sorted(groups, key=lambda name: hashlib.blake2b(name.encode(), digest_size=16).digest())
     chosen: dict[str, str] = {}
-    for later, (split, count) in zip(range(len(wanted), 0, -1), wanted.items()):
-        left = [name for name in ranked if name not in chosen]
-        got, free = 0, len(left) - later
-        for name in left[:-1]:
-            if free and got < count and got + len(groups[name]) <= _CROWD * count:
+    for later, (split, count) in zip(range(len(counts), 0, -1), counts.items()):
+        remaining = [name for name in ranked if name not in chosen]
+        assigned, spare = 0, len(remaining) - later
+        for name in remaining[:-1]:
+            if spare and assigned < count and assigned + len(groups[name]) <= _LARGEST_EXCESS * count:
                 chosen[name] = split
-                got += len(groups[name])
-                free -= 1
-        if not got:
-            smallest = min(left, key=lambda name: len(groups[name]))
+                assigned += len(groups[name])
+                spare -= 1
+        if not assigned:
+            smallest = min(remaining, key=lambda name: len(groups[name]))
             chosen[smallest] = split
     return chosen
 
 
-def _how(found: Sequence[Recording], way: str, wanted: dict[str, int]) -> list[str]:
-    """Say how it was divided, and what that leaves to train on."""
-    speakers = Counter(recording.speaker for recording in found)
+def _division_notes(recordings: Sequence[Recording], unit: str, counts: dict[str, int]) -> list[str]:
+    """Describe how the recordings were divided, and how many are left to train on."""
+    speakers = Counter(recording.speaker for recording in recordings)
     unknown = speakers.pop("", 0)
-    if not wanted:
+    if not counts:
         return ["nothing is held out"]
-    if len(found) <= len(wanted):
-        return [f"{counted(len(found), 'clip is', 'clips are')} too few to hold any out: all are for training"]
+    if len(recordings) <= len(counts):
+        return [f"{counted(len(recordings), 'clip is', 'clips are')} too few to hold any out: all are for training"]
     if not speakers:
-        way = "file" if way == "speaker" and len({_file(one) for one in found}) < len(found) else "clip"
-        return [f"divided by {way}: the source names no speakers, so the same voice may be in all splits"]
-    if way != "speaker":
-        few = counted(len(speakers), "speaker is", "speakers are")
+        files = len({_file(recording) for recording in recordings})
+        unit = "file" if unit == "speaker" and files < len(recordings) else "clip"
+        return [f"divided by {unit}: the source names no speakers, so the same voice may be in all splits"]
+    if unit != "speaker":
+        too_few = counted(len(speakers), "speaker is", "speakers are")
         voices = "voice is" if len(speakers) == 1 else "voices are"
-        return [f"divided by {way}: {few} too few, so the same {voices} in all splits"]
-    rest = f"; {counted(unknown, 'clip')} without one divided by file" if unknown else ": no speaker is in two splits"
-    left = sum(one.split == "train" for one in found)
-    notes = [f"divided by speaker ({len(speakers)}){rest}"]
-    if left < _LITTLE * len(found):
-        help = "--test 0 or more speakers help" if len(wanted) > 1 else "more speakers help"
-        why = "since whole speakers are held out"
-        notes.append(f"only {left} of {len(found)} clips are left to train on, {why}; {help}")
+        return [f"divided by {unit}: {too_few} too few, so the same {voices} in all splits"]
+    unknown_note = (
+        f"; {counted(unknown, 'clip')} without one divided by file" if unknown else ": no speaker is in two splits"
+    )
+    train_clips = sum(recording.split == "train" for recording in recordings)
+    notes = [f"divided by speaker ({len(speakers)}){unknown_note}"]
+    if train_clips < _FEW_TRAINING_CLIPS * len(recordings):
+        remedy = "--test 0 or more speakers help" if len(counts) > 1 else "more speakers help"
+        reason = "since whole speakers are held out"
+        notes.append(f"only {train_clips} of {len(recordings)} clips are left to train on, {reason}; {remedy}")
     return notes
 
 
@@ -137,7 +143,7 @@ def _shared_speakers(recordings: Iterable[Recording]) -> list[str]:
     for recording in recordings:
         if recording.speaker:
             splits[recording.speaker].add(recording.split)
-    shared = sum("train" in found and len(found) > 1 for found in splits.values())
+    shared = sum("train" in speaker_splits and len(speaker_splits) > 1 for speaker_splits in splits.values())
     return (
         [f"{counted(shared, 'speaker is', 'speakers are')} in training and in another split, as the source has them"]
         if shared

@@ -1,8 +1,8 @@
-"""``prepare``: a source becomes a data set folder. The whole way, from top to bottom.
+"""``prepare``: a source of recordings becomes a data set folder.
 
-What was measured of a recording is kept (:class:`Journal`), what follows from it is worked out anew
-in every run. So a run that was interrupted goes on where it was and ends in the same folder, and a run with other
-limits fetches only what the earlier one left out.
+The measurements of a recording are stored (:class:`Journal`); everything that follows from them is computed again in
+every run. So an interrupted run resumes and ends with the same folder, and a run with other limits fetches only what
+the earlier one left out.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from typing import TYPE_CHECKING
 import soundfile
 
 from profiles.errors import BadInput, StoppedByUser
-from training.recordings.checks import RATE, Limits, Measures, doubles, judge, judge_text, measure, to_16_bits
-from training.recordings.dividing import Shares, divide
-from training.recordings.fetching import Fetcher, FetchLimits, TooMuch
+from training.recordings.checks import RATE, Limits, Measures, find_duplicates, judge, judge_text, measure, to_16_bits
+from training.recordings.dividing import HeldOutShares, divide
+from training.recordings.fetching import DownloadLimitReached, Fetcher, FetchLimits
 from training.recordings.readers import READERS, kind_of
 from training.recordings.recording import (
+    Exclusion,
     ExclusionReason,
-    Fault,
-    NoSource,
+    MissingSource,
     ReadRequest,
     Recording,
     UnusableRecording,
     UrlSource,
 )
-from training.recordings.workplace import (
+from training.recordings.dataset_folder import (
     FORMS,
+    AcceptedRecording,
+    DatasetFolder,
     DatasetOrigin,
     Journal,
-    KeptRecording,
     Result,
-    Workplace,
-    open_workplace,
+    open_dataset_folder,
     write_result,
 )
 from training.tasks.audio import decode
@@ -54,34 +54,36 @@ if TYPE_CHECKING:
     from training.recordings.recording import Source
     from training.tasks.whisper.samples import ModelEar  # imports torch
 
-_BATCH = 16  # clips of which a model tells the languages at once
-_AS_LONG = 0.05  # seconds by which a file differs at most from what a table says of it
-_BEYOND = 0.5  # seconds decoded after the longest that is kept
+_BATCH_SIZE = 16  # clips of which a model detects the languages at once
+_LENGTH_TOLERANCE = 0.05  # seconds by which the lengths of a file and of its part in the table may differ
+_DECODED_BEYOND = 0.5  # seconds decoded beyond the longest that is accepted
 
 
-def key_of(recording: Recording, form: str) -> str:
-    """Return what a recording's sound is known by: it changes with the file, the part of it, and the form written."""
+def cache_key(recording: Recording, form: str) -> str:
+    """Return the key of a recording's sound: it changes with the file, the part of it, and the output format."""
     return digest([recording.audio.stamp(), repr(recording.offset), repr(recording.duration), form])
 
 
-def hear(recording: Recording, target: Path, aside: Path, limits: Limits, fetcher: Fetcher, form: str) -> Measures:
-    """Measure one recording; write it to ``target`` if :func:`judge` keeps it.
+def measure_and_write(
+    recording: Recording, target: Path, temporary: Path, limits: Limits, fetcher: Fetcher, form: str
+) -> Measures:
+    """Measure one recording; write it to ``target`` if :func:`judge` accepts it.
 
     Args:
-        aside: a path of this recording alone, for what is half done.
+        temporary: a path for unfinished files that no other recording uses.
 
     Raises:
-        UnusableRecording: it cannot be had or read.
+        UnusableRecording: it cannot be fetched or read.
         OSError: ``target`` cannot be written.
     """
-    downloaded = aside.with_suffix(".download")
+    downloaded = temporary.with_suffix(".download")
     try:
         source, fetched = _get(recording.audio, downloaded, fetcher)
         samples, measures = _decode(source, recording, limits, fetched)
     finally:
         downloaded.unlink(missing_ok=True)
     if samples is not None and judge(recording, measures, limits) is None:
-        _write(samples, target, aside, form)
+        _write(samples, target, temporary, form)
     return measures
 
 
@@ -92,7 +94,7 @@ def _get(audio: Source, downloaded: Path, fetcher: Fetcher) -> tuple[Path | byte
             return downloaded, count
         case FileSource(path):
             return path, 0
-        case NoSource(text):
+        case MissingSource(text):
             raise UnusableRecording(ExclusionReason.NOT_THERE, text)
         case _:
             try:
@@ -104,30 +106,31 @@ def _get(audio: Source, downloaded: Path, fetcher: Fetcher) -> tuple[Path | byte
 def _decode(
     source: Path | bytes, recording: Recording, limits: Limits, fetched: int
 ) -> tuple[Samples | None, Measures]:
-    """Samples are ``None`` where the recording is too long to be decoded whole."""
+    """Return samples and measures; the samples are ``None`` if the recording is too long."""
     if not (len(source) if isinstance(source, bytes) else _size(source)):
         raise UnusableRecording(ExclusionReason.EMPTY, "an empty file")
-    most = limits.longest + _BEYOND
-    wanted = most if recording.duration is None else min(recording.duration, most)
+    decoded_seconds = limits.longest + _DECODED_BEYOND
+    if recording.duration is not None:
+        decoded_seconds = min(recording.duration, decoded_seconds)
     try:
-        is_part = bool(recording.offset) and not _is_cut_already(source, recording.duration)
-        offset = recording.offset if is_part else 0.0
-        audio = decode(source, RATE, wanted, offset)
+        needs_offset = bool(recording.offset) and not _is_cut_already(source, recording.duration)
+        offset = recording.offset if needs_offset else 0.0
+        audio = decode(source, RATE, decoded_seconds, offset)
     except AudioError as error:
         raise UnusableRecording(ExclusionReason.UNREADABLE, str(error)) from error
-    rest = audio.seconds - offset
-    seconds = rest if recording.duration is None else min(rest, recording.duration)
+    available = audio.seconds - offset
+    seconds = available if recording.duration is None else min(available, recording.duration)
     if seconds > limits.longest:
         return None, Measures(round(seconds, 3), fetched=fetched)
     return audio.samples, measure(audio.samples, fetched)
 
 
 def _is_cut_already(source: Path | bytes, duration: float | None) -> bool:
-    """Whether a file is as long as the part that is named: the table then says where in another file it was."""
+    """Whether a file is as long as the part: then the offset refers to another file, which it was cut from."""
     if duration is None:
         return False
     with SoundFile(source) as file:
-        return abs(file.seconds - duration) < _AS_LONG
+        return abs(file.seconds - duration) < _LENGTH_TOLERANCE
 
 
 def _size(path: Path) -> int:
@@ -137,42 +140,42 @@ def _size(path: Path) -> int:
         raise UnusableRecording(ExclusionReason.NOT_THERE, error.strerror or str(error)) from error
 
 
-def _write(samples: Samples, target: Path, aside: Path, form: str) -> None:
-    _, container, coding = FORMS[form]
+def _write(samples: Samples, target: Path, temporary: Path, form: str) -> None:
+    _, container, encoding = FORMS[form]
     try:
-        soundfile.write(aside, to_16_bits(samples), RATE, format=container, subtype=coding)
-        os.replace(aside, target)
-    except soundfile.SoundFileError as error:  # a full disk, in libsndfile's words
+        soundfile.write(temporary, to_16_bits(samples), RATE, format=container, subtype=encoding)
+        os.replace(temporary, target)
+    except soundfile.SoundFileError as error:  # what libsndfile raises when the disk is full
         raise OSError(0, str(error), str(target)) from error
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
-def hear_languages(ear: ModelEar, clips: Sequence[tuple[str, Path]], journal: Journal, progress: Progress) -> None:
-    """Let the model listen to the clips (key and file) that it has not heard before."""
-    fresh = [(key, file) for key, file in dict(clips).items() if (ear.name, key) not in journal.heard]
-    for start in range(0, len(fresh), _BATCH):
-        batch = fresh[start : start + _BATCH]
-        for (key, _), heard in zip(batch, ear.languages([file for _, file in batch])):
-            journal.add_language(ear.name, key, heard)
-        progress("languages", min(start + _BATCH, len(fresh)), len(fresh))
+def detect_languages(ear: ModelEar, clips: Sequence[tuple[str, Path]], journal: Journal, progress: Progress) -> None:
+    """Detect the languages of the clips (key and file) for which the journal holds none of this model."""
+    unknown = [(key, file) for key, file in dict(clips).items() if (ear.name, key) not in journal.languages]
+    for start in range(0, len(unknown), _BATCH_SIZE):
+        batch = unknown[start : start + _BATCH_SIZE]
+        for (key, _), language in zip(batch, ear.languages([file for _, file in batch])):
+            journal.add_language(ear.name, key, language)
+        progress("languages", min(start + _BATCH_SIZE, len(unknown)), len(unknown))
 
 
-def judge_language(recording: Recording, ear: ModelEar, key: str, journal: Journal) -> Fault | None:
-    """Return why a recording is left out: another language was heard than is told. Where none is told: ``None``."""
-    told, heard = ear.code(recording.language), journal.heard.get((ear.name, key), "")
-    if told and heard and told != heard:
-        return Fault(ExclusionReason.LANGUAGE, f"sounds like {heard}, not {told}")
+def judge_language(recording: Recording, ear: ModelEar, key: str, journal: Journal) -> Exclusion | None:
+    """Return an exclusion if the detected language is not the stated one; ``None`` if either is unknown."""
+    stated, detected = ear.code(recording.language), journal.languages.get((ear.name, key), "")
+    if stated and detected and stated != detected:
+        return Exclusion(ExclusionReason.LANGUAGE, f"sounds like {detected}, not {stated}")
     return None
 
 
-_ROUNDS = 3  # a clip whose double is gone is heard again
-_AHEAD = 4  # recordings handed over for each thread
+_ROUNDS = 3  # a clip whose duplicate turned out unusable is measured in the next round
+_QUEUED_PER_THREAD = 4  # recordings
 
 
 @dataclass(frozen=True)
 class PreparationJob:
-    """What is to be prepared, and how."""
+    """A source, the folder to make of it, and all options."""
 
     request: ReadRequest
     out: Path
@@ -180,17 +183,17 @@ class PreparationJob:
     """See :data:`training.recordings.readers.READERS`; empty: recognised."""
     form: str = "flac"
     language: str = ""
-    """Of recordings of which the source tells none."""
+    """Language of recordings for which the source states none."""
     lowercase: bool = False
     threads: int = 4
     limits: Limits = field(default_factory=Limits)
-    shares: Shares = field(default_factory=Shares)
+    shares: HeldOutShares = field(default_factory=HeldOutShares)
     fetching: FetchLimits = field(default_factory=FetchLimits)
 
 
 @dataclass(frozen=True)
 class _Item:
-    """A recording with the place of its sound."""
+    """A recording, the key of its sound, and the file it is written to."""
 
     recording: Recording
     key: str
@@ -198,71 +201,74 @@ class _Item:
 
 
 def prepare(job: PreparationJob, progress: Progress, ear: ModelEar | None = None) -> Result:
-    """Make the folder ``job.out``, or go on with it.
+    """Make the data set folder ``job.out``, or resume it.
 
     Args:
-        ear: a model that tells the language of what is kept; ``None``: nobody listens.
+        ear: a model that detects the languages of the accepted recordings; ``None``: they are not checked.
 
     Raises:
-        BadInput: the source cannot be read, the folder not written, or nothing is left.
-        StoppedByUser: Ctrl-C; the same job goes on.
+        BadInput: the source cannot be read, the folder cannot be written, or every recording is left out.
+        StoppedByUser: Ctrl-C; the same job resumes.
     """
     kind = kind_of(job.request.source, job.kind)
     recordings = _read(job, kind, progress)
     division = divide(recordings, job.shares)
     source = job.request.source
-    lasting = source if kind in ("hub", "bigquery") else str(Path(source).expanduser().resolve())
-    with open_workplace(job.out, DatasetOrigin(lasting, kind, job.form)) as place:
-        with closing(Journal(place.journal)) as journal:
-            run = _Run(job, place, _items(division.recordings, place, job.form), journal, progress)
-            items = run.items
-            run.hear_all()
-            faults = run.faults()
+    lasting_source = source if kind in ("hub", "bigquery") else str(Path(source).expanduser().resolve())
+    with open_dataset_folder(job.out, DatasetOrigin(lasting_source, kind, job.form)) as dataset_folder:
+        with closing(Journal(dataset_folder.journal)) as journal:
+            items = _items(division.recordings, dataset_folder, job.form)
+            run = _Preparation(job, dataset_folder, items, journal, progress)
+            run.measure_all()
+            exclusions = run.exclusions()
             if ear is not None:
-                kept = [item for item, fault in zip(items, faults) if fault is None]
-                hear_languages(ear, [(item.key, item.file) for item in kept], journal, progress)
-                faults = [fault or judge_language(i.recording, ear, i.key, journal) for i, fault in zip(items, faults)]
-            kept_clips = [
-                KeptRecording(item.recording, item.file, journal.measures[item.key].seconds)
-                for item, fault in zip(items, faults)
-                if fault is None
+                accepted_items = [item for item, exclusion in zip(items, exclusions) if exclusion is None]
+                detect_languages(ear, [(item.key, item.file) for item in accepted_items], journal, progress)
+                exclusions = [
+                    exclusion or judge_language(i.recording, ear, i.key, journal)
+                    for i, exclusion in zip(items, exclusions)
+                ]
+            accepted = [
+                AcceptedRecording(item.recording, item.file, journal.measures[item.key].seconds)
+                for item, exclusion in zip(items, exclusions)
+                if exclusion is None
             ]
         notes = division.notes
-        if {one.split for one in division.recordings} != {one.recording.split for one in kept_clips}:
-            kept_clips, notes = _divided_anew(recordings, kept_clips, job.shares)
-        left_out = [(item.recording, fault) for item, fault in zip(items, faults) if fault is not None]
-        return write_result(place, kind, kept_clips, left_out, notes)
+        if {item.recording.split for item in items} != {clip.recording.split for clip in accepted}:
+            accepted, notes = _redivide(recordings, accepted, job.shares)
+        left_out = [(item.recording, exclusion) for item, exclusion in zip(items, exclusions) if exclusion is not None]
+        return write_result(dataset_folder, kind, accepted, left_out, notes)
 
 
 def _read(job: PreparationJob, kind: str, progress: Progress) -> list[Recording]:
-    found: list[Recording] = []
+    recordings: list[Recording] = []
     for recording in READERS[kind](job.request):
-        # languages as Whisper writes them (``pt`` for ``pt-BR``), where it has them; texts as they are wanted
-        given = recording.language or job.language
-        language = code_of(given) or given
+        # Whisper's code of the language if it has one (``pt`` for ``pt-BR``)
+        stated = recording.language or job.language
+        language = code_of(stated) or stated
         text = recording.text.lower() if job.lowercase else recording.text
-        found.append(dataclasses.replace(recording, language=language, text=text))
-        if not len(found) % 1000:
-            progress("reading", len(found), None)
-    if not found:
+        recordings.append(dataclasses.replace(recording, language=language, text=text))
+        if not len(recordings) % 1000:
+            progress("reading", len(recordings), None)
+    if not recordings:
         raise BadInput(f"source {job.request.source}: no recordings there", "it needs a line for each recording")
-    return _with_own_ids(found)
+    return _with_unique_ids(recordings)
 
 
-def _divided_anew(
-    recordings: Sequence[Recording], kept: Sequence[KeptRecording], shares: Shares
-) -> tuple[list[KeptRecording], list[str]]:
-    """Divide those that are kept: nothing is left of a whole split."""
-    source = {one.id: one for one in recordings}
-    division = divide([source[one.recording.id] for one in kept], shares)
-    return [one._replace(recording=new) for one, new in zip(kept, division.recordings)], division.notes
+def _redivide(
+    recordings: Sequence[Recording], accepted: Sequence[AcceptedRecording], shares: HeldOutShares
+) -> tuple[list[AcceptedRecording], list[str]]:
+    """Divide the accepted recordings again, because all of a split were left out."""
+    undivided = {recording.id: recording for recording in recordings}
+    division = divide([undivided[clip.recording.id] for clip in accepted], shares)
+    return [clip._replace(recording=new) for clip, new in zip(accepted, division.recordings)], division.notes
 
 
-def _with_own_ids(recordings: Sequence[Recording]) -> list[Recording]:
-    """Ids are unique in a data set: the second ``a`` becomes ``a-2``."""
+def _with_unique_ids(recordings: Sequence[Recording]) -> list[Recording]:
+    """Make ids unique within the data set: the second ``a`` becomes ``a-2``."""
     seen: Counter[str] = Counter()
     taken = {recording.id for recording in recordings}
-    found = []
+    renamed = []
     for recording in recordings:
         name = recording.id
         while seen[recording.id] and name in taken:
@@ -270,96 +276,99 @@ def _with_own_ids(recordings: Sequence[Recording]) -> list[Recording]:
             name = f"{recording.id}-{seen[recording.id]}"
         seen[recording.id] = seen[recording.id] or 1
         taken.add(name)
-        found.append(dataclasses.replace(recording, id=name))
-    return found
+        renamed.append(dataclasses.replace(recording, id=name))
+    return renamed
 
 
-def _items(recordings: Sequence[Recording], place: Workplace, form: str) -> list[_Item]:
-    """Give every recording its file; those that have the same sound have the same."""
+def _items(recordings: Sequence[Recording], dataset_folder: DatasetFolder, form: str) -> list[_Item]:
+    """Assign a file to every recording; recordings with the same key share it."""
     files: dict[str, Path] = {}
     items = []
     for recording in recordings:
-        key = key_of(recording, form)
-        file = files.setdefault(key, place.file_of(recording.id, key, form))
+        key = cache_key(recording, form)
+        file = files.setdefault(key, dataset_folder.file_of(recording.id, key, form))
         items.append(_Item(recording, key, file))
     return items
 
 
 @dataclass(frozen=True)
-class _Run:
-    """What one run of ``prepare`` hears, and what it knows of it."""
+class _Preparation:
+    """One run of ``prepare``: measures its recordings, and decides which are left out."""
 
     job: PreparationJob
-    place: Workplace
+    folder: DatasetFolder
     items: Sequence[_Item]
     journal: Journal
     progress: Progress
-    failures: dict[str, Fault] = field(default_factory=dict)
-    """Why some could not be heard, by key."""
+    failures: dict[str, Exclusion] = field(default_factory=dict)
+    """Exclusions of recordings that could not be measured, by key."""
 
-    def faults(self) -> list[Fault | None]:
-        """Say of every recording why it is left out. Those that were not heard yet count as kept."""
-        known = [self._known(item.key) for item in self.items]
-        faults: list[Fault | None] = []
-        for item, measures in zip(self.items, known):
-            fault = judge_text(item.recording) or self.failures.get(item.key)
-            faults.append(fault or (judge(item.recording, measures, self.job.limits) if measures else None))
-        heard = [(index, found) for index, found in enumerate(known) if found and faults[index] is None]
-        clips = [(self.items[index].recording, found.digest) for index, found in heard]
-        for (index, _), fault in zip(heard, doubles(clips)):
-            faults[index] = fault
-        return faults
+    def exclusions(self) -> list[Exclusion | None]:
+        """Return for each recording why it is left out; ``None`` if it is accepted or not measured yet."""
+        measured = [self._measures_of(item.key) for item in self.items]
+        exclusions: list[Exclusion | None] = []
+        for item, measures in zip(self.items, measured):
+            exclusion = judge_text(item.recording) or self.failures.get(item.key)
+            exclusions.append(exclusion or (judge(item.recording, measures, self.job.limits) if measures else None))
+        heard = [(index, measures) for index, measures in enumerate(measured) if measures and exclusions[index] is None]
+        clips = [(self.items[index].recording, measures.digest) for index, measures in heard]
+        for (index, _), exclusion in zip(heard, find_duplicates(clips)):
+            exclusions[index] = exclusion
+        return exclusions
 
-    def _known(self, key: str) -> Measures | None:
-        """What was measured; of one that was too long to be decoded, nothing is known but its length."""
-        found = self.journal.measures.get(key)
-        return found if found and (found.digest or found.seconds > self.job.limits.longest) else None
+    def _measures_of(self, key: str) -> Measures | None:
+        """Return the journal's measures, unless they lack what these limits need: too long sound is not decoded."""
+        measures = self.journal.measures.get(key)
+        return measures if measures and (measures.digest or measures.seconds > self.job.limits.longest) else None
 
-    def hear_all(self) -> None:
-        """Hear all that is to be kept and has no file yet."""
+    def measure_all(self) -> None:
+        """Measure and write all recordings that are not left out and have no file yet."""
         for _ in range(_ROUNDS):
-            kept = (item for item, fault in zip(self.items, self.faults()) if fault is None)
-            to_do = {item.key: item for item in kept if not self._known(item.key) or not item.file.is_file()}
-            if not to_do:
+            accepted = (item for item, exclusion in zip(self.items, self.exclusions()) if exclusion is None)
+            pending = {
+                item.key: item for item in accepted if not self._measures_of(item.key) or not item.file.is_file()
+            }
+            if not pending:
                 break
-            self._hear(list(to_do.values()))
+            self._measure(list(pending.values()))
 
-    def _hear(self, items: Sequence[_Item]) -> None:
+    def _measure(self, items: Sequence[_Item]) -> None:
         job, done = self.job, 0
         fetcher = Fetcher(job.fetching, self.journal.fetched)
 
         def work(item: _Item) -> Measures:
-            return hear(item.recording, item.file, self.place.partial / item.key, job.limits, fetcher, job.form)
+            temporary = self.folder.partial / item.key
+            return measure_and_write(item.recording, item.file, temporary, job.limits, fetcher, job.form)
 
         with ThreadPoolExecutor(job.threads, thread_name_prefix="prepare") as pool:
             try:
-                for item, outcome in _in_flight(pool, work, items, _AHEAD * job.threads):
+                for item, future in _bounded_futures(pool, work, items, _QUEUED_PER_THREAD * job.threads):
                     try:
-                        self.journal.add(item.key, outcome.result())
+                        self.journal.add(item.key, future.result())
                     except UnusableRecording as error:
-                        self.failures[item.key] = error.fault
+                        self.failures[item.key] = error.exclusion
                     done += 1
                     self.progress("recordings", done, len(items))
             except KeyboardInterrupt:
-                told = f"stopped after {done} of {len(items)}"
-                raise StoppedByUser(told, "the same command continues there") from None
-            except TooMuch as error:
-                bound = f"{job.fetching.total_bytes / 1e9:g} GB"
+                message = f"stopped after {done} of {len(items)}"
+                raise StoppedByUser(message, "the same command continues there") from None
+            except DownloadLimitReached as error:
+                size_limit = f"{job.fetching.total_bytes / 1e9:g} GB"
                 hint = "the same command with a larger --max-total continues"
-                raise BadInput(f"all downloads together have reached {bound}", hint) from error
+                raise BadInput(f"all downloads together have reached {size_limit}", hint) from error
             finally:
                 fetcher.cancel()
                 pool.shutdown(cancel_futures=True)
 
 
-def _in_flight(
-    pool: ThreadPoolExecutor, work: Callable[[_Item], Measures], items: Sequence[_Item], most: int
+def _bounded_futures(
+    pool: ThreadPoolExecutor, work: Callable[[_Item], Measures], items: Sequence[_Item], limit: int
 ) -> Iterator[tuple[_Item, Future[Measures]]]:
-    """Hand ``most`` items over at a time; give each as it ends."""
+    """Submit items, at most ``limit`` at a time; yield each with its future when it is done."""
     waiting = iter(items)
     running: dict[Future[Measures], _Item] = {}
     while True:
-        while len(running) < most and (item := next(waiting, None)) is not None:
+        while len(running) < limit and (item := next(waiting, None)) is not None:
             running[pool.submit(work, item)] = item
         if not running:
             return

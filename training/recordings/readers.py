@@ -1,8 +1,8 @@
-"""The kinds of sources, recognised by what lies there or named by a person, and the readers of tables.
+"""The readers of all kinds of sources by name, the recognition of a source's kind, and the readers of tables.
 
-Tables in files (also what BigQuery exports), Hugging Face's audiofolder, tables of BigQuery by name, and data sets of
-the Hugging Face hub. The forms that corpora have of their own are in :mod:`training.recordings.corpora`. All readers
-give :class:`training.recordings.recording.Recording`.
+Tables are files (also exports of BigQuery), Hugging Face's audiofolder, tables of BigQuery by name, and data sets of
+the Hugging Face hub. The formats of published corpora are in :mod:`training.recordings.corpora`, those of folders in
+:mod:`training.recordings.layouts`. All readers yield :class:`training.recordings.recording.Recording`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any, Protocol
 from profiles.errors import BadInput
 from training.recordings import corpora, layouts
 from training.recordings.recording import (
+    Exclusion,
     ExclusionReason,
-    Fault,
     ReadRequest,
     Recording,
     TableColumns,
-    names_in,
+    find_columns,
     one_line,
     recording_of,
-    spelled,
+    with_usual_spelling,
 )
 from training.tasks.speech_clips import FileSource, split_named
 from training.tasks.speech_dataset import looks_like_path
@@ -33,41 +33,41 @@ from training.tasks.tables import JSON_LINES, Table, check_size, read_table, row
 
 _FORMS = ((".parquet",), (".csv", ".tsv"), JSON_LINES)
 ENDINGS = tuple(ending for form in _FORMS for ending in form)
-_LARGEST = 4 * 2**30  # bytes: a table is read whole
+_LARGEST = 4 * 2**30  # bytes: a table is read at once
 _BATCH = 1024  # rows of a Parquet file
 BIGQUERY = "bigquery:"
-"""What a table of BigQuery begins with, ``bigquery:project.dataset.table``."""
+"""Prefix of a table of BigQuery, ``bigquery:project.dataset.table``."""
 _BIGQUERY_NAME = re.compile(r"[\w-]+(?:[.:][\w-]+)?\.[\w-]+\.[\w$-]+")
 
 
 def read_tables(request: ReadRequest) -> Iterator[Recording]:
-    """Give the recordings of one table, or of all in a folder: one for each split, or the numbered parts of an export.
+    """Yield the recordings of one table, or of all in a folder: one for each split, or the numbered parts of an export.
 
     Raises:
-        BadInput: no table, or one that cannot be read.
+        BadInput: there is no table, or one cannot be read.
     """
     path = Path(request.source).expanduser()
     for file in tables_of(path):
         split = split_named(file.stem) if path.is_dir() else ""
         table = _read(file, may_be_empty=bool(split))
-        names = names_in(table, request) if table.rows else TableColumns()
+        names = find_columns(table, request) if table.rows else TableColumns()
         for row in table.rows:
             yield recording_of(row, names, file.parent, request, split)
 
 
 def tables_of(path: Path) -> list[Path]:
-    """Return the tables that a path stands for: itself, those of its splits, or all of one form, by name."""
+    """Return the tables at a path: the file itself, or a folder's tables of splits, or all of one format, by name."""
     if not path.is_dir():
         return [path]
     files = sorted(file for file in without_hidden(path.iterdir()) if file.is_file())
     forms = [[file for file in files if file.suffix.lower() in endings] for endings in _FORMS]
-    divided = [[file for file in found if split_named(file.stem)] for found in forms]
-    return next((found for found in (*divided, *forms) if found), [])
+    divided = [[file for file in tables if split_named(file.stem)] for tables in forms]
+    return next((tables for tables in (*divided, *forms) if tables), [])
 
 
 def read_audiofolder(request: ReadRequest) -> Iterator[Recording]:
-    """Give the recordings of a folder with ``metadata.csv``, ``.jsonl`` or ``.parquet`` beside the audio, also one in
-    each split.
+    """Yield the recordings of a folder with ``metadata.csv``, ``.jsonl`` or ``.parquet`` next to the audio, or with one
+    in the folder of each split.
 
     Raises:
         BadInput: a table cannot be read, or lacks a column.
@@ -75,19 +75,21 @@ def read_audiofolder(request: ReadRequest) -> Iterator[Recording]:
     folder = Path(request.source).expanduser()
     for file in metadata_of(folder):
         table = _read(file)
-        names = names_in(table, request)
+        names = find_columns(table, request)
         split = split_named(file.parent.name) if file.parent != folder else ""
         for row in table.rows:
-            found = recording_of(row, names, file.parent, request, split)
-            first = Path(row.cells.get(names.audio, "")).parts[:1]
-            yield found if found.split else dataclasses.replace(found, split=split_named("".join(first)))
+            recording = recording_of(row, names, file.parent, request, split)
+            top_folder = Path(row.cells.get(names.audio, "")).parts[:1]
+            yield (
+                recording if recording.split else dataclasses.replace(recording, split=split_named("".join(top_folder)))
+            )
 
 
 def metadata_of(folder: Path) -> list[Path]:
-    """Return the folder's table, or those of its splits; empty if this is no audiofolder."""
-    own = _metadata_in(folder)
-    if own is not None:
-        return [own]
+    """Return the folder's table, or those of its splits; empty if this is not an audiofolder."""
+    table_here = _metadata_in(folder)
+    if table_here is not None:
+        return [table_here]
     inner = sorted(path for path in folder.iterdir() if path.is_dir() and split_named(path.name))
     return [table for path in inner if (table := _metadata_in(path)) is not None]
 
@@ -97,23 +99,23 @@ def _metadata_in(folder: Path) -> Path | None:
 
 
 def _read(path: Path, may_be_empty: bool = False) -> Table:
-    """Read a table of any kind.
+    """Read a table of any format.
 
     Args:
-        may_be_empty: as that of one split of several.
+        may_be_empty: accept a table without rows, such as that of one split of several.
 
     Raises:
-        BadInput: it cannot be read, or is too large to be read whole.
+        BadInput: it cannot be read, or is too large.
     """
     check_size(path, _LARGEST, "divide it into several tables in a folder")
-    return spelled(
+    return with_usual_spelling(
         _read_parquet(path) if path.suffix.lower() == ".parquet" else read_table(path, may_be_empty=may_be_empty)
     )
 
 
 def _read_parquet(path: Path) -> Table:
-    """Read a Parquet file; a cell with bytes, which no path is, stays empty."""
-    import pyarrow  # 0.9 s with parquet: only who has such a file pays it
+    """Read a Parquet file; a cell with bytes becomes empty, since it is not a path."""
+    import pyarrow  # takes 0.9 s with parquet, so only for such files
     import pyarrow.parquet
 
     try:
@@ -130,12 +132,12 @@ def _read_parquet(path: Path) -> Table:
 
 
 def holds_sound(path: Path) -> bool:
-    """Whether a Parquet file, or the first in a folder as it is fetched from the hub, holds the recordings themselves,
-    or a folder was saved by ``datasets``."""
+    """Whether a Parquet file (or the first in a folder downloaded from the hub) holds the sound itself, or a folder was
+    saved by ``datasets``."""
     if is_saved(path):
         return True
     inner = (sorted(without_hidden(path.glob(f"{form}.parquet"))) for form in ("*", "data/*", "*/*"))
-    file = next((found[0] for found in inner if found), None) if path.is_dir() else path
+    file = next((files[0] for files in inner if files), None) if path.is_dir() else path
     if file is None or file.suffix.lower() != ".parquet":
         return False
     import pyarrow
@@ -149,13 +151,13 @@ def holds_sound(path: Path) -> bool:
 
 
 class TableClient(Protocol):
-    """What is used of ``google.cloud.bigquery.Client``."""
+    """The part of ``google.cloud.bigquery.Client`` that is used."""
 
     def list_rows(self, table: str) -> Iterable[Mapping[str, object]]: ...
 
 
 def connect() -> TableClient:
-    """Return the client of Google's package, with the credentials that it finds by itself.
+    """Return a client of Google's package with its default credentials.
 
     Raises:
         BadInput: the package is missing, or there are no credentials.
@@ -175,10 +177,10 @@ def connect() -> TableClient:
 
 
 def read_bigquery(request: ReadRequest, open_client: Callable[[], TableClient] = connect) -> Iterator[Recording]:
-    """Give the recordings of a table by its name; what it names on this machine's disk is not followed.
+    """Yield the recordings of a table of BigQuery by its name; files that it names on this machine are not read.
 
     Raises:
-        BadInput: no such table, no access to it, or no column with recordings.
+        BadInput: there is no such table, no access to it, or no column with recordings.
     """
     name = request.source.removeprefix(BIGQUERY)
     if not _BIGQUERY_NAME.fullmatch(name):
@@ -192,20 +194,22 @@ def read_bigquery(request: ReadRequest, open_client: Callable[[], TableClient] =
         raise BadInput(f"{BIGQUERY}{name}: {reason}", "check the name and your access to it") from error
     if not rows:
         raise BadInput(f"{BIGQUERY}{name}: the table is empty", "it needs a row for each recording")
-    table = spelled(Table(Path(name), tuple(rows[0].cells), rows))
-    names = names_in(table, request)
-    outside = Fault(ExclusionReason.OUTSIDE, "a table of BigQuery names no files of this machine")
+    table = with_usual_spelling(Table(Path(name), tuple(rows[0].cells), rows))
+    names = find_columns(table, request)
+    outside = Exclusion(ExclusionReason.OUTSIDE, "a table of BigQuery names no files of this machine")
     for row in table.rows:
-        found = recording_of(row, names, Path(), request)
-        yield dataclasses.replace(found, fault=outside) if isinstance(found.audio, FileSource) else found
+        recording = recording_of(row, names, Path(), request)
+        yield (
+            dataclasses.replace(recording, exclusion=outside) if isinstance(recording.audio, FileSource) else recording
+        )
 
 
 def read_hub(request: ReadRequest) -> Iterator[Recording]:
-    """Give the recordings of a data set of the hub, or of its cache on this machine, by ``name`` or
-    ``name:configuration``: of its training, validation and test splits; if it has none of these, of all it has.
+    """Yield the recordings of a data set of the hub, or of its cache on this machine, by ``name`` or
+    ``name:configuration``: those of its training, validation and test splits, or of all splits if it has none of these.
 
     Raises:
-        BadInput: not there, or without an audio or a text column.
+        BadInput: it does not exist, or has no audio or no text column.
     """
     from training.tasks.hub_speech import load_hub_dataset  # the datasets package takes 2 s to import
 
@@ -218,15 +222,15 @@ def read_hub(request: ReadRequest) -> Iterator[Recording]:
 def _of_split(dataset: Any, key: str, split: str, request: ReadRequest) -> Iterator[Recording]:
     from training.tasks.hub_speech import HubSource, undecoded_audio
 
-    where = f"{request.source}, {key}"
-    there = dataset.column_names
-    audio, column = undecoded_audio(dataset, where)
-    asked = dataclasses.replace(request, columns=dataclasses.replace(request.columns, audio=column))
-    names = names_in(Table(Path(f"data set {where}"), tuple(there), ()), asked)
-    wanted = dict.fromkeys(("id", names.text, names.speaker, names.language))
-    rest = dataset.select_columns([name for name in wanted if name in there])
-    for number, row in enumerate(rest):
-        record = row_of(row, Path(where), number)
+    location = f"{request.source}, {key}"
+    columns = dataset.column_names
+    audio, column = undecoded_audio(dataset, location)
+    split_request = dataclasses.replace(request, columns=dataclasses.replace(request.columns, audio=column))
+    names = find_columns(Table(Path(f"data set {location}"), tuple(columns), ()), split_request)
+    needed = dict.fromkeys(("id", names.text, names.speaker, names.language))
+    texts = dataset.select_columns([name for name in needed if name in columns])
+    for number, row in enumerate(texts):
+        record = row_of(row, Path(location), number)
         yield Recording(
             record.cells.get("id") or f"{key}-{number}",
             HubSource(audio, column, number),
@@ -266,30 +270,30 @@ _FOLDERS: dict[str, Callable[[Path], object]] = {
     "librispeech": lambda folder: next(corpora.librispeech_transcripts(folder), None),
     "pairs": lambda folder: next(layouts.pairs_in(folder), None),
 }
-"""What tells a folder of a kind, in the order in which they are tried."""
-_GIVE = "name a table, a folder or a data set"
+"""Recognises the kind of a folder; tried in this order."""
+_SOURCE_HINT = "name a table, a folder or a data set"
 
 
-def kind_of(source: str, named: str = "") -> str:
+def kind_of(source: str, chosen: str = "") -> str:
     """Return the kind of a source.
 
     Args:
-        named: the kind as a person gave it; empty: it is recognised.
+        chosen: the kind that the user chose; empty: it is recognised.
 
     Raises:
-        BadInput: there is no such kind, or nothing at ``source``, or nothing that is known.
+        BadInput: the kind is unknown, ``source`` does not exist, or its kind is not recognised.
     """
     if not source:
-        raise BadInput("no source was given", _GIVE)
-    if named and named not in READERS:
-        raise BadInput(f"unknown kind of source: {named!r}", f"known: {', '.join(READERS)}")
+        raise BadInput("no source was given", _SOURCE_HINT)
+    if chosen and chosen not in READERS:
+        raise BadInput(f"unknown kind of source: {chosen!r}", f"known: {', '.join(READERS)}")
     path = Path(source).expanduser()
-    is_elsewhere = named in ("hub", "bigquery") if named else source.startswith(BIGQUERY)
-    must_be_here = named or looks_like_path(source) or path.suffix.lower() in ENDINGS
-    if not is_elsewhere and must_be_here and not path.exists():
-        raise BadInput(f"source {source}: not there", _GIVE)
-    if named or is_elsewhere:
-        return named or "bigquery"
+    is_remote = chosen in ("hub", "bigquery") if chosen else source.startswith(BIGQUERY)
+    must_be_local = chosen or looks_like_path(source) or path.suffix.lower() in ENDINGS
+    if not is_remote and must_be_local and not path.exists():
+        raise BadInput(f"source {source}: not there", _SOURCE_HINT)
+    if chosen or is_remote:
+        return chosen or "bigquery"
     if path.is_dir():
         return _kind_of_folder(path)
     return _kind_of_file(path) if path.is_file() else "hub"
@@ -306,8 +310,8 @@ def _kind_of_file(path: Path) -> str:
 
 
 def _kind_of_folder(folder: Path) -> str:
-    for kind, is_one in _FOLDERS.items():
-        if is_one(folder):
+    for kind, recognises in _FOLDERS.items():
+        if recognises(folder):
             return kind
     hint = f"known: tables ({', '.join(ENDINGS)}), sounds with a .txt beside them, or a form of --kind"
     raise BadInput(f"source {folder}: nothing there has a known form", hint)

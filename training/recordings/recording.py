@@ -1,6 +1,6 @@
-"""One recording of a source, as every reader gives it; how a row of a stranger's table becomes one, and why not.
+"""The record of one recording that every reader yields, and how a row of an untrusted table becomes one.
 
-Columns go by many names. A cell may lead to ``https`` addresses, and to files inside the folders a person named.
+Columns have many usual names. A cell may name an ``https`` address, or a file inside the folders that the user named.
 Nothing else is followed: no ``http``, ``file`` or other scheme, no absolute path, ``..`` or symbolic link out of those
 folders, no device, no pipe.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from training.tasks.speech_clips import AudioSource
 
-    Source: TypeAlias = "AudioSource | UrlSource | NoSource"
+    Source: TypeAlias = "AudioSource | UrlSource | MissingSource"
 
 AUDIO = (*FILE_COLUMNS[:3], "audio_url", "audio_uri", "url", "uri", "gcs_uri", *FILE_COLUMNS[3:])
 SPEAKER = (*SPEAKER_COLUMNS, "user_id")
@@ -49,7 +49,7 @@ _LONGEST_CELL = 4096  # characters of a path or address
 
 
 class ExclusionReason(str, Enum):
-    """Why a recording is left out; the values are the words of ``left_out.csv``."""
+    """Reasons for which a recording is left out; the values are written to ``left_out.csv``."""
 
     NO_TEXT = "no text"
     BAD_CELL = "bad cell"
@@ -71,26 +71,26 @@ class ExclusionReason(str, Enum):
 
 
 @dataclass(frozen=True)
-class Fault:
+class Exclusion:
     """Why one recording is left out."""
 
     reason: ExclusionReason
     detail: str
-    may_pass: bool = False
-    """The same command may get it the next time: a server did not answer."""
+    is_transient: bool = False
+    """The same command may succeed the next time: a server did not answer."""
 
 
 class UnusableRecording(Exception):
     """One recording cannot be used."""
 
-    def __init__(self, reason: ExclusionReason, detail: str, may_pass: bool = False) -> None:
+    def __init__(self, reason: ExclusionReason, detail: str, is_transient: bool = False) -> None:
         super().__init__(detail)
-        self.fault = Fault(reason, detail, may_pass)
+        self.exclusion = Exclusion(reason, detail, is_transient)
 
 
 @dataclass(frozen=True)
 class UrlSource:
-    """A recording behind an ``https`` address."""
+    """A recording at an ``https`` address."""
 
     url: str
 
@@ -99,8 +99,8 @@ class UrlSource:
 
 
 @dataclass(frozen=True)
-class NoSource:
-    """What a cell holds that leads to no recording."""
+class MissingSource:
+    """The content of a cell that names no recording."""
 
     text: str
 
@@ -115,32 +115,32 @@ class Recording:
     id: str
     audio: Source
     text: str
-    where: str
-    """Where it came from, for messages: table and line."""
+    location: str
+    """Table and line that it comes from, for messages."""
     speaker: str = ""
     language: str = ""
     split: str = ""
-    """``train``, ``validation`` or ``test``; empty if the source does not say."""
+    """``train``, ``validation`` or ``test``; empty if the source names none."""
     offset: float = 0.0
-    """Seconds into the sound file at which it begins."""
+    """Second of the sound file at which it begins."""
     duration: float | None = None
-    """Seconds from there on; ``None``: to the end of the file."""
-    fault: Fault | None = None
-    """Why it cannot be used, if the reader knows already."""
+    """Length in seconds; ``None``: to the end of the file."""
+    exclusion: Exclusion | None = None
+    """Why it cannot be used, if the reader has determined it."""
     silence: bool = False
-    """Nobody speaks in it, so it has no text."""
+    """It holds no speech, so it has no text."""
 
     @property
     def shown_source(self) -> str:
-        """File or address, for a report."""
-        if isinstance(self.audio, (UrlSource, NoSource)):
-            return shown(self.audio.stamp())
-        return str(getattr(self.audio, "path", self.where))
+        """File or address, for reports."""
+        if isinstance(self.audio, (UrlSource, MissingSource)):
+            return without_query(self.audio.stamp())
+        return str(getattr(self.audio, "path", self.location))
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of columns that a person gave; an empty one is found by the usual names."""
+    """Names of columns that the user gave; where empty, the usual names are tried."""
 
     audio: str = ""
     text: str = ""
@@ -149,70 +149,70 @@ class Columns:
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """What a reader is asked for."""
+    """The source that a reader reads, and its options."""
 
     source: str
     columns: Columns = field(default_factory=Columns)
     roots: tuple[Path, ...] = ()
-    """Folders besides the table's own in which recordings may be."""
+    """Further folders in which recordings may lie, besides that of the table."""
 
 
 def one_line(text: str) -> str:
-    """Return a transcript in one line, without control characters."""
+    """Return a transcript as one line, without control characters."""
     return " ".join("".join(c if unicodedata.category(c) != "Cc" else " " for c in text).split())
 
 
 @dataclass(frozen=True)
 class TableColumns(Columns):
-    """The columns of one table that count; empty where it has none."""
+    """The columns of one table that are read; empty where it has none."""
 
     language: str = ""
     offset: str = ""
     end: str = ""
 
 
-def names_in(table: Table, request: ReadRequest) -> TableColumns:
-    """Find the columns of a table, whose usual ones are spelled as usual (:func:`spelled`).
+def find_columns(table: Table, request: ReadRequest) -> TableColumns:
+    """Find the columns of a table that :func:`with_usual_spelling` has returned.
 
     Raises:
-        BadInput: no column with recordings or none with transcripts, or one that was named is not there.
+        BadInput: there is no column with recordings or none with transcripts, or a named one does not exist.
     """
     columns = request.columns
     speaker = table.column((columns.speaker,), "speakers", "--speaker-column") if columns.speaker else ""
     return TableColumns(
         table.column((columns.audio,) if columns.audio else AUDIO, "recordings", "--audio-column"),
         find_text_column(table, columns.text, "--text-column"),
-        speaker or _first(SPEAKER, table.columns),
-        _first(LANGUAGE, table.columns),
-        _first(OFFSET_COLUMNS, table.columns),
-        _first(END_COLUMNS, table.columns),
+        speaker or _first_present(SPEAKER, table.columns),
+        _first_present(LANGUAGE, table.columns),
+        _first_present(OFFSET_COLUMNS, table.columns),
+        _first_present(END_COLUMNS, table.columns),
     )
 
 
-def spelled(table: Table) -> Table:
-    """Return a table with the usual columns in the usual spelling."""
+def with_usual_spelling(table: Table) -> Table:
+    """Return a table whose usual columns are spelled as usual."""
     return table.spelled(tuple(dict.fromkeys((*COLUMNS, *AUDIO, *SPEAKER))))
 
 
-def _first(names: Sequence[str], columns: Iterable[str]) -> str:
-    """Return the column with the first of ``names``, in capitals or not; empty if there is none."""
-    there = {**{column.lower(): column for column in columns}, **{column: column for column in columns}}
-    return next((there[name] for name in names if name in there), "")
+def _first_present(names: Sequence[str], columns: Iterable[str]) -> str:
+    """Return the column of the first of ``names`` that exists, regardless of case; empty if none does."""
+    spellings = {**{column.lower(): column for column in columns}, **{column: column for column in columns}}
+    return next((spellings[name] for name in names if name in spellings), "")
 
 
 def recording_of(
     row: Row, names: TableColumns, base: Path, request: ReadRequest, split: str = "", always_cut: bool = False
 ) -> Recording:
-    """Return the recording of one row; what is wrong with it is its ``fault``.
+    """Return the recording of one row; if it is invalid, ``exclusion`` says why.
 
     Args:
         base: the folder that relative paths start from.
-        split: the split that the whole table stands for; empty: a column ``split`` tells it.
-        always_cut: ``duration`` cuts the file also where no offset is given.
+        split: the split of the whole table; empty: that of the row's column ``split``.
+        always_cut: ``duration`` cuts the file even if no offset is given.
     """
     cells = row.cells
     cell = cells.get(names.audio, "")
-    audio, fault = located(cell, base, request.roots)
+    audio, exclusion = locate_audio(cell, base, request.roots)
     offset, duration, text = 0.0, None, ""
     try:
         text = one_line(row.text(names.text))
@@ -220,30 +220,31 @@ def recording_of(
         if always_cut or cells.get(names.offset):
             duration = _length(row, names.end, offset)
     except BadInput as error:
-        fault = Fault(ExclusionReason.BAD_CELL, error.message)
-    named = cells.get("split", "")
-    if not split and named and not split_named(named):
-        fault = Fault(ExclusionReason.BAD_CELL, f"column split: {named[:40]!r} is none of {', '.join(SPLITS)}")
+        exclusion = Exclusion(ExclusionReason.BAD_CELL, error.message)
+    split_cell = cells.get("split", "")
+    if not split and split_cell and not split_named(split_cell):
+        detail = f"column split: {split_cell[:40]!r} is none of {', '.join(SPLITS)}"
+        exclusion = Exclusion(ExclusionReason.BAD_CELL, detail)
     return Recording(
         id=_identity(cells, cell, offset if cells.get(names.offset) else None),
         audio=audio,
         text=text,
-        where=row.where,
+        location=row.where,
         speaker=cells.get(names.speaker, ""),
         language=cells.get(names.language, ""),
-        split=split or split_named(named),
+        split=split or split_named(split_cell),
         offset=offset,
         duration=duration,
-        fault=fault,
+        exclusion=exclusion,
         silence=not text and says_silence(cells),
     )
 
 
 def _length(row: Row, end_column: str, offset: float) -> float | None:
-    """Return the seconds from ``offset`` on that a row stands for; ``None`` where it does not say.
+    """Return the length of a row's recording in seconds from ``offset``; ``None`` if the row names none.
 
     Raises:
-        BadInput: its cells are no seconds, or it ends before it begins.
+        BadInput: its cells are not seconds, or it ends before it begins.
     """
     end = row.number(end_column)
     if end is None:
@@ -255,28 +256,28 @@ def _length(row: Row, end_column: str, offset: float) -> float | None:
     return end - offset
 
 
-def shown(cell: str) -> str:
-    """What a cell names, without the query of an address, which may hold a key."""
+def without_query(cell: str) -> str:
+    """Return a cell without the query of an address, which may hold a key."""
     return cell.partition("?")[0] if "://" in cell else cell
 
 
 def _identity(cells: dict[str, str], cell: str, offset: float | None) -> str:
-    given = cells.get("id") or cells.get("utt_id")
-    named = one_line(given or (shown(cell) if offset is None else f"{shown(cell)}@{offset:g}"))
-    return named[-LONGEST_ID:]
+    stated = cells.get("id") or cells.get("utt_id")
+    identity = one_line(stated or (without_query(cell) if offset is None else f"{without_query(cell)}@{offset:g}"))
+    return identity[-LONGEST_ID:]
 
 
-def located(cell: str, base: Path, roots: Sequence[Path] = ()) -> tuple[Source, Fault | None]:
-    """Return the recording that ``cell`` names; or what it holds, and why that is none or is not followed.
+def locate_audio(cell: str, base: Path, roots: Sequence[Path] = ()) -> tuple[Source, Exclusion | None]:
+    """Return the audio that ``cell`` names, or the cell as :class:`MissingSource` with the reason of its exclusion.
 
     Args:
         base: the table's folder.
-        roots: further folders in which recordings may be; relative paths are looked for in all of them.
+        roots: further folders in which recordings may lie; relative paths are resolved against all of them.
     """
     try:
         return _source(cell, (base, *roots)), None
     except UnusableRecording as error:
-        return NoSource(cell), error.fault
+        return MissingSource(cell), error.exclusion
 
 
 def _source(cell: str, folders: Sequence[Path]) -> FileSource | UrlSource:
@@ -292,8 +293,8 @@ def _source(cell: str, folders: Sequence[Path]) -> FileSource | UrlSource:
             return UrlSource(cell)
         case "gs":  # how BigQuery names an object of Cloud Storage; a public one is read without its client
             return UrlSource(f"https://storage.googleapis.com/{cell[len(scheme[0]) :]}")
-        case other:
-            raise UnusableRecording(ExclusionReason.NOT_HTTPS, f"{other} is not followed, only https and files")
+        case scheme_name:
+            raise UnusableRecording(ExclusionReason.NOT_HTTPS, f"{scheme_name} is not followed, only https and files")
 
 
 def _file(cell: str, roots: Sequence[Path]) -> FileSource:

@@ -1,7 +1,7 @@
-"""Where somebody speaks in a recording, and where it is cut: in pauses, as long a segment as fits, never in a word.
+"""Finds the speech in a recording and cuts it at pauses into segments as long as allowed, never inside a word.
 
-Speech is where the probability of :mod:`training.tasks.audio` stays above 0.35 and somewhere reaches 0.5: the
-thresholds of Silero's own ``get_speech_timestamps``.
+Speech is where the probability of :mod:`training.tasks.audio` stays above 0.35 and reaches 0.5 at least once: the
+thresholds of Silero's ``get_speech_timestamps``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 
 from training.tasks.audio import BEGINS, SECONDS, Activity
 
-_GOES_ON = 0.35
-_SHORTEST = 0.1  # seconds: what is shorter is a click
+_SPEECH_CONTINUES = 0.35
+_SHORTEST = 0.1  # seconds: a shorter sound is a click
 PAUSE = 0.2
 """Seconds of silence that a cut needs: the closure of a consonant is shorter."""
 LONG_PAUSE = 2.0
@@ -27,14 +27,14 @@ PAD = 0.15
 
 @dataclass(frozen=True)
 class SegmentOptions:
-    """What becomes a clip."""
+    """Options of ``segment``: which segments become clips."""
 
     longest: float = 30.0
     """Seconds that a segment has at most."""
     agreement: float = 0.6
     """Segments whose text agrees less with what was heard are left out."""
     draft: bool = False
-    """Without a transcript: take what the model heard as text."""
+    """Without a transcript: use the model's transcription as text."""
 
 
 class TimeSpan(NamedTuple):
@@ -48,79 +48,84 @@ class TimeSpan(NamedTuple):
         return self.end - self.start
 
 
-PlaceCut = Callable[[TimeSpan], float]
-"""Gives the second at which speech without a pause is cut, inside the stretch that may hold it."""
+ChooseCut = Callable[[TimeSpan], float]
+"""Returns the second at which speech without a pause is cut, inside the span given."""
 
 
-def spoken(activity: Activity, pause: float) -> list[TimeSpan]:
-    """Return the stretches of speech between silences of at least ``pause`` seconds."""
-    found: list[TimeSpan] = []
-    edges = np.diff(np.concatenate([[False], activity.speech >= _GOES_ON, [False]]).astype(np.int8))
-    for first, last in zip(np.flatnonzero(edges == 1).tolist(), np.flatnonzero(edges == -1).tolist()):
-        if activity.speech[first:last].max() < BEGINS:
+def speech_spans(activity: Activity, pause: float) -> list[TimeSpan]:
+    """Return the spans of speech that lie between silences of at least ``pause`` seconds, in order."""
+    spans: list[TimeSpan] = []
+    edges = np.diff(np.concatenate([[False], activity.speech >= _SPEECH_CONTINUES, [False]]).astype(np.int8))
+    for first_frame, end_frame in zip(np.flatnonzero(edges == 1).tolist(), np.flatnonzero(edges == -1).tolist()):
+        if activity.speech[first_frame:end_frame].max() < BEGINS:
             continue
-        stretch = TimeSpan(first * SECONDS, last * SECONDS)
-        if found and stretch.start - found[-1].end < pause:
-            found[-1] = TimeSpan(found[-1].start, stretch.end)
+        span = TimeSpan(first_frame * SECONDS, end_frame * SECONDS)
+        if spans and span.start - spans[-1].end < pause:
+            spans[-1] = TimeSpan(spans[-1].start, span.end)
         else:
-            found.append(stretch)
-    return [stretch for stretch in found if stretch.seconds >= _SHORTEST]
+            spans.append(span)
+    return [span for span in spans if span.seconds >= _SHORTEST]
 
 
-def within_speech(stretches: Sequence[TimeSpan], start: float, end: float) -> TimeSpan:
-    """Take the silence off a word that reaches into a pause: time warping gives a pause to one of its neighbours.
+def trim_to_speech(speech: Sequence[TimeSpan], start: float, end: float) -> TimeSpan:
+    """Trim a word that reaches into a pause: dynamic time warping adds a pause to one of its neighbours.
 
     Args:
-        stretches: speech, in order.
+        speech: spans of speech, in order.
+        start: second at which the word starts.
+        end: second at which it ends.
     """
-    shared = [TimeSpan(max(one.start, start), min(one.end, end)) for one in stretches]
-    best = max(shared, key=lambda one: one.seconds, default=TimeSpan(start, end))
+    overlaps = [TimeSpan(max(span.start, start), min(span.end, end)) for span in speech]
+    best = max(overlaps, key=lambda span: span.seconds, default=TimeSpan(start, end))
     return best if best.seconds > 0 else TimeSpan(start, end)
 
 
-def quietest(activity: Activity, within: Iterable[TimeSpan]) -> float | None:
-    """Return the middle of the quietest tenth of a second inside some stretches; ``None`` where they hold nothing."""
+def quietest_second(activity: Activity, spans: Iterable[TimeSpan]) -> float | None:
+    """Return the middle of the quietest tenth of a second inside the spans; ``None`` if they are empty."""
     smooth = np.convolve(activity.loudness, np.ones(3, np.float32) / 3, mode="same")
     best: tuple[float, int] | None = None
-    for stretch in within:
-        first, last = max(0, round(stretch.start / SECONDS)), min(len(smooth), round(stretch.end / SECONDS) + 1)
-        if first < last:
-            frame = first + int(smooth[first:last].argmin())
+    for span in spans:
+        first_frame, end_frame = max(0, round(span.start / SECONDS)), min(len(smooth), round(span.end / SECONDS) + 1)
+        if first_frame < end_frame:
+            frame = first_frame + int(smooth[first_frame:end_frame].argmin())
             best = min(best or (np.inf, 0), (float(smooth[frame]), frame))
     return None if best is None else (best[1] + 0.5) * SECONDS
 
 
-def cut(activity: Activity, longest: float, place_cut: PlaceCut) -> list[TimeSpan]:
-    """Return the segments of a recording, in order and apart from each other.
+def cut_at_pauses(activity: Activity, longest: float, choose_cut: ChooseCut) -> list[TimeSpan]:
+    """Return the segments of a recording, in order; they do not overlap.
 
     Each holds speech between two pauses, as much as fits into ``longest`` seconds; where there is a choice, the longest
-    pause is cut. Speech of more than ``longest`` seconds without a pause is cut where ``place_cut`` says.
+    pause is cut. Speech of more than ``longest`` seconds without a pause is cut where ``choose_cut`` says.
     """
-    stretches = [part for whole in spoken(activity, PAUSE) for part in _fitting(whole, longest - 2 * PAD, place_cut)]
+    speech_seconds = longest - 2 * PAD
+    spans = [
+        piece for span in speech_spans(activity, PAUSE) for piece in _split_to_length(span, speech_seconds, choose_cut)
+    ]
     groups: list[list[TimeSpan]] = [[]]
-    for stretch in stretches:
-        last = groups[-1]
-        if last and stretch.start - last[-1].end >= LONG_PAUSE:
+    for span in spans:
+        group = groups[-1]
+        if group and span.start - group[-1].end >= LONG_PAUSE:
             groups.append([])
-        elif last and stretch.end - last[0].start > longest - 2 * PAD:
-            groups[-1:] = _halves(last)
-            while groups[-1] and stretch.end - groups[-1][0].start > longest - 2 * PAD:
+        elif group and span.end - group[0].start > speech_seconds:
+            groups[-1:] = _split_at_longest_pause(group)
+            while groups[-1] and span.end - groups[-1][0].start > speech_seconds:
                 groups.append([])
-        groups[-1].append(stretch)
-    return padded([group for group in groups if group], activity.seconds)
+        groups[-1].append(span)
+    return pad_groups([group for group in groups if group], activity.seconds)
 
 
-def _fitting(whole: TimeSpan, longest: float, place_cut: PlaceCut) -> list[TimeSpan]:
-    parts = []
-    while whole.seconds > longest:
-        at = place_cut(TimeSpan(whole.start + longest / 2, whole.start + longest))
-        parts.append(TimeSpan(whole.start, at))
-        whole = TimeSpan(at, whole.end)
-    return [*parts, whole]
+def _split_to_length(remaining: TimeSpan, longest: float, choose_cut: ChooseCut) -> list[TimeSpan]:
+    pieces = []
+    while remaining.seconds > longest:
+        cut_second = choose_cut(TimeSpan(remaining.start + longest / 2, remaining.start + longest))
+        pieces.append(TimeSpan(remaining.start, cut_second))
+        remaining = TimeSpan(cut_second, remaining.end)
+    return [*pieces, remaining]
 
 
-def _halves(group: list[TimeSpan]) -> list[list[TimeSpan]]:
-    """Divide stretches at the longest pause of their second half, the end of the last included."""
+def _split_at_longest_pause(group: list[TimeSpan]) -> list[list[TimeSpan]]:
+    """Split a group of spans at the longest pause that begins in its second half."""
     middle = (group[0].start + group[-1].end) / 2
     pauses = [(after.start - before.end, number) for number, (before, after) in enumerate(pairwise(group), 1)
               if before.end >= middle]  # fmt: skip
@@ -130,27 +135,27 @@ def _halves(group: list[TimeSpan]) -> list[list[TimeSpan]]:
     return [group[:number], group[number:]]
 
 
-def padded(groups: Sequence[Sequence[TimeSpan]], seconds: float) -> list[TimeSpan]:
-    """Return a segment for each group of stretches: with :data:`PAD` at both ends, or half of a shorter pause."""
+def pad_groups(groups: Sequence[Sequence[TimeSpan]], seconds: float) -> list[TimeSpan]:
+    """Return a segment for each group of spans: with :data:`PAD` at both ends, or half of a shorter pause."""
     ends = [0.0, *(group[-1].end for group in groups)]
     starts = [*(group[0].start for group in groups), seconds]
     segments = []
     for number, group in enumerate(groups):
         before = group[0].start - ends[number]
         after = starts[number + 1] - group[-1].end
-        first = group[0].start - min(PAD, max(0.0, before if number == 0 else before / 2))
-        last = group[-1].end + min(PAD, max(0.0, after if number + 1 == len(groups) else after / 2))
-        segments.append(TimeSpan(first, last))
+        start = group[0].start - min(PAD, max(0.0, before if number == 0 else before / 2))
+        end = group[-1].end + min(PAD, max(0.0, after if number + 1 == len(groups) else after / 2))
+        segments.append(TimeSpan(start, end))
     return segments
 
 
-def inner(activity: Activity, segment: TimeSpan) -> list[TimeSpan]:
-    """Return what a segment falls into when it is cut at each of its pauses."""
+def split_at_all_pauses(activity: Activity, segment: TimeSpan) -> list[TimeSpan]:
+    """Return the segments that result from cutting a segment at each of its pauses."""
     groups = [
-        [TimeSpan(max(stretch.start, segment.start), min(stretch.end, segment.end))]
-        for stretch in spoken(activity, PAUSE)
-        if stretch.end > segment.start and stretch.start < segment.end
+        [TimeSpan(max(span.start, segment.start), min(span.end, segment.end))]
+        for span in speech_spans(activity, PAUSE)
+        if span.end > segment.start and span.start < segment.end
     ]
     return [
-        TimeSpan(max(part.start, segment.start), min(part.end, segment.end)) for part in padded(groups, segment.end)
+        TimeSpan(max(span.start, segment.start), min(span.end, segment.end)) for span in pad_groups(groups, segment.end)
     ]

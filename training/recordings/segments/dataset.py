@@ -1,7 +1,7 @@
-"""Long recordings to a data set folder: clips, ``train.csv``, ``words.csv``, and ``left_out.csv`` with the reasons.
+"""``segment``: long recordings become a data set folder with clips, ``train.csv``, ``words.csv`` and ``left_out.csv``.
 
-The folder appears whole or not at all. It is built beside its place, recording by recording; a second start goes on
-after the last recording that is whole there, if nothing it depends on has changed.
+The folder appears complete or not at all. It is built under a name of its own, recording by recording; a second start
+resumes after the last complete recording, if nothing that it depends on has changed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from filelock import FileLock, Timeout
 
 from profiles.errors import BadInput
 from training.recordings.segments.cutting import SegmentOptions
-from training.recordings.segments.hearing import Hearer
-from training.recordings.segments.recording import Segments, batches, segment_recording
+from training.recordings.segments.transcribing import TimedTranscriber
+from training.recordings.segments.recording import Segment, SegmentedRecording, batches, segment_recording
 from training.recordings.segments.transcript import ENDINGS, read_transcript
 from training.run_files import write_whole
 from training.tasks.audio import RATE
@@ -39,22 +39,22 @@ from training.tasks.tables import csv_lines
 COLUMNS = ("id", "audio_path", "text", "duration", "speaker", "source", "start", "end", "agreement")
 LEFT_OUT = ("source", "start", "end", "reason", "agreement", "text", "heard")
 WORDS = ("id", "word", "start", "end")
-Hear = Callable[[], Hearer]
+LoadTranscriber = Callable[[], TimedTranscriber]
 
 
 @dataclass(frozen=True)
-class Source:
-    """A recording, and its transcript where there is one."""
+class RecordingSource:
+    """A long recording and its transcript, if it has one."""
 
     name: str
-    """What its clips and its speaker are called by."""
+    """Prefix of its clips' names, and its speaker."""
     path: Path
     transcript: Path | None
 
 
 @dataclass(frozen=True)
 class RecordingResult:
-    """What became of one recording."""
+    """What one recording became."""
 
     name: str
     seconds: float = 0.0
@@ -67,41 +67,41 @@ class RecordingResult:
     error: str = ""
     """Why the recording could not be used at all."""
     damage: str = ""
-    """Why it could not be read to its end; what comes before is used."""
+    """Why it could not be read to its end; the sound before that is used."""
 
 
-def sources_of(recording: Path, transcript: Path | None) -> list[Source]:
-    """Return a recording, or all of a folder, with their transcripts: the one given, or files beside of the same name.
+def find_sources(recording: Path, transcript: Path | None) -> list[RecordingSource]:
+    """Return a recording, or all of a folder, with their transcripts: the one given, or files of the same name.
 
     Raises:
-        BadInput: not there, or no recording in the folder.
+        BadInput: the recording does not exist, or the folder holds none.
     """
     if not recording.is_dir():
         if not recording.exists():
             raise BadInput(f"recording {recording}: not there", "name a sound file or a folder of them")
-        return [Source(_plain(recording.stem), recording, transcript or _beside(recording))]
+        return [RecordingSource(_safe_name(recording.stem), recording, transcript or _find_transcript(recording))]
     if transcript is not None:
         raise BadInput(f"{recording} is a folder", "put each transcript beside its recording: name.wav, name.txt")
-    found = sorted(
+    paths = sorted(
         path for path in without_hidden(recording.iterdir()) if path.suffix.lower() in SOUND_ENDINGS and path.is_file()
     )
-    if not found:
+    if not paths:
         raise BadInput(f"{recording}: no recordings in this folder", f"known endings: {', '.join(SOUND_ENDINGS)}")
-    often = Counter(_plain(path.stem).casefold() for path in found)
-    names = [path.stem if often[_plain(path.stem).casefold()] == 1 else path.name for path in found]
-    return [Source(_plain(name), path, _beside(path)) for name, path in zip(names, found)]
+    counts_by_name = Counter(_safe_name(path.stem).casefold() for path in paths)
+    names = [path.stem if counts_by_name[_safe_name(path.stem).casefold()] == 1 else path.name for path in paths]
+    return [RecordingSource(_safe_name(name), path, _find_transcript(path)) for name, path in zip(names, paths)]
 
 
-def _plain(name: str) -> str:
-    """A name that any file system takes and no spreadsheet changes."""
+def _safe_name(name: str) -> str:
+    """Return a name that is valid in any file system and that no spreadsheet changes."""
     return re.sub(r"[^\w.-]+", "_", name).strip("._-")[:80] or "recording"
 
 
-def _beside(recording: Path) -> Path | None:
-    """Return ``talk.txt`` beside ``talk.wav``, or ``talk.en.vtt``, ``talk.wav.srt`` as downloaders and Whisper write.
+def _find_transcript(recording: Path) -> Path | None:
+    """Return ``talk.txt`` next to ``talk.wav``, or ``talk.en.vtt``, ``talk.wav.srt`` as downloaders and Whisper write.
 
     Raises:
-        BadInput: there are several of those.
+        BadInput: several files match.
     """
     if (exact := next((path for end in ENDINGS if (path := recording.with_suffix(end)).is_file()), None)) is not None:
         return exact
@@ -120,10 +120,10 @@ def _beside(recording: Path) -> Path | None:
 
 
 def segment_all(
-    sources: Sequence[Source],
+    sources: Sequence[RecordingSource],
     folder: Path,
     model: str,
-    hear: Hear,
+    load_transcriber: LoadTranscriber,
     language: str,
     options: SegmentOptions,
     progress: Callable[[str], Progress],
@@ -131,27 +131,28 @@ def segment_all(
     """Make a data set folder of recordings.
 
     Args:
-        model: names the model, so that a second start knows whether it is the same.
-        hear: loads the model, when it is needed for the first time.
-        language: code of the language, for where a word ends in a transcript; empty: one that sets words apart.
-        progress: gives for a recording's name who is told how far it is.
+        model: identifies the model, so that a second start sees whether it is the same.
+        load_transcriber: loads the model; called when it is needed for the first time.
+        language: code of the language, for how words are divided; empty: one with spaces between words.
+        progress: returns the progress callback for a recording's name.
 
     Raises:
-        BadInput: the folder is there already or cannot be written, or a transcript cannot be used.
+        BadInput: the folder exists and is not empty, or cannot be written, or a transcript cannot be used.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} is there already", "name a new folder, or remove it")
-    aside = folder.with_name(folder.name + ".partial")
+    partial_folder = folder.with_name(folder.name + ".partial")
     try:
-        aside.mkdir(parents=True, exist_ok=True)
-        with FileLock(aside / "lock", timeout=0):
+        partial_folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(partial_folder / "lock", timeout=0):
             outcomes = [
-                once(source, aside, [model, language, asdict(options)],
-                      partial(_segment, source, aside, hear, language, options, progress(source.name)))
+                segment_once(source, partial_folder, [model, language, asdict(options)],
+                             partial(_segment, source, partial_folder, load_transcriber, language, options,
+                                     progress(source.name)))
                 for source in sources
             ]  # fmt: skip
-            _write_tables(aside, sources)
-        _into_place(aside, folder)
+            _write_tables(partial_folder, sources)
+        _publish(partial_folder, folder)
     except Timeout:
         raise BadInput(f"{folder}: another process is making it", "wait until it is done") from None
     except OSError as error:
@@ -159,109 +160,124 @@ def segment_all(
     return outcomes
 
 
-_NOTED = ("key", "outcome", "train", "left_out", "words")
-"""What a note of a recording holds."""
+_NOTE_KEYS = ("key", "outcome", "train", "left_out", "words")
+"""Keys of the note that is kept of a finished recording."""
 
 
-def once(source: Source, aside: Path, settings: Sequence[Any], make: Callable[[], dict[str, Any]]) -> RecordingResult:
-    """Return what became of a recording: from an earlier start, or made now."""
+def segment_once(
+    source: RecordingSource, partial_folder: Path, settings: Sequence[Any], make: Callable[[], dict[str, Any]]
+) -> RecordingResult:
+    """Return the result of a recording: that of an earlier start, or that of ``make``."""
     stamps = [FileSource(path).stamp() for path in (source.path, source.transcript) if path is not None]
     key = hashlib.sha256(json.dumps([*settings, *stamps]).encode()).hexdigest()
-    note = aside / "done" / f"{source.name}.json"
-    known = _noted(note)
-    if known.get("key") != key:
-        note.unlink(missing_ok=True)  # of another model, transcript or recording
-        known = {**make(), "key": key}
-        if not known["outcome"]["error"]:
-            note.parent.mkdir(exist_ok=True)
-            write_whole(note, json.dumps(known).encode())
-    return RecordingResult(**known["outcome"])
+    note_path = partial_folder / "done" / f"{source.name}.json"
+    note = _read_note(note_path)
+    if note.get("key") != key:
+        note_path.unlink(missing_ok=True)  # of another model, transcript or recording
+        note = {**make(), "key": key}
+        if not note["outcome"]["error"]:
+            note_path.parent.mkdir(exist_ok=True)
+            write_whole(note_path, json.dumps(note).encode())
+    return RecordingResult(**note["outcome"])
 
 
-def _noted(note: Path) -> dict[str, Any]:
-    """Return what an earlier start noted of a recording; nothing where that is damaged, so that it is made anew."""
-    if not note.is_file():
+def _read_note(note_path: Path) -> dict[str, Any]:
+    """Return the note of an earlier start; empty if it is missing or damaged, so that the recording is made anew."""
+    if not note_path.is_file():
         return {}
     try:
-        known = json.loads(note.read_bytes())
-        return known if {*_NOTED} <= known.keys() else {}
+        note = json.loads(note_path.read_bytes())
+        return note if {*_NOTE_KEYS} <= note.keys() else {}
     except (ValueError, RecursionError, AttributeError):
         return {}
 
 
 def _segment(
-    source: Source, aside: Path, hear: Hear, language: str, options: SegmentOptions, progress: Progress
+    source: RecordingSource,
+    partial_folder: Path,
+    load_transcriber: LoadTranscriber,
+    language: str,
+    options: SegmentOptions,
+    progress: Progress,
 ) -> dict[str, Any]:
-    """Segment one recording and write its clips; return what the tables and the report need."""
+    """Segment one recording and write its clips; return its note: rows of the tables and the result."""
     transcript = read_transcript(source.transcript, language) if source.transcript else None
     try:
-        listener = hear() if transcript or options.draft else None
-        found = segment_recording(source.path, transcript, listener, options, progress)
-        rows = _write_clips(source, found, aside, progress)
+        transcriber = load_transcriber() if transcript or options.draft else None
+        segmented = segment_recording(source.path, transcript, transcriber, options, progress)
+        rows = _write_clips(source, segmented, partial_folder, progress)
     except AudioError as error:
         return {"outcome": asdict(RecordingResult(source.name, error=str(error)))}
     outcome = RecordingResult(
         source.name,
-        found.seconds,
-        len(found.kept),
-        sum(segment.stretch.seconds for segment in found.kept),
-        dict(Counter(segment.reason for segment in found.left_out)),
-        found.transcript_words,
-        found.given_words,
-        damage=found.damage,
+        segmented.seconds,
+        len(segmented.accepted),
+        sum(segment.span.seconds for segment in segmented.accepted),
+        dict(Counter(segment.reason for segment in segmented.left_out)),
+        segmented.transcript_words,
+        segmented.matched_words,
+        damage=segmented.damage,
     )
-    left_out = [
-        [source.path.name, *_times(*one.stretch), one.reason, f"{one.agreement:.3f}", one.text, one.heard]
-        for one in found.left_out
-    ]
+    left_out = [[source.path.name, *_left_out_cells(segment)] for segment in segmented.left_out]
     words = [
         [row[0], word.text, *_times(word.start, word.end)]
-        for row, segment in zip(rows, found.kept)
+        for row, segment in zip(rows, segmented.accepted)
         for word in segment.words
     ]
     return {"outcome": asdict(outcome), "train": rows, "left_out": left_out, "words": words}
+
+
+def _left_out_cells(segment: Segment) -> list[str]:
+    return [*_times(*segment.span), segment.reason, f"{segment.agreement:.3f}", segment.text, segment.heard]
 
 
 def _times(*seconds: float) -> list[str]:
     return [f"{second:.3f}" for second in seconds]
 
 
-def _write_clips(source: Source, found: Segments, aside: Path, progress: Progress) -> list[list[str]]:
-    """Write the clips of what is kept, as FLAC of 16 bits, and return their rows."""
+def _write_clips(
+    source: RecordingSource, segmented: SegmentedRecording, partial_folder: Path, progress: Progress
+) -> list[list[str]]:
+    """Write the clips of the accepted segments as 16-bit FLAC, and return their rows of ``train.csv``."""
     rows: list[list[str]] = []
-    folder = aside / "clips" / source.name
+    folder = partial_folder / "clips" / source.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    kept = found.kept
-    sounds = (samples for _, some in batches(source.path, [one.stretch for one in kept]) for samples in some)
-    for number, (segment, samples) in enumerate(zip(kept, sounds), 1):
+    accepted = segmented.accepted
+    spans = [segment.span for segment in accepted]
+    sounds = (samples for _, batch in batches(source.path, spans) for samples in batch)
+    for number, (segment, samples) in enumerate(zip(accepted, sounds), 1):
         identity = f"{source.name}-{number:05d}"
         path = folder / f"{identity}.flac"
         soundfile.write(str(path), np.clip(samples, -1, 1), RATE, subtype="PCM_16")
-        times = _times(len(samples) / RATE, *segment.stretch)
-        agreement = f"{segment.agreement:.3f}" if found.transcript_words else ""
-        rows.append([identity, str(path.relative_to(aside)), segment.text, times[0], source.name, source.path.name,
-                     *times[1:], agreement])  # fmt: skip
-        progress("writing clips", number, len(kept))
+        times = _times(len(samples) / RATE, *segment.span)
+        agreement = f"{segment.agreement:.3f}" if segmented.transcript_words else ""
+        rows.append([identity, str(path.relative_to(partial_folder)), segment.text, times[0], source.name,
+                     source.path.name, *times[1:], agreement])  # fmt: skip
+        progress("writing clips", number, len(accepted))
     return rows
 
 
-def _write_tables(aside: Path, sources: Sequence[Source]) -> None:
-    notes = [aside / "done" / f"{source.name}.json" for source in sources]
-    done = [found for note in notes if (found := _noted(note))]
+def _write_tables(partial_folder: Path, sources: Sequence[RecordingSource]) -> None:
+    note_paths = [partial_folder / "done" / f"{source.name}.json" for source in sources]
+    notes = [note for note_path in note_paths if (note := _read_note(note_path))]
     for name, columns in (("train", COLUMNS), ("left_out", LEFT_OUT), ("words", WORDS)):
-        rows = (row for one in done for row in one[name])
-        (aside / f"{name}.csv").write_bytes(csv_lines([columns, *rows], end="\r\n"))
+        rows = (row for note in notes for row in note[name])
+        (partial_folder / f"{name}.csv").write_bytes(csv_lines([columns, *rows], end="\r\n"))
 
 
-def _into_place(aside: Path, folder: Path) -> None:
-    """Let the folder appear; what only a second start would need goes."""
-    kept = {path.name for path in (aside / "done").glob("*.json")} if (aside / "done").is_dir() else set()
-    for clips in (aside / "clips").glob("*") if (aside / "clips").is_dir() else ():
-        if f"{clips.name}.json" not in kept:
+def _publish(partial_folder: Path, folder: Path) -> None:
+    """Rename the finished folder to its final name, without the files that only a second start would need."""
+    noted_names = (
+        {path.name for path in (partial_folder / "done").glob("*.json")}
+        if (partial_folder / "done").is_dir()
+        else set()
+    )
+    for clips in (partial_folder / "clips").glob("*") if (partial_folder / "clips").is_dir() else ():
+        if f"{clips.name}.json" not in noted_names:
             shutil.rmtree(clips)
-    shutil.rmtree(aside / "done", ignore_errors=True)
-    (aside / "lock").unlink(missing_ok=True)
+    shutil.rmtree(partial_folder / "done", ignore_errors=True)
+    (partial_folder / "lock").unlink(missing_ok=True)
     if folder.is_dir():
         folder.rmdir()
-    os.replace(aside, folder)
+    os.replace(partial_folder, folder)

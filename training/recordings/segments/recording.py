@@ -1,4 +1,4 @@
-"""One long recording: where it is cut, what is said in each segment, and which segments are left out, with the reason.
+"""One long recording: where it is cut, the text of each segment, and which segments are left out, with the reason.
 
 The file is read three times as a stream, never as a whole: for the pauses, for the model, and for the clips.
 """
@@ -16,22 +16,22 @@ from training.recordings.segments.cutting import (
     PAUSE,
     SegmentOptions,
     TimeSpan,
-    cut,
-    inner,
-    quietest,
-    spoken,
-    within_speech,
+    cut_at_pauses,
+    quietest_second,
+    speech_spans,
+    split_at_all_pauses,
+    trim_to_speech,
 )
-from training.recordings.segments.hearing import HeardWord, Hearer
-from training.recordings.segments.matching import MISSED, Match, keys_of, match, timed
-from training.recordings.segments.transcript import Transcript, joined
+from training.recordings.segments.transcribing import TimedTranscriber, TimedWord
+from training.recordings.segments.matching import MISSED, Match, match_transcript, time_words, word_keys
+from training.recordings.segments.transcript import Transcript, join_words
 from training.tasks.audio import RATE, SECONDS, Activity, SoundStream, decode, listen_for_speech, stream
 from training.tasks.base import Progress
 from training.tasks.sound_file import AudioError, Samples
 from training.tasks.word_errors import normalizer_for
 
-_TOGETHER = 8  # pieces that the model hears at a time
-_NEAR = 0.12  # seconds around a gap between words in which the quietest place is looked for
+_BATCH_SIZE = 8  # spans that the model transcribes at a time
+_MARGIN = 0.12  # seconds around a gap between words in which the quietest moment is looked for
 _SHORTEST = 0.3  # seconds: what is shorter is not worth a clip
 _CUT_OFF = "the recording is damaged there"
 
@@ -40,40 +40,44 @@ _CUT_OFF = "the recording is damaged there"
 class Segment:
     """A part of a recording with its text."""
 
-    stretch: TimeSpan
+    span: TimeSpan
     text: str = ""
     heard: str = ""
     agreement: float = 0.0
     reason: str = ""
-    """Why it is left out; empty where it is not."""
-    words: tuple[HeardWord, ...] = ()
+    """Why it is left out; empty: it is accepted."""
+    words: tuple[TimedWord, ...] = ()
     """The words of ``text`` with times."""
 
 
 @dataclass(frozen=True)
-class Segments:
-    """What became of one recording."""
+class SegmentedRecording:
+    """One recording cut into segments."""
 
     seconds: float
-    found: list[Segment] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
     transcript_words: int = 0
-    given_words: int = 0
-    """Words of the transcript that are in the text of a segment that is kept."""
+    matched_words: int = 0
+    """Words of the transcript that are in the text of an accepted segment."""
     damage: str = ""
     """Why it cannot be read to its end; what comes before is used."""
 
     @property
-    def kept(self) -> list[Segment]:
-        return [segment for segment in self.found if not segment.reason]
+    def accepted(self) -> list[Segment]:
+        return [segment for segment in self.segments if not segment.reason]
 
     @property
     def left_out(self) -> list[Segment]:
-        return [segment for segment in self.found if segment.reason]
+        return [segment for segment in self.segments if segment.reason]
 
 
 def segment_recording(
-    path: Path, transcript: Transcript | None, listener: Hearer | None, options: SegmentOptions, progress: Progress
-) -> Segments:
+    path: Path,
+    transcript: Transcript | None,
+    transcriber: TimedTranscriber | None,
+    options: SegmentOptions,
+    progress: Progress,
+) -> SegmentedRecording:
     """Cut a recording up to where it is damaged, and give each segment its text.
 
     Raises:
@@ -81,21 +85,23 @@ def segment_recording(
     """
     sound = SoundStream(path, RATE)
     sound.close()
-    intact = _Intact(path)
+    intact = _IntactSamples(path)
     activity = listen_for_speech(intact, lambda done: progress("finding speech", int(done), int(sound.seconds) + 1))
     activity = _up_to(activity, intact.seconds)
-    ear = _Ear(path, listener, progress) if listener and (transcript or options.draft) else None
-    longest = min(options.longest, listener.seconds) if listener else options.longest
-    stretches = cut(activity, longest, lambda part: _place(activity, ear, part))
-    stretches = [stretch for stretch in stretches if stretch.seconds >= _SHORTEST]
-    before_damage = [stretch for stretch in stretches if stretch.end < intact.seconds - _SHORTEST]
-    cut_off = [Segment(stretch, reason=_CUT_OFF) for stretch in stretches[len(before_damage) :]]
-    segments = _with_texts(activity, ear, transcript, before_damage, options.agreement)
-    return replace(segments, found=segments.found + cut_off, damage=intact.error)
+    span_transcriber = (
+        _SpanTranscriber(path, transcriber, progress) if transcriber and (transcript or options.draft) else None
+    )
+    longest = min(options.longest, transcriber.seconds) if transcriber else options.longest
+    spans = cut_at_pauses(activity, longest, lambda span: _cut_between_words(activity, span_transcriber, span))
+    spans = [span for span in spans if span.seconds >= _SHORTEST]
+    before_damage = [span for span in spans if span.end < intact.seconds - _SHORTEST]
+    cut_off = [Segment(span, reason=_CUT_OFF) for span in spans[len(before_damage) :]]
+    segmented = _with_texts(activity, span_transcriber, transcript, before_damage, options.agreement)
+    return replace(segmented, segments=segmented.segments + cut_off, damage=intact.error)
 
 
-class _Intact:
-    """The samples of a recording up to where it is damaged, to be gone through once."""
+class _IntactSamples:
+    """The samples of a recording up to where it is damaged; can be iterated once."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.error, self.seconds = path, "", math.inf
@@ -115,110 +121,122 @@ def _up_to(activity: Activity, seconds: float) -> Activity:
 
 
 def _with_texts(
-    activity: Activity, ear: _Ear | None, transcript: Transcript | None, stretches: list[TimeSpan], agreement: float
-) -> Segments:
-    if ear is None:
-        return Segments(activity.seconds, [Segment(stretch) for stretch in stretches])
-    heard = ear.hear(stretches)
+    activity: Activity,
+    span_transcriber: _SpanTranscriber | None,
+    transcript: Transcript | None,
+    spans: list[TimeSpan],
+    lowest_agreement: float,
+) -> SegmentedRecording:
+    if span_transcriber is None:
+        return SegmentedRecording(activity.seconds, [Segment(span) for span in spans])
+    heard = span_transcriber.transcribe(spans)
     if transcript is None:
-        return Segments(
+        return SegmentedRecording(
             activity.seconds,
-            [_drafted(stretch, words, ear.listener.language) for stretch, words in zip(stretches, heard)],
+            [_draft_segment(span, words, span_transcriber.transcriber.language) for span, words in zip(spans, heard)],
         )
-    return _matched(activity, ear, transcript, stretches, heard, agreement)
+    return _match_segments(activity, span_transcriber, transcript, spans, heard, lowest_agreement)
 
 
 @dataclass(frozen=True)
-class _Ear:
-    """Hears stretches of one recording."""
+class _SpanTranscriber:
+    """Transcribes spans of one recording."""
 
     path: Path
-    listener: Hearer
+    transcriber: TimedTranscriber
     progress: Progress
 
-    def hear(self, stretches: Sequence[TimeSpan], phase: str = "listening") -> list[list[HeardWord]]:
-        """Return the words of each stretch, in one pass over the file."""
-        heard: list[list[HeardWord]] = []
-        for some, sound in batches(self.path, stretches):
-            heard += self.listener.hear(sound, [stretch.start for stretch in some])
-            self.progress(phase, len(heard), len(stretches))
+    def transcribe(self, spans: Sequence[TimeSpan], phase: str = "listening") -> list[list[TimedWord]]:
+        """Return the words of each span, in one pass over the file."""
+        heard: list[list[TimedWord]] = []
+        for batch, samples in batches(self.path, spans):
+            heard += self.transcriber.transcribe(samples, [span.start for span in batch])
+            self.progress(phase, len(heard), len(spans))
         return heard
 
 
-def batches(path: Path, stretches: Sequence[TimeSpan]) -> Iterator[tuple[list[TimeSpan], list[Samples]]]:
-    """Yield some stretches at a time with their samples, in one pass over the file."""
-    both = zip(stretches, pieces(path, stretches))
-    while some := list(islice(both, _TOGETHER)):
-        yield [stretch for stretch, _ in some], [samples for _, samples in some]
+def batches(path: Path, spans: Sequence[TimeSpan]) -> Iterator[tuple[list[TimeSpan], list[Samples]]]:
+    """Yield batches of spans with their samples, in one pass over the file."""
+    with_samples = zip(spans, pieces(path, spans))
+    while batch := list(islice(with_samples, _BATCH_SIZE)):
+        yield [span for span, _ in batch], [samples for _, samples in batch]
 
 
-def pieces(path: Path, stretches: Sequence[TimeSpan]) -> Iterator[Samples]:
-    """Yield the samples of stretches that follow one another; of what lies beyond the end there is none."""
+def pieces(path: Path, spans: Sequence[TimeSpan]) -> Iterator[Samples]:
+    """Yield the samples of each span, in order of time; none beyond the end of the file."""
     sound = SoundStream(path, RATE)
-    for stretch in stretches:
-        first, last = round(stretch.start * RATE), round(stretch.end * RATE)
-        yield sound.window(first, last - first).copy()
+    for span in spans:
+        first_sample, end_sample = round(span.start * RATE), round(span.end * RATE)
+        yield sound.window(first_sample, end_sample - first_sample).copy()
     sound.close()
 
 
-def _place(activity: Activity, ear: _Ear | None, part: TimeSpan) -> float:
-    """Return where speech without a pause is cut: the quietest place between two words as a model hears them."""
-    gaps = [part]
-    if ear is not None:
-        words: Sequence[HeardWord] = ()
+def _cut_between_words(activity: Activity, span_transcriber: _SpanTranscriber | None, span: TimeSpan) -> float:
+    """Return the second at which speech without a pause is cut: the quietest between two words of the model."""
+    gaps = [span]
+    if span_transcriber is not None:
+        words: Sequence[TimedWord] = ()
         with suppress(AudioError):  # it is damaged nearby
-            (words,) = ear.listener.hear([decode(ear.path, RATE, part.seconds, part.start).samples], [part.start])
-        between = [TimeSpan(before.end - _NEAR, after.start + _NEAR) for before, after in pairwise(words)]
-        gaps = [gap for gap in between if part.start < gap.start and gap.end < part.end] or gaps
-    found = quietest(activity, gaps)
-    return min(max(found or part.end, part.start), part.end)
+            (words,) = span_transcriber.transcriber.transcribe(
+                [decode(span_transcriber.path, RATE, span.seconds, span.start).samples], [span.start]
+            )
+        between = [TimeSpan(before.end - _MARGIN, after.start + _MARGIN) for before, after in pairwise(words)]
+        gaps = [gap for gap in between if span.start < gap.start and gap.end < span.end] or gaps
+    cut_second = quietest_second(activity, gaps)
+    return min(max(cut_second or span.end, span.start), span.end)
 
 
-def _drafted(stretch: TimeSpan, words: Sequence[HeardWord], language: str) -> Segment:
-    text = joined((word.text for word in words), language)
-    return Segment(stretch, text, text, 0.0, "" if text else "the model hears no words", tuple(words))
+def _draft_segment(span: TimeSpan, words: Sequence[TimedWord], language: str) -> Segment:
+    text = join_words((word.text for word in words), language)
+    return Segment(span, text, text, 0.0, "" if text else "the model hears no words", tuple(words))
 
 
-def _matched(
+def _match_segments(
     activity: Activity,
-    ear: _Ear,
+    span_transcriber: _SpanTranscriber,
     transcript: Transcript,
-    stretches: list[TimeSpan],
-    heard: list[list[HeardWord]],
-    bound: float,
-) -> Segments:
-    """Match once; cut what agrees too little at all its pauses, hear the parts, and match again."""
-    normalize = normalizer_for(ear.listener.language)
-    keys = keys_of([transcript.word(number) for number in range(len(transcript.words))])
-    found = match(heard, transcript, normalize, keys, ear.listener.language)
-    parts = [
-        [stretch] if not _reason(one, bound) else inner(activity, stretch) or [stretch]
-        for stretch, one in zip(stretches, found)
+    spans: list[TimeSpan],
+    heard: list[list[TimedWord]],
+    lowest_agreement: float,
+) -> SegmentedRecording:
+    """Match once; split segments that agree too little at all their pauses, transcribe these, and match again."""
+    language = span_transcriber.transcriber.language
+    normalize = normalizer_for(language)
+    keys = word_keys([transcript.word(number) for number in range(len(transcript.words))])
+    matches = match_transcript(heard, transcript, normalize, keys, language)
+    splits = [
+        [span] if not _reason(match, lowest_agreement) else split_at_all_pauses(activity, span) or [span]
+        for span, match in zip(spans, matches)
     ]
-    finer = [part for some in parts if len(some) > 1 for part in some if part.seconds >= _SHORTEST]
+    finer = [span for split in splits if len(split) > 1 for span in split if span.seconds >= _SHORTEST]
     if finer:
-        again = dict(zip(finer, ear.hear(finer, "listening to parts")))
-        known = dict(zip(stretches, heard)) | again
-        stretches = [part for some in parts for part in some if part in known]
-        heard = [known[part] for part in stretches]
-        found = match(heard, transcript, normalize, keys, ear.listener.language)
-    language, speech = ear.listener.language, spoken(activity, PAUSE)
+        heard_finer = dict(zip(finer, span_transcriber.transcribe(finer, "listening to parts")))
+        heard_by_span = dict(zip(spans, heard)) | heard_finer
+        spans = [span for split in splits for span in split if span in heard_by_span]
+        heard = [heard_by_span[span] for span in spans]
+        matches = match_transcript(heard, transcript, normalize, keys, language)
+    speech = speech_spans(activity, PAUSE)
     segments = []
-    for stretch, words, one in zip(stretches, heard, found):
-        text, said = transcript.between(one.first, one.end), joined((word.text for word in words), language)
-        inside = [part for part in speech if part.end > stretch.start and part.start < stretch.end]
-        times = tuple(
-            HeardWord(word.text, *within_speech(inside, word.start, word.end)) for word in timed(words, text, language)
+    for span, words, match in zip(spans, heard, matches):
+        text = transcript.text_between(match.start, match.end)
+        heard_text = join_words((word.text for word in words), language)
+        speech_inside = [
+            speech_span for speech_span in speech if speech_span.end > span.start and speech_span.start < span.end
+        ]
+        timed_words = tuple(
+            TimedWord(word.text, *trim_to_speech(speech_inside, word.start, word.end))
+            for word in time_words(words, text, language)
         )
-        segments.append(Segment(stretch, text, said, one.agreement, _reason(one, bound), times))
-    given = sum(one.end - one.first for one, segment in zip(found, segments) if not segment.reason)
-    return Segments(activity.seconds, segments, len(transcript.words), given)
+        reason = _reason(match, lowest_agreement)
+        segments.append(Segment(span, text, heard_text, match.agreement, reason, timed_words))
+    matched_words = sum(match.end - match.start for match, segment in zip(matches, segments) if not segment.reason)
+    return SegmentedRecording(activity.seconds, segments, len(transcript.words), matched_words)
 
 
-def _reason(one: Match, bound: float) -> str:
-    """Say why a segment is left out; nothing where it is not."""
-    if one.first == one.end:
+def _reason(match: Match, lowest_agreement: float) -> str:
+    """Return why a segment is left out; empty if it is accepted."""
+    if match.start == match.end:
         return "no part of the transcript matches"
-    if one.agreement < bound:
-        return f"agreement below {bound:g}"
-    return "words in a row are only heard, or only in the transcript" if one.missed > MISSED else ""
+    if match.agreement < lowest_agreement:
+        return f"agreement below {lowest_agreement:g}"
+    return "words in a row are only heard, or only in the transcript" if match.missed > MISSED else ""
