@@ -17,10 +17,10 @@ from profiles.errors import BadInput, ExitCode, counted
 from profiles.quantities import duration_text
 
 if TYPE_CHECKING:
+    from training.recordings.dataset_folder import Result
     from training.recordings.preparing import PreparationJob
     from training.recordings.segments.dataset import RecordingResult
     from training.recordings.segments.transcribing import TimedTranscriber
-    from training.recordings.dataset_folder import Result
 
 _SOURCE = "A table, a folder, a manifest, or the name of a data set of Hugging Face or BigQuery."
 _KIND = (

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.recordings.segments import matching as alignment
-from training.recordings.segments.transcribing import attention_matrix, warp
 from training.recordings.segments.matching import align
+from training.recordings.segments.transcribing import attention_matrix, warp
 
 
 def opposite(heard: str, said: str) -> list[int]:

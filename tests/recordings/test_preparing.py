@@ -15,10 +15,10 @@ from sounds import RATE, read_rows, wav_bytes, write_rows, write_tone
 from profiles.errors import BadInput, StoppedByUser
 from tests.tasks.sound_kinds import voice, write
 from training.recordings.checks import Limits
+from training.recordings.dataset_folder import Result
 from training.recordings.fetching import FetchLimits
 from training.recordings.preparing import PreparationJob, prepare
 from training.recordings.recording import ReadRequest
-from training.recordings.dataset_folder import Result
 from training.tasks.speech_dataset import read_speech
 
 

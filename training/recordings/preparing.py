@@ -21,6 +21,16 @@ import soundfile
 
 from profiles.errors import BadInput, StoppedByUser
 from training.recordings.checks import RATE, Limits, Measures, find_duplicates, judge, judge_text, measure, to_16_bits
+from training.recordings.dataset_folder import (
+    FORMS,
+    AcceptedRecording,
+    DatasetFolder,
+    DatasetOrigin,
+    Journal,
+    Result,
+    open_dataset_folder,
+    write_result,
+)
 from training.recordings.dividing import HeldOutShares, divide
 from training.recordings.fetching import DownloadLimitReached, Fetcher, FetchLimits
 from training.recordings.readers import READERS, kind_of
@@ -32,16 +42,6 @@ from training.recordings.recording import (
     Recording,
     UnusableRecording,
     UrlSource,
-)
-from training.recordings.dataset_folder import (
-    FORMS,
-    AcceptedRecording,
-    DatasetFolder,
-    DatasetOrigin,
-    Journal,
-    Result,
-    open_dataset_folder,
-    write_result,
 )
 from training.tasks.audio import decode
 from training.tasks.base import Progress

@@ -24,8 +24,8 @@ from filelock import FileLock, Timeout
 
 from profiles.errors import BadInput
 from training.recordings.segments.cutting import SegmentOptions
-from training.recordings.segments.transcribing import TimedTranscriber
 from training.recordings.segments.recording import Segment, SegmentedRecording, batches, segment_recording
+from training.recordings.segments.transcribing import TimedTranscriber
 from training.recordings.segments.transcript import ENDINGS, read_transcript
 from training.run_files import write_whole
 from training.tasks.audio import RATE

@@ -22,8 +22,8 @@ from training.recordings.segments.cutting import (
     split_at_all_pauses,
     trim_to_speech,
 )
-from training.recordings.segments.transcribing import TimedTranscriber, TimedWord
 from training.recordings.segments.matching import MISSED, Match, match_transcript, time_words, word_keys
+from training.recordings.segments.transcribing import TimedTranscriber, TimedWord
 from training.recordings.segments.transcript import Transcript, join_words
 from training.tasks.audio import RATE, SECONDS, Activity, SoundStream, decode, listen_for_speech, stream
 from training.tasks.base import Progress
