@@ -159,8 +159,8 @@ def read_run(seed: int, events: Iterable[Event]) -> Ran | None:
         elif isinstance(event, EvaluationEvent):
             taken.evaluations[event.split][event.step] = _known(event.loss)
         elif isinstance(event, SyncEvent):
-            told = (figure for figure in figures(event, event.step) if figure.name in OF_EXCHANGES)
-            taken.exchanges = extended(taken.exchanges, event.member or 0, told)
+            exchange_figures = (figure for figure in figures(event, event.step) if figure.name in OF_EXCHANGES)
+            taken.exchanges = extended(taken.exchanges, event.member or 0, exchange_figures)
         elif isinstance(event, RunEvent):
             taken.trainable = int(event.details.get("trainable") or taken.trainable)
     if not taken.losses:
@@ -169,12 +169,12 @@ def read_run(seed: int, events: Iterable[Event]) -> Ran | None:
     for step in sorted(taken.samples):
         total += taken.samples[step]
         seen[step] = total
-    found = {split: losses for split, losses in taken.evaluations.items() if min(losses.values()) < math.inf}
-    split = "validation" if "validation" in found else min(found, default="")
-    curve = {step: loss for step, loss in found.get(split, {}).items() if step in seen}
+    finite_losses = {split: losses for split, losses in taken.evaluations.items() if min(losses.values()) < math.inf}
+    split = "validation" if "validation" in finite_losses else min(finite_losses, default="")
+    curve = {step: loss for step, loss in finite_losses.get(split, {}).items() if step in seen}
     if not any(curve):  # nothing was evaluated after the first step
         split, curve = "training", _training(taken)
-    late = [one.compute for step in taken.losses for one in taken.losses[step] if step > _WARM_UP]
+    late = [step_event.compute for step in taken.losses for step_event in taken.losses[step] if step > _WARM_UP]
     return Ran(
         seed=seed,
         split=split,
@@ -182,7 +182,9 @@ def read_run(seed: int, events: Iterable[Event]) -> Ran | None:
         steps=max(taken.losses),
         samples=total,
         sent=statistics.fmean(taken.sent.values()),
-        compute=statistics.median(late or [one.compute for each in taken.losses.values() for one in each]),
+        compute=statistics.median(
+            late or [step_event.compute for step_events in taken.losses.values() for step_event in step_events]
+        ),
         trainable=taken.trainable,
         exchanges=_exchanges(taken, total),
         clock=taken.clock,
@@ -192,10 +194,10 @@ def read_run(seed: int, events: Iterable[Event]) -> Ran | None:
 def _exchanges(taken: _Taken, samples: int) -> dict[str, Curve]:
     steps = max(taken.losses)
     width = 1 << (steps // _MARKS).bit_length()
-    found = {name: of_run(taken.exchanges, name) for name in OF_EXCHANGES}
+    series_by_name = {name: of_run(taken.exchanges, name) for name in OF_EXCHANGES}
     return {
         name: tuple((samples * min(1.0, point.step / steps), point.mean) for point in coarser(series, width).points())
-        for name, series in found.items()
+        for name, series in series_by_name.items()
         if series.count
     }
 
@@ -209,13 +211,15 @@ def _training(taken: _Taken) -> dict[int, float]:
     """Return the mean loss of all members over some steps, by the last of them."""
     steps = sorted(taken.losses)
     width = max(1, len(steps) // _POINTS)
-    found = {}
-    for first in range(0, len(steps), width):
-        part = steps[first : first + width]
-        each = [one for step in part for one in taken.losses[step]]
-        weight = sum(one.weight for one in each)
-        found[part[-1]] = _known(sum(one.loss * one.weight for one in each) / weight if weight else each[-1].loss)
-    return found
+    mean_losses = {}
+    for begin in range(0, len(steps), width):
+        window = steps[begin : begin + width]
+        events = [event for step in window for event in taken.losses[step]]
+        weight = sum(event.weight for event in events)
+        mean_losses[window[-1]] = _known(
+            sum(event.loss * event.weight for event in events) / weight if weight else events[-1].loss
+        )
+    return mean_losses
 
 
 # --------------------------------------------------------------------------------------------------------------- curves
@@ -243,8 +247,8 @@ def samples_until(curve: Curve, loss: float) -> float | None:
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:
     """Return the mean of curves where all of them are known."""
-    first, last = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
-    places = sorted({x for curve in curves for x, _ in curve if first <= x <= last})
+    start, end = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
+    places = sorted({x for curve in curves for x, _ in curve if start <= x <= end})
     return tuple((x, statistics.fmean(loss_at(curve, x) for curve in curves)) for x in places)
 
 
@@ -252,7 +256,7 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
 
 
 def compared(
-    tried: Sequence[StrategyResult], members: int, links: Sequence[float], cores: float = 0.0
+    results: Sequence[StrategyResult], members: int, links: Sequence[float], cores: float = 0.0
 ) -> StrategyComparison:
     """Put strategies side by side.
 
@@ -260,12 +264,12 @@ def compared(
         links: rates of lines in Mbit/s, to predict times for.
         cores: of a machine; 0: unknown.
     """
-    every = [run for one in tried for run in one.runs]
-    if not every:
-        return StrategyComparison(tuple(tried))
-    samples = min(run.curve[-1][0] for run in every)
-    compute = statistics.median(run.compute for run in every)
-    rows = [_row(one, samples) for one in tried]
+    runs = [run for result in results for run in result.runs]
+    if not runs:
+        return StrategyComparison(tuple(results))
+    samples = min(run.curve[-1][0] for run in runs)
+    compute = statistics.median(run.compute for run in runs)
+    rows = [_row(result, samples) for result in results]
     shown = [row for row in rows if row.losses]
     good = _good([row for row in shown if row.rounds >= FEWEST_ROUNDS] or shown)
     target = max(row.loss for row in good)
@@ -273,19 +277,19 @@ def compared(
     timed = tuple(_timed(row, machines, links, target) for row in rows)
     names = {row.strategy for row in good}
     best = min((row for row in timed if row.strategy in names), key=_order)
-    return StrategyComparison(timed, every[0].split, samples, target, best.strategy, compute)
+    return StrategyComparison(timed, runs[0].split, samples, target, best.strategy, compute)
 
 
-def _row(one: StrategyResult, samples: float) -> StrategyResult:
-    if one.profile is None or not one.runs:
-        return one
-    costs, trainable = cost_model(one.strategy, one.profile.strategy), one.runs[0].trainable
+def _row(result: StrategyResult, samples: float) -> StrategyResult:
+    if result.profile is None or not result.runs:
+        return result
+    costs, trainable = cost_model(result.strategy, result.profile.strategy), result.runs[0].trainable
     return replace(
-        one,
-        losses=tuple(loss_at(run.curve, samples) for run in one.runs),
-        curve=mean_curve([run.curve for run in one.runs]),
-        sent=statistics.fmean(run.sent for run in one.runs),
-        interval=rhythm_of(one.profile.strategy).interval,
+        result,
+        losses=tuple(loss_at(run.curve, samples) for run in result.runs),
+        curve=mean_curve([run.curve for run in result.runs]),
+        sent=statistics.fmean(run.sent for run in result.runs),
+        interval=rhythm_of(result.profile.strategy).interval,
         memory=costs.vectors * _FP32 * trainable if costs is not None and trainable else None,
     )
 
@@ -301,7 +305,7 @@ def _order(row: StrategyResult) -> tuple[float, ...]:
     """The soonest on the slowest links first; where no time is known, the one with the lowest loss, last."""
     if not row.times:
         return (1, row.loss, row.sent)
-    slowest = min(row.times, key=lambda one: one.mbit)
+    slowest = min(row.times, key=lambda times: times.mbit)
     return (0, slowest.to_end, row.loss)
 
 
@@ -328,8 +332,8 @@ class EqualMachines:
         measured = (Measurement(batch=batch, seconds=max(self.compute, 1e-9)),)
         rate = mbit * LINE_SHARE
         links = (
-            Link(source=one, target=other, mbit=rate, mbit_back=rate, medium="ethernet")
-            for one, other in combinations(names, 2)
+            Link(source=source, target=target, mbit=rate, mbit_back=rate, medium="ethernet")
+            for source, target in combinations(names, 2)
         )
         machines = (ClusterMachine(name=name, measurements=measured, cores=self.cores) for name in names)
         return Cluster(machines=tuple(machines), links=tuple(links), here=names[0])

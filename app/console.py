@@ -45,10 +45,10 @@ def visible(text: object) -> str:
     return "".join(map(_visible, str(text)))
 
 
-def _visible(one: str) -> str:
-    if one.isprintable() or one in _JOINERS:
-        return one
-    return " " if one in "\n\t" or unicodedata.category(one) == "Zs" else one.encode("unicode_escape").decode()
+def _visible(char: str) -> str:
+    if char.isprintable() or char in _JOINERS:
+        return char
+    return " " if char in "\n\t" or unicodedata.category(char) == "Zs" else char.encode("unicode_escape").decode()
 
 
 def short_names(names: Sequence[str], cells: int) -> list[str]:
@@ -68,8 +68,8 @@ def _short(name: str, cells: int) -> str:
         return name
     if len(name) != cell_len(name):
         return f"{set_cell_size(name, cells - 1).rstrip()}…"
-    first = cells // 2 - 1
-    return f"{name[:first]}…{name[len(name) - (cells - first - 1) :]}"
+    head = cells // 2 - 1
+    return f"{name[:head]}…{name[len(name) - (cells - head - 1) :]}"
 
 
 @lru_cache(maxsize=1)
@@ -169,11 +169,11 @@ def hearing_ctrl_c() -> Iterator[None]:
         yield
         return
     pressed, looks, raising = False, 0, True
-    over, main, tell = threading.Event(), threading.main_thread().ident or 0, sys.unraisablehook
+    over, main, default_hook = threading.Event(), threading.main_thread().ident or 0, sys.unraisablehook
 
-    def unraisable(what: sys.UnraisableHookArgs) -> None:
-        if not issubclass(what.exc_type, KeyboardInterrupt):
-            tell(what)
+    def unraisable(args: sys.UnraisableHookArgs) -> None:
+        if not issubclass(args.exc_type, KeyboardInterrupt):
+            default_hook(args)
 
     def press(*_: object) -> None:
         nonlocal pressed, looks
@@ -201,7 +201,7 @@ def hearing_ctrl_c() -> Iterator[None]:
     finally:
         raising = False
         over.set()
-        sys.unraisablehook = tell
+        sys.unraisablehook = default_hook
         for number, earlier in before.items():
             signal.signal(number, earlier)
     if pressed:
@@ -256,8 +256,8 @@ def program_words() -> list[str]:
 
 def near(path: str | Path) -> str:
     """Return a path from the current folder, or the whole one where that would lead out of it."""
-    here = os.path.relpath(path)
-    return str(path) if here.startswith("..") else here
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
 
 
 def command_about(run_dir: Path, *words: str) -> str:

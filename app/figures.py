@@ -35,22 +35,24 @@ MORE_DATA = "set data_workers higher, or put the data on a faster disk"
 """What to do about it."""
 
 
-def data_text(state: RunState, whole: bool = False) -> str:
+def data_text(state: RunState, whole_run: bool = False) -> str:
     """Return how much of a step waits for its samples, on the machine where it is most; empty where that is little.
 
     Args:
         whole: in the whole run, which is over; else in the steps of the last while.
     """
-    if whole:
-        done = {rank: one.total for rank, one in state.members.items() if one.total.steps >= SOME_STEPS}
+    if whole_run:
+        done = {rank: member.total for rank, member in state.members.items() if member.total.steps >= SOME_STEPS}
         shares = {rank: total.data / total.seconds for rank, total in done.items() if total.seconds > 0}
     else:
-        shares = {rank: one.data_share for rank, one in state.members.items() if one.active}
-    rank = max(shares, key=lambda one: shares[one], default=-1)
+        shares = {rank: member.data_share for rank, member in state.members.items() if member.active}
+    rank = max(shares, key=lambda r: shares[r], default=-1)
     if shares.get(rank, 0.0) < DATA_BRAKE:
         return ""
-    who = f" on {state.members[rank].label}" if len(state.members) > 1 else ""
-    return f"{shares[rank]:.0%} of each step {'waited' if whole else 'waits'} for data{who}".replace("%", " %", 1)
+    on_machine = f" on {state.members[rank].label}" if len(state.members) > 1 else ""
+    return f"{shares[rank]:.0%} of each step {'waited' if whole_run else 'waits'} for data{on_machine}".replace(
+        "%", " %", 1
+    )
 
 
 def headline(results: SplitResults, split: str) -> str:
@@ -59,18 +61,22 @@ def headline(results: SplitResults, split: str) -> str:
     Texts that had not ended at their bound (``eval_max_new_tokens``) are told: with many of them the WER says little.
     Before the first step a model from scratch ends none.
     """
-    told = course(results, split)
-    return f"{told} (step {results.last.step})" if results.last.figures else told
+    text = course(results, split)
+    return f"{text} (step {results.last.step})" if results.last.figures else text
 
 
 def course(results: SplitResults, split: str = "") -> str:
     """Return the headline without the step, and without the split where none is given: ``WER 98.1 % -> 12.3 %``."""
-    last = metrics_of(results.last)
-    if not last:
+    last_metrics = metrics_of(results.last)
+    if not last_metrics:
         return f"{f'{split}: ' if split else ''}evaluated at step {results.last.step}"
-    name = next(iter(last))
+    name = next(iter(last_metrics))
     label = f"{metric_label(name)} on {split}:" if split else metric_label(name)
-    cut = f", {metric_text('cut', last['cut'])} of the texts cut" if "cut" in last and results.last.step else ""
+    cut = (
+        f", {metric_text('cut', last_metrics['cut'])} of the texts cut"
+        if "cut" in last_metrics and results.last.step
+        else ""
+    )
     return f"{label} {change(results, name)}{cut}"
 
 
@@ -96,9 +102,9 @@ def start_line(events: Iterable[Event]) -> str:
     """
     newest = {(event.part, event.member): event for event in events if isinstance(event, TimingEvent)}
     seconds: dict[str, float] = {}
-    for (part, _), event in sorted(newest.items(), key=lambda item: item[1].time):
-        seconds[part] = max(event.seconds, seconds.get(part, 0.0))
-    return ", ".join(f"{part} {value:.1f} s" for part, value in seconds.items())
+    for (phase, _), event in sorted(newest.items(), key=lambda item: item[1].time):
+        seconds[phase] = max(event.seconds, seconds.get(phase, 0.0))
+    return ", ".join(f"{phase} {value:.1f} s" for phase, value in seconds.items())
 
 
 _OF_STATE = (
@@ -120,7 +126,7 @@ def state_document(state: RunState) -> dict[str, object]:
         "members": [_member_document(member) for member in state.members.values()],
         "evaluations": evaluations_document(state),
         "series": series_document(state),
-        "happenings": [one._asdict() for one in in_order(state.chronicles)],
+        "happenings": [entry._asdict() for entry in in_order(state.chronicles)],
         "warnings": [{"member": w.member, "message": w.text, "time": w.time} for w in state.warnings],
         "errors": [{"member": e.member, "message": e.text, "hint": e.hint} for e in state.errors],
     }
@@ -168,7 +174,7 @@ def _member_document(member: MemberState) -> dict[str, object]:
         "weight_hash": sync.weight_hash if sync else "",
         "last_synchronisation": {**sync.model_dump(include=_OF_SYNC), "members": len(sync.members)} if sync else None,
         "hottest_celsius": member.hottest,
-        "ways": [way.model_dump() for way in member.ways.values()],
+        "ways": [route.model_dump() for route in member.ways.values()],
     }
 
 
@@ -188,45 +194,50 @@ WAYS: Mapping[str, Callable[[Sequence[Prediction]], list[EvaluationSlice]]] = {
 
 def predictions_in(run_dir: Path) -> tuple[list[Prediction], list[Prediction]]:
     """Return what the model of a run wrote before the first step and in its newest evaluation; empty: not there."""
-    found = []
+    predictions = []
     for name in (BEFORE, NAME):
         try:
-            found.append(read_predictions(run_dir / FOLDER / name))
+            predictions.append(read_predictions(run_dir / FOLDER / name))
         except BadInput:  # none was written, or somebody has changed it
-            found.append([])
-    return found[0], found[1]
+            predictions.append([])
+    return predictions[0], predictions[1]
 
 
 def breakdown_lines(predictions: Sequence[Prediction], before: Sequence[Prediction] = ()) -> list[str]:
     """Return error rates by speaker, language, length and noise in columns, and the most frequent confusions."""
     lines = []
-    for way, divide in WAYS.items():
-        parts = divide(predictions)
-        if len(parts) > 1:
-            earlier = {part.name: part for part in divide(before)}
-            lines += [f"WER by {way}", *_rows(parts, earlier, SHOWN_SPEAKERS if way == "speaker" else len(parts))]
+    for grouping, divide in WAYS.items():
+        groups = divide(predictions)
+        if len(groups) > 1:
+            earlier = {group.name: group for group in divide(before)}
+            lines += [
+                f"WER by {grouping}",
+                *_rows(groups, earlier, SHOWN_SPEAKERS if grouping == "speaker" else len(groups)),
+            ]
     if wrong := confusions(predictions, SHOWN_CONFUSIONS):
-        said = ", ".join(f"{_word(one.said)} as {_word(one.heard)} ({one.times}x)" for one in wrong)
-        lines.append(f"heard    {said}")
+        pairs = ", ".join(
+            f"{_word(confusion.said)} as {_word(confusion.heard)} ({confusion.times}x)" for confusion in wrong
+        )
+        lines.append(f"heard    {pairs}")
     return lines
 
 
-def _rows(parts: Sequence[EvaluationSlice], before: Mapping[str, EvaluationSlice], most: int) -> list[str]:
+def _rows(groups: Sequence[EvaluationSlice], before: Mapping[str, EvaluationSlice], limit: int) -> list[str]:
     """``ada  73.8 % -> 4.9 % of 61 words``: before, where it is known, and after."""
-    rows, shown, rest = [], parts[:most], parts[most:]
-    width = min(40, max(len(_name(part)) for part in shown))
-    for part in shown:
-        first = f"{metric_text('wer', before[part.name].wer)} -> " if part.name in before else ""
-        heard = f"{counted(part.words, 'word')} in {counted(part.recordings, 'recording')}"
-        rows.append(f"  {_name(part):{width}}  {first}{metric_text('wer', part.wer)} of {heard}")
-    if rest:
-        best, worst = rest[-1].wer, rest[0].wer
-        rows.append(f"  {len(rest)} more from {metric_text('wer', best)} to {metric_text('wer', worst)}")
+    rows, shown, omitted = [], groups[:limit], groups[limit:]
+    width = min(40, max(len(_name(group)) for group in shown))
+    for group in shown:
+        wer_before = f"{metric_text('wer', before[group.name].wer)} -> " if group.name in before else ""
+        heard = f"{counted(group.words, 'word')} in {counted(group.recordings, 'recording')}"
+        rows.append(f"  {_name(group):{width}}  {wer_before}{metric_text('wer', group.wer)} of {heard}")
+    if omitted:
+        best, worst = omitted[-1].wer, omitted[0].wer
+        rows.append(f"  {len(omitted)} more from {metric_text('wer', best)} to {metric_text('wer', worst)}")
     return rows
 
 
-def _name(part: EvaluationSlice) -> str:
-    return visible(part.name)[:40] or "not told"
+def _name(group: EvaluationSlice) -> str:
+    return visible(group.name)[:40] or "not told"
 
 
 def _word(word: str) -> str:
@@ -235,40 +246,51 @@ def _word(word: str) -> str:
 
 def breakdown_document(predictions: Sequence[Prediction]) -> dict[str, Any]:
     """Return the same for programs."""
-    ways = {way: [_document(part) for part in divide(predictions)] for way, divide in WAYS.items()}
-    wrong = [{"said": one.said, "heard": one.heard, "times": one.times} for one in confusions(predictions, 50)]
-    return {"overall": _document(part_of("", predictions)), **ways, "confusions": wrong}
+    breakdown = {grouping: [_document(group) for group in divide(predictions)] for grouping, divide in WAYS.items()}
+    wrong = [
+        {"said": confusion.said, "heard": confusion.heard, "times": confusion.times}
+        for confusion in confusions(predictions, 50)
+    ]
+    return {"overall": _document(part_of("", predictions)), **breakdown, "confusions": wrong}
 
 
-def _document(part: EvaluationSlice) -> dict[str, Any]:
-    figures = {"recordings": part.recordings, "words": part.words, "edits": part.edits, "cut": part.cut}
-    return {"name": part.name, "wer": part.wer, **figures}
+def _document(group: EvaluationSlice) -> dict[str, Any]:
+    figures = {"recordings": group.recordings, "words": group.words, "edits": group.edits, "cut": group.cut}
+    return {"name": group.name, "wer": group.wer, **figures}
 
 
-def difference_lines(found: Difference) -> list[str]:
+def difference_lines(wer_difference: Difference) -> list[str]:
     """Return what two models differ by, in words."""
-    first, second = metric_text("wer", found.first), metric_text("wer", found.second)
-    interval = f"95 % interval {found.low * 100:+.1f} to {found.high * 100:+.1f} points"
-    p = f"{found.p:.2f}" if found.p >= 0.1 else f"{found.p:.3f}" if found.p >= 0.001 else "under 0.001"
-    how = f"{found.drawn} {found.units} resampled, p {p}"
-    if found.shown:
-        better = "fewer" if found.difference < 0 else "more"
-        verdict = f"{abs(found.difference) * 100:.1f} points {better}"
-    elif found.low > 0 or found.high < 0:
-        better = "fewer" if found.difference < 0 else "more"
-        few = f"{counted(found.recordings, 'recording')} are too few to be sure"
-        verdict = f"{abs(found.difference) * 100:.1f} points {better}, but {few}"
+    first_wer, second_wer = metric_text("wer", wer_difference.first), metric_text("wer", wer_difference.second)
+    interval = f"95 % interval {wer_difference.low * 100:+.1f} to {wer_difference.high * 100:+.1f} points"
+    p = (
+        f"{wer_difference.p:.2f}"
+        if wer_difference.p >= 0.1
+        else f"{wer_difference.p:.3f}"
+        if wer_difference.p >= 0.001
+        else "under 0.001"
+    )
+    method = f"{wer_difference.drawn} {wer_difference.units} resampled, p {p}"
+    if wer_difference.shown:
+        better = "fewer" if wer_difference.difference < 0 else "more"
+        conclusion = f"{abs(wer_difference.difference) * 100:.1f} points {better}"
+    elif wer_difference.low > 0 or wer_difference.high < 0:
+        better = "fewer" if wer_difference.difference < 0 else "more"
+        few = f"{counted(wer_difference.recordings, 'recording')} are too few to be sure"
+        conclusion = f"{abs(wer_difference.difference) * 100:.1f} points {better}, but {few}"
     else:
-        verdict = f"no difference that {counted(found.recordings, 'recording')} can show"
-    lines = [f"WER   {first} -> {second}: {verdict} ({interval}; {how})"]
-    if found.left_out:
-        lines.append(f"      left out: {counted(found.left_out, 'recording')} that only one of the two transcribed")
+        conclusion = f"no difference that {counted(wer_difference.recordings, 'recording')} can show"
+    lines = [f"WER   {first_wer} -> {second_wer}: {conclusion} ({interval}; {method})"]
+    if wer_difference.left_out:
+        lines.append(
+            f"      left out: {counted(wer_difference.left_out, 'recording')} that only one of the two transcribed"
+        )
     return lines
 
 
-def difference_document(found: Difference) -> dict[str, Any]:
+def difference_document(wer_difference: Difference) -> dict[str, Any]:
     """Return the same for programs."""
-    return {**vars(found), "difference": found.difference, "shown": found.shown}
+    return {**vars(wer_difference), "difference": wer_difference.difference, "shown": wer_difference.shown}
 
 
 def run_lines(run_dir: Path) -> list[str]:

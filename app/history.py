@@ -78,8 +78,8 @@ class Chronicle:
 
     def with_one(self, new: Happening) -> Chronicle:
         """Return the chronicle with one more."""
-        first, newest = sorted((*self.first, new)), sorted((*self.newest, new))
-        return Chronicle(tuple(first[:FIRST]), tuple(newest[-NEWEST:]), self.count + 1)
+        earliest, newest = sorted((*self.first, new)), sorted((*self.newest, new))
+        return Chronicle(tuple(earliest[:FIRST]), tuple(newest[-NEWEST:]), self.count + 1)
 
 
 Chronicles = Mapping[str, Chronicle]
@@ -89,8 +89,8 @@ def noted(chronicles: Chronicles, new: Happening | None) -> Chronicles:
     """Return the chronicles with one more happening."""
     if new is None:
         return chronicles
-    every = {**chronicles, new.kind: chronicles.get(new.kind, Chronicle()).with_one(new)}
-    return every if new.kind in chronicles else dict(sorted(every.items()))
+    updated = {**chronicles, new.kind: chronicles.get(new.kind, Chronicle()).with_one(new)}
+    return updated if new.kind in chronicles else dict(sorted(updated.items()))
 
 
 def newest(chronicles: Chronicles, kind: Kind) -> tuple[Happening, ...]:
@@ -109,38 +109,38 @@ def happening(event: Event, member: MemberState | None) -> Happening | None:
     Args:
         member: as it was before the event.
     """
-    said = partial(Happening, event.time, -1 if event.member is None else event.member)
+    entry = partial(Happening, event.time, -1 if event.member is None else event.member)
     match event:
         case RunEvent():
-            return said("run", because(_RUN[event.status], "" if event.message == "stopped" else event.message))
+            return entry("run", because(_RUN[event.status], "" if event.message == "stopped" else event.message))
         case MemberEvent():
-            found = member_news(event, member)
+            news = member_news(event, member)
             step = member.step if member and member.step and event.status in GONE else -1  # 0: it has just come back
-            return said(*found, step=step, status=event.status, why=event.message) if found else None
+            return entry(*news, step=step, status=event.status, why=event.message) if news else None
         case EvaluationEvent():
             text = ", ".join(
                 f"{metric_label(name)} {metric_text(name, value)}" for name, value in metrics_of(event).items()
             )
-            return said("evaluation", f"{event.split}: {text}", step=event.step)
+            return entry("evaluation", f"{event.split}: {text}", step=event.step)
         case SnapshotEvent():
-            return said("snapshot", f"snapshot of step {event.step} written", step=event.step)
+            return entry("snapshot", f"snapshot of step {event.step} written", step=event.step)
         case WarningEvent():
-            return said("warning", event.message, step=-1 if event.step is None else event.step)
+            return entry("warning", event.message, step=-1 if event.step is None else event.step)
         case ErrorEvent():
-            return said("error", event.message, event.hint, -1 if event.step is None else event.step)
+            return entry("error", event.message, event.hint, -1 if event.step is None else event.step)
         case WaysEvent():
-            found_ways = changes(event, member)
-            return said("path", found_ways) if found_ways else None
+            changed_routes = changes(event, member)
+            return entry("path", changed_routes) if changed_routes else None
         case RequestEvent():
-            what = " ".join(word for word in (event.action, event.machine, event.outcome) if word)
-            return said("request", because(what, event.message))
+            action = " ".join(word for word in (event.action, event.machine, event.outcome) if word)
+            return entry("request", because(action, event.message))
         case _:
             return None
 
 
-def because(what: str, why: str) -> str:
+def because(statement: str, reason: str) -> str:
     """``what: why``, or what alone where nobody said why."""
-    return f"{what}: {why}" if why else what
+    return f"{statement}: {reason}" if reason else statement
 
 
 def member_news(event: MemberEvent, before: MemberState | None) -> tuple[Kind, str] | None:
@@ -150,14 +150,14 @@ def member_news(event: MemberEvent, before: MemberState | None) -> tuple[Kind, s
     tells each once, by this rule.
     """
     name = event.name or (before.label if before else f"member {event.member}")
-    known = before.status if before is not None else ""
-    if known == event.status:
+    old_status = before.status if before is not None else ""
+    if old_status == event.status:
         return None
     if event.status in TROUBLE:
-        return None if known in TROUBLE else ("lost", because(f"{name} {event.status}", event.message))
-    if event.status == "left" and known in ("done", *TROUBLE):
+        return None if old_status in TROUBLE else ("lost", because(f"{name} {event.status}", event.message))
+    if event.status == "left" and old_status in ("done", *TROUBLE):
         return None
-    if event.status in HELLOS and known in GONE:
+    if event.status in HELLOS and old_status in GONE:
         return "back", f"{name} is back"
-    where = f" on {event.device}" if event.device else ""
-    return "machine", because(f"{name} {event.status}{where}", event.message)
+    on_device = f" on {event.device}" if event.device else ""
+    return "machine", because(f"{name} {event.status}{on_device}", event.message)

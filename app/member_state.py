@@ -90,7 +90,7 @@ class MemberTotals:
         return self + MemberTotals(sync_sent=sent, sync_received=received, syncs=1, sync_seconds=event.seconds)
 
     def __add__(self, other: MemberTotals) -> MemberTotals:
-        return MemberTotals(*(one + more for one, more in zip(vars(self).values(), vars(other).values(), strict=True)))
+        return MemberTotals(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -277,14 +277,14 @@ def _advanced(member: MemberState, event: OfMember) -> MemberState:
         case ErrorEvent():
             return _gone(member, "failed", event.message)
         case WaysEvent():
-            return changed(member, ways={**member.ways, **{way.peer: way for way in event.ways}})
+            return changed(member, ways={**member.ways, **{route.peer: route for route in event.ways}})
 
 
 def _status(member: MemberState, event: MemberEvent) -> MemberState:
     """A member that starts (again, after a resume) brings an empty window and a new count of bytes."""
     if event.status == "started":
-        kept = {name: getattr(member, name) for name in _KEPT}
-        member = changed(MemberState(member.rank), **kept, earlier=member.total, earlier_joules=member.joules)
+        carried_over = {name: getattr(member, name) for name in _KEPT}
+        member = changed(MemberState(member.rank), **carried_over, earlier=member.total, earlier_joules=member.joules)
     named = changed(member, phase="", name=event.name or member.name, device=event.device or member.device)
     if event.status in (*TROUBLE, "left"):
         return _gone(named, event.status, event.message)
@@ -319,11 +319,11 @@ def _step(member: MemberState, event: StepEvent) -> MemberState:
 _Number = TypeVar("_Number", int, float)
 
 
-def _highest(known: _Number | None, new: _Number | None) -> _Number | None:
-    return max((value for value in (known, new) if value is not None), default=None)
+def _highest(current: _Number | None, new: _Number | None) -> _Number | None:
+    return max((value for value in (current, new) if value is not None), default=None)
 
 
 def sum_of_known(values: Iterable[float | None]) -> float | None:
     """Return the sum of what is known; ``None`` where nothing is."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+    known_values = [value for value in values if value is not None]
+    return sum(known_values) if known_values else None

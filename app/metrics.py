@@ -32,8 +32,8 @@ def metric_label(name: str) -> str:
 
 def metrics_of(result: EvaluationEvent) -> dict[str, float]:
     """Metrics of an evaluation, error rates first, the loss last."""
-    every = result.figures
-    first = [name for name in RATES if name in every]
-    rest = sorted(name for name in every if name not in RATES and name != "loss")
-    last = ["loss"] if "loss" in every else []
-    return {name: every[name] for name in (*first, *rest, *last)}
+    figures = result.figures
+    rates = [name for name in RATES if name in figures]
+    others = sorted(name for name in figures if name not in RATES and name != "loss")
+    loss = ["loss"] if "loss" in figures else []
+    return {name: figures[name] for name in (*rates, *others, *loss)}

@@ -16,64 +16,69 @@ _RELAY = "through the relay"
 
 def pairs(members: Mapping[int, MemberState]) -> Iterator[tuple[int, int, PeerPath | None, PeerPath | None]]:
     """Yield the two ranks of each pair that has met, the way from the lower to the higher, and the one back."""
-    for one, other in itertools.combinations(sorted(members), 2):
-        there, back = members[one].ways.get(other), members[other].ways.get(one)
-        if there is not None or back is not None:
-            yield one, other, there, back
+    for rank, peer in itertools.combinations(sorted(members), 2):
+        forward, backward = members[rank].ways.get(peer), members[peer].ways.get(rank)
+        if forward is not None or backward is not None:
+            yield rank, peer, forward, backward
 
 
-def way_words(way: PeerPath) -> str:
+def way_words(route: PeerPath) -> str:
     """``through the relay``, or ``directly (10.0.0.2 over eth0)``."""
-    if way.how == "relayed":
+    if route.how == "relayed":
         return _RELAY
-    over = f" over {way.interface}" if way.interface else ""
-    small = ", in small packets: large ones are lost" if way.loses_large else ""
-    return f"directly ({way.address}{over}{small})"
+    over = f" over {route.interface}" if route.interface else ""
+    small = ", in small packets: large ones are lost" if route.loses_large else ""
+    return f"directly ({route.address}{over}{small})"
 
 
-def pair_words(names: Callable[[int], str], one: int, other: int, there: PeerPath | None, back: PeerPath | None) -> str:
+def pair_words(
+    names: Callable[[int], str], rank: int, peer: int, forward: PeerPath | None, backward: PeerPath | None
+) -> str:
     """``studio - tower: directly (10.0.0.2 over eth0)``; both directions where they differ in kind."""
-    ends = f"{names(one)} - {names(other)}"
-    kinds = {way.how == "relayed" for way in (there, back) if way is not None}
-    first = there or back
-    assert first is not None
-    if len(kinds) > 1 and there is not None and back is not None:
-        return f"{ends}: {way_words(there)}, back {way_words(back)}"
-    dials = {(there.how if there else "", back.how if back else "")} & {("dialled", "came"), ("came", "dialled")}
-    only = f", {names(one if ('dialled', 'came') in dials else other)} opens both connections" if dials else ""
-    return f"{ends}: {way_words(first)}{only}"
+    ends = f"{names(rank)} - {names(peer)}"
+    kinds = {route.how == "relayed" for route in (forward, backward) if route is not None}
+    either = forward or backward
+    assert either is not None
+    if len(kinds) > 1 and forward is not None and backward is not None:
+        return f"{ends}: {way_words(forward)}, back {way_words(backward)}"
+    dials = {(forward.how if forward else "", backward.how if backward else "")} & {
+        ("dialled", "came"),
+        ("came", "dialled"),
+    }
+    only = f", {names(rank if ('dialled', 'came') in dials else peer)} opens both connections" if dials else ""
+    return f"{ends}: {way_words(either)}{only}"
 
 
-def pair_lines(members: Mapping[int, MemberState], names: Callable[[int], str], most: int = SHOWN) -> list[str]:
-    """Return a line for each pair; with more than ``most`` of them one for all that are direct, and those that are not.
+def pair_lines(members: Mapping[int, MemberState], names: Callable[[int], str], limit: int = SHOWN) -> list[str]:
+    """Return one line a pair; above ``limit`` pairs, a count of the direct ones and the first relayed ones.
 
-    Pairs on one machine are no way that anybody could choose, and are left out.
+    Pairs on one machine are left out: their route cannot be chosen.
     """
-    found = [pair for pair in pairs(members) if not all(way is None or is_near(way) for way in pair[2:])]
-    if len(found) <= most:
-        return [pair_words(names, *pair) for pair in found]
-    helped = [pair for pair in found if any(way is not None and way.how == "relayed" for way in pair[2:])]
-    shown = [pair_words(names, *pair) for pair in helped[:most]]
-    left = [f"{len(helped) - most} more pairs {_RELAY}"] if len(helped) > most else []
-    return [f"{len(found) - len(helped)} of {len(found)} pairs connect directly", *shown, *left]
+    remote_pairs = [pair for pair in pairs(members) if not all(route is None or is_near(route) for route in pair[2:])]
+    if len(remote_pairs) <= limit:
+        return [pair_words(names, *pair) for pair in remote_pairs]
+    relayed = [pair for pair in remote_pairs if any(route is not None and route.how == "relayed" for route in pair[2:])]
+    shown = [pair_words(names, *pair) for pair in relayed[:limit]]
+    omitted = [f"{len(relayed) - limit} more pairs {_RELAY}"] if len(relayed) > limit else []
+    return [f"{len(remote_pairs) - len(relayed)} of {len(remote_pairs)} pairs connect directly", *shown, *omitted]
 
 
 def changes(event: WaysEvent, before: MemberState | None) -> str:
     """Return what has changed for whom; empty where a pair has met for the first time, or nothing did."""
-    told = []
+    texts = []
     if before is None:
         return ""
-    for way in event.ways:
-        old = before.ways.get(way.peer)
-        if old is not None and way_words(old) != way_words(way):
-            ends = f"{before.label} to {way.name or f'member {way.peer}'}"
-            told.append(f"{ends}: now {way_words(way)}, before {way_words(old)}")
-    return "; ".join(told)
+    for route in event.ways:
+        old = before.ways.get(route.peer)
+        if old is not None and way_words(old) != way_words(route):
+            ends = f"{before.label} to {route.name or f'member {route.peer}'}"
+            texts.append(f"{ends}: now {way_words(route)}, before {way_words(old)}")
+    return "; ".join(texts)
 
 
-def is_near(way: PeerPath) -> bool:
+def is_near(route: PeerPath) -> bool:
     """Whether a way does not leave its machine."""
     try:
-        return ipaddress.ip_address(way.address).is_loopback
+        return ipaddress.ip_address(route.address).is_loopback
     except ValueError:
         return False

@@ -44,16 +44,16 @@ def _cut(text: str, width: int) -> str:
 
 
 def _row(candidate: Candidate, chosen: bool) -> str:
-    way, over = _cut(way_text(candidate), 20), _cut(candidate.choice.over, 13)
-    place = f"{'>' if chosen else ' ':2} {way:<20} {over:<13} {len(candidate.choice.members):>2}"
+    title, over = _cut(way_text(candidate), 20), _cut(candidate.choice.over, 13)
+    prefix = f"{'>' if chosen else ' ':2} {title:<20} {over:<13} {len(candidate.choice.members):>2}"
     if not candidate.predicted:
-        return f"{place} not predicted"
+        return f"{prefix} not predicted"
     hourly = bytes_text(candidate.bytes_per_hour).replace(" ", "").removesuffix("B") if candidate.exchange else "-"
     wait = f"{100 * candidate.exposed / candidate.step:.0f}%"
     step = f"{candidate.step:.3g}" if candidate.step < 1000 else f"{candidate.step:.0f}"
     loss = f"{100 * candidate.loss_increase:.1f}%" if candidate.loss_increase else "0"
     useful = f"{candidate.useful_speed_up:.2f}" if candidate.fits else "memory"
-    return f"{place} {step:>7} {wait:>5} {candidate.speed_up:>5.2f} {useful:>6} {loss:>5} {hourly:>6}"
+    return f"{prefix} {step:>7} {wait:>5} {candidate.speed_up:>5.2f} {useful:>6} {loss:>5} {hourly:>6}"
 
 
 def table_lines(planning: Planning) -> Iterator[str]:
@@ -64,8 +64,8 @@ def table_lines(planning: Planning) -> Iterator[str]:
         if candidate.choice.way not in seen and len(seen) < ROWS:
             seen.add(candidate.choice.way)
             yield _row(candidate, index == planning.chosen).rstrip()
-    if rest := len(planning.ranking) - len(seen):
-        yield f"   and {rest} more with --json: slower ways"
+    if omitted := len(planning.ranking) - len(seen):
+        yield f"   and {omitted} more with --json: slower ways"
 
 
 def explanation_lines(planning: Planning) -> Iterator[str]:
@@ -75,10 +75,10 @@ def explanation_lines(planning: Planning) -> Iterator[str]:
         yield from textwrap.wrap(visible(sentence(reason)), width, initial_indent="- ", subsequent_indent="  ")
     best = planning.best
     if best is not None:
-        known = loss_sources()
+        sources = loss_sources()
         for key in best.sources:
-            said = f"source: {known.get(key, key)}"
-            yield from textwrap.wrap(said, width, initial_indent="  ", subsequent_indent="    ")
+            line = f"source: {sources.get(key, key)}"
+            yield from textwrap.wrap(line, width, initial_indent="  ", subsequent_indent="    ")
 
 
 def summary_lines(planning: Planning) -> Iterator[str]:
@@ -95,8 +95,10 @@ def summary_lines(planning: Planning) -> Iterator[str]:
     for line in lines:
         yield from textwrap.wrap(visible(line), WIDTH, subsequent_indent="  ")
     if time is not None:
-        each = f"{counted(best.steps, 'step')} of {counted(best.global_batch, 'sample')}, {time_text(best.step)} each"
-        yield f"{each}, without start and evaluation"
+        steps_text = (
+            f"{counted(best.steps, 'step')} of {counted(best.global_batch, 'sample')}, {time_text(best.step)} each"
+        )
+        yield f"{steps_text}, without start and evaluation"
     for member in best.members:
         memory = f", {memory_text(member.memory)} of {memory_text(member.memory_free)}" if member.memory_free else ""
         traffic = f", {bytes_text(member.bytes_per_hour)}/h" if member.bytes_per_hour else ""

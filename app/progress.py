@@ -246,24 +246,24 @@ def step_line(state: RunState) -> str:
     """``step 420/1400, loss 0.83, 152.3 samples/s, 1:23 left``."""
     losses = [member.loss for member in state.members.values() if member.loss is not None]
     total = f"/{state.total_steps}" if state.total_steps else ""
-    parts = [f"step {state.step}{total}"]
+    fields = [f"step {state.step}{total}"]
     if losses:
-        parts.append(f"loss {four_digits(sum(losses) / len(losses))}")
-    parts.append(f"{state.samples_per_second:.1f} samples/s")
+        fields.append(f"loss {four_digits(sum(losses) / len(losses))}")
+    fields.append(f"{state.samples_per_second:.1f} samples/s")
     if state.simulated_hours is not None:
-        parts.append(simulated_text(state.simulated_hours))
+        fields.append(simulated_text(state.simulated_hours))
     if state.seconds_left is not None:
-        parts.append(f"{duration_text(state.seconds_left)} left")
+        fields.append(f"{duration_text(state.seconds_left)} left")
     if data := data_text(state):
-        parts.append(data)
-    return ", ".join(parts)
+        fields.append(data)
+    return ", ".join(fields)
 
 
 def change_line(before: RunState, event: Event) -> str:
     """Return what an event changes for a person, in the words of the run's history; empty: nothing."""
     if isinstance(event, RunEvent) and event.status == before.status and before.started is not None:
         return ""
-    found = happening(event, before.members.get(-1 if event.member is None else event.member))
-    if found is None or (isinstance(event, RunEvent) and event.status == "failed"):
-        return "run failed" if found else ""  # the error said why
-    return f"{found.kind}: {found.text}" if found.kind in ("warning", "error") else found.text
+    entry = happening(event, before.members.get(-1 if event.member is None else event.member))
+    if entry is None or (isinstance(event, RunEvent) and event.status == "failed"):
+        return "run failed" if entry else ""  # the error said why
+    return f"{entry.kind}: {entry.text}" if entry.kind in ("warning", "error") else entry.text

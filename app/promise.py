@@ -63,7 +63,7 @@ class Alone:
 
 def _beginning(state: RunState) -> tuple[float, int] | None:
     """Return the moment of the first step since the newest start, and how many steps were done before."""
-    return min((one.began for one in state.members.values() if one.began), default=None)
+    return min((member.began for member in state.members.values() if member.began), default=None)
 
 
 def best_alone(planning: Planning | None) -> Alone | None:
@@ -154,10 +154,10 @@ class Pace:
 
     def step_at(self, seconds: float) -> float:
         """Return which step was done after so many seconds."""
-        place = min(len(self.ends) - 1, max(1, bisect.bisect_left(self.seconds, seconds)))
-        first, last = self.seconds[place - 1], self.seconds[place]
-        part = (seconds - first) / (last - first) if last > first else 1.0
-        return self.ends[place - 1] + part * (self.ends[place] - self.ends[place - 1])
+        index = min(len(self.ends) - 1, max(1, bisect.bisect_left(self.seconds, seconds)))
+        begin, end = self.seconds[index - 1], self.seconds[index]
+        fraction = (seconds - begin) / (end - begin) if end > begin else 1.0
+        return self.ends[index - 1] + fraction * (self.ends[index] - self.ends[index - 1])
 
     def pieces(self) -> Iterator[PacePiece]:
         """Yield what the time is made of."""
@@ -171,42 +171,46 @@ def pace_of(state: RunState) -> Pace | None:
     What the machines that took part spent on the steps of a piece, over their number: between two synchronisations all
     spend as long, whoever computes and whoever waits, and at their own pace they divide the steps among them.
     """
-    every = {rank: one for rank in state.members if (one := of_member(state.curves, rank, "samples/s")).last}
-    width = max((series.width for series in every.values()), default=1)
-    shown = {rank: coarser(series, width).buckets for rank, series in every.items()}
+    series_by_rank = {
+        rank: samples_series
+        for rank in state.members
+        if (samples_series := of_member(state.curves, rank, "samples/s")).last
+    }
+    width = max((series.width for series in series_by_rank.values()), default=1)
+    shown = {rank: coarser(series, width).buckets for rank, series in series_by_rank.items()}
     spent: dict[int, float] = {}
     samples = 0.0
     for buckets in shown.values():
         for bucket in buckets:
             samples += bucket.total
             spent[bucket.place] = spent.get(bucket.place, 0.0) + bucket.weight
-    places = sorted(spent)
+    numbers = sorted(spent)
     spans = {rank: (buckets[0].place, buckets[-1].place) for rank, buckets in shown.items()}
-    each = [spent[place] / n for place, n in zip(places, _there(state, spans, places, width), strict=True)]
-    seconds = tuple(itertools.accumulate(each, initial=0.0))
+    durations = [spent[number] / n for number, n in zip(numbers, _there(state, spans, numbers, width), strict=True)]
+    seconds = tuple(itertools.accumulate(durations, initial=0.0))
     if seconds[-1] <= 0:
         return None
     newest = max(member.step for member in state.members.values())
-    first, last = max(0, places[0] * width - 1), max(newest, places[-1] * width)
-    ends = (first, *(min(last, (place + 1) * width - 1) for place in places))
+    first_step, last_step = max(0, numbers[0] * width - 1), max(newest, numbers[-1] * width)
+    ends = (first_step, *(min(last_step, (number + 1) * width - 1) for number in numbers))
     return Pace(samples, tuple(map(float, ends)), seconds)
 
 
-def _there(state: RunState, spans: Mapping[int, tuple[int, int]], places: Sequence[int], width: int) -> Iterator[int]:
+def _there(state: RunState, spans: Mapping[int, tuple[int, int]], numbers: Sequence[int], width: int) -> Iterator[int]:
     """Yield how many machines took part in each place, by the first and the last one of each, and when it was away."""
-    changes = [0] * (len(places) + 1)
+    changes = [0] * (len(numbers) + 1)
 
-    def note(first: float, last: float, change: int) -> None:
-        begin, end = bisect.bisect_left(places, first), bisect.bisect_right(places, last)
+    def note(low: float, high: float, change: int) -> None:
+        begin, end = bisect.bisect_left(numbers, low), bisect.bisect_right(numbers, high)
         changes[begin] += change
         changes[max(begin, end)] -= change
 
     for ribbon in ribbons(state):
         if ribbon.rank in spans:
-            first, last = spans[ribbon.rank]
-            note(first, last, 1)
+            first_bucket, last_bucket = spans[ribbon.rank]
+            note(first_bucket, last_bucket, 1)
             for away in ribbon.away:  # without the places in which it went and came
-                begin, end = max(first, away.first // width + 1), min(last, (away.until - 1) // width)
+                begin, end = max(first_bucket, away.first // width + 1), min(last_bucket, (away.until - 1) // width)
                 if begin <= end:
                     note(begin, end, -1)
     return (max(1, number) for number in itertools.accumulate(changes[:-1]))
@@ -239,8 +243,8 @@ class PromiseOutcome:
     def short(self) -> str:
         """``took 1:30 (1:24 promised; pc alone 1:50)``."""
         alone, name = self.alone_seconds, self.promise.alone.name if self.promise.alone else ""
-        beside = f"; {name} alone {duration_text(alone)}" if alone else ""
-        return f"took {duration_text(self.seconds)} ({duration_text(self.promised)} promised{beside})"
+        alone_text = f"; {name} alone {duration_text(alone)}" if alone else ""
+        return f"took {duration_text(self.seconds)} ({duration_text(self.promised)} promised{alone_text})"
 
     @property
     def seconds(self) -> float:
@@ -269,13 +273,13 @@ class PromiseOutcome:
 
     def _beside(self) -> str:
         """What the best machine alone would have taken, and what to do where that is less."""
-        alone, other = self.promise.alone, self.alone_seconds
-        if alone is None or not other:
+        alone, alone_seconds = self.promise.alone, self.alone_seconds
+        if alone is None or not alone_seconds:
             return ""
-        beside = f"; {alone.name} alone would have taken {duration_text(other)}"
+        text = f"; {alone.name} alone would have taken {duration_text(alone_seconds)}"
         if alone.fixed_steps:
-            return f"{beside} ({FIXED_STEPS})"
-        return f"{beside}: train on {alone.name} alone next time" if self.seconds > other / SLOWER else beside
+            return f"{text} ({FIXED_STEPS})"
+        return f"{text}: train on {alone.name} alone next time" if self.seconds > alone_seconds / SLOWER else text
 
 
 def outcome(
@@ -292,8 +296,8 @@ def outcome(
     pace = pace_of(state) if promise else None
     if promise is None or pace is None or pace.steps <= 0:
         return None
-    found = PromiseOutcome(promise, pace)
-    return found if found.kept else PromiseOutcome(promise, pace, tuple(_why(state, promise, pace, comparison)))
+    result = PromiseOutcome(promise, pace)
+    return result if result.kept else PromiseOutcome(promise, pace, tuple(_why(state, promise, pace, comparison)))
 
 
 def comparison_in(metrics: Mapping[str, Any]) -> PredictionComparison | None:
@@ -310,64 +314,68 @@ def comparison_in(metrics: Mapping[str, Any]) -> PredictionComparison | None:
 def _why(state: RunState, promise: Promise, pace: Pace, comparison: PredictionComparison | None) -> list[str]:
     """Return what explains at least a fifth of what is missing."""
     missing = 1 - pace.rate / promise.rate
-    usual = _usual(pace, promise.candidate.choice.interval)
-    reasons = [*_losses(state, promise, pace, usual), *_first_steps(pace, usual)]
+    typical = _usual(pace, promise.candidate.choice.interval)
+    reasons = [*_losses(state, promise, pace, typical), *_first_steps(pace, typical)]
     reasons += _slower(state, comparison) if comparison else []
-    telling = sorted((one for one in reasons if one[0] >= _TELLING * missing), reverse=True)
+    telling = sorted((reason for reason in reasons if reason[0] >= _TELLING * missing), reverse=True)
     return [words for _, words in telling[:3]]
 
 
-def _losses(state: RunState, promise: Promise, pace: Pace, usual: float) -> Iterator[tuple[float, str]]:
+def _losses(state: RunState, promise: Promise, pace: Pace, typical: float) -> Iterator[tuple[float, str]]:
     """Yield how much of the run machines that were away have cost, and what is to be said of it."""
-    batches = {one.name: one.micro_batch for one in promise.candidate.members}
+    batches = {member.name: member.micro_batch for member in promise.candidate.members}
     for ribbon in ribbons(state):
         away = steps_away(ribbon, pace.ends[-1])
         name = state.members[ribbon.rank].label
         share = batches[name] / sum(batches.values()) if name in batches else 1 / len(state.members)
-        stood = sum(_stood_still(ribbon, pace, promise.candidate.choice.interval, usual))
-        if away >= 1 or stood > 0:
+        stalled = sum(_stood_still(ribbon, pace, promise.candidate.choice.interval, typical))
+        if away >= 1 or stalled > 0:
             words = f"{name} was away for {round(away)} of {counted(round(pace.steps), 'step')}"
-            waited = f", and the others waited {stood:.1f} s for it" if stood > usual else ""
-            yield away / pace.steps * share + stood / pace.seconds[-1], words + waited
+            waited = f", and the others waited {stalled:.1f} s for it" if stalled > typical else ""
+            yield away / pace.steps * share + stalled / pace.seconds[-1], words + waited
 
 
-def _stood_still(ribbon: Ribbon, pace: Pace, interval: int, usual: float) -> Iterator[float]:
+def _stood_still(ribbon: Ribbon, pace: Pace, interval: int, typical: float) -> Iterator[float]:
     """Yield how much longer the steps took up to the exchange in which a machine was found to be lost."""
-    for first in (one.first for one in ribbon.away if one.status in TROUBLE):
-        found = [piece for piece in pace.pieces() if first < piece.end and piece.end - piece.steps < first + interval]
-        yield max(0.0, sum(piece.seconds - piece.steps * usual for piece in found))
+    for lost_at in (absence.first for absence in ribbon.away if absence.status in TROUBLE):
+        pieces = [
+            piece for piece in pace.pieces() if lost_at < piece.end and piece.end - piece.steps < lost_at + interval
+        ]
+        yield max(0.0, sum(piece.seconds - piece.steps * typical for piece in pieces))
 
 
-def _first_steps(pace: Pace, usual: float) -> Iterator[tuple[float, str]]:
+def _first_steps(pace: Pace, typical: float) -> Iterator[tuple[float, str]]:
     steps, seconds = next(pace.pieces())[1:]
-    if len(pace.ends) > 2 and seconds > steps * usual:
+    if len(pace.ends) > 2 and seconds > steps * typical:
         which = "the first step" if steps <= 1 else f"the first {steps:.0f} steps"
         later = "a later one" if steps <= 1 else "as many later ones"
-        excess = (seconds - steps * usual) / pace.seconds[-1]
-        yield excess, f"{which} took {seconds:.1f} s, {later} {steps * usual:.2g} s"
+        excess = (seconds - steps * typical) / pace.seconds[-1]
+        yield excess, f"{which} took {seconds:.1f} s, {later} {steps * typical:.2g} s"
 
 
 def _usual(pace: Pace, interval: int) -> float:
     """Return the seconds of a usual step, with its part of what an exchange costs."""
     pieces = list(pace.pieces())
     several = max(1, round(interval / (pace.steps / len(pieces))))
-    rounds = [pieces[first : first + several] for first in range(0, len(pieces) - several + 1, several)] or [pieces]
-    return statistics.median(sum(one.seconds for one in some) / sum(one.steps for one in some) for some in rounds)
+    rounds = [pieces[start : start + several] for start in range(0, len(pieces) - several + 1, several)] or [pieces]
+    return statistics.median(
+        sum(piece.seconds for piece in chunk) / sum(piece.steps for piece in chunk) for chunk in rounds
+    )
 
 
-def _slower(state: RunState, found: PredictionComparison) -> Iterator[tuple[float, str]]:
+def _slower(state: RunState, comparison: PredictionComparison) -> Iterator[tuple[float, str]]:
     """Yield what steps took longer than predicted: the slowest machine's computing, and exchanges."""
-    slow = max(found.members, key=lambda one: one.measured, default=None)
-    wall = max(found.measured_step, 1e-9)
+    slow = max(comparison.members, key=lambda member: member.measured, default=None)
+    wall = max(comparison.measured_step, 1e-9)
     if slow is not None and slow.measured > slow.predicted:
-        excess = slow.measured - max(one.predicted for one in found.members)
+        excess = slow.measured - max(member.predicted for member in comparison.members)
         words = f"{slow.name} computed {time_text(slow.measured)} a step, {time_text(slow.predicted)} were predicted"
         yield excess / wall, words
-    excess = found.measured_wait - found.predicted_wait
-    measured, predicted = time_text(found.measured_wait), time_text(found.predicted_wait)
+    excess = comparison.measured_wait - comparison.predicted_wait
+    measured, predicted = time_text(comparison.measured_wait), time_text(comparison.predicted_wait)
     words = f"exchanges held all machines up for {measured} a step, {predicted} "
-    relayed = [(one, other) for one, other, *ways in pairs(state.members)
-               if any(way is not None and way.how == "relayed" for way in ways)]  # fmt: skip
+    relayed = [(rank, peer) for rank, peer, *routes in pairs(state.members)
+               if any(route is not None and route.how == "relayed" for route in routes)]  # fmt: skip
     names = [" - ".join(state.members[rank].label for rank in pair) for pair in relayed[:2]]
     through = f" ({', '.join(names)} through the relay)" if names else ""
     yield excess / wall, f"{words}were predicted{through}"

@@ -87,7 +87,7 @@ def completed_lines(ended: Ended) -> list[str]:
         lines.append(f"clock   {simulated_text(ended.state.simulated_hours)} on the simulated machines")
     if lost := lost_in(ended.metrics):
         lines.append(f"lost    {visible(', '.join(lost))}; the others completed the work")
-    if data := data_text(ended.state, whole=True):
+    if data := data_text(ended.state, whole_run=True):
         lines.append(f"data    {data}; {MORE_DATA}")
     lines += run_lines(ended.run_dir)
     if remark := ends_in_warm_up(steps, ended.plan.profile):
@@ -101,8 +101,8 @@ def _promise(ended: Ended) -> list[str]:
     """Return in one line how far the plan's promise was kept; nothing where the run had no plan."""
     with contextlib.suppress(BadInput):
         promise = promise_of(Planning.read(ended.run_dir / PLANNING))
-        found = outcome(ended.state, promise, comparison_in(ended.metrics))
-        return [str(found)] if found else []
+        result = outcome(ended.state, promise, comparison_in(ended.metrics))
+        return [str(result)] if result else []
     return []
 
 
@@ -122,13 +122,15 @@ def _speech_commands(ended: Ended) -> list[str]:
     """What to do with a model that hears: let it write, measure it, and train on recordings of one's own after a data
     set that has a section of its own, as a starter profile's has."""
     profile = ended.plan.profile
-    first, *rest = model_commands(ended.run_dir)
+    transcribe, *others = model_commands(ended.run_dir)
     data = profile.data.dataset_path
     measure = f"{command_about(ended.run_dir, 'evaluate')} {shlex.quote(near(data) if os.path.isabs(data) else data)}"
-    commands = [first, measure, *rest]
+    commands = [transcribe, measure, *others]
     if profile.dataset_name and not is_location(profile.dataset_name, Path.cwd()) and not profile.model.from_scratch:
-        here = ["--local", str(ended.plan.world_size)] if all(one.local for one in ended.plan.members) else []
-        commands.append(f"{command_line('distributed-train', profile.name, *here)} --dataset YOUR_RECORDINGS")
+        local_option = (
+            ["--local", str(ended.plan.world_size)] if all(member.local for member in ended.plan.members) else []
+        )
+        commands.append(f"{command_line('distributed-train', profile.name, *local_option)} --dataset YOUR_RECORDINGS")
     return commands
 
 
@@ -192,7 +194,7 @@ def stopped_line(ended: Ended) -> str:
 
 def failure_hint(ended: Ended) -> str:
     """Return what to do after a failure."""
-    parts = [ended.hint] if ended.hint else []
+    hints = [ended.hint] if ended.hint else []
     if ended.state.resume_step is not None and NOT_THIS_RUN not in ended.hint:
-        parts.append(f"resume from step {ended.state.resume_step} with: {ended.resume_command}")
-    return "; ".join(parts) or f"see {ended.run_dir / 'logs'}"
+        hints.append(f"resume from step {ended.state.resume_step} with: {ended.resume_command}")
+    return "; ".join(hints) or f"see {ended.run_dir / 'logs'}"

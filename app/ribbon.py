@@ -58,14 +58,14 @@ def ribbons(state: RunState) -> list[Ribbon]:
     """Return the ribbon of every machine."""
     away: dict[int, list[Away]] = {}
     came: dict[int, list[float]] = {}
-    for step, one in machine_changes(state):
-        own = away.setdefault(one.member, [])
-        if one.came:
-            came.setdefault(one.member, []).append(step)
-            if own and own[-1].until == math.inf:
-                own[-1] = own[-1]._replace(until=max(step, own[-1].first))
+    for step, entry in machine_changes(state):
+        absences = away.setdefault(entry.member, [])
+        if entry.came:
+            came.setdefault(entry.member, []).append(step)
+            if absences and absences[-1].until == math.inf:
+                absences[-1] = absences[-1]._replace(until=max(step, absences[-1].first))
         else:
-            own.append(Away(step, math.inf, one.status, one.why))
+            absences.append(Away(step, math.inf, entry.status, entry.why))
     return [
         Ribbon(
             rank,
@@ -108,39 +108,39 @@ def evened(series: Series, steps: int) -> Series:
     if around < 2 or series.last is None:
         return series
     runs = itertools.groupby(enumerate(series.buckets), lambda pair: pair[1].place - pair[0])
-    *closed, last = [bucket for _, run in runs for bucket in _evened([bucket for _, bucket in run], around)]
-    return Series(series.width, tuple(closed), last, series.invalid)
+    *closed, current = [bucket for _, run in runs for bucket in _evened([bucket for _, bucket in run], around)]
+    return Series(series.width, tuple(closed), current, series.invalid)
 
 
 def _evened(run: Sequence[SeriesBucket], around: int) -> Iterator[SeriesBucket]:
     totals = list(itertools.accumulate((bucket.total for bucket in run), initial=0.0))
     weights = list(itertools.accumulate((bucket.weight for bucket in run), initial=0.0))
-    for place, bucket in enumerate(run):
-        begin = place - around // 2
-        first, last = max(0, begin), min(len(run), begin + around)
-        weight = weights[last] - weights[first]
-        mean = (totals[last] - totals[first]) / weight if weight > 0 else bucket.mean
+    for index, bucket in enumerate(run):
+        begin = index - around // 2
+        start, stop = max(0, begin), min(len(run), begin + around)
+        weight = weights[stop] - weights[start]
+        mean = (totals[stop] - totals[start]) / weight if weight > 0 else bucket.mean
         yield bucket._replace(total=mean * bucket.weight)
 
 
-def steps_away(ribbon: Ribbon, last: float) -> float:
-    """Return for how many steps of a run of ``last`` steps a machine was away."""
-    return sum(max(0.0, min(one.until, last) - one.first) for one in ribbon.away)
+def steps_away(ribbon: Ribbon, last_step: float) -> float:
+    """Return for how many steps up to ``last_step`` a machine was away."""
+    return sum(max(0.0, min(absence.until, last_step) - absence.first) for absence in ribbon.away)
 
 
-def worthiest(every: Sequence[Ribbon], room: int) -> list[Ribbon]:
+def worthiest(candidates: Sequence[Ribbon], limit: int) -> list[Ribbon]:
     """Return as many ribbons as there is room for, in their order: those of machines that were away, then of those
     whose waiting differs most from what is usual."""
-    waited = {one.rank: wait_of(one.waits) for one in every}
-    known = sorted(share for share in waited.values() if share is not None)
-    usual = known[len(known) // 2] if known else 0.0
+    waited = {ribbon.rank: wait_of(ribbon.waits) for ribbon in candidates}
+    known_shares = sorted(share for share in waited.values() if share is not None)
+    median = known_shares[len(known_shares) // 2] if known_shares else 0.0
 
-    def worth(one: Ribbon) -> tuple[object, ...]:
-        share = waited[one.rank]
-        return (not one.away, -abs((usual if share is None else share) - usual), one.rank)
+    def worth(ribbon: Ribbon) -> tuple[object, ...]:
+        share = waited[ribbon.rank]
+        return (not ribbon.away, -abs((median if share is None else share) - median), ribbon.rank)
 
-    kept = {one.rank for one in sorted(every, key=worth)[: max(0, room)]}
-    return [one for one in every if one.rank in kept]
+    chosen_ranks = {ribbon.rank for ribbon in sorted(candidates, key=worth)[: max(0, limit)]}
+    return [ribbon for ribbon in candidates if ribbon.rank in chosen_ranks]
 
 
 def wait_of(waits: Series) -> float | None:
@@ -159,10 +159,10 @@ def shares(waits: Series, left: float, right: float, cells: int) -> list[float |
     scale = cells / (right - left)
     end = -1
     for bucket in waits.buckets:
-        first, after = bucket.place * waits.width, (bucket.place + 1) * waits.width
-        if after <= left or first > right:
+        begin, after = bucket.place * waits.width, (bucket.place + 1) * waits.width
+        if after <= left or begin > right:
             continue
-        start = min(cells - 1, max(0, int((first - left) * scale)))
+        start = min(cells - 1, max(0, int((begin - left) * scale)))
         if 0 <= end < start and (start - end) <= _GAP * max(1.0, waits.width * scale):
             _fill(sums, weights, end, start)
         end = min(cells - 1, max(start, math.ceil((after - left) * scale) - 1))

@@ -89,12 +89,12 @@ def add(series: Series, step: int, value: float, weight: float = 1.0) -> Series:
     """
     if not math.isfinite(value) or not math.isfinite(weight) or abs(value) > 1e300 or not 0 <= weight <= 1e300:
         return Series(series.width, series.closed, series.last, series.invalid + 1)
-    place = step // series.width
-    if series.last is not None and place < series.last.place:
-        series = _before(series, place)
-    last, new = series.last, SeriesBucket(place, 1, value, value, value * weight, weight)
-    if last is not None and place == last.place:
-        return Series(series.width, series.closed, _join(last, new), series.invalid)
+    number = step // series.width
+    if series.last is not None and number < series.last.place:
+        series = _before(series, number)
+    current, new = series.last, SeriesBucket(number, 1, value, value, value * weight, weight)
+    if current is not None and number == current.place:
+        return Series(series.width, series.closed, _join(current, new), series.invalid)
     grown = Series(series.width, series.buckets, new, series.invalid)
     return coarser(grown, grown.width * 2) if len(grown.closed) >= MOST_BUCKETS else grown
 
@@ -132,14 +132,14 @@ def summed(several: Iterable[Series]) -> Series:
 
 def _together(several: Iterable[Series], one_of: Callable[[list[SeriesBucket]], SeriesBucket]) -> Series:
     """Return one series with, for every place, one bucket made of those that the members have there."""
-    every = [series for series in several if series.last is not None]
-    width = max((series.width for series in every), default=1)
-    found: dict[int, list[SeriesBucket]] = {}
-    for series in every:
+    filled = [series for series in several if series.last is not None]
+    width = max((series.width for series in filled), default=1)
+    buckets_by_number: dict[int, list[SeriesBucket]] = {}
+    for series in filled:
         for bucket in coarser(series, width).buckets:
-            found.setdefault(bucket.place, []).append(bucket)
-    buckets = [one_of(found[place]) for place in sorted(found)]
-    return Series(width, tuple(buckets[:-1]), buckets[-1] if buckets else None, sum(s.invalid for s in every))
+            buckets_by_number.setdefault(bucket.place, []).append(bucket)
+    buckets = [one_of(buckets_by_number[number]) for number in sorted(buckets_by_number)]
+    return Series(width, tuple(buckets[:-1]), buckets[-1] if buckets else None, sum(s.invalid for s in filled))
 
 
 def smoothed(points: list[Point], strength: float) -> list[Point]:
@@ -155,19 +155,19 @@ def smoothed(points: list[Point], strength: float) -> list[Point]:
     means = [point.mean for point in points]
     before, after = _fading(means, strength), _fading(means[::-1], strength)[::-1]
     lows, highs = _nearest([point.low for point in points], min), _nearest([point.high for point in points], max)
-    found = []
-    for place, (point, low, high) in enumerate(zip(points, lows, highs)):
-        rest = len(points) - 1 - place
-        reach = min(place // 3, rest)
+    smooth = []
+    for index, (point, low, high) in enumerate(zip(points, lows, highs)):
+        remaining = len(points) - 1 - index
+        reach = min(index // 3, remaining)
         beyond = strength ** (reach + 1)
-        sum_ = before[place] + after[place] - point.mean
-        if reach < place:
-            sum_ -= beyond * before[place - reach - 1]
-        if reach < rest:
-            sum_ -= beyond * after[place + reach + 1]
+        sum_ = before[index] + after[index] - point.mean
+        if reach < index:
+            sum_ -= beyond * before[index - reach - 1]
+        if reach < remaining:
+            sum_ -= beyond * after[index + reach + 1]
         weight = 2.0 * (1.0 - beyond) / (1.0 - strength) - 1.0
-        found.append(Point(point.step, low, min(high, max(low, sum_ / weight)) if reach else point.mean, high))
-    return found
+        smooth.append(Point(point.step, low, min(high, max(low, sum_ / weight)) if reach else point.mean, high))
+    return smooth
 
 
 def _fading(values: list[float], strength: float) -> list[float]:
@@ -178,20 +178,20 @@ def _fading(values: list[float], strength: float) -> list[float]:
 def _nearest(values: list[float], pick: Callable[..., float]) -> list[float]:
     """Return for each value the least, or the greatest, of it and its nearest neighbours."""
     padded = [*values[:1] * _NEAR, *values, *values[-1:] * _NEAR]
-    return list(map(pick, *(padded[first:] for first in range(2 * _NEAR + 1))))
+    return list(map(pick, *(padded[offset:] for offset in range(2 * _NEAR + 1))))
 
 
-def _before(series: Series, place: int) -> Series:
-    kept = [bucket for bucket in series.buckets if bucket.place <= place]
-    if series.width == 1 and kept and kept[-1].place == place:
-        kept.pop()  # exactly the step that is done again
-    return Series(series.width, tuple(kept[:-1]), kept[-1] if kept else None, series.invalid)
+def _before(series: Series, number: int) -> Series:
+    buckets = [bucket for bucket in series.buckets if bucket.place <= number]
+    if series.width == 1 and buckets and buckets[-1].place == number:
+        buckets.pop()  # exactly the step that is done again
+    return Series(series.width, tuple(buckets[:-1]), buckets[-1] if buckets else None, series.invalid)
 
 
-def _join(one: SeriesBucket, other: SeriesBucket) -> SeriesBucket:
-    low, high = min(one.low, other.low), max(one.high, other.high)
-    total, weight = one.total + other.total, one.weight + other.weight
-    return SeriesBucket(one.place, one.amount + other.amount, low, high, total, weight)
+def _join(a: SeriesBucket, b: SeriesBucket) -> SeriesBucket:
+    low, high = min(a.low, b.low), max(a.high, b.high)
+    total, weight = a.total + b.total, a.weight + b.weight
+    return SeriesBucket(a.place, a.amount + b.amount, low, high, total, weight)
 
 
 Curves = Mapping[str, Series]
@@ -239,33 +239,33 @@ def figures(event: Told, step: int) -> Iterator[Figure]:
         step: the newest step of the event's member, for events that say none.
     """
     weight: dict[str, float] = {}
-    found: dict[str, float | None]
+    values: dict[str, float | None]
     match event:
         case StepEvent():
             step, seconds = event.step, event.seconds
-            found = {"loss": event.loss, "learning rate": event.learning_rate, "gradient norm": event.grad_norm}
+            values = {"loss": event.loss, "learning rate": event.learning_rate, "gradient norm": event.grad_norm}
             weight = {"loss": event.weight}
             if seconds > 0:
-                found |= {"samples/s": event.samples / seconds, "wait share": event.wait / seconds}
+                values |= {"samples/s": event.samples / seconds, "wait share": event.wait / seconds}
                 weight |= {"samples/s": seconds, "wait share": seconds}
-            found |= {"step time": seconds, "bytes/step": event.bytes_sent + event.bytes_received}
-            found |= {SIMULATED: None if event.clock is None else event.clock / 3600}
+            values |= {"step time": seconds, "bytes/step": event.bytes_sent + event.bytes_received}
+            values |= {SIMULATED: None if event.clock is None else event.clock / 3600}
         case SyncEvent():
             step, moved = event.step, event.bytes_sent + event.bytes_received
-            found = {"sync bytes": moved, "sync time": event.seconds, "sync wait": event.wait, "drift": event.drift}
-            found |= {"correlation": event.correlation, "delta norm": event.delta_norm}
-            found |= {"compression": event.compression}
+            values = {"sync bytes": moved, "sync time": event.seconds, "sync wait": event.wait, "drift": event.drift}
+            values |= {"correlation": event.correlation, "delta norm": event.delta_norm}
+            values |= {"compression": event.compression}
             weight = {"compression": event.bytes_sent}  # so that means are of all bytes
         case EvaluationEvent():
             step = event.step
-            found = {evaluated(event.split, name): value for name, value in event.figures.items()}
-            weight = dict.fromkeys(found, float(event.samples or 1))
+            values = {evaluated(event.split, name): value for name, value in event.figures.items()}
+            weight = dict.fromkeys(values, float(event.samples or 1))
         case SnapshotEvent():
-            step, found = event.step, {SNAPSHOTS: event.seconds}
+            step, values = event.step, {SNAPSHOTS: event.seconds}
         case MachineEvent():
-            found = {"processor": event.cpu_percent / 100, "memory": event.memory_used, "power": event.watts}
-            found |= {"device memory": event.device_memory_used, "temperature": event.celsius}
-    for name, value in found.items():
+            values = {"processor": event.cpu_percent / 100, "memory": event.memory_used, "power": event.watts}
+            values |= {"device memory": event.device_memory_used, "temperature": event.celsius}
+    for name, value in values.items():
         if value is not None:
             yield Figure(name, step, value, weight.get(name, 1.0))
 
@@ -275,25 +275,25 @@ def evaluated(split: str, metric: str) -> str:
     return f"{split} {metric}"
 
 
-def extended(curves: Mapping[int, Curves], rank: int, found: Iterator[Figure]) -> Mapping[int, Curves]:
+def extended(curves: Mapping[int, Curves], rank: int, event_figures: Iterator[Figure]) -> Mapping[int, Curves]:
     """Return all curves with the figures of one event of one member."""
-    own = dict(curves.get(rank, {}))
-    for name, step, value, weight in found:
-        own[name] = add(own.get(name, _EMPTY), step, value, weight)
-    every = {**curves, rank: own}
-    return every if rank in curves else dict(sorted(every.items()))
+    member_curves = dict(curves.get(rank, {}))
+    for name, step, value, weight in event_figures:
+        member_curves[name] = add(member_curves.get(name, _EMPTY), step, value, weight)
+    updated = {**curves, rank: member_curves}
+    return updated if rank in curves else dict(sorted(updated.items()))
 
 
 def names(curves: Mapping[int, Curves]) -> list[str]:
     """Return the names of all series: losses and error rates first."""
-    every = {name for own in curves.values() for name in own}
-    return sorted(every, key=lambda name: (_rank(name), name))
+    series_names = {name for member_curves in curves.values() for name in member_curves}
+    return sorted(series_names, key=lambda name: (_rank(name), name))
 
 
 def of_run(curves: Mapping[int, Curves], name: str) -> Series:
     """Return what all members together show of a series: the sum where values add up, else the weighted mean."""
-    own = [curves[rank][name] for rank in sorted(curves) if name in curves[rank]]
-    return (summed if name in SUMMED else merged)(own)
+    member_series = [curves[rank][name] for rank in sorted(curves) if name in curves[rank]]
+    return (summed if name in SUMMED else merged)(member_series)
 
 
 def over_hours(curves: Mapping[int, Curves], name: str) -> list[tuple[float, float]]:
@@ -301,13 +301,13 @@ def over_hours(curves: Mapping[int, Curves], name: str) -> list[tuple[float, flo
     clock, shown = of_run(curves, SIMULATED), of_run(curves, name)
     width = max(clock.width, shown.width)
     hours = {0: 0.0} | {bucket.place: bucket.mean for bucket in coarser(clock, width).buckets}
-    return [(hours[one.place], one.mean) for one in coarser(shown, width).buckets if one.place in hours]
+    return [(hours[bucket.place], bucket.mean) for bucket in coarser(shown, width).buckets if bucket.place in hours]
 
 
 def newest(curves: Mapping[int, Curves], name: str) -> float | None:
     """Return the newest value of :func:`of_run` from the last bucket of every member, without joining the rest."""
-    own = [curves[rank][name] for rank in sorted(curves) if name in curves[rank]]
-    ends = [Series(series.width, (), series.last) for series in own]
+    member_series = [curves[rank][name] for rank in sorted(curves) if name in curves[rank]]
+    ends = [Series(series.width, (), series.last) for series in member_series]
     return (summed if name in SUMMED else merged)(ends).newest
 
 
@@ -321,7 +321,7 @@ _ORDER = ("loss", "wer", "cer", "samples/s", "step time", "wait share", "learnin
 
 
 def _rank(name: str) -> tuple[int, int]:
-    last = name.split(" ")[-1]
+    metric = name.split(" ")[-1]
     if name in _ORDER:
         return (_ORDER.index(name), 0)
-    return (_ORDER.index(last), 1) if last in ("wer", "cer", "loss") else (len(_ORDER), 0)
+    return (_ORDER.index(metric), 1) if metric in ("wer", "cer", "loss") else (len(_ORDER), 0)

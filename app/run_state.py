@@ -83,15 +83,19 @@ class RunState:
 
     def name(self, rank: int, planned: Mapping[int, str]) -> str:
         """Return what a member is called: by itself, by the plan, or by its number; below 0 it is the run itself."""
-        own = self.members[rank].name if rank in self.members else ""
-        return own or planned.get(rank) or (f"member {rank}" if rank >= 0 else "run")
+        own_name = self.members[rank].name if rank in self.members else ""
+        return own_name or planned.get(rank) or (f"member {rank}" if rank >= 0 else "run")
 
     @property
     def warnings(self) -> tuple[Happening, ...]:
         """The newest ones that hold, oldest first: nobody waits for a machine that has come, or in a run that ended."""
-        come = tuple(f"waiting for {one.label}:" for one in self.members.values() if one.step or one.status == "joined")
+        come = tuple(
+            f"waiting for {member.label}:"
+            for member in self.members.values()
+            if member.step or member.status == "joined"
+        )
         past = come if self.ended is None else ("waiting for ",)
-        return tuple(one for one in newest(self.chronicles, "warning") if not one.text.startswith(past))
+        return tuple(entry for entry in newest(self.chronicles, "warning") if not entry.text.startswith(past))
 
     @property
     def errors(self) -> tuple[Happening, ...]:
@@ -103,8 +107,8 @@ class RunState:
         written = {
             r: (m.snapshot_step, m.snapshot_live) for r, m in self.members.items() if m.snapshot_step is not None
         }
-        known = all(live for _, live in written.values())  # earlier versions did not write down who trained
-        trained = () if known else [rank for rank, member in self.members.items() if member.step]
+        is_recorded = all(live for _, live in written.values())  # earlier versions did not write down who trained
+        trained = () if is_recorded else [rank for rank, member in self.members.items() if member.step]
         return kept_step({r: (step, live or trained) for r, (step, live) in written.items()})
 
     @property
@@ -150,8 +154,8 @@ class RunState:
     def weights_differ(self) -> bool:
         """Whether two members report different weights after the same synchronisation."""
         syncs = [member.last_sync for member in self.members.values()]
-        told = {(sync.step, sync.round, sync.weight_hash) for sync in syncs if sync and sync.weight_hash}
-        return len(told) > len({(step, number) for step, number, _ in told})
+        hashes = {(sync.step, sync.round, sync.weight_hash) for sync in syncs if sync and sync.weight_hash}
+        return len(hashes) > len({(step, number) for step, number, _ in hashes})
 
 
 def reduce_events(events: Iterable[Event], state: RunState | None = None) -> RunState:
@@ -161,8 +165,8 @@ def reduce_events(events: Iterable[Event], state: RunState | None = None) -> Run
 
 def state_of(folder: RunFolder) -> RunState:
     """Return the state of the run in a folder, with the end that its metadata tell where its events do not."""
-    state, found = reduce_events(folder.events()), summarise(folder.path)
-    return state if found.live else at_its_end(state, found.status, folder.metadata.error_message)
+    state, summary = reduce_events(folder.events()), summarise(folder.path)
+    return state if summary.live else at_its_end(state, summary.status, folder.metadata.error_message)
 
 
 def apply(state: RunState, event: Event) -> RunState:
@@ -199,58 +203,60 @@ def apply(state: RunState, event: Event) -> RunState:
 def came_and_went(state: RunState) -> list[Happening]:
     """Return when machines came and went, oldest first; not that all left because the run was stopped, nor that they
     are there again when it goes on."""
-    found: list[Happening] = []
-    there: set[int] = set()
+    moves: list[Happening] = []
+    present: set[int] = set()
     away: dict[int, bool] = {}
-    for one in in_order(state.chronicles):
-        went = one.status in GONE or (one.kind == "error" and one.member >= 0)
-        if one.came or one.status in HELLOS:
-            there.add(one.member)
+    for entry in in_order(state.chronicles):
+        went = entry.status in GONE or (entry.kind == "error" and entry.member >= 0)
+        if entry.came or entry.status in HELLOS:
+            present.add(entry.member)
         elif went:
-            there.discard(one.member)
-        if one.status == "done" or not (went or one.came) or away.get(one.member) == went:
+            present.discard(entry.member)
+        if entry.status == "done" or not (went or entry.came) or away.get(entry.member) == went:
             continue
-        if one.kind == "back" and one.member not in away:
+        if entry.kind == "back" and entry.member not in away:
             continue
-        away[one.member] = went
-        found.append(one)
-        if one.status == "left" and not there:
-            while found and found[-1].status == "left" and found[-1].why == one.why:
-                away[found.pop().member] = False
-    return found
+        away[entry.member] = went
+        moves.append(entry)
+        if entry.status == "left" and not present:
+            while moves and moves[-1].status == "left" and moves[-1].why == entry.why:
+                away[moves.pop().member] = False
+    return moves
 
 
 def machine_changes(state: RunState) -> list[tuple[float, Happening]]:
     """Return when machines came and went, over the steps; not how a run begins and ends."""
-    found, since = [], dict[int, float]()
-    for one in came_and_went(state):
-        step = float(one.step) if one.step >= 0 else _step_at(state, one.time)
-        if step is None and not one.came and one.member in state.members:
-            step = max(state.members[one.member].step, since.get(one.member, 0.0))
-        if step is not None and one.kind == "back":
-            step = _own_step(state, one.member, step)
-        last = state.total_steps if state.total_steps is not None else math.inf
-        if step is not None and (not one.came or step >= 1) and not (one.status == "left" and step >= last):
-            since[one.member] = step
-            found.append((step, one))
-    return found
+    moves, since = [], dict[int, float]()
+    for entry in came_and_went(state):
+        step = float(entry.step) if entry.step >= 0 else _step_at(state, entry.time)
+        if step is None and not entry.came and entry.member in state.members:
+            step = max(state.members[entry.member].step, since.get(entry.member, 0.0))
+        if step is not None and entry.kind == "back":
+            step = _own_step(state, entry.member, step)
+        last_step = state.total_steps if state.total_steps is not None else math.inf
+        if step is not None and (not entry.came or step >= 1) and not (entry.status == "left" and step >= last_step):
+            since[entry.member] = step
+            moves.append((step, entry))
+    return moves
 
 
-def _own_step(state: RunState, rank: int, first: float) -> float:
-    """Return the first step from ``first`` on that a member took: until then it started and was handed the state."""
+def _own_step(state: RunState, rank: int, start: float) -> float:
+    """Return the first step at or after ``start`` that a member took: before it, it started and got the state."""
     series = of_member(state.curves, rank, "loss")
-    own = (float(bucket.place * series.width) for bucket in series.buckets)
-    return next((step for step in own if step >= first), first)
+    steps = (float(bucket.place * series.width) for bucket in series.buckets)
+    return next((step for step in steps if step >= start), start)
 
 
 def _step_at(state: RunState, moment: float) -> float | None:
     """Return about which step was done at a time, between what is known of other times."""
-    known = [(sync.time, sync.step) for member in state.members.values() for sync in member.recent_syncs]
-    known += [(one.time, one.step) for one in in_order(state.chronicles) if one.step >= 0 and not one.status]
-    known += [member.began for member in state.members.values() if member.began]
-    known += [(member.window[-1].time, member.step) for member in state.members.values() if member.window]
-    before = max((pair for pair in known if pair[0] <= moment), default=None)
-    after = min((pair for pair in known if pair[0] > moment), default=None)
+    moments = [(sync.time, sync.step) for member in state.members.values() for sync in member.recent_syncs]
+    moments += [
+        (entry.time, entry.step) for entry in in_order(state.chronicles) if entry.step >= 0 and not entry.status
+    ]
+    moments += [member.began for member in state.members.values() if member.began]
+    moments += [(member.window[-1].time, member.step) for member in state.members.values() if member.window]
+    before = max((pair for pair in moments if pair[0] <= moment), default=None)
+    after = min((pair for pair in moments if pair[0] > moment), default=None)
     if before is None or after is None:
         return None
     share = (moment - before[0]) / max(1e-9, after[0] - before[0])
@@ -259,20 +265,20 @@ def _step_at(state: RunState, moment: float) -> float | None:
 
 def _without_snapshots(state: RunState) -> RunState:
     """Count on no snapshot any more: machines that looked at theirs found none to go on with."""
-    members = {r: changed(one, snapshot_step=None, snapshot_live=()) for r, one in state.members.items()}
+    members = {r: changed(member, snapshot_step=None, snapshot_live=()) for r, member in state.members.items()}
     return changed(state, members=members, snapshot_step=None)
 
 
 def _with_figures(state: RunState, event: Told) -> RunState:
     rank = RUN if event.member is None else event.member
     member = state.members.get(rank)
-    found = figures(event, member.step if member else 0)
-    return changed(state, curves=extended(state.curves, rank, found))
+    event_figures = figures(event, member.step if member else 0)
+    return changed(state, curves=extended(state.curves, rank, event_figures))
 
 
 def _answered(state: RunState, event: RequestEvent) -> RunState:
-    known = state.requests.get(event.request)
-    if known is not None and known.outcome != "accepted" and event.outcome == "accepted":
+    previous = state.requests.get(event.request)
+    if previous is not None and previous.outcome != "accepted" and event.outcome == "accepted":
         return state
     answers = {**state.requests, event.request: event}
     return changed(state, requests=dict(sorted(answers.items())[-KEPT_REQUESTS:]))
@@ -310,8 +316,8 @@ def _run(state: RunState, event: RunEvent) -> RunState:
 
 
 def _evaluation(state: RunState, event: EvaluationEvent) -> RunState:
-    known = state.evaluations.get(event.split)
-    results = (event,) if known is None else (known.first, known.last, known.best, event)
+    previous = state.evaluations.get(event.split)
+    results = (event,) if previous is None else (previous.first, previous.last, previous.best, event)
     ordered = sorted(results, key=_order)
     best = min(ordered, key=_badness)
     split = SplitResults(first=ordered[0], last=ordered[-1], best=best)

@@ -27,74 +27,76 @@ def showcase_in(run_dir: Path) -> Showcase | None:
     return read_showcase(run_dir / FOLDER / NAME)
 
 
-def change_of(kind: str, one: Sample) -> str:
+def change_of(kind: str, sample: Sample) -> str:
     """``WER 100.0 % -> 0.0 %``, or ``loss 2.3 -> 0.1``; empty where nothing was measured."""
-    if one.last is None:
+    if sample.last is None:
         return ""
     name = "wer" if kind == "speech" else "loss"
-    first = "-" if one.first is None else metric_text(name, one.first)
-    return f"{'WER' if kind == 'speech' else name} {first} -> {metric_text(name, one.last)}"
+    first_value = "-" if sample.first is None else metric_text(name, sample.first)
+    return f"{'WER' if kind == 'speech' else name} {first_value} -> {metric_text(name, sample.last)}"
 
 
-def pieces(kind: str, one: Sample, text: str) -> list[TextPiece]:
+def pieces(kind: str, sample: Sample, text: str) -> list[TextPiece]:
     """Return what a model wrote; of a clip each word, with what differs from what was said."""
     if kind != "speech":
         return [(text, "")]
-    found: list[TextPiece] = []
-    for said, heard in aligned_texts(one.reference, text):
-        if said == heard:
-            found.append((heard, ""))
+    words: list[TextPiece] = []
+    for expected, heard in aligned_texts(sample.reference, text):
+        if expected == heard:
+            words.append((heard, ""))
         else:
-            found += [(said, "left out")] if said else []
-            found += [(heard, "wrong")] if heard else []
-    return found or [("(nothing)", "")]
+            words += [(expected, "left out")] if expected else []
+            words += [(heard, "wrong")] if heard else []
+    return words or [("(nothing)", "")]
 
 
-def rows(kind: str, one: Sample) -> list[tuple[str, list[TextPiece]]]:
+def rows(kind: str, sample: Sample) -> list[tuple[str, list[TextPiece]]]:
     """Return the texts of a sample by what they are."""
-    found: list[tuple[str, list[TextPiece]]] = (
-        [("said", [(one.reference or "(nothing)", "")])] if kind == "speech" else []
+    labelled: list[tuple[str, list[TextPiece]]] = (
+        [("said", [(sample.reference or "(nothing)", "")])] if kind == "speech" else []
     )
     if kind == "text":
-        found.append(("prompt", [(one.prompt, "")]))
+        labelled.append(("prompt", [(sample.prompt, "")]))
     if kind != "items":
-        found += [("before", pieces(kind, one, one.before)), ("after", pieces(kind, one, one.after))]
-    if one.reference and kind != "speech":
-        found.append(("in fact" if kind == "text" else "is", [(one.reference, "")]))
-    return found
+        labelled += [("before", pieces(kind, sample, sample.before)), ("after", pieces(kind, sample, sample.after))]
+    if sample.reference and kind != "speech":
+        labelled.append(("in fact" if kind == "text" else "is", [(sample.reference, "")]))
+    return labelled
 
 
-def plain(found: list[TextPiece]) -> str:
+def plain(text_pieces: list[TextPiece]) -> str:
     """``open *a* (the) door``: what is wrong in stars, what was left out in brackets."""
     marks = {"": "{}", "wrong": "*{}*", "left out": "({})"}
-    return " ".join(marks[mark].format(words) for words, mark in found)
+    return " ".join(marks[mark].format(words) for words, mark in text_pieces)
 
 
-def short(name: str, text: str, most: int = _SHORT) -> str:
+def short(name: str, text: str, limit: int = _SHORT) -> str:
     """Return a text in one line; of a prompt its end, of all others the beginning."""
     line = " ".join(text.split())
-    if len(line) <= most:
+    if len(line) <= limit:
         return line
-    return "..." + line[3 - most :] if name == "prompt" else line[: most - 3] + "..."
+    return "..." + line[3 - limit :] if name == "prompt" else line[: limit - 3] + "..."
 
 
 def showcase_lines(run_dir: Path) -> list[str]:
     """Return the samples of a run for a terminal; nothing where it has none."""
-    found = showcase_in(run_dir)
-    if found is None:
+    showcase = showcase_in(run_dir)
+    if showcase is None:
         return []
-    how = "; *wrong*, (left out)" if found.kind == "speech" else ""
-    lines = [f"{TITLES[found.kind]}, step {found.step}{how}"]
-    for one in found.samples:
-        lines.append("  " + ", ".join(part for part in (one.why, one.id, change_of(found.kind, one)) if part))
-        lines += [f"    {name:7} {short(name, plain(text))}" for name, text in rows(found.kind, one)]
+    legend = "; *wrong*, (left out)" if showcase.kind == "speech" else ""
+    lines = [f"{TITLES[showcase.kind]}, step {showcase.step}{legend}"]
+    for sample in showcase.samples:
+        lines.append(
+            "  " + ", ".join(field for field in (sample.why, sample.id, change_of(showcase.kind, sample)) if field)
+        )
+        lines += [f"    {name:7} {short(name, plain(text))}" for name, text in rows(showcase.kind, sample)]
     return [visible(line) for line in lines]
 
 
 def showcase_document(run_dir: Path) -> dict[str, Any] | None:
     """Return the same for programs, without the sound."""
-    found = showcase_in(run_dir)
-    if found is None:
+    showcase = showcase_in(run_dir)
+    if showcase is None:
         return None
-    samples = [one.model_dump(exclude={"sound", "soundless"}) for one in found.samples]
-    return {**found.model_dump(), "rule": found.rule, "samples": samples}
+    samples = [sample.model_dump(exclude={"sound", "soundless"}) for sample in showcase.samples]
+    return {**showcase.model_dump(), "rule": showcase.rule, "samples": samples}

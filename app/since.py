@@ -77,8 +77,8 @@ class Visit:
 
     def leave(self, now: float) -> None:
         """Leave a mark, whole or not at all; a folder that cannot be written gets none."""
-        known = read_mark(self._run)
-        if known is None or known.seq <= self._seq:
+        mark = read_mark(self._run)
+        if mark is None or mark.seq <= self._seq:
             with suppress(OSError):
                 write_whole(self._run / MARK, SeenMark(seq=self._seq, at=now).model_dump_json().encode())
 
@@ -108,25 +108,25 @@ def away_text(seconds: float) -> str:
     return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"
 
 
-def _news(then: RunState, state: RunState, now: float) -> Iterator[str]:
-    if then.started is not None and state.started is not None and then.started != state.started:
+def _news(seen_state: RunState, state: RunState, now: float) -> Iterator[str]:
+    if seen_state.started is not None and state.started is not None and seen_state.started != state.started:
         yield f"resumed at {_clock(state.started, now)}"
-    if state.step != then.step:
-        yield f"step {then.step:,} -> {state.step:,}"
-    before, after = map(_loss, (then, state))
+    if state.step != seen_state.step:
+        yield f"step {seen_state.step:,} -> {state.step:,}"
+    before, after = map(_loss, (seen_state, state))
     if after is not None and after != before:
         yield f"loss {after:.3g}" if before is None else f"loss {before:.3g} -> {after:.3g}"
-    known = set(in_order(then.chronicles))
-    new = [one for one in in_order(state.chronicles) if one not in known]
+    seen_entries = set(in_order(seen_state.chronicles))
+    new = [entry for entry in in_order(state.chronicles) if entry not in seen_entries]
     yield from _losses(state, new, now)
-    written = [one.step for one in new if one.kind == "snapshot"]
+    written = [entry.step for entry in new if entry.kind == "snapshot"]
     if written:
-        counts = [one.chronicles.get("snapshot", Chronicle()).count for one in (state, then)]
-        more = "more than " if counts[0] - counts[1] > len(written) else ""  # not all of them are kept
-        yield more + counted(len(set(written)), "snapshot")
-    if state.status == "paused" != then.status:
+        counts = [s.chronicles.get("snapshot", Chronicle()).count for s in (state, seen_state)]
+        qualifier = "more than " if counts[0] - counts[1] > len(written) else ""  # not all of them are kept
+        yield qualifier + counted(len(set(written)), "snapshot")
+    if state.status == "paused" != seen_state.status:
         yield "paused"
-    if state.ended is not None and state.ended != then.ended:
+    if state.ended is not None and state.ended != seen_state.ended:
         yield f"{_ENDS.get(state.status, state.status)} at {_clock(state.ended, now)}"
 
 
@@ -137,25 +137,25 @@ def _loss(state: RunState) -> float | None:
 
 def _losses(state: RunState, new: Sequence[Happening], now: float) -> Iterator[str]:
     """Yield who was lost and who came back, each return after its loss."""
-    known = {one for one in came_and_went(state) if one.kind in ("lost", "back")}
-    moved = sorted((one for one in new if one in known), key=lambda one: one.member)
-    told: list[tuple[float, str]] = []
-    for member, changes in groupby(moved, key=lambda one: one.member):
+    member_moves = {entry for entry in came_and_went(state) if entry.kind in ("lost", "back")}
+    moved = sorted((entry for entry in new if entry in member_moves), key=lambda entry: entry.member)
+    messages: list[tuple[float, str]] = []
+    for member, changes in groupby(moved, key=lambda entry: entry.member):
         name, lost = state.name(member, {}), False
-        for one in changes:
-            at = _clock(one.time, now)
-            if one.kind == "lost":
-                told.append((one.time, f"lost {name} at {at}"))
+        for entry in changes:
+            at = _clock(entry.time, now)
+            if entry.kind == "lost":
+                messages.append((entry.time, f"lost {name} at {at}"))
             elif lost:
-                told[-1] = (told[-1][0], f"{told[-1][1]}, back at {at}")
+                messages[-1] = (messages[-1][0], f"{messages[-1][1]}, back at {at}")
             else:
-                told.append((one.time, f"{name} back at {at}"))
-            lost = one.kind == "lost"
-    if len(told) <= _MOST:
-        yield from (words for _, words in sorted(told))
+                messages.append((entry.time, f"{name} back at {at}"))
+            lost = entry.kind == "lost"
+    if len(messages) <= _MOST:
+        yield from (words for _, words in sorted(messages))
         return
-    shown = [one for one in moved if one.kind == "lost"] or moved
-    names = dict.fromkeys(state.name(one.member, {}) for one in shown)
+    shown = [entry for entry in moved if entry.kind == "lost"] or moved
+    names = dict.fromkeys(state.name(entry.member, {}) for entry in shown)
     away = [state.name(rank, {}) for rank, member in state.members.items() if member.status in ("lost", "failed")]
     still = f", {', '.join(away)} still away" if away else ""
     yield f"{counted(len(shown), 'time')} a machine {shown[0].kind} ({', '.join(names)}){still}"

@@ -36,11 +36,11 @@ class RunVerdict:
 
     def within(self, cells: int) -> RunVerdict:
         """Return the line without what is spare and does not fit; three cells are between two parts."""
-        if not self.spare or len(self.word) + sum(len(part) + 3 for part in self.parts) <= cells:
+        if not self.spare or len(self.word) + sum(len(detail) + 3 for detail in self.parts) <= cells:
             return self
         gone, *spare = self.spare
-        rest = tuple(part for part in self.parts if part != gone)
-        return replace(self, parts=rest, spare=tuple(spare)).within(cells)
+        remaining = tuple(detail for detail in self.parts if detail != gone)
+        return replace(self, parts=remaining, spare=tuple(spare)).within(cells)
 
 
 def verdict(
@@ -68,34 +68,34 @@ def verdict(
     if not live or state.ended is not None:
         done = _progress(state)
         return RunVerdict("bad", "Interrupted", ("the process that ran it is gone", *done, state.kept), spare=done)
-    every = state.members.values()
-    lost = [member for member in every if member.status in TROUBLE]
-    there = sum(member.active or member.status == "done" for member in every)
-    present = f"{there}/{max(members, len(every))} machines"
+    states = state.members.values()
+    lost = [member for member in states if member.status in TROUBLE]
+    present_count = sum(member.active or member.status == "done" for member in states)
+    present = f"{present_count}/{max(members, len(states))} machines"
     if state.status == "paused":
         return RunVerdict("paused", "Paused", (present, *_progress(state)))
-    if state.status == "starting" or not (launched or any(member.step for member in every)):
+    if state.status == "starting" or not (launched or any(member.step for member in states)):
         return RunVerdict("starting", "Starting", (present, *_phases(state)))
-    alone = alone if max(members, len(every)) > 1 else None
+    alone = alone if max(members, len(states)) > 1 else None
     end = _done_at(state, now)
     soon = end.startswith("done in") if end else None
-    promised, beside = _promised(state, promise, now, soon), _alone(state, alone, now, soon)
-    figures = tuple(part for part in (end, promised, beside) if part)
-    spare = tuple(part for part in (promised, beside, figures[0] if figures else "") if part)
+    promised, alone_text = _promised(state, promise, now, soon), _alone(state, alone, now, soon)
+    figures = tuple(detail for detail in (end, promised, alone_text) if detail)
+    spare = tuple(detail for detail in (promised, alone_text, figures[0] if figures else "") if detail)
     silent = _silence(state, now)
     if lost:
-        word = "Degraded" if any(member.active for member in every) else "Lost"
-        more = (f"and {len(lost) - 2} more",) if len(lost) > 2 else ()
-        return RunVerdict("bad", word, (present, *map(_why, lost[:2]), *more, *figures), spare=spare)
+        word = "Degraded" if any(member.active for member in states) else "Lost"
+        omitted = (f"and {len(lost) - 2} more",) if len(lost) > 2 else ()
+        return RunVerdict("bad", word, (present, *map(_why, lost[:2]), *omitted, *figures), spare=spare)
     if silent:
         return RunVerdict("warning", "Stalled", (present, f"no step for {duration_text(silent)}"))
     remarks = _remarks(state)
-    parts = (present, *remarks, *figures)
+    details = (present, *remarks, *figures)
     if alone is not None and 0 < _ratio(state, alone) < SLOWER:
         word = f"Slower than {alone.name} alone ({_ratio(state, alone):.2f}x)"
         instead = f"stop it and train on {alone.name} alone"
         return RunVerdict("warning", word, (present, instead, *remarks, *figures), spare=spare)
-    return RunVerdict("warning" if remarks else "good", "Watch" if remarks else "Healthy", parts, spare=spare)
+    return RunVerdict("warning" if remarks else "good", "Watch" if remarks else "Healthy", details, spare=spare)
 
 
 def ending(state: RunState, now: float) -> tuple[float, float] | None:
@@ -123,11 +123,11 @@ def problems(state: RunState) -> list[Happening]:
 
     A problem of a machine that is back is over.
     """
-    found = [one for one in in_order(state.chronicles) if one.kind in ("error", "lost")]
-    back = {one.member: one.time for one in in_order(state.chronicles) if one.kind == "back"}
+    entries = [entry for entry in in_order(state.chronicles) if entry.kind in ("error", "lost")]
+    back = {entry.member: entry.time for entry in in_order(state.chronicles) if entry.kind == "back"}
     if state.started is not None:
-        found = [one for one in found if one.time >= state.started - 1.0]
-    return [one for one in found if one.time > back.get(one.member, -math.inf)]
+        entries = [entry for entry in entries if entry.time >= state.started - 1.0]
+    return [entry for entry in entries if entry.time > back.get(entry.member, -math.inf)]
 
 
 def age(member: MemberState, now: float) -> float | None:
@@ -137,7 +137,7 @@ def age(member: MemberState, now: float) -> float | None:
 
 def lag(state: RunState, member: MemberState) -> int:
     """Return by how many steps a member is behind the foremost one."""
-    return max((other.step for other in state.members.values()), default=0) - member.step
+    return max((peer.step for peer in state.members.values()), default=0) - member.step
 
 
 def slowest(state: RunState) -> MemberState | None:
@@ -149,15 +149,15 @@ def slowest(state: RunState) -> MemberState | None:
     times = {member.rank: statistics.fmean(step.compute for step in member.window) for member in working}
     if len(times) < 2:
         return None
-    rank = max(times, key=lambda one: times[one])
+    rank = max(times, key=lambda r: times[r])
     return state.members[rank] if times[rank] > 1.1 * statistics.median(times.values()) else None
 
 
 def _ended(state: RunState, promise: Promise | None) -> RunVerdict:
     if state.status == "completed":
-        found = outcome(state, promise)
-        kept = (found.short,) if found else ()
-        return RunVerdict("done", "Completed", (*_progress(state), *kept), spare=kept)
+        result = outcome(state, promise)
+        outcome_text = (result.short,) if result else ()
+        return RunVerdict("done", "Completed", (*_progress(state), *outcome_text), spare=outcome_text)
     if state.status == "cancelled":
         why = () if state.message in ("", "stopped", state.kept) else (state.message,)
         return RunVerdict("stopped", "Stopped", (*_progress(state), state.kept, *why))
@@ -242,19 +242,19 @@ def _silence(state: RunState, now: float) -> float:
 
 
 def _remarks(state: RunState) -> tuple[str, ...]:
-    found = []
+    remarks = []
     if state.weights_differ:
-        found.append("weights differ between machines")
+        remarks.append("weights differ between machines")
     hot = [member for member in state.members.values() if member.throttled and member.active]
-    found += [f"{member.label} is slowed down by heat" for member in hot[:2]]
+    remarks += [f"{member.label} is slowed down by heat" for member in hot[:2]]
     loads = [(member.label, member.machine) for member in state.members.values() if member.active and member.machine]
     shares = {name: load.others_percent or 0.0 for name, load in loads if slows(load.others_percent, load.cpu_percent)}
     if shares:  # members on one machine all say the same of it
         busiest = max(shares, key=lambda name: shares[name])
-        found.append(f"other programs use {shares[busiest]:.0f} % of {busiest}")
+        remarks.append(f"other programs use {shares[busiest]:.0f} % of {busiest}")
     if data := data_text(state):
-        found.append(data)
-    return tuple(found)
+        remarks.append(data)
+    return tuple(remarks)
 
 
 def _pace(member: MemberState) -> float:

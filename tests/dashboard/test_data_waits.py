@@ -39,7 +39,7 @@ def test_little_is_not_worth_a_word(data: float) -> None:
 
 
 def test_a_start_alone_tells_nothing() -> None:
-    assert not data_text(going(0.7, last=7)) and not data_text(going(0.7, last=7), whole=True)
+    assert not data_text(going(0.7, last=7)) and not data_text(going(0.7, last=7), whole_run=True)
     first = [*started(1), *steps(1, 1, [0], data=0.75, compute=100.0), *steps(2, 12, [0])]
     assert not data_text(reduce_events(first))
 

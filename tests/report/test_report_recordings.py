@@ -57,7 +57,7 @@ def test_why_there_is_no_sound(tmp_path: Path) -> None:
     assert "the recording is not on this machine" in page and "not a readable sound file" in page
     sound = tmp_path / "c.wav"
     soundfile.write(sound, np.zeros(800, np.float32), 8000)
-    assert recordings.players([heard("x", 3, sound)], None, most=100) == ["too much sound for this page"]
+    assert recordings.players([heard("x", 3, sound)], None, max_bytes=100) == ["too much sound for this page"]
 
 
 def test_a_run_without_texts_has_no_such_section(tmp_path: Path) -> None:
