@@ -79,9 +79,9 @@ class RecordedTraining(BaseModel):
         """Return the loss after a share of the run; of a member that was away, and of one more than were recorded, that
         of another."""
         step = min(self.steps - 1, int(share * self.steps))
-        each = [losses[step] for losses in self.losses]
-        known = [loss for loss in each if loss is not None]
-        return each[rank % len(each)] or known[rank % len(known)]
+        step_losses = [losses[step] for losses in self.losses]
+        recorded_losses = [loss for loss in step_losses if loss is not None]
+        return step_losses[rank % len(step_losses)] or recorded_losses[rank % len(recorded_losses)]
 
     def norm(self, share: float) -> float | None:
         return self.norms[min(self.steps - 1, int(share * self.steps))]
@@ -95,11 +95,11 @@ def recorded_course() -> RecordedTraining:
 
 def figures_of(names: Sequence[str]) -> Figures:
     """Return what is measured of machines of the tour."""
-    found = MeasurementResult(list(names), here=HERE)
-    found.pairs = [fixture().pair(one, other) for one, other in combinations(names, 2)]
+    measurement = MeasurementResult(list(names), here=HERE)
+    measurement.pairs = [fixture().pair(source, target) for source, target in combinations(names, 2)]
     speeds = {machine.name: machine.speed for machine in fixture().machines}
-    found.speeds = [SpeedFigures(machine=speeds[name], workload=fixture().workload) for name in names]
-    return found.figures
+    measurement.speeds = [SpeedFigures(machine=speeds[name], workload=fixture().workload) for name in names]
+    return measurement.figures
 
 
 class TourScript:
@@ -112,8 +112,8 @@ class TourScript:
     def __init__(self, plan: RunPlan, seed: int = 0) -> None:
         self._plan, self._course = plan, recorded_course()
         names = [member.name for member in plan.members]
-        known = {machine.name: machine for machine in fixture().machines}
-        self._machines: list[TourMachine] = [known[name] for name in names]
+        machines_by_name = {machine.name: machine for machine in fixture().machines}
+        self._machines: list[TourMachine] = [machines_by_name[name] for name in names]
         machines = figures_of(names).model_dump(mode="json")
         self._clock = ClusterClock(plan.model_copy(update={"clock": ClockPlan(made_by="", machines=machines)}))
         self._random = random.Random(seed)
@@ -138,19 +138,19 @@ class TourScript:
         """Steps between two exchanges that are told of."""
         if self._plan.world_size == 1:
             return self._steps + 1
-        each = self._clock.cost(tuple(sorted(self._live)), self._trainable, self._steps).interval
-        return each if each > 1 else _SYNCS_REPORTED_EVERY
+        interval = self._clock.cost(tuple(sorted(self._live)), self._trainable, self._steps).interval
+        return interval if interval > 1 else _SYNCS_REPORTED_EVERY
 
     def events(self) -> list[Event]:
         """Return all of them, with seconds from the start of the run on."""
-        found = [*self._start(), *self._evaluated(0)]
+        events = [*self._start(), *self._evaluated(0)]
         self._began = self._time
         for step in range(1, self._steps + 1):
-            found += self._step(step)
-        found += self._evaluated(self._steps)
+            events += self._step(step)
+        events += self._evaluated(self._steps)
         for rank in sorted(self._live):
-            found.append(self._member(rank, "done"))
-        return sorted(found, key=lambda event: event.time)
+            events.append(self._member(rank, "done"))
+        return sorted(events, key=lambda event: event.time)
 
     # --------------------------------------------------------------------------------------------------------- start
 
@@ -159,9 +159,9 @@ class TourScript:
         yield RunEvent(time=0.5, status="starting")
         size = fixture().input_bytes
         for rank, machine in enumerate(self._machines):
-            for part in range(6):
-                done = size * part // 5
-                at = 0.8 + 0.6 * part + 0.03 * rank
+            for fifths in range(6):
+                done = size * fifths // 5
+                at = 0.8 + 0.6 * fifths + 0.03 * rank
                 yield ProgressEvent(time=at, member=rank, phase=f"bytes to {machine.name}", done=done, total=size)
             begun = 5.2 + 0.1 * rank
             yield self._member(rank, "started", begun, message=f"pid {_FIRST_PID + _PIDS_APART * rank}")
@@ -177,10 +177,10 @@ class TourScript:
         yield RunEvent(time=START, status="running", total_steps=self._steps, details=details)
         self._time = START
 
-    def _member(self, rank: int, status: str, at: float | None = None, **more: str) -> MemberEvent:
+    def _member(self, rank: int, status: str, at: float | None = None, **fields: str) -> MemberEvent:
         time = self._time if at is None else at
         name = self._machines[rank].name
-        return MemberEvent.model_validate({"time": time, "member": rank, "status": status, "name": name, **more})
+        return MemberEvent.model_validate({"time": time, "member": rank, "status": status, "name": name, **fields})
 
     # --------------------------------------------------------------------------------------------------------- steps
 
@@ -197,7 +197,7 @@ class TourScript:
         if self._time >= self._loads_at:
             self._loads_at = self._time + _LOAD_EVERY
             yield from (self._load(rank, self._time) for rank in live)
-        if (every := self._plan.profile.snapshot.snapshot_interval) and step % every == 0:
+        if (snapshot_interval := self._plan.profile.snapshot.snapshot_interval) and step % snapshot_interval == 0:
             yield from (self._snapshot(rank, step) for rank in live)
         yield from self._evaluated(step) if step < self._steps else ()
         if step == self._back_at and self._victim is not None:
@@ -255,12 +255,13 @@ class TourScript:
 
     def _evaluated(self, step: int) -> Iterator[Event]:
         """The evaluations that the record has at this share of the run; of the first machine, as it says them."""
-        for one in self._course.evaluations:
-            if round(one.step / self._course.steps * self._steps) == step:
+        for evaluation in self._course.evaluations:
+            if round(evaluation.step / self._course.steps * self._steps) == step:
                 self._time += 1.2
-                yield one.model_copy(update={"time": self._time, "member": 0, "step": step, "seconds": 1.2})
-                said = f"INFO {one.split} at step {step}: WER {one.metrics['wer']:.1%}, loss {one.loss:.3f}"
-                yield _log(self._time, self._machines[0].name, said)
+                yield evaluation.model_copy(update={"time": self._time, "member": 0, "step": step, "seconds": 1.2})
+                figures = f"WER {evaluation.metrics['wer']:.1%}, loss {evaluation.loss:.3f}"
+                line = f"INFO {evaluation.split} at step {step}: {figures}"
+                yield _log(self._time, self._machines[0].name, line)
 
     def _snapshot(self, rank: int, step: int) -> SnapshotEvent:
         path = f"checkpoints/member-{rank}/step-{step:08d}"
@@ -273,17 +274,17 @@ class TourScript:
         machine = self._machines[rank]
         worked = max(0.0, at - self._began)
         heat = 1 - math.exp(-worked / 40)
-        told: dict[str, object] = {}
+        readings: dict[str, object] = {}
         if machine.speed.system == "linux":
-            told["celsius"] = round(41 + 33 * heat, 1)
+            readings["celsius"] = round(41 + 33 * heat, 1)
         if machine.speed.device == "cuda":
             watts = 120.0 + 40 * heat
-            told |= {"throttled": False, "watts": round(watts), "joules": round(watts * worked), "meters": ("gpu",)}
+            readings |= {"throttled": False, "watts": round(watts), "joules": round(watts * worked), "meters": ("gpu",)}
         if machine.health.power.source == "battery":
-            told |= {"battery_percent": round(64 - worked / 90, 1), "on_mains": False}
+            readings |= {"battery_percent": round(64 - worked / 90, 1), "on_mains": False}
         memory = machine.speed.measurements[0].peak
         figures = {"cpu_percent": 38.0 + 9 * (rank % 4), "memory_used": memory, "memory_total": machine.memory}
-        return MachineEvent.model_validate({"time": at, "member": rank, **figures, **told})
+        return MachineEvent.model_validate({"time": at, "member": rank, **figures, **readings})
 
     # ----------------------------------------------------------------------------------------------- lost and back
 
@@ -308,15 +309,15 @@ class TourScript:
 
     def _return(self, rank: int, step: int) -> Iterator[Event]:
         name = self._machines[rank].name
-        asked = {"request": "tour-add", "action": "add", "machine": name}
+        request = {"request": "tour-add", "action": "add", "machine": name}
         before = self._time - 4.0
-        yield RequestEvent(time=before, outcome="accepted", **asked)
+        yield RequestEvent(time=before, outcome="accepted", **request)
         pid = _FIRST_PID + _PIDS_APART * rank + 58
         yield self._member(rank, "started", before + 0.5, message=f"pid {pid}")
         yield self._member(rank, "joined", before + 2.5, message="joins a running group")
         yield self._member(rank, "ready", message="has the group's weights")
         yield self._member(rank, "joined", message=f"at step {step}")
-        yield RequestEvent(time=self._time, outcome="done", message="trains with the others", **asked)
+        yield RequestEvent(time=self._time, outcome="done", message="trains with the others", **request)
         self._live.add(rank)
 
 

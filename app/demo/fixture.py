@@ -70,9 +70,9 @@ class Fixture(_Said):
     """What :mod:`training.data_findings` says of the job's data."""
     input_bytes: int
 
-    def pair(self, one: str, other: str) -> PairFigures:
+    def pair(self, name: str, peer: str) -> PairFigures:
         """Return the figures of a link, whichever of its ends was the source."""
-        return next(pair for pair in self.pairs if {pair.source, pair.target} == {one, other})
+        return next(pair for pair in self.pairs if {pair.source, pair.target} == {name, peer})
 
 
 @lru_cache

@@ -83,16 +83,16 @@ class TourConnection(HereConnection):
         self._machine, self._lacks = machine, lacks
 
     def run(self, argv: Sequence[str], *, input: Input = None, timeout: float | None = 60.0) -> Completed:
-        said: object = None
+        answer: object = None
         if "probe" in argv:
             lacking = {"missing": self._lacks, "torch": ""} if self._lacks else {}
-            said = {**self._machine.facts, **lacking, "time": time.time()}
+            answer = {**self._machine.facts, **lacking, "time": time.time()}
         elif argv[-1] == "facts":
-            said = self._machine.health.model_dump()
+            answer = self._machine.health.model_dump()
         elif "reach" in argv:
             words = argv[argv.index("reach") + 1 :]
-            said = {f"{host} {port}": "" for host, port in zip(words[::2], words[1::2])}
-        return Completed(0, b"" if said is None else json.dumps(said).encode(), b"")
+            answer = {f"{host} {port}": "" for host, port in zip(words[::2], words[1::2])}
+        return Completed(0, b"" if answer is None else json.dumps(answer).encode(), b"")
 
     def stream(self, argv: Sequence[str]) -> Process:
         return _Listener()
@@ -142,9 +142,13 @@ class TourSearch:
 
     def _observations(self) -> Sequence[Observation]:
         if self._typed is None:
-            here = Sighting(SightingKey(SightingOrigin.HERE, "", HERE), HERE)
+            this_machine = Sighting(SightingKey(SightingOrigin.HERE, "", HERE), HERE)
             present = self._machines[1 : 1 + int(self._clock.passed / APPEAR_EVERY)]
-            return [Browsed((_NOWHERE,)), here, *(one for machine in present for one in self._seen(machine))]
+            return [
+                Browsed((_NOWHERE,)),
+                this_machine,
+                *(observation for machine in present for observation in self._seen(machine)),
+            ]
         for machine in self._machines[1:]:
             if self._typed.host in (machine.name, machine.address, f"{machine.name}.local"):
                 return self._seen(machine, SightingOrigin.TYPED, self._typed.host)
@@ -188,8 +192,8 @@ class TourOutside(Outside):
         return self.clock.passed
 
     def this_computer(self) -> ThisComputer:
-        here = self.machines[0]
-        return ThisComputer(here.name, here.chip, memory_text(here.memory), here.system, "python3")
+        machine = self.machines[0]
+        return ThisComputer(machine.name, machine.chip, memory_text(machine.memory), machine.system, "python3")
 
     def search(self, sources: Sources, browse: bool = True) -> TourSearch:
         return TourSearch(self.machines, self.clock, None if browse else typed_machine(sources.typed[0]))
@@ -205,28 +209,32 @@ class TourOutside(Outside):
     def check_access(self, target: SshTarget, trust: Trust) -> AccessReport:
         self.clock.work(_ASKING)
         machine = Machine(name=target.name, address=target.host)
-        known = self._known(machine)
-        host = ResolvedHost(target.name, known.address if known else target.host, 22, USER)
+        tour_machine = self._known(machine)
+        host = ResolvedHost(target.name, tour_machine.address if tour_machine else target.host, 22, USER)
         try:
             connection = self._connect(machine, trust)
         except SshError as error:
             return explain(target, host, error)
-        assert known is not None  # a connection was made
-        return AccessReport(target.name, host.where, USER, fingerprint=connection.fingerprint, system=known.uname)
+        assert tour_machine is not None  # a connection was made
+        return AccessReport(
+            target.name, host.where, USER, fingerprint=connection.fingerprint, system=tour_machine.uname
+        )
 
     def install_key(self, target: SshTarget, password: str, trust: Trust) -> AccessReport:
         if password == WRONG:
             raise PasswordRefused(target.name, "it refused this password")
-        known = self._known(Machine(name=target.name, address=target.host))
-        if known is not None:
-            self._mended.add(known.name)
+        tour_machine = self._known(Machine(name=target.name, address=target.host))
+        if tour_machine is not None:
+            self._mended.add(tour_machine.name)
         return self.check_access(target, trust)
 
     def _known(self, machine: Machine) -> TourMachine | None:
         if machine.here:
             return self.machines[0]
         names = (machine.host, machine.found_at, machine.host.removesuffix(".local"))
-        return next((one for one in self.machines if one.name in names or one.address in names), None)
+        return next(
+            (candidate for candidate in self.machines if candidate.name in names or candidate.address in names), None
+        )
 
     def _connect(self, machine: Machine, trust: Trust | None) -> HereConnection:
         """Connect, or say what stands between.
@@ -234,17 +242,17 @@ class TourOutside(Outside):
         Raises:
             SshError: it cannot be reached, or lets nobody in.
         """
-        known = self._known(machine)
-        if known is None:
+        tour_machine = self._known(machine)
+        if tour_machine is None:
             raise NameUnknown(machine.name, *_ABSENT)
-        trouble = known.trouble
-        waited = self.clock.passed - self._tried.setdefault(known.name, self.clock.passed)
-        if trouble is None or known.name in self._mended or 0 < trouble.seconds <= waited:
-            lacks = trouble.lacks if trouble is not None and known.name not in self._equipped else ()
-            return TourConnection(known, lacks)
-        key = HostKeyInfo(machine.name, known.name, "ssh-ed25519", known.key_blob)
+        trouble = tour_machine.trouble
+        waited = self.clock.passed - self._tried.setdefault(tour_machine.name, self.clock.passed)
+        if trouble is None or tour_machine.name in self._mended or 0 < trouble.seconds <= waited:
+            lacks = trouble.lacks if trouble is not None and tour_machine.name not in self._equipped else ()
+            return TourConnection(tour_machine, lacks)
+        key = HostKeyInfo(machine.name, tour_machine.name, "ssh-ed25519", tour_machine.key_blob)
         if trouble.error == UnknownHostKey.cause and trust is not None and trust(key):
-            self._mended.add(known.name)
+            self._mended.add(tour_machine.name)
             return self._connect(machine, trust)
         if trouble.error == UnknownHostKey.cause:
             raise UnknownHostKey(key)
@@ -258,8 +266,8 @@ class TourOutside(Outside):
         self.clock.work(_LOOKING)
         return examine(hosts, task, trust, dial=self.dial)
 
-    def repair(self, found: Sequence[Examined], tell: Tell, send: bool) -> Sequence[MusterError]:
-        for name in [one.name for one in found if one.readiness.provisionable]:
+    def repair(self, examined: Sequence[Examined], tell: Tell, send: bool) -> Sequence[MusterError]:
+        for name in [machine.name for machine in examined if machine.readiness.provisionable]:
             for number, step in enumerate(_INSTALLATION):
                 tell(Headway(step, number / len(_INSTALLATION), name))
                 self.clock.work(_INSTALLING)
@@ -270,26 +278,31 @@ class TourOutside(Outside):
         return ready(check(hosts, task, options.trust, dial=self.dial))
 
     def measure(self, machines: Sequence[Ready], profile: Profile, options: MeasureOptions) -> MeasurementResult:
-        names = {link.name: one.name for link, _ in machines if (one := self._known(link.machine))}
-        here = next((link.name for link, _ in machines if link.machine.here), HERE_NAME)
-        found = MeasurementResult([*dict.fromkeys([*names, here])], here=here, model_path=profile.model.model_path)
-        known = {**names, here: HERE}
+        names = {link.name: tour_machine.name for link, _ in machines if (tour_machine := self._known(link.machine))}
+        this_machine = next((link.name for link, _ in machines if link.machine.here), HERE_NAME)
+        measurement = MeasurementResult(
+            [*dict.fromkeys([*names, this_machine])], here=this_machine, model_path=profile.model.model_path
+        )
+        recorded_names = {**names, this_machine: HERE}
         if options.links:
-            found.pairs = [self._pair(one, other, known, options.tell) for one, other in combinations(found.names, 2)]
+            measurement.pairs = [
+                self._pair(source, target, recorded_names, options.tell)
+                for source, target in combinations(measurement.names, 2)
+            ]
         for name in names if options.machines else ():
             options.tell(f"{name}: a short run of the task, as recorded")
             self.clock.work(_MEASURING)
             speed = next(machine.speed for machine in self.machines if machine.name == names[name])
             workload = fixture().workload
-            found.speeds.append(SpeedFigures(machine=speed.model_copy(update={"name": name}), workload=workload))
-        found.interfaces = AllInterfaces()
-        return found
+            measurement.speeds.append(SpeedFigures(machine=speed.model_copy(update={"name": name}), workload=workload))
+        measurement.interfaces = AllInterfaces()
+        return measurement
 
-    def _pair(self, one: str, other: str, known: Mapping[str, str], tell: Tell) -> PairFigures:
+    def _pair(self, name: str, peer: str, recorded_names: Mapping[str, str], tell: Tell) -> PairFigures:
         self.clock.work(_MEASURING)
-        recorded = fixture().pair(known[one], known[other])
-        ends = (one, other) if recorded.source == known[one] else (other, one)
-        tell(f"{one} - {other}: as recorded")
+        recorded = fixture().pair(recorded_names[name], recorded_names[peer])
+        ends = (name, peer) if recorded.source == recorded_names[name] else (peer, name)
+        tell(f"{name} - {peer}: as recorded")
         return recorded.model_copy(update={"source": ends[0], "target": ends[1]})
 
     def look_at_data(self, profile: Profile) -> Mapping[str, Any]:

@@ -105,34 +105,34 @@ class Player:
 
     def _put(self, event: Event) -> None:
         """Write an event, or a line of a log, with the time at which it is due."""
-        when = self._due(event)
+        due_at = self._due(event)
         if isinstance(event, UnknownEvent) and event.kind == LOG:
-            said = event.model_extra or {}
-            stamp = f"{datetime.fromtimestamp(when, timezone.utc):%Y-%m-%dT%H:%M:%S.%f}"[:-3]
-            if said["log"] not in self._logs:
-                self._logs[said["log"]] = self._run.log_path(said["log"])
-            with self._logs[said["log"]].open("a", encoding="utf-8") as stream:
-                stream.write(f"{stamp}Z {said['text']}\n")
+            log_line = event.model_extra or {}
+            stamp = f"{datetime.fromtimestamp(due_at, timezone.utc):%Y-%m-%dT%H:%M:%S.%f}"[:-3]
+            if log_line["log"] not in self._logs:
+                self._logs[log_line["log"]] = self._run.log_path(log_line["log"])
+            with self._logs[log_line["log"]].open("a", encoding="utf-8") as stream:
+                stream.write(f"{stamp}Z {log_line['text']}\n")
         elif event.member not in self._dropped:
             shrunk = {}
             if self._speed != 1.0 and isinstance(event, _WITH_DURATIONS):
                 shrunk = {name: getattr(event, name) / self._speed for name in _DURATIONS if hasattr(event, name)}
-            self._say(event.model_copy(update=shrunk), when)
+            self._say(event.model_copy(update=shrunk), due_at)
 
-    def _say(self, event: Event, when: float | None = None) -> None:
-        event = event.model_copy(update={"time": time.time() if when is None else when})
+    def _say(self, event: Event, moment: float | None = None) -> None:
+        event = event.model_copy(update={"time": time.time() if moment is None else moment})
         self._state = apply(self._state, event)
         self._run.append(event)
         if isinstance(event, RunEvent) and event.status in ("running", "paused"):
             self._run.update_metadata(status=event.status)
 
-    def _end(self, status: FinalStatus, when: float, message: str = "") -> None:
+    def _end(self, status: FinalStatus, moment: float, message: str = "") -> None:
         if status == "completed":
             recorded_course().showcase.write(self._run.path / FOLDER / NAME)
-        write_end(self._run, lambda event: self._say(event, when), status, ExitCode.DONE, message, self._metrics)
+        write_end(self._run, lambda event: self._say(event, moment), status, ExitCode.DONE, message, self._metrics)
         for request in take_requests(self._run.path):
             self._say(request.event("refused", f"the run is {status}"))
-        times = {"start_time": _utc_text(self._start), "end_time": _utc_text(when)}
+        times = {"start_time": _utc_text(self._start), "end_time": _utc_text(moment)}
         self._run.update_metadata(**times)
 
     def _metrics(self) -> dict[str, Any]:
@@ -220,17 +220,17 @@ class Player:
         return "left after a synchronisation"
 
     def _live(self) -> list[int]:
-        known = self._state.members
-        return [rank for rank in range(len(self._names)) if rank not in known or known[rank].active]
+        members = self._state.members
+        return [rank for rank in range(len(self._names)) if rank not in members or members[rank].active]
 
     def _say_of(self, rank: int, status: str, message: str) -> None:
         document = {"member": rank, "status": status, "name": self._names[rank], "message": message}
         self._say(MemberEvent.model_validate(document))
 
 
-def _utc_text(when: float) -> str:
+def _utc_text(moment: float) -> str:
     """Return a time as ``metadata.json`` holds it."""
-    return datetime.fromtimestamp(when, timezone.utc).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(moment, timezone.utc).isoformat(timespec="seconds")
 
 
 def start_demo_run(

@@ -64,15 +64,15 @@ class DemoServices(Services):
         return TourOutside(self._number, self._clock, self._open_doors)
 
     def home(self) -> Home:
-        found = super().home()
-        return replace(found, runs=tuple(run for run in found.runs if run.profile == PROFILE))
+        home = super().home()
+        return replace(home, runs=tuple(run for run in home.runs if run.profile == PROFILE))
 
     def plan(self, request: PlanRequest) -> Plan:
-        found = super().plan(request)
-        changes = tuple(change for change in found.changes if change.what not in found.files)
-        own = replace(found, changes=changes, files=(), command=command_of(self._number))
+        plan = super().plan(request)
+        changes = tuple(change for change in plan.changes if change.what not in plan.files)
+        demo_plan = replace(plan, changes=changes, files=(), command=command_of(self._number))
         note = Assessment(status=ItemStatus.WARNING, cause=NOT_DONE)
-        return replace(own, way=f"{found.way} ({NOT_DONE})", assessment=note)
+        return replace(demo_plan, way=f"{plan.way} ({NOT_DONE})", assessment=note)
 
     def save(self, request: PlanRequest) -> tuple[str, ...]:
         """Nothing: the choices of a tour are worth no file.
@@ -100,12 +100,12 @@ class DemoServices(Services):
         from app.wizard.forecasting import Forecast
         from app.wizard.plan import choices
 
-        found = choices(request, CONFIG).planned
-        if found is None:
+        planned = choices(request, CONFIG).planned
+        if planned is None:
             raise BadInput("nothing fits these machines", "pick others")
         if isinstance(request.planning, Forecast) and request.planning.found.speeds:
-            return replace(found, figures=request.planning.found.figures)
-        return found
+            return replace(planned, figures=request.planning.found.figures)
+        return planned
 
     def close(self) -> None:
         self._clock.close()
@@ -126,10 +126,10 @@ def recommended(machines: int) -> Planned:
     from distributed.discovery import discovery
 
     tour = DemoServices(machines, _AT_ONCE, open_doors=True)
-    found = discovery.machines(tour.outside.search(discovery.Sources()).state)
-    request = PlanRequest(Naming((), (), tour.outside.this_computer).rows(found), Answers(profile=JOB))
+    discovered = discovery.machines(tour.outside.search(discovery.Sources()).state)
+    request = PlanRequest(Naming((), (), tour.outside.this_computer).rows(discovered), Answers(profile=JOB))
     strategy = tour.forecast(request, lambda line: None)
-    chosen = next((way for way in strategy.ways if way.recommended), None)
+    chosen = next((candidate for candidate in strategy.ways if candidate.recommended), None)
     return tour.planned(replace(request, chosen=chosen, planning=strategy.planning))
 
 

@@ -74,7 +74,7 @@ def charts_of(evidence: Evidence) -> list[ReportChart]:
     state = evidence.state
     learning_rate = of_run(state.curves, "learning rate")
     width = 1 << (state.step // THROUGHPUT_POINTS).bit_length()
-    every = (
+    charts = (
         _loss(evidence),
         _loss_in_time(evidence.state),
         _metrics(state, rates=True),
@@ -84,15 +84,15 @@ def charts_of(evidence: Evidence) -> list[ReportChart]:
         _time_split(evidence),
         _bytes(evidence),
         _synchronisations(evidence),
-        *(_exchanged(state, name, what) for name, what in OF_EXCHANGES.items()),
+        *(_exchanged(state, name, description) for name, description in OF_EXCHANGES.items()),
         _prediction(evidence),
     )
-    return [chart for chart in every if chart is not None]
+    return [chart for chart in charts if chart is not None]
 
 
 def drawn(name: str, title: str, note: str, traces: Sequence[Mapping[str, Any]], **layout: Any) -> ReportChart:
     """Return a chart of traces and layout as plotly has them, in the style of the page."""
-    whole: dict[str, Any] = {
+    full_layout: dict[str, Any] = {
         "margin": {"l": 64, "r": 16, "t": 36, "b": 84 if len(traces) > 1 else 48},
         "height": 340 if len(traces) > 1 else 304,
         "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
@@ -100,12 +100,12 @@ def drawn(name: str, title: str, note: str, traces: Sequence[Mapping[str, Any]],
         "font": {"family": "system-ui, sans-serif", "size": 13},
         **layout,
     }
-    return ReportChart(name, title, note, {"data": list(traces), "layout": whole})
+    return ReportChart(name, title, note, {"data": list(traces), "layout": full_layout})
 
 
-def axes(across: str, up: str, **more: Any) -> dict[str, Any]:
-    """Return the layout of axes with these titles; ``more``: of the vertical one."""
-    return {"xaxis": {"title": {"text": across}, "rangemode": "tozero"}, "yaxis": {"title": {"text": up}, **more}}
+def axes(across: str, up: str, **y_axis: Any) -> dict[str, Any]:
+    """Return the layout of axes with these titles; ``y_axis``: further settings of the vertical one."""
+    return {"xaxis": {"title": {"text": across}, "rangemode": "tozero"}, "yaxis": {"title": {"text": up}, **y_axis}}
 
 
 def curve(
@@ -148,8 +148,10 @@ def _with_machines(evidence: Evidence, note: str, traces: list[dict[str, Any]], 
     layout["xaxis"] |= {"anchor": "y2"}
     layout["yaxis"] |= {"domain": [share + 0.06, 1]}
     layout |= {"yaxis2": {**below.axis, "domain": [0, share]}, "height": height}
-    more = f" {below.left_out} more machines are in the table below." if below.left_out else ""
-    return drawn("loss", "Loss, and what the machines did", f"{note} {NOTE}{more}", [*traces, *below.traces], **layout)
+    omitted_note = f" {below.left_out} more machines are in the table below." if below.left_out else ""
+    return drawn(
+        "loss", "Loss, and what the machines did", f"{note} {NOTE}{omitted_note}", [*traces, *below.traces], **layout
+    )
 
 
 def _at_promised_pace(evidence: Evidence, shown: Sequence[Point]) -> dict[str, Any] | None:
@@ -187,9 +189,11 @@ def _loss_in_time(state: RunState) -> ReportChart | None:
 
 def _names(evidence: Evidence) -> dict[int, tuple[str, str]]:
     """Return by rank what each machine is called, where there is little room, and whole."""
-    whole = {rank: visible(evidence.name(rank)) for rank in {**evidence.state.members, **evidence.work}}
-    cut = short_names(list(whole.values()), _LONGEST_NAME)
-    return {rank: (label(short), label(name)) for short, (rank, name) in zip(cut, whole.items(), strict=True)}
+    full_names = {rank: visible(evidence.name(rank)) for rank in {**evidence.state.members, **evidence.work}}
+    shortened = short_names(list(full_names.values()), _LONGEST_NAME)
+    return {
+        rank: (label(short), label(name)) for short, (rank, name) in zip(shortened, full_names.items(), strict=True)
+    }
 
 
 def _marks(evidence: Evidence) -> dict[str, Any]:
@@ -199,8 +203,8 @@ def _marks(evidence: Evidence) -> dict[str, Any]:
     for row, (step, change) in enumerate(machine_changes(evidence.state)[:_SHOWN_MARKS]):
         status = "back" if change.kind == "back" else change.status or "failed"
         colour = GREEN if change.came else RED
-        place = {"x0": step, "x1": step, "y0": 0, "y1": 1, "yref": "paper", "type": "line"}
-        lines.append({**place, "line": {"color": colour, "width": 1, "dash": "dash"}})
+        geometry = {"x0": step, "x1": step, "y0": 0, "y1": 1, "yref": "paper", "type": "line"}
+        lines.append({**geometry, "line": {"color": colour, "width": 1, "dash": "dash"}})
         text = {"x": step, "y": 1 - 0.07 * (row % 5), "yref": "paper", "showarrow": False, "xanchor": "left"}
         words, hover = (f"{name} {status}" for name in names[change.member])
         texts.append({**text, "text": words, "hovertext": hover, "font": {"color": colour, "size": 11}})
@@ -250,8 +254,11 @@ def _line(
 def _by_member(evidence: Evidence, bars: Sequence[tuple[str, Sequence[float], str]], unit: str) -> dict[str, Any]:
     """Return traces and layout of bars, a row a member: their names, values and colours."""
     names = _names(evidence)
-    rows, whole = [f"{names[rank][0]} ({rank})" for rank in evidence.work], [names[rank][1] for rank in evidence.work]
-    hover = {"customdata": whole, "hovertemplate": f"%{{customdata}}: %{{x:.4g}} {unit}"}
+    rows, full_names = (
+        [f"{names[rank][0]} ({rank})" for rank in evidence.work],
+        [names[rank][1] for rank in evidence.work],
+    )
+    hover = {"customdata": full_names, "hovertemplate": f"%{{customdata}}: %{{x:.4g}} {unit}"}
     bar = {"type": "bar", "orientation": "h", "y": rows, **hover}
     return {
         "traces": [{**bar, "name": name, "x": values, "marker": {"color": colour}} for name, values, colour in bars],
@@ -267,11 +274,11 @@ def _time_split(evidence: Evidence) -> ReportChart | None:
     if not work:
         return None
     compute, wait = (
-        ("compute", [one.compute for one in work], GREEN),
-        ("exposed wait", [one.wait for one in work], ORANGE),
+        ("compute", [totals.compute for totals in work], GREEN),
+        ("exposed wait", [totals.wait for totals in work], ORANGE),
     )
     chart = _by_member(
-        evidence, [compute, wait, ("transfer under way", [one.transfer for one in work], GREY)], "seconds"
+        evidence, [compute, wait, ("transfer under way", [totals.transfer for totals in work], GREY)], "seconds"
     )
     marker = {"symbol": "line-ns-open", "size": 22, "color": GREY, "line": {"width": 3}}
     chart["traces"][-1] |= {"type": "scatter", "orientation": None, "mode": "markers", "marker": marker}
@@ -317,28 +324,28 @@ def _synchronisations(evidence: Evidence) -> ReportChart | None:
     return drawn("syncs", "Synchronisations", note, traces, **layout) if traces else None
 
 
-def _exchanged(state: RunState, name: str, what: str) -> ReportChart | None:
+def _exchanged(state: RunState, name: str, description: str) -> ReportChart | None:
     """Return what synchronisations tell of one figure, of all machines together, with its last value in words; a single
     one makes no course."""
     points = of_run(state.curves, name).points()
     if len(points) < 2:
         return None
     trace = curve(points, name, {"color": BLUE}, "lines+markers")
-    note = f"{what} Last: {figure_text(points[-1].mean)}."
+    note = f"{description} Last: {figure_text(points[-1].mean)}."
     return drawn(name.replace(" ", "-"), name.capitalize(), note, [trace], **axes("step", name))
 
 
 def _prediction(evidence: Evidence) -> ReportChart | None:
-    found = evidence.comparison
-    if found is None:
+    comparison = evidence.comparison
+    if comparison is None:
         return None
-    waits = {"predicted": found.predicted_wait, "measured": found.measured_wait}
-    steps = {"predicted": found.predicted_step, "measured": found.measured_step}
+    waits = {"predicted": comparison.predicted_wait, "measured": comparison.measured_wait}
+    steps = {"predicted": comparison.predicted_step, "measured": comparison.measured_step}
     kinds = list(steps)
-    rest = [max(0.0, steps[kind] - waits[kind]) * 1000 for kind in kinds]
+    compute = [max(0.0, steps[kind] - waits[kind]) * 1000 for kind in kinds]
     bar = {"type": "bar", "orientation": "h", "y": kinds}
     traces = [
-        {**bar, "x": rest, "name": "compute", "marker": {"color": GREEN}},
+        {**bar, "x": compute, "name": "compute", "marker": {"color": GREEN}},
         {**bar, "x": [waits[kind] * 1000 for kind in kinds], "name": "exposed wait", "marker": {"color": ORANGE}},
     ]
     layout = {"barmode": "stack", "height": 260, "hovermode": "closest", "xaxis": {"title": {"text": "ms a step"}},

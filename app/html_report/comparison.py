@@ -41,8 +41,8 @@ def comparison_page(result: StrategyComparison, profile: str, members: int) -> s
     charts = comparison_charts(result)
     best = f"best: <b>{text(result.best)}</b>, {text(why_best(result))}"
     tables = "".join(
-        f"<h3>{text(one.title)}</h3>{table(one.header, one.rows, range(1, len(one.header)))}"
-        for one in result_tables(result, members)
+        f"<h3>{text(section.title)}</h3>{table(section.header, section.rows, range(1, len(section.header)))}"
+        for section in result_tables(result, members)
     )
     notes = "".join(f"<p>{text(line)}</p>" for line in remarks(result))
     content = (
@@ -56,25 +56,29 @@ def comparison_page(result: StrategyComparison, profile: str, members: int) -> s
 def comparison_charts(result: StrategyComparison) -> list[ReportChart]:
     """Return the loss over samples, and over predicted hours at each rate of the links."""
     shown = [row for row in result.rows if row.losses]
-    rates = [one.mbit for one in next((row.times for row in shown if row.times), ())]
-    losses = [_over_samples(shown), *(_over_time(shown, place, mbit) for place, mbit in enumerate(rates))]
-    told = (_exchanged(shown, name, what) for name, what in OF_EXCHANGES.items())
-    return [*losses, *(chart for chart in told if chart is not None)]
+    rates = [times.mbit for times in next((row.times for row in shown if row.times), ())]
+    losses = [_over_samples(shown), *(_over_time(shown, index, mbit) for index, mbit in enumerate(rates))]
+    exchange_charts = (_exchanged(shown, name, description) for name, description in OF_EXCHANGES.items())
+    return [*losses, *(chart for chart in exchange_charts if chart is not None)]
 
 
 def last_exchanged(result: StrategyComparison) -> str:
     """Return a table of the last point of every curve that synchronisations make; empty where there is none."""
     curves = [(row.strategy, [row.exchanged(name) for name in OF_EXCHANGES]) for row in result.rows if row.losses]
-    rows = [(name, *(figure_text(own[-1][1]) if own else "-" for own in every)) for name, every in curves if any(every)]
+    rows = [
+        (name, *(figure_text(curve[-1][1]) if curve else "-" for curve in row_curves))
+        for name, row_curves in curves
+        if any(row_curves)
+    ]
     header = ("strategy", *OF_EXCHANGES)
     title = "<h3>at the last synchronisation, mean of the seeds</h3>"
     return title + table(header, rows, range(1, len(header))) if rows else ""
 
 
-def _exchanged(rows: list[StrategyResult], name: str, what: str) -> ReportChart | None:
+def _exchanged(rows: list[StrategyResult], name: str, description: str) -> ReportChart | None:
     traces = [_line(curve, row, number) for number, row in enumerate(rows) if (curve := row.exchanged(name))]
     layout = axes("samples of all members", name)
-    return drawn(name.replace(" ", "-"), name.capitalize(), what, traces, **layout) if traces else None
+    return drawn(name.replace(" ", "-"), name.capitalize(), description, traces, **layout) if traces else None
 
 
 def _over_samples(rows: list[StrategyResult]) -> ReportChart:
@@ -82,37 +86,39 @@ def _over_samples(rows: list[StrategyResult]) -> ReportChart:
     for number, row in enumerate(rows):
         group = {"legendgroup": row.strategy}
         if len(row.runs) > 1:
-            traces += [{**one, **group} for one in _band([run.curve for run in row.runs])]
+            traces += [{**trace, **group} for trace in _band([run.curve for run in row.runs])]
         traces.append({**_line(row.curve, row, number), **group})
     note = "Mean of the seeds; the band holds all of them. Click a name in the legend to hide its line."
     return drawn("samples", "Loss over samples", note, traces, **axes("samples of all members", "loss"))
 
 
-def _over_time(rows: list[StrategyResult], place: int, mbit: float) -> ReportChart:
+def _over_time(rows: list[StrategyResult], rate_index: int, mbit: float) -> ReportChart:
     timed = [(number, row) for number, row in enumerate(rows) if row.times]
-    longest = max(row.times[place].to_end for _, row in timed)
+    longest = max(row.times[rate_index].to_end for _, row in timed)
     unit, seconds = ("hours", 3600.0) if longest > 7200 else ("minutes", 60.0) if longest > 120 else ("seconds", 1.0)
     traces = []
     for number, row in timed:
-        scale = row.times[place].to_end / row.runs[0].samples / seconds
+        scale = row.times[rate_index].to_end / row.runs[0].samples / seconds
         traces.append(_line(tuple((samples * scale, loss) for samples, loss in row.curve), row, number))
-    where = f"links of {mbit:g} Mbit/s" if mbit else "on the simulated machines"
-    return drawn(f"time-{place}", f"Loss over time, {where}", "By the cost model.", traces, **axes(unit, "loss"))
+    link_text = f"links of {mbit:g} Mbit/s" if mbit else "on the simulated machines"
+    return drawn(
+        f"time-{rate_index}", f"Loss over time, {link_text}", "By the cost model.", traces, **axes(unit, "loss")
+    )
 
 
 def _line(curve: Curve, row: StrategyResult, number: int) -> dict[str, Any]:
-    known = [(x, y) for x, y in curve if math.isfinite(y)]
+    finite_points = [(x, y) for x, y in curve if math.isfinite(y)]
     style = {"color": COLOURS[number % len(COLOURS)], "dash": _DASHES[number % len(_DASHES)]}
-    x, y = [x for x, _ in known], [y for _, y in known]
+    x, y = [x for x, _ in finite_points], [y for _, y in finite_points]
     return {"x": x, "y": y, "mode": "lines+markers", "name": label(row.strategy), "line": style}
 
 
 def _band(curves: list[Curve]) -> list[Mapping[str, Any]]:
     """Return the lowest and the highest of curves whose points are at the same places, as two invisible lines."""
     places = [dict(curve) for curve in curves]
-    common = [x for x, _ in curves[0] if all(math.isfinite(own.get(x, math.inf)) for own in places)]
+    common = [x for x, _ in curves[0] if all(math.isfinite(points.get(x, math.inf)) for points in places)]
     edge = {"x": common, "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
-    low, high = ([choose(own[x] for own in places) for x in common] for choose in (min, max))
+    low, high = ([choose(points[x] for points in places) for x in common] for choose in (min, max))
     return [{**edge, "y": high}, {**edge, "y": low, "fill": "tonexty", "fillcolor": _BAND}]
 
 
@@ -133,15 +139,15 @@ def result_tables(result: StrategyComparison, members: int) -> list[ResultTable]
 
 def remarks(result: StrategyComparison) -> list[str]:
     """Return why figures are missing, or say little."""
-    found = []
+    lines = []
     for row in result.rows:
         if row.refused or row.unpredicted:
-            what = "refused" if not row.losses else "seeds are missing" if row.refused else "no times"
-            found.append(f"{row.strategy}: {what}: {row.refused or row.unpredicted}")
+            problem = "refused" if not row.losses else "seeds are missing" if row.refused else "no times"
+            lines.append(f"{row.strategy}: {problem}: {row.refused or row.unpredicted}")
         if row.losses and row.rounds < FEWEST_ROUNDS:
             often = f"{counted(row.rounds, 'exchange')} in the whole run, one every {row.interval} steps"
-            found.append(f"{row.strategy}: {often}: too few to tell; train longer, or set its interval lower")
-    return found
+            lines.append(f"{row.strategy}: {often}: too few to tell; train longer, or set its interval lower")
+    return lines
 
 
 def why_best(result: StrategyComparison) -> str:
@@ -149,16 +155,16 @@ def why_best(result: StrategyComparison) -> str:
     best = next(row for row in result.rows if row.strategy == result.best)
     if not best.times:
         return "the lowest loss"
-    slowest = min(one.mbit for one in best.times)
-    where = f"at {slowest:g} Mbit/s" if slowest else "on the simulated machines"
-    return f"of those with about the lowest loss, the soonest {where}"
+    slowest = min(times.mbit for times in best.times)
+    condition = f"at {slowest:g} Mbit/s" if slowest else "on the simulated machines"
+    return f"of those with about the lowest loss, the soonest {condition}"
 
 
 def _losses(result: StrategyComparison, members: int) -> ResultTable:
     of = "" if result.split == "training" else f" on {result.split}"
     seeds = max(len(row.losses) for row in result.rows)
-    kept = f", mean ± deviation of {seeds} seeds" if seeds > 1 else ""
-    title = f"loss{of} after {result.samples:.0f} samples, {members} members{kept}"
+    seeds_text = f", mean ± deviation of {seeds} seeds" if seeds > 1 else ""
+    title = f"loss{of} after {result.samples:.0f} samples, {members} members{seeds_text}"
     rows = tuple((row.strategy, *(_cells(row) if row.losses else ("refused", "-", "-"))) for row in result.rows)
     return ResultTable(title, ("strategy", "loss", "each sent", "each keeps"), rows)
 
@@ -171,14 +177,16 @@ def _cells(row: StrategyResult) -> tuple[str, str, str]:
 
 
 def _times(result: StrategyComparison, to_end: bool) -> ResultTable:
-    rates = [one.mbit for one in next(row.times for row in result.rows if row.times)]
-    where = "predicted for links in Mbit/s" if rates[0] else "on the simulated machines"
-    title = f"time to the end, {where}; a step computes {result.compute:.2g} s"
+    rates = [times.mbit for times in next(row.times for row in result.rows if row.times)]
+    origin = "predicted for links in Mbit/s" if rates[0] else "on the simulated machines"
+    title = f"time to the end, {origin}; a step computes {result.compute:.2g} s"
     if not to_end:
-        title = f"time to loss {four_digits(result.target or 0.0)}, {'predicted likewise' if rates[0] else where}"
+        title = f"time to loss {four_digits(result.target or 0.0)}, {'predicted likewise' if rates[0] else origin}"
     shown = [row for row in result.rows if row.losses]
-    each = [[one.to_end if to_end else one.to_loss for one in row.times] or [None] * len(rates) for row in shown]
-    rows = ((row.strategy, *map(_time, own)) for row, own in zip(shown, each, strict=True))
+    seconds_by_row = [
+        [times.to_end if to_end else times.to_loss for times in row.times] or [None] * len(rates) for row in shown
+    ]
+    rows = ((row.strategy, *map(_time, row_seconds)) for row, row_seconds in zip(shown, seconds_by_row, strict=True))
     return ResultTable(title, ("strategy", *(f"{rate:g}" if rate else "simulated" for rate in rates)), tuple(rows))
 
 

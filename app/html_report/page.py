@@ -119,10 +119,10 @@ def body(evidence: Evidence, charts: list[ReportChart]) -> str:
     curves = shown("loss", "rates", "metrics", "learning-rate", "throughput")
     exchanged = shown(*(name.replace(" ", "-") for name in OF_EXCHANGES))
     in_detail = f'<div class="charts in-detail">{exchanged}</div>' if exchanged else ""
-    parts = (
+    titled_sections = (
         ("Result", sections.result(evidence)),
         ("Before and after", showcase(evidence.showcase)),
-        ("Recordings", f'<div class="ranked">{found}</div>' if (found := recordings(evidence)) else ""),
+        ("Recordings", f'<div class="ranked">{ranked}</div>' if (ranked := recordings(evidence)) else ""),
         ("Curves", f'<div class="charts">{curves}</div>' if curves else "<p>No step was taken.</p>"),
         ("Machines", sections.machines(evidence) + shown("time")),
         ("Network", f'{sections.network(evidence)}<div class="charts">{shown("bytes", "syncs")}</div>{in_detail}'),
@@ -131,6 +131,6 @@ def body(evidence: Evidence, charts: list[ReportChart]) -> str:
         ("Warnings and errors", sections.notices(evidence)),
         ("Run it again", sections.again(evidence)),
     )
-    main = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in parts if content)
+    main = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in titled_sections if content)
     footer = f"<footer>Written {utc_now()} from {text(evidence.path.name)}; this page loads nothing.</footer>"
     return f"{sections.heading(evidence)}<main>{main}</main>{footer}"

@@ -36,26 +36,26 @@ _NOTE = (
 )
 
 
-def showcase(found: Showcase | None) -> str:
+def showcase(document: Showcase | None) -> str:
     """Return the section; empty where a run shows nothing."""
-    if found is None or not found.samples:
+    if document is None or not document.samples:
         return ""
-    note = f" {_NOTE}" if found.kind == "speech" else ""
-    shown = "".join(_sample(found.kind, one) for one in found.samples)
-    return f'<p>{text(found.rule)}{note}</p><div class="samples">{shown}</div>'
+    note = f" {_NOTE}" if document.kind == "speech" else ""
+    shown = "".join(_sample(document.kind, sample) for sample in document.samples)
+    return f'<p>{text(document.rule)}{note}</p><div class="samples">{shown}</div>'
 
 
-def _sample(kind: str, one: Sample) -> str:
-    figures = change_of(kind, one).replace("->", "→")
-    about = " · ".join(text(part) for part in (one.id, figures) if part)
-    sound = player(one.sound) if one.sound else f"<p>{text(one.soundless)}</p>" if one.soundless else ""
-    texts = "".join(f"<dt>{name}</dt><dd>{_words(said)}</dd>" for name, said in texts_of(kind, one))
-    heading = f"<h3>{text(one.why)}</h3>" if one.why else ""
+def _sample(kind: str, sample: Sample) -> str:
+    figures = change_of(kind, sample).replace("->", "→")
+    about = " · ".join(text(field) for field in (sample.id, figures) if field)
+    sound = player(sample.sound) if sample.sound else f"<p>{text(sample.soundless)}</p>" if sample.soundless else ""
+    texts = "".join(f"<dt>{name}</dt><dd>{_words(pieces)}</dd>" for name, pieces in texts_of(kind, sample))
+    heading = f"<h3>{text(sample.why)}</h3>" if sample.why else ""
     return f"<div>{heading}<p>{about}</p>{sound}<dl>{texts}</dl></div>"
 
 
-def _words(found: list[TextPiece]) -> str:
-    return " ".join(_MARKS[mark].format(text(words)) for words, mark in found)
+def _words(pieces: list[TextPiece]) -> str:
+    return " ".join(_MARKS[mark].format(text(words)) for words, mark in pieces)
 
 
 def recordings(evidence: Evidence) -> str:
@@ -64,25 +64,27 @@ def recordings(evidence: Evidence) -> str:
     if not after:
         return ""
     shown = [f"<p>{text(line)}</p>" for line in changed_lines(before, after)]
-    for way, divide in WAYS.items():
-        parts, earlier = divide(after), {part.name: part for part in divide(before)}
-        if len(parts) > 1:
-            shown.append(f"<h3>By {way}</h3>{_parts(way, parts[:_SHOWN_PARTS], earlier)}")
-            left = len(parts) - _SHOWN_PARTS
+    for grouping, divide in WAYS.items():
+        groups, earlier = divide(after), {group.name: group for group in divide(before)}
+        if len(groups) > 1:
+            shown.append(f"<h3>By {grouping}</h3>{_parts(grouping, groups[:_SHOWN_PARTS], earlier)}")
+            left = len(groups) - _SHOWN_PARTS
             shown.append(f"<p>{left} more, none of them worse.</p>" if left > 0 else "")
-    if found := confusions(after, 20):
-        rows = [(one.said or "(nothing)", one.heard or "(nothing)", one.times) for one in found]
+    if confused := confusions(after, 20):
+        rows = [
+            (confusion.said or "(nothing)", confusion.heard or "(nothing)", confusion.times) for confusion in confused
+        ]
         shown.append(f"<h3>Words heard as others</h3>{table(('said', 'heard', 'times'), rows, numbers=(2,))}")
     return "".join(shown) + _worst(evidence, before, after)
 
 
-def _parts(way: str, parts: Sequence[EvaluationSlice], before: Mapping[str, EvaluationSlice]) -> str:
+def _parts(grouping: str, groups: Sequence[EvaluationSlice], before: Mapping[str, EvaluationSlice]) -> str:
     rows = []
-    for part in parts:
-        first = before.get(part.name)
-        course = (metric_text("wer", first.wer) if first else "-", metric_text("wer", part.wer))
-        rows.append((part.name or "not told", *course, part.edits, part.words, part.recordings))
-    header = (way, "WER before", "WER after", "edits", "words", "recordings")
+    for group in groups:
+        group_before = before.get(group.name)
+        error_rates = (metric_text("wer", group_before.wer) if group_before else "-", metric_text("wer", group.wer))
+        rows.append((group.name or "not told", *error_rates, group.edits, group.words, group.recordings))
+    header = (grouping, "WER before", "WER after", "edits", "words", "recordings")
     return table(header, rows, numbers=range(1, 6))
 
 
@@ -90,13 +92,13 @@ def _worst(evidence: Evidence, before: Sequence[Prediction], after: Sequence[Pre
     chosen = worst(after, WORST)
     if not chosen:
         return "<h3>The worst</h3><p>No recording has an error.</p>"
-    earlier = {one.id: one for one in before}
+    earlier = {prediction.id: prediction for prediction in before}
     sounds = players(chosen, evidence.plan)
     rows = "".join(
-        f"<tr><td>{text(one.id)}<br>{text(one.speaker)}</td><td>{sound}</td><td>{text(one.reference)}</td>"
-        f"<td>{marked(earlier[one.id]) if one.id in earlier else '-'}</td>"
-        f"<td>{marked(one, earlier.get(one.id))}</td></tr>"
-        for one, sound in zip(chosen, sounds, strict=True)
+        f"<tr><td>{text(prediction.id)}<br>{text(prediction.speaker)}</td><td>{sound}</td><td>{text(prediction.reference)}</td>"
+        f"<td>{marked(earlier[prediction.id]) if prediction.id in earlier else '-'}</td>"
+        f"<td>{marked(prediction, earlier.get(prediction.id))}</td></tr>"
+        for prediction, sound in zip(chosen, sounds, strict=True)
     )
     head = "".join(f"<th>{name}</th>" for name in ("recording", "sound", "said", "heard before", "heard after"))
     note = (
@@ -109,30 +111,30 @@ def _worst(evidence: Evidence, before: Sequence[Prediction], after: Sequence[Pre
     )
 
 
-def marked(one: Prediction, before: Prediction | None = None) -> str:
+def marked(prediction: Prediction, before: Prediction | None = None) -> str:
     """Return the heard words with what differs from the said ones, and with what ``before`` had wrong, marked."""
-    earlier = [(said, heard) for said, heard in aligned(before) if said] if before is not None else []
-    wrong_before = {place for place, (said, heard) in enumerate(earlier) if said != heard}
-    words, place = [], 0
-    for said, heard in aligned(one):
-        if said == heard:
-            words.append(f"<ins>{text(heard)}</ins>" if place in wrong_before else text(heard))
+    earlier = [(expected, heard) for expected, heard in aligned(before) if expected] if before is not None else []
+    wrong_before = {position for position, (expected, heard) in enumerate(earlier) if expected != heard}
+    words, position = [], 0
+    for expected, heard in aligned(prediction):
+        if expected == heard:
+            words.append(f"<ins>{text(heard)}</ins>" if position in wrong_before else text(heard))
         else:
-            words += [f"<del>{text(said)}</del>"] if said else []
+            words += [f"<del>{text(expected)}</del>"] if expected else []
             words += [f"<mark>{text(heard)}</mark>"] if heard else []
-        place += bool(said)
+        position += bool(expected)
     return " ".join(words)
 
 
-def players(chosen: Sequence[Prediction], plan: RunPlan | None, most: int = MOST_SOUND) -> list[str]:
-    """Return an audio element for each recording, ``most`` bytes in all, or why there is none."""
-    room, elements = most, []
+def players(chosen: Sequence[Prediction], plan: RunPlan | None, max_bytes: int = MOST_SOUND) -> list[str]:
+    """Return an audio element for each recording, at most ``max_bytes`` in all, or why there is none."""
+    remaining, elements = max_bytes, []
     files = _files(chosen, plan)
-    for one in chosen:
-        sound = _sound(files.get(one.id))
+    for prediction in chosen:
+        sound = _sound(files.get(prediction.id))
         if isinstance(sound, str):
             elements.append(text(sound))
-        elif (room := room - len(sound) * 4 // 3) < 0:
+        elif (remaining := remaining - len(sound) * 4 // 3) < 0:
             elements.append("too much sound for this page")
         else:
             elements.append(player(base64.b64encode(sound).decode()))
@@ -146,17 +148,21 @@ def player(sound: str) -> str:
 
 def _files(chosen: Sequence[Prediction], plan: RunPlan | None) -> dict[str, Path]:
     """Return where the recordings are here: those of another machine are looked for in this one's data set."""
-    found = {one.id: Path(one.audio) for one in chosen if one.audio and Path(one.audio).is_file()}
+    local_files = {
+        prediction.id: Path(prediction.audio)
+        for prediction in chosen
+        if prediction.audio and Path(prediction.audio).is_file()
+    }
     dataset = plan.profile.data.dataset_path if plan is not None else ""
-    if len(found) == len(chosen) or not dataset or not Path(dataset).expanduser().exists():
-        return found
+    if len(local_files) == len(chosen) or not dataset or not Path(dataset).expanduser().exists():
+        return local_files
 
-    wanted = {one.id for one in chosen}
+    chosen_ids = {prediction.id for prediction in chosen}
     try:
-        clips = [clip for split in read_speech(dataset).values() for clip in split if clip.id in wanted]
+        clips = [clip for split in read_speech(dataset).values() for clip in split if clip.id in chosen_ids]
     except BadInput:  # the data set is no longer what it was
-        return found
-    return {clip.id: clip.audio.path for clip in clips if isinstance(clip.audio, FileSource)} | found
+        return local_files
+    return {clip.id: clip.audio.path for clip in clips if isinstance(clip.audio, FileSource)} | local_files
 
 
 def _sound(path: Path | None) -> bytes | str:

@@ -44,34 +44,34 @@ def bands(evidence: Evidence, colours: Mapping[str, str]) -> Bands | None:
     Args:
         colours: of ``compute``, ``wait``, ``lost``, ``back`` and ``snapshot``.
     """
-    every = [one for one in ribbons(evidence.state) if one.waits.last is not None or one.away]
-    shown = worthiest(every, MOST_MACHINES)
+    candidates = [ribbon for ribbon in ribbons(evidence.state) if ribbon.waits.last is not None or ribbon.away]
+    shown = worthiest(candidates, MOST_MACHINES)
     if not shown:
         return None
-    fewest = max(32, _MOST_PIECES // len(shown))
+    max_pieces = max(32, _MOST_PIECES // len(shown))
     computed, waited = _Shapes(), _Shapes()
-    for row, one in enumerate(shown):
-        _add(one, float(len(shown) - row), fewest, computed, waited)
-    last = float(max(member.step for member in evidence.state.members.values()))
+    for row, ribbon in enumerate(shown):
+        _add(ribbon, float(len(shown) - row), max_pieces, computed, waited)
+    last_step = float(max(member.step for member in evidence.state.members.values()))
     area = {"type": "scatter", "yaxis": "y2", "mode": "none", "fill": "toself", "hoverinfo": "skip"}
     hatch = {"shape": "/", "size": 4, "solidity": 0.4, "fgcolor": colours["wait"], "bgcolor": "rgba(0,0,0,0)"}
     traces: list[dict[str, Any]] = [
         {**area, "x": computed.x, "y": computed.y, "name": "computing", "fillcolor": colours["compute"]},
         {**area, "x": waited.x, "y": waited.y, "name": "waiting", "fillcolor": colours["wait"], "fillpattern": hatch},
     ]
-    traces += _signs(evidence, shown, last, colours)
-    names = short_names([visible(evidence.name(one.rank)) for one in shown], _LONGEST)
-    places = [len(shown) - row - _THICK / 2 for row in range(len(shown))]
+    traces += _signs(evidence, shown, last_step, colours)
+    names = short_names([visible(evidence.name(ribbon.rank)) for ribbon in shown], _LONGEST)
+    centres = [len(shown) - row - _THICK / 2 for row in range(len(shown))]
     axis = {
         "range": [0, len(shown) + 0.15],
-        "tickvals": places,
+        "tickvals": centres,
         "ticktext": [label(name) for name in names],
         "showgrid": False,
         "zeroline": False,
         "fixedrange": True,
     }
     height = max(_LEAST, _ROW * len(shown))
-    return Bands([trace for trace in traces if trace["x"]], axis, height, len(every) - len(shown))
+    return Bands([trace for trace in traces if trace["x"]], axis, height, len(candidates) - len(shown))
 
 
 class _Shapes:
@@ -88,10 +88,10 @@ class _Shapes:
             self.y.append(None)
 
 
-def _add(one: Ribbon, top: float, most: int, computed: _Shapes, waited: _Shapes) -> None:
+def _add(ribbon: Ribbon, top: float, max_pieces: int, computed: _Shapes, waited: _Shapes) -> None:
     """Add the pieces of a machine whose band ends at ``top``: at most so many, neighbours that look alike as one."""
-    waits = one.waits
-    while len(waits.buckets) > most:
+    waits = ribbon.waits
+    while len(waits.buckets) > max_pieces:
         waits = coarser(waits, waits.width * 2)
     bottom = top - _THICK
     pieces: list[tuple[float, float, float]] = []
@@ -109,31 +109,31 @@ def _add(one: Ribbon, top: float, most: int, computed: _Shapes, waited: _Shapes)
 
 
 def _signs(
-    evidence: Evidence, shown: Sequence[Ribbon], last: float, colours: Mapping[str, str]
+    evidence: Evidence, shown: Sequence[Ribbon], last_step: float, colours: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """Return lines where machines were away, and signs where they went, came and wrote snapshots."""
     line: list[dict[str, Any]] = [{"x": [], "y": [], "text": []} for _ in range(4)]
     away, went, came, wrote = line
-    for row, one in enumerate(shown):
-        name = label(evidence.name(one.rank))
+    for row, ribbon in enumerate(shown):
+        name = label(evidence.name(ribbon.rank))
         middle = len(shown) - row - _THICK / 2
-        for gone in one.away:
-            why = f"{name} {label(gone.text[:80])}"
-            away["x"] += [gone.first, min(gone.until, last), None]
+        for absence in ribbon.away:
+            why = f"{name} {label(absence.text[:80])}"
+            away["x"] += [absence.first, min(absence.until, last_step), None]
             away["y"] += [middle, middle, None]
-            _put(went, gone.first, middle, why)
-        for step in one.came:
+            _put(went, absence.first, middle, why)
+        for step in ribbon.came:
             _put(came, step, middle, f"{name} back")
-        for step in one.snapshots:
+        for step in ribbon.snapshots:
             _put(wrote, step, middle, f"{name}: snapshot")
-    every = {"type": "scatter", "yaxis": "y2", "hovertemplate": "%{text}<extra></extra>"}
+    common = {"type": "scatter", "yaxis": "y2", "hovertemplate": "%{text}<extra></extra>"}
     marks = {"mode": "markers"}
     dotted = {"mode": "lines", "hoverinfo": "skip", "line": {"color": colours["lost"], "width": 1, "dash": "dot"}}
     return [
-        {**every, **away, **dotted, "name": "away", "showlegend": False, "hovertemplate": None},
-        {**every, **wrote, **marks, "name": "snapshot", "marker": _marker("diamond-open", colours["snapshot"], 7)},
-        {**every, **went, **marks, "name": "lost or left", "marker": _marker("x-thin-open", colours["lost"], 9)},
-        {**every, **came, **marks, "name": "back", "marker": _marker("cross-thin-open", colours["back"], 11)},
+        {**common, **away, **dotted, "name": "away", "showlegend": False, "hovertemplate": None},
+        {**common, **wrote, **marks, "name": "snapshot", "marker": _marker("diamond-open", colours["snapshot"], 7)},
+        {**common, **went, **marks, "name": "lost or left", "marker": _marker("x-thin-open", colours["lost"], 9)},
+        {**common, **came, **marks, "name": "back", "marker": _marker("cross-thin-open", colours["back"], 11)},
     ]
 
 

@@ -90,11 +90,11 @@ def heading(evidence: Evidence) -> str:
 
 def _story(evidence: Evidence) -> str:
     """Return in one line how far the promise was kept and why not, and which machines came and went."""
-    parts = [str(evidence.outcome)] if evidence.outcome else []
-    for step, one in machine_changes(evidence.state)[:_TOLD_CHANGES]:
-        status = "back" if one.kind == "back" else one.status or "failed"
-        parts.append(f"{evidence.name(one.member)} {status} at step {step:.0f}")
-    return f'<p class="story">{text("; ".join(parts))}</p>' if parts else ""
+    sentences = [str(evidence.outcome)] if evidence.outcome else []
+    for step, entry in machine_changes(evidence.state)[:_TOLD_CHANGES]:
+        status = "back" if entry.kind == "back" else entry.status or "failed"
+        sentences.append(f"{evidence.name(entry.member)} {status} at step {step:.0f}")
+    return f'<p class="story">{text("; ".join(sentences))}</p>' if sentences else ""
 
 
 def machines(evidence: Evidence) -> str:
@@ -109,21 +109,21 @@ def machines(evidence: Evidence) -> str:
         done = member.total if member and member.total.steps else None
         device = (member.device if member else "") or host.get("device", "")
         status = member.status if member else "-"
-        told = f"{status}: {member.message}" if member and status in ("lost", "failed", "left") else status
-        row = [rank, evidence.name(rank), device, told]
+        status_text = f"{status}: {member.message}" if member and status in ("lost", "failed", "left") else status
+        row = [rank, evidence.name(rank), device, status_text]
         row += [host.get("batch_size", "-"), done.steps if done else "-", done.samples if done else "-"]
-        wall, parts = (done.seconds or 1.0, (done.compute, done.wait, done.transfer)) if done else (1.0, ())
-        row += [f"{duration_text(part)} ({part / wall:.0%})" for part in parts] or ["-"] * 3
+        wall, times = (done.seconds or 1.0, (done.compute, done.wait, done.transfer)) if done else (1.0, ())
+        row += [f"{duration_text(seconds)} ({seconds / wall:.0%})" for seconds in times] or ["-"] * 3
         memory = member.memory_peak if member else 0
         row += [bytes_text(memory) if memory else "-"]
         row += ["-" if member is None or member.hottest is None else f"{member.hottest:.0f} °C"] * heat
         rows.append([*row, *[energy_text(member.joules if member else None)] * energy])
-    every = (*header, "peak memory", *["hottest"] * heat, *["energy"] * energy)
-    return table(every, rows, numbers=(0, *range(4, len(every)))) + _data_note(evidence) + _energy_note(evidence)
+    columns = (*header, "peak memory", *["hottest"] * heat, *["energy"] * energy)
+    return table(columns, rows, numbers=(0, *range(4, len(columns)))) + _data_note(evidence) + _energy_note(evidence)
 
 
 def _data_note(evidence: Evidence) -> str:
-    data = data_text(evidence.state, whole=True)
+    data = data_text(evidence.state, whole_run=True)
     return f"<p>{text(f'{data}: {MORE_DATA}.')}</p>" if data else ""
 
 
@@ -155,10 +155,10 @@ def network(evidence: Evidence) -> str:
 def _ways(evidence: Evidence) -> str:
     """Return how what each member sends to each other one goes, as they have met last."""
     rows = [
-        (evidence.name(rank), evidence.name(way.peer), _HOW[way.how], way.address or "-", way.interface or "-")
+        (evidence.name(rank), evidence.name(route.peer), _HOW[route.how], route.address or "-", route.interface or "-")
         for rank, member in evidence.state.members.items()
-        for _, way in sorted(member.ways.items())
-        if not is_near(way)
+        for _, route in sorted(member.ways.items())
+        if not is_near(route)
     ]
     return table(("from", "to", "path", "address", "over"), rows) if rows else ""
 
@@ -171,16 +171,18 @@ def strategy(evidence: Evidence) -> str:
     best = planning.best if planning else None
     if planning is None or best is None:
         return facts(rows) + "<p>No plan was kept with this run, so there is no ranking of other ways to train.</p>"
-    told = (*planning.reasons, *best.reasons)
-    words = dict.fromkeys(_words(one) for one in told if one.code not in (*_NOT_CONSIDERED, "group-wins"))
+    reasons = (*planning.reasons, *best.reasons)
+    words = dict.fromkeys(_words(reason) for reason in reasons if reason.code not in (*_NOT_CONSIDERED, "group-wins"))
     words.pop(metadata.strategy_reason, None)
-    others = [_words(one) for one in told if one.code in _NOT_CONSIDERED]
+    others = [_words(reason) for reason in reasons if reason.code in _NOT_CONSIDERED]
     header = ("", "strategy", "machines", "predicted step", "waiting", "speed-up", "useful", "GB an hour")
-    ranking = [_candidate(one, one is best) for one in planning.ranking[:SHOWN_CANDIDATES]]
+    ranking = [_candidate(candidate, candidate is best) for candidate in planning.ranking[:SHOWN_CANDIDATES]]
     left = len(planning.ranking) - len(ranking)
-    more = f"<p>{left} more are in planning.json.</p>" if left > 0 else ""
-    rest = f"<details><summary>Strategies that were not considered</summary>{_list(others)}</details>" if others else ""
-    return facts(rows) + _list(words) + table(header, ranking, numbers=range(3, 8)) + more + rest
+    omitted_note = f"<p>{left} more are in planning.json.</p>" if left > 0 else ""
+    not_considered = (
+        f"<details><summary>Strategies that were not considered</summary>{_list(others)}</details>" if others else ""
+    )
+    return facts(rows) + _list(words) + table(header, ranking, numbers=range(3, 8)) + omitted_note + not_considered
 
 
 def _list(words: Iterable[str]) -> str:
@@ -195,35 +197,39 @@ def _words(reason: Reason) -> str:
         return f"{reason.code} {reason.subject}"
 
 
-def _candidate(one: Candidate, chosen: bool) -> tuple[object, ...]:
-    choice = one.choice
-    every = f", every {choice.interval} steps" if choice.interval > 1 else ""
-    what = "one machine alone" if choice.alone else f"{choice.strategy} {choice.codec} over {choice.engine}{every}"
-    where = ", ".join(choice.members)
-    if not one.fits or not one.predicted:
-        return ("", what, where, "not predicted" if one.fits else "does not fit", "", "", "", "")
-    times = (f"{one.step * 1000:.0f} ms", f"{one.exposed * 1000:.0f} ms")
-    gains = (f"{one.speed_up:.2f}", f"{one.useful_speed_up:.2f}", f"{one.bytes_per_hour / 1e9:.2f}")
-    return ("chosen" if chosen else "", what, where, *times, *gains)
+def _candidate(candidate: Candidate, chosen: bool) -> tuple[object, ...]:
+    choice = candidate.choice
+    interval = f", every {choice.interval} steps" if choice.interval > 1 else ""
+    description = (
+        "one machine alone" if choice.alone else f"{choice.strategy} {choice.codec} over {choice.engine}{interval}"
+    )
+    members = ", ".join(choice.members)
+    if not candidate.fits or not candidate.predicted:
+        return ("", description, members, "not predicted" if candidate.fits else "does not fit", "", "", "", "")
+    times = (f"{candidate.step * 1000:.0f} ms", f"{candidate.exposed * 1000:.0f} ms")
+    gains = (f"{candidate.speed_up:.2f}", f"{candidate.useful_speed_up:.2f}", f"{candidate.bytes_per_hour / 1e9:.2f}")
+    return ("chosen" if chosen else "", description, members, *times, *gains)
 
 
 def prediction(evidence: Evidence) -> str:
     """Return predicted beside measured."""
-    found = evidence.comparison
-    if found is None:
+    comparison = evidence.comparison
+    if comparison is None:
         short = "the run was too short, or differs from the planned one" if evidence.planning else ""
         return f"<p>Nothing to compare: {short or 'no prediction was kept with this run'}.</p>"
     rows = [
-        _beside("time of a step", found.predicted_step * 1000, found.measured_step * 1000, "ms"),
-        _beside("of which waiting", found.predicted_wait * 1000, found.measured_wait * 1000, "ms"),
-        _beside("share of waiting", found.predicted_share * 100, found.measured_share * 100, "%"),
-        _beside("traffic", found.predicted_bytes_per_hour / 1e9, found.measured_bytes_per_hour / 1e9, "GB an hour"),
+        _beside("time of a step", comparison.predicted_step * 1000, comparison.measured_step * 1000, "ms"),
+        _beside("of which waiting", comparison.predicted_wait * 1000, comparison.measured_wait * 1000, "ms"),
+        _beside("share of waiting", comparison.predicted_share * 100, comparison.measured_share * 100, "%"),
+        _beside(
+            "traffic", comparison.predicted_bytes_per_hour / 1e9, comparison.measured_bytes_per_hour / 1e9, "GB an hour"
+        ),
     ]
     rows += [
-        _beside(f"compute on {visible(one.name)}", one.predicted * 1000, one.measured * 1000, "ms")
-        for one in found.members
+        _beside(f"compute on {visible(member.name)}", member.predicted * 1000, member.measured * 1000, "ms")
+        for member in comparison.members
     ]
-    note = f"<p>Over {counted(found.steps, 'step')}, without the first few.</p>"
+    note = f"<p>Over {counted(comparison.steps, 'step')}, without the first few.</p>"
     return table(("", "predicted", "measured", "measured / predicted"), rows, numbers=(1, 2, 3)) + note
 
 
@@ -235,24 +241,27 @@ def _beside(name: str, predicted: float, measured: float, unit: str) -> tuple[st
 def result(evidence: Evidence) -> str:
     """Return what was reached, where the model is and what it can be used for."""
     rows = []
-    for split, found in evidence.state.evaluations.items():
-        for name in metrics_of(found.last):
-            values = (metric_text(name, one.figures.get(name)) for one in (found.first, found.best, found.last))
+    for split, results in evidence.state.evaluations.items():
+        for name in metrics_of(results.last):
+            values = (
+                metric_text(name, evaluation.figures.get(name))
+                for evaluation in (results.first, results.best, results.last)
+            )
             rows.append((split, metric_label(name), *values))
     reached = table(("data", "metric", "first", "best", "last"), rows, numbers=(2, 3, 4)) if rows else ""
     if evidence.model is None:
         step, none = evidence.state.resume_step, "<p>This run has no finished model.</p>"
         if step is None or evidence.summary.status not in ("interrupted", "cancelled", "failed"):
             return reached + none
-        how = command("distributed-train", "--resume", str(evidence.path.resolve()))
-        return f"{reached}{none}<p>It can be resumed from the snapshot of step {step}:</p>{how}"
-    where = facts([("model", evidence.model.resolve()), ("size", bytes_text(evidence.model_bytes))])
+        resume_command = command("distributed-train", "--resume", str(evidence.path.resolve()))
+        return f"{reached}{none}<p>It can be resumed from the snapshot of step {step}:</p>{resume_command}"
+    model_facts = facts([("model", evidence.model.resolve()), ("size", bytes_text(evidence.model_bytes))])
     speech = evidence.plan is not None and evidence.plan.profile.model.trait == "speech"
     model = str(evidence.model.resolve())
     use = command("transcribe", model, "FILE.wav") if speech else ""
     if is_language_model(evidence.model):
         use = command("chat", model) if converses(evidence.model) else command("generate", model, "A TEXT")
-    return reached + where + use
+    return reached + model_facts + use
 
 
 def notices(evidence: Evidence) -> str:
@@ -260,19 +269,19 @@ def notices(evidence: Evidence) -> str:
     chronicles = [evidence.state.chronicles[kind] for kind in ("error", "warning") if kind in evidence.state.chronicles]
     if not chronicles:
         return "<p>None.</p>"
-    rows = "".join(_notice(evidence, one) for chronicle in chronicles for one in chronicle.kept)
+    rows = "".join(_notice(evidence, entry) for chronicle in chronicles for entry in chronicle.kept)
     dropped = sum(chronicle.count - len(chronicle.kept) for chronicle in chronicles)
-    more = f"<p>{dropped} more are in events.jsonl.</p>" if dropped else ""
-    return f'<ul class="notices">{rows}</ul>{more}'
+    omitted_note = f"<p>{dropped} more are in events.jsonl.</p>" if dropped else ""
+    return f'<ul class="notices">{rows}</ul>{omitted_note}'
 
 
 def _notice(evidence: Evidence, notice: Happening) -> str:
     moment = "?"
     with contextlib.suppress(ValueError, OverflowError, OSError):
         moment = f"{datetime.fromtimestamp(notice.time, timezone.utc):%H:%M:%S}"
-    when = f"{moment} UTC {notice.kind}, {evidence.name(notice.member)}:"
+    prefix = f"{moment} UTC {notice.kind}, {evidence.name(notice.member)}:"
     hint = f'<div class="hint">{text(notice.hint)}</div>' if notice.hint else ""
-    return f'<li class="{notice.kind}"><span>{text(when)}</span> {text(notice.text)}{hint}</li>'
+    return f'<li class="{notice.kind}"><span>{text(prefix)}</span> {text(notice.text)}{hint}</li>'
 
 
 def again(evidence: Evidence) -> str:

@@ -113,18 +113,18 @@ def owner(event: Event) -> int | None:
 
 def by_name(event: Event, newest_step: int, name: Callable[[int], str]) -> tuple[int, dict[str, float]]:
     """Return step and figures of an event for trackers with flat names: a member's figures end with its name."""
-    found, member = list(scalars_of(event, newest_step)), owner(event)
+    figures, member = list(scalars_of(event, newest_step)), owner(event)
     end = "" if member is None else f"/{name(member)}"
-    return (found[0].step if found else newest_step), {f"{figure.name}{end}": figure.value for figure in found}
+    return (figures[0].step if figures else newest_step), {f"{figure.name}{end}": figure.value for figure in figures}
 
 
 def columns() -> Mapping[str, tuple[str, ...]]:
     """Return the columns of every file."""
-    found: dict[str, tuple[str, ...]] = {}
+    columns_by_kind: dict[str, tuple[str, ...]] = {}
     for model in get_args(get_args(KnownEvent)[0]):
-        own = [name for name in model.model_fields if name not in (*_FIRST, "v", "kind")]
-        found[model.model_fields["kind"].default] = (*_FIRST, *own)
-    return {**found, "evaluation": (*_FIRST, *_EVALUATION)}
+        fields = [name for name in model.model_fields if name not in (*_FIRST, "v", "kind")]
+        columns_by_kind[model.model_fields["kind"].default] = (*_FIRST, *fields)
+    return {**columns_by_kind, "evaluation": (*_FIRST, *_EVALUATION)}
 
 
 class CsvFiles:
@@ -139,10 +139,10 @@ class CsvFiles:
     def log(self, event: Event, newest_step: int) -> None:
         if isinstance(event, UnknownEvent):
             return
-        wanted = self._columns[event.kind]
+        names = self._columns[event.kind]
         writer = csv.writer(self._file(event.kind))
         for row in self._rows(event):
-            writer.writerow([cell(row.get(name)) for name in wanted])
+            writer.writerow([cell(row.get(name)) for name in names])
 
     def _rows(self, event: Event) -> Iterator[Mapping[str, Any]]:
         row = event.model_dump()
@@ -212,8 +212,8 @@ class TensorboardFiles:
         """Write into the folder of a member; ``run`` has what belongs to no single one: evaluations, settings."""
         if member not in self._writers:
             name = "run" if member is None else re.sub(r"[^A-Za-z0-9._-]+", "_", self._run.name(member))[:80]
-            place = name if member is None or name not in ("run", ".", "..") else f"member-{member}"
-            self._writers[member] = self._open(str(self._folder / place))
+            folder_name = name if member is None or name not in ("run", ".", "..") else f"member-{member}"
+            self._writers[member] = self._open(str(self._folder / folder_name))
         self._writers[member].add_event(self._records.Event(wall_time=moment, step=step, **content))
 
     def flush(self) -> None:

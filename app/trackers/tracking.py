@@ -186,8 +186,8 @@ def main(names: str) -> int:
     except MusterError as error:
         print(error, flush=True)
         return int(error.exit_code)
-    for name, place in tracking.places.items():
-        print(f"{name}: {place}", flush=True)
+    for name, location in tracking.places.items():
+        print(f"{name}: {location}", flush=True)
     return 0
 
 

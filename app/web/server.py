@@ -227,10 +227,10 @@ def listen(address: str, port: int) -> socket.socket:
 def serve(run: Path | None, listener: socket.socket, tell: Callable[[str], None]) -> None:
     """Serve until a signal; ``tell`` gets the addresses to open, the first one at once, one more with every Enter."""
     title = run.name if run else "Muster"
-    place: tuple[str, int] = listener.getsockname()[:2]
+    endpoint: tuple[str, int] = listener.getsockname()[:2]
     name = socket.gethostname().lower()
     short = name.partition(".")[0]
-    asyncio.run(_serve(WebServer(run, place, title, (name, short, f"{short}.local")), listener, tell))
+    asyncio.run(_serve(WebServer(run, endpoint, title, (name, short, f"{short}.local")), listener, tell))
 
 
 async def _serve(server: WebServer, listener: socket.socket, tell: Callable[[str], None]) -> None:
@@ -298,10 +298,10 @@ class Authenticator:
         return _among(session, self._sessions)
 
 
-def _among(given: str, known: list[str]) -> bool:
+def _among(candidate: str, valid: list[str]) -> bool:
     """Compare with all in a time that does not depend on how much of one fits."""
-    found = [hmac.compare_digest(given.encode("utf-8", "surrogatepass"), one.encode()) for one in known]
-    return any(found)
+    matches = [hmac.compare_digest(candidate.encode("utf-8", "surrogatepass"), secret.encode()) for secret in valid]
+    return any(matches)
 
 
 class AllowedHosts:
@@ -313,12 +313,12 @@ class AllowedHosts:
         own: names of this machine.
     """
 
-    def __init__(self, address: str, port: int, own: tuple[str, ...] = ()) -> None:
+    def __init__(self, address: str, port: int, own_names: tuple[str, ...] = ()) -> None:
         self._port = port
         self._any_address = ipaddress.ip_address(address).is_unspecified
         self._names = {"localhost", "127.0.0.1", "[::1]", bracketed(address)}
         if not ipaddress.ip_address(address).is_loopback:
-            self._names |= {name.lower() for name in own if name}
+            self._names |= {name.lower() for name in own_names if name}
 
     def is_ours(self, host: str) -> bool:
         """Whether a Host header means this server. Where it listens on all addresses, any literal address does: only a
