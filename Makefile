@@ -86,7 +86,7 @@ lab-test: setup ## tests on a network of real hosts (Linux, root)
 	$(PY) -m pytest -n auto --dist worksteal -m "lab and not alone"
 	$(PY) -m pytest -m alone
 
-bench: setup ## all benchmarks; the results are in docs/performance.md
+bench: setup ## all benchmarks; the results are in docs/inside/performance.md
 	@for script in $$(grep -l __main__ benchmarks/*.py); do echo "== $$script"; $(PY) $$script || exit 1; done
 
 clean: ## remove .venv, caches and build leftovers (runs under output/ stay)

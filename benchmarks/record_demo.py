@@ -4,8 +4,8 @@
     .venv/bin/python benchmarks/record_demo.py keep FOLDER    # writes the package's record from it
 
 Losses, word error rates and texts are those of the training. Its times are those that the planner's cost model gives
-the machines of the tour (``docs/scale.md``), so that it does not matter what else this computer does. One machine is
-lost at a moment that stands below, and comes back.
+the machines of the tour (``docs/how-to/scale.md``), so that it does not matter what else this computer does. One
+machine is lost at a moment that stands below, and comes back.
 """
 
 from __future__ import annotations

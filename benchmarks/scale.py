@@ -1,8 +1,9 @@
 """Loss against simulated time for more and more members at home, by strategy; and what a step of larger models costs.
 
 Every member trains a byte-level model of 0.1 M parameters on the shipped text, in one process that takes turns; their
-time is that of laptops with a line of 100 Mbit/s each (docs/scale.md). The losses are real for every number of members
-in ``--members``; ``--clock`` prints the cost of steps alone, which trains nothing. Ten minutes where nothing else runs.
+time is that of laptops with a line of 100 Mbit/s each (docs/how-to/scale.md). The losses are real for every number of
+members in ``--members``; ``--clock`` prints the cost of steps alone, which trains nothing. Ten minutes where nothing
+else runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write docs/options.md, the page of all options.
+"""Write docs/reference/options.md, the page of all options.
 
 .venv/bin/python docs/make_options.py
 """
@@ -16,7 +16,7 @@ from profiles.declarations import owners
 from profiles.ini import write_atomically
 from profiles.options import OptionSpec, options, sections
 
-PAGE = ROOT / "docs" / "options.md"
+PAGE = ROOT / "docs" / "reference" / "options.md"
 
 _INTRODUCTION = """# Options
 

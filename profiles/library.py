@@ -157,4 +157,4 @@ def unknown_option_hint(key: str, references: frozenset[str]) -> str:
     """Return the hint for an option that does not exist."""
     if (hint := HINTS.get(key.casefold())) is not None:
         return hint
-    return hint_for(key, [*options_by_name(), *references], "docs/options.md lists all options")
+    return hint_for(key, [*options_by_name(), *references], "docs/reference/options.md lists all options")

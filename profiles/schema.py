@@ -1,7 +1,7 @@
 """Every option of a run, declared once: name, type, unit, bounds, default and help.
 
-The declarations are rendered to the command line, to ``docs/options.md`` and to the wizard's forms. Names are unique
-over all sections, so an INI file and ``--set`` stay flat. What belongs to one strategy alone is declared beside it and
+The declarations are rendered to the command line, to ``docs/reference/options.md`` and to the wizard's forms. Names are
+unique over all sections, so an INI file and ``--set`` stay flat. What belongs to one strategy alone is declared beside it and
 called ``owner.option`` (:mod:`profiles.declarations`).
 """
 
@@ -307,7 +307,9 @@ class RunSettings(Section):
     simulate: int = option(
         0, "members to simulate on this machine, in one process that takes turns; 0: off", ge=0, le=1024
     )
-    cluster: str = option("", "file of machines to simulate, whose time the run tells (docs/scale.md)", kind="path")
+    cluster: str = option(
+        "", "file of machines to simulate, whose time the run tells (docs/how-to/scale.md)", kind="path"
+    )
     shares: str = option(
         "", "relative share of the batch for each worker, separated by commas (2,1); empty: equal", advanced=True
     )

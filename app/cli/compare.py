@@ -64,7 +64,7 @@ def compare(
     seeds: Annotated[int, _option(metavar="N", min=1, max=100, help="Runs of each strategy.")] = 3,
     links: Annotated[str, _option(metavar="RATES", help="Links to predict times for, in Mbit/s.")] = _USUAL_LINKS,
     cluster: Annotated[
-        str, _option(metavar="FILE", help="Machines to simulate; the times shown are theirs (docs/scale.md).")
+        str, _option(metavar="FILE", help="Machines to simulate; the times shown are theirs (docs/how-to/scale.md).")
     ] = "",
     jobs: Annotated[int, _option(metavar="N", min=0, max=256, help="Runs at a time; 0: one for every two cores.")] = 0,
     save: Annotated[str, _option(metavar="NAME", help="Save the best as a profile.")] = "",

@@ -73,7 +73,7 @@ def _self_test(device: str, out: Path, as_json: bool) -> ExitCode:
         out.write_text(report(rows), encoding="utf-8")
     except OSError as error:
         raise BadInput(f"{out}: {error.strerror}", "name another file with --out") from error
-    lines = [f"report: {out}; send it in, and docs/platforms.md gets its rows"]
+    lines = [f"report: {out}; send it in, and docs/reference/platforms.md gets its rows"]
     failed = [row.what for row in rows if not row.ok]
     lines += [f"failed: {', '.join(failed)}"] if failed else []
     code = ExitCode.NOT_READY if failed else ExitCode.DONE

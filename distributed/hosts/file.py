@@ -158,7 +158,7 @@ def _parse_json(text: str, source: str) -> Any:
 def _explain_syntax(text: str, error: json.JSONDecodeError, source: str) -> NoReturn:
     """Point at the place a person must change: a missing comma belongs to the end of the line before."""
     position, problem = error.pos, error.msg[0].lower() + error.msg[1:]
-    hint = "see docs/hosts.md for a file to copy"
+    hint = "see docs/how-to/hosts.md for a file to copy"
     if error.msg.startswith("Expecting ',' delimiter"):
         position = len(text[: error.pos].rstrip())
         problem, hint = "a comma or a closing bracket is missing here", "end the entry before with a comma"
@@ -217,7 +217,7 @@ def _machine(entry: Any, number: int, defaults: dict[str, str], source: str) -> 
     except ValidationError as error:
         field = str(error.errors()[0]["loc"][0])
         problem = f"'{field}' must be {_EXPECTED.get(field, 'one line of text')}, not {short(repr(fields.get(field)))}"
-        raise BadInput(f"{where}: {problem}", "see docs/hosts.md") from None
+        raise BadInput(f"{where}: {problem}", "see docs/how-to/hosts.md") from None
 
 
 def split_address(text: str) -> dict[str, Any]:

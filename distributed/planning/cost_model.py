@@ -5,7 +5,7 @@ Units: seconds, bytes, and Mbit/s of payload in one direction (``rate``). ``a`` 
 
 Sources: Thakur et al. 2005, "Optimization of Collective Communication Operations in MPICH", section 4
 (reduce-scatter and all-gather); Li et al. 2020, "PyTorch Distributed", section 3.2 (overlap with backward); the figures
-that were measured for this project are in docs/performance.md and named where they are used.
+that were measured for this project are in docs/inside/performance.md and named where they are used.
 """
 
 from __future__ import annotations

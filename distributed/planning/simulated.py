@@ -70,8 +70,8 @@ class Group(Document):
 class Groups(DocumentFile):
     """The short form for people."""
 
-    when_missing: ClassVar[str] = "name a file of machines with --cluster FILE; docs/scale.md has an example"
-    when_broken: ClassVar[str] = "docs/scale.md says what a file of machines may hold"
+    when_missing: ClassVar[str] = "name a file of machines with --cluster FILE; docs/how-to/scale.md has an example"
+    when_broken: ClassVar[str] = "docs/how-to/scale.md says what a file of machines may hold"
 
     groups: Annotated[tuple[Group, ...], Field(min_length=1)]
 

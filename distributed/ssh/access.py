@@ -1,8 +1,8 @@
 """Whether a machine accepts the login; if not, how far it came, why, and what to do. And how a password becomes a key.
 
-docs/access.md has the stages of the way to a machine, and why there is a key of our own. A password is an argument of
-one function call and goes to the SSH server inside the encrypted connection. It is in no file, message, command line or
-environment.
+docs/how-to/access.md has the stages of the way to a machine, and why there is a key of our own. A password is an argument
+of one function call and goes to the SSH server inside the encrypted connection. It is in no file, message, command line
+or environment.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class AccessReport:
     failed: Stage | None = None
     """Where it ended; ``None``: all stages passed."""
     cause: str = ""
-    """Stable word for programs; see docs/access.md."""
+    """Stable word for programs; see docs/how-to/access.md."""
     problem: str = ""
     fix: str = ""
     seconds: float = 0.0

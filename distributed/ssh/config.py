@@ -134,7 +134,7 @@ def resolve(target: SshTarget) -> ResolvedHost:
         BadInput: the configuration has an error or was not accepted, or the target is no host name.
     """
     if not target.host or target.host.startswith("-") or target.user.startswith("-"):
-        raise BadInput(f"'{target.host}' is not a host name", "see docs/hosts.md", machine=target.name)
+        raise BadInput(f"'{target.host}' is not a host name", "see docs/how-to/hosts.md", machine=target.name)
     program = shutil.which("ssh")
     if target.from_hosts_file and not accepted(target.config_file):
         message = (

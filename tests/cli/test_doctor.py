@@ -11,7 +11,7 @@ from app.cli.main import main
 from distributed.checks.findings import CHECKS, Finding
 from training.self_test import SelfTestRow
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "checking.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "checking.md"
 Capture = pytest.CaptureFixture[str]
 
 

@@ -187,7 +187,7 @@ def test_a_locked_key_says_how_to_unlock_it(lab: LightLab, tmp_path: Path) -> No
 
 
 def test_the_page_names_every_cause_and_every_error_a_stage() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "access.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "access.md").read_text()
     kinds: list[type[SshError]] = [SshError, *SshError.__subclasses__()]
     for kind in kinds:
         assert f"| `{kind.cause}` |" in page

@@ -87,7 +87,7 @@ def test_a_watched_table_has_the_signs_of_its_terminal(monkeypatch: pytest.Monke
 
 
 def test_every_cause_is_explained_in_the_docs() -> None:
-    page = (ROOT / "docs" / "discovery.md").read_text()
+    page = (ROOT / "docs" / "reference" / "discovery.md").read_text()
     sources = [
         (ROOT / "distributed" / "discovery" / f"{name}.py").read_text() for name in ("reachability", "known_machines")
     ]

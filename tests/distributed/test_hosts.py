@@ -226,7 +226,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     assert "\n" not in outcome(text)
 
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "how-to"
 PAGE = (DOCS / "hosts.md").read_text()
 
 

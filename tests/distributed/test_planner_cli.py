@@ -19,7 +19,7 @@ from distributed.planning.planner import plan
 from profiles.resolve import load_profile
 
 Capture = pytest.CaptureFixture[str]
-DOCS = Path(__file__).parents[2] / "docs" / "planning.md"
+DOCS = Path(__file__).parents[2] / "docs" / "inside" / "planning.md"
 WORKLOAD = Workload(trainable=600_576, total=600_576, samples=14_400)
 
 

@@ -141,7 +141,7 @@ def test_measured_figures_are_a_file_of_machines_too(tmp_path: Path) -> None:
 )
 def test_a_wrong_field_is_named_in_one_line(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     path = written(tmp_path, {"groups": [{**LAPTOP, **change}]})
-    with pytest.raises(BadInput, match="docs/scale.md") as caught:
+    with pytest.raises(BadInput, match="docs/how-to/scale.md") as caught:
         Machines.read(path)
     assert f"{path}: {said}" in caught.value.message and "\n" not in str(caught.value)
 

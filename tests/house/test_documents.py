@@ -23,7 +23,7 @@ from profiles.library import CONFIG
 from profiles.resolve import list_profiles
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -178,7 +178,7 @@ def test_python_that_starts_workers_is_guarded(page: Path) -> None:
 
 
 def test_the_readme_promises_what_was_measured() -> None:
-    readme, measured = (ROOT / "README.md").read_text(), (ROOT / "docs" / "performance.md").read_text()
+    readme, measured = (ROOT / "README.md").read_text(), (ROOT / "docs" / "inside" / "performance.md").read_text()
     figures = re.search(
         r"On 2 CPU cores the example's training from scratch took ([\d a-z]+) and ended at ([\d. ]+%)", readme
     )

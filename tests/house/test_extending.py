@@ -1,4 +1,4 @@
-"""The examples of docs/extending.md: one text each, and everything else finds what it declares."""
+"""The examples of docs/how-to/extending.md: one text each, and everything else finds what it declares."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from training.tasks import registry as task_registry
 from training.tasks.base import Task
 from training.trainer import Trainer
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "extending.md"
 EXAMPLES = dict(re.findall(r"## A (strategy|codec|task)\n.*?```python\n(.*?)```", PAGE.read_text(), re.DOTALL))
 
 

@@ -104,7 +104,7 @@ def test_names_are_kept(write: Write) -> None:
             "config.ini line 2 [profile:p]: unknown option 'learning_rat' (did you mean 'learning_rate'?)",
         ),
         ("Seed = 1", "unknown option 'Seed' (did you mean 'seed'?)"),
-        ("zzzzz = 1", "docs/options.md"),
+        ("zzzzz = 1", "docs/reference/options.md"),
         (
             "model = whisper-smal",
             "neither a [model:NAME] section nor a path or hub name (did you mean 'whisper-small'?)",

@@ -18,7 +18,7 @@ from profiles.errors import BadInput
 from tests.screens.pilot import fixed_clock, run, text
 from tests.screens.states import at
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "screens.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "screens.md"
 assert app.dashboard.screen  # its keys are known once it is loaded
 
 

@@ -314,5 +314,5 @@ def test_its_costs_are_two_vectors() -> None:
 def test_a_plan_reckons_with_what_was_measured_of_a_fine_tune() -> None:
     costs = cost_model("noloco")
     assert costs is not None
-    found = costs.learning(Course(240, texts=True), Rhythm(24), 4.0)  # docs/strategies.md: noloco / 10
+    found = costs.learning(Course(240, texts=True), Rhythm(24), 4.0)  # docs/reference/strategies.md: noloco / 10
     assert found.share == pytest.approx((1 + 3 * 0.22) / 4) and found.loss == pytest.approx(0.076, abs=0.003)

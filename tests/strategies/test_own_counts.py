@@ -11,4 +11,4 @@ def test_members_with_different_counts_hear_what_each_does_instead_of_waiting() 
 
     found, _ = together(2, body)
     one, other = (str(error) for error in found.values())
-    assert one == other and "'mine/0'" in one and "'mine/7'" in one and "docs/extending.md" in one
+    assert one == other and "'mine/0'" in one and "'mine/7'" in one and "docs/how-to/extending.md" in one

@@ -100,7 +100,7 @@ class Room:
         for other, said in self._said.items():
             if other != name and other.rpartition(":")[2] == number and " among " not in name + other:
                 whose = f"member {min(said)} has begun '{_plain(other)}' as operation {number}"
-                hint = "one that counts rounds itself hands its count to newcomers (docs/extending.md)"
+                hint = "one that counts rounds itself hands its count to newcomers (docs/how-to/extending.md)"
                 self._wrong = f"{whose}, member {rank} '{_plain(name)}': {hint}"
 
     def meet(self, name: str, rank: int, group: Group = ()) -> dict[int, Any]:

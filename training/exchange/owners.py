@@ -42,7 +42,7 @@ from training.exchange.residuals import MeanResiduals
 
 _PIECES, _PIECES_OF_UNEQUAL = 16, 48
 """Pieces of the widest share. Where shares differ, a slow member waits with every piece for what comes back of it, so
-they are smaller (docs/performance-lab.md)."""
+they are smaller (docs/inside/performance-lab.md)."""
 _LEAST_PIECE = 65_536
 """Elements of a piece at least: each costs a message."""
 _TAIL = struct.Struct("<dIQ?")

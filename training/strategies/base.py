@@ -99,7 +99,7 @@ class Strategy(ABC):
     raises_rate: ClassVar[tuple[Start, ...]] = ("pretrained",)
     """Which models ``lr_scaling = auto`` trains at a rate that follows the batch of all members: both, where a step
     sees that batch. Where it sees a member's own, that helped trained models whose weights were merged often; models
-    from scratch ended worse than on one machine alone (docs/strategies.md)."""
+    from scratch ended worse than on one machine alone (docs/reference/strategies.md)."""
     equal: ClassVar[Literal["always", "synchronised", "never"]] = "synchronised"
     """When all members hold the same weights, bit for bit: after every step, where :attr:`synchronised` is true, or
     nowhere but in :meth:`consensus`."""

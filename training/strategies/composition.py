@@ -225,7 +225,7 @@ class Composition(Strategy):
 class ComposedCosts(CostModel):
     """The sum of the parts' costs: exchanges are as far apart as the most frequent ones, and carry what all parts send
     from one to the next, on average. Where all parts merge weights, what they learn together is what the best of them
-    learns alone: ``sparta + diloco`` was no worse than ``diloco`` (docs/strategies.md)."""
+    learns alone: ``sparta + diloco`` was no worse than ``diloco`` (docs/reference/strategies.md)."""
 
     def __init__(self, parts: Sequence[type[Strategy]], settings: Owning | None = None) -> None:
         chosen = StrategySettings()

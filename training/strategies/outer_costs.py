@@ -53,7 +53,9 @@ class IntervalCosts(CostModel):
 
     exact = False
     on_device = False
-    merge_ns = 5.3  # DiLoCo's copies, hash and outer step of 37.7 M parameters (docs/performance.md): the most of all
+    merge_ns = (
+        5.3  # DiLoCo's copies, hash and outer step of 37.7 M parameters (docs/inside/performance.md): the most of all
+    )
 
     def rhythms(self, course: Course) -> Iterator[Rhythm]:
         return map(Rhythm, intervals(course))

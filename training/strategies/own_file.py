@@ -76,7 +76,7 @@ def class_of(text: str) -> type[Strategy]:
     if not (isinstance(found, type) and issubclass(found, Strategy)):
         raise BadInput(f"{text} is no strategy", "derive it from training.strategies.base.Strategy")
     if inspect.isabstract(found):
-        raise BadInput(f"{text} lacks {', '.join(sorted(found.__abstractmethods__))}", "see docs/extending.md")
+        raise BadInput(f"{text} lacks {', '.join(sorted(found.__abstractmethods__))}", "see docs/how-to/extending.md")
     if not str(getattr(found, "name", "")).isidentifier() or not isinstance(getattr(found, "summary", None), str):
         raise BadInput(f"{text} needs a name and a summary", 'for example name = "mine"')
     return found

@@ -141,7 +141,7 @@ class _Cells:
         """Return the list in a column, which a CSV file has as JSON."""
         value = parsed(self.value(name), self.place(name)) if self.has(name) else []
         if not isinstance(value, list):
-            raise BadInput(f"{self.place(name)}: not a list", "see the forms of a row in docs/text.md")
+            raise BadInput(f"{self.place(name)}: not a list", "see the forms of a row in docs/how-to/text.md")
         return value
 
     def lone_list_of_messages(self) -> str:
