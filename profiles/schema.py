@@ -1,8 +1,8 @@
 """Every option of a run, declared once: name, type, unit, bounds, default and help.
 
 The declarations are rendered to the command line, to ``docs/reference/options.md`` and to the wizard's forms. Names are
-unique over all sections, so an INI file and ``--set`` stay flat. What belongs to one strategy alone is declared beside it and
-called ``owner.option`` (:mod:`profiles.declarations`).
+unique over all sections, so an INI file and ``--set`` stay flat. An option of a single strategy is declared beside it
+and called ``owner.option`` (:mod:`profiles.declarations`).
 """
 
 from __future__ import annotations

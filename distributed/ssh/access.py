@@ -1,6 +1,6 @@
 """Whether a machine accepts the login; if not, how far it came, why, and what to do. And how a password becomes a key.
 
-docs/how-to/access.md has the stages of the way to a machine, and why there is a key of our own. A password is an argument
+docs/how-to/access.md has the stages of the way to a machine, and why Muster has its own key. A password is an argument
 of one function call and goes to the SSH server inside the encrypted connection. It is in no file, message, command line
 or environment.
 """

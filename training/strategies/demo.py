@@ -11,8 +11,8 @@ authors' code, github.com/bloc97/DeMo. In every step, for the momentum m of ever
 
 It is the optimizer as well: :attr:`Demo.updates`. The paper's text has no ``lr`` in m, and sums q over all members:
 that ended no lower in the few runs of docs/reference/strategies.md, and higher in some. A gradient counts by its
-samples, so that what all have sent is that of the joint batch; a coefficient of zero does not count as sent. ``max_grad_norm`` holds for
-each member's own gradient.
+samples, so that what all have sent is that of the joint batch; a coefficient of zero does not count as sent.
+``max_grad_norm`` holds for each member's own gradient.
 
 Chunks are ``chunk`` by ``chunk``, or as large as the tensor where that is smaller. A vector is one row, and a
 convolution one row for every output; the last chunks of a row or column are filled up with zeros, which are not

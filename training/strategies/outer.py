@@ -70,7 +70,7 @@ class OuterOptions(Section):
         Where nobody sets them, one member alone trains as without a strategy.
 
         A trained model takes the plain mean (1.0 / 0): momentum adds to a learning rate that is right already, and a
-        published Whisper ended worse with it than on one machine (see docs/inside/planning.md). From scratch the paper's
+        published Whisper ended worse with it than on one machine (docs/inside/planning.md). From scratch the paper's
         0.7 / 0.9 needs many rounds for its momentum to pay: with 30, 1.0 / 0.5 kept 43 % of the gain of per-step
         averaging and 0.7 / 0.9 kept 6 % (docs/reference/strategies.md, three seeds). Both assume Nesterov momentum.
         """
