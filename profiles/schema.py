@@ -307,9 +307,7 @@ class RunSettings(Section):
     simulate: int = option(
         0, "members to simulate on this machine, in one process that takes turns; 0: off", ge=0, le=1024
     )
-    cluster: str = option(
-        "", "file of machines to simulate, whose time the run tells (docs/how-to/scale.md)", kind="path"
-    )
+    cluster: str = option("", "file of machines to simulate and their times (docs/how-to/scale.md)", kind="path")
     shares: str = option(
         "", "relative share of the batch for each worker, separated by commas (2,1); empty: equal", advanced=True
     )
