@@ -22,7 +22,7 @@ from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name
 from training.exchange.mesh_member import MeshMember
 from training.exchange.mesh_operations import MeshMean, Meter
 from training.exchange.outcomes import OperationResult
-from training.exchange.reduction import AT_ONCE, Rooms
+from training.exchange.reduction import AT_ONCE, BufferPool
 from training.exchange.residuals import MeanResiduals
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 FP32 = codec_by_name("fp32")
 
 
-class Watched(Rooms):
+class Watched(BufferPool):
     """Knows how much of what was taken is looked at by anybody."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from training.events import PeerPath
 from training.exchange.connection import Connection
 from training.exchange.link import MARKS, OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.listener import Address, Listener
-from training.exchange.reduction import Reduction, Rooms, Share
+from training.exchange.reduction import BufferPool, Reduction, Share
 from training.exchange.transfer import Done, Transfer
 from training.exchange.ways import interface_at
 
@@ -41,7 +41,7 @@ class Mesh:
         self.members = sorted(members)
         self.peers = [peer for peer in self.members if peer != rank]
         self.names = names
-        self.buffer_pool = Rooms()
+        self.buffer_pool = BufferPool()
         self.lost: PeerLost | None = None
         self.routes: dict[int, PeerPath] = {}
         """How what is sent to each peer goes."""

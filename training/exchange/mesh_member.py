@@ -32,7 +32,7 @@ from training.exchange.link import PeerLost
 from training.exchange.listener import Address, Identity, Listener
 from training.exchange.mesh import Mesh
 from training.exchange.mesh_operations import MeshGather, MeshMean, MeshOperation, Meter
-from training.exchange.reduction import Rooms
+from training.exchange.reduction import BufferPool
 from training.exchange.residuals import MeanResiduals, Residual
 from training.exchange.transfer import Transfer
 
@@ -60,7 +60,7 @@ class MeshMember(Exchange):
         self._shares = dict(joining.shares or {})
         identity = Identity(joining.run_id, rank, joining.certificates, joining.transport)
         self._listener = Listener(joining.listen, identity)
-        self._residuals, self._buffer_pool = MeanResiduals(), Rooms()
+        self._residuals, self._buffer_pool = MeanResiduals(), BufferPool()
         self._changed = threading.Condition()
         self._status = GroupStatus()
         """The last one heard; before the first nobody knows of a group."""

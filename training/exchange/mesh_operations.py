@@ -27,7 +27,7 @@ from training.exchange.link import PeerLost
 from training.exchange.mesh import Mesh
 from training.exchange.outcomes import OperationResult, completed, copied, gather_room, seal_of, what_it_is
 from training.exchange.owners import MeanReduction, SharedMean, shares_of, takes_one_round
-from training.exchange.reduction import Rooms
+from training.exchange.reduction import BufferPool
 from training.exchange.residuals import MeanResiduals
 from training.exchange.staging import to_device
 from training.exchange.transfer import Transfer
@@ -183,12 +183,12 @@ class MeshMean(MeshOperation[MeanResult]):
         meter: Meter,
         residuals: MeanResiduals,
         shares: Mapping[int, float],
-        buffer_pool: Rooms | None = None,
+        buffer_pool: BufferPool | None = None,
     ) -> None:
         name, values = contribution.name, contribution.values
         if values.dim() != 1 or values.dtype != torch.float32:
             raise ValueError(f"{name}: a flat fp32 vector belongs here, not {values.dtype} of {list(values.shape)}")
-        self.contribution = copied(contribution, buffer_pool or Rooms())
+        self.contribution = copied(contribution, buffer_pool or BufferPool())
         self._device = values.device
         self._residuals = residuals
         self._shares = shares

@@ -15,7 +15,7 @@ import torch
 
 from training.exchange.base import Contribution, ExchangeError, Group, MeanResult
 from training.exchange.codecs import CHUNK_ELEMENTS
-from training.exchange.reduction import Rooms
+from training.exchange.reduction import BufferPool
 from training.exchange.staging import fetched
 
 OUTCOME = struct.Struct("<d")
@@ -23,7 +23,7 @@ OUTCOME = struct.Struct("<d")
 _MOST_NAME = 40
 
 
-def copied(contribution: Contribution, buffer_pool: Rooms) -> Contribution:
+def copied(contribution: Contribution, buffer_pool: BufferPool) -> Contribution:
     """Return what was given, checked, with a copy of its values on the CPU, which belongs to the operation alone."""
     values, codec = contribution.values, contribution.codec
     if values.device.type != "cpu":
@@ -154,7 +154,7 @@ def decode_outcome(contribution: Contribution, data: memoryview, into: torch.Ten
         raise ExchangeError(f"the outcome of '{contribution.name}' cannot be decoded: {error}") from error
 
 
-def floats(buffer_pool: Rooms, elements: int) -> torch.Tensor:
+def floats(buffer_pool: BufferPool, elements: int) -> torch.Tensor:
     """Return room for so many fp32 numbers."""
     return torch.frombuffer(buffer_pool.take(4 * elements), dtype=torch.float32) if elements else torch.empty(0)
 

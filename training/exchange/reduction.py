@@ -49,7 +49,7 @@ class Reduction(ABC):
         """The outcome of a piece of another's share is there, with ``size`` bytes."""
 
 
-class Rooms:
+class BufferPool:
     """Memory for what is exchanged, used again: fresh memory costs more than the bytes that are put there. Thread-safe.
 
     A room comes back by itself when nothing looks at it any more: no memoryview, and no tensor.
