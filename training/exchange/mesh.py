@@ -17,7 +17,7 @@ from training.events import PeerPath
 from training.exchange.connection import Connection
 from training.exchange.link import MARKS, OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.listener import Address, Listener
-from training.exchange.reduction import BufferPool, Reduction, Share
+from training.exchange.reduction import BufferPool, OwnedShard, Reduction
 from training.exchange.transfer import Done, Transfer
 from training.exchange.ways import interface_at
 
@@ -53,7 +53,7 @@ class Mesh:
         self._in: dict[int, Incoming] = {}
         self.started = 0
         self._lock = threading.Lock()
-        self._shares: dict[int, Share] = {}
+        self._shards: dict[int, OwnedShard] = {}
         """Of the reductions under way, by their number on the wire."""
         self._closed = False
         self._on_lost: Callable[[PeerLost], None] | None = None
@@ -167,17 +167,17 @@ class Mesh:
             number: of the operation, if not all members take part in all of them.
         """
         number, on_done = self._next(mark, number), self._in_turn(on_done)
-        share = Share(reduction, self.rank)
+        shard = OwnedShard(reduction, self.rank)
         peers = [peer for peer in self.peers if peer in reduction.pieces]
         own_pieces = range(reduction.pieces[self.rank])
         with self._lock:
-            self._shares[number] = share
+            self._shards[number] = shard
         if self.lost is not None:
-            share.fail()
+            shard.fail()
 
         def over(error: Exception | None) -> None:
             with self._lock:
-                self._shares.pop(number, None)
+                self._shards.pop(number, None)
             if on_done is not None:
                 on_done(error)
 
@@ -186,14 +186,14 @@ class Mesh:
                 for piece in range(reduction.pieces[peer]):
                     link.send(number, *reduction.contribution(peer, piece))
                 for piece in own_pieces:
-                    link.send(number, share.outcome(piece))
+                    link.send(number, shard.outcome(piece))
 
             return send
 
         def receiver(peer: int) -> Callable[[Incoming], None]:
             def receive(link: Incoming) -> None:
                 for piece in own_pieces:
-                    share.arrived(peer, piece, link.receive(number, reduction.contribution_buffer(peer, piece)))
+                    shard.arrived(peer, piece, link.receive(number, reduction.contribution_buffer(peer, piece)))
                 for piece in range(reduction.pieces[peer]):
                     reduction.take(peer, piece, link.receive(number, reduction.outcome_buffer(peer, piece)))
 
@@ -216,11 +216,11 @@ class Mesh:
             if self.lost is not None or self._closed:
                 return
             self.lost = lost
-            shares = list(self._shares.values())
+            shards = list(self._shards.values())
         for peer in self.peers if self._on_lost is None else ():
             self._out[peer].say_farewell(lost)
-        for share in shares:
-            share.fail()
+        for shard in shards:
+            shard.fail()
         if self._on_lost is not None:
             self._cut()
             return self._on_lost(lost)
@@ -238,9 +238,9 @@ class Mesh:
             self._on_lost = self._on_lost or (lambda lost: None)
             if self.lost is None:
                 self.lost = PeerLost(self.rank, self.names[self.rank], "the group is formed anew")
-            shares = list(self._shares.values())
-        for share in shares:
-            share.fail()
+            shards = list(self._shards.values())
+        for shard in shards:
+            shard.fail()
         self._cut()
 
     def close(self, seconds: float = _CLOSE_SECONDS) -> None:

@@ -91,7 +91,7 @@ class BufferPool:
             self._lock.release()
 
 
-class Share:
+class OwnedShard:
     """The own share of a reduction under way: which pieces are added up already."""
 
     def __init__(self, reduction: Reduction, rank: int) -> None:
