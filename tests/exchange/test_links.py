@@ -13,7 +13,7 @@ from training.exchange import sealing
 from training.exchange.connection import Connection
 from training.exchange.link import MAX_EARLY, Incoming, Outgoing, PeerLost
 from training.exchange.sealing import HEADER, TAG, Opener, Sealer
-from training.exchange.transfer import Transfer
+from training.exchange.transfer import PendingTransfer
 
 SECRET = bytes(range(32))
 PATIENCE = 60.0
@@ -32,8 +32,8 @@ class Wire:
     def frame(self, data: bytes, operation: int = 7, left: int = 0) -> bytearray:
         return bytearray(self.sealer.seal(operation, memoryview(data), left))
 
-    def start(self, size: int, operation: int = 7) -> tuple[Transfer, bytearray]:
-        room, work = bytearray(size), Transfer(1)
+    def start(self, size: int, operation: int = 7) -> tuple[PendingTransfer, bytearray]:
+        room, work = bytearray(size), PendingTransfer(1)
         self.link.submit(lambda link: link.receive(operation, memoryview(room)), work.part_ended)
         return work, room
 
@@ -148,7 +148,7 @@ def test_a_loss_met_in_the_callers_thread_may_submit_more() -> None:
 
 
 def test_a_job_meanwhile_waits_for_the_one_in_the_callers_thread(wire: Wire) -> None:
-    first, second = bytearray(1), Transfer(1)
+    first, second = bytearray(1), PendingTransfer(1)
     into = memoryview(first)
     thread = threading.Thread(target=lambda: wire.link.try_now(lambda link: link.receive(1, into)), daemon=True)
     thread.start()

@@ -18,7 +18,7 @@ from training.exchange.connection import Connection
 from training.exchange.link import MARKS, OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.listener import Address, Listener
 from training.exchange.reduction import BufferPool, OwnedShard, Reduction
-from training.exchange.transfer import Done, Transfer
+from training.exchange.transfer import Done, PendingTransfer
 from training.exchange.ways import interface_at
 
 SMALL = 32 << 10
@@ -114,7 +114,7 @@ class Mesh:
         receives: Mapping[int, Sequence[memoryview]],
         on_done: Done | None = None,
         mark: int = 0,
-    ) -> Transfer:
+    ) -> PendingTransfer:
         """Send buffers to some members and receive others' into buffers of their size.
 
         The buffers belong to the operation until it is complete. All members take part, also with nothing.
@@ -125,11 +125,11 @@ class Mesh:
         """
         return self._exchange(self._next(mark), sends, receives, on_done)
 
-    def send(self, peer: int, tag: int, data: memoryview) -> Transfer:
+    def send(self, peer: int, tag: int, data: memoryview) -> PendingTransfer:
         """Send one message to a member, who asks for ``tag``; not mixed with other operations of this mesh."""
         return self._exchange(tag * MARKS, {peer: [data]}, {}, None)
 
-    def receive(self, peer: int, tag: int, into: memoryview) -> Transfer:
+    def receive(self, peer: int, tag: int, into: memoryview) -> PendingTransfer:
         """Receive what a member sends with ``tag``."""
         return self._exchange(tag * MARKS, {}, {peer: [into]}, None)
 
@@ -148,18 +148,18 @@ class Mesh:
         for peer in self.peers:
             receive = _receiver(number, [buffers[peer]])
             if not self._in[peer].try_now(receive):
-                operation = Transfer(1)
+                operation = PendingTransfer(1)
                 self._in[peer].submit(receive, operation.part_ended)
                 operation.wait()
         return True
 
-    def reduce(self, reduction: Reduction, on_done: Done | None = None, mark: int = 0) -> Transfer:
+    def reduce(self, reduction: Reduction, on_done: Done | None = None, mark: int = 0) -> PendingTransfer:
         """Start a reduction; its outcome is with ``reduction`` when the operation is complete."""
         return self.prepare(reduction, on_done, mark).submit()
 
     def prepare(
         self, reduction: Reduction, on_done: Done | None = None, mark: int = 0, number: int | None = None
-    ) -> Transfer:
+    ) -> PendingTransfer:
         """Prepare a reduction. As a gather does, it begins when it is submitted: whoever prepares several operations
         puts them on the links in their order, which is the same on all members.
 
@@ -201,7 +201,7 @@ class Mesh:
 
         for piece in own_pieces if not peers else ():
             reduction.add_up(piece, {})
-        operation = Transfer(2 * len(peers), over, lambda: self.lost)
+        operation = PendingTransfer(2 * len(peers), over, lambda: self.lost)
         for peer in peers:
             operation.add(self._out[peer], sender(peer))
             operation.add(self._in[peer], receiver(peer))
@@ -293,7 +293,7 @@ class Mesh:
         on_done: Done | None,
         number: int,
         mark: int = 0,
-    ) -> Transfer:
+    ) -> PendingTransfer:
         """Prepare to send ``data`` to those members that have a room, and to receive what each has for this, at most
         what its room holds. The operation begins when it is submitted or carried out.
 
@@ -301,7 +301,7 @@ class Mesh:
             took: told rank and size of each that has come; what it raises ends the connection.
         """
         number = self._next(mark, number)
-        operation = Transfer(2 * len(buffers), self._in_turn(on_done), lambda: self.lost)
+        operation = PendingTransfer(2 * len(buffers), self._in_turn(on_done), lambda: self.lost)
 
         def receiver(peer: int) -> Callable[[Incoming], None]:
             return lambda link: on_received(peer, link.receive(number, buffers[peer]))
@@ -319,8 +319,8 @@ class Mesh:
         sends: Mapping[int, Sequence[memoryview]],
         receives: Mapping[int, Sequence[memoryview]],
         on_done: Done | None,
-    ) -> Transfer:
-        operation = Transfer(len(sends) + len(receives), on_done, lambda: self.lost)
+    ) -> PendingTransfer:
+        operation = PendingTransfer(len(sends) + len(receives), on_done, lambda: self.lost)
         for peer, buffers in sends.items():
             self._out[peer].submit(_sender(number, buffers), operation.part_ended)
         for peer, buffers in receives.items():

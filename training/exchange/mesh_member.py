@@ -34,7 +34,7 @@ from training.exchange.mesh import Mesh
 from training.exchange.mesh_operations import MeshGather, MeshMean, MeshOperation, Meter
 from training.exchange.reduction import BufferPool
 from training.exchange.residuals import MeanResiduals, Residual
-from training.exchange.transfer import Transfer
+from training.exchange.transfer import PendingTransfer
 
 _FORM_SECONDS, _LEAVE_SECONDS, _HERE = 20.0, 15.0, 0.02
 """To meet, until the others have what a member has that leaves, and for whoever waits anyway to carry out what it
@@ -162,7 +162,7 @@ class MeshMember(Exchange):
             raise self._ended
 
     def _start(self, operation: MeshOperation[R], waits: bool) -> MeshOperation[R]:
-        begun: list[Transfer] = []
+        begun: list[PendingTransfer] = []
         with self._changed:
             ended = self._ended
             if ended is None and self._ledger.start(operation):
@@ -174,7 +174,7 @@ class MeshMember(Exchange):
         self._line.tell()
         return operation
 
-    def _begin(self) -> list[Transfer]:
+    def _begin(self) -> list[PendingTransfer]:
         """Prepare, in their order, what can be begun on the mesh of the moment; the lock is held."""
         begun = []
         for operation in self._ledger.pending(self._begun):

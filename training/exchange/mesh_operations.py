@@ -30,7 +30,7 @@ from training.exchange.owners import MeanReduction, SharedMean, shares_of, takes
 from training.exchange.reduction import BufferPool
 from training.exchange.residuals import MeanResiduals
 from training.exchange.staging import to_device
-from training.exchange.transfer import Transfer
+from training.exchange.transfer import PendingTransfer
 
 R = TypeVar("R")
 _SLICE = 30.0
@@ -153,7 +153,7 @@ class MeshOperation(ABC, Generic[R]):
         return [rank for rank in mesh.members if not self.group or rank in self.group]
 
     @abstractmethod
-    def begin(self, mesh: Mesh, on_done: Ended) -> Transfer:
+    def begin(self, mesh: Mesh, on_done: Ended) -> PendingTransfer:
         """Prepare it on a mesh, where it begins when the transfer is submitted; ``on_done`` is called at its end."""
 
     @abstractmethod
@@ -195,7 +195,7 @@ class MeshMean(MeshOperation[MeanResult]):
         self._reduction: MeanReduction | SharedMean | None = None
         super().__init__(number, name, what_it_is("mean", name, contribution), meter, contribution.group)
 
-    def begin(self, mesh: Mesh, on_done: Ended) -> Transfer:
+    def begin(self, mesh: Mesh, on_done: Ended) -> PendingTransfer:
         members = self.members(mesh)
         if takes_one_round(self.contribution, len(members)):
             self._reduction = shared = SharedMean(mesh, self.contribution, self._residuals, members)
@@ -242,7 +242,7 @@ class MeshGather(MeshOperation[dict[int, bytes]]):
         self._mesh: Mesh | None = None
         super().__init__(number, name, what_it_is("gather", name), meter, group)
 
-    def begin(self, mesh: Mesh, on_done: Ended) -> Transfer:
+    def begin(self, mesh: Mesh, on_done: Ended) -> PendingTransfer:
         self._mesh = mesh
         size = _SEAL.size + MAX_GATHER_BYTES
         buffers = {peer: gather_room(size) for peer in self.members(mesh) if peer != mesh.rank}

@@ -36,7 +36,7 @@ from training.exchange.owners import share_bounds, shares_of
 from training.exchange.reduction import AT_ONCE
 from training.exchange.residuals import MeanResiduals
 from training.exchange.torch_group import NcclFailed, TorchMesh, UnusableMember
-from training.exchange.transfer import Transfer
+from training.exchange.transfer import PendingTransfer
 
 _TRIES = 2
 """Of NCCL: whose fault it is that it does not come up is not always told in time."""
@@ -236,11 +236,11 @@ class TorchMean(MeshOperation[MeanResult]):
         self._attempt: Attempt | None = None
         super().__init__(number, contribution.name, what_it_is("mean", contribution.name, contribution), meter)
 
-    def begin(self, mesh: Mesh, on_done: Ended) -> Transfer:
+    def begin(self, mesh: Mesh, on_done: Ended) -> PendingTransfer:
         assert isinstance(mesh, TorchMesh) and mesh.group is not None
         self._attempt = Attempt(mesh, self._look, self._residuals, self._shares)
         mesh.group.carry_out(self._attempt.run, on_done)  # at once, in the order of the operations
-        return Transfer(0)
+        return PendingTransfer(0)
 
     def complete(self) -> OperationResult:
         assert self._attempt is not None

@@ -13,7 +13,7 @@ from training.exchange.link import Incoming, Outgoing, PeerLost
 Done = Callable[[Exception | None], None]
 
 
-class Transfer:
+class PendingTransfer:
     """Complete when its last part is.
 
     Args:
@@ -39,7 +39,7 @@ class Transfer:
         """Enter the work of one part; ``small``: it waits for nobody but, where it receives, for the other end."""
         self._jobs.append((link, job, small))
 
-    def submit(self) -> Transfer:
+    def submit(self) -> PendingTransfer:
         """Have what was entered, and is not carried out yet, carried out by the links' threads."""
         while self._jobs:
             link, job, _ = self._jobs.pop(0)
