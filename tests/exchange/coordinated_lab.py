@@ -89,7 +89,7 @@ class Lab:
     def silence(self, rank: int) -> None:
         """Have a member say nothing more until it is closed, once all know what it has done: or they wait to leave."""
         member, closes = self.members[rank], threading.Event()
-        until(lambda: member._status.settled >= member._ledger.full)
+        until(lambda: member._status.settled >= member._operation_log.full)
         report, self._silent[rank] = member._line._report, closes
         member._line._report = lambda: (closes.wait(PATIENCE), report())[1]
 

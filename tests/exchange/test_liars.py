@@ -24,11 +24,11 @@ from training.exchange.control import HeldResults, MeshStart, Peer, Report, Stat
 from training.exchange.control_line import Joining
 from training.exchange.coordinator import Coordinator
 from training.exchange.handover import TAG, StateDesk, channel_of, even_out
-from training.exchange.ledger import Ledger
 from training.exchange.link import Outgoing, PeerLost
 from training.exchange.mesh import Mesh
 from training.exchange.mesh_member import MeshMember
 from training.exchange.mesh_operations import MeshGather, Meter
+from training.exchange.operation_log import OperationLog
 from training.exchange.strangers import MOST_OF_A_HOST
 
 HUGE = struct.pack("<Q", 1 << 39)
@@ -63,7 +63,9 @@ def test_a_result_that_is_larger_than_one_can_be_takes_no_memory(pair: Group) ->
     liar.send(1, TAG, memoryview(HUGE))
     peers = {rank: Peer(name=f"m{rank}") for rank in range(2)}
     with pytest.raises(PeerLost, match="549755813888 bytes") as caught:
-        even_out(studio, MeshStart(peers=peers, stand=1, donor=0, behind={1: 0}), Ledger(1), threading.Lock(), 1000)
+        even_out(
+            studio, MeshStart(peers=peers, stand=1, donor=0, behind={1: 0}), OperationLog(1), threading.Lock(), 1000
+        )
     assert caught.value.rank == 0
 
 

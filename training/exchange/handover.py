@@ -19,10 +19,10 @@ from training.exchange.base import (
     JoiningState,
 )
 from training.exchange.control import GroupStatus, HeldResults, MeshStart, StateOrder, line, parse
-from training.exchange.ledger import Ledger
 from training.exchange.link import OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.listener import Listener
 from training.exchange.mesh import Mesh
+from training.exchange.operation_log import OperationLog
 from training.exchange.outcomes import OperationResult, gather_room
 from training.exchange.payloads import state_from_bytes, state_to_bytes
 from training.exchange.ways import Address
@@ -42,7 +42,9 @@ def most_of(elements: int, members: int) -> int:
     return 64 * max(elements, 0) + MAX_GATHER_BYTES * members + (256 << 20)
 
 
-def even_out(mesh: Mesh, form: MeshStart, ledger: Ledger, lock: AbstractContextManager[object], max_bytes: int) -> None:
+def even_out(
+    mesh: Mesh, form: MeshStart, operation_log: OperationLog, lock: AbstractContextManager[object], max_bytes: int
+) -> None:
     """Send results over a new mesh to the members that miss them; those of an operation of a group stay among its
     members.
 
@@ -55,7 +57,7 @@ def even_out(mesh: Mesh, form: MeshStart, ledger: Ledger, lock: AbstractContextM
             again without it.
     """
     with lock:
-        mine = ledger.held(min(form.behind.values(), default=form.stand))
+        mine = operation_log.held(min(form.behind.values(), default=form.stand))
     held_by_rank = _exchange_held(mesh, mine)
     astray = strays(held_by_rank)
     if mesh.rank in astray:
@@ -64,15 +66,15 @@ def even_out(mesh: Mesh, form: MeshStart, ledger: Ledger, lock: AbstractContextM
     for number, donor, taker in transfers(held_by_rank):
         if donor == mesh.rank:
             with lock:
-                data = ledger.result(number).to_bytes()
+                data = operation_log.result(number).to_bytes()
             mesh.send(taker, TAG, memoryview(_SIZE.pack(len(data)))).wait()
             mesh.send(taker, TAG, memoryview(data)).wait()
         elif taker == mesh.rank:
-            _take(mesh, donor, number, ledger, lock, max_bytes)
+            _take(mesh, donor, number, operation_log, lock, max_bytes)
     with lock:
-        gone = any(held.kept > ledger.full for rank, held in held_by_rank.items() if rank != mesh.rank)
-    if gone and ledger.full < form.stand:
-        raise ExchangeDropped(f"the result of exchange {ledger.full + 1} is no longer kept")
+        gone = any(held.kept > operation_log.full for rank, held in held_by_rank.items() if rank != mesh.rank)
+    if gone and operation_log.full < form.stand:
+        raise ExchangeDropped(f"the result of exchange {operation_log.full + 1} is no longer kept")
 
 
 def _exchange_held(mesh: Mesh, mine: HeldResults) -> dict[int, HeldResults]:
@@ -113,7 +115,12 @@ def strays(held_by_rank: Mapping[int, HeldResults]) -> set[int]:
 
 
 def _take(
-    mesh: Mesh, donor: int, number: int, ledger: Ledger, lock: AbstractContextManager[object], max_bytes: int
+    mesh: Mesh,
+    donor: int,
+    number: int,
+    operation_log: OperationLog,
+    lock: AbstractContextManager[object],
+    max_bytes: int,
 ) -> None:
     head = bytearray(_SIZE.size)
     mesh.receive(donor, TAG, memoryview(head)).wait()
@@ -121,7 +128,7 @@ def _take(
         buffer = bytearray(_checked(_SIZE.unpack(head)[0], max_bytes))
         mesh.receive(donor, TAG, memoryview(buffer)).wait()
         with lock:
-            ledger.adopt(number, OperationResult.from_bytes(buffer))
+            operation_log.adopt(number, OperationResult.from_bytes(buffer))
     except PeerLost:
         raise
     except ExchangeError as error:

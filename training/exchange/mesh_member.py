@@ -27,11 +27,11 @@ from training.exchange.control import GroupStatus, MeshStart, Report
 from training.exchange.control_line import ControlLine, Joining, parsed
 from training.exchange.halting import Halting
 from training.exchange.handover import Newcomer, StateDesk, even_out, most_of
-from training.exchange.ledger import Ledger
 from training.exchange.link import PeerLost
 from training.exchange.listener import Address, Identity, Listener
 from training.exchange.mesh import Mesh
 from training.exchange.mesh_operations import MeshGather, MeshMean, MeshOperation, Meter
+from training.exchange.operation_log import OperationLog
 from training.exchange.reduction import BufferPool
 from training.exchange.residuals import MeanResiduals, Residual
 from training.exchange.transfer import PendingTransfer
@@ -67,7 +67,7 @@ class MeshMember(Exchange):
         self._ended: ExchangeError | None = None
         self._report = Report()
         self.mesh: Mesh | None = None
-        self._ledger = Ledger(rank)
+        self._operation_log = OperationLog(rank)
         self._begun = 0
         """The last operation that was begun on the mesh of the moment."""
         self._newcomer = self._away = self._closed = False
@@ -99,7 +99,7 @@ class MeshMember(Exchange):
 
     @property
     def members(self) -> tuple[int, ...]:
-        return self._ledger.members
+        return self._operation_log.members
 
     @property
     def is_newcomer(self) -> bool:
@@ -142,7 +142,7 @@ class MeshMember(Exchange):
 
     def _may_go(self) -> bool:
         """Whether nobody would make a result again, without the contribution of this member."""
-        return self._ended is not None or self._status.closed >= self._ledger.full
+        return self._ended is not None or self._status.closed >= self._operation_log.full
 
     # -- operations --------------------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class MeshMember(Exchange):
         begun: list[PendingTransfer] = []
         with self._changed:
             ended = self._ended
-            if ended is None and self._ledger.start(operation):
+            if ended is None and self._operation_log.start(operation):
                 begun = self._begin()
         if ended is not None:
             operation.finish(ended)
@@ -177,9 +177,9 @@ class MeshMember(Exchange):
     def _begin(self) -> list[PendingTransfer]:
         """Prepare, in their order, what can be begun on the mesh of the moment; the lock is held."""
         begun = []
-        for operation in self._ledger.pending(self._begun):
+        for operation in self._operation_log.pending(self._begun):
             if self.mesh is not None:
-                self.mesh.full = self._ledger.full
+                self.mesh.full = self._operation_log.full
             if self.mesh is None or self._desk.holds(operation.number):
                 break
             self._begun = operation.number
@@ -200,9 +200,9 @@ class MeshMember(Exchange):
         with self._changed:
             self._completing -= 1
             self._count_traffic()
-            if outcome is not None and self._ledger.waits_for(operation.number) is not None:
-                self._ledger.settle(operation.number, outcome)
-            self._ledger.forget(self._status.settled)
+            if outcome is not None and self._operation_log.waits_for(operation.number) is not None:
+                self._operation_log.settle(operation.number, outcome)
+            self._operation_log.forget(self._status.settled)
             if self.mesh is not mesh:  # the keeper waits for this
                 self._changed.notify_all()
         self._line.tell()
@@ -218,7 +218,7 @@ class MeshMember(Exchange):
         with self._changed:
             self._count_traffic()
             moved = self.traffic.bytes_sent + self.traffic.bytes_received
-            position = {**self._ledger.position(), "moved": moved}
+            position = {**self._operation_log.position(), "moved": moved}
             return self._report.model_copy(update=position)
 
     def _hear(self, status: GroupStatus) -> None:
@@ -226,7 +226,7 @@ class MeshMember(Exchange):
             self._status = status
             for transfer in self._begin() if self._desk.release(status) else ():
                 transfer.submit()
-            self._ledger.forget(status.settled)
+            self._operation_log.forget(status.settled)
             if self._forming is not None and not self._is_wanted(self._report.epoch):
                 self._forming.end()  # its keeper waits for what may never come
             self._changed.notify_all()
@@ -240,7 +240,7 @@ class MeshMember(Exchange):
             if self._ended is not None:
                 return
             self._ended = error
-            pending = self._ledger.drop_all()
+            pending = self._operation_log.drop_all()
             self._changed.notify_all()
         self._listener.wake()
         for operation in pending:
@@ -321,7 +321,7 @@ class MeshMember(Exchange):
             with self._changed:
                 self._forming = mesh
             self._prepare(mesh)
-            even_out(mesh, form, self._ledger, self._changed, most_of(self._report.elements, len(form.peers)))
+            even_out(mesh, form, self._operation_log, self._changed, most_of(self._report.elements, len(form.peers)))
         except (ExchangeError, OSError) as error:
             if mesh is not None:
                 mesh.give_up()
@@ -336,7 +336,7 @@ class MeshMember(Exchange):
             self.mesh, self._forming = mesh, None
             self._meter.begin_mesh()
             self._begun = 0  # what has no result yet begins anew
-            self._ledger.members = tuple(mesh.members)
+            self._operation_log.members = tuple(mesh.members)
             self._newcomer = False
             self._changed.notify_all()
             for transfer in self._begin():
@@ -363,7 +363,7 @@ class MeshMember(Exchange):
         """All members that there are have the results up to a number."""
         with self._changed:
             if self.mesh is mesh:
-                self._ledger.forget(number)
+                self._operation_log.forget(number)
 
     def _relay(self) -> Address | None:
         coordinator, relay = self._joining.endpoints
@@ -397,4 +397,4 @@ class MeshMember(Exchange):
     def _begin_after(self, joining: JoiningState) -> None:
         with self._changed:
             self.operations = joining.operations
-            self._ledger.begin_after(joining.operations)
+            self._operation_log.begin_after(joining.operations)

@@ -5,7 +5,7 @@ encrypted, so there is no second place to meet and no second way to find out who
 coordinator gives the mesh up, the group is broken off, and the next mesh has another one.
 
 Operations end in the order in which they were begun, those on the links as well: what has a result on some members is
-known by the number of the last one (:class:`~training.exchange.ledger.Ledger`).
+known by the number of the last one (:class:`~training.exchange.operation_log.OperationLog`).
 """
 
 from __future__ import annotations

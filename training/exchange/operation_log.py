@@ -15,7 +15,7 @@ _MOST_BEGUN, _MOST_TOLD = 4096, 2048
 """Operations of which it is known here what they are, and ranks that a report names."""
 
 
-class Ledger:
+class OperationLog:
     """Operations by number, from 1 on without gaps. Not thread-safe: its member has a lock."""
 
     def __init__(self, rank: int) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from training.exchange.base import Contribution, ExchangeError
 from training.exchange.codecs import codec_by_name
-from training.exchange.ledger import Ledger
 from training.exchange.mesh_operations import MeshGather, MeshMean, Meter
+from training.exchange.operation_log import OperationLog
 from training.exchange.outcomes import OperationResult, completed
 from training.exchange.residuals import MeanResiduals
 
@@ -29,53 +29,53 @@ def gathered(*ranks: int, size: int = 1) -> OperationResult:
 
 
 def test_results_are_in_order_however_operations_end() -> None:
-    ledger = Ledger(0)
+    operation_log = OperationLog(0)
     for number in (1, 2, 3):
-        assert ledger.start(gather(number))
-    ledger.settle(2, gathered(0, 1))
-    assert (ledger.started, ledger.full) == (3, 0)
-    ledger.settle(1, gathered(0, 1))
-    assert ledger.full == 2 and [one.number for one in ledger.pending(0)] == [3]
+        assert operation_log.start(gather(number))
+    operation_log.settle(2, gathered(0, 1))
+    assert (operation_log.started, operation_log.full) == (3, 0)
+    operation_log.settle(1, gathered(0, 1))
+    assert operation_log.full == 2 and [one.number for one in operation_log.pending(0)] == [3]
 
 
 def test_a_result_that_others_had_long_ago_is_there_when_the_operation_is_started() -> None:
-    ledger = Ledger(0)
-    ledger.adopt(1, gathered(1, 2))
+    operation_log = OperationLog(0)
+    operation_log.adopt(1, gathered(1, 2))
     operation = gather(1)
-    assert not ledger.start(operation) and operation.wait(1) == {1: b"\0", 2: b"\0"}
-    assert ledger.members == (1, 2)
+    assert not operation_log.start(operation) and operation.wait(1) == {1: b"\0", 2: b"\0"}
+    assert operation_log.members == (1, 2)
 
 
 def test_what_everybody_has_is_forgotten_and_what_somebody_needs_is_kept() -> None:
-    ledger = Ledger(0)
+    operation_log = OperationLog(0)
     for number in (1, 2):
-        ledger.start(gather(number))
-        ledger.settle(number, gathered(0, 1))
-    ledger.adopt(3, gathered(1))
-    ledger.forget(1)
-    assert ledger.dropped == 1 and [number for number, *_ in ledger.held(1).results] == [2, 3]
-    ledger.forget(3)
-    assert ledger.dropped == 2, "operation 3 was not started here"
-    assert [number for number, *_ in ledger.held(0).results] == [3]
+        operation_log.start(gather(number))
+        operation_log.settle(number, gathered(0, 1))
+    operation_log.adopt(3, gathered(1))
+    operation_log.forget(1)
+    assert operation_log.dropped == 1 and [number for number, *_ in operation_log.held(1).results] == [2, 3]
+    operation_log.forget(3)
+    assert operation_log.dropped == 2, "operation 3 was not started here"
+    assert [number for number, *_ in operation_log.held(0).results] == [3]
 
 
 def test_what_is_kept_for_others_has_a_bound() -> None:
-    ledger = Ledger(0)
+    operation_log = OperationLog(0)
     for number in range(1, 7):
-        ledger.start(gather(number))
-        ledger.settle(number, gathered(0, size=20 << 20))
-        ledger.forget(0)
-    assert ledger.dropped == 3
+        operation_log.start(gather(number))
+        operation_log.settle(number, gathered(0, size=20 << 20))
+        operation_log.forget(0)
+    assert operation_log.dropped == 3
 
 
 def test_a_result_that_cannot_be_read_spoils_no_contribution() -> None:
     values = torch.arange(4.0)
     given = Contribution("x", values, 1.0, codec_by_name("int8"))
     operation = MeshMean(1, given, Meter(), MeanResiduals(), {})
-    ledger = Ledger(0)
-    ledger.start(operation)
+    operation_log = OperationLog(0)
+    operation_log.start(operation)
     with pytest.raises(ExchangeError, match="x"):
-        ledger.adopt(1, OperationResult((0,), ((0, 3, memoryview(bytearray(40))),)))
+        operation_log.adopt(1, OperationResult((0,), ((0, 3, memoryview(bytearray(40))),)))
     assert torch.equal(operation.contribution.values, values) and not operation.done()
 
 
