@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from training.exchange.strangers import HANDSHAKE_SECONDS
 
 from tests.waiting import PATIENCE, until
 from training.events import MemberEvent, WarningEvent, WaysEvent
@@ -23,7 +24,6 @@ from training.exchange.coordination import Coordination
 from training.exchange.coordinator import Coordinator
 from training.exchange.group_member import CoordinatorConfig
 from training.exchange.mesh_member import MeshMember
-from training.exchange.strangers import HANDSHAKE_SECONDS
 from training.exchange.torch_mean import TorchMember
 
 RUN = "test-run"

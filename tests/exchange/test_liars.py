@@ -15,6 +15,7 @@ import pytest
 from coordinated_lab import Lab, lab
 from test_coordinator_hostile import dial, hello, running, serves  # noqa: F401 - the fixture
 from test_mesh import Group, at_once
+from training.exchange.strangers import MOST_OF_A_HOST
 from waiting import PATIENCE, until
 
 from training.events import MemberEvent
@@ -23,13 +24,12 @@ from training.exchange.certificates import issue_run_certificates
 from training.exchange.control import HeldResults, MeshStart, Peer, Report, StateOrder, line
 from training.exchange.control_line import Joining
 from training.exchange.coordinator import Coordinator
-from training.exchange.handover import TAG, StateDesk, channel_of, even_out
+from training.exchange.handover import TAG, JoinStateServer, channel_of, even_out
 from training.exchange.link import Outgoing, PeerLost
 from training.exchange.mesh import Mesh
 from training.exchange.mesh_member import MeshMember
 from training.exchange.mesh_operations import MeshGather, Meter
 from training.exchange.operation_log import OperationLog
-from training.exchange.strangers import MOST_OF_A_HOST
 
 HUGE = struct.pack("<Q", 1 << 39)
 
@@ -72,7 +72,7 @@ def test_a_result_that_is_larger_than_one_can_be_takes_no_memory(pair: Group) ->
 def test_a_state_that_is_larger_than_one_can_be_takes_no_memory(pair: Group) -> None:
     peers = {rank: Peer(name=f"m{rank}", addresses=(pair.listeners[rank].address,)) for rank in range(2)}
     order, deadline = StateOrder(number=1, donor=0, peers=peers), time.monotonic() + PATIENCE
-    newcomer = StateDesk(pair.listeners[1])
+    newcomer = JoinStateServer(pair.listeners[1])
 
     def lie() -> None:
         found = pair.listeners[0].meet(channel_of(order), 1, True, peers[1].addresses, deadline)

@@ -25,6 +25,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_mesh import Group, at_once, told
+from training.exchange.strangers import MOST_OF_A_HOST, Strangers
 from waiting import PATIENCE, timed_out, until
 
 from tests.preloaded.python import python_itself
@@ -36,7 +37,6 @@ from training.exchange.link import MAX_EARLY, Incoming, PeerLost
 from training.exchange.listener import ConnectTimeouts, Identity, Listener
 from training.exchange.meeting import MOST_WAITING
 from training.exchange.mesh import Mesh
-from training.exchange.strangers import MOST_OF_A_HOST, Strangers
 from training.exchange.ways import Address, Ways, first_to_answer, listen_on
 
 pytestmark = pytest.mark.slow

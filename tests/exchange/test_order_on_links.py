@@ -37,10 +37,10 @@ def test_what_is_begun_at_once_goes_in_the_order_in_which_others_begin_it(
     with lab(tmp_path, size, engine=engine, **NO_RESCUE) as running:
         members = running.connect_all()
         donor = members[0]
-        donor._desk._after = 0  # as if it waited for a newcomer
+        donor._state_server._after = 0  # as if it waited for a newcomer
         pending = [start_step(member, WHISPER_BASE[:4]) for member in members]
         with donor._changed:
-            donor._desk._after = None
+            donor._state_server._after = None
             begun = donor._begin()
         for transfer in begun:
             transfer.submit()

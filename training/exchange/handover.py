@@ -135,7 +135,7 @@ def _take(
         raise PeerLost(donor, mesh.names[donor], str(error)) from error
 
 
-class StateDesk:
+class JoinStateServer:
     """Hands a member's state to newcomers, over connections of their own.
 
     The donor begins no operation after the joining state until the newcomers are in: so they take part from there on.
@@ -250,7 +250,7 @@ class Newcomer:
 
     def __init__(
         self,
-        desk: StateDesk,
+        state_server: JoinStateServer,
         changed: threading.Condition,
         status: Callable[[], GroupStatus],
         ended: Callable[[], ExchangeError | None],
@@ -258,7 +258,13 @@ class Newcomer:
         deadline: float,
         max_bytes: int,
     ) -> None:
-        self._desk, self._changed, self._status, self._ended, self._note = desk, changed, status, ended, note
+        self._state_server, self._changed, self._status, self._ended, self._note = (
+            state_server,
+            changed,
+            status,
+            ended,
+            note,
+        )
         self._deadline, self._max_bytes = deadline, max_bytes
         self._number = 0
 
@@ -280,7 +286,7 @@ class Newcomer:
             order = self._wait(self._new_order)
             self._number = order.number
             try:
-                joining = self._desk.fetch(order, self._deadline, relay(), self._is_ordered, self._max_bytes)
+                joining = self._state_server.fetch(order, self._deadline, relay(), self._is_ordered, self._max_bytes)
             except (PeerLost, ExchangeTimeout):
                 if self._is_ordered():  # the donor hands each order over once: there has to be another
                     self._note(ready=False)

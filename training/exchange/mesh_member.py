@@ -26,7 +26,7 @@ from training.exchange.base import (
 from training.exchange.control import GroupStatus, MeshStart, Report
 from training.exchange.control_line import ControlLine, Joining, parsed
 from training.exchange.halting import Halting
-from training.exchange.handover import Newcomer, StateDesk, even_out, most_of
+from training.exchange.handover import JoinStateServer, Newcomer, even_out, most_of
 from training.exchange.link import PeerLost
 from training.exchange.listener import Address, Identity, Listener
 from training.exchange.mesh import Mesh
@@ -74,7 +74,7 @@ class MeshMember(Exchange):
         self._completing = 0
         """Operations whose end on the mesh of the moment is being worked on."""
         self._forming: Mesh | None = None
-        self._desk, self.halting = StateDesk(self._listener), Halting(self._note)
+        self._state_server, self.halting = JoinStateServer(self._listener), Halting(self._note)
         self._line = ControlLine(joining, self._listener.address, self._tell, self._hear, self._end)
         self._keeper = threading.Thread(target=self._keep_mesh, name="mesh keeper", daemon=True)
         # A thread that is still inside C++ when the interpreter goes would abort the process.
@@ -107,7 +107,7 @@ class MeshMember(Exchange):
 
     @property
     def state_wanted(self) -> bool:
-        return self._desk.must_publish(self._status, self.rank)
+        return self._state_server.must_publish(self._status, self.rank)
 
     def expect_model(self, elements: int) -> None:
         self._note(elements=elements)
@@ -180,7 +180,7 @@ class MeshMember(Exchange):
         for operation in self._operation_log.pending(self._begun):
             if self.mesh is not None:
                 self.mesh.full = self._operation_log.full
-            if self.mesh is None or self._desk.holds(operation.number):
+            if self.mesh is None or self._state_server.holds(operation.number):
                 break
             self._begun = operation.number
             begun.append(operation.begin(self.mesh, functools.partial(self._over, self.mesh, operation)))
@@ -224,7 +224,7 @@ class MeshMember(Exchange):
     def _hear(self, status: GroupStatus) -> None:
         with self._changed:
             self._status = status
-            for transfer in self._begin() if self._desk.release(status) else ():
+            for transfer in self._begin() if self._state_server.release(status) else ():
                 transfer.submit()
             self._operation_log.forget(status.settled)
             if self._forming is not None and not self._is_wanted(self._report.epoch):
@@ -386,12 +386,12 @@ class MeshMember(Exchange):
         with self._changed:
             order = self._status.joining
         if order is not None:
-            self._desk.publish(order, replace(joining, operations=self.operations), self._relay())
+            self._state_server.publish(order, replace(joining, operations=self.operations), self._relay())
 
     def fetch_state(self, timeout: float = JOINING_DEADLINE) -> JoiningState:
         deadline = time.monotonic() + timeout
         state = (lambda: self._status), (lambda: self._ended), self._note
-        newcomer = Newcomer(self._desk, self._changed, *state, deadline, most_of(self._report.elements, 0))
+        newcomer = Newcomer(self._state_server, self._changed, *state, deadline, most_of(self._report.elements, 0))
         return newcomer.join(self._relay, self._begin_after, lambda: self.mesh is not None)
 
     def _begin_after(self, joining: JoiningState) -> None:
