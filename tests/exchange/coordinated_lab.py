@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from training.exchange.strangers import HANDSHAKE_SECONDS
 
 from tests.waiting import PATIENCE, until
 from training.events import MemberEvent, WarningEvent, WaysEvent
@@ -25,6 +24,7 @@ from training.exchange.coordinator import Coordinator
 from training.exchange.group_member import CoordinatorConfig
 from training.exchange.mesh_member import MeshMember
 from training.exchange.torch_mean import TorchMember
+from training.exchange.unauthenticated import HANDSHAKE_SECONDS
 
 RUN = "test-run"
 

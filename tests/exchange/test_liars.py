@@ -15,7 +15,6 @@ import pytest
 from coordinated_lab import Lab, lab
 from test_coordinator_hostile import dial, hello, running, serves  # noqa: F401 - the fixture
 from test_mesh import Group, at_once
-from training.exchange.strangers import MOST_OF_A_HOST
 from waiting import PATIENCE, until
 
 from training.events import MemberEvent
@@ -30,6 +29,7 @@ from training.exchange.mesh import Mesh
 from training.exchange.mesh_member import MeshMember
 from training.exchange.mesh_operations import MeshGather, Meter
 from training.exchange.operation_log import OperationLog
+from training.exchange.unauthenticated import MOST_OF_A_HOST
 
 HUGE = struct.pack("<Q", 1 << 39)
 
@@ -126,13 +126,13 @@ def test_strangers_of_one_host_that_say_nothing_keep_no_member_from_the_coordina
 
     with lab(tmp_path, 2, tls=True) as one:
         silent = [stranger() for _ in range(MOST_OF_A_HOST)]
-        until(lambda: len(one.coordinator.strangers) == MOST_OF_A_HOST)
+        until(lambda: len(one.coordinator.unauthenticated) == MOST_OF_A_HOST)
         with stranger() as surplus:
             assert surplus.recv(1) == b""  # before any handshake
         one.connect_all()
         for connection in silent:
             connection.close()
-        until(lambda: not len(one.coordinator.strangers))
+        until(lambda: not len(one.coordinator.unauthenticated))
 
 
 def test_a_members_certificate_does_not_pass_for_the_coordinators(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Strangers, broken networks and crowds at a member's listening socket; all on loopback, with real TLS."""
+"""UnauthenticatedConnections, broken networks and crowds at a member's listening socket; all on loopback, with real TLS."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_mesh import Group, at_once, told
-from training.exchange.strangers import MOST_OF_A_HOST, Strangers
 from waiting import PATIENCE, timed_out, until
 
 from tests.preloaded.python import python_itself
@@ -37,6 +36,7 @@ from training.exchange.link import MAX_EARLY, Incoming, PeerLost
 from training.exchange.listener import ConnectTimeouts, Identity, Listener
 from training.exchange.meeting import MOST_WAITING
 from training.exchange.mesh import Mesh
+from training.exchange.unauthenticated import MOST_OF_A_HOST, UnauthenticatedConnections
 from training.exchange.ways import Address, Ways, first_to_answer, listen_on
 
 pytestmark = pytest.mark.slow
@@ -174,7 +174,7 @@ def test_any_bytes_are_hung_up_on_or_waited_for_by_nobody(clear: Group, said: by
                         break
                     answer += piece
     assert answer in (b"", b"+", b"++")
-    until(lambda: not listener.strangers)
+    until(lambda: not listener.unauthenticated)
     for key in listener.arrivals.waiting:  # a hello that was whole: on loopback, in clear, it may be a member's
         if (arrival := listener.arrivals.take(key)) is not None:
             arrival.socket.close()
@@ -194,7 +194,7 @@ def test_who_drips_its_bytes_is_hung_up_on_in_time(certificates: Path) -> None:
         else:
             raise AssertionError("nobody hung up")
     stranger.close()
-    until(lambda: not slow.listeners[0].strangers)
+    until(lambda: not slow.listeners[0].unauthenticated)
     slow.close()
 
 
@@ -219,7 +219,7 @@ def test_any_port_is_one_that_no_outgoing_connection_is_given() -> None:
 
 
 def test_hosts_are_counted_by_what_is_their_own() -> None:
-    strangers = Strangers()
+    unauthenticated = UnauthenticatedConnections()
     for last in range(MOST_OF_A_HOST):
         assert strangers.enter(f"2001:db8::{last:x}")
     assert not strangers.enter("2001:db8::ffff") and strangers.enter("2001:db8:0:1::1") and strangers.enter("10.0.0.1")
@@ -351,7 +351,7 @@ def test_both_dial_at_once_again_and_again(pair: Group) -> None:
         exchanged(meshes, 100)
         for mesh in meshes:
             mesh.close()
-    until(lambda: not any(one.strangers for one in pair.listeners))
+    until(lambda: not any(one.unauthenticated for one in pair.listeners))
     assert all(len(one.arrivals) <= 4 for one in pair.listeners)
 
 

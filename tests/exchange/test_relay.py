@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_listener import exchanged, hung_up
 from test_mesh import at_once, told
-from training.exchange.strangers import MOST_OF_A_HOST
 from waiting import PATIENCE, timed_out, until
 
 from profiles.errors import BadInput
@@ -31,6 +30,7 @@ from training.exchange.link import PeerLost
 from training.exchange.listener import ConnectTimeouts, Identity, Listener
 from training.exchange.mesh import Mesh
 from training.exchange.relay import Relay, at_relay
+from training.exchange.unauthenticated import MOST_OF_A_HOST
 from training.exchange.ways import Address
 
 pytestmark = pytest.mark.slow

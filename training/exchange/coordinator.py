@@ -25,7 +25,7 @@ from training.exchange.coordination import Coordination, Log
 from training.exchange.group_member import CoordinatorConfig, Member
 from training.exchange.introduction import tls_contexts
 from training.exchange.relay import Relay
-from training.exchange.strangers import HANDSHAKE_SECONDS, Strangers
+from training.exchange.unauthenticated import HANDSHAKE_SECONDS, UnauthenticatedConnections
 from training.exchange.ways import listen_on
 
 _TICK = 0.1
@@ -62,7 +62,7 @@ class Coordinator:
         self._coming: set[asyncio.Task[None]] = set()
         self._ticking: asyncio.Task[None] | None = None
         self._connections: set[asyncio.StreamWriter] = set()
-        self.strangers = Strangers()
+        self.unauthenticated = UnauthenticatedConnections()
         self._relay = Relay(relay_key(config.certificates)) if config.certificates is not None else None
         self._refusals = _PerMinute(_MOST_REFUSALS)
         self._hellos = defaultdict[int, _PerMinute](lambda: _PerMinute(MOST_HELLOS))
@@ -164,7 +164,7 @@ class Coordinator:
                 await asyncio.sleep(_TICK)
                 continue
             host = _plain(host)
-            if not self.strangers.enter(host):
+            if not self.unauthenticated.enter(host):
                 connection.close()
                 continue
             coming = asyncio.create_task(self._secure(connection, host, context))
@@ -182,7 +182,7 @@ class Coordinator:
         try:
             await loop.connect_accepted_socket(protocol, connection, ssl=context, ssl_handshake_timeout=seconds)
         except (OSError, asyncio.TimeoutError, asyncio.CancelledError):
-            self.strangers.leave(host)
+            self.unauthenticated.leave(host)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
         self._connections.add(writer)
@@ -192,7 +192,7 @@ class Coordinator:
             try:
                 member = await self._welcome(reader, writer)
             finally:
-                self.strangers.leave(host)
+                self.unauthenticated.leave(host)
             while data := await reader.readline():
                 self.group.heard(member, parse(Report, data))
         except ProtocolError as error:

@@ -28,7 +28,7 @@ from training.exchange.introduction import (
     Key,
 )
 from training.exchange.meeting import Arrivals, ConnectionAttempt
-from training.exchange.strangers import Strangers
+from training.exchange.unauthenticated import UnauthenticatedConnections
 from training.exchange.ways import Address, Ways, listen_on
 
 __all__ = ["Address", "ConnectTimeouts", "Identity", "Listener"]
@@ -67,7 +67,7 @@ class Listener:
         self.address: Address = self._socket.getsockname()[:2]
         self.dial_history = Ways()
         self.arrivals = Arrivals()
-        self.strangers = Strangers()
+        self.unauthenticated = UnauthenticatedConnections()
         threading.Thread(target=self._accept, name="listener", daemon=True).start()
 
     def connect(
@@ -177,13 +177,13 @@ class Listener:
                     return
                 time.sleep(LOOK)  # out of descriptors: strangers go again
                 continue
-            if not self.strangers.enter(host):
+            if not self.unauthenticated.enter(host):
                 connection.close()
                 continue
             try:
                 threading.Thread(target=self._greet, args=(connection, host), name="handshake", daemon=True).start()
             except RuntimeError:  # out of threads
-                self.strangers.leave(host)
+                self.unauthenticated.leave(host)
                 connection.close()
 
     def _greet(self, connection: socket.socket, host: str) -> None:
@@ -193,7 +193,7 @@ class Listener:
         except (OSError, EOFError, ExchangeError, ValueError):
             pass
         finally:
-            self.strangers.leave(host)
+            self.unauthenticated.leave(host)
 
 
 def _meet_all(meetings: Mapping[tuple[int, int], ConnectionAttempt]) -> dict[tuple[int, int], Connection | None]:

@@ -22,7 +22,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from training.exchange.strangers import HANDSHAKE_SECONDS, Strangers
+from training.exchange.unauthenticated import HANDSHAKE_SECONDS, UnauthenticatedConnections
 from training.exchange.ways import Address, first_to_answer, keep_alive, listen_on
 
 _NONCE = 16
@@ -55,7 +55,7 @@ class Relay:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
-        self._strangers = Strangers()
+        self._unauthenticated = UnauthenticatedConnections()
         self._waiting: dict[tuple[bytes, int], _End] = {}
         self._pairs = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,13 +107,13 @@ class Relay:
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[bytes, int] | None:
         """Return token and side of somebody who holds the key."""
         host = (writer.get_extra_info("peername") or ("::",))[0]
-        if not self._strangers.enter(host):
+        if not self._unauthenticated.enter(host):
             return None
         try:
             writer.write(nonce := secrets.token_bytes(_NONCE))
             claim = await asyncio.wait_for(reader.readexactly(_CLAIM.size), HANDSHAKE_SECONDS)
         finally:
-            self._strangers.leave(host)
+            self._unauthenticated.leave(host)
         side, token, proof = _CLAIM.unpack(claim)
         return (
             (token, side) if side <= 1 and hmac.compare_digest(proof, _proof(self._key, nonce, side, token)) else None

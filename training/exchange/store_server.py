@@ -67,7 +67,7 @@ class StoreServer(socketserver.ThreadingTCPServer):
     def __init__(self, port: int = 0, max_keys: int = MAX_KEYS, max_bytes: int = MAX_BYTES) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
         self.token = secrets.token_hex(32)
-        self._strangers: dict[socket.socket, None] = {}
+        self._unauthenticated: dict[socket.socket, None] = {}
         self._clients = 0
         self._doors = threading.Lock()
         self._max_keys, self._max_bytes = max_keys, max_bytes
@@ -108,19 +108,19 @@ class StoreServer(socketserver.ThreadingTCPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._doors:
-            if len(self._strangers) >= STRANGERS:
-                oldest = next(iter(self._strangers))
-                del self._strangers[oldest]
+            if len(self._unauthenticated) >= STRANGERS:
+                oldest = next(iter(self._unauthenticated))
+                del self._unauthenticated[oldest]
                 with contextlib.suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)
-            self._strangers[request] = None
+            self._unauthenticated[request] = None
         super().process_request(request, client_address)
 
     def let_in(self, connection: socket.socket, hello: bytes) -> bool:
         """Whether ``hello`` shows the token and there is room for one more client."""
         is_authentic = hmac.compare_digest(hello, self.token.encode() + b"\n")
         with self._doors:
-            self._strangers.pop(connection, None)
+            self._unauthenticated.pop(connection, None)
             if not is_authentic or self._clients >= MAX_CLIENTS:
                 return False
             self._clients += 1

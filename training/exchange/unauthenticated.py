@@ -13,7 +13,7 @@ MOST_OF_A_HOST = 32
 """One host alone keeps nobody else out; members behind one router still come in together."""
 
 
-class Strangers:
+class UnauthenticatedConnections:
     """Connections that are being heard. Thread-safe."""
 
     def __init__(self) -> None:
