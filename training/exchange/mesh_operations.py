@@ -22,7 +22,6 @@ from training.exchange.base import (
     MeanResult,
     Traffic,
 )
-from training.exchange.beside import this_thread
 from training.exchange.link import PeerLost
 from training.exchange.mesh import Mesh
 from training.exchange.outcomes import OperationResult, completed, copied, gather_room, seal_of, what_it_is
@@ -31,6 +30,7 @@ from training.exchange.reduction import BufferPool
 from training.exchange.residuals import MeanResiduals
 from training.exchange.staging import to_device
 from training.exchange.transfer import PendingTransfer
+from training.exchange.untimed import this_thread
 
 R = TypeVar("R")
 _SLICE = 30.0

@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from training.exchange.base import Exchange, ExchangeError
-from training.exchange.beside import beside
 from training.exchange.broadcast import broadcasts
 from training.exchange.codecs import Codec, all_finite, chunk_bounds
+from training.exchange.untimed import untimed
 from training.lazy import torch
 
 _SAID = struct.Struct("<??d")
@@ -170,7 +170,7 @@ class Rounds:
 
     def _take_part(self) -> None:
         try:
-            with beside():
+            with untimed():
                 while not self._round():
                     pass
         except Exception as error:  # noqa: BLE001 - raised again where the training waits

@@ -16,7 +16,7 @@ this_thread = _Thread()
 
 
 @contextmanager
-def beside() -> Iterator[None]:
+def untimed() -> Iterator[None]:
     """Start operations whose time stops nobody, and is not counted."""
     this_thread.counts = False
     try:
