@@ -49,7 +49,7 @@ class Coordination:
         self.form: MeshStart | None = None
         self._state_order: StateOrder | None = None
         self._last_order, self._building = 0, 0.0
-        self._quarrels, self._reported_routes = verdicts.Quarrels(), ToldWays()
+        self._link_faults, self._reported_routes = verdicts.LinkFaultJudge(), ToldWays()
         self._size, self._odds = verdicts.ModelSizeVote(), verdicts.Odds(config.give_up)
         self._last_mesh: MeshStart | None = None
         """The last mesh that was formed; ``None``: there was none, or another coordinator formed it."""
@@ -253,7 +253,7 @@ class Coordination:
         present = [member for member in self._in_role("live") if member.rank in form.peers]
         broken = [member for member in present if member.report.epoch == self.epoch and not member.report.up]
         if broken:
-            self._quarrels.broken_by(broken[0], form.peers)
+            self._link_faults.broken_by(broken[0], form.peers)
             return True
         gone = set(form.peers) - {member.rank for member in present}
         if gone - self._left or (gone and any(member.waits for member in present)) or not present:
@@ -312,7 +312,7 @@ class Coordination:
             return False
         if self._odds.doubt and len({member.report.full for member in live}) == 1:
             return False  # repeating it would be in vain, and no member lacks an earlier result
-        if not self._odds.doubt and (quarrel := self._quarrels.noted(live)) is not None:
+        if not self._odds.doubt and (quarrel := self._link_faults.noted(live)) is not None:
             return self._drop_all([quarrel])
         entering = [member for member in self._entering() if member not in live]
         group = live + entering

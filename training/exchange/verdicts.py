@@ -238,7 +238,7 @@ class Standstill:
         return True
 
 
-class Quarrels:
+class LinkFaultJudge:
     """Members whose connections break again and again, and who breaks off without a reason.
 
     What members say of one another counts from mesh to mesh, until an operation is done. Whoever only sees a connection
