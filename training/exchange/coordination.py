@@ -50,7 +50,7 @@ class Coordination:
         self._state_order: StateOrder | None = None
         self._last_order, self._building = 0, 0.0
         self._link_faults, self._reported_routes = verdicts.LinkFaultJudge(), ToldWays()
-        self._size, self._odds = verdicts.ModelSizeVote(), verdicts.Odds(config.give_up)
+        self._size, self._mismatch = verdicts.ModelSizeVote(), verdicts.OperationMismatch(config.give_up)
         self._last_mesh: MeshStart | None = None
         """The last mesh that was formed; ``None``: there was none, or another coordinator formed it."""
         self._bounds: dict[int, int] = {}
@@ -310,9 +310,9 @@ class Coordination:
             return True
         if slow or not live:
             return False
-        if self._odds.doubt and len({member.report.full for member in live}) == 1:
+        if self._mismatch.doubt and len({member.report.full for member in live}) == 1:
             return False  # repeating it would be in vain, and no member lacks an earlier result
-        if not self._odds.doubt and (quarrel := self._link_faults.noted(live)) is not None:
+        if not self._mismatch.doubt and (quarrel := self._link_faults.noted(live)) is not None:
             return self._drop_all([quarrel])
         entering = [member for member in self._entering() if member not in live]
         group = live + entering
@@ -342,7 +342,7 @@ class Coordination:
         if not with_state:
             return [(member.rank, "no machine has the training state") for member in self._in_role("newcomer")]
         building = any(member.report.elements < 0 for member in self._in_role("live"))
-        return self._odds.judged(with_state, self._now) or self._size.wrong(with_state, building)
+        return self._mismatch.judged(with_state, self._now) or self._size.wrong(with_state, building)
 
     def _drop_all(self, verdicts: list[Verdict], may_return: bool = False) -> bool:
         for rank, why in verdicts:

@@ -74,7 +74,7 @@ class ModelSizeVote:
         return [(rank, why.format(said)) for rank, said in elements_by_rank.items() if said != self._right]
 
 
-class Odds:
+class OperationMismatch:
     """Members that take one operation for different ones. They are judged when all have said what they take it for, so
     that it is the odd one that goes.
 
