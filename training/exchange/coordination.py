@@ -16,7 +16,7 @@ from typing import Literal
 from training.events import MemberEvent, WarningEvent, WaysEvent
 from training.exchange import verdicts
 from training.exchange.control import BEAT, LAST_EPOCH, LEASE, GroupStatus, MeshStart, ProtocolError, Report, StateOrder
-from training.exchange.group_member import CoordinatorConfig, Member, Role, ToldWays, seen_by, standing
+from training.exchange.group_member import CoordinatorConfig, LastReportedRoutes, Member, Role, seen_by, standing
 from training.exchange.verdicts import Verdict
 
 Log = Callable[[MemberEvent | WarningEvent | WaysEvent], None]
@@ -49,7 +49,7 @@ class Coordination:
         self.form: MeshStart | None = None
         self._state_order: StateOrder | None = None
         self._last_order, self._building = 0, 0.0
-        self._link_faults, self._reported_routes = verdicts.LinkFaultJudge(), ToldWays()
+        self._link_faults, self._reported_routes = verdicts.LinkFaultJudge(), LastReportedRoutes()
         self._size, self._mismatch = verdicts.ModelSizeVote(), verdicts.OperationMismatch(config.give_up)
         self._last_mesh: MeshStart | None = None
         """The last mesh that was formed; ``None``: there was none, or another coordinator formed it."""

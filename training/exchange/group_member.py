@@ -51,7 +51,7 @@ _IN_SMALL = (
 _NOT_AT_ALL = "too many packets are lost on the way, the large ones at least; what goes there is relayed"
 
 
-class ToldWays:
+class LastReportedRoutes:
     """The network paths that members have reported: once for each mesh, so that no member fills the log."""
 
     def __init__(self) -> None:
