@@ -25,7 +25,7 @@ import psutil
 from profiles.errors import ExitCode, MusterError, RunFailed
 from training.bounded import LONGEST_LINE, LONGEST_TEXT
 from training.events import ErrorEvent, Event, EventSink, MemberEvent, RunEvent
-from training.exchange.ways import interface_at
+from training.exchange.dialling import interface_at
 from training.machine_load import machine_events
 from training.plan import LAUNCHED_FILES, LaunchedScript, RunPlan, read_plan
 from training.processes import RUN_VARIABLE, end_processes, thread_limits

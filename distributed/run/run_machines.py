@@ -16,7 +16,7 @@ from distributed.preparation.preflight import NotReady, check, member_of
 from distributed.ssh.forward import LOOPBACK
 from profiles.errors import BadInput
 from training.events import Event, MemberEvent, ProgressEvent, RunEvent
-from training.exchange.ways import interface_at
+from training.exchange.dialling import interface_at
 from training.outcome import kept_step, newest_snapshots
 from training.plan import RunPlan
 

@@ -31,7 +31,7 @@ from distributed.ssh.errors import (
     Stalled,
 )
 from distributed.ssh.last_answers import note_answer, seconds_since_answer
-from training.exchange.ways import send_small_segments
+from training.exchange.dialling import send_small_segments
 
 _STRANGERS_LIMIT = 256 * 1024
 """Bytes a server may send before we are logged in; an honest one needs about 5 KiB."""

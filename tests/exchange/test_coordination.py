@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from training.events import MemberEvent, PeerPath, WarningEvent, WaysEvent
 from training.exchange.control import BEAT, LEASE, PROTOCOL_VERSION, GroupStatus, Hello, ProtocolError, Report
 from training.exchange.coordination import Coordination
+from training.exchange.dialling import Route
 from training.exchange.group_member import CoordinatorConfig, Member
-from training.exchange.ways import How
 
 RUN = "r"
 
@@ -495,7 +495,7 @@ def test_who_tells_other_ways_again_and_again_is_heard_once_a_mesh() -> None:
 
 
 @pytest.mark.parametrize(("how", "instead"), [("dialled", "only small ones are sent there"), ("relayed", "relayed")])
-def test_a_pair_that_loses_large_packets_is_warned_of_once(how: How, instead: str) -> None:
+def test_a_pair_that_loses_large_packets_is_warned_of_once(how: Route, instead: str) -> None:
     world = World(2)
     for rank in (0, 1):
         fake = world.fakes[rank]

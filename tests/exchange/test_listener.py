@@ -31,13 +31,13 @@ from tests.preloaded.python import python_itself
 from training.exchange import link
 from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.certificates import issue_run_certificates
+from training.exchange.dialling import Address, DialHistory, first_to_answer, listen_on
 from training.exchange.introduction import FILLER, RECEIVES, SENDS
 from training.exchange.link import MAX_EARLY, Incoming, PeerLost
 from training.exchange.listener import ConnectTimeouts, Identity, Listener
 from training.exchange.meeting import MOST_WAITING
 from training.exchange.mesh import Mesh
 from training.exchange.unauthenticated import MOST_OF_A_HOST, UnauthenticatedConnections
-from training.exchange.ways import Address, Ways, first_to_answer, listen_on
 
 pytestmark = pytest.mark.slow
 
@@ -579,7 +579,7 @@ def test_a_useless_address_is_passed_over(pair: Group, nonsense: Address) -> Non
 
 def test_a_way_that_failed_is_tried_first_again_after_a_while() -> None:
     now = 1000.0
-    ways, fast, slow = Ways(lambda: now), ("10.0.0.1", 1), ("10.0.1.1", 1)
+    ways, fast, slow = DialHistory(lambda: now), ("10.0.0.1", 1), ("10.0.1.1", 1)
     ways.failed(1, fast)
     assert ways.order(1, [fast, slow]) == [slow, fast] and ways.order(2, [fast, slow]) == [fast, slow]
     now += 61
@@ -588,7 +588,7 @@ def test_a_way_that_failed_is_tried_first_again_after_a_while() -> None:
 
 def test_a_detour_is_forgotten_after_a_while_however_often_it_is_taken() -> None:
     now = 1000.0
-    ways = Ways(lambda: now)
+    ways = DialHistory(lambda: now)
     for _ in range(3):
         ways.met(1, SENDS, "relayed")
         assert ways.recent_route(1, SENDS) == "relayed"

@@ -25,9 +25,9 @@ from training.exchange.control import Report
 from training.exchange.control_line import Joining
 from training.exchange.coordination import Coordination, Member
 from training.exchange.coordinator import Coordinator
+from training.exchange.dialling import SMALL_SEGMENT
 from training.exchange.mesh_member import MeshMember
 from training.exchange.residuals import Residual
-from training.exchange.ways import SMALL_SEGMENT
 
 pytestmark = pytest.mark.slow
 

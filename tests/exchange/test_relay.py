@@ -26,12 +26,12 @@ from profiles.errors import BadInput
 from profiles.schema import Transport
 from training.exchange.base import ExchangeTimeout
 from training.exchange.certificates import relay_key
+from training.exchange.dialling import Address
 from training.exchange.link import PeerLost
 from training.exchange.listener import ConnectTimeouts, Identity, Listener
 from training.exchange.mesh import Mesh
 from training.exchange.relay import Relay, at_relay
 from training.exchange.unauthenticated import MOST_OF_A_HOST
-from training.exchange.ways import Address
 
 pytestmark = pytest.mark.slow
 

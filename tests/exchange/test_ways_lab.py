@@ -26,12 +26,12 @@ from training.exchange.certificates import relay_key
 from training.exchange.codecs import codec_by_name
 from training.exchange.control_line import Joining
 from training.exchange.coordinator import Coordinator
+from training.exchange.dialling import Address, DialHistory
 from training.exchange.group_member import CoordinatorConfig
 from training.exchange.link import PeerLost
 from training.exchange.listener import Identity, Listener
 from training.exchange.mesh import Mesh
 from training.exchange.mesh_member import MeshMember
-from training.exchange.ways import Address, Ways
 
 pytestmark = pytest.mark.lab
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class Pair:
             for rank, place in enumerate("ab")
         }
         for one in self.listeners.values():
-            one.dial_history = Ways(lambda: time.monotonic() + self.later)
+            one.dial_history = DialHistory(lambda: time.monotonic() + self.later)
 
     def form(self, a: list[str], b: list[str], relays: dict[str, Address] | None = None) -> list[Mesh]:
         """Form a group; ``a`` and ``b`` are the addresses that the two are told of one another."""

@@ -7,8 +7,8 @@ import socket
 import weakref
 from dataclasses import dataclass
 
+from training.exchange.dialling import Route
 from training.exchange.sealing import Cipher
-from training.exchange.ways import How
 
 _open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -46,7 +46,7 @@ class Connection:
     sealed: bool
     round_trip: float = 0.0
     address: str = ""
-    route: How = "dialled"
+    route: Route = "dialled"
     loses_large: bool = False
 
     def __post_init__(self) -> None:

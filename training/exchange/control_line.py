@@ -31,8 +31,8 @@ from training.exchange.control import (
     line,
     parse,
 )
+from training.exchange.dialling import send_small_segments
 from training.exchange.introduction import tls_contexts
-from training.exchange.ways import send_small_segments
 
 REDIAL_FOR = 60.0
 """Seconds in which a coordinator that is gone must be back."""

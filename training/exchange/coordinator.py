@@ -22,11 +22,11 @@ from training.events import WarningEvent
 from training.exchange.certificates import member_uri, relay_key
 from training.exchange.control import MAX_LINE, GroupStatus, Hello, ProtocolError, Report, line, parse
 from training.exchange.coordination import Coordination, Log
+from training.exchange.dialling import listen_on
 from training.exchange.group_member import CoordinatorConfig, Member
 from training.exchange.introduction import tls_contexts
 from training.exchange.relay import Relay
 from training.exchange.unauthenticated import HANDSHAKE_SECONDS, UnauthenticatedConnections
-from training.exchange.ways import listen_on
 
 _TICK = 0.1
 MOST_HELLOS = 30

@@ -19,13 +19,13 @@ from training.exchange.base import (
     JoiningState,
 )
 from training.exchange.control import GroupStatus, HeldResults, MeshStart, StateOrder, line, parse
+from training.exchange.dialling import Address
 from training.exchange.link import OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.listener import Listener
 from training.exchange.mesh import Mesh
 from training.exchange.operation_log import OperationLog
 from training.exchange.outcomes import OperationResult, gather_room
 from training.exchange.payloads import state_from_bytes, state_to_bytes
-from training.exchange.ways import Address
 
 _SIZE = struct.Struct("<Q")
 _MEET_SECONDS = 60.0

@@ -23,9 +23,9 @@ from profiles.schema import Transport
 from training.exchange.base import ExchangeError
 from training.exchange.certificates import member_uri
 from training.exchange.connection import Connection
+from training.exchange.dialling import keep_alive, unacknowledged
 from training.exchange.sealing import SECRET, Cipher, faster_cipher
 from training.exchange.unauthenticated import HANDSHAKE_SECONDS
-from training.exchange.ways import keep_alive, unacknowledged
 
 SENDS, RECEIVES = 0, 1
 MAX_CHANNEL = 128

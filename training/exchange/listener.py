@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from profiles.errors import BadInput
 from training.exchange.base import ExchangeError, ExchangeTimeout
 from training.exchange.connection import Connection, let_go_in_child
+from training.exchange.dialling import Address, DialHistory, listen_on
 from training.exchange.introduction import (
     LOOK,
     MAX_CHANNEL,
@@ -29,7 +30,6 @@ from training.exchange.introduction import (
 )
 from training.exchange.meeting import Arrivals, ConnectionAttempt
 from training.exchange.unauthenticated import UnauthenticatedConnections
-from training.exchange.ways import Address, Ways, listen_on
 
 __all__ = ["Address", "ConnectTimeouts", "Identity", "Listener"]
 
@@ -65,7 +65,7 @@ class Listener:
             ) from error
         let_go_in_child(self._socket)
         self.address: Address = self._socket.getsockname()[:2]
-        self.dial_history = Ways()
+        self.dial_history = DialHistory()
         self.arrivals = Arrivals()
         self.unauthenticated = UnauthenticatedConnections()
         threading.Thread(target=self._accept, name="listener", daemon=True).start()

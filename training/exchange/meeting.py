@@ -14,6 +14,7 @@ from profiles.errors import MusterError
 from training.exchange.base import ExchangeError
 from training.exchange.certificates import relay_key
 from training.exchange.connection import Connection
+from training.exchange.dialling import Address, DialHistory, Route, first_to_answer
 from training.exchange.introduction import (
     LOOK,
     SENDS,
@@ -25,7 +26,6 @@ from training.exchange.introduction import (
     Key,
 )
 from training.exchange.relay import at_relay
-from training.exchange.ways import Address, How, Ways, first_to_answer
 
 MOST_WAITING = 32
 """Connections of one peer that nobody here has taken yet."""
@@ -98,7 +98,7 @@ class ConnectionAttempt:
     def __init__(
         self,
         introductions: Introductions,
-        history: Ways,
+        history: DialHistory,
         arrivals: Arrivals,
         key: Key,
         addresses: Sequence[Address],
@@ -126,7 +126,7 @@ class ConnectionAttempt:
         self._dials_from = begin + (0.0 if self._does == SENDS or lately == "dialled" else self._timeouts.reverse_after)
         after = self._timeouts.relay_again_after if lately == "relayed" else self._timeouts.relay_after
         self._relays_from = begin + after if self._relay is not None else math.inf
-        attempts: dict[How, Callable[[], Connection | None]] = {
+        attempts: dict[Route, Callable[[], Connection | None]] = {
             "came": self._come,
             "dialled": self._dial,
             "relayed": self._at_relay,

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from training.events import PeerPath
 from training.exchange.connection import Connection
+from training.exchange.dialling import interface_at
 from training.exchange.link import MARKS, OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.listener import Address, Listener
 from training.exchange.reduction import BufferPool, OwnedShard, Reduction
 from training.exchange.transfer import Done, PendingTransfer
-from training.exchange.ways import interface_at
 
 SMALL = 32 << 10
 """Bytes up to which everybody sends all to all: there a second round costs more than the bytes."""

@@ -22,8 +22,8 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from training.exchange.dialling import Address, first_to_answer, keep_alive, listen_on
 from training.exchange.unauthenticated import HANDSHAKE_SECONDS, UnauthenticatedConnections
-from training.exchange.ways import Address, first_to_answer, keep_alive, listen_on
 
 _NONCE = 16
 _CLAIM = struct.Struct("<B32s32s")

@@ -29,11 +29,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllToAllOptions
 
 from training.exchange.base import STANDSTILL, ExchangeError
+from training.exchange.dialling import interface_at
 from training.exchange.link import PeerLost
 from training.exchange.mesh import Mesh
 from training.exchange.mesh_store import FORM_SECONDS, MeshStore
 from training.exchange.transfer import Done
-from training.exchange.ways import interface_at
 
 _LOOK = 0.02
 """Seconds after which who waits for a group looks whether its mesh still stands."""

@@ -22,7 +22,7 @@ from typing import Literal
 import psutil
 
 Address = tuple[str, int]
-How = Literal["dialled", "came", "relayed"]
+Route = Literal["dialled", "came", "relayed"]
 
 HEAD_START = 0.25
 """Seconds that an address has before the next one is tried beside it (RFC 8305, section 5)."""
@@ -48,7 +48,7 @@ class DialResult:
     """Seconds."""
 
 
-class Ways:
+class DialHistory:
     """What this end remembers of the ways to its peers, from one group to the next. Thread-safe.
 
     Args:
@@ -59,7 +59,7 @@ class Ways:
         self._clock = clock
         self._lock = threading.Lock()
         self._failed: dict[tuple[int, Address], float] = {}
-        self._routes: dict[tuple[int, int], tuple[How, float]] = {}
+        self._routes: dict[tuple[int, int], tuple[Route, float]] = {}
         self._black_holes: dict[tuple[int, Address], float] = {}
 
     def order(self, peer: int, addresses: Sequence[Address]) -> list[Address]:
@@ -100,14 +100,14 @@ class Ways:
         with self._lock:
             self._failed.pop((peer, address), None)
 
-    def met(self, peer: int, direction: int, route: How) -> None:
+    def met(self, peer: int, direction: int, route: Route) -> None:
         """Remember how a direction came to be; after some minutes all ways are tried as if nothing were known."""
         with self._lock:
             before, since = self._routes.get((peer, direction), (route, 0.0))
             if before != route or since + _KNOWN_FOR < self._clock():
                 self._routes[peer, direction] = route, self._clock()
 
-    def recent_route(self, peer: int, direction: int) -> How | None:
+    def recent_route(self, peer: int, direction: int) -> Route | None:
         """Return how a direction came to be in the last minutes."""
         with self._lock:
             route, since = self._routes.get((peer, direction), (None, 0.0))
