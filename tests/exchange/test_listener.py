@@ -1,4 +1,4 @@
-"""UnauthenticatedConnections, broken networks and crowds at a member's listening socket; all on loopback, with real TLS."""
+"""Strangers, broken networks and crowds at a member's listening socket; all on loopback, with real TLS."""
 
 from __future__ import annotations
 
@@ -221,10 +221,14 @@ def test_any_port_is_one_that_no_outgoing_connection_is_given() -> None:
 def test_hosts_are_counted_by_what_is_their_own() -> None:
     unauthenticated = UnauthenticatedConnections()
     for last in range(MOST_OF_A_HOST):
-        assert strangers.enter(f"2001:db8::{last:x}")
-    assert not strangers.enter("2001:db8::ffff") and strangers.enter("2001:db8:0:1::1") and strangers.enter("10.0.0.1")
-    strangers.leave("2001:db8::7")
-    assert strangers.enter("2001:db8::ffff")
+        assert unauthenticated.enter(f"2001:db8::{last:x}")
+    assert (
+        not unauthenticated.enter("2001:db8::ffff")
+        and unauthenticated.enter("2001:db8:0:1::1")
+        and unauthenticated.enter("10.0.0.1")
+    )
+    unauthenticated.leave("2001:db8::7")
+    assert unauthenticated.enter("2001:db8::ffff")
 
 
 def test_a_member_keeps_no_more_open_than_it_can_need(pair: Group, certificates: Path) -> None:
