@@ -51,12 +51,12 @@ def training() -> Callable[[], None]:
 def starter(engine: str, rank: int, address: str, secrets: str) -> Callable[[str, Any], Callable[[], bool]]:
     """Join, and return what starts a mean and says whether it is done."""
     from training.exchange.codecs import codec_by_name
-    from training.exchange.control_line import Joining
+    from training.exchange.coordinator_client import JoinConfig
     from training.exchange.mesh_member import MeshMember
 
     if engine == "run":
         own = Path(secrets) / f"member-{rank}"
-        exchange = MeshMember(Joining(address, own, RUN, rank, 2, f"m{rank}", "127.0.0.1")).join(CONNECT_WITHIN)
+        exchange = MeshMember(JoinConfig(address, own, RUN, rank, 2, f"m{rank}", "127.0.0.1")).join(CONNECT_WITHIN)
         fp32 = codec_by_name("fp32")
         return lambda name, values: exchange.start_mean(name, values, 1.0, fp32).done
     import torch.distributed as dist

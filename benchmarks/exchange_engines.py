@@ -59,13 +59,13 @@ def exchange_of(engine: str, rank: int, world: int, address: str, secrets: str, 
             torch.distributed.all_reduce(kept.copy_(values))  # fresh memory would cost as much as an exchange
 
         return mean
-    from training.exchange.control_line import Joining
+    from training.exchange.coordinator_client import JoinConfig
     from training.exchange.mesh_member import MeshMember
 
     own = None if engine == "run in clear" else Path(secrets) / f"member-{rank}"
     listen, shares = os.environ.get("MUSTER_LISTEN", "127.0.0.1"), json.loads(os.environ.get("BENCH_SHARES", "[]"))
     exchange = MeshMember(
-        Joining(
+        JoinConfig(
             address,
             own,
             RUN,

@@ -38,13 +38,13 @@ def member(engine: str, rank: int, world: int, address: str, secrets: str, eleme
     import torch
 
     from training.exchange.codecs import codec_by_name
-    from training.exchange.control_line import Joining
+    from training.exchange.coordinator_client import JoinConfig
     from training.exchange.mesh_member import MeshMember
     from training.exchange.torch_mean import TorchMember
 
     torch.set_num_threads(1)
     keys = Path(secrets) / f"member-{rank}"
-    joining = Joining(address, keys, "bench", rank, world, f"m{rank}")
+    joining = JoinConfig(address, keys, "bench", rank, world, f"m{rank}")
     exchange = MeshMember(joining) if engine == "mesh" else TorchMember(joining, torch.device("cpu"))
     exchange.join(60)
     values = torch.randn(elements, generator=torch.Generator().manual_seed(rank))

@@ -54,11 +54,11 @@ def connect(
 
         return SoloExchange()
     seat, keys = plan.seats[rank], secrets / f"member-{rank}"
-    from training.exchange.control_line import Joining
+    from training.exchange.coordinator_client import JoinConfig
 
     where = rendezvous()
     near, everywhere = "127.0.0.1", "::" if where.address.startswith("[") else "0.0.0.0"
-    joining = Joining(
+    joining = JoinConfig(
         where.address,
         keys,
         plan.run_id,

@@ -29,8 +29,8 @@ from training import optimizers, trainer  # noqa: E402
 from training.events import SyncEvent  # noqa: E402
 from training.exchange.base import Exchange, SoloExchange  # noqa: E402
 from training.exchange.certificates import issue_run_certificates  # noqa: E402
-from training.exchange.control_line import Joining  # noqa: E402
 from training.exchange.coordinator import Coordinator  # noqa: E402
+from training.exchange.coordinator_client import JoinConfig  # noqa: E402
 from training.exchange.group_member import CoordinatorConfig  # noqa: E402
 from training.exchange.mesh_member import MeshMember  # noqa: E402
 from training.orders import Control  # noqa: E402
@@ -162,7 +162,9 @@ def _together(plan: RunPlan, task: type[Text], folder: Path) -> list[Any]:
 def _connect(plan: RunPlan, folder: Path, port: int) -> Callable[[int], Exchange]:
     def connect(rank: int) -> Exchange:
         secrets, size = folder / f"member-{rank}", plan.world_size
-        return MeshMember(Joining(f"127.0.0.1:{port}", secrets, plan.run_id, rank, size, f"worker-{rank}")).join(30.0)
+        return MeshMember(JoinConfig(f"127.0.0.1:{port}", secrets, plan.run_id, rank, size, f"worker-{rank}")).join(
+            30.0
+        )
 
     return connect
 

@@ -18,9 +18,9 @@ from training.exchange.base import MeanResult
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.codecs import codec_by_name
 from training.exchange.control import Report
-from training.exchange.control_line import Joining
 from training.exchange.coordination import Coordination
 from training.exchange.coordinator import Coordinator
+from training.exchange.coordinator_client import JoinConfig
 from training.exchange.group_member import CoordinatorConfig
 from training.exchange.mesh_member import MeshMember
 from training.exchange.torch_mean import TorchMember
@@ -64,7 +64,7 @@ class Lab:
 
     def connect(self, rank: int, timeout: float = PATIENCE, **named: Any) -> MeshMember:
         own = self.certificates and self.certificates / f"member-{rank}"
-        joining = Joining(self.address, own, RUN, rank, self.size, f"machine-{rank}", **named)
+        joining = JoinConfig(self.address, own, RUN, rank, self.size, f"machine-{rank}", **named)
         if self.engine == "mesh":
             member = MeshMember(joining)
         else:

@@ -19,7 +19,7 @@ import torch
 from training.exchange import torch_group
 from training.exchange.base import ExchangeDropped, JoiningState
 from training.exchange.codecs import codec_by_name
-from training.exchange.control_line import Joining
+from training.exchange.coordinator_client import JoinConfig
 from training.exchange.mesh_member import MeshMember
 from training.exchange.torch_mean import TorchMember
 
@@ -29,7 +29,7 @@ DEVICE = torch.device("cpu")
 
 def connect(address: str, rank: int, size: int, engine: str, certificates: str) -> MeshMember:
     own = Path(certificates) / f"member-{rank}" if certificates else None
-    joining = Joining(address, own, "r", rank, size, f"m{rank}")
+    joining = JoinConfig(address, own, "r", rank, size, f"m{rank}")
     member = MeshMember(joining) if engine == "mesh" else TorchMember(joining, DEVICE)
     member.join(60)
     member.expect_model(ELEMENTS)

@@ -15,8 +15,8 @@ from profiles.errors import BadInput
 from training.exchange.base import ExchangeError
 from training.exchange.certificates import COORDINATOR_NAME, issue_run_certificates
 from training.exchange.codecs import codec_by_name
-from training.exchange.control_line import Joining
 from training.exchange.coordinator import Coordinator
+from training.exchange.coordinator_client import JoinConfig
 from training.exchange.group_member import CoordinatorConfig
 from training.exchange.mesh_member import MeshMember
 
@@ -29,7 +29,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> object:
 
 
 def dial(running: Lab, certificates: Path, rank: int, timeout: float = 60) -> MeshMember:
-    return MeshMember(Joining(running.address, certificates, RUN, rank, 2, "x")).join(timeout)
+    return MeshMember(JoinConfig(running.address, certificates, RUN, rank, 2, "x")).join(timeout)
 
 
 def test_files_are_private(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_members_certificate_cannot_play_the_coordinator(tmp_path: Path) -> No
     false_coordinator = Coordinator(CoordinatorConfig(run_id=RUN, names=("a",), certificates=tmp_path / "member-1"))
     port = false_coordinator.start()
     with pytest.raises(ExchangeError, match="certificate does not match"):
-        MeshMember(Joining(f"127.0.0.1:{port}", tmp_path / "member-0", RUN, 0, 1, "x")).join(60)
+        MeshMember(JoinConfig(f"127.0.0.1:{port}", tmp_path / "member-0", RUN, 0, 1, "x")).join(60)
     false_coordinator.stop()
 
 

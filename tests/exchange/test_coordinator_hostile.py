@@ -19,7 +19,7 @@ from tests.waiting import PATIENCE, until
 from training.exchange import coordinator
 from training.exchange.base import ExchangeError
 from training.exchange.control import MAX_LINE, PROTOCOL_VERSION, GroupStatus, Hello, Report, line, parse
-from training.exchange.control_line import Joining
+from training.exchange.coordinator_client import JoinConfig
 from training.exchange.mesh_member import MeshMember
 
 pytestmark = pytest.mark.slow
@@ -134,4 +134,4 @@ def test_a_certificate_speaks_for_its_own_rank_only(tmp_path_factory: pytest.Tem
         assert one.certificates is not None
         one.connect_all()
         with pytest.raises(ExchangeError, match="not that of rank 1"):
-            MeshMember(Joining(one.address, one.certificates / "member-0", RUN, 1, 2, "x")).join(PATIENCE)
+            MeshMember(JoinConfig(one.address, one.certificates / "member-0", RUN, 1, 2, "x")).join(PATIENCE)

@@ -16,7 +16,7 @@ from tests.waiting import until
 from training.events import MemberEvent, from_line
 from training.exchange.base import ExchangeError
 from training.exchange.codecs import codec_by_name
-from training.exchange.control_line import Joining
+from training.exchange.coordinator_client import JoinConfig
 from training.exchange.coordinator_main import main
 from training.exchange.mesh_member import MeshMember
 
@@ -42,7 +42,7 @@ def coordinator(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def connect(process: subprocess.Popen[str], **named: float) -> MeshMember:
     assert process.stdout is not None
     port = json.loads(process.stdout.readline())["port"]
-    return MeshMember(Joining(f"127.0.0.1:{port}", None, "r", 0, 1, "a", **named)).join(60)
+    return MeshMember(JoinConfig(f"127.0.0.1:{port}", None, "r", 0, 1, "a", **named)).join(60)
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_it_serves_its_members_when_whoever_started_it_is_gone(coordinator: subp
     coordinator.stdout.close()
     for _ in range(2):  # of which it has something to say, to nobody
         with pytest.raises(ExchangeError, match="another run"):
-            MeshMember(Joining(str(member._line.address), None, "another", 0, 1, "a")).join(60)
+            MeshMember(JoinConfig(str(member._line.address), None, "another", 0, 1, "a")).join(60)
     assert member.mean("x", torch.ones(1), 1.0, codec_by_name("fp32")).mean.item() == 1.0
     member.close()
     assert coordinator.wait(60) == 0

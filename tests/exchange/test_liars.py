@@ -21,8 +21,8 @@ from training.events import MemberEvent
 from training.exchange.base import ExchangeError
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.control import HeldResults, MeshStart, Peer, Report, StateOrder, line
-from training.exchange.control_line import Joining
 from training.exchange.coordinator import Coordinator
+from training.exchange.coordinator_client import JoinConfig
 from training.exchange.handover import TAG, JoinStateServer, channel_of, even_out
 from training.exchange.link import Outgoing, PeerLost
 from training.exchange.mesh import Mesh
@@ -142,6 +142,6 @@ def test_a_members_certificate_does_not_pass_for_the_coordinators(tmp_path: Path
         try:
             own, address = one.certificates / "member-0", f"127.0.0.1:{liar.start()}"
             with pytest.raises(ExchangeError, match="its certificate does not match"):
-                MeshMember(Joining(address, own, one.config.run_id, 0, 2, "machine-0")).join(PATIENCE)
+                MeshMember(JoinConfig(address, own, one.config.run_id, 0, 2, "machine-0")).join(PATIENCE)
         finally:
             liar.stop()

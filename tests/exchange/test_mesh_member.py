@@ -22,9 +22,9 @@ from training.exchange.base import ExchangeError, ExchangeTimeout, JoiningState,
 from training.exchange.broadcast import broadcast, broadcasts
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
 from training.exchange.control import Report
-from training.exchange.control_line import Joining
 from training.exchange.coordination import Coordination, Member
 from training.exchange.coordinator import Coordinator
+from training.exchange.coordinator_client import JoinConfig
 from training.exchange.dialling import SMALL_SEGMENT
 from training.exchange.mesh_member import MeshMember
 from training.exchange.residuals import Residual
@@ -364,7 +364,7 @@ def test_incomplete_group_names_who_is_missing(tmp_path: Path) -> None:
 
 def test_no_coordinator() -> None:
     with pytest.raises(ExchangeError, match=r"cannot reach the coordinator at 127.0.0.1:9"):
-        MeshMember(Joining("127.0.0.1:9", None, RUN, 0, 1, "a")).join(0.5)
+        MeshMember(JoinConfig("127.0.0.1:9", None, RUN, 0, 1, "a")).join(0.5)
 
 
 def test_who_cannot_reach_the_coordinator_says_so_and_dials_where_it_is_sent(
@@ -411,7 +411,7 @@ def test_an_attempt_ends_when_the_coordinator_is_elsewhere(tmp_path: Path, monke
 def test_a_stranger_is_refused(tmp_path: Path, rank: int, size: int, run: str, message: str) -> None:
     with lab(tmp_path, 2) as running:
         with pytest.raises(ExchangeError, match=message):
-            MeshMember(Joining(running.address, None, run, rank, size, "x")).join(60)
+            MeshMember(JoinConfig(running.address, None, run, rank, size, "x")).join(60)
         assert message in running.warnings()[0]
 
 

@@ -24,8 +24,8 @@ from training.exchange import ways
 from training.exchange.base import ExchangeTimeout
 from training.exchange.certificates import relay_key
 from training.exchange.codecs import codec_by_name
-from training.exchange.control_line import Joining
 from training.exchange.coordinator import Coordinator
+from training.exchange.coordinator_client import JoinConfig
 from training.exchange.dialling import Address, DialHistory
 from training.exchange.group_member import CoordinatorConfig
 from training.exchange.link import PeerLost
@@ -266,7 +266,9 @@ def test_a_run_goes_on_through_the_relay_when_the_way_between_two_dies(
         address, names = f"{host}1:{coordinator[0]}", ("studio", "tower")
         return router.inside(
             "ab"[rank],
-            lambda: MeshMember(Joining(address, keys, "run", rank, 2, names[rank], "0.0.0.0", [f"{host}2"])).join(120),
+            lambda: MeshMember(JoinConfig(address, keys, "run", rank, 2, names[rank], "0.0.0.0", [f"{host}2"])).join(
+                120
+            ),
         )
 
     members = at_once(functools.partial(join, 0), functools.partial(join, 1))

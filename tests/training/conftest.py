@@ -9,8 +9,8 @@ import pytest
 from group import Connect, Serve
 
 from training.exchange.certificates import issue_run_certificates
-from training.exchange.control_line import Joining
 from training.exchange.coordinator import Coordinator
+from training.exchange.coordinator_client import JoinConfig
 from training.exchange.group_member import CoordinatorConfig
 from training.exchange.mesh_member import MeshMember
 from training.plan import RunPlan
@@ -31,7 +31,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         coordinators.append(coordinator)
         port = coordinator.start()
         return lambda rank: MeshMember(
-            Joining(
+            JoinConfig(
                 f"127.0.0.1:{port}", folder / f"member-{rank}", plan.run_id, rank, plan.world_size, f"worker-{rank}"
             )
         ).join(30.0)

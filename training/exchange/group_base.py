@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import Backend, Store
 
 from training.exchange.arguments import InvalidArgument, check_dense, check_single
 from training.exchange.base import ExchangeError, ExchangeTimeout
-from training.exchange.control_line import parsed
+from training.exchange.coordinator_client import parsed
 from training.exchange.link import MARKS, OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.listener import Address, Listener
 from training.exchange.memory_order import Use, in_use

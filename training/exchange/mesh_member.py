@@ -24,7 +24,7 @@ from training.exchange.base import (
     Traffic,
 )
 from training.exchange.control import GroupStatus, MeshStart, Report
-from training.exchange.control_line import ControlLine, Joining, parsed
+from training.exchange.coordinator_client import CoordinatorClient, JoinConfig, parsed
 from training.exchange.halting import Halting
 from training.exchange.handover import JoinStateServer, Newcomer, even_out, most_of
 from training.exchange.link import PeerLost
@@ -52,7 +52,7 @@ class MeshMember(Exchange):
     engine, mesh_kind = "mesh", Mesh
     halting: Halting
 
-    def __init__(self, joining: Joining) -> None:
+    def __init__(self, joining: JoinConfig) -> None:
         self.rank = rank = joining.rank
         self._joining = joining
         self._meter = Meter()
@@ -75,7 +75,7 @@ class MeshMember(Exchange):
         """Operations whose end on the mesh of the moment is being worked on."""
         self._forming: Mesh | None = None
         self._state_server, self.halting = JoinStateServer(self._listener), Halting(self._note)
-        self._line = ControlLine(joining, self._listener.address, self._tell, self._hear, self._end)
+        self._line = CoordinatorClient(joining, self._listener.address, self._tell, self._hear, self._end)
         self._keeper = threading.Thread(target=self._keep_mesh, name="mesh keeper", daemon=True)
         # A thread that is still inside C++ when the interpreter goes would abort the process.
         atexit.register(self.close)

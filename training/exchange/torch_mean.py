@@ -26,7 +26,7 @@ from training.exchange.base import (
     weighted_mean,
 )
 from training.exchange.codecs import CHUNK_ELEMENTS, CastCodec, Codec, SparseCodec
-from training.exchange.control_line import Joining
+from training.exchange.coordinator_client import JoinConfig
 from training.exchange.link import PeerLost
 from training.exchange.mesh import Mesh
 from training.exchange.mesh_member import MeshMember
@@ -302,7 +302,7 @@ class TorchMember(MeshMember):
     mesh_kind = TorchMesh
 
     def __init__(
-        self, joining: Joining, device: torch.device, tell: Callable[[str], object] = lambda line: None
+        self, joining: JoinConfig, device: torch.device, tell: Callable[[str], object] = lambda line: None
     ) -> None:
         self.device, self.interface = device, joining.interface
         self._notify, self._gloo_reported = tell, False

@@ -46,7 +46,7 @@ _GOODBYE_WITHIN = 5.0
 
 
 @dataclass(frozen=True)
-class Joining:
+class JoinConfig:
     """Which group a member joins, and under which rank and name.
 
     Args:
@@ -107,7 +107,7 @@ class Joining:
         return tuple(self.hosts) or own_addresses(listening, self.interface)
 
 
-class ControlLine:
+class CoordinatorClient:
     """Says what this member is at, and hears of the group.
 
     Args:
@@ -119,7 +119,7 @@ class ControlLine:
 
     def __init__(
         self,
-        joining: Joining,
+        joining: JoinConfig,
         listening: tuple[str, int],
         report: Callable[[], Report],
         heard: Callable[[GroupStatus], None],
