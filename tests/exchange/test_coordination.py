@@ -9,8 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.events import MemberEvent, PeerPath, WarningEvent, WaysEvent
-from training.exchange.control import BEAT, LEASE, PROTOCOL_VERSION, GroupStatus, Hello, ProtocolError, Report
 from training.exchange.coordination import Coordination
+from training.exchange.coordinator_protocol import (
+    BEAT,
+    LEASE,
+    PROTOCOL_VERSION,
+    GroupStatus,
+    Hello,
+    ProtocolError,
+    Report,
+)
 from training.exchange.dialling import Route
 from training.exchange.group_member import CoordinatorConfig, Member
 

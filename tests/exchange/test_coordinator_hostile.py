@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tests.waiting import PATIENCE, until
 from training.exchange import coordinator
 from training.exchange.base import ExchangeError
-from training.exchange.control import MAX_LINE, PROTOCOL_VERSION, GroupStatus, Hello, Report, line, parse
 from training.exchange.coordinator_client import JoinConfig
+from training.exchange.coordinator_protocol import MAX_LINE, PROTOCOL_VERSION, GroupStatus, Hello, Report, line, parse
 from training.exchange.mesh_member import MeshMember
 
 pytestmark = pytest.mark.slow

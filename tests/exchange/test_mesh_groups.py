@@ -13,7 +13,7 @@ from coordinated_lab import cut, lab
 from tests.training.memory_exchange import RoomExchange, together
 from training.exchange.base import ExchangeError
 from training.exchange.codecs import codec_by_name
-from training.exchange.control import HeldResults
+from training.exchange.coordinator_protocol import HeldResults
 from training.exchange.handover import strays, transfers
 from training.exchange.mesh_member import MeshMember
 

@@ -15,7 +15,16 @@ from typing import Literal
 
 from training.events import MemberEvent, WarningEvent, WaysEvent
 from training.exchange import verdicts
-from training.exchange.control import BEAT, LAST_EPOCH, LEASE, GroupStatus, MeshStart, ProtocolError, Report, StateOrder
+from training.exchange.coordinator_protocol import (
+    BEAT,
+    LAST_EPOCH,
+    LEASE,
+    GroupStatus,
+    MeshStart,
+    ProtocolError,
+    Report,
+    StateOrder,
+)
 from training.exchange.group_member import CoordinatorConfig, LastReportedRoutes, Member, Role, seen_by, standing
 from training.exchange.verdicts import Verdict
 

@@ -20,8 +20,8 @@ from typing import Any
 from profiles.errors import BadInput
 from training.events import WarningEvent
 from training.exchange.certificates import member_uri, relay_key
-from training.exchange.control import MAX_LINE, GroupStatus, Hello, ProtocolError, Report, line, parse
 from training.exchange.coordination import Coordination, Log
+from training.exchange.coordinator_protocol import MAX_LINE, GroupStatus, Hello, ProtocolError, Report, line, parse
 from training.exchange.dialling import listen_on
 from training.exchange.group_member import CoordinatorConfig, Member
 from training.exchange.introduction import tls_contexts

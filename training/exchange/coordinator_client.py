@@ -19,7 +19,7 @@ import psutil
 from profiles.schema import Transport
 from training.exchange.base import ExchangeTimeout
 from training.exchange.certificates import COORDINATOR_NAME
-from training.exchange.control import (
+from training.exchange.coordinator_protocol import (
     BEAT,
     LEASE,
     MAX_STATUS,

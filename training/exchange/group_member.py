@@ -10,7 +10,16 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from training.events import PeerPath, WarningEvent, WaysEvent
-from training.exchange.control import LEASE, MAX_RANKS, GroupStatus, Hello, MeshStart, Peer, Report, StateOrder
+from training.exchange.coordinator_protocol import (
+    LEASE,
+    MAX_RANKS,
+    GroupStatus,
+    Hello,
+    MeshStart,
+    Peer,
+    Report,
+    StateOrder,
+)
 
 
 class CoordinatorConfig(BaseModel):
@@ -133,7 +142,7 @@ def seen_by(member: Member, order: Order | None, members: Mapping[int, Member]) 
 
 
 def standing(members: Collection[Member], orphaned: bool) -> dict[str, int]:
-    """Return how far members are that have the state, as a :class:`~training.exchange.control.GroupStatus` says it.
+    """Return how far members are that have the state, as a :class:`~training.exchange.coordinator_protocol.GroupStatus` says it.
 
     Args:
         orphaned: whoever started the group is gone.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from training.exchange.control import GroupStatus
+from training.exchange.coordinator_protocol import GroupStatus
 
 
 class Halting:

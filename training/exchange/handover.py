@@ -18,7 +18,7 @@ from training.exchange.base import (
     Group,
     JoiningState,
 )
-from training.exchange.control import GroupStatus, HeldResults, MeshStart, StateOrder, line, parse
+from training.exchange.coordinator_protocol import GroupStatus, HeldResults, MeshStart, StateOrder, line, parse
 from training.exchange.dialling import Address
 from training.exchange.link import OPERATIONS, Incoming, Outgoing, PeerLost
 from training.exchange.listener import Listener

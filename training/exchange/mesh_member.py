@@ -23,8 +23,8 @@ from training.exchange.base import (
     Pending,
     Traffic,
 )
-from training.exchange.control import GroupStatus, MeshStart, Report
 from training.exchange.coordinator_client import CoordinatorClient, JoinConfig, parsed
+from training.exchange.coordinator_protocol import GroupStatus, MeshStart, Report
 from training.exchange.halting import Halting
 from training.exchange.handover import JoinStateServer, Newcomer, even_out, most_of
 from training.exchange.link import PeerLost

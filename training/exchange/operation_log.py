@@ -6,7 +6,7 @@ from collections import OrderedDict
 from itertools import islice
 from typing import Any
 
-from training.exchange.control import MOST_BEGUN, Begun, HeldResults
+from training.exchange.coordinator_protocol import MOST_BEGUN, Begun, HeldResults
 from training.exchange.mesh_operations import MeshOperation
 from training.exchange.outcomes import OperationResult
 from training.exchange.reduction import KEPT_BYTES

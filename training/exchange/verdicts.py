@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from training.exchange.base import Group
-from training.exchange.control import PROTOCOL_VERSION, Hello, MeshStart, ProtocolError, Report
+from training.exchange.coordinator_protocol import PROTOCOL_VERSION, Hello, MeshStart, ProtocolError, Report
 from training.exchange.group_member import CoordinatorConfig, Member
 
 _MOST_STRIKES, _MOST_ENDS = 3, 9
