@@ -17,11 +17,11 @@ from training.events import MemberEvent, WarningEvent, WaysEvent
 from training.exchange.base import MeanResult
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.codecs import codec_by_name
-from training.exchange.coordination import Coordination
 from training.exchange.coordinator import Coordinator
 from training.exchange.coordinator_client import JoinConfig
 from training.exchange.coordinator_protocol import Report
 from training.exchange.group_member import CoordinatorConfig
+from training.exchange.group_membership import GroupMembership
 from training.exchange.mesh_member import MeshMember
 from training.exchange.torch_mean import TorchMember
 from training.exchange.unauthenticated import HANDSHAKE_SECONDS
@@ -40,7 +40,7 @@ class Lab:
         elements: int = 1,
         engine: str = "mesh",
         handshake: float = HANDSHAKE_SECONDS,
-        decides: type[Coordination] = Coordination,
+        decides: type[GroupMembership] = GroupMembership,
         **config: Any,
     ) -> None:
         self.size = size

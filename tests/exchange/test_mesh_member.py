@@ -21,11 +21,11 @@ from training.exchange import control_line, mesh_operations
 from training.exchange.base import ExchangeError, ExchangeTimeout, JoiningState, weighted_mean
 from training.exchange.broadcast import broadcast, broadcasts
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
-from training.exchange.coordination import Coordination, Member
 from training.exchange.coordinator import Coordinator
 from training.exchange.coordinator_client import JoinConfig
 from training.exchange.coordinator_protocol import Report
 from training.exchange.dialling import SMALL_SEGMENT
+from training.exchange.group_membership import GroupMembership, Member
 from training.exchange.mesh_member import MeshMember
 from training.exchange.residuals import Residual
 
@@ -313,7 +313,7 @@ def test_a_process_that_was_stopped_keeps_its_line_to_the_coordinator(
         assert running.statuses(0) == ["joined"]
 
 
-class Killed(Coordination):
+class Killed(GroupMembership):
     """Ends without a word."""
 
     def close(self, reason: str) -> None:
@@ -335,7 +335,7 @@ def test_a_stranger_at_the_port_of_a_coordinator_that_comes_back_ends_nothing(tm
         assert one_by_one(members, "after") == [0.5, 0.5]
 
 
-class Busy(Coordination):
+class Busy(GroupMembership):
     def heard(self, member: Member, report: Report) -> None:
         if report.leaves:
             time.sleep(0.5)  # with the words of the others unread

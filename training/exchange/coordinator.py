@@ -20,10 +20,10 @@ from typing import Any
 from profiles.errors import BadInput
 from training.events import WarningEvent
 from training.exchange.certificates import member_uri, relay_key
-from training.exchange.coordination import Coordination, Log
 from training.exchange.coordinator_protocol import MAX_LINE, GroupStatus, Hello, ProtocolError, Report, line, parse
 from training.exchange.dialling import listen_on
 from training.exchange.group_member import CoordinatorConfig, Member
+from training.exchange.group_membership import GroupMembership, Log
 from training.exchange.introduction import tls_contexts
 from training.exchange.relay import Relay
 from training.exchange.unauthenticated import HANDSHAKE_SECONDS, UnauthenticatedConnections
@@ -49,7 +49,7 @@ class Coordinator:
         config: CoordinatorConfig,
         log: Log | None = None,
         handshake: float = HANDSHAKE_SECONDS,
-        decides: Callable[[CoordinatorConfig, Log], Coordination] = Coordination,
+        decides: Callable[[CoordinatorConfig, Log], GroupMembership] = GroupMembership,
     ) -> None:
         self._config = config
         self._handshake = handshake

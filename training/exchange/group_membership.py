@@ -39,7 +39,7 @@ _PATIENCE = 2 * LEASE
 """Seconds in which members come back to a coordinator that was started again, or give up a mesh."""
 
 
-class Coordination:
+class GroupMembership:
     """All members of a run and the mesh they are in. Thread-safe.
 
     Args:

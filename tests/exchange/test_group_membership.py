@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.events import MemberEvent, PeerPath, WarningEvent, WaysEvent
-from training.exchange.coordination import Coordination
 from training.exchange.coordinator_protocol import (
     BEAT,
     LEASE,
@@ -21,6 +20,7 @@ from training.exchange.coordinator_protocol import (
 )
 from training.exchange.dialling import Route
 from training.exchange.group_member import CoordinatorConfig, Member
+from training.exchange.group_membership import GroupMembership
 
 RUN = "r"
 
@@ -65,7 +65,7 @@ class World:
 
     def restart(self) -> None:
         """The coordinator is another process: it knows nothing."""
-        self.group = Coordination(self.config, self.events.append)
+        self.group = GroupMembership(self.config, self.events.append)
         self.epoch = 0
         for fake in self.fakes.values():
             fake.member = None
