@@ -29,8 +29,8 @@ from training import optimizers, trainer  # noqa: E402
 from training.events import SyncEvent  # noqa: E402
 from training.exchange.base import Exchange, SoloExchange  # noqa: E402
 from training.exchange.certificates import issue_run_certificates  # noqa: E402
-from training.exchange.coordinator import Coordinator  # noqa: E402
 from training.exchange.coordinator_client import JoinConfig  # noqa: E402
+from training.exchange.coordinator_server import Coordinator  # noqa: E402
 from training.exchange.group_member import CoordinatorConfig  # noqa: E402
 from training.exchange.mesh_member import MeshMember  # noqa: E402
 from training.orders import Control  # noqa: E402

@@ -17,9 +17,9 @@ from training.events import MemberEvent, WarningEvent, WaysEvent
 from training.exchange.base import MeanResult
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.codecs import codec_by_name
-from training.exchange.coordinator import Coordinator
 from training.exchange.coordinator_client import JoinConfig
 from training.exchange.coordinator_protocol import Report
+from training.exchange.coordinator_server import Coordinator
 from training.exchange.group_member import CoordinatorConfig
 from training.exchange.group_membership import GroupMembership
 from training.exchange.mesh_member import MeshMember

@@ -15,8 +15,8 @@ from profiles.errors import BadInput
 from training.exchange.base import ExchangeError
 from training.exchange.certificates import COORDINATOR_NAME, issue_run_certificates
 from training.exchange.codecs import codec_by_name
-from training.exchange.coordinator import Coordinator
 from training.exchange.coordinator_client import JoinConfig
+from training.exchange.coordinator_server import Coordinator
 from training.exchange.group_member import CoordinatorConfig
 from training.exchange.mesh_member import MeshMember
 

@@ -20,9 +20,9 @@ from waiting import PATIENCE, until
 from training.events import MemberEvent
 from training.exchange.base import ExchangeError
 from training.exchange.certificates import issue_run_certificates
-from training.exchange.coordinator import Coordinator
 from training.exchange.coordinator_client import JoinConfig
 from training.exchange.coordinator_protocol import HeldResults, MeshStart, Peer, Report, StateOrder, line
+from training.exchange.coordinator_server import Coordinator
 from training.exchange.handover import TAG, JoinStateServer, channel_of, even_out
 from training.exchange.link import Outgoing, PeerLost
 from training.exchange.mesh import Mesh

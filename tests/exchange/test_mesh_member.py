@@ -21,9 +21,9 @@ from training.exchange import control_line, mesh_operations
 from training.exchange.base import ExchangeError, ExchangeTimeout, JoiningState, weighted_mean
 from training.exchange.broadcast import broadcast, broadcasts
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
-from training.exchange.coordinator import Coordinator
 from training.exchange.coordinator_client import JoinConfig
 from training.exchange.coordinator_protocol import Report
+from training.exchange.coordinator_server import Coordinator
 from training.exchange.dialling import SMALL_SEGMENT
 from training.exchange.group_membership import GroupMembership, Member
 from training.exchange.mesh_member import MeshMember

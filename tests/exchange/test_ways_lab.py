@@ -24,8 +24,8 @@ from training.exchange import ways
 from training.exchange.base import ExchangeTimeout
 from training.exchange.certificates import relay_key
 from training.exchange.codecs import codec_by_name
-from training.exchange.coordinator import Coordinator
 from training.exchange.coordinator_client import JoinConfig
+from training.exchange.coordinator_server import Coordinator
 from training.exchange.dialling import Address, DialHistory
 from training.exchange.group_member import CoordinatorConfig
 from training.exchange.link import PeerLost

@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from profiles.errors import BadInput, ExitCode, MusterError
 from training.bounded import first_problem
 from training.events import EventSink, MemberEvent, WarningEvent, WaysEvent
-from training.exchange.coordinator import Coordinator
+from training.exchange.coordinator_server import Coordinator
 from training.exchange.group_member import CoordinatorConfig
 
 _RETURN, _LOOK = 10.0, 0.1
