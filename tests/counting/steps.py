@@ -31,7 +31,7 @@ from training.exchange.base import Exchange, SoloExchange  # noqa: E402
 from training.exchange.certificates import issue_run_certificates  # noqa: E402
 from training.exchange.coordinator_client import JoinConfig  # noqa: E402
 from training.exchange.coordinator_server import Coordinator  # noqa: E402
-from training.exchange.group_member import CoordinatorConfig  # noqa: E402
+from training.exchange.coordinator_state import CoordinatorConfig  # noqa: E402
 from training.exchange.mesh_member import MeshMember  # noqa: E402
 from training.orders import Control  # noqa: E402
 from training.plan import RunPlan  # noqa: E402

@@ -20,7 +20,7 @@ from training.exchange.codecs import codec_by_name
 from training.exchange.coordinator_client import JoinConfig
 from training.exchange.coordinator_protocol import Report
 from training.exchange.coordinator_server import Coordinator
-from training.exchange.group_member import CoordinatorConfig
+from training.exchange.coordinator_state import CoordinatorConfig
 from training.exchange.group_membership import GroupMembership
 from training.exchange.mesh_member import MeshMember
 from training.exchange.torch_mean import TorchMember

@@ -17,7 +17,7 @@ from training.exchange.certificates import COORDINATOR_NAME, issue_run_certifica
 from training.exchange.codecs import codec_by_name
 from training.exchange.coordinator_client import JoinConfig
 from training.exchange.coordinator_server import Coordinator
-from training.exchange.group_member import CoordinatorConfig
+from training.exchange.coordinator_state import CoordinatorConfig
 from training.exchange.mesh_member import MeshMember
 
 

@@ -18,8 +18,8 @@ from training.exchange.coordinator_protocol import (
     ProtocolError,
     Report,
 )
+from training.exchange.coordinator_state import CoordinatorConfig, Member
 from training.exchange.dialling import Route
-from training.exchange.group_member import CoordinatorConfig, Member
 from training.exchange.group_membership import GroupMembership
 
 RUN = "r"

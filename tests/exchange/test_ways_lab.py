@@ -26,8 +26,8 @@ from training.exchange.certificates import relay_key
 from training.exchange.codecs import codec_by_name
 from training.exchange.coordinator_client import JoinConfig
 from training.exchange.coordinator_server import Coordinator
+from training.exchange.coordinator_state import CoordinatorConfig
 from training.exchange.dialling import Address, DialHistory
-from training.exchange.group_member import CoordinatorConfig
 from training.exchange.link import PeerLost
 from training.exchange.listener import Identity, Listener
 from training.exchange.mesh import Mesh

@@ -11,7 +11,7 @@ from group import Connect, Serve
 from training.exchange.certificates import issue_run_certificates
 from training.exchange.coordinator_client import JoinConfig
 from training.exchange.coordinator_server import Coordinator
-from training.exchange.group_member import CoordinatorConfig
+from training.exchange.coordinator_state import CoordinatorConfig
 from training.exchange.mesh_member import MeshMember
 from training.plan import RunPlan
 

@@ -27,7 +27,7 @@ from profiles.errors import BadInput, ExitCode, MusterError
 from training.bounded import first_problem
 from training.events import EventSink, MemberEvent, WarningEvent, WaysEvent
 from training.exchange.coordinator_server import Coordinator
-from training.exchange.group_member import CoordinatorConfig
+from training.exchange.coordinator_state import CoordinatorConfig
 
 _RETURN, _LOOK = 10.0, 0.1
 """Seconds in which members whose connections broke come back, and between two looks whether any are there."""

@@ -21,8 +21,8 @@ from profiles.errors import BadInput
 from training.events import WarningEvent
 from training.exchange.certificates import member_uri, relay_key
 from training.exchange.coordinator_protocol import MAX_LINE, GroupStatus, Hello, ProtocolError, Report, line, parse
+from training.exchange.coordinator_state import CoordinatorConfig, Member
 from training.exchange.dialling import listen_on
-from training.exchange.group_member import CoordinatorConfig, Member
 from training.exchange.group_membership import GroupMembership, Log
 from training.exchange.introduction import tls_contexts
 from training.exchange.relay import Relay

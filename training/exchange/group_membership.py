@@ -25,7 +25,7 @@ from training.exchange.coordinator_protocol import (
     Report,
     StateOrder,
 )
-from training.exchange.group_member import CoordinatorConfig, LastReportedRoutes, Member, Role, seen_by, standing
+from training.exchange.coordinator_state import CoordinatorConfig, LastReportedRoutes, Member, Role, seen_by, standing
 from training.exchange.verdicts import Verdict
 
 Log = Callable[[MemberEvent | WarningEvent | WaysEvent], None]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from training.exchange.base import Group
 from training.exchange.coordinator_protocol import PROTOCOL_VERSION, Hello, MeshStart, ProtocolError, Report
-from training.exchange.group_member import CoordinatorConfig, Member
+from training.exchange.coordinator_state import CoordinatorConfig, Member
 
 _MOST_STRIKES, _MOST_ENDS = 3, 9
 _BREAKS = "its connections keep breaking"
