@@ -141,18 +141,32 @@ def seen_by(member: Member, order: Order | None, members: Mapping[int, Member]) 
     return order.model_copy(update={"peers": peers})
 
 
-def standing(members: Collection[Member], orphaned: bool) -> dict[str, int]:
-    """Return how far members are that have the state, as a :class:`~training.exchange.coordinator_protocol.GroupStatus` says it.
+def mesh_start(members: Collection[Member], away: bool) -> MeshStart:
+    """Return how a mesh of ``members`` begins; ``away``: other members with the state may return later."""
+    stand = max(member.report.full for member in members)
+    complete = [member for member in members if member.report.full == stand]
+    return MeshStart(
+        peers={member.rank: member.peer(member) for member in members},
+        stand=stand,
+        donor=min(complete, key=lambda member: (member.report.kept, member.rank)).rank,
+        behind={member.rank: member.report.full for member in members if member.report.full < stand},
+        away=away,
+    )
+
+
+def progress_of(members: Collection[Member], orphaned: bool) -> dict[str, int]:
+    """Return the progress of members that have the state, as fields of
+    :class:`~training.exchange.coordinator_protocol.GroupStatus`.
 
     Args:
-        orphaned: whoever started the group is gone.
+        orphaned: the supervisor that started the group is gone.
     """
     reports = [member.report for member in members]
-    most_results = max((one.full for one in reports), default=0)
+    most_results = max((report.full for report in reports), default=0)
     waiting = (member.report.full for member in members if member.waits and not member.frozen)
     halts = [member.report.halt for member in members if member.role == "live"] if orphaned else []
     return {
-        "settled": min((one.full for one in reports), default=0),
+        "settled": min((report.full for report in reports), default=0),
         "closed": min(waiting, default=most_results),
         "halting": max(halts, default=-1) >= 0,
         "halt": max(halts) if min(halts, default=-1) >= 0 else -1,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from training.events import MemberEvent, WarningEvent, WaysEvent
-from training.exchange import verdicts
+from training.exchange import coordinator_state, verdicts
 from training.exchange.coordinator_protocol import (
     BEAT,
     LAST_EPOCH,
@@ -25,8 +25,7 @@ from training.exchange.coordinator_protocol import (
     Report,
     StateOrder,
 )
-from training.exchange.coordinator_state import CoordinatorConfig, LastReportedRoutes, Member, Role, seen_by, standing
-from training.exchange.verdicts import Verdict
+from training.exchange.coordinator_state import CoordinatorConfig, LastReportedRoutes, Member, Role
 
 Log = Callable[[MemberEvent | WarningEvent | WaysEvent], None]
 _BANNED = "it was dropped from the run"
@@ -60,8 +59,7 @@ class GroupMembership:
         self._last_order, self._building = 0, 0.0
         self._link_faults, self._reported_routes = verdicts.LinkFaultJudge(), LastReportedRoutes()
         self._size, self._mismatch = verdicts.ModelSizeVote(), verdicts.OperationMismatch(config.give_up)
-        self._last_mesh: MeshStart | None = None
-        """The last mesh that was formed; ``None``: there was none, or another coordinator formed it."""
+        self._last_mesh: MeshStart | None = None  # as formed by this coordinator
         self._bounds: dict[int, int] = {}
         """By rank of an absent member: the operations that stood when the first mesh without it was formed."""
         self._now = self._given_up_since = self._since_status = 0.0
@@ -345,7 +343,7 @@ class GroupMembership:
         """Whether a member has, as far as is known, not given up the mesh that has ended."""
         return member.frozen or member.report.up or member.report.epoch != self.epoch
 
-    def _unsuitable(self) -> list[Verdict]:
+    def _unsuitable(self) -> list[verdicts.Verdict]:
         """Return members with another model or other operations than the majority, or that wait for a lost state."""
         with_state = self._in_role("live", "late")
         if not with_state:
@@ -353,24 +351,17 @@ class GroupMembership:
         building = any(member.report.elements < 0 for member in self._in_role("live"))
         return self._mismatch.judged(with_state, self._now) or self._size.wrong(with_state, building)
 
-    def _drop_all(self, verdicts: list[Verdict], may_return: bool = False) -> bool:
-        for rank, why in verdicts:
+    def _drop_all(self, judged: list[verdicts.Verdict], may_return: bool = False) -> bool:
+        for rank, why in judged:
             self._drop(self.members[rank], "lost", why, may_return)
-        return bool(verdicts)
+        return bool(judged)
 
     def _new_epoch(self, members: list[Member]) -> None:
-        stand = max(member.report.full for member in members)
-        have = [member for member in members if member.report.full == stand]
+        away = any(member not in members for member in self._in_role("live", "late"))
+        self.form = self._last_mesh = form = coordinator_state.mesh_start(members, away)
         self.epoch += 1
-        gone = set(range(len(self._config.names) + self._config.spare)) - {member.rank for member in members}
-        self._bounds = {rank: min(stand, self._bounds.get(rank, stand)) for rank in gone}
-        self.form = self._last_mesh = MeshStart(
-            peers={member.rank: member.peer(member) for member in members},
-            stand=stand,
-            donor=min(have, key=lambda member: (member.report.kept, member.rank)).rank,
-            behind={member.rank: member.report.full for member in members if member.report.full < stand},
-            away=any(one not in members for one in self._in_role("live", "late")),
-        )
+        gone = set(range(len(self._config.names) + self._config.spare)) - set(form.peers)
+        self._bounds = {rank: min(form.stand, self._bounds.get(rank, form.stand)) for rank in gone}
         self._awaited = 0, 0.0
         for member in members:
             member.role = "live"
@@ -392,18 +383,18 @@ class GroupMembership:
 
     def _send_status(self) -> None:
         """Send every member the group's status from its point of view."""
-        self._since_status = 0.0
-        live, missing = tuple(member.rank for member in self._in_role("live")), tuple(self.missing())
+        self._since_status, missing = 0.0, tuple(self.missing())
+        live = tuple(member.rank for member in self._in_role("live"))
         for member in list(self.members.values()):
             status = GroupStatus(
                 epoch=0 if self._resuming_until is not None else self.epoch,
-                form=seen_by(member, self.form, self.members),
+                form=coordinator_state.seen_by(member, self.form, self.members),
                 started=self.started,
                 newcomer=member.role == "newcomer",
                 members=live,
                 missing=missing,
-                **standing(self._in_role("live", "late"), self.orphaned),
-                joining=seen_by(member, self._state_order, self.members),
+                **coordinator_state.progress_of(self._in_role("live", "late"), self.orphaned),
+                joining=coordinator_state.seen_by(member, self._state_order, self.members),
                 relay=self.relay,
             )
             member.send(status)
