@@ -17,7 +17,7 @@ from coordinated_lab import RUN, Lab, cut, lab, means
 from stream_reference import contribution, stream_means
 
 from tests.waiting import PATIENCE, until
-from training.exchange import control_line, mesh_operations
+from training.exchange import coordinator_client, mesh_operations
 from training.exchange.base import ExchangeError, ExchangeTimeout, JoiningState, weighted_mean
 from training.exchange.broadcast import broadcast, broadcasts
 from training.exchange.codecs import CHUNK_ELEMENTS, codec_by_name, roundtrip
@@ -370,7 +370,7 @@ def test_no_coordinator() -> None:
 def test_who_cannot_reach_the_coordinator_says_so_and_dials_where_it_is_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_line, "_UNREACHED_AFTER", 0.0)
+    monkeypatch.setattr(coordinator_client, "_UNREACHED_AFTER", 0.0)
     where, unreached = ["127.0.0.1:9"], []
 
     def move(address: str, why: str) -> None:

@@ -20,7 +20,7 @@ from waiting import PATIENCE
 
 from tests.lab.network import need_root_and_tools
 from training.events import WaysEvent
-from training.exchange import ways
+from training.exchange import dialling
 from training.exchange.base import ExchangeTimeout
 from training.exchange.certificates import relay_key
 from training.exchange.codecs import codec_by_name
@@ -258,7 +258,7 @@ def test_a_run_goes_on_through_the_relay_when_the_way_between_two_dies(
     coordinator: tuple[int, list[WaysEvent]], router: Nets, certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("SILENT", "ASK_EVERY", "ASK_TIMES"):
-        monkeypatch.setattr(ways, name, 1)
+        monkeypatch.setattr(dialling, name, 1)
     router.forwards("r", True)
 
     def join(rank: int) -> MeshMember:
