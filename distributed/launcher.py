@@ -90,36 +90,38 @@ def propose(
     Raises:
         NotReady: a machine could not run the task.
     """
-    wanted = MeasureOptions(max_age=options.max_age, doubtful_age=_DOUBTFUL_AGE, tell=tell)
-    found = measure_ready(machines, profile, wanted)
-    if found.problems:
-        raise NotReady(found.problems)
-    return choose(found, machines, profile, options), found.figures
+    measure_options = MeasureOptions(max_age=options.max_age, doubtful_age=_DOUBTFUL_AGE, tell=tell)
+    measured = measure_ready(machines, profile, measure_options)
+    if measured.problems:
+        raise NotReady(measured.problems)
+    return choose(measured, machines, profile, options), measured.figures
 
 
-def choose(found: MeasurementResult, machines: Sequence[Ready], profile: Profile, options: PlanOptions) -> Planning:
+def choose(measured: MeasurementResult, machines: Sequence[Ready], profile: Profile, options: PlanOptions) -> Planning:
     """Ask the planner, and add the best paths to what it has chosen.
 
     The coordinator goes where a person wants it, else to this machine or to a member that can be dialled directly.
     """
-    figures = found.figures
+    figures = measured.figures
     cluster = figures.cluster
     job = job_of(profile, figures.workload, options.preference, options.max_loss_increase)
-    learnt, able = corrections(cluster, job), coordinators(cluster, machines)
-    planning = planner.plan(cluster, job, able, learnt)
+    learnt_corrections, candidates = corrections(cluster, job), coordinators(cluster, machines)
+    planning = planner.plan(cluster, job, candidates, learnt_corrections)
     if (chosen := planning.settings) is not None:
-        taking_part = [member.name for member in chosen.members]
-        if chosen.coordinator not in ("", cluster.here, *taking_part):  # only who takes part is held on to
-            able = [cluster.here]
-            planning = planner.plan(cluster, job, able, learnt)
+        member_names = [member.name for member in chosen.members]
+        if chosen.coordinator not in ("", cluster.here, *member_names):  # only who takes part is held on to
+            candidates = [cluster.here]
+            planning = planner.plan(cluster, job, candidates, learnt_corrections)
     planning = planner.signed(planning, cluster, profile)
     if planning.settings is None:
         return planning
-    settings = on_best_paths(planning.settings, found, machines)
-    ways = tuple(expected_ways(settings, found.pairs, machines))
-    ways += (Reason.of("data-stay"),) if profile.data.local_data else ()
-    ways += tuple(cable_reasons(cluster, planning, lambda wired: planner.plan(wired, job, able, learnt)))
-    return planning.model_copy(update={"settings": settings, "reasons": (*planning.reasons, *ways)})
+    settings = on_best_paths(planning.settings, measured, machines)
+    remarks = tuple(expected_ways(settings, measured.pairs, machines))
+    remarks += (Reason.of("data-stay"),) if profile.data.local_data else ()
+    remarks += tuple(
+        cable_reasons(cluster, planning, lambda wired: planner.plan(wired, job, candidates, learnt_corrections))
+    )
+    return planning.model_copy(update={"settings": settings, "reasons": (*planning.reasons, *remarks)})
 
 
 def expected_ways(settings: Settings, pairs: Sequence[PairFigures], machines: Sequence[Ready]) -> Iterator[Reason]:
@@ -127,62 +129,62 @@ def expected_ways(settings: Settings, pairs: Sequence[PairFigures], machines: Se
     there are many, those that go directly are only counted."""
     links = (_machine_of(member.name, machines) for member in settings.members)
     chosen = {link.name for link in links if link is not None} if settings.engine == "mesh" else set()
-    known = [(pair, pair.figures) for pair in pairs if {pair.source, pair.target} <= chosen]
-    direct = []
-    for pair, figures in known:
+    figures_by_pair = [(pair, pair.figures) for pair in pairs if {pair.source, pair.target} <= chosen]
+    routes = []
+    for pair, figures in figures_by_pair:
         if figures is not None:
             ends = f"{figures.interface or '?'} to {figures.interface_back or '?'}"
-            there = f"{pair.target} ({figures.address}, {ends})"
+            destination = f"{pair.target} ({figures.address}, {ends})"
             code = "one-way" if pair.only else "small" if figures.loses_large else "direct"
-            direct.append(Reason.of(code, pair.source, there))
-    if len(direct) > _MOST_WAYS:
-        yield Reason.of("all-direct", pairs=len([one for one in direct if one.code == "direct"]))
-        direct = [one for one in direct if one.code != "direct"]
-    yield from direct
+            routes.append(Reason.of(code, pair.source, destination))
+    if len(routes) > _MOST_WAYS:
+        yield Reason.of("all-direct", pairs=len([one for one in routes if one.code == "direct"]))
+        routes = [one for one in routes if one.code != "direct"]
+    yield from routes
 
 
 def coordinators(cluster: Cluster, machines: Sequence[Ready]) -> list[str]:
     """Return the machines that may carry the coordinator: those that a person wants for it, else this one and those
     that can be dialled directly."""
     links = {_machine_of(name, machines): name for name in (machine.name for machine in cluster.machines)}
-    wanted = [name for link, name in links.items() if link is not None and link.machine.carries_coordinator]
-    return wanted or [name for link, name in links.items() if link is None or link.host]
+    requested = [name for link, name in links.items() if link is not None and link.machine.carries_coordinator]
+    return requested or [name for link, name in links.items() if link is None or link.host]
 
 
-def on_best_paths(settings: Settings, found: MeasurementResult, machines: Sequence[Ready]) -> Settings:
+def on_best_paths(settings: Settings, measured: MeasurementResult, machines: Sequence[Ready]) -> Settings:
     """Return the settings with each member's interface, its addresses, and its way to the coordinator, as measured."""
     coordinator = _machine_of(settings.coordinator, machines)
     coordinator = None if coordinator is None or coordinator.machine.here else coordinator
-    members = []
+    placed_members = []
     for member in settings.members:
         link = _machine_of(member.name, machines)
         if link is not None:
-            interface, address = best_paths(link, found.pairs, coordinator, found.here)
-            ways = {"interface": interface, "coordinator_at": address}
-            member = member.model_copy(update={**ways, "addresses": addresses_of(link.name, found.pairs)})
-        members.append(member)
-    return settings.model_copy(update={"members": tuple(members)})
+            interface, address = best_paths(link, measured.pairs, coordinator, measured.here)
+            connection = {"interface": interface, "coordinator_at": address}
+            member = member.model_copy(update={**connection, "addresses": addresses_of(link.name, measured.pairs)})
+        placed_members.append(member)
+    return settings.model_copy(update={"members": tuple(placed_members)})
 
 
 def addresses_of(name: str, pairs: Sequence[PairFigures]) -> tuple[str, ...]:
     """Return where others reached a machine when links were measured, the fastest way first."""
     figures = [pair.figures for pair in pairs if pair.target == name and pair.figures is not None]
-    ways = [(mbit, address) for one in figures for address, _, _, mbit in one.paths]
-    ways += [(one.mbit, one.address) for one in figures]
-    return tuple(dict.fromkeys(address for _, address in sorted(ways, reverse=True) if address))
+    by_rate = [(mbit, address) for one in figures for address, _, _, mbit in one.paths]
+    by_rate += [(one.mbit, one.address) for one in figures]
+    return tuple(dict.fromkeys(address for _, address in sorted(by_rate, reverse=True) if address))
 
 
 def _machine_of(seat: str, machines: Sequence[Ready]) -> MachineLink | None:
     """Return the machine of a seat; ``None`` for this one where it does not take part, and for no seat."""
-    owners = (link for link, _ in machines for _ in link.machine.devices or ("",))
-    return dict(zip(seat_names(machines), owners, strict=True)).get(seat)
+    links = (link for link, _ in machines for _ in link.machine.devices or ("",))
+    return dict(zip(seat_names(machines), links, strict=True)).get(seat)
 
 
 def best_paths(
     link: MachineLink,
     pairs: Sequence[PairFigures],
     coordinator: MachineLink | None,
-    here: str,
+    local_name: str,
     towards: Callable[[str], str] = address_towards,
 ) -> tuple[str, str]:
     """Return the interface that most of a machine's best paths use, and the coordinator's address on the one to it.
@@ -195,18 +197,18 @@ def best_paths(
     """
     used: Counter[str] = Counter()
     address = ""
-    center = coordinator.name if coordinator is not None else here
+    center = coordinator.name if coordinator is not None else local_name
     for pair in pairs:
         if pair.figures is None or link.name not in (pair.source, pair.target):
             continue
-        calls = link.name == pair.source
-        used[pair.figures.interface if calls else pair.figures.interface_back] += 1
+        dials = link.name == pair.source
+        used[pair.figures.interface if dials else pair.figures.interface_back] += 1
         if link.name != center and center in (pair.source, pair.target):
-            known = "" if coordinator is not None else towards(pair.figures.address)
-            address = pair.figures.address if calls else known
-    usual = coordinator.host if coordinator is not None else towards(link.host) if link.host else ""
+            local_address = "" if coordinator is not None else towards(pair.figures.address)
+            address = pair.figures.address if dials else local_address
+    default_address = coordinator.host if coordinator is not None else towards(link.host) if link.host else ""
     interface = used.most_common(1)[0][0] if used else ""
-    return interface, "" if address == usual or not link.host else address
+    return interface, "" if address == default_address or not link.host else address
 
 
 def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Ready]) -> Planned:
@@ -224,45 +226,45 @@ def apply_planning(planning: Planning, profile: Profile, machines: Sequence[Read
     if unknown:
         hint = "make it again with: plan PROFILE --out FILE"
         raise BadInput(f"the plan needs a machine that is missing here: {', '.join(unknown)}", hint)
-    asked = "nccl" in (profile.strategy.engine, planning.job.engine)
-    several = len({_machine_of(name, machines) for name in chosen}) > 1
-    if planning.settings.engine == "nccl" and not asked and several:
+    is_requested = "nccl" in (profile.strategy.engine, planning.job.engine)
+    has_several_machines = len({_machine_of(name, machines) for name in chosen}) > 1
+    if planning.settings.engine == "nccl" and not is_requested and has_several_machines:
         hint = "add --set engine=nccl if you want that, or make the plan again"
         raise BadInput("the plan sends training traffic unencrypted (engine nccl), and you did not ask for that", hint)
     overlaid = planning.overlay(profile)
     coordinator = _machine_of(planning.settings.coordinator, machines)
-    kept = _chosen_seats(machines, names, chosen, coordinator)
-    plan = plan_run(overlaid, kept)
+    participants = _chosen_seats(machines, names, chosen, coordinator)
+    plan = plan_run(overlaid, participants)
     settings = [chosen[name] for name in names if name in chosen]
-    each = (one.model_dump(include={"batch_size", "share", "addresses"}) for one in settings)
-    members = tuple(m.model_copy(update=own) for m, own in zip(plan.members, each, strict=True))
+    overrides = (one.model_dump(include={"batch_size", "share", "addresses"}) for one in settings)
+    members = tuple(m.model_copy(update=own) for m, own in zip(plan.members, overrides, strict=True))
     engine = planning.settings.engine if len(members) > 1 else plan.engine
-    return Planned(plan.model_copy(update={"members": members, "engine": engine}), kept, planning)
+    return Planned(plan.model_copy(update={"members": members, "engine": engine}), participants, planning)
 
 
 def _chosen_seats(
     machines: Sequence[Ready], names: Sequence[str], chosen: dict[str, MemberSetting], coordinator: MachineLink | None
 ) -> tuple[Ready, ...]:
     """Return the machines with chosen seats, with these devices and their best paths only."""
-    kept = []
+    participants = []
     seats = iter(names)
     for link, facts in machines:
         devices = link.machine.devices or ("",)
-        own = [(device, name) for device, name in zip(devices, seats, strict=False) if name in chosen]
-        if not own:
+        chosen_devices = [(device, name) for device, name in zip(devices, seats, strict=False) if name in chosen]
+        if not chosen_devices:
             link.close()
             continue
-        setting = chosen[own[0][1]]
+        setting = chosen[chosen_devices[0][1]]
         link.machine = link.machine.model_copy(
             update={
-                "devices": tuple(device for device, _ in own if device),
+                "devices": tuple(device for device, _ in chosen_devices if device),
                 "interface": link.machine.interface or setting.interface,
                 "coordinator_at": link.machine.coordinator_at or setting.coordinator_at,
                 "carries_coordinator": link is coordinator,
             }
         )
-        kept.append((link, facts))
-    return tuple(kept)
+        participants.append((link, facts))
+    return tuple(participants)
 
 
 class DistributedLauncher:

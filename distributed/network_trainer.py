@@ -73,31 +73,31 @@ class NetworkTrainer(ObjectTrainer):
         self._hosts = Path(hosts)
         self._trust_new = trust_new
 
-    def _check(self, given: CustomJob) -> None:
+    def _check(self, job: CustomJob) -> None:
         from training.tasks.object_files import check_names
 
-        check_names(given)
+        check_names(job)
 
-    def _run(self, profile: Profile, given: CustomJob) -> RunOutcome:
+    def _run(self, profile: Profile, custom_job: CustomJob) -> RunOutcome:
         from distributed.hosts.file import accept_pythons, load_hosts
         from distributed.launcher import DistributedLauncher
         from distributed.preparation.custom_code import code_of
         from distributed.ssh.config import accept
 
         if profile.data.local_data:
-            _refuse_sent_data(given)
+            _refuse_sent_data(custom_job)
         hosts = load_hosts(self._hosts)
         accept_pythons(hosts)
         accept(hosts.ssh_config)  # whoever wrote this script named the file
         output = Path(profile.run.output_dir)
-        with _job_folder(output, given) as job:
-            launcher = DistributedLauncher(hosts, _with_job(profile, job), self._prepare_options())
+        with _job_folder(output, custom_job) as job_folder:
+            launcher = DistributedLauncher(hosts, _with_job(profile, job_folder), self._prepare_options())
             planned = launcher.plan()
             path = output / folder_name(planned.plan)
             plan = planned.plan.model_copy(update={"profile": _with_job(planned.plan.profile, path / JOB)})
             try:
                 started = dataclasses.replace(planned, plan=plan)
-                launcher.start(started, ["NetworkTrainer.fit"], lambda folder: job.rename(folder / JOB))
+                launcher.start(started, ["NetworkTrainer.fit"], lambda folder: job_folder.rename(folder / JOB))
                 for option in plan.profile.own_code:  # whoever wrote this script may resume its run
                     if (code := code_of(plan.profile, option)) is not None:
                         code.approve()
@@ -106,7 +106,7 @@ class NetworkTrainer(ObjectTrainer):
                 raise
         return self._to_the_end(path, plan)
 
-    def _resume(self, path: Path, plan: RunPlan, given: CustomJob) -> RunOutcome:
+    def _resume(self, path: Path, plan: RunPlan, custom_job: CustomJob) -> RunOutcome:
         """It trains what is in its folder, whatever has changed since."""
         from distributed.hosts.file import RUN_HOSTS, load_hosts
         from distributed.launcher import resume_run
@@ -114,18 +114,18 @@ class NetworkTrainer(ObjectTrainer):
 
         if not (path / JOB).is_dir():
             raise BadInput(f"{path / JOB}: the model and data of the run are missing", "start a new run instead")
-        known = sum(1 for _ in RunFolder.open(path).events())
+        reported_events = sum(1 for _ in RunFolder.open(path).events())
         accept(load_hosts(path / RUN_HOSTS).ssh_config)  # whoever wrote this script named the run
         resume_run(path, plan, self._prepare_options(), ["NetworkTrainer.fit"])
-        return self._to_the_end(path, plan, known)
+        return self._to_the_end(path, plan, reported_events)
 
-    def _to_the_end(self, path: Path, plan: RunPlan, known: int = 0) -> RunOutcome:
+    def _to_the_end(self, path: Path, plan: RunPlan, reported_events: int = 0) -> RunOutcome:
         """Hand the events on, but those that are known, until the run has ended."""
         attempt = NewestAttempt()
         try:
             for number, event in enumerate(_events(path)):
                 attempt.note(event)
-                if number >= known:
+                if number >= reported_events:
                     self._on_event(event)
         except BaseException:
             _stop(path)
@@ -144,14 +144,14 @@ class NetworkTrainer(ObjectTrainer):
         return PrepareOptions(trust=(lambda key: True) if self._trust_new else None)
 
 
-def _refuse_sent_data(given: CustomJob) -> None:
+def _refuse_sent_data(job: CustomJob) -> None:
     from training.tasks.object_files import check_names
 
-    named = check_names(given)
-    for what, data in (("train_dataset", given.train), ("val_dataset", given.validation)):
-        if data is not None and what not in named:
+    by_name = check_names(job)
+    for option, data in (("train_dataset", job.train), ("val_dataset", job.validation)):
+        if data is not None and option not in by_name:
             message = (
-                f"{what} is an object, which goes to all machines, and local_data = true keeps data where they are"
+                f"{option} is an object, which goes to all machines, and local_data = true keeps data where they are"
             )
             raise BadInput(message, "give a function that reads the data of the machine that it is called on")
 
@@ -166,7 +166,7 @@ def _with_job(profile: Profile, job: Path) -> Profile:
 
 
 @contextlib.contextmanager
-def _job_folder(output: Path, given: CustomJob) -> Iterator[Path]:
+def _job_folder(output: Path, job: CustomJob) -> Iterator[Path]:
     """Write the job, and the code it needs, into a folder that is removed if it was not taken away."""
     from training.tasks.object_files import check_names, write_job
 
@@ -175,10 +175,10 @@ def _job_folder(output: Path, given: CustomJob) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix=".job-", dir=output, ignore_cleanup_errors=True) as name:
             folder = Path(name)
             (folder / _OBJECTS).mkdir()
-            write_job(given, folder / _OBJECTS)
-            named = (given.model, given.train, given.validation, given.loss, given.collate)
-            files = [part.rpartition(":")[0] for part in named if isinstance(part, str) and ".py:" in part]
-            _copy_code([*files, *(name.partition(":")[0] for name in check_names(given).values())], folder)
+            write_job(job, folder / _OBJECTS)
+            parts = (job.model, job.train, job.validation, job.loss, job.collate)
+            files = [part.rpartition(":")[0] for part in parts if isinstance(part, str) and ".py:" in part]
+            _copy_code([*files, *(name.partition(":")[0] for name in check_names(job).values())], folder)
             yield folder
 
 
@@ -191,12 +191,12 @@ def _copy_code(modules: Iterable[str], folder: Path) -> None:
     for module in dict.fromkeys(modules):
         files, top = user_sources(module)
         for file in files:
-            place = folder / JOB_CODE / file.relative_to(top)
-            if origin.setdefault(place, file).resolve() != file.resolve():
-                message = f"{file} and {origin[place]} would be the same module on the machines"
+            target = folder / JOB_CODE / file.relative_to(top)
+            if origin.setdefault(target, file).resolve() != file.resolve():
+                message = f"{file} and {origin[target]} would be the same module on the machines"
                 raise BadInput(message, "rename one of them")
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, place)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
 
 
 def _events(path: Path) -> Iterator[Event]:

@@ -68,12 +68,14 @@ class Supervisor:
     def __init__(self, folder: RunFolder, links: Sequence[MachineLink], ssh_config: str = "") -> None:
         self._folder = folder
         self._note = folder.append
-        planned = folder.plan()
-        launch = planned.launch
-        self._seats = seats_of(links, planned.world_size) if launch is None else [links[one] for one in launch.machines]
-        there = present(planned, self._seats)
-        self._plan = with_places(planned, there)
-        self._links = list(dict.fromkeys(link for link in there if link is not None))
+        original_plan = folder.plan()
+        launch = original_plan.launch
+        self._seats = (
+            seats_of(links, original_plan.world_size) if launch is None else [links[one] for one in launch.machines]
+        )
+        present_links = present(original_plan, self._seats)
+        self._plan = with_places(original_plan, present_links)
+        self._links = list(dict.fromkeys(link for link in present_links if link is not None))
         self._ssh_config = ssh_config
         self._run: LocalRun | None = None
         self._timeouts = AgentTimeouts(lease=self._plan.profile.run.lease)
@@ -103,15 +105,15 @@ class Supervisor:
             self._brought = {link: pool.submit(self._bring, link) for link in self._links}
             self._inputs.result()
             phases.end("supervisor: hashes")
-            elsewhere = coordinator_machine(self._links) if self._plan.launch is None else None
+            remote_coordinator = coordinator_machine(self._links) if self._plan.launch is None else None
             self._run = run = LocalRun(
                 self._plan,
                 self._folder,
                 self._watch,
                 lambda rank, log: self._worker(self._seats[rank], rank, log),
-                listen="0.0.0.0" if elsewhere else listening_address(list(dict.fromkeys(self._seats))),
+                listen="0.0.0.0" if remote_coordinator else listening_address(list(dict.fromkeys(self._seats))),
                 more_metrics=lambda: prediction_metrics(self._folder),
-                start_coordinator=self._start_coordinator if elsewhere else None,
+                start_coordinator=self._start_coordinator if remote_coordinator else None,
             )
             run.start()
             phases.end(ENGINE)
@@ -150,11 +152,11 @@ class Supervisor:
     # ------------------------------------------------------------------------------------------- who comes and goes
 
     def ranks(self, machine: str) -> tuple[int, ...]:
-        found = tuple(rank for rank, link in enumerate(self._seats) if link.name == machine)
-        if not found:
-            known = ", ".join(dict.fromkeys(link.name for link in self._seats))
-            raise BadInput(f"{machine} is not a machine of this run", f"it has: {known}")
-        return found
+        ranks = tuple(rank for rank, link in enumerate(self._seats) if link.name == machine)
+        if not ranks:
+            names = ", ".join(dict.fromkeys(link.name for link in self._seats))
+            raise BadInput(f"{machine} is not a machine of this run", f"it has: {names}")
+        return ranks
 
     def letting_go(self, machine: str) -> tuple[int, ...]:
         coordinator = coordinator_machine(self._links)
@@ -189,9 +191,9 @@ class Supervisor:
     def _bring_new(self, entry: Machine) -> tuple[int, ...]:
         """Take in a machine that nobody has planned with."""
         assert self._run is not None
-        here = [self._seats[rank] for rank in self._run.members.taking_part]
+        participants = [self._seats[rank] for rank in self._run.members.taking_part]
         link = check_newcomer(
-            entry, list(dict.fromkeys(here)), self._ssh_config, self._plan, self._inputs.result().bytes
+            entry, list(dict.fromkeys(participants)), self._ssh_config, self._plan, self._inputs.result().bytes
         )
         try:
             self._equip(link)
@@ -206,11 +208,11 @@ class Supervisor:
         """Make a machine that has its files known to the run; return its members."""
         assert self._run is not None
         self._brought[link] = _done()
-        first = len(self._seats)
+        first_rank = len(self._seats)
         for device in link.machine.devices or ("",):
             self._run.expect(member_of(link.machine, device, len(self._seats), self._plan.profile))
             self._seats.append(link)
-        return tuple(range(first, len(self._seats)))
+        return tuple(range(first_rank, len(self._seats)))
 
     def _worker(self, link: MachineLink, rank: int, log: BinaryIO) -> RemoteWorker:
         assert self._run is not None

@@ -41,12 +41,12 @@ def read(path: str) -> str:
 
 def parse_addresses(text: str) -> list[tuple[str, str]]:
     """Parse what ``ip -o addr`` or ``ifconfig`` prints: interfaces and their addresses, without scopes."""
-    found, name = [], ""
+    addresses, name = [], ""
     for line in text.splitlines():
         begin = re.match(r"(?:\d+:\s+)?([\w.@-]+?)(?:@\S+)?(?::\s|\s+inet)", line)
         name = begin[1] if begin else name
-        found += [(name, address) for address in _ADDRESS.findall(line)]
-    return found
+        addresses += [(name, address) for address in _ADDRESS.findall(line)]
+    return addresses
 
 
 def own_addresses() -> list[tuple[str, str]]:

@@ -96,7 +96,7 @@ def _stand_behind(
     from distributed.preparation.custom_code import check_code
 
     ask = _asked if person else None
-    check_code(profile, source, f"read it, then {how}", named=named, ask=ask, option=option)
+    check_code(profile, source, f"read it, then {how}", is_named=named, ask=ask, option=option)
 
 
 def _asked(code: CustomCode, source: str) -> bool:

@@ -131,7 +131,7 @@ def stop(
         hosts = all_hosts(path)
         stand_behind(hosts, path / RUN_HOSTS, named=False, person=somebody(as_json))
         held: list[SnapshotEvent] = []
-        found = leftovers(hosts, RunFolder.open(path).metadata.run_id, ended, held=held.append)
+        found = leftovers(hosts, RunFolder.open(path).metadata.run_id, ended, on_snapshot=held.append)
         note_unheard(path, held)
     else:
         ended()

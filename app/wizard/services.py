@@ -221,7 +221,7 @@ class Services:
         hint = f"read it, then: {command_line('plan', job.profile, '--trust-code')}"
         for option in found.profile.own_code:
             source = found.origins[option].file
-            custom_code.check_code(found.profile, source, hint, named=source is None, option=option)
+            custom_code.check_code(found.profile, source, hint, is_named=source is None, option=option)
 
     def close(self) -> None:
         """Let go of everything that is still held: nothing is, between calls."""

@@ -21,30 +21,32 @@ def look(text: str) -> dict[str, object]:
     path = os.path.join(os.path.expanduser("~"), os.path.expanduser(text))
     try:
         names = sorted(os.listdir(path)) if os.path.isdir(path) else [""] if os.stat(path).st_size else []
-        seen = [name for name in names if not name.startswith(".")]
-        table = next((name for stem in _TABLES for end in _ENDS for name in seen if name == stem + end), "")
-        lone = path if seen == [""] and path.endswith(_ENDS) else ""
-        columns, rows = _head(os.path.join(path, table) if table else lone) if table or lone else ([], True)
+        visible = [name for name in names if not name.startswith(".")]
+        table = next((name for stem in _TABLES for end in _ENDS for name in visible if name == stem + end), "")
+        single_file = path if visible == [""] and path.endswith(_ENDS) else ""
+        columns, rows = (
+            _head(os.path.join(path, table) if table else single_file) if table or single_file else ([], True)
+        )
     except FileNotFoundError:
         return {"path": path, "problem": "is not there", "columns": []}
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", "") or "not a table in UTF-8"
         return {"path": path, "problem": f"cannot be read ({reason})", "columns": []}
-    return {"path": path, "problem": "" if seen and rows else "is empty", "columns": columns}
+    return {"path": path, "problem": "" if visible and rows else "is empty", "columns": columns}
 
 
 def _head(path: str) -> tuple[list[str], bool]:
     """Return the columns of a table, and whether it has a row."""
     with open(path, encoding="utf-8-sig") as table:
-        first, second = table.readline(_MOST), table.readline(_MOST)
-        if first.strip(' "\r\n').lower().startswith("sep="):
-            first, second = second, table.readline(_MOST)
+        header, row = table.readline(_MOST), table.readline(_MOST)
+        if header.strip(' "\r\n').lower().startswith("sep="):
+            header, row = row, table.readline(_MOST)
     if path.endswith(".jsonl"):
-        found = json.loads(first or "{}")
-        return sorted(found) if isinstance(found, dict) else [], bool(first.strip())
-    separator = max(",;\t|", key=first.count)
-    names = (name.strip().strip('"') for name in first.strip("\r\n").split(separator))
-    return [name for name in names if name], bool(second.strip())
+        record = json.loads(header or "{}")
+        return sorted(record) if isinstance(record, dict) else [], bool(header.strip())
+    separator = max(",;\t|", key=header.count)
+    names = (name.strip().strip('"') for name in header.strip("\r\n").split(separator))
+    return [name for name in names if name], bool(row.strip())
 
 
 def main() -> int:

@@ -68,28 +68,28 @@ def examine(
     Args:
         profile: also looks whether this job fits: memory, data, the coordinator's port.
     """
-    found = [Examined(readiness) for readiness in check(hosts, task, trust, dial=dial)]
+    examined = [Examined(readiness) for readiness in check(hosts, task, trust, dial=dial)]
     try:
-        for one in found:
-            link, problem = one.readiness.link, one.readiness.problem
-            one.findings += judge_facts(one.readiness.facts) if one.readiness.facts is not None else []
+        for machine in examined:
+            link, problem = machine.readiness.link, machine.readiness.problem
+            machine.findings += judge_facts(machine.readiness.facts) if machine.readiness.facts is not None else []
             if problem is not None:
-                seen, safe = problem.beside(link.name), one.readiness.provisionable
-                one.findings.append(Finding("ready", "problem", seen, "ready to train", problem.hint, safe))
-        sound = [one for one in found if one.readiness.facts is not None and one.readiness.problem is None]
-        keys = judge_host_keys({one.name: one.readiness.facts.fingerprint for one in sound if one.readiness.facts})
-        for one in sound:
-            one.findings += [keys[one.name]] if one.name in keys else []
-        _look_closer([one for one in found if one.readiness.facts is not None], profile, dial)
+                seen, safe = problem.beside(link.name), machine.readiness.provisionable
+                machine.findings.append(Finding("ready", "problem", seen, "ready to train", problem.hint, safe))
+        ready = [one for one in examined if one.readiness.facts is not None and one.readiness.problem is None]
+        keys = judge_host_keys({one.name: one.readiness.facts.fingerprint for one in ready if one.readiness.facts})
+        for machine in ready:
+            machine.findings += [keys[machine.name]] if machine.name in keys else []
+        _look_closer([one for one in examined if one.readiness.facts is not None], profile, dial)
     finally:
-        for one in found:
-            one.readiness.link.close()
-    return found
+        for machine in examined:
+            machine.readiness.link.close()
+    return examined
 
 
-def repair(found: Sequence[Examined], say: Tell, offline_wheels: bool = False) -> list[MusterError]:
+def repair(examined: Sequence[Examined], say: Tell, offline_wheels: bool = False) -> list[MusterError]:
     """Fix what is safe to fix without asking: install packages where they are missing. Return what failed."""
-    lacking = [one.readiness.link for one in found if one.readiness.provisionable]
+    lacking = [one.readiness.link for one in examined if one.readiness.provisionable]
     try:
         return list(provision_all(lacking, say, offline_wheels).values())
     finally:
@@ -97,53 +97,55 @@ def repair(found: Sequence[Examined], say: Tell, offline_wheels: bool = False) -
             link.close()
 
 
-def _look_closer(able: Sequence[Examined], profile: Profile | None, dial: Dial) -> None:
+def _look_closer(machines: Sequence[Examined], profile: Profile | None, dial: Dial) -> None:
     """Add what machines that answer have to say, everything at the same time."""
-    if not able:
+    if not machines:
         return
-    with ThreadPoolExecutor(len(able) + 2) as pool:
-        ways = pool.submit(_all_ways, [one.readiness for one in able], dial)
-        ready = [one.readiness for one in able if one.readiness.problem is None]
-        sound = [(one.link, one.facts) for one in ready if one.facts is not None]
-        job = pool.submit(look_at_job, profile, sound) if profile is not None else None
-        healths = list(pool.map(lambda one: _health(one.readiness), able))
-    sizes = judge_mtu(_add_health(able, healths))
-    for one, health in zip(able, healths):
-        one.findings += ways.result().get(one.name, [])
-        one.findings += [sizes[one.name]] if one.name in sizes else []
-        if job is not None and one.readiness.problem is None:
-            one.findings += job.result().of(one.name, health if isinstance(health, Health) else None)
+    with ThreadPoolExecutor(len(machines) + 2) as pool:
+        connections = pool.submit(_all_ways, [one.readiness for one in machines], dial)
+        ready = [one.readiness for one in machines if one.readiness.problem is None]
+        ready_machines = [(one.link, one.facts) for one in ready if one.facts is not None]
+        job = pool.submit(look_at_job, profile, ready_machines) if profile is not None else None
+        healths = list(pool.map(lambda one: _health(one.readiness), machines))
+    sizes = judge_mtu(_add_health(machines, healths))
+    for machine, health in zip(machines, healths):
+        machine.findings += connections.result().get(machine.name, [])
+        machine.findings += [sizes[machine.name]] if machine.name in sizes else []
+        if job is not None and machine.readiness.problem is None:
+            machine.findings += job.result().of(machine.name, health if isinstance(health, Health) else None)
     if job is not None:
-        starter = next((one for one in able if one.readiness.link.machine.here), able[0])
+        starter = next((one for one in machines if one.readiness.link.machine.here), machines[0])
         starter.findings += job.result().here
 
 
-def _add_health(able: Sequence[Examined], healths: Sequence[Health | Finding]) -> dict[str, tuple[str, int]]:
+def _add_health(machines: Sequence[Examined], healths: Sequence[Health | Finding]) -> dict[str, tuple[str, int]]:
     """Add what hardware and system have shown; return the interface in use and its packet size by machine."""
     mtus = {}
-    for one, health in zip(able, healths):
-        facts = one.readiness.facts
+    for machine, health in zip(machines, healths):
+        facts = machine.readiness.facts
         if isinstance(health, Finding):
-            one.findings.append(health)
+            machine.findings.append(health)
             continue
-        one.findings += judge_health(health)
-        one.health = health
+        machine.findings += judge_health(health)
+        machine.health = health
         if facts is not None and facts.interface in health.mtu:
-            mtus[one.name] = (facts.interface, health.mtu[facts.interface])
+            mtus[machine.name] = (facts.interface, health.mtu[facts.interface])
     return mtus
 
 
-def _health(one: Readiness) -> Health | Finding:
-    if one.provisionable or (one.facts is not None and (one.facts.missing or one.facts.unloadable)):
+def _health(readiness: Readiness) -> Health | Finding:
+    if readiness.provisionable or (
+        readiness.facts is not None and (readiness.facts.missing or readiness.facts.unloadable)
+    ):
         return Finding("health", "ok", "not checked: its packages are missing or cannot be loaded")
     try:
-        words = [one.link.python, "-c", packed("training.sensors", *_PROGRAM), "facts"]
-        done = one.link.connection().run(words, timeout=_TIMEOUT)
+        words = [readiness.link.python, "-c", packed("training.sensors", *_PROGRAM), "facts"]
+        done = readiness.link.connection().run(words, timeout=_TIMEOUT)
         return Health.model_validate_json(done.stdout)
     except ValidationError:
         return Finding("health", "warning", f"its hardware could not be read: {done.problem[:200]}")
     except MusterError as error:
-        return Finding("health", "warning", f"its hardware could not be read: {error.beside(one.link.name)}")
+        return Finding("health", "warning", f"its hardware could not be read: {error.beside(readiness.link.name)}")
 
 
 # ---------------------------------------------------------------------------------------------------------------- ways
@@ -153,32 +155,32 @@ def _all_ways(machines: Sequence[Readiness], dial: Dial) -> dict[str, list[Findi
     """Let every machine connect to every other, and to this one, where the coordinator of a run listens."""
     links = [one.link for one in machines]
     addresses = {one.link.name: one.facts.address for one in machines if one.facts and not one.link.machine.here}
-    far = [link.host for link in links if link.host and not link.machine.here]
-    own = [link.name for link in links if link.machine.here]
-    if far and not own:
+    remote_hosts = [link.host for link in links if link.host and not link.machine.here]
+    local_names = [link.name for link in links if link.machine.here]
+    if remote_hosts and not local_names:
         links.append(here_link([link.name for link in links], dial))
-    center = own[0] if own else links[-1].name
-    addresses.update({name: address_towards(far[0]) for name in (*own, center) if far})
-    known = {name: address for name, address in addresses.items() if address and "%" not in address}
+    coordinator = local_names[0] if local_names else links[-1].name
+    addresses.update({name: address_towards(remote_hosts[0]) for name in (*local_names, coordinator) if remote_hosts})
+    dialable = {name: address for name, address in addresses.items() if address and "%" not in address}
     # ... else it names an interface of one machine, and means something else on the others
     with _listeners(links) as listening, ThreadPoolExecutor(max(len(links), 1)) as pool:
-        places = {name: (known[name], port) for name, (port, _) in listening.items() if port and name in known}
-        answers = list(pool.map(lambda link: _reasons(link, places), links))
-        shut_out = [bool(told.get(center)) for told in answers]
-        helped = pool.map(lambda link, out: out and _ssh_carries(link, listening[center][0]), links, shut_out)
+        endpoints = {name: (dialable[name], port) for name, (port, _) in listening.items() if port and name in dialable}
+        failures = list(pool.map(lambda link: _reasons(link, endpoints), links))
+        is_blocked = [bool(told.get(coordinator)) for told in failures]
+        forwarded = pool.map(lambda link, out: out and _ssh_carries(link, listening[coordinator][0]), links, is_blocked)
         return {
-            link.name: [listening[link.name][1], *judge_ways(told, [center] if link.host else [], carried)]
-            for link, told, carried in zip(links, answers, helped, strict=True)
+            link.name: [listening[link.name][1], *judge_ways(told, [coordinator] if link.host else [], carried)]
+            for link, told, carried in zip(links, failures, forwarded, strict=True)
         }
 
 
 def _ssh_carries(link: MachineLink, port: int) -> bool:
     """Whether a machine reaches a port of this computer through its SSH connection."""
     try:
-        host, _, there = link.forward((LOOPBACK, port)).rpartition(":")
+        host, _, forwarded_port = link.forward((LOOPBACK, port)).rpartition(":")
     except MusterError:
         return False
-    return not _reasons(link, {"": (host, int(there))})[""]
+    return not _reasons(link, {"": (host, int(forwarded_port))})[""]
 
 
 @contextmanager
@@ -197,19 +199,19 @@ def _listeners(links: Sequence[MachineLink]) -> Iterator[dict[str, tuple[int, Fi
             return port, Finding("ports", "ok", f"port {port} was free", "a free port")
 
         with ThreadPoolExecutor(max(len(links), 1)) as pool:
-            found = dict(zip((link.name for link in links), pool.map(start, links), strict=True))
-        yield found
+            listeners = dict(zip((link.name for link in links), pool.map(start, links), strict=True))
+        yield listeners
 
 
-def _reasons(link: MachineLink, places: Mapping[str, tuple[str, int]]) -> dict[str, str]:
+def _reasons(link: MachineLink, endpoints: Mapping[str, tuple[str, int]]) -> dict[str, str]:
     """Connect from a machine to all others; by name: empty, or why it did not go."""
-    others = {name: place for name, place in places.items() if name != link.name}
+    others = {name: place for name, place in endpoints.items() if name != link.name}
     if not others:
         return {}
     words = [str(part) for place in others.values() for part in place]
     try:
         done = link.connection().run([link.python, "-c", packed(*_PROGRAM), "reach", *words], timeout=_TIMEOUT)
-        said = dict(json.loads(done.stdout))
+        replies = dict(json.loads(done.stdout))
     except (MusterError, ValueError, TypeError):
         return dict.fromkeys(others, "it could not be checked")
-    return {name: str(said.get(f"{host} {port}", "no answer"))[:200] for name, (host, port) in others.items()}
+    return {name: str(replies.get(f"{host} {port}", "no answer"))[:200] for name, (host, port) in others.items()}

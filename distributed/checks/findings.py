@@ -125,23 +125,23 @@ def judge_facts(facts: Facts) -> list[Finding]:
         (facts.free >= FREE_BYTES, "disk", f"{facts.free // 1_000_000} MB free", f"{FREE_BYTES // 1_000_000} MB"),
         (abs(ahead) <= CLOCK_TOLERANCE, "clock", f"{ahead:+.1f} s", f"at most {CLOCK_TOLERANCE:.0f} s off"),
     ]
-    found = [Finding(check, "ok", seen, needed) for in_order, check, seen, needed in looked_at if in_order]
+    findings = [Finding(check, "ok", seen, needed) for in_order, check, seen, needed in looked_at if in_order]
     sandboxed = guarded_folder(facts.root, facts.system)
     if sandboxed:
         fix = "set another 'project_path' in the hosts file, or none"
         needed = f"not in {sandboxed}: macOS protects it"
-        found.append(Finding("folder", "problem", f"works in {facts.root}", needed, fix))
-    return found
+        findings.append(Finding("folder", "problem", f"works in {facts.root}", needed, fix))
+    return findings
 
 
 def judge_host_keys(fingerprints: Mapping[str, str]) -> dict[str, Finding]:
     """Return a warning for each machine that shares its host key with others; by name, as the fingerprints are."""
-    found = {}
+    findings = {}
     for name, key in fingerprints.items():
         if others := [other for other, shown in fingerprints.items() if shown == key and other != name]:
             seen = f"it has the same host key as {', '.join(others)}: who has one of them can pose as the others"
-            found[name] = Finding("host key", "warning", seen, "one of its own", f"on a clone: {NEW_HOST_KEYS}")
-    return found
+            findings[name] = Finding("host key", "warning", seen, "one of its own", f"on a clone: {NEW_HOST_KEYS}")
+    return findings
 
 
 def guarded_folder(root: str, system: str) -> str:
@@ -176,12 +176,14 @@ def judge_health(health: Health) -> list[Finding]:
 
 
 def _devices(health: Health) -> Iterator[Finding]:
-    for one in health.devices:
-        if one.problem:
+    for device in health.devices:
+        if device.problem:
             fix = "update its driver, or choose others with 'devices' in the hosts file"
-            yield Finding("device", "problem", f"{one.device}: {one.problem}", "a correct product of two matrices", fix)
+            yield Finding(
+                "device", "problem", f"{device.device}: {device.problem}", "a correct product of two matrices", fix
+            )
         else:
-            yield Finding("device", "ok", f"{one.device}: {one.gflops or 0:.0f} GFLOP/s", "a correct product")
+            yield Finding("device", "ok", f"{device.device}: {device.gflops or 0:.0f} GFLOP/s", "a correct product")
     if health.nvidia and not any(one.device.startswith("cuda") for one in health.devices):
         seen = f"{health.nvidia[0].name} (driver {health.nvidia[0].driver}) is not used: torch has no CUDA there"
         fix = "install a CUDA build of torch there, or a newer driver (nvidia-smi shows the newest CUDA that it knows)"
@@ -210,11 +212,11 @@ def _power(health: Health) -> Iterator[Finding]:
 
 def _heat(health: Health) -> Iterator[Finding]:
     """Judge the hottest of processor and GPUs."""
-    known = [one for one in (health.celsius, *(gpu.celsius for gpu in health.nvidia)) if one is not None]
-    hot = health.throttled or max(known, default=0.0) >= HOT
-    degrees = f"{max(known):.0f} °C" if known else "unknown"
+    temperatures = [one for one in (health.celsius, *(gpu.celsius for gpu in health.nvidia)) if one is not None]
+    is_hot = health.throttled or max(temperatures, default=0.0) >= HOT
+    degrees = f"{max(temperatures):.0f} °C" if temperatures else "unknown"
     seen = f"{degrees}, slowed down by heat" if health.throttled else degrees
-    yield Finding.warn_if(hot, "heat", seen, f"below {HOT:.0f} °C", "let it cool down; are its vents blocked?")
+    yield Finding.warn_if(is_hot, "heat", seen, f"below {HOT:.0f} °C", "let it cool down; are its vents blocked?")
 
 
 def judge_mtu(mtus: Mapping[str, tuple[str, int]]) -> dict[str, Finding]:
@@ -223,12 +225,12 @@ def judge_mtu(mtus: Mapping[str, tuple[str, int]]) -> dict[str, Finding]:
     Packets that only one end can send are lost without a word where no router tells, and transfers hang.
     """
     smallest = min((mtu for _, mtu in mtus.values()), default=0)
-    usual, found = max(smallest, 1500), {}
+    common_size, findings = max(smallest, 1500), {}
     for name, (interface, mtu) in mtus.items():
-        needed = f"one size for all; the smallest is {smallest}" if mtu > usual else "one size for all"
-        fix = f"set it to {usual} there, or the others' to {mtu}"
-        found[name] = Finding.warn_if(mtu > usual, "mtu", f"{interface}: packets of {mtu} bytes", needed, fix)
-    return found
+        needed = f"one size for all; the smallest is {smallest}" if mtu > common_size else "one size for all"
+        fix = f"set it to {common_size} there, or the others' to {mtu}"
+        findings[name] = Finding.warn_if(mtu > common_size, "mtu", f"{interface}: packets of {mtu} bytes", needed, fix)
+    return findings
 
 
 def judge_ways(reasons: Mapping[str, str], needed: Sequence[str], through_ssh: bool = False) -> list[Finding]:
@@ -239,24 +241,24 @@ def judge_ways(reasons: Mapping[str, str], needed: Sequence[str], through_ssh: b
         needed: those without which it cannot train.
         through_ssh: whether it reaches these through its SSH connection.
     """
-    found = []
+    findings = []
     for name, reason in reasons.items():
-        must = name in needed
+        is_needed = name in needed
         if not reason:
-            found.append(Finding("ways", "ok", f"reaches {name}"))
+            findings.append(Finding("ways", "ok", f"reaches {name}"))
         elif reason == LOSES_LARGE:
             seen = f"to {name} small packets pass, and large ones are lost: a run sends small ones there"
-            found.append(Finding("ways", "warning", seen, "packets of full size", _MTU))
-        elif must and through_ssh:
+            findings.append(Finding("ways", "warning", seen, "packets of full size", _MTU))
+        elif is_needed and through_ssh:
             seen = f"cannot connect to {name}: {reason}; a run reaches it through SSH"
-            found.append(
+            findings.append(
                 Finding("ways", "warning", seen, "direct is faster where traffic is relayed", _FIREWALL.format(name))
             )
         else:
-            why = "every run needs it, and its SSH server does not forward" if must else _NOT_NEEDED
+            why = "every run needs it, and its SSH server does not forward" if is_needed else _NOT_NEEDED
             seen = f"cannot connect to {name}: {reason}"
-            found.append(Finding("ways", "problem" if must else "warning", seen, why, _FIREWALL.format(name)))
-    return found
+            findings.append(Finding("ways", "problem" if is_needed else "warning", seen, why, _FIREWALL.format(name)))
+    return findings
 
 
 def gigabytes(size: int) -> str:

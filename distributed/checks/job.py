@@ -70,26 +70,28 @@ def look_at_job(profile: Profile, machines: Sequence[Ready], cache: MeasurementC
 
     What is wrong with the job itself is a finding of every machine.
     """
-    here, everywhere = judge_port(profile.strategy.coordinator_port), judge_origin(with_local_model(profile))
-    found = JobLook(profile, size_for(profile), here=here, everywhere=everywhere)
+    local_findings, everywhere = judge_port(profile.strategy.coordinator_port), judge_origin(with_local_model(profile))
+    look = JobLook(profile, size_for(profile), here=local_findings, everywhere=everywhere)
     if not machines:
-        return found
+        return look
     try:
         plan = plan_run(profile, machines)
         inputs = collect(plan)
     except MusterError as error:
-        found.everywhere.append(Finding("data", "problem", error.message, "a job that can be read", error.hint))
-        return found
+        look.everywhere.append(Finding("data", "problem", error.message, "a job that can be read", error.hint))
+        return look
     placements = placements_of(machines, plan.members)
-    for placed, figures in zip(placements, known_speeds(placements, inputs, cache or MeasurementCache()), strict=True):
+    for placement, figures in zip(
+        placements, known_speeds(placements, inputs, cache or MeasurementCache()), strict=True
+    ):
         if figures is not None:
-            found.measured[placed.link.name] = figures
+            look.measured[placement.link.name] = figures
     with ThreadPoolExecutor(len(machines)) as pool:
         answers = pool.map(lambda one: _data(inputs, *one), machines)
-        found.data = dict(zip((link.name for link, _ in machines), answers, strict=True))
+        look.data = dict(zip((link.name for link, _ in machines), answers, strict=True))
     for name, findings in own_data(profile, [link for link, _ in machines], plan.members).items():
-        found.data[name] += findings
-    return found
+        look.data[name] += findings
+    return look
 
 
 def _data(inputs: Inputs, link: MachineLink, facts: Facts) -> list[Finding]:
@@ -111,19 +113,19 @@ def judge_memory(profile: Profile, size: ModelSize | None, measured: SpeedFigure
     if size is None:
         unknown = "how much memory the model needs is not known before it has run"
         return Finding("model", "ok", unknown, fix="'measure' determines it")
-    room = free_memory(health, profile.training.device)
+    memory = free_memory(health, profile.training.device)
     try:
-        found = fitted(profile, size, [room.budget("it")], alone=False)
+        fit = fitted(profile, size, [memory.budget("it")], alone=False)
     except BadInput as error:
         return Finding("model", "problem", error.message, "fits into memory", error.hint)
-    judged = _judged(profile, found.needs or room.need(profile, size), _ESTIMATED, health)
-    return judged._replace(seen=f"{judged.seen}; {found.line}") if found.changes else judged
+    finding = _judged(profile, fit.needs or memory.need(profile, size), _ESTIMATED, health)
+    return finding._replace(seen=f"{finding.seen}; {fit.line}") if fit.changes else finding
 
 
-def _judged(profile: Profile, need: int, how: str, health: Health) -> Finding:
+def _judged(profile: Profile, need: int, source: str, health: Health) -> Finding:
     free, total, *_ = free_memory(health, profile.training.device)
-    seen = f"about {gigabytes(need)} GB needed ({how}), {gigabytes(free)} of {gigabytes(total)} GB free"
-    level = memory_level(need, free, total, estimated=how == _ESTIMATED)
+    seen = f"about {gigabytes(need)} GB needed ({source}), {gigabytes(free)} of {gigabytes(total)} GB free"
+    level = memory_level(need, free, total, estimated=source == _ESTIMATED)
     less = ", ".join(["lower batch_size (and raise gradient_accumulation)", *less_memory(profile.model.task)])
     fixes = {"ok": "", "warning": f"close programs there, or {less}", "problem": f"{less}, or take a smaller model"}
     needed = "fits into the free memory" if level == "warning" else "fits into memory"
@@ -144,36 +146,36 @@ def memory_level(need: int, free: int, total: int, estimated: bool) -> Level:
 
 def free_memory(health: Health, device: str) -> FreeMemory:
     """Return the memory of the smallest device that trains where a job wants ``auto``, ``cpu``, ``cuda`` or ``mps``."""
-    sound = [one for one in health.devices if not one.problem]
-    cuda = [one for one in sound if one.device.startswith("cuda")]
-    known = [(gpu.free, gpu.total) for gpu in health.nvidia if gpu.free is not None and gpu.total]
-    if device in ("auto", "cuda") and cuda and known:
-        return FreeMemory(*min(known), "cuda", all(one.bf16 for one in cuda))
-    metal = device == "mps" or (device == "auto" and any(one.device == "mps" for one in sound))
+    working = [one for one in health.devices if not one.problem]
+    cuda = [one for one in working if one.device.startswith("cuda")]
+    gpu_memory = [(gpu.free, gpu.total) for gpu in health.nvidia if gpu.free is not None and gpu.total]
+    if device in ("auto", "cuda") and cuda and gpu_memory:
+        return FreeMemory(*min(gpu_memory), "cuda", all(one.bf16 for one in cuda))
+    metal = device == "mps" or (device == "auto" and any(one.device == "mps" for one in working))
     return FreeMemory(health.memory.free, health.memory.total, "mps" if metal else "cpu")
 
 
 def judge_data(trees: Mapping[str, Tree], lack: Lack, facts: Facts) -> list[Finding]:
     """Return findings on whether code, model and data are there, equal by hash; what is missing must fit on the
     disk."""
-    found = []
-    for place, tree in trees.items():
-        name = _NAMES.get(place, place)
+    findings = []
+    for folder, tree in trees.items():
+        name = _NAMES.get(folder, folder)
         if tree.name not in lack.trees:
-            found.append(Finding("data", "ok", f"{name}: already there, with the same hash ({tree.name[:12]})"))
+            findings.append(Finding("data", "ok", f"{name}: already there, with the same hash ({tree.name[:12]})"))
             continue
         sizes = {blob: path.stat().st_size for blob, path in tree.sources.items()}
         left = sum(sizes[blob] - lack.begun.get(blob, 0) for blob in lack.blobs if blob in sizes)
         total = sum(sizes.values())
         state = "absent" if left == total else "partly there" if left else "sent, not assembled yet"
         seen = f"{name}: {state}, a run sends {_megabytes(left)} of {_megabytes(total)} MB"
-        found.append(Finding("data", "ok", seen))
-    room = lack.left(sources_of(trees.values()))
-    if facts.free < FREE_BYTES + room:
-        seen = f"{_megabytes(facts.free)} MB free, a run sends {_megabytes(room)} MB"
+        findings.append(Finding("data", "ok", seen))
+    missing_bytes = lack.left(sources_of(trees.values()))
+    if facts.free < FREE_BYTES + missing_bytes:
+        seen = f"{_megabytes(facts.free)} MB free, a run sends {_megabytes(missing_bytes)} MB"
         fix = "free some space there, or set 'project_path' to another disk"
-        found.append(Finding("disk", "problem", seen, f"{_megabytes(FREE_BYTES + room)} MB", fix))
-    return found
+        findings.append(Finding("disk", "problem", seen, f"{_megabytes(FREE_BYTES + missing_bytes)} MB", fix))
+    return findings
 
 
 def judge_origin(profile: Profile) -> list[Finding]:
@@ -186,8 +188,8 @@ def judge_origin(profile: Profile) -> list[Finding]:
         "teacher": model.teacher_path,
         "encoder": model.encoder_path,
     }
-    wanted = [(what, name) for what, name in named.items() if name and not name.startswith(local)]
-    return [Finding("data", "ok", f"{what}: each machine gets {name} from the hub itself") for what, name in wanted]
+    downloads = [(what, name) for what, name in named.items() if name and not name.startswith(local)]
+    return [Finding("data", "ok", f"{what}: each machine gets {name} from the hub itself") for what, name in downloads]
 
 
 def judge_port(port: int) -> list[Finding]:

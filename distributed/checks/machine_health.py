@@ -66,11 +66,11 @@ def inhibitor() -> str:
     """Return what can keep this machine awake; a session over SSH may be refused what exists."""
     if shutil.which("caffeinate"):
         return "caffeinate"
-    for what, name in (
+    for mode, name in (
         ("sleep:idle", "systemd-inhibit"),
         ("idle", "systemd-inhibit, which prevents idle sleep"),
     ):
-        if output("systemd-inhibit", f"--what={what}", "date"):
+        if output("systemd-inhibit", f"--what={mode}", "date"):
             return name
     return ""
 
@@ -95,13 +95,13 @@ def linux_power(supplies: list[dict[str, str]]) -> dict[str, Any]:
 
     A mouse has a battery too: its scope is ``Device``.
     """
-    own = [supply for supply in supplies if supply.get("scope") != "Device"]
-    batteries = [supply for supply in own if supply.get("type") == "Battery"]
-    mains = [supply.get("online") for supply in own if supply.get("type") not in ("Battery", "", None)]
+    system_supplies = [supply for supply in supplies if supply.get("scope") != "Device"]
+    batteries = [supply for supply in system_supplies if supply.get("type") == "Battery"]
+    mains = [supply.get("online") for supply in system_supplies if supply.get("type") not in ("Battery", "", None)]
     percents = [int(b["capacity"]) for b in batteries if re.fullmatch("[0-9]{1,3}", b.get("capacity", ""))]
     drained = any(battery.get("status") == "Discharging" for battery in batteries) and "1" not in mains
-    source = "" if not own else "battery" if drained else "ac"
-    profile = read("/sys/firmware/acpi/platform_profile") if own else ""
+    source = "" if not system_supplies else "battery" if drained else "ac"
+    profile = read("/sys/firmware/acpi/platform_profile") if system_supplies else ""
     return {"source": source, "percent": min(percents, default=None), "saving": profile == "low-power"}
 
 
@@ -164,12 +164,12 @@ def smoke(torch: Any, name: str) -> dict[str, Any]:
     try:
         numbers = torch.arange(size * size).reshape(size, size)
         left, right = (numbers % 7), (numbers % 5)
-        wanted = [int(left[row] @ right[:, column]) for row, column in places]
+        expected = [int(left[row] @ right[:, column]) for row, column in places]
         left, right = left.float().to(name), right.float().to(name)
         product = left @ right
-        got = [int(product[row, column].item()) for row, column in places]
-        if got != wanted:
-            return {"device": name, "problem": f"multiplies wrongly: {got} instead of {wanted}", "gflops": None}
+        actual = [int(product[row, column].item()) for row, column in places]
+        if actual != expected:
+            return {"device": name, "problem": f"multiplies wrongly: {actual} instead of {expected}", "gflops": None}
         bf16 = name.startswith("cuda") and torch.cuda.get_device_capability(name) >= (8, 0)
         return {"device": name, "problem": "", "gflops": round(speed(left, right), 1), "bf16": bf16}
     except Exception as error:  # noqa: BLE001 - drivers fail in any way; it becomes a finding
@@ -223,31 +223,31 @@ def unconfirmed(connection: socket.socket) -> int:
 
 def reach(pairs: list[tuple[str, int]]) -> dict[str, str]:
     """Try to connect to all at once; return the reason of each failure."""
-    found: dict[str, str] = {}
+    results: dict[str, str] = {}
 
     def one(host: str, port: int) -> None:
         try:
             with socket.create_connection((host, port), timeout=CONNECT_SECONDS) as connection:
-                found[f"{host} {port}"] = "" if carries_large_packets(connection) else LOSES_LARGE
+                results[f"{host} {port}"] = "" if carries_large_packets(connection) else LOSES_LARGE
         except OSError as error:
-            found[f"{host} {port}"] = error.strerror or str(error) or type(error).__name__
+            results[f"{host} {port}"] = error.strerror or str(error) or type(error).__name__
 
     threads = [threading.Thread(target=one, args=pair, daemon=True) for pair in pairs]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(CONNECT_SECONDS + 1)
-    return {f"{host} {port}": found.get(f"{host} {port}", "no answer") for host, port in pairs}
+    return {f"{host} {port}": results.get(f"{host} {port}", "no answer") for host, port in pairs}
 
 
 def main() -> int:
-    command, rest = sys.argv[1], sys.argv[2:]
+    command, arguments = sys.argv[1], sys.argv[2:]
     if command == "facts":
         print(json.dumps(facts()))
     elif command == "listen":
-        listen(float(rest[0]))
+        listen(float(arguments[0]))
     else:
-        print(json.dumps(reach([(host, int(port)) for host, port in zip(rest[::2], rest[1::2])])))
+        print(json.dumps(reach([(host, int(port)) for host, port in zip(arguments[::2], arguments[1::2])])))
     return 0
 
 

@@ -44,26 +44,28 @@ def require_data(
         NotReady: some have none.
     """
     by_machine = own_data(profile, links, members)
-    found = [(link, one) for link in links for one in by_machine[link.name]]
-    problems = [SshError(link.name, one.seen, one.fix) for link, one in found if one.level == "problem"]
+    findings = [(link, one) for link in links for one in by_machine[link.name]]
+    problems = [SshError(link.name, one.seen, one.fix) for link, one in findings if one.level == "problem"]
     if problems:
         raise NotReady(problems)
-    for link, one in found:
-        tell(f"{link.name}: {one.seen}" + (f" ({one.fix})" if one.fix else ""))
+    for link, finding in findings:
+        tell(f"{link.name}: {finding.seen}" + (f" ({finding.fix})" if finding.fix else ""))
 
 
 def own_data(profile: Profile, links: Sequence[MachineLink], members: Sequence[MemberPlan]) -> dict[str, list[Finding]]:
     """Return the findings by machine; nothing where data do not stay there, or no path says where they are."""
-    places = dict.fromkeys((member.machine, member.data) for member in members if member.data)
-    asked = [(link, path) for link in links for machine, path in places if machine == link.name]
-    with ThreadPoolExecutor(len(asked) or 1) as pool:
-        seen = {(one[0].name, one[1]): found for one, found in zip(asked, pool.map(lambda one: _look(*one), asked))}
-    columns = {place: one.columns for place, one in seen.items() if isinstance(one, Seen)}
-    found: dict[str, list[Finding]] = {link.name: [] for link in links}
-    for place, one in seen.items():
-        judged = one if isinstance(one, Finding) else judge_own_data(profile, place, one, columns)
-        found[place[0]].append(judged)
-    return found
+    locations = dict.fromkeys((member.machine, member.data) for member in members if member.data)
+    queries = [(link, path) for link in links for machine, path in locations if machine == link.name]
+    with ThreadPoolExecutor(len(queries) or 1) as pool:
+        outcomes = {
+            (one[0].name, one[1]): found for one, found in zip(queries, pool.map(lambda one: _look(*one), queries))
+        }
+    columns = {place: one.columns for place, one in outcomes.items() if isinstance(one, Seen)}
+    findings: dict[str, list[Finding]] = {link.name: [] for link in links}
+    for location, outcome in outcomes.items():
+        finding = outcome if isinstance(outcome, Finding) else judge_own_data(profile, location, outcome, columns)
+        findings[location[0]].append(finding)
+    return findings
 
 
 def _look(link: MachineLink, path: str) -> Seen | Finding:
@@ -77,7 +79,7 @@ def _look(link: MachineLink, path: str) -> Seen | Finding:
 
 
 def judge_own_data(
-    profile: Profile, place: tuple[str, str], seen: Seen, columns: Mapping[tuple[str, str], tuple[str, ...]]
+    profile: Profile, location: tuple[str, str], seen: Seen, columns: Mapping[tuple[str, str], tuple[str, ...]]
 ) -> Finding:
     """Judge what a machine has.
 
@@ -94,12 +96,16 @@ def judge_own_data(
             find_text_column(table, profile.data.text_column)
         except BadInput as error:
             return Finding("data", "problem", error.message, "transcripts", f"{error.hint}, or rename the column there")
-    others = Counter(frozenset(names) for other, names in columns.items() if other != place and names)
-    usual, many = (others.most_common(1) or [(frozenset[str](), 0)])[0]
-    if seen.columns and many and usual != frozenset(seen.columns):
-        whose = next(other for other, names in columns.items() if other != place and frozenset(names) == usual)
-        told = f"its table has the columns {', '.join(seen.columns)}, that of {whose[0]} {', '.join(columns[whose])}"
+    others = Counter(frozenset(names) for other, names in columns.items() if other != location and names)
+    common_columns, count = (others.most_common(1) or [(frozenset[str](), 0)])[0]
+    if seen.columns and count and common_columns != frozenset(seen.columns):
+        example = next(
+            other for other, names in columns.items() if other != location and frozenset(names) == common_columns
+        )
+        difference = (
+            f"its table has the columns {', '.join(seen.columns)}, that of {example[0]} {', '.join(columns[example])}"
+        )
         return Finding(
-            "data", "warning", told, "the same columns on all machines", "rename them there if they mean the same"
+            "data", "warning", difference, "the same columns on all machines", "rename them there if they mean the same"
         )
     return Finding("data", "ok", f"its data: {seen.path}; {_STAY}")

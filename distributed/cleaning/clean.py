@@ -102,8 +102,8 @@ def survey(connection: Connection, blob: str, roots: Sequence[str] = (CACHE,)) -
     if b"\nps\n" not in b"\n" + done.stdout:
         problem = f"cannot look for Muster's files: {done.problem}"
         raise RemoteFileError(connection.machine, problem, "is sh there?")
-    said, _, table = (b"\n" + done.stdout).decode(errors="replace").partition("\nps\n")
-    answer, rows = _read(said), [row for line in table.splitlines() if (row := _row(line))]
+    report, _, table = (b"\n" + done.stdout).decode(errors="replace").partition("\nps\n")
+    answer, rows = _read(report), [row for line in table.splitlines() if (row := _row(line))]
     if answer.shell not in [pid for pid, _, _ in rows]:
         problem = "its processes cannot be listed, so nobody knows whether a run goes on there"
         raise RemoteFileError(connection.machine, problem, "install ps there (the package procps), or mount /proc")
@@ -130,17 +130,17 @@ def _read(text: str) -> _Answer:
         return [row[1:] for row in fields if row[0] == kind and len(row) == count + 1]
 
     roots = [(row[1], row[0] == "1") for row in of("root", 2)]
-    parts = [_part(row[1], int(row[0]), roots) for row in of("part", 2) if _is_number(row[0])]
+    paths = [_part(row[1], int(row[0]), roots) for row in of("part", 2) if _is_number(row[0])]
     inventory = Inventory(
-        parts=tuple(part for part in parts if part is not None),
+        parts=tuple(part for part in paths if part is not None),
         keys=tuple(row[0] for row in of("key", 1)),
         foreign=tuple(row[0] for row in of("foreign", 1)),
         left_alone=tuple(row[0] for row in of("left", 1)),
         roots=tuple(roots),
     )
-    now, here = next(iter(of("here", 2)), ["", ""])
-    moment = float(now) if _is_number(now) else 0.0  # by a clock that nobody knows, no lease is over
-    held = {run: name for run, lease in of("lease", 2) if (name := holder(lease, here, moment))}
+    now, system_identity = next(iter(of("here", 2)), ["", ""])
+    clock = float(now) if _is_number(now) else 0.0  # by a clock that nobody knows, no lease is over
+    held = {run: name for run, lease in of("lease", 2) if (name := holder(lease, system_identity, clock))}
     groups = {int(row[0]): row[1] for row in of("group", 2) if _is_number(row[0])}
     shell = next((int(row[0]) for row in of("self", 1) if _is_number(row[0])), 0)
     return _Answer(inventory, groups, held, shell)
@@ -151,8 +151,14 @@ def _part(path: str, kilobytes: int, roots: Sequence[tuple[str, bool]]) -> Inven
     for root, _ in roots:
         inside = path.removeprefix(f"{root}/")
         if inside != path and ".." not in inside.split("/"):
-            first, _, rest = inside.partition("/")
-            kind = "run" if first == "runs" and rest else "cache" if first in _CACHE else "environment and other files"
+            top_folder, _, remainder = inside.partition("/")
+            kind = (
+                "run"
+                if top_folder == "runs" and remainder
+                else "cache"
+                if top_folder in _CACHE
+                else "environment and other files"
+            )
             return InventoryPath(path, kilobytes * 1024, kind)
     return None
 
@@ -164,12 +170,12 @@ def _with_processes(
     inventory = answer.inventory
     folders = [*dict.fromkeys([*roots, *(root for root, _ in inventory.roots)])]
     alive = {run for _, _, command in rows if (run := _run_of_agent(command, folders))} | answer.held.keys()
-    named = {pid: (pgid, run) for pid, pgid, command in rows if (run := _run_of_worker(command, folders))}
-    sure = {pgid for pgid, run in named.values() if run not in alive}
-    maybe = {group for group, run in answer.groups.items() if run not in alive} - sure
-    asked = [(pid, command) for pid, pgid, command in rows if pgid in maybe]
-    inside = _inside(connection, [pid for pid, _ in asked], [root for root, _ in inventory.roots])
-    left = [(pid, command) for pid, pgid, command in rows if pgid in sure or pid in inside]
+    worker_groups = {pid: (pgid, run) for pid, pgid, command in rows if (run := _run_of_worker(command, folders))}
+    orphaned_groups = {pgid for pgid, run in worker_groups.values() if run not in alive}
+    possible_groups = {group for group, run in answer.groups.items() if run not in alive} - orphaned_groups
+    candidates = [(pid, command) for pid, pgid, command in rows if pgid in possible_groups]
+    pids_in_folders = _inside(connection, [pid for pid, _ in candidates], [root for root, _ in inventory.roots])
+    left = [(pid, command) for pid, pgid, command in rows if pgid in orphaned_groups or pid in pids_in_folders]
     processes = tuple(OrphanProcess(pid, command) for pid, command in left)
     elsewhere = tuple(sorted(set(answer.held.values())))
     return replace(inventory, processes=processes, alive=tuple(sorted(alive)), elsewhere=elsewhere)
@@ -217,14 +223,14 @@ def remove(connection: Connection, blob: str, shown: Inventory, roots: Sequence[
     Raises:
         SshError: the connection was lost.
     """
-    now = survey(connection, blob, roots)
-    doomed = [str(process.pid) for process in now.processes if process in shown.processes]
-    if doomed:
-        connection.run(["sh", "-c", END, "sh", *doomed])
-    known = {part.path for part in shown.parts}
-    parts = [part for part in now.removable if part.path in known]
-    if parts or now.roots:
-        lines = "".join(f"{line}\n" for line in _removal(parts, now))
+    current = survey(connection, blob, roots)
+    orphan_pids = [str(process.pid) for process in current.processes if process in shown.processes]
+    if orphan_pids:
+        connection.run(["sh", "-c", END, "sh", *orphan_pids])
+    shown_paths = {part.path for part in shown.parts}
+    paths = [part for part in current.removable if part.path in shown_paths]
+    if paths or current.roots:
+        lines = "".join(f"{line}\n" for line in _removal(paths, current))
         connection.run(["sh", "-c", REMOVE], input=lines.encode("utf-8", "surrogateescape"), timeout=_REMOVAL_TIMEOUT)
     left = survey(connection, blob, roots)
     if left.keys and not (left.parts or left.processes or left.alive):
@@ -236,22 +242,22 @@ def remove(connection: Connection, blob: str, shown: Inventory, roots: Sequence[
     return left
 
 
-def _removal(parts: Sequence[InventoryPath], now: Inventory) -> list[str]:
+def _removal(paths: Sequence[InventoryPath], current: Inventory) -> list[str]:
     """The lines for the removal script; a folder that is ours as a whole goes as a whole."""
-    lines = [f"tree {part.path}" for part in parts]
-    for root, whole in now.roots:
+    lines = [f"tree {part.path}" for part in paths]
+    for root, is_whole in current.roots:
         lines.append(f"empty {root}/runs")
-        if len(parts) == len(now.parts) and not now.alive:
-            lines.append(f"tree {root}" if whole and _name(root) == "muster" else f"empty {root}")
+        if len(paths) == len(current.parts) and not current.alive:
+            lines.append(f"tree {root}" if is_whole and _name(root) == "muster" else f"empty {root}")
     return lines
 
 
 def leftovers(
     hosts: Hosts,
     run_id: str,
-    first: Callable[[], object] = lambda: None,
+    prepare: Callable[[], object] = lambda: None,
     dial: Dial = link_to,
-    held: Callable[[SnapshotEvent], object] = lambda snapshot: None,
+    on_snapshot: Callable[[SnapshotEvent], object] = lambda snapshot: None,
 ) -> dict[str, list[str] | MusterError]:
     """Return, by machine, the processes of a run that still run there, or why it could not be asked.
 
@@ -259,17 +265,17 @@ def leftovers(
         first: done before they are asked, while the connections are made already.
         held: told of every snapshot that a machine has, from any thread.
     """
-    done = threading.Event()
+    is_prepared = threading.Event()
 
     def ask(machine: Machine) -> list[str] | MusterError:
         link = dial(machine, hosts, None)
         try:
             link.put_agent()
-            done.wait()
+            is_prepared.wait()
             answer = document(machine.name, link.ask("left", run_id).stdout)
             left = answer.get("processes")
             for snapshot in _snapshots(answer.get("snapshots")):
-                held(snapshot)
+                on_snapshot(snapshot)
             if not isinstance(left, list):
                 raise SshError(machine.name, "it did not report which processes are left", "check there with ps -ax")
             return [str(process) for process in left]
@@ -281,17 +287,17 @@ def leftovers(
     with ThreadPoolExecutor(len(hosts.machines)) as pool:
         answers = pool.map(ask, hosts.machines)
         try:
-            first()
+            prepare()
         finally:
-            done.set()
+            is_prepared.set()
         return dict(zip((machine.name for machine in hosts.machines), answers))
 
 
-def _snapshots(said: object) -> Iterator[SnapshotEvent]:
+def _snapshots(reported: object) -> Iterator[SnapshotEvent]:
     """Read what a machine says of its snapshots; nonsense is passed over."""
-    for one in said if isinstance(said, list) else ():
+    for snapshot in reported if isinstance(reported, list) else ():
         with contextlib.suppress(ValidationError):
-            fields = one if isinstance(one, dict) else {}
+            fields = snapshot if isinstance(snapshot, dict) else {}
             yield SnapshotEvent.model_validate({"seconds": 0.0, **fields})
 
 

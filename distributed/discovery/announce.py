@@ -99,23 +99,25 @@ class Announcement:
         Call it again and again: what could not be taken in, such as an address that is not ready yet, or nothing
         because the machine is too busy, is tried anew.
         """
-        found = _announced_on(self._list_interfaces())
-        known = {(one.name, one.index) for one in self._interfaces}
-        kept = tuple(one for one in found if (one.name, one.index) in known)
+        current = _announced_on(self._list_interfaces())
+        announced = {(one.name, one.index) for one in self._interfaces}
+        retained = tuple(one for one in current if (one.name, one.index) in announced)
         try:
-            if kept != found or not found:  # by its address alone, zeroconf takes what is plugged in anew for the old
-                self._zeroconf.update_interfaces(_addresses(kept) or [_LOOPBACK])
-            if not found:
+            if (
+                retained != current or not current
+            ):  # by its address alone, zeroconf takes what is plugged in anew for the old
+                self._zeroconf.update_interfaces(_addresses(retained) or [_LOOPBACK])
+            if not current:
                 return False
-            self._zeroconf.update_interfaces(_addresses(found))
-            if found == self._interfaces:
+            self._zeroconf.update_interfaces(_addresses(current))
+            if current == self._interfaces:
                 return False
             self._interfaces = ()  # what fails may be done later all the same
-            info = self._service(str(self._info.name), found)
+            info = self._service(str(self._info.name), current)
             self._zeroconf.update_service(info)
         except (Error, OSError):
             return False
-        self._info, self._interfaces = info, found
+        self._info, self._interfaces = info, current
         return True
 
     def close(self) -> None:
@@ -137,8 +139,8 @@ def _addresses(interfaces: tuple[Interface, ...]) -> list[str]:
 
 def _label(name: str) -> str:
     """Make one DNS label of a host name."""
-    plain = re.sub(r"[^A-Za-z0-9-]+", "-", name.partition(".")[0])[:_LONGEST_LABEL].strip("-")
-    return plain or "machine"
+    label = re.sub(r"[^A-Za-z0-9-]+", "-", name.partition(".")[0])[:_LONGEST_LABEL].strip("-")
+    return label or "machine"
 
 
 def describe_this_machine(output: Callable[..., str] = output) -> dict[str, str]:
@@ -151,14 +153,14 @@ def describe_this_machine(output: Callable[..., str] = output) -> dict[str, str]
     model = f"{platform.system()} {platform.machine()}"
     if sys.platform == "darwin":
         model = output("sysctl", "-n", "machdep.cpu.brand_string").strip()
-    told = {"version": version, "devices": ", ".join(_devices(output)), "memory": memory, "model": model}
-    return {key: value.encode()[:_LONGEST_VALUE].decode(errors="ignore") for key, value in told.items()}
+    properties = {"version": version, "devices": ", ".join(_devices(output)), "memory": memory, "model": model}
+    return {key: value.encode()[:_LONGEST_VALUE].decode(errors="ignore") for key, value in properties.items()}
 
 
 def _devices(output: Callable[..., str]) -> list[str]:
     gpus = [line.strip() for line in output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()]
-    counted = Counter(f"cuda {name}" for name in gpus if name)
-    found = [f"{count}x {name}" if count > 1 else name for name, count in counted.items()][:4]
+    gpu_counts = Counter(f"cuda {name}" for name in gpus if name)
+    devices = [f"{count}x {name}" if count > 1 else name for name, count in gpu_counts.items()][:4]
     if sys.platform == "darwin" and platform.machine() == "arm64":
-        found.append("mps")
-    return [*found, f"cpu {os.cpu_count()} cores"]
+        devices.append("mps")
+    return [*devices, f"cpu {os.cpu_count()} cores"]

@@ -71,12 +71,12 @@ class Discovery:
         browse: bool = True,
         *,
         interfaces: Callable[[], Interfaces] = list_interfaces,
-        interfaces_every: float = 3.0,
+        interfaces_interval: float = 3.0,
         look: Callable[[MachineCandidate, Interfaces], Sighting | None] = look_up,
-        failed_every: float = 10.0,
+        retry_interval: float = 10.0,
     ) -> None:
-        self._list_interfaces, self._interfaces_every = interfaces, interfaces_every
-        self._look, self._failed_every = look, failed_every
+        self._list_interfaces, self._interfaces_every = interfaces, interfaces_interval
+        self._look, self._failed_every = look, retry_interval
         self._sources = sources or Sources()
         self._known = read_known_keys(self._sources.known_hosts)
         self._candidates = candidates(self._sources, self._known)
@@ -192,18 +192,18 @@ class Discovery:
             timer = self._loop.call_later(self._failed_every, self._look_ups_due.set)
             await self._look_ups_due.wait()
             timer.cancel()
-            every, self._all_due = self._all_due, False
+            is_all_due, self._all_due = self._all_due, False
             self._look_ups_due.clear()
-            await asyncio.gather(*(one(each) for each in self._candidates if every or each.key in failed))
+            await asyncio.gather(*(one(each) for each in self._candidates if is_all_due or each.key in failed))
 
     def _refresh_interfaces(self) -> None:
         now = time.monotonic()
         if now < self._interfaces_due:
             return
         self._interfaces_due = now + self._interfaces_every
-        found = self._list_interfaces()
-        if found != self._interfaces:
-            self._interfaces = found
+        interfaces = self._list_interfaces()
+        if interfaces != self._interfaces:
+            self._interfaces = interfaces
             self._listen()
             self._all_due = True
             self._look_ups_due.set()

@@ -82,30 +82,30 @@ class KnownKeys:
     """Plain names that can be in the local network, ``host`` or ``[host]:port``."""
 
 
-def candidates(sources: Sources, known: KnownKeys) -> list[MachineCandidate]:
+def candidates(sources: Sources, keys: KnownKeys) -> list[MachineCandidate]:
     """List everything named by somebody.
 
     Raises:
         BadInput: a hosts file cannot be used, or what was typed is no address.
     """
-    found = [MachineCandidate(SightingOrigin.TYPED, SshTarget.of(typed_machine(text))) for text in sources.typed]
+    listed = [MachineCandidate(SightingOrigin.TYPED, SshTarget.of(typed_machine(text))) for text in sources.typed]
     for origin, path in sources.hosts_files:
         hosts = load_hosts(path)
-        unread = bool(hosts.ssh_config) and not sources.configurations
-        found += [
-            MachineCandidate(origin, SshTarget.of(machine, hosts), str(path), unread) for machine in hosts.machines
+        is_unread = bool(hosts.ssh_config) and not sources.configurations
+        listed += [
+            MachineCandidate(origin, SshTarget.of(machine, hosts), str(path), is_unread) for machine in hosts.machines
         ]
     config = sources.ssh_config
-    chosen = "" if config == USER_CONFIG else str(config)
-    named = (SshTarget(name, name, config_file=chosen) for name in config_names(config.expanduser()))
-    found += [MachineCandidate(SightingOrigin.SSH_CONFIG, target) for target in named]
+    config_file = "" if config == USER_CONFIG else str(config)
+    configured = (SshTarget(name, name, config_file=config_file) for name in config_names(config.expanduser()))
+    listed += [MachineCandidate(SightingOrigin.SSH_CONFIG, target) for target in configured]
     if sources.peers:
-        found += _peers(chosen)
-    for name in known.local:
-        place = split_address(name)
-        target = SshTarget(place["name"], place["name"], place["port"], config_file=chosen)
-        found.append(MachineCandidate(SightingOrigin.KNOWN_HOSTS, target))
-    return found[:_MOST_CANDIDATES]
+        listed += _peers(config_file)
+    for name in keys.local:
+        address = split_address(name)
+        target = SshTarget(address["name"], address["name"], address["port"], config_file=config_file)
+        listed.append(MachineCandidate(SightingOrigin.KNOWN_HOSTS, target))
+    return listed[:_MOST_CANDIDATES]
 
 
 def config_names(path: Path) -> list[str]:
@@ -127,11 +127,11 @@ def read_known_keys(paths: Iterable[Path]) -> KnownKeys:
     for entry in KnownHosts.read(paths).entries:
         if entry.marker:
             continue
-        hidden = entry.hosts.startswith("|")
-        plain = [] if hidden else [name for name in entry.hosts.split(",") if name and not set("*?!") & set(name)]
-        shown = [f"a hashed name ({entry.origin})"] if hidden else plain
-        names.setdefault(fingerprint(entry.blob), {}).update(dict.fromkeys(shown))
-        hashed += hidden
+        is_hashed = entry.hosts.startswith("|")
+        plain = [] if is_hashed else [name for name in entry.hosts.split(",") if name and not set("*?!") & set(name)]
+        listed = [f"a hashed name ({entry.origin})"] if is_hashed else plain
+        names.setdefault(fingerprint(entry.blob), {}).update(dict.fromkeys(listed))
+        hashed += is_hashed
         local.update(dict.fromkeys(filter(_is_local, plain)))
     return KnownKeys({key: tuple(found) for key, found in names.items()}, hashed, tuple(local)[:_MOST_CANDIDATES])
 
@@ -182,7 +182,7 @@ def with_expected(sighting: Sighting, expected: Callable[..., Expected]) -> Sigh
     return replace(sighting, expected=expected(known_name(host, sighting.endpoints[0].port), known_name(host, 22)))
 
 
-def locate(target: SshTarget, found: Iterable[FoundMachine]) -> FoundMachine | None:
+def locate(target: SshTarget, machines: Iterable[FoundMachine]) -> FoundMachine | None:
     """Return the machine whose host key is known under a target's name, whatever address it has now.
 
     Of several with that key, cloned from one image, the one that has the target's name.
@@ -191,30 +191,30 @@ def locate(target: SshTarget, found: Iterable[FoundMachine]) -> FoundMachine | N
         BadInput: ~/.ssh/config has an error.
     """
     host = resolve(target)
-    known = host.known_hosts()
-    keys = {fingerprint(entry.blob) for name in host.known_names for entry in known.of(name)}
-    fitting = [machine for machine in found if machine.fingerprint in keys]
-    if len(fitting) < 2:
-        return next(iter(fitting), None)
-    wanted = set(map(host_label, (target.name, target.host)))
-    named = (machine for machine in fitting if wanted & set(map(host_label, machine.names)))
-    return next(named, None)
+    known_hosts = host.known_hosts()
+    keys = {fingerprint(entry.blob) for name in host.known_names for entry in known_hosts.of(name)}
+    matching = [machine for machine in machines if machine.fingerprint in keys]
+    if len(matching) < 2:
+        return next(iter(matching), None)
+    target_labels = set(map(host_label, (target.name, target.host)))
+    with_name = (machine for machine in matching if target_labels & set(map(host_label, machine.names)))
+    return next(with_name, None)
 
 
 def _endpoints(host: ResolvedHost, interfaces: Interfaces) -> tuple[Endpoint, ...]:
     try:
-        found = socket.getaddrinfo(host.hostname, host.port, type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(host.hostname, host.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return ()
-    scoped = (f"{a[0]}%{a[3]}" if len(a) == 4 and a[3] and "%" not in str(a[0]) else str(a[0]) for *_, a in found)
-    placed = (interfaces.place(address, host.port) for address in scoped)
-    return tuple(dict.fromkeys(endpoint for endpoint in placed if endpoint is not None))
+    scoped = (f"{a[0]}%{a[3]}" if len(a) == 4 and a[3] and "%" not in str(a[0]) else str(a[0]) for *_, a in resolved)
+    endpoints = (interfaces.place(address, host.port) for address in scoped)
+    return tuple(dict.fromkeys(endpoint for endpoint in endpoints if endpoint is not None))
 
 
 def own_endpoints(interfaces: Interfaces) -> tuple[Endpoint, ...]:
     """Return the paths to this computer's own SSH server."""
-    placed = [interfaces.place(str(one.ip), 22) for interface in interfaces.all for one in interface.addresses]
-    return tuple(endpoint for endpoint in placed if endpoint is not None)
+    endpoints = [interfaces.place(str(one.ip), 22) for interface in interfaces.all for one in interface.addresses]
+    return tuple(endpoint for endpoint in endpoints if endpoint is not None)
 
 
 # ----------------------------------------------------------------------------------------------------- private networks
@@ -222,21 +222,21 @@ def own_endpoints(interfaces: Interfaces) -> tuple[Endpoint, ...]:
 
 def _peers(config_file: str) -> Iterator[MachineCandidate]:
     """Yield the peers, each by a literal address of the private network; may take seconds."""
-    tailscale = _said(*_TAILSCALE, words=("status", "--json"))
-    wireguard = _said("wg", words=("show", "all", "allowed-ips"))  # not "dump": that prints private keys
+    tailscale = _said(*_TAILSCALE, arguments=("status", "--json"))
+    wireguard = _said("wg", arguments=("show", "all", "allowed-ips"))  # not "dump": that prints private keys
     named = [(SightingOrigin.TAILSCALE, *one) for one in tailscale_peers(tailscale)]
     named += [(SightingOrigin.WIREGUARD, *one) for one in wireguard_peers(wireguard)]
     for origin, name, address in named[:_MOST_PEERS]:
         yield MachineCandidate(origin, SshTarget(name, address, config_file=config_file))
 
 
-def tailscale_peers(said: str) -> Iterator[tuple[str, str]]:
+def tailscale_peers(status: str) -> Iterator[tuple[str, str]]:
     """Yield name and address of the peers in ``tailscale status --json``."""
     try:
-        known = json.loads(said)["Peer"].values()
+        peers = json.loads(status)["Peer"].values()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return
-    for peer in known:
+    for peer in peers:
         if isinstance(peer, dict) and str(peer.get("OS", "")).lower() in _WITH_SSH:
             addresses = peer.get("TailscaleIPs")
             address = next(filter(None, map(_literal, addresses if isinstance(addresses, list) else ())), "")
@@ -245,12 +245,12 @@ def tailscale_peers(said: str) -> Iterator[tuple[str, str]]:
                 yield name, address
 
 
-def wireguard_peers(said: str) -> Iterator[tuple[str, str]]:
+def wireguard_peers(table: str) -> Iterator[tuple[str, str]]:
     """Yield name and address of the peers in ``wg show all allowed-ips``: those that are one machine, not a network."""
-    for line in said.splitlines():
-        for place in line.split("\t")[2:3]:
-            single = (text.rpartition("/") for text in place.split() if text.endswith(("/32", "/128")))
-            if address := next(filter(None, (_literal(host) for host, _, _ in single)), ""):
+    for line in table.splitlines():
+        for networks in line.split("\t")[2:3]:
+            addresses = (text.rpartition("/") for text in networks.split() if text.endswith(("/32", "/128")))
+            if address := next(filter(None, (_literal(host) for host, _, _ in addresses)), ""):
                 yield address, address
 
 
@@ -261,7 +261,7 @@ def _literal(text: object) -> str:
         return ""
 
 
-def _said(*programs: str, words: tuple[str, ...]) -> str:
+def _said(*programs: str, arguments: tuple[str, ...]) -> str:
     """Return what the first of these programs that is there writes; nothing where none is, or it fails."""
     program = next(filter(None, map(shutil.which, programs)), None)
-    return output(program, *words, timeout=_PEERS_TIMEOUT) if program else ""
+    return output(program, *arguments, timeout=_PEERS_TIMEOUT) if program else ""

@@ -76,14 +76,14 @@ class _Bucket:
         """All that it is called, host names without their domain."""
         return {host_label(text) for s in self.sightings for text in (s.name, s.host) if text}
 
-    def contradicts(self, other: _Bucket) -> bool:
+    def contradicts(self, candidate: _Bucket) -> bool:
         """Whether two with one key are two machines all the same: one list names both, or they announce two hosts."""
-        mine, theirs = self._claims(), other._claims()
-        if any(mine[who].isdisjoint(theirs[who]) for who in mine.keys() & theirs.keys()):
+        claims, other_claims = self._claims(), candidate._claims()
+        if any(claims[who].isdisjoint(other_claims[who]) for who in claims.keys() & other_claims.keys()):
             return True
-        here = _OF_THIS_COMPUTER
-        listed = bool((mine.keys() | theirs.keys()) - {here, _ANNOUNCED})
-        return (here in mine) != (here in theirs) and listed and self.names.isdisjoint(other.names)
+        claimant = _OF_THIS_COMPUTER
+        listed = bool((claims.keys() | other_claims.keys()) - {claimant, _ANNOUNCED})
+        return (claimant in claims) != (claimant in other_claims) and listed and self.names.isdisjoint(candidate.names)
 
     def _claims(self) -> dict[tuple[str, ...], set[str]]:
         """Names by who gave them; another name of the same giver is another machine."""
@@ -107,12 +107,12 @@ def host_label(name: str) -> str:
 
 def machines(state: State) -> tuple[FoundMachine, ...]:
     """Return the machines of a state: this computer, then what answers, then the rest, by name."""
-    found = []
+    listed = []
     for machine in _all(state):
         only_remembered = set(machine.found_by) <= REMEMBERED
         if not only_remembered or machine.status in (Reachability.ONLINE, Reachability.OTHER_KEY):
-            found.append(machine)
-    return tuple(sorted(found, key=lambda m: (not m.here, m.status is Reachability.OFFLINE, m.name.casefold(), m.id)))
+            listed.append(machine)
+    return tuple(sorted(listed, key=lambda m: (not m.here, m.status is Reachability.OFFLINE, m.name.casefold(), m.id)))
 
 
 def _all(state: State) -> Iterator[FoundMachine]:
@@ -120,8 +120,8 @@ def _all(state: State) -> Iterator[FoundMachine]:
         twins = [_machine(identity, refuted, bucket, state) for bucket in buckets]
         for number, machine in enumerate(twins):
             others = [twin.name for twin in twins if twin is not machine]
-            own = f"{machine.id}#{number}" if number else machine.id
-            yield replace(machine, id=own, problem=machine.problem or (_same_key(others) if others else None))
+            identifier = f"{machine.id}#{number}" if number else machine.id
+            yield replace(machine, id=identifier, problem=machine.problem or (_same_key(others) if others else None))
 
 
 def _same_key(others: list[str]) -> Problem:
@@ -135,15 +135,15 @@ def _buckets(state: State) -> dict[tuple[str, bool], list[_Bucket]]:
     """Return what belongs together, by its identity, and whether that is another one than is known under its name."""
     buckets: dict[tuple[str, bool], list[_Bucket]] = {}
     for group in sorted(_groups(_with_announced_addresses(state)), key=lambda group: min(map(_precedence, group))):
-        for who, bucket in _identified(group, state).items():
-            parts = buckets.setdefault(who, [])
-            fitting = [part for part in parts if not part.contradicts(bucket)]
-            part = next((part for part in fitting if part.names & bucket.names), next(iter(fitting), None))
-            if part is None:
-                parts.append(bucket)
+        for identity, bucket in _identified(group, state).items():
+            candidates = buckets.setdefault(identity, [])
+            compatible = [part for part in candidates if not part.contradicts(bucket)]
+            match = next((part for part in compatible if part.names & bucket.names), next(iter(compatible), None))
+            if match is None:
+                candidates.append(bucket)
             else:
-                part.sightings += bucket.sightings
-                part.endpoints |= bucket.endpoints
+                match.sightings += bucket.sightings
+                match.endpoints |= bucket.endpoints
     return buckets
 
 
@@ -155,30 +155,30 @@ def _identified(group: list[Sighting], state: State) -> dict[tuple[str, bool], _
     """Return the parts of what shares endpoints, by the key that was shown there."""
     buckets: dict[tuple[str, bool], _Bucket] = {}
     keys = {state.paths[e].fingerprint for s in group for e in s.endpoints} - {""}
-    nobody = _provisional(min(sighting.key for sighting in group))
+    provisional_identity = _provisional(min(sighting.key for sighting in group))
     for sighting in group:
-        own = {state.paths[e].fingerprint for e in sighting.endpoints} - {""}
-        claimed = own or (keys if len(keys) == 1 else set())
-        for identity in claimed or {_provisional(sighting.key) if keys else nobody}:
-            mine = {
+        shown_identities = {state.paths[e].fingerprint for e in sighting.endpoints} - {""}
+        claimed = shown_identities or (keys if len(keys) == 1 else set())
+        for identity in claimed or {_provisional(sighting.key) if keys else provisional_identity}:
+            endpoints = {
                 e for e in sighting.endpoints
                 if state.paths[e].fingerprint == identity or (not state.paths[e].fingerprint and len(claimed) < 2)
             }  # fmt: skip
-            shown = [state.paths[endpoint].keys for endpoint in mine if state.paths[endpoint].fingerprint]
-            refuted = any(sighting.expected.refutes(keys) for keys in shown)  # not who is known under this name
+            shown_keys = [state.paths[endpoint].keys for endpoint in endpoints if state.paths[endpoint].fingerprint]
+            refuted = any(sighting.expected.refutes(keys) for keys in shown_keys)  # not who is known under this name
             bucket = buckets.setdefault((identity, refuted), _Bucket())
             bucket.sightings.append(sighting)
-            bucket.endpoints |= mine
+            bucket.endpoints |= endpoints
     return buckets
 
 
 def expected_at(state: State) -> dict[Endpoint, list[Expected]]:
     """Return the known keys of who should answer at each endpoint, by the names that lead there."""
-    found: dict[Endpoint, list[Expected]] = {}
+    expected_by_endpoint: dict[Endpoint, list[Expected]] = {}
     for sighting in _with_announced_addresses(state):
         for endpoint in sighting.endpoints if sighting.expected.keys else ():
-            found.setdefault(endpoint, []).append(sighting.expected)
-    return found
+            expected_by_endpoint.setdefault(endpoint, []).append(sighting.expected)
+    return expected_by_endpoint
 
 
 def _provisional(key: SightingKey) -> str:
@@ -208,10 +208,10 @@ def _groups(sightings: list[Sighting]) -> list[list[Sighting]]:
             parent[number] = number = parent[parent[number]]
         return number
 
-    first: dict[Endpoint, int] = {}
+    first_by_endpoint: dict[Endpoint, int] = {}
     for number, sighting in enumerate(sightings):
         for endpoint in sighting.endpoints:
-            parent[root(number)] = root(first.setdefault(endpoint, number))
+            parent[root(number)] = root(first_by_endpoint.setdefault(endpoint, number))
     groups: dict[int, list[Sighting]] = {}
     for number, sighting in enumerate(sightings):
         groups.setdefault(root(number), []).append(sighting)
@@ -227,27 +227,27 @@ def _machine(identity: str, refuted: bool, bucket: _Bucket, state: State) -> Fou
         ),
     ))  # fmt: skip
     details = {key: value for s in reversed(sightings) for key, value in s.details if value}
-    here = sightings[0].key.origin is SightingOrigin.HERE
-    status = Reachability.ONLINE if here else _status(sightings, paths)
+    is_local = sightings[0].key.origin is SightingOrigin.HERE
+    status = Reachability.ONLINE if is_local else _status(sightings, paths)
     identity = f"other key:{identity}" if refuted else identity
     if refuted and status is Reachability.ONLINE:
         status = Reachability.OTHER_KEY
-    shown = next((state.paths[e].fingerprint for e in bucket.endpoints if state.paths[e].fingerprint), "")
-    known = sorted({name for e in bucket.endpoints for name in state.paths[e].known_as})
+    shown_fingerprint = next((state.paths[e].fingerprint for e in bucket.endpoints if state.paths[e].fingerprint), "")
+    known_names = sorted({name for e in bucket.endpoints for name in state.paths[e].known_as})
     problem = _problem(sightings, paths, state) if status is Reachability.OFFLINE else None
     return FoundMachine(
         id=identity,
-        name=_name(sightings, known),
+        name=_name(sightings, known_names),
         names=tuple(dict.fromkeys(text for s in sightings for text in (s.name, s.host) if text)),
         status=status,
         found_by=tuple(dict.fromkeys(s.key.origin for s in sightings)),
         paths=paths,
-        fingerprint=shown,
-        known_as=tuple(known),
+        fingerprint=shown_fingerprint,
+        known_as=tuple(known_names),
         details=details,
-        problem=_other_key(sightings, shown) if status is Reachability.OTHER_KEY else problem,
+        problem=_other_key(sightings, shown_fingerprint) if status is Reachability.OTHER_KEY else problem,
         through=next((s.through for s in sightings if s.through), "") if not paths else "",
-        here=here,
+        here=is_local,
     )
 
 

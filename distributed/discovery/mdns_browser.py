@@ -69,12 +69,12 @@ class MulticastSocket:
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         # Bound to the group, it takes no unicast answer away from the system's responder; only Linux allows that.
         if self.version == 4:
-            own = self.interface.first(4)
-            assert own is not None
+            source = self.interface.first(4)
+            assert source is not None
             stream.bind((GROUP_4 if linux else "", PORT))
             level, not_from_all, packet_info = socket.IPPROTO_IP, _IP_MULTICAST_ALL, _IP_PKTINFO
-            stream.setsockopt(level, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(GROUP_4) + own.ip.packed)
-            stream.setsockopt(level, socket.IP_MULTICAST_IF, own.ip.packed)
+            stream.setsockopt(level, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(GROUP_4) + source.ip.packed)
+            stream.setsockopt(level, socket.IP_MULTICAST_IF, source.ip.packed)
             stream.setsockopt(level, socket.IP_MULTICAST_TTL, 255)
         else:
             index, group = self.interface.index, socket.inet_pton(socket.AF_INET6, GROUP_6)
@@ -95,9 +95,9 @@ class MulticastSocket:
 
     def send(self, packet: bytes) -> Problem | None:
         """Send to the group; return why it cannot be done."""
-        to = (GROUP_4, PORT) if self.version == 4 else (GROUP_6, PORT, 0, self.interface.index)
+        destination = (GROUP_4, PORT) if self.version == 4 else (GROUP_6, PORT, 0, self.interface.index)
         try:
-            self._socket.sendto(packet, to)
+            self._socket.sendto(packet, destination)
         except BlockingIOError:
             return None  # the queue is full; it is asked again
         except OSError as error:
@@ -196,10 +196,10 @@ class Browser:
         asyncio.get_running_loop().add_reader(opened.fileno(), self.hear, opened)
 
     def _close(self, interfaces: Container[str]) -> None:
-        for place in [place for place in self._sockets if place[0] in interfaces]:
-            gone = self._sockets.pop(place)
-            asyncio.get_running_loop().remove_reader(gone.fileno())
-            gone.close()
+        for key in [place for place in self._sockets if place[0] in interfaces]:
+            closed = self._sockets.pop(key)
+            asyncio.get_running_loop().remove_reader(closed.fileno())
+            closed.close()
 
     def _tell_where(self) -> None:
         names = tuple(dict.fromkeys(name for name, _ in self._sockets if name not in self._problems))
@@ -263,8 +263,8 @@ class Browser:
         questions = [question for question in self._book.questions(name) if question not in asked]
         del questions[max(0, _MOST_ASKED - len(asked)) :]
         asked.update(questions)
-        for (where, _), sender in self._sockets.items():
-            if where == name:
+        for (interface, _), sender in self._sockets.items():
+            if interface == name:
                 for packet in query_packets(questions) if questions else ():
                     sender.send(packet)
 

@@ -54,7 +54,7 @@ _PTR, _TXT, _AAAA, _SRV, _A, _QUERY, _MULTICAST_CLASS = 12, 16, 28, 33, 1, 0, 1
 
 def parse_txt(data: bytes) -> dict[str, str]:
     """Parse a TXT record (RFC 6763, 6): the first of equal keys counts; what is not shown anyway is passed over."""
-    found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     position, end = 0, min(len(data), _LONGEST_TXT)
     while position < end:
         length = data[position]
@@ -63,18 +63,18 @@ def parse_txt(data: bytes) -> dict[str, str]:
         key, _, value = entry.partition(b"=")
         name = key.decode("ascii", "replace").lower()
         if name in _SHOWN_DETAILS and len(entry) == length:
-            found.setdefault(name, value.decode("utf-8", "replace")[:LONGEST_DETAIL])
-    return found
+            properties.setdefault(name, value.decode("utf-8", "replace")[:LONGEST_DETAIL])
+    return properties
 
 
 def query_packets(questions: Iterable[tuple[str, int]]) -> list[bytes]:
     """Return the packets that ask these questions (name, record type) by multicast."""
-    out = DNSOutgoing(_QUERY)
+    query = DNSOutgoing(_QUERY)
     for name, kind in questions:
         with contextlib.suppress(Error):  # a name from the network may be too long to be asked for
-            out.add_question(DNSQuestion(name, kind, _MULTICAST_CLASS))
+            query.add_question(DNSQuestion(name, kind, _MULTICAST_CLASS))
     try:
-        return [bytes(packet) for packet in out.packets()]
+        return [bytes(packet) for packet in query.packets()]
     except Error:
         return []
 
@@ -116,42 +116,42 @@ class RecordBook:
         packet = _parse(data)
         if packet is None:
             return []
-        place = (interface, source)
-        speaker = self._speakers.get(place) or _Speaker()
+        speaker_key = (interface, source)
+        speaker = self._speakers.get(speaker_key) or _Speaker()
         records = [record for record in packet if len(record.name) < 256]
         living = [record for record in records if record.ttl > 0]
-        lost = len({_note_instance(speaker, record, now) for record in living} - {""})
+        ignored_count = len({_note_instance(speaker, record, now) for record in living} - {""})
         _note_addresses(speaker, [record for record in living if isinstance(record, DNSAddress)])
-        gone = list(_withdrawn(speaker, records))
+        withdrawn = list(_withdrawn(speaker, records))
         if speaker.instances:
-            if place not in self._speakers and len(self._speakers) >= _MOST_SPEAKERS:
+            if speaker_key not in self._speakers and len(self._speakers) >= _MOST_SPEAKERS:
                 return [Ignored(source)]
-            self._speakers[place] = speaker
+            self._speakers[speaker_key] = speaker
         else:
-            self._speakers.pop(place, None)
-        observations: list[Observation] = [Withdrawn(_key(one, place)) for one in gone]
+            self._speakers.pop(speaker_key, None)
+        observations: list[Observation] = [Withdrawn(_key(one, speaker_key)) for one in withdrawn]
         aliases = {record.alias.casefold() for record in records if isinstance(record, DNSPointer)}
         mentioned = aliases | {record.name.casefold() for record in records}
-        observations += _sightings(speaker, mentioned, interfaces, place)
-        return observations + ([Ignored(source, lost)] if lost else [])
+        observations += _sightings(speaker, mentioned, interfaces, speaker_key)
+        return observations + ([Ignored(source, ignored_count)] if ignored_count else [])
 
     def expire(self, now: float) -> list[Observation]:
         """Drop what was not repeated although it was asked for: its network was left, or its machine is long off."""
-        gone: list[Observation] = []
-        for place, speaker in list(self._speakers.items()):
+        withdrawn: list[Observation] = []
+        for speaker_key, speaker in list(self._speakers.items()):
             for key, instance in list(speaker.instances.items()):
                 if now - instance.heard > _LIFETIME:
                     del speaker.instances[key]
-                    gone.append(Withdrawn(_key(instance, place)))
+                    withdrawn.append(Withdrawn(_key(instance, speaker_key)))
             if not speaker.instances:
-                del self._speakers[place]
-        return gone
+                del self._speakers[speaker_key]
+        return withdrawn
 
     def questions(self, interface: str) -> list[tuple[str, int]]:
         """Return what is still missing of the instances heard of on an interface."""
         missing: dict[tuple[str, int], None] = {}
-        for (where, _), speaker in self._speakers.items():
-            if where == interface:
+        for (speaker_interface, _), speaker in self._speakers.items():
+            if speaker_interface == interface:
                 missing.update(dict.fromkeys(_missing(speaker)))
         return list(missing)[:_MOST_QUESTIONS]
 
@@ -167,8 +167,8 @@ def _parse(data: bytes) -> list[DNSRecord] | None:
         return None
 
 
-def _key(instance: _Instance, place: tuple[str, str]) -> SightingKey:
-    return SightingKey(SightingOrigin.BONJOUR, instance.service, instance.name.casefold(), *place)
+def _key(instance: _Instance, speaker_key: tuple[str, str]) -> SightingKey:
+    return SightingKey(SightingOrigin.BONJOUR, instance.service, instance.name.casefold(), *speaker_key)
 
 
 def _split(full_name: str) -> tuple[str, str]:
@@ -206,19 +206,19 @@ def _note_instance(speaker: _Speaker, record: DNSRecord, now: float) -> str:
 
 
 def _note_addresses(speaker: _Speaker, records: list[DNSAddress]) -> None:
-    fresh: set[tuple[str, int]] = set()
+    replaced: set[tuple[str, int]] = set()
     for record in records:
         host = record.name.casefold()
         if host not in speaker.addresses and len(speaker.addresses) >= MOST_PER_SOURCE:
             continue
         family, size = (socket.AF_INET, 4) if record.type == _A else (socket.AF_INET6, 16)
         text = socket.inet_ntop(family, record.address) if len(record.address) == size else ""
-        known = speaker.addresses.setdefault(host, [])
-        if record.unique and (host, record.type) not in fresh:  # the whole set is in this packet (RFC 6762, 10.2)
-            known[:] = [one for one in known if (":" in one) != (record.type == _AAAA)]
-        fresh.add((host, record.type))
-        if text and text not in known and len(known) < MOST_ENDPOINTS:
-            known.append(text)
+        addresses = speaker.addresses.setdefault(host, [])
+        if record.unique and (host, record.type) not in replaced:  # the whole set is in this packet (RFC 6762, 10.2)
+            addresses[:] = [one for one in addresses if (":" in one) != (record.type == _AAAA)]
+        replaced.add((host, record.type))
+        if text and text not in addresses and len(addresses) < MOST_ENDPOINTS:
+            addresses.append(text)
 
 
 def _withdrawn(speaker: _Speaker, records: list[DNSRecord]) -> Iterator[_Instance]:
@@ -244,33 +244,33 @@ def _missing(speaker: _Speaker) -> Iterator[tuple[str, int]]:
 
 
 def _sightings(
-    speaker: _Speaker, mentioned: set[str], interfaces: Interfaces, place: tuple[str, str]
+    speaker: _Speaker, mentioned: set[str], interfaces: Interfaces, speaker_key: tuple[str, str]
 ) -> Iterator[Sighting]:
     """Give the instances that a packet says something of, by the names of instances and hosts in it."""
     for key, instance in speaker.instances.items():
         related = {key, instance.host.casefold(), f"{instance.name}.{DEVICE}.local.".casefold()}
         if not instance.host or not related & mentioned:
             continue
-        endpoints = tuple(_endpoints(speaker, instance, interfaces, place))
+        endpoints = tuple(_endpoints(speaker, instance, interfaces, speaker_key))
         details = dict(instance.txt)
         model = details.get("model") or speaker.models.get(instance.name.casefold(), "")
         if model:
             details["model"] = model
         if endpoints:
             host, shown = instance.host.rstrip("."), tuple(sorted(details.items()))
-            yield Sighting(_key(instance, place), instance.name, host, endpoints, shown)
+            yield Sighting(_key(instance, speaker_key), instance.name, host, endpoints, shown)
 
 
 def _endpoints(
-    speaker: _Speaker, instance: _Instance, interfaces: Interfaces, place: tuple[str, str]
+    speaker: _Speaker, instance: _Instance, interfaces: Interfaces, speaker_key: tuple[str, str]
 ) -> Iterator[Endpoint]:
     """Place the announced addresses. Those of this machine's own networks (a docker bridge has the same address
     everywhere) are left out unless this machine is the announcer."""
-    interface, source = place
-    ours = _is_here(interfaces.place(source, 22, interface))
+    interface, source = speaker_key
+    is_local = _is_here(interfaces.place(source, 22, interface))
     for address in speaker.addresses.get(instance.host.casefold()) or [source]:
         endpoint = interfaces.place(address, instance.port, interface)
-        if endpoint is not None and (ours or not _is_here(endpoint)):
+        if endpoint is not None and (is_local or not _is_here(endpoint)):
             yield endpoint
 
 

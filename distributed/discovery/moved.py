@@ -42,8 +42,8 @@ def search(discovery: Discovery, lost: Sequence[Machine], hosts: Hosts, end: flo
         seen = discovery.wait(seen, min(left, 0.5))
         present = [machine for machine in machines(discovery.state) if machine.status is Reachability.ONLINE]
         for machine in lost:
-            found = locate(SshTarget.of(machine, hosts), present)
-            path = next((path for path in found.paths if path.online), None) if found is not None else None
+            match = locate(SshTarget.of(machine, hosts), present)
+            path = next((path for path in match.paths if path.online), None) if match is not None else None
             if path is not None:
                 addresses[machine.name] = path.endpoint.scoped
     return addresses

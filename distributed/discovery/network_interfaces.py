@@ -78,8 +78,8 @@ class Interface:
 
     def first(self, version: int) -> Attached | None:
         """Return the address to speak from: for IPv6 the link-local one."""
-        fitting = (one for one in self.addresses if one.version == version)
-        return next((one for one in fitting if version == 4 or one.is_link_local), None)
+        candidates = (one for one in self.addresses if one.version == version)
+        return next((one for one in candidates if version == 4 or one.is_link_local), None)
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,11 @@ class Interfaces:
         address = getattr(address, "ipv4_mapped", None) or address  # another way to write an address, even our own
         if address.is_multicast or address.is_unspecified or not 0 < port < 65536:
             return None
-        ours = (i.name for i in self.all if any(address == one.ip for one in i.addresses))
-        if owner := next(ours, "lo" if address.is_loopback else ""):
+        owners = (i.name for i in self.all if any(address == one.ip for one in i.addresses))
+        if owner := next(owners, "lo" if address.is_loopback else ""):
             return Endpoint(str(address), owner, port, PathKind.HERE)
-        named = next((i.name for i in self.all if scope.isdecimal() and i.index == int(scope)), scope)
-        interface = self._toward(address, named or seen_on)
+        scope_name = next((i.name for i in self.all if scope.isdecimal() and i.index == int(scope)), scope)
+        interface = self._toward(address, scope_name or seen_on)
         if interface is None:
             return None if address.is_link_local else Endpoint(str(address), "", port, _routed_kind(address))
         return Endpoint(str(address), interface.name, port, _path_kind(address, interface))
@@ -145,10 +145,10 @@ def list_interfaces() -> Interfaces:
     """Look at this machine's interfaces as they are now."""
     import psutil  # 20 ms, not needed by those who only use the types
 
-    stats, found = psutil.net_if_stats(), []
-    for name, listed in psutil.net_if_addrs().items():
+    stats, interfaces = psutil.net_if_stats(), []
+    for name, entries in psutil.net_if_addrs().items():
         state = stats.get(name)
-        attached = tuple(a for one in listed if (a := _attached(one.address, one.netmask)) is not None)
+        attached = tuple(a for one in entries if (a := _attached(one.address, one.netmask)) is not None)
         if state is None or not state.isup or not attached or all(one.is_loopback for one in attached):
             continue
         if Path("/sys/class/net", name, "master").exists():
@@ -158,8 +158,8 @@ def list_interfaces() -> Interfaces:
             index = socket.if_nametoindex(name)
         except OSError:
             index = 0
-        found.append(Interface(name, index, attached, interface_kind(name), multicast))
-    return Interfaces(tuple(found))
+        interfaces.append(Interface(name, index, attached, interface_kind(name), multicast))
+    return Interfaces(tuple(interfaces))
 
 
 def _attached(address: str, netmask: str | None) -> Attached | None:

@@ -68,8 +68,8 @@ def _connect(endpoint: Endpoint, timeout: float) -> socket.socket:
                 _bind_to(stream, endpoint.interface, version6)
         stream.settimeout(timeout)
         scope = socket.if_nametoindex(endpoint.interface) if "%" in endpoint.scoped else 0  # OSError: it is gone
-        place = endpoint.address, endpoint.port
-        stream.connect((*place, 0, scope) if version6 else place)
+        address = endpoint.address, endpoint.port
+        stream.connect((*address, 0, scope) if version6 else address)
     except BaseException:
         stream.close()
         raise
@@ -107,10 +107,10 @@ def read_host_key(endpoint: Endpoint, timeout: float = KEY_EXCHANGE_TIMEOUT, kin
         Its host key; or why it was not shown.
     """
     begin, deadline = time.monotonic(), Deadline(timeout)
-    place = ResolvedHost(endpoint.where, endpoint.address, endpoint.port, "")
+    host = ResolvedHost(endpoint.where, endpoint.address, endpoint.port, "")
     try:
         stream = _connect(endpoint, min(timeout, CONNECT_TIMEOUT))
-        open_transport(place, SshStream(stream), None, deadline, (kind,) if kind else ())
+        open_transport(host, SshStream(stream), None, deadline, (kind,) if kind else ())
     except UnknownHostKey as shown:
         return shown.key
     except SshError as error:
@@ -160,8 +160,8 @@ def sign_of_life(endpoint: Endpoint) -> str:
     """Return by what else the machine at an endpoint shows that it is there; empty if by nothing."""
     if _pings(endpoint):
         return "answers to ping"
-    other = Endpoint(endpoint.address, endpoint.interface, _PROBED_PORT, endpoint.kind)
-    failure = knock(other, timeout=1.0)
+    unused_port = Endpoint(endpoint.address, endpoint.interface, _PROBED_PORT, endpoint.kind)
+    failure = knock(unused_port, timeout=1.0)
     return "answers on other ports" if failure is None or failure.cause == "port_closed" else ""
 
 
@@ -207,14 +207,14 @@ class PathWatch:
     def __init__(
         self,
         observe: Callable[[Observation], None],
-        known: Mapping[str, tuple[str, ...]],
+        known_names: Mapping[str, tuple[str, ...]],
         read: Callable[..., HostKeyInfo | Problem] = read_host_key,
         connect: Callable[..., Problem | None] = knock,
         clock: Callable[[], float] = time.monotonic,
-        sign: Callable[[Endpoint], str] = sign_of_life,
+        probe_life: Callable[[Endpoint], str] = sign_of_life,
     ) -> None:
-        self._observe, self._known, self._read, self._connect, self._clock = observe, known, read, connect, clock
-        self._sign = sign
+        self._observe, self._known, self._read, self._connect, self._clock = observe, known_names, read, connect, clock
+        self._sign = probe_life
         self._state = State()
         self._rounds: dict[Endpoint, _Rounds] = {}
         self._looking: Counter[str] = Counter()
@@ -233,9 +233,9 @@ class PathWatch:
             for endpoint in [e for e, rounds in self._rounds.items() if e not in state.paths and not rounds.busy]:
                 del self._rounds[endpoint]
         now = self._clock()
-        each = [(endpoint, self._rounds.setdefault(endpoint, _Rounds())) for endpoint in state.paths]
+        schedules = [(endpoint, self._rounds.setdefault(endpoint, _Rounds())) for endpoint in state.paths]
         # What machines are reached by comes first; after it, nobody is held up by many that are silent.
-        for endpoint, rounds in sorted(each, key=lambda one: (one[0] not in self._best, one[1].looked)):
+        for endpoint, rounds in sorted(schedules, key=lambda one: (one[0] not in self._best, one[1].looked)):
             if (
                 rounds.busy
                 or now < rounds.looked + self._pause(endpoint, rounds)
@@ -266,8 +266,8 @@ class PathWatch:
             return 0.0
         if rounds.mute:
             return _MUTE_EVERY if endpoint in self._best else _CONNECT_EVERY
-        often = endpoint in self._best or self._is(endpoint, Reachability.CHECKING)
-        return _BEST_EVERY if often else _OTHERS_EVERY
+        is_frequent = endpoint in self._best or self._is(endpoint, Reachability.CHECKING)
+        return _BEST_EVERY if is_frequent else _OTHERS_EVERY
 
     def _is(self, endpoint: Endpoint, status: Reachability) -> bool:
         """Whether that is known of an endpoint now: it may be forgotten after it was looked at, and seen again."""
@@ -289,21 +289,21 @@ class PathWatch:
             rounds.reached = self._clock()
 
     async def _identify(self, endpoint: Endpoint, rounds: _Rounds) -> None:
-        seen = await aside(lambda: self._read(endpoint))
-        keys = {seen.key_type: seen.fingerprint} if isinstance(seen, HostKeyInfo) else {}
-        while isinstance(seen, HostKeyInfo) and (kinds := self._unasked(endpoint, tuple(keys.items()))):
+        result = await aside(lambda: self._read(endpoint))
+        keys = {result.key_type: result.fingerprint} if isinstance(result, HostKeyInfo) else {}
+        while isinstance(result, HostKeyInfo) and (kinds := self._unasked(endpoint, tuple(keys.items()))):
             kind = kinds[0]
-            other = await aside(partial(self._read, endpoint, kind=kind))
-            if isinstance(other, HostKeyInfo):
-                keys[kind] = other.fingerprint if other.key_type == kind else ""
+            second_result = await aside(partial(self._read, endpoint, kind=kind))
+            if isinstance(second_result, HostKeyInfo):
+                keys[kind] = second_result.fingerprint if second_result.key_type == kind else ""
             else:
-                seen = other
-        if isinstance(seen, HostKeyInfo):
+                result = second_result
+        if isinstance(result, HostKeyInfo):
             rounds.failures, rounds.mute, rounds.reached = 0, False, self._clock()
-            known_as = self._known.get(seen.fingerprint, ())
-            self._observe(Identified(endpoint, seen.fingerprint, known_as, tuple(keys.items())))
+            known_as = self._known.get(result.fingerprint, ())
+            self._observe(Identified(endpoint, result.fingerprint, known_as, tuple(keys.items())))
         else:
-            await self._failed(endpoint, rounds, seen)
+            await self._failed(endpoint, rounds, result)
 
     async def _failed(self, endpoint: Endpoint, rounds: _Rounds, problem: Problem) -> None:
         rounds.failures += 1

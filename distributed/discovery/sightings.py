@@ -171,8 +171,8 @@ def apply(state: State, observation: Observation) -> State:
     if isinstance(observation, Sighting):
         return _sighted(state, _bounded(observation))
     if isinstance(observation, Withdrawn):
-        kept = {key: one for key, one in state.sightings.items() if key != observation.key}
-        return _without_unreferenced(replace(state, sightings=kept))
+        remaining = {key: one for key, one in state.sightings.items() if key != observation.key}
+        return _without_unreferenced(replace(state, sightings=remaining))
     if isinstance(observation, Ignored):
         return replace(state, ignored=state.ignored + observation.count, ignored_from=observation.source)
     if isinstance(observation, Browsed):
@@ -225,7 +225,7 @@ def _never_answered(state: State, key: SightingKey) -> bool:
 
 
 def _without_unreferenced(state: State) -> State:
-    named = {endpoint for sighting in state.sightings.values() for endpoint in sighting.endpoints}
-    if len(named) == len(state.paths):
+    referenced = {endpoint for sighting in state.sightings.values() for endpoint in sighting.endpoints}
+    if len(referenced) == len(state.paths):
         return state
-    return replace(state, paths={endpoint: path for endpoint, path in state.paths.items() if endpoint in named})
+    return replace(state, paths={endpoint: path for endpoint, path in state.paths.items() if endpoint in referenced})

@@ -136,12 +136,12 @@ def save_hosts(hosts: Hosts, path: Path) -> None:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in result:
             raise BadInput(f"the key '{short(key)}' appears twice in one object", "keep one of them")
-        found[key] = value
-    return found
+        result[key] = value
+    return result
 
 
 def _parse_json(text: str, source: str) -> Any:
@@ -170,11 +170,11 @@ def _explain_syntax(text: str, error: json.JSONDecodeError, source: str) -> NoRe
     raise BadInput(f"{source}:{line}:{column}: {problem}: {short(shown.strip())}", hint)
 
 
-def _refuse_unknown(given: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    names = list(known)
-    for key in given:
+def _refuse_unknown(entry: Mapping[str, Any], allowed: Iterable[str], location: str) -> None:
+    names = list(allowed)
+    for key in entry:
         if key not in names:
-            raise BadInput(f"{where}: unknown key '{short(key)}'", nearest(key, names))
+            raise BadInput(f"{location}: unknown key '{short(key)}'", nearest(key, names))
 
 
 def _line(value: Any, key: str, source: str) -> str:
@@ -201,30 +201,30 @@ def _entries(top: dict[str, Any], source: str) -> list[Any]:
 
 
 def _machine(entry: Any, number: int, defaults: dict[str, str], source: str) -> Machine:
-    where = f"{source}: machine {number}"
+    location = f"{source}: machine {number}"
     if isinstance(entry, str):
         entry = split_address(entry)
     if not isinstance(entry, dict):
         example = 'for example "b.local" or {"name": "b", "address": "10.0.0.2"}'
-        raise BadInput(f"{where}: expected a name or an object", example)
+        raise BadInput(f"{location}: expected a name or an object", example)
     entry = {_EARLIER.get(key, key): value for key, value in entry.items()}
     label = entry.get("name") or entry.get("address")
-    where += f" ({short(label)!r})" if isinstance(label, str) else ""
-    _refuse_unknown(entry, Machine.model_fields, where)
+    location += f" ({short(label)!r})" if isinstance(label, str) else ""
+    _refuse_unknown(entry, Machine.model_fields, location)
     fields = {**defaults, "name": label, **{key: value for key, value in entry.items() if value is not None}}
     try:
         return Machine.model_validate(fields)
     except ValidationError as error:
         field = str(error.errors()[0]["loc"][0])
         problem = f"'{field}' must be {_EXPECTED.get(field, 'one line of text')}, not {short(repr(fields.get(field)))}"
-        raise BadInput(f"{where}: {problem}", "see docs/how-to/hosts.md") from None
+        raise BadInput(f"{location}: {problem}", "see docs/how-to/hosts.md") from None
 
 
 def split_address(text: str) -> dict[str, Any]:
     """Split ``[user@]host[:port]``; an IPv6 address with a port stands in brackets. The name is the host."""
-    user, _, rest = text.strip().rpartition("@")
-    match = re.fullmatch(r"\[([^\]]*)\](?::(\d{1,6}))?|([^:]*):(\d{1,6})", rest)
-    host = (match[1] or match[3] or "") if match else rest
+    user, _, host_and_port = text.strip().rpartition("@")
+    match = re.fullmatch(r"\[([^\]]*)\](?::(\d{1,6}))?|([^:]*):(\d{1,6})", host_and_port)
+    host = (match[1] or match[3] or "") if match else host_and_port
     port = (match[2] or match[4]) if match else None
     return {"name": host, "user": user or None, "port": int(port) if port else None}
 
@@ -235,9 +235,11 @@ def typed_machine(text: str) -> Machine:
     Raises:
         BadInput: it is no such thing.
     """
-    place = split_address(text)
+    address = split_address(text)
     try:
-        return Machine(name=place["name"][:64], address=place["name"], port=place["port"], user=place["user"] or "")
+        return Machine(
+            name=address["name"][:64], address=address["name"], port=address["port"], user=address["user"] or ""
+        )
     except ValidationError as error:
         hint = "write it as after ssh, for example ada@studio.local"
         raise BadInput(f"'{text.strip()[:40]}' is not a machine", hint) from error
@@ -245,17 +247,20 @@ def typed_machine(text: str) -> Machine:
 
 def _refuse_duplicates(machines: Sequence[Machine], source: str) -> None:
     names: dict[str, int] = {}
-    places: dict[tuple[str, int], int] = {}
+    endpoints: dict[tuple[str, int], int] = {}
     for number, machine in enumerate(machines, start=1):
         twin = names.setdefault(machine.name.casefold(), number)
         if twin != number:
             problem = f"machines {twin} and {number} share a name, '{machine.name}'"
             raise BadInput(f"{source}: {problem}", "rename one, or remove it")
-        place = (machine.host.casefold().rstrip("."), machine.port or 22)
-        twin = places.setdefault(place, number)
+        endpoint = (machine.host.casefold().rstrip("."), machine.port or 22)
+        twin = endpoints.setdefault(endpoint, number)
         if twin != number:
-            both = f"'{machines[twin - 1].name}' and '{machine.name}'"
-            raise BadInput(f"{source}: {both} are the same machine ({place[0]} port {place[1]})", "remove one of them")
+            names_of_both = f"'{machines[twin - 1].name}' and '{machine.name}'"
+            raise BadInput(
+                f"{source}: {names_of_both} are the same machine ({endpoint[0]} port {endpoint[1]})",
+                "remove one of them",
+            )
 
 
 def _master_first(machines: Sequence[Machine], top: dict[str, Any], source: str) -> tuple[Machine, ...]:
@@ -294,5 +299,5 @@ def _strange_python(machine: Machine) -> Path | None:
     if not machine.here or "/" not in machine.python_command:
         return None
     program = Path(os.path.abspath(os.path.expanduser(machine.python_command)))
-    known = program == Path(sys.executable) or is_approved(digest_of("python", [program]))
-    return None if known else program
+    is_trusted = program == Path(sys.executable) or is_approved(digest_of("python", [program]))
+    return None if is_trusted else program

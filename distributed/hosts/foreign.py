@@ -19,10 +19,10 @@ def refuse_foreign(text: str, source: str) -> None:
     Raises:
         BadInput: it is one; else nothing happens, whatever the text is.
     """
-    found = _of_mlx(text) if text.lstrip()[:1] in ("{", "[") else _of_lines(text)
-    if found is None:
+    recognised = _of_mlx(text) if text.lstrip()[:1] in ("{", "[") else _of_lines(text)
+    if recognised is None:
         return
-    tool, machines = found
+    tool, machines = recognised
     example = {"master": machines[0], "workers": machines[1:]} if machines else {"master": "a.local", "workers": ["b"]}
     hint = f"write {'these machines' if machines else 'the machines'} as {json.dumps(example, ensure_ascii=False)}"
     raise BadInput(f"{source}: this is {tool}, not a hosts file of Muster", short(hint, _LONGEST_HINT))

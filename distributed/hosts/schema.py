@@ -27,9 +27,9 @@ def short(text: str, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, allowed: Iterable[str]) -> str:
     """Return a hint: the known word that was probably meant, or all of them."""
-    names = list(known)
+    names = list(allowed)
     return hint_for(word, names, f"known: {short(', '.join(names), 200)}")
 
 

@@ -73,17 +73,17 @@ class Spool:
                 return line
         except OSError:
             return line
-        place = (self._size, len(line))
+        location = (self._size, len(line))
         self._size += len(line)
-        return place
+        return location
 
     def read(self, number: int, timeout: float) -> bytes:
         """Return record ``number``, or nothing if it does not come within ``timeout`` seconds."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._places) >= number, timeout):
                 return b""
-            place = self._places[number - 1]
-        return place if isinstance(place, bytes) else os.pread(self._descriptor, place[1], place[0])
+            location = self._places[number - 1]
+        return location if isinstance(location, bytes) else os.pread(self._descriptor, location[1], location[0])
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -294,13 +294,13 @@ def start(folder: Path, document: dict[str, Any]) -> None:
         if link.is_symlink():
             link.unlink()
         link.symlink_to(Path(target).expanduser().resolve())
-    ready, tell = os.pipe()
+    ready, ready_writer = os.pipe()
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
-            become_daemon(folder, document, tell)
+            become_daemon(folder, document, ready_writer)
         os._exit(0)
-    os.close(tell)
+    os.close(ready_writer)
     if not (select.select([ready], [], [], PATIENCE)[0] and os.read(ready, 1)):
         raise OSError("the agent did not start: " + (folder / "agent.log").read_text()[-500:])
 
@@ -326,18 +326,18 @@ def can_connect() -> bool:
         return probe.connect_ex(SOCKET) in (0, errno.EAGAIN)  # so many wait already: it is there, but stopped
 
 
-def end_old_agent(patience: float = PATIENCE) -> None:
+def end_old_agent(timeout: float = PATIENCE) -> None:
     """End an agent that an earlier attempt of the same run left here; one on another machine ends with its lease."""
-    end = time.monotonic() + patience
-    while other := held_elsewhere(Path.cwd()):
+    end = time.monotonic() + timeout
+    while holder := held_elsewhere(Path.cwd()):
         if time.monotonic() > end:
-            raise OSError(f"{other} shares this folder and still works in it; end the run there, or wait 3 minutes")
+            raise OSError(f"{holder} shares this folder and still works in it; end the run there, or wait 3 minutes")
         time.sleep(_TICK)
     while can_connect():
         if time.monotonic() > end:
             raise OSError("another agent of this run is active here and does not end")
         with socket.socket(socket.AF_UNIX) as old, contextlib.suppress(OSError, ValueError):
-            old.settimeout(patience)  # it may be stopped
+            old.settimeout(timeout)  # it may be stopped
             old.connect(SOCKET)
             old.sendall(b'{"after": 0}\n')
             commands = json.loads(old.makefile("rb").readline())["commands"]
@@ -347,7 +347,7 @@ def end_old_agent(patience: float = PATIENCE) -> None:
         os.unlink(SOCKET)
 
 
-def attach(folder: Path, after: int, patience: float) -> None:
+def attach(folder: Path, after: int, timeout: float) -> None:
     """Carry lines between the daemon and this session; end as soon as either goes, or says nothing for too long."""
     daemon = socket.socket(socket.AF_UNIX)
     try:
@@ -358,7 +358,7 @@ def attach(folder: Path, after: int, patience: float) -> None:
         return
     daemon.sendall(json.dumps({"after": after}).encode() + b"\n")
     threading.Thread(target=carry_out, args=(daemon,), daemon=True).start()
-    while select.select([0], [], [], patience)[0]:
+    while select.select([0], [], [], timeout)[0]:
         data = os.read(0, 65536)
         if not data:
             break

@@ -69,12 +69,12 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 def probe(root: Path, dial: str, modules: list[str]) -> dict[str, Any]:
     """Return a report on this machine, and what the port ``dial`` says to it."""
-    words: list[str] = []
-    dialling = threading.Thread(target=lambda: words.append(first_words(dial)), daemon=True)
+    replies: list[str] = []
+    dialling = threading.Thread(target=lambda: replies.append(first_words(dial)), daemon=True)
     dialling.start()
     report = report_on(root, modules)
     dialling.join(2 * DIAL_SECONDS)
-    return {**report, "dialled": words[0] if words else ""}
+    return {**report, "dialled": replies[0] if replies else ""}
 
 
 def first_words(dial: str) -> str:
@@ -93,7 +93,7 @@ def report_on(root: Path, modules: list[str]) -> dict[str, Any]:
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     loading = start_loading([module for module in modules if module not in (*missing, *_SLOW)])
     gpus = count_gpus()  # the driver's program may hang, and is not asked again then
-    said = {
+    report = {
         "python": list(sys.version_info[:3]),
         "executable": sys.executable,
         "torch": version("torch"),
@@ -112,7 +112,7 @@ def report_on(root: Path, modules: list[str]) -> dict[str, Any]:
         "unloadable": load_problem(loading),
         "identity": identity(),
     }
-    return {**said, "time": time.time()}  # last: it is compared with the time at which this arrives
+    return {**report, "time": time.time()}  # last: it is compared with the time at which this arrives
 
 
 def identity() -> list[str]:
@@ -131,18 +131,18 @@ def start_loading(modules: list[str]) -> subprocess.Popen[str]:
 
 def load_problem(loading: subprocess.Popen[str]) -> str:
     """Return the first module that cannot be loaded, and why; empty where all can, or where it takes long."""
-    said, _ = loading.communicate()
+    printed, _ = loading.communicate()
     if loading.returncode == -signal.SIGALRM:
         return ""
     if loading.returncode < 0:
-        return f"{said.split()[-1] if said.split() else 'its packages'}: killed by signal {-loading.returncode}"
-    return said.splitlines()[-1][:500] if loading.returncode else ""
+        return f"{printed.split()[-1] if printed.split() else 'its packages'}: killed by signal {-loading.returncode}"
+    return printed.splitlines()[-1][:500] if loading.returncode else ""
 
 
 def free_files(folder: Path) -> int:
     """Return how many files may still be made there; -1 where the file system has no fixed number of them."""
-    found = os.statvfs(folder)
-    return found.f_favail if found.f_files else -1
+    file_system = os.statvfs(folder)
+    return file_system.f_favail if file_system.f_files else -1
 
 
 def version(package: str) -> str:
@@ -155,10 +155,10 @@ def version(package: str) -> str:
 def memory() -> int:
     """Return the bytes of memory, or of what its control groups allow; 0 where nobody tells."""
     try:
-        whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return 0
-    return min(whole, memory_limit() or whole)
+    return min(total, memory_limit() or total)
 
 
 def blob_path(root: Path, name: str) -> Path:
@@ -172,12 +172,12 @@ def blob_path(root: Path, name: str) -> Path:
     return root / "blobs" / name[:2] / name
 
 
-def missing(root: Path, wanted: dict[str, list[str]]) -> dict[str, Any]:
+def missing(root: Path, request: dict[str, list[str]]) -> dict[str, Any]:
     """Return the trees and blobs that are not here, and how much of them is."""
-    blobs = [name for name in wanted["blobs"] if not blob_path(root, name).is_file()]
+    blobs = [name for name in request["blobs"] if not blob_path(root, name).is_file()]
     begun = {name: max(map(size_of, parts(root, name)), default=0) for name in blobs}
     return {
-        "trees": [name for name in wanted["trees"] if not (root / "trees" / name).is_dir()],
+        "trees": [name for name in request["trees"] if not (root / "trees" / name).is_dir()],
         "blobs": blobs,
         "begun": {name: size for name, size in begun.items() if size},
     }
@@ -220,27 +220,27 @@ def store(root: Path, name: str, content: Any, begun: int = 0) -> None:
     """
     path = blob_path(root, name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{name}.{os.getpid()}.part")
-    digest = take_over(root, name, part, begun)
+    partial = path.with_name(f"{name}.{os.getpid()}.part")
+    digest = take_over(root, name, partial, begun)
     try:
-        with open(part, "ab") as out:
+        with open(partial, "ab") as out:
             while chunk := content.read(_PIECE):
                 digest.update(chunk)
                 out.write(chunk)
         if digest.hexdigest() != name:
             raise ValueError(f"{name}: damaged in transfer")
-        os.chmod(part, 0o444)
-        os.replace(part, path)
+        os.chmod(partial, 0o444)
+        os.replace(partial, path)
     except (OSError, ValueError):
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(part)
+            os.unlink(partial)
         raise
     for left in parts(root, name):
         with contextlib.suppress(FileNotFoundError):
             left.unlink()
 
 
-def take_over(root: Path, name: str, part: Path, size: int) -> Any:
+def take_over(root: Path, name: str, partial: Path, size: int) -> Any:
     """Make what has come of a blob the beginning of ``part``; return its hash so far.
 
     A transfer that still waits for a dead connection keeps the file open under its old name and writes no more.
@@ -248,12 +248,12 @@ def take_over(root: Path, name: str, part: Path, size: int) -> Any:
     digest = hashlib.sha256()
     if not size:
         return digest
-    found = next((path for path in parts(root, name) if size_of(path) >= size), None)
-    if found is None:
+    existing = next((path for path in parts(root, name) if size_of(path) >= size), None)
+    if existing is None:
         raise ValueError(f"{name}: its first part is missing")
-    os.rename(found, part)
-    os.truncate(part, size)
-    with open(part, "rb") as stream:
+    os.rename(existing, partial)
+    os.truncate(partial, size)
+    with open(partial, "rb") as stream:
         while chunk := stream.read(1 << 20):
             digest.update(chunk)
     return digest
@@ -262,21 +262,21 @@ def take_over(root: Path, name: str, part: Path, size: int) -> Any:
 def build_tree(root: Path, name: str, files: dict[str, str]) -> None:
     """Link blobs into a folder, which appears whole."""
     folder = root / "trees" / name
-    part = folder.with_name(f".{name}.{os.getpid()}.part")
+    partial = folder.with_name(f".{name}.{os.getpid()}.part")
     for relative, blob in files.items():
-        place = Path(os.path.normpath(part / relative))
-        if part not in place.parents:
+        target = Path(os.path.normpath(partial / relative))
+        if partial not in target.parents:
             raise ValueError(f"a path that leaves its tree: {relative!r:.200}")
-        place.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         source = blob_path(root, blob)
         try:
-            os.link(source, place)
+            os.link(source, target)
         except OSError:
-            shutil.copyfile(source, place)
+            shutil.copyfile(source, target)
     try:
-        part.rename(folder)
+        partial.rename(folder)
     except OSError:
-        shutil.rmtree(part)
+        shutil.rmtree(partial)
         if not folder.is_dir():  # else another run was faster
             raise
 
@@ -287,8 +287,8 @@ def fetch(folder: Path, name: str, out: Any) -> None:
     Raises:
         OSError: one cannot be read, or is not what it was.
     """
-    found = sorted(path for path in (folder / name).rglob("*") if path.is_file() and not path.is_symlink())
-    sizes = {path: path.stat().st_size for path in found}
+    paths = sorted(path for path in (folder / name).rglob("*") if path.is_file() and not path.is_symlink())
+    sizes = {path: path.stat().st_size for path in paths}
     names = {path.relative_to(folder).as_posix(): size for path, size in sizes.items()}
     out.write(json.dumps({"files": names}).encode() + b"\n")
     for path, size in sizes.items():
@@ -359,37 +359,37 @@ def left(root: Path, run: str) -> dict[str, list[Any]]:
     rows = processes()
     agent = re.compile(rf"agent\.py {re.escape(str(root))} \w+ {re.escape(run)}( |$)")
     folder = f"{root / 'runs' / run}/"
-    named = [(pid, pgid) for pid, pgid, command in rows if "-m training." in command and folder in command]
-    groups = {pgid for _, pgid in named}
+    worker_processes = [(pid, pgid) for pid, pgid, command in rows if "-m training." in command and folder in command]
+    groups = {pgid for _, pgid in worker_processes}
     for state in Path(folder).glob("*/agent.json"):  # as the agent wrote it down
         # Else it has ended its worker, or that is on another machine: the number may be another's by now.
         if state.with_name("agent.sock").exists() and not held_elsewhere(state.parent):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 groups.add(int(json.loads(state.read_text())["worker"]))
-    mine = [(pid, command) for pid, pgid, command in rows if pgid in groups or agent.search(command)]
+    run_processes = [(pid, command) for pid, pgid, command in rows if pgid in groups or agent.search(command)]
     for secrets in Path(folder).glob("*/secrets"):
         forget(root, run, secrets.parent.name)
-    lines = [f"{pid} {command[:200]}" for pid, command in mine]
+    lines = [f"{pid} {command[:200]}" for pid, command in run_processes]
     return {"processes": lines, "snapshots": list(snapshots(Path(folder)))}
 
 
 def main() -> int:
     root = Path(sys.argv[1]).expanduser().resolve()
-    command, rest = sys.argv[2], sys.argv[3:]
+    command, arguments = sys.argv[2], sys.argv[3:]
     os.umask(0o077)
     try:
         if command == "probe":
-            print(json.dumps(probe(root, rest[0], rest[1:])))
+            print(json.dumps(probe(root, arguments[0], arguments[1:])))
         elif command == "missing":
             print(json.dumps({"root": str(root), **missing(root, json.load(sys.stdin))}))
         elif command == "sync":
             sync(root, sys.stdin.buffer)
         elif command == "fetch":
-            fetch(root / "runs" / rest[0] / rest[1], rest[2], sys.stdout.buffer)
+            fetch(root / "runs" / arguments[0] / arguments[1], arguments[2], sys.stdout.buffer)
         elif command == "left":
-            print(json.dumps(left(root, rest[0])))
+            print(json.dumps(left(root, arguments[0])))
         elif command == "forget":
-            forget(root, rest[0], rest[1])
+            forget(root, arguments[0], arguments[1])
     except (OSError, ValueError, EOFError, tarfile.TarError) as error:
         print(f"{error.__class__.__name__}: {error}", file=sys.stderr)
         return 1

@@ -277,17 +277,17 @@ class MachineLink:
                 self._connection = None
 
 
-def document(machine: str, said: bytes) -> dict[str, Any]:
+def document(machine: str, output: bytes) -> dict[str, Any]:
     """Read the JSON object that a program of ours has printed on a machine.
 
     Raises:
         SshError: it is something else.
     """
     with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(said)
-        if isinstance(found, dict):
-            return found
-    problem = f"its answer cannot be read: {said[:80].decode(errors='replace')!r}"
+        parsed = json.loads(output)
+        if isinstance(parsed, dict):
+            return parsed
+    problem = f"its answer cannot be read: {output[:80].decode(errors='replace')!r}"
     raise SshError(machine, problem, "does its Python print anything by itself (sitecustomize, .pth files)?")
 
 
@@ -312,9 +312,9 @@ def link_to(machine: Machine, hosts: Hosts, trust: Trust | None = None) -> Machi
 def address_towards(host: str) -> str:
     """Return this machine's literal address on the route to ``host``; loopback where there is no route."""
     try:
-        family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        family, kind, _, _, address_info = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
-            probe.connect(place)
+            probe.connect(address_info)
             return str(probe.getsockname()[0])
     except OSError:
         return "127.0.0.1"

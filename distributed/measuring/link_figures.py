@@ -1,8 +1,8 @@
-"""What links and interfaces carry, measured.
+"""Measured throughput and latency of links, and throughput of network interfaces.
 
 Every pair of machines is measured once, in rounds in which no machine takes part twice. A link between two machines is
-as fast as the slower of their interfaces, and a fast machine among slow ones has more to give than any of its links
-shows: so interfaces are measured with several others at once.
+as fast as the slower of their interfaces, so a fast machine among slow ones has more capacity than any of its links
+shows: interfaces are therefore also measured with several peers at once.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from distributed.ssh.errors import SshError, one_line
 from distributed.ssh.process import Process
 from profiles.errors import MusterError, counted
 
-PATIENCE = 25.0
-"""Seconds for one pair; a link of 1 Mbit/s takes 4."""
-_SHORT_PATIENCE = 10.0
+MEASURE_TIMEOUT = 25.0
+"""Seconds for one pair; a link of 1 Mbit/s takes 4 s."""
+_COMMAND_TIMEOUT = 10.0
 PROBE_MODULES = ("distributed.system", "distributed.measuring.link_transfer", "distributed.measuring.link_probe")
 _THUNDERBOLT = ("thunderbolt", "bridge0")
-"""As Linux and macOS call it."""
+"""Name prefixes of Thunderbolt interfaces on Linux and macOS."""
 _BUSY_SHARE, _BUSY_MBIT = 0.05, 1.0
 
 Milliseconds = Annotated[float, Field(ge=0, le=1e6)]
@@ -38,40 +38,40 @@ Pair = tuple[str, str]
 
 
 class LinkFigures(Document):
-    """A probe's report on one pair of machines; it comes from another machine, so every field has bounds."""
+    """A probe's report on one pair of machines; it comes from another machine, so every field is bounded."""
 
     mbit: Mbit
     mbit_back: Mbit
     rtt_ms: Milliseconds
     jitter_ms: Milliseconds
     loss: Share
-    """Bytes that TCP had to send again, as a share; 0 where the system does not tell."""
+    """Share of bytes that TCP retransmitted; 0 where the system does not report it."""
     loss_back: Share
     interface: Text
     interface_back: Text
     wireless: bool
     wireless_back: bool
     other_mbit: Mbit
-    """Traffic of others on the interfaces meanwhile."""
+    """Other traffic on the interfaces during the measurement, in Mbit/s."""
     loses_large: bool = False
-    """Only small packets pass, and the figures are those of small ones."""
+    """Only small packets get through, and the figures are for small packets."""
     address: Text
     paths: Annotated[tuple[tuple[Text, Text, Text, Mbit], ...], Field(max_length=8)]
-    """Every way that was found: address, interface here, interface there, Mbit/s."""
+    """Every path that answered: address, interface of the source, interface of the target, Mbit/s."""
 
 
 class PairFigures(Document):
-    """One pair of machines: figures, or why there are none."""
+    """Figures of one pair of machines, or the reason why there are none."""
 
     source: Name
     target: Name
     figures: LinkFigures | None = None
     problem: Text = ""
     only: bool = False
-    """Whether the target could not dial the source."""
+    """Whether only this direction can be dialled: the target could not dial the source."""
 
     def interface_of(self, name: str) -> str:
-        """Return the network interface of one of the two on their best way."""
+        """Return the network interface that one of the two machines uses on their best path."""
         if self.figures is None:
             return ""
         return self.figures.interface if name == self.source else self.figures.interface_back
@@ -83,21 +83,23 @@ class PairFigures(Document):
     @property
     def busy(self) -> bool:
         """Whether other traffic used so much of the link that the figures are too low."""
-        found = self.figures
-        return found is not None and found.other_mbit > max(_BUSY_MBIT, _BUSY_SHARE * min(found.mbit, found.mbit_back))
+        figures = self.figures
+        if figures is None:
+            return False
+        return figures.other_mbit > max(_BUSY_MBIT, _BUSY_SHARE * min(figures.mbit, figures.mbit_back))
 
     @property
     def link(self) -> Link:
-        """The link as the planner takes it; 0 Mbit/s where nothing passed."""
-        found = self.figures
-        if found is None:
+        """The link as the planner expects it; 0 Mbit/s where the measurement failed."""
+        figures = self.figures
+        if figures is None:
             return Link(source=self.source, target=self.target, mbit=0, mbit_back=0)
-        wireless = found.wireless or found.wireless_back
+        wireless = figures.wireless or figures.wireless_back
         return Link(
             source=self.source,
             target=self.target,
-            **found.model_dump(include={"mbit", "mbit_back", "rtt_ms", "jitter_ms"}),
-            medium="wifi" if wireless else _medium(found.interface, found.interface_back),
+            **figures.model_dump(include={"mbit", "mbit_back", "rtt_ms", "jitter_ms"}),
+            medium="wifi" if wireless else _medium(figures.interface, figures.interface_back),
             air="wifi" if wireless else "",
         )
 
@@ -118,12 +120,12 @@ def rounds(names: Sequence[str]) -> list[list[Pair]]:
     ring: list[str | None] = list(names)
     if len(ring) % 2:
         ring.append(None)
-    found = []
+    schedule = []
     for _ in range(len(ring) - 1):
         pairs = zip(ring[: len(ring) // 2], reversed(ring[len(ring) // 2 :]), strict=True)
-        found.append([(one, other) for one, other in pairs if one is not None and other is not None])
+        schedule.append([(left, right) for left, right in pairs if left is not None and right is not None])
         ring[1:] = [ring[-1], *ring[1:-1]]
-    return found
+    return schedule
 
 
 class Probe:
@@ -135,11 +137,11 @@ class Probe:
         self._process: Process | None = None
         self.addresses: list[str] = []
         self.cards: dict[str, float] = {}
-        """Line rates of its interfaces in Mbit/s, where its system tells them."""
+        """Line rates of its interfaces in Mbit/s, where its system reports them."""
 
     @property
     def can_be_dialled(self) -> bool:
-        """Whether others can dial it."""
+        """Whether other machines can dial it."""
         return self._link.machine.here or bool(self._link.host)
 
     def __enter__(self) -> Probe:
@@ -147,54 +149,56 @@ class Probe:
             [self._link.python, "-c", packed(*PROBE_MODULES), "muster-link-probe"]
         )
         try:
-            own = self.ask({"op": "addresses"}, _SHORT_PATIENCE)
-            listed = [str(address) for name, address in own["addresses"] if _reaches_others(str(name), str(address))]
-            self.cards = {str(name): float(rate) for name, rate in dict(own["cards"]).items()}
+            reply = self.ask({"op": "addresses"}, _COMMAND_TIMEOUT)
+            addresses = [(str(name), str(address)) for name, address in reply["addresses"]]
+            reachable = [address for name, address in addresses if _reaches_others(name, address)]
+            self.cards = {str(name): float(rate) for name, rate in dict(reply["cards"]).items()}
         except (KeyError, TypeError, ValueError):
             self.__exit__()
             raise SshError(self.name, "its link probe sent no list of addresses") from None
         except BaseException:
             self.__exit__()
             raise
-        self.addresses = list(dict.fromkeys([*filter(None, [self._link.host]), *listed]))[:8]
+        self.addresses = list(dict.fromkeys([*filter(None, [self._link.host]), *reachable]))[:8]
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
             with contextlib.suppress(MusterError, OSError):
                 self._process.end_input()
-                self._process.wait(_SHORT_PATIENCE)
+                self._process.wait(_COMMAND_TIMEOUT)
             self._process.close()
 
-    def ask(self, order: dict[str, Any], patience: float) -> dict[str, Any]:
-        """Send one command and return the answer.
+    def ask(self, command: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """Send one command and return the reply.
 
         Raises:
-            SshError: the probe ended, is silent, says something else, or could not carry the order out.
+            SshError: the probe ended, timed out, sent something else than a reply, or could not carry out the command.
         """
         assert self._process is not None
         try:
-            self._process.write(json.dumps(order).encode() + b"\n")
-            found = json.loads(self._process.read_line(patience))
+            self._process.write(json.dumps(command).encode() + b"\n")
+            reply = json.loads(self._process.read_line(timeout))
         except TimeoutError:
-            raise SshError(self.name, f"its link probe has not answered for {patience:.0f} s") from None
+            raise SshError(self.name, f"its link probe has not answered for {timeout:.0f} s") from None
         except ValueError:
-            said = self._process.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            raise SshError(self.name, f"its link probe ended ({' '.join(said) or 'no message'})") from None
-        if not isinstance(found, dict) or "error" in found:
-            raise SshError(self.name, str(found.get("error")) if isinstance(found, dict) else "its link probe failed")
-        return found
+            last_words = self._process.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            raise SshError(self.name, f"its link probe ended ({' '.join(last_words) or 'no message'})") from None
+        if not isinstance(reply, dict) or "error" in reply:
+            raise SshError(self.name, str(reply.get("error")) if isinstance(reply, dict) else "its link probe failed")
+        return reply
 
 
 def _reaches_others(interface: str, address: str) -> bool:
-    """Link-local IPv6 addresses need a scope that only the other side knows."""
-    own = ("127.", "::1", "fe80:", "172.17.")
-    return not address.lower().startswith(own) and not interface.startswith(("docker", "br-", "veth", "virbr"))
+    """Whether others can dial an address; a link-local IPv6 one needs a scope that only the dialling side knows."""
+    local_prefixes = ("127.", "::1", "fe80:", "172.17.")
+    virtual_interfaces = ("docker", "br-", "veth", "virbr")
+    return not address.lower().startswith(local_prefixes) and not interface.startswith(virtual_interfaces)
 
 
 @contextlib.contextmanager
 def probing(links: Sequence[MachineLink]) -> Iterator[dict[str, Probe]]:
-    """Start the link probe on machines; it ends with the context.
+    """Run the link probe on machines for the duration of the context; yields the probes by machine name.
 
     Raises:
         SshError: a machine cannot run it.
@@ -204,74 +208,74 @@ def probing(links: Sequence[MachineLink]) -> Iterator[dict[str, Probe]]:
 
 
 def measure_links(
-    probes: Mapping[str, Probe], tell: Callable[[PairFigures], None], known: Collection[frozenset[str]] = ()
+    probes: Mapping[str, Probe], tell: Callable[[PairFigures], None], already_measured: Collection[frozenset[str]] = ()
 ) -> list[PairFigures]:
-    """Measure every pair of machines in both directions but the known ones; ``tell`` hears of each as it is done."""
-    found = []
+    """Measure every pair of machines in both directions, unless ``already_measured``; ``tell`` gets each result."""
+    measured = []
     with ThreadPoolExecutor(max(1, len(probes))) as pool:
         for pairs in rounds(list(probes)):
-            wanted = [pair for pair in pairs if frozenset(pair) not in known]
-            for done in pool.map(lambda pair: _measure(probes[pair[0]], probes[pair[1]]), wanted):
-                found.append(done)
-                tell(done)
-    return found
+            missing = [pair for pair in pairs if frozenset(pair) not in already_measured]
+            for pair_figures in pool.map(lambda pair: _measure(probes[pair[0]], probes[pair[1]]), missing):
+                measured.append(pair_figures)
+                tell(pair_figures)
+    return measured
 
 
 def _measure(source: Probe, target: Probe) -> PairFigures:
-    """Measure one pair; a firewall may let only one of the two be called."""
+    """Measure one pair, in whichever direction it can be dialled: a firewall may allow only one."""
     try:
         return PairFigures(source=source.name, target=target.name, figures=_call(source, target))
-    except MusterError as first:
+    except MusterError as error:
         try:
             return PairFigures(source=target.name, target=source.name, figures=_call(target, source), only=True)
         except MusterError:
-            return PairFigures(source=source.name, target=target.name, problem=one_line(first.message)[:300])
+            return PairFigures(source=source.name, target=target.name, problem=one_line(error.message)[:300])
 
 
 def _call(source: Probe, target: Probe) -> LinkFigures:
     with listening(target) as (port, token):
-        order = {"op": "measure", "addresses": target.addresses, "port": port, "token": token}
+        command = {"op": "measure", "addresses": target.addresses, "port": port, "token": token}
         try:
-            return LinkFigures.model_validate(source.ask(order, PATIENCE))
+            return LinkFigures.model_validate(source.ask(command, MEASURE_TIMEOUT))
         except ValidationError:
             raise SshError(source.name, f"measured impossible values towards {target.name}") from None
 
 
 @contextlib.contextmanager
 def listening(probe: Probe) -> Iterator[tuple[int, str]]:
-    """Have a probe listen; yields its port and token.
+    """Make a probe listen for the duration of the context; yields its port and token.
 
     Raises:
         SshError: it cannot.
     """
     token = secrets.token_hex(TOKEN // 2)
     try:
-        yield int(probe.ask({"op": "listen", "token": token}, _SHORT_PATIENCE)["port"]), token
+        yield int(probe.ask({"op": "listen", "token": token}, _COMMAND_TIMEOUT)["port"]), token
     except (KeyError, TypeError, ValueError):
         raise SshError(probe.name, "its link probe sent no port") from None
     finally:
         with contextlib.suppress(MusterError):
-            probe.ask({"op": "unlisten"}, _SHORT_PATIENCE)
+            probe.ask({"op": "unlisten"}, _COMMAND_TIMEOUT)
 
 
 _EXHAUSTED = 0.9
-"""A link that carries so much of what the card can leaves nothing to be found out."""
-_MORE = 1.3
-"""Times a link's rate that the machine at its other end has to carry to have had more to give."""
+"""Share of its card's rate from which one link alone shows what the interface carries."""
+_HEADROOM = 1.3
+"""Factor over a link's rate that the machine at its other end must carry for that link not to be limited by it."""
 
 
 class Together(Document):
-    """A probe's report on several peers at once; it comes from another machine, so every field has bounds."""
+    """A probe's report on several peers at once; it comes from another machine, so every field is bounded."""
 
     mbit: Mbit
-    """To all of them."""
+    """Total rate to all peers."""
     mbit_back: Mbit
-    """From all of them."""
+    """Total rate from all peers."""
     peers: Annotated[int, Field(ge=2, le=MOST_PEERS)]
 
 
 class InterfaceFigures(Together):
-    """One machine."""
+    """What the network interface of one machine carries with several peers at once."""
 
     machine: Name
 
@@ -282,7 +286,7 @@ class InterfaceFigures(Together):
 
 
 class AllInterfaces(Document):
-    """Of a group of machines; one that is missing carries no more than its fastest link."""
+    """Interface figures of a group of machines; a machine without an entry carries no more than its fastest link."""
 
     figures: Annotated[tuple[InterfaceFigures, ...], Field(max_length=64)] = ()
 
@@ -290,49 +294,51 @@ class AllInterfaces(Document):
 def measure_interfaces(
     probes: Mapping[str, Probe], pairs: Sequence[PairFigures], tell: Callable[[str], None]
 ) -> AllInterfaces:
-    """Measure, one after the other, those that can be dialled and may carry more than their links show: those with the
-    fastest links first, for they tell most of the others."""
-    found: list[InterfaceFigures] = []
-    for name in sorted(probes, key=lambda name: -max(map(_rate, _of(name, pairs)), default=0.0)):
+    """Measure, one after the other, the machines that can be dialled and may carry more than their links show.
+
+    Machines with the fastest links come first, because their figures tell most about the others.
+    """
+    figures: list[InterfaceFigures] = []
+    for name in sorted(probes, key=lambda name: -max(map(_rate, _usable_links_of(name, pairs)), default=0.0)):
         probe = probes[name]
         peers = telling_peers(name, pairs, probe.cards) if probe.can_be_dialled else []
-        if not peers or known_slower(name, pairs, found):
+        if not peers or known_slower(name, pairs, figures):
             continue
         tell(f"{name}: measuring its network interface with {counted(len(peers), 'machine')} at once")
-        with contextlib.suppress(MusterError, ValidationError):  # then its links have to do
-            found.append(_measure_together(probe, [(probes[pair.other_end(name)], pair) for pair in peers]))
-    return AllInterfaces(figures=tuple(found))
+        with contextlib.suppress(MusterError, ValidationError):  # the figures of its links are used instead
+            figures.append(_measure_together(probe, [(probes[pair.other_end(name)], pair) for pair in peers]))
+    return AllInterfaces(figures=tuple(figures))
 
 
 def telling_peers(name: str, pairs: Sequence[PairFigures], cards: Mapping[str, float]) -> list[PairFigures]:
-    """Return the links of a machine that together tell what its interface carries: the fastest, until they would fill
-    its card. None where one link alone tells it, or there is only one.
+    """Return the links of a machine that together show what its interface carries: its fastest ones, up to the rate of
+    its card; empty where one link alone shows it, or there is only one.
 
     Args:
-        cards: line rates of its interfaces, where they are known.
+        cards: line rates of its interfaces in Mbit/s, where they are known.
     """
-    wired = (pair for pair in _of(name, pairs) if not pair.link.air and pair.link.medium != "loopback")
-    own = sorted(wired, key=_rate, reverse=True)[:MOST_PEERS]
-    interfaces = {pair.interface_of(name) for pair in own}
+    wired = (pair for pair in _usable_links_of(name, pairs) if not pair.link.air and pair.link.medium != "loopback")
+    by_rate = sorted(wired, key=_rate, reverse=True)[:MOST_PEERS]
+    interfaces = {pair.interface_of(name) for pair in by_rate}
     rates = [LINE_SHARE * cards.get(interface, 0.0) for interface in interfaces]
-    room = sum(rates) if all(rates) else float("inf")
-    if len(own) < 2 or _rate(own[0]) >= _EXHAUSTED * room:
+    capacity = sum(rates) if all(rates) else float("inf")
+    if len(by_rate) < 2 or _rate(by_rate[0]) >= _EXHAUSTED * capacity:
         return []
-    filled = (number for number in range(2, len(own)) if sum(map(_rate, own[:number])) >= room)
-    return own[: next(filled, len(own))]
+    filled = (number for number in range(2, len(by_rate)) if sum(map(_rate, by_rate[:number])) >= capacity)
+    return by_rate[: next(filled, len(by_rate))]
 
 
-def known_slower(name: str, pairs: Sequence[PairFigures], found: Sequence[InterfaceFigures]) -> bool:
-    """Whether one of a machine's fastest links leads to another that carried much more with several at once: then the
-    limit is not at that end."""
-    own = _of(name, pairs)
-    fastest = max(map(_rate, own))
-    proved = {one.machine: one.each_way for one in found}
-    near = (pair for pair in own if _rate(pair) > _EXHAUSTED * fastest)
-    return any(proved.get(pair.other_end(name), 0.0) > _MORE * fastest for pair in near)
+def known_slower(name: str, pairs: Sequence[PairFigures], measured: Sequence[InterfaceFigures]) -> bool:
+    """Whether one of a machine's fastest links leads to a machine that carried much more with several peers at once, so
+    that this machine is the slower end."""
+    links = _usable_links_of(name, pairs)
+    fastest = max(map(_rate, links))
+    proven_rates = {figures.machine: figures.each_way for figures in measured}
+    fastest_links = (pair for pair in links if _rate(pair) > _EXHAUSTED * fastest)
+    return any(proven_rates.get(pair.other_end(name), 0.0) > _HEADROOM * fastest for pair in fastest_links)
 
 
-def _of(name: str, pairs: Sequence[PairFigures]) -> list[PairFigures]:
+def _usable_links_of(name: str, pairs: Sequence[PairFigures]) -> list[PairFigures]:
     return [pair for pair in pairs if name in (pair.source, pair.target) and pair.link.usable]
 
 
@@ -342,12 +348,12 @@ def _rate(pair: PairFigures) -> float:
 
 def _measure_together(probe: Probe, peers: Sequence[tuple[Probe, PairFigures]]) -> InterfaceFigures:
     with contextlib.ExitStack() as stack:
-        called: list[dict[str, Any]] = []
+        peer_requests: list[dict[str, Any]] = []
         for peer, pair in peers:
             port, token = stack.enter_context(listening(peer))
-            known = pair.figures is not None and pair.source == probe.name
-            addresses = [pair.figures.address] if known and pair.figures is not None else peer.addresses
+            has_dialled = pair.figures is not None and pair.source == probe.name
+            addresses = [pair.figures.address] if has_dialled and pair.figures is not None else peer.addresses
             ends = [pair.interface_of(probe.name), pair.interface_of(peer.name)]
-            called.append({"addresses": addresses, "port": port, "token": token, "ends": ends})
-        found = Together.model_validate(probe.ask({"op": "together", "peers": called}, PATIENCE))
-    return InterfaceFigures(machine=probe.name, **found.model_dump())
+            peer_requests.append({"addresses": addresses, "port": port, "token": token, "ends": ends})
+        report = Together.model_validate(probe.ask({"op": "together", "peers": peer_requests}, MEASURE_TIMEOUT))
+    return InterfaceFigures(machine=probe.name, **report.model_dump())

@@ -1,7 +1,7 @@
-"""How fast two machines reach each other: raw TCP, one direction at a time. Runs on the machines themselves.
+"""Throughput and latency between two machines over raw TCP, one direction at a time. Runs on the machines themselves.
 
-Python >= 3.9 with psutil; its source and that of what it imports of ours are handed to Python there and leave no file.
-Commands are JSON lines on standard input, answers JSON lines on standard output; the end of the input ends it::
+Needs Python >= 3.9 with psutil; its source and that of our modules it imports are passed to Python there and leave no
+file. Commands are JSON lines on standard input, replies JSON lines on standard output; the end of the input ends it::
 
     {"op": "addresses"}                 > {"addresses": [[interface, address], ...], "cards": {interface: Mbit/s}}
     {"op": "listen", "token": T}                                 > {"port": N}
@@ -10,7 +10,7 @@ Commands are JSON lines on standard input, answers JSON lines on standard output
                                                                  > {"mbit": to all, "mbit_back": from all, "peers": N}
     {"op": "unlisten"}                                           > {"refused": N}
 
-A listener serves whoever sends its random token first and nobody else. All buffers and all waits have a limit.
+A listener serves only connections that send its random token first. All buffers and all waits are limited.
 """
 
 from __future__ import annotations
@@ -46,33 +46,33 @@ from distributed.system import interface_of, own_addresses, wireless
 TOKEN = 32
 """Characters of a token."""
 MOST_GREETINGS = 8
-"""Connections at a time that have not shown the token yet."""
+"""Connections at a time that have not sent the token yet."""
 MOST_STREAMS = 4
 MOST_PEERS = 8
 LIFETIME = 30.0
-"""Seconds a listener lives at most."""
+"""Maximum lifetime of a listener in seconds."""
 IDLE = 120.0
-"""Seconds without a command after which the program ends."""
+"""Seconds without a command after which the program exits."""
 ALONE, TOGETHER = 0.6, 0.25
-"""Seconds of a transfer that count: of one stream, of several."""
+"""Measured seconds of a transfer: with one stream, with several."""
 MUCH_FASTER = 1.3
-"""A run has one connection a member: several count only where one is held back by its window."""
+"""Speed-up from which several streams count: a run has one connection per member, which its window may limit."""
 NO_WINDOW_HOLDS = 1.0
-"""Milliseconds of a round trip up to which a window of 2 MB carries 16 Gbit/s: several streams tell nothing."""
+"""Round trip in milliseconds up to which a window of 2 MB carries 16 Gbit/s, so that several streams cannot gain."""
 WITH_PEERS = 0.4
-"""Seconds that count of a transfer with several machines."""
+"""Measured seconds of a transfer with several machines."""
 DRAIN = 0.1
-"""Seconds in which queues on the way run empty."""
+"""Seconds for queues along the path to drain."""
 ECHOES, ECHO_PAUSE = 32, 0.005
 _BROKEN = (OSError, ValueError, KeyError, TypeError)
-"""What a peer that breaks off or sends rubbish causes."""
+"""Raised when a peer disconnects or sends garbage."""
 
 
 # ------------------------------------------------------------------------------------------------------------- listener
 
 
 class ProbeServer:
-    """Serves whoever has the token, for :data:`LIFETIME` seconds at most."""
+    """Listener that serves peers with the token, for :data:`LIFETIME` seconds at most."""
 
     def __init__(self, token: str) -> None:
         self.refused = 0
@@ -107,7 +107,7 @@ class ProbeServer:
     def _greet(self, connection: socket.socket) -> None:
         kind = b""
         try:
-            kind = self._kind(connection)
+            kind = self._read_kind(connection)
         except OSError:
             pass
         finally:
@@ -123,27 +123,27 @@ class ProbeServer:
         except queue.Full:
             self._refuse(connection)
 
-    def _kind(self, connection: socket.socket) -> bytes:
-        """Return what a connection is for; nothing for whoever has not got the token."""
-        end, said = time.monotonic() + GREETING, b""
-        while len(said) <= TOKEN:
-            more = receive(connection, TOKEN + 1 - len(said), end)
-            if not more:
+    def _read_kind(self, connection: socket.socket) -> bytes:
+        """Return the kind of a connection: ``b"c"`` control, ``b"d"`` data, empty where the token is wrong."""
+        end, greeting = time.monotonic() + GREETING, b""
+        while len(greeting) <= TOKEN:
+            chunk = receive(connection, TOKEN + 1 - len(greeting), end)
+            if not chunk:
                 return b""
-            said += more
-        return said[TOKEN:] if hmac.compare_digest(said[:TOKEN], self._token) else b""
+            greeting += chunk
+        return greeting[TOKEN:] if hmac.compare_digest(greeting[:TOKEN], self._token) else b""
 
     def _serve(self, lines: Lines) -> None:
         lines.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         interface = interface_of(lines.socket.getsockname()[0])
         while not self._closed.is_set():
-            order = lines.read(LIFETIME)
-            if order["do"] == "echo":
-                answer: dict[str, Any] = {"filler": str(order.get("filler", ""))}
-            elif order["do"] == "count":
+            request = lines.read(LIFETIME)
+            if request["do"] == "echo":
+                answer: dict[str, Any] = {"filler": str(request.get("filler", ""))}
+            elif request["do"] == "count":
                 answer = {"interface": interface, "wireless": wireless(interface), "bytes": counted(interface)}
             else:
-                answer = self._transfer(order["do"], int(order["streams"]), float(order["window"]))
+                answer = self._transfer(request["do"], int(request["streams"]), float(request["window"]))
             lines.send(answer)
 
     def _transfer(self, direction: str, streams: int, window: float) -> dict[str, float]:
@@ -159,7 +159,7 @@ class ProbeServer:
 
 
 class ProbedPath:
-    """One address of the peer that answers, and the way there."""
+    """A path to the peer: an address of it that answers, with its open control connection."""
 
     def __init__(self, address: str, port: int, token: str) -> None:
         self.address, self._port, self._token = address, port, token
@@ -172,9 +172,9 @@ class ProbedPath:
                 self.lines = Lines(self.connect(b"c"))
             self.lines.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.interface = interface_of(self.lines.socket.getsockname()[0])
-            far = self.count()
-            self.ends = self.interface, str(far["interface"])
-            self.far_wireless = bool(far["wireless"])
+            remote = self.count()
+            self.ends = self.interface, str(remote["interface"])
+            self.far_wireless = bool(remote["wireless"])
         except _BROKEN:
             self.close()
             raise
@@ -199,26 +199,26 @@ class ProbedPath:
 
     def transfer(self, forth: bool, streams: int, window: float) -> dict[str, float]:
         """Move data in one direction."""
-        here, [there] = move([self], forth, streams, window)
-        return {**here, **there}
+        local, [remote] = move([self], forth, streams, window)
+        return {**local, **remote}
 
     def direction(self, forth: bool, rtt_ms: float) -> dict[str, float]:
-        """One stream, then several; what several gain has to show twice."""
-        alone = self.transfer(forth, 1, ALONE)
+        """Measure a direction with one stream, then with several; a gain must be confirmed by a second try."""
+        single = self.transfer(forth, 1, ALONE)
         if rtt_ms < NO_WINDOW_HOLDS:
-            return alone
-        together = self.transfer(forth, MOST_STREAMS, TOGETHER)
-        if together["mbit"] <= MUCH_FASTER * alone["mbit"]:
-            return alone
-        again = self.transfer(forth, MOST_STREAMS, ALONE)
-        return again if again["mbit"] > MUCH_FASTER * alone["mbit"] else alone
+            return single
+        parallel = self.transfer(forth, MOST_STREAMS, TOGETHER)
+        if parallel["mbit"] <= MUCH_FASTER * single["mbit"]:
+            return single
+        second_try = self.transfer(forth, MOST_STREAMS, ALONE)
+        return second_try if second_try["mbit"] > MUCH_FASTER * single["mbit"] else single
 
     def quiet(self, count: int) -> tuple[list[float], float]:
-        """Return round-trip times in milliseconds, and Mbit/s that others move over the interfaces meanwhile."""
+        """Return round-trip times in milliseconds, and the Mbit/s of other traffic on the interfaces meanwhile."""
         time.sleep(DRAIN)
-        begin, here, there = time.monotonic(), counted(self.interface), self.count()["bytes"]
+        begin, local_bytes, remote_bytes = time.monotonic(), counted(self.interface), self.count()["bytes"]
         times = self.echoes(count)
-        moved = max(counted(self.interface) - here, self.count()["bytes"] - there)
+        moved = max(counted(self.interface) - local_bytes, self.count()["bytes"] - remote_bytes)
         return times, moved * 8e-6 / (time.monotonic() - begin)
 
     def close(self) -> None:
@@ -226,64 +226,63 @@ class ProbedPath:
 
 
 def move(
-    ways: list[ProbedPath], forth: bool, streams: int, window: float
+    paths: list[ProbedPath], forth: bool, streams: int, window: float
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Move data on all ways at once in one direction; return what was seen here, and at each other end.
+    """Move data on all paths at once in one direction; return the figures of this end, and of each remote end.
 
-    The side that receives counts.
+    The receiving side counts.
     """
     sockets: list[socket.socket] = []
     try:
-        for way in ways:
-            way.lines.send({"do": "receive" if forth else "send", "streams": streams, "window": window})
-            sockets += (way.connect(b"d") for _ in range(streams))
-        here = send_data(sockets, window + 2.0) if forth else receive_data(sockets, window)
+        for path in paths:
+            path.lines.send({"do": "receive" if forth else "send", "streams": streams, "window": window})
+            sockets += (path.connect(b"d") for _ in range(streams))
+        local = send_data(sockets, window + 2.0) if forth else receive_data(sockets, window)
         close_all(sockets)
-        return here, [way.lines.read(window + 4.0) for way in ways]
+        return local, [path.lines.read(window + 4.0) for path in paths]
     finally:
         close_all(sockets)
 
 
 def measure(addresses: list[str], port: int, token: str) -> dict[str, Any]:
-    """Try all addresses of the peer, and measure the best way to it.
+    """Try all addresses of the peer, and measure the best path to it.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError: nobody answers, the peer broke off, or it sent rubbish.
+        OSError, ValueError, KeyError, TypeError: no address answers, or the peer disconnected or sent garbage.
     """
     paths, problem = _reachable(addresses, port, token)
     if not paths:
         raise OSError(problem)
     try:
-        tried = (
-            {one.address: one.transfer(True, MOST_STREAMS, TOGETHER)["mbit"] for one in paths} if len(paths) > 1 else {}
-        )
-        best = max(paths, key=lambda one: tried.get(one.address, 0.0))
-        found = _figures(best)
-        ways = [[one.address, *one.ends, tried.get(one.address, found["mbit"])] for one in paths]
-        return {**found, "address": best.address, "paths": ways}
+        tried = paths if len(paths) > 1 else []
+        rates = {path.address: path.transfer(True, MOST_STREAMS, TOGETHER)["mbit"] for path in tried}
+        best = max(paths, key=lambda path: rates.get(path.address, 0.0))
+        figures = _figures(best)
+        alternatives = [[path.address, *path.ends, rates.get(path.address, figures["mbit"])] for path in paths]
+        return {**figures, "address": best.address, "paths": alternatives}
     finally:
-        for one in paths:
-            one.close()
+        for path in paths:
+            path.close()
 
 
 def _reachable(addresses: list[str], port: int, token: str) -> tuple[list[ProbedPath], str]:
-    """Return one path for each pair of interfaces, and why the last address did not do."""
+    """Return one path for each pair of interfaces, and the first problem with the other addresses."""
     answers: queue.Queue[tuple[int, ProbedPath | None, str]] = queue.Queue()
 
-    def call(number: int, address: str) -> None:
+    def dial(number: int, address: str) -> None:
         try:
             answers.put((number, ProbedPath(address, port, token), ""))
         except _BROKEN as error:
             answers.put((number, None, f"{address}: {error or type(error).__name__}"))
 
     for number, address in enumerate(addresses):
-        threading.Thread(target=call, args=(number, address), daemon=True).start()
-    found = sorted((answers.get() for _ in addresses), key=lambda answer: answer[0])
+        threading.Thread(target=dial, args=(number, address), daemon=True).start()
+    attempts = sorted((answers.get() for _ in addresses), key=lambda answer: answer[0])
     paths: dict[tuple[str, str], ProbedPath] = {}
-    for _, path, _ in found:
+    for _, path, _ in attempts:
         if path is not None and paths.setdefault(path.ends, path) is not path:
             path.close()
-    problems = [problem for _, path, problem in found if path is None]
+    problems = [problem for _, path, problem in attempts if path is None]
     return list(paths.values()), problems[0] if problems else "no address"
 
 
@@ -313,61 +312,62 @@ def together(peers: list[dict[str, Any]]) -> dict[str, Any]:
     """Move data to all peers at once, then from all at once.
 
     Raises:
-        OSError, ValueError, KeyError, TypeError: fewer than two answer, one broke off, or it sent rubbish.
+        OSError, ValueError, KeyError, TypeError: fewer than two answer, or one disconnected or sent garbage.
     """
-    ways: list[ProbedPath] = []
+    paths: list[ProbedPath] = []
     try:
         for peer in peers:
-            ways += _way_between([str(one) for one in peer["ends"]], peer)
-        if len(ways) < 2:
+            paths += _path_between([str(end) for end in peer["ends"]], peer)
+        if len(paths) < 2:
             raise OSError("fewer than two peers answer")
-        _, there = move(ways, True, 1, WITH_PEERS)
-        here, _ = move(ways, False, 1, WITH_PEERS)
-        return {"mbit": float(sum(one["mbit"] for one in there)), "mbit_back": here["mbit"], "peers": len(ways)}
+        _, remote = move(paths, True, 1, WITH_PEERS)
+        local, _ = move(paths, False, 1, WITH_PEERS)
+        return {"mbit": float(sum(end["mbit"] for end in remote)), "mbit_back": local["mbit"], "peers": len(paths)}
     finally:
-        for way in ways:
-            way.close()
+        for path in paths:
+            path.close()
 
 
-def _way_between(ends: list[str], peer: dict[str, Any]) -> list[ProbedPath]:
-    """Return the way between two interfaces, any where they are not found; nothing where the peer does not answer."""
-    found, _ = _reachable([str(one) for one in peer["addresses"]][:8], int(peer["port"]), str(peer["token"]))
-    found.sort(key=lambda way: list(way.ends) != ends)
-    for way in found[1:]:
-        way.close()
-    return found[:1]
+def _path_between(ends: list[str], peer: dict[str, Any]) -> list[ProbedPath]:
+    """Return the path between two interfaces, else any path; empty where the peer does not answer."""
+    candidates, _ = _reachable(
+        [str(address) for address in peer["addresses"]][:8], int(peer["port"]), str(peer["token"])
+    )
+    candidates.sort(key=lambda path: list(path.ends) != ends)
+    for path in candidates[1:]:
+        path.close()
+    return candidates[:1]
 
 
 # -------------------------------------------------------------------------------------------------------------- program
 
 
 def card_rates() -> dict[str, float]:
-    """Return the line rates of the interfaces in Mbit/s, as the system has agreed on them with the other end; only
-    those that it tells."""
-    return {name: float(one.speed) for name, one in psutil.net_if_stats().items() if one.isup and one.speed > 0}
+    """Return the negotiated line rates in Mbit/s of the interfaces whose system reports them."""
+    return {name: float(card.speed) for name, card in psutil.net_if_stats().items() if card.isup and card.speed > 0}
 
 
 def counted(interface: str) -> int:
-    """Return the bytes that passed an interface in both directions; 0 where the system does not tell."""
-    found = psutil.net_io_counters(pernic=True, nowrap=False).get(interface)
-    return found.bytes_sent + found.bytes_recv if found is not None else 0
+    """Return the bytes that passed an interface in both directions; 0 where the system does not report them."""
+    counters = psutil.net_io_counters(pernic=True, nowrap=False).get(interface)
+    return counters.bytes_sent + counters.bytes_recv if counters is not None else 0
 
 
-def answer(order: dict[str, Any], listeners: list[ProbeServer]) -> dict[str, Any]:
-    """Carry one command out."""
+def answer(command: dict[str, Any], listeners: list[ProbeServer]) -> dict[str, Any]:
+    """Carry out one command and return the reply."""
     try:
-        if order["op"] == "addresses":
+        if command["op"] == "addresses":
             return {"addresses": own_addresses(), "cards": card_rates()}
-        if order["op"] == "listen":
-            listeners.append(ProbeServer(str(order["token"])))
+        if command["op"] == "listen":
+            listeners.append(ProbeServer(str(command["token"])))
             return {"port": listeners[-1].port}
-        if order["op"] == "measure":
-            return measure([str(one) for one in order["addresses"]][:8], int(order["port"]), str(order["token"]))
-        if order["op"] == "together":
-            return together([dict(one) for one in order["peers"]][:MOST_PEERS])
-        refused = sum(one.refused for one in listeners)
-        for one in listeners:
-            one.close()
+        if command["op"] == "measure":
+            return measure([*map(str, command["addresses"])][:8], int(command["port"]), str(command["token"]))
+        if command["op"] == "together":
+            return together([dict(peer) for peer in command["peers"]][:MOST_PEERS])
+        refused = sum(listener.refused for listener in listeners)
+        for listener in listeners:
+            listener.close()
         listeners.clear()
         return {"refused": refused}
     except _BROKEN as error:
@@ -375,24 +375,24 @@ def answer(order: dict[str, Any], listeners: list[ProbeServer]) -> dict[str, Any
 
 
 def main() -> None:
-    """Carry out commands, one at a time; the end of the input ends whatever is under way."""
-    orders: queue.Queue[bytes] = queue.Queue(16)
+    """Carry out commands, one at a time; the end of the input ends a command in progress too."""
+    commands: queue.Queue[bytes] = queue.Queue(16)
 
     def work() -> None:
         listeners: list[ProbeServer] = []
         while True:
-            found = answer(json.loads(orders.get()), listeners)
-            os.write(1, json.dumps(found).encode() + b"\n")
+            reply = answer(json.loads(commands.get()), listeners)
+            os.write(1, json.dumps(reply).encode() + b"\n")
 
     threading.Thread(target=work, daemon=True).start()
-    rest = b""
+    buffer = b""
     while select.select([0], [], [], IDLE)[0]:
         data = os.read(0, 4096)
-        if not data or len(rest) > LONGEST_LINE:
+        if not data or len(buffer) > LONGEST_LINE:
             break
-        *lines, rest = (rest + data).split(b"\n")
+        *lines, buffer = (buffer + data).split(b"\n")
         for line in lines:
-            orders.put(line)
+            commands.put(line)
     os._exit(0)
 
 

@@ -1,6 +1,6 @@
-"""What two link probes say to each other: JSON lines, and data that is counted where it arrives.
+"""Protocol between two link probes: JSON lines for control, and bulk data that is counted at the receiver.
 
-Standard library only, Python >= 3.9: it goes to the machines together with :mod:`distributed.measuring.link_probe`.
+Standard library only, Python >= 3.9: it is sent to the machines together with :mod:`distributed.measuring.link_probe`.
 """
 
 from __future__ import annotations
@@ -19,57 +19,59 @@ from typing import Any
 
 BLOCK = 256 * 1024
 GREETING = 2.0
-"""Seconds in which the token has to be here."""
+"""Seconds in which the token must arrive."""
 LONGEST_LINE = 65536
 WARM_UP = 0.2
-"""Seconds of each transfer before counting begins."""
+"""Seconds of each transfer before the measurement begins."""
 FEW_BYTES = 4_000_000
-"""A link that has carried fewer in its time is given as much time again."""
-PARTS = 12
+"""A link that has carried fewer bytes in its window gets the same window once more."""
+INTERVALS = 12
+"""Equal intervals of a transfer whose median rate is taken."""
 LARGE, LARGE_SECONDS = 9216, 1.5
-"""Bytes that no packet of any network card holds, and seconds in which they pass where large packets do."""
+"""Bytes that exceed the packet size of any network card, and seconds in which they pass where large packets do."""
 SMALL_SEGMENT = 1200
-"""Bytes of a TCP segment that passes wherever IPv6 does."""
-_FINE = 0.0005
+"""Bytes of a TCP segment that passes every IPv6 path."""
+_MARK_INTERVAL = 0.0005
+"""Least seconds between two recorded marks."""
 _TCP_INFO_RETRANSMITS, _TCP_INFO_MSS = 100, 16
 """Offsets in Linux' struct tcp_info."""
 
 
 class Lines:
-    """JSON lines over a socket, each with a deadline and a limit."""
+    """JSON lines over a socket, each with a deadline and a size limit."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
-        self._rest = b""
+        self._buffer = b""
 
     def send(self, message: dict[str, Any]) -> None:
         self.socket.settimeout(GREETING)
         self.socket.sendall(json.dumps(message).encode() + b"\n")
 
-    def read(self, patience: float) -> dict[str, Any]:
+    def read(self, timeout: float) -> dict[str, Any]:
         """Return the next message.
 
         Raises:
-            OSError: it ended, or was late.
-            ValueError: no JSON object, or too long.
+            OSError: the connection ended, or the message did not arrive in time.
+            ValueError: it is not a JSON object, or too long.
         """
-        end = time.monotonic() + patience
-        while b"\n" not in self._rest:
-            if len(self._rest) > LONGEST_LINE:
+        end = time.monotonic() + timeout
+        while b"\n" not in self._buffer:
+            if len(self._buffer) > LONGEST_LINE:
                 raise ValueError("a line that is too long")
-            more = receive(self.socket, 4096, end)
-            if not more:
+            chunk = receive(self.socket, 4096, end)
+            if not chunk:
                 raise ConnectionError("the peer closed the connection")
-            self._rest += more
-        line, _, self._rest = self._rest.partition(b"\n")
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
         message = json.loads(line)
         if not isinstance(message, dict):
             raise ValueError("not a JSON object")
         return message
 
-    def ask(self, message: dict[str, Any], patience: float) -> dict[str, Any]:
+    def ask(self, message: dict[str, Any], timeout: float) -> dict[str, Any]:
         self.send(message)
-        return self.read(patience)
+        return self.read(timeout)
 
 
 def listening_socket() -> socket.socket:
@@ -84,15 +86,15 @@ def connect(address: str, port: int, small: bool) -> socket.socket:
     """Connect; with ``small`` both ends send small segments only.
 
     Raises:
-        OSError: nobody answers.
+        OSError: the connection cannot be made.
     """
-    (family, kind, protocol, _, place), *_ = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    (family, kind, protocol, _, address_info), *_ = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
     connection = socket.socket(family, kind, protocol)
     try:
         if small:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SMALL_SEGMENT)
         connection.settimeout(GREETING)
-        connection.connect(place)
+        connection.connect(address_info)
     except BaseException:
         connection.close()
         raise
@@ -108,98 +110,98 @@ def carries_large(lines: Lines) -> bool:
 
 
 def receive(connection: socket.socket, size: int, end: float) -> bytes:
-    """Return some bytes, nothing at the end.
+    """Return available bytes; empty at the end of the stream.
 
     Raises:
-        OSError: none came until ``end``, or the connection broke.
+        OSError: none arrived before ``end``, or the connection broke.
     """
     connection.settimeout(max(0.001, end - time.monotonic()))
     return connection.recv(size)
 
 
 def send_data(sockets: list[socket.socket], seconds: float) -> dict[str, float]:
-    """Send until the peer has enough, or for ``seconds``; return bytes, and the share of them sent twice."""
+    """Send until the peer has enough, or for ``seconds``; return the bytes sent and the share retransmitted."""
     block = memoryview(os.urandom(BLOCK))
-    end, sent, lost, open_ones = time.monotonic() + seconds, 0, 0.0, list(sockets)
-    for one in sockets:
-        one.setblocking(False)
-    while open_ones and time.monotonic() < end:
-        for one in select.select([], open_ones, [], 0.1)[1]:
+    end, sent, lost, active = time.monotonic() + seconds, 0, 0.0, list(sockets)
+    for connection in sockets:
+        connection.setblocking(False)
+    while active and time.monotonic() < end:
+        for connection in select.select([], active, [], 0.1)[1]:
             try:
-                sent += one.send(block)
+                sent += connection.send(block)
             except BlockingIOError:
                 continue
             except OSError:  # the receiver has enough
-                lost += retransmitted(one)
-                open_ones.remove(one)
-    lost += sum(retransmitted(one) for one in open_ones)
+                lost += retransmitted(connection)
+                active.remove(connection)
+    lost += sum(retransmitted(connection) for connection in active)
     return {"sent": sent, "loss": min(1.0, lost / sent) if sent else 0.0}
 
 
 def retransmitted(connection: socket.socket) -> float:
-    """Return the bytes that TCP sent again on a connection; 0 where the system does not tell."""
+    """Return the bytes that TCP retransmitted on a connection; 0 where the system does not report them."""
     if not sys.platform.startswith("linux"):
         return 0.0
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
-        again = struct.unpack_from("=I", info, _TCP_INFO_RETRANSMITS)[0]
-        return float(again * struct.unpack_from("=I", info, _TCP_INFO_MSS)[0])
+        segments = struct.unpack_from("=I", info, _TCP_INFO_RETRANSMITS)[0]
+        return float(segments * struct.unpack_from("=I", info, _TCP_INFO_MSS)[0])
     except (OSError, struct.error):
         return 0.0
 
 
 def receive_data(sockets: list[socket.socket], window: float) -> dict[str, float]:
-    """Receive, and count for ``window`` seconds after the warm-up, twice as long on a slow link; return Mbit/s."""
-    buffer, total, open_ones = bytearray(BLOCK), 0, list(sockets)
+    """Receive and count for ``window`` seconds after the warm-up, twice as long on a slow link; return Mbit/s."""
+    buffer, total, active = bytearray(BLOCK), 0, list(sockets)
     marks: list[tuple[float, int]] = []
     warm, end = 0.0, time.monotonic() + GREETING
-    while open_ones and not _enough(end, window if warm else 0.0, marks):
-        for one in select.select(open_ones, [], [], 0.1)[0]:
+    while active and not _enough(end, window if warm else 0.0, marks):
+        for connection in select.select(active, [], [], 0.1)[0]:
             try:
-                count = one.recv_into(buffer)
+                count = connection.recv_into(buffer)
             except OSError:
                 count = 0
             now = time.monotonic()
             total += count
             if not count:
-                open_ones.remove(one)
+                active.remove(connection)
             elif not warm:
                 warm = now + WARM_UP
                 end = warm + window
-            elif now >= warm and (not marks or now > marks[-1][0] + _FINE):
+            elif now >= warm and (not marks or now > marks[-1][0] + _MARK_INTERVAL):
                 marks.append((now, total))
     return {"mbit": usual_rate(marks) * 8e-6}
 
 
-def _enough(end: float, more: float, marks: list[tuple[float, int]]) -> bool:
-    now, counted = time.monotonic(), marks[-1][1] - marks[0][1] if marks else 0
-    return now > end and (counted > FEW_BYTES or now > end + more)
+def _enough(end: float, extension: float, marks: list[tuple[float, int]]) -> bool:
+    now, received = time.monotonic(), marks[-1][1] - marks[0][1] if marks else 0
+    return now > end and (received > FEW_BYTES or now > end + extension)
 
 
 def usual_rate(marks: list[tuple[float, int]]) -> float:
-    """Return bytes/s: the median over equal parts of the time.
+    """Return bytes/s: the median over equal intervals of time.
 
-    A processor that was elsewhere for a moment, or TCP handing out what it held back for a lost packet, move bytes
-    from one part to the next; the median stays.
+    A descheduled process, or TCP releasing what it held back for a lost packet, moves bytes from one interval to the
+    next; the median is not affected.
 
     Args:
-        marks: times and bytes so far, both rising.
+        marks: pairs of time and total bytes, both increasing.
     """
     if len(marks) < 2:
         return 0.0
-    begin, part = marks[0][0], (marks[-1][0] - marks[0][0]) / PARTS
+    begin, interval = marks[0][0], (marks[-1][0] - marks[0][0]) / INTERVALS
     totals, number = [], 0
-    for edge in (begin + part * index for index in range(PARTS + 1)):
+    for edge in (begin + interval * index for index in range(INTERVALS + 1)):
         while number < len(marks) - 2 and marks[number + 1][0] < edge:
             number += 1
         (t0, b0), (t1, b1) = marks[number], marks[number + 1]
         totals.append(b0 + (b1 - b0) * min(1.0, (edge - t0) / (t1 - t0)))
-    return statistics.median(after - before for before, after in zip(totals, totals[1:])) / part  # noqa: RUF007
+    return statistics.median(after - before for before, after in zip(totals, totals[1:])) / interval  # noqa: RUF007
 
 
 def close_all(sockets: Iterable[socket.socket]) -> None:
-    """Close at once; what is still under way is dropped."""
-    for one in sockets:
+    """Close at once; data in flight is dropped."""
+    for connection in sockets:
         with contextlib.suppress(OSError):
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        one.close()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()

@@ -1,5 +1,4 @@
-"""How fast each machine trains the actual task: a short run there, alone, with the code and the data of the real
-run."""
+"""Training speed of each machine on the actual task: a short run on it alone, with the real code and data."""
 
 from __future__ import annotations
 
@@ -31,28 +30,28 @@ MODULE = "training.short_run_start"
 LONGEST = 1800.0
 """Seconds of a short run at most; computing features of a large data set for the first time takes most of it."""
 _MOST_LINES = 10_000
-_SOON, _LATER = 0.5, 5.0
-"""Seconds at least between two words about what a short run is at: about another phase, and about the same."""
-_WORTH_A_WORD = 1_000_000
-"""Bytes that a machine lacks."""
+_PHASE_INTERVAL, _PROGRESS_INTERVAL = 0.5, 5.0
+"""Least seconds between two progress lines of a short run: of different phases, and of the same one."""
+_ANNOUNCED_BYTES = 1_000_000
+"""Missing bytes above which a transfer is announced."""
 _MACHINE_FACTS = ("system", "device", "cores", "memory_total", "memory_free", "bf16", "on_mains")
 _WORKLOAD_FACTS = ("trainable", "total", "layers", "samples")
 
 
 class SpeedFigures(Document):
-    """One member: the machine or the device as the planner takes it, and the workload as it was seen there."""
+    """Figures of one member: its machine or device as the planner expects it, and the workload as seen there."""
 
     machine: ClusterMachine
     workload: Workload
 
     def of(self, name: str) -> SpeedFigures:
-        """Return figures from an earlier time under the name that the machine has now."""
+        """Return the figures under the machine's current name."""
         return self.model_copy(update={"machine": self.machine.model_copy(update={"name": name})})
 
 
 @dataclass(frozen=True)
 class Placement:
-    """One device of a machine, and what it is to run."""
+    """One device of a machine, and the member that runs on it."""
 
     link: MachineLink
     facts: Facts
@@ -60,148 +59,148 @@ class Placement:
 
 
 def bring(
-    link: MachineLink, inputs: Inputs, tell: Tell = lambda line: None, given_up: Callable[[], bool] = lambda: False
+    link: MachineLink, inputs: Inputs, tell: Tell = lambda line: None, is_abandoned: Callable[[], bool] = lambda: False
 ) -> None:
-    """Send code and data to a machine; ``tell`` is called where that takes a while.
+    """Send code and data to a machine; a large transfer is announced through ``tell``.
 
     Args:
-        given_up: asked now and then whether nobody waits for it any more.
+        is_abandoned: polled during the transfer; true once the caller no longer waits for it.
 
     Raises:
-        SshError: it cannot take them.
-        BadInput: a file cannot be read, or nobody waits for it any more.
+        SshError: the machine cannot receive them.
+        BadInput: a file cannot be read, or the transfer was abandoned.
     """
-    told = False
+    is_announced = False
 
-    def say(done: int, total: int) -> None:
-        nonlocal told
-        if given_up():
+    def report_progress(done: int, total: int) -> None:
+        nonlocal is_announced
+        if is_abandoned():
             raise OSError(None, "it took too long to receive them")
-        if total - done > _WORTH_A_WORD and not told:
-            told = True
+        if total - done > _ANNOUNCED_BYTES and not is_announced:
+            is_announced = True
             tell(f"{link.name}: receiving code, data and model, {(total - done) / 1e6:.0f} MB")
 
     link.put_agent()
-    send_trees(link, inputs.trees.values(), say)
+    send_trees(link, inputs.trees.values(), report_progress)
 
 
 class StartBarrier:
-    """Holds short runs back before they compute, while links are measured: what they import is loaded meanwhile."""
+    """Holds short runs back before they compute while links are measured; they load their imports meanwhile."""
 
     def __init__(self) -> None:
         self.brought = threading.Event()
-        """All machines have their code and data: nothing more is sent."""
+        """Set once all machines have their code and data: nothing more is sent."""
         self.given_up = threading.Event()
-        """Nobody waits for any of it."""
+        """Set once the measurement is abandoned."""
         self._lock = threading.Lock()
         self._workers: list[RemoteWorker] = []
-        self._act: Callable[[RemoteWorker], None] | None = None
+        self._action: Callable[[RemoteWorker], None] | None = None
 
     def admit(self, worker: RemoteWorker) -> None:
-        """Let a short run wait with the others."""
+        """Add a short run to those that wait."""
         with self._lock:
             self._workers.append(worker)
-            if self._act is not None:
-                self._act(worker)
+            if self._action is not None:
+                self._action(worker)
 
     def open(self) -> None:
-        """Let all of them compute, those too that come later."""
-        self._all(lambda worker: worker.send({"go": True}))
+        """Let all short runs compute, including those admitted later."""
+        self._apply(lambda worker: worker.send({"go": True}))
 
     def give_up(self) -> None:
-        """End all of them, those too that come later, and what is being sent to their machines."""
+        """End all short runs, including those admitted later, and the transfers to their machines."""
         self.given_up.set()
-        self._all(lambda worker: worker.signal(signal.SIGKILL))
+        self._apply(lambda worker: worker.signal(signal.SIGKILL))
 
-    def _all(self, act: Callable[[RemoteWorker], None]) -> None:
+    def _apply(self, action: Callable[[RemoteWorker], None]) -> None:
         with self._lock:
-            self._act = act
+            self._action = action
             for worker in self._workers:
-                act(worker)
+                action(worker)
 
 
-def measure_member(placed: Placement, inputs: Inputs, gate: StartBarrier, tell: Tell) -> SpeedFigures:
+def measure_member(placement: Placement, inputs: Inputs, barrier: StartBarrier, tell: Tell) -> SpeedFigures:
     """Run the task briefly on a machine that has code and data.
 
     Args:
-        gate: holds it back, or ends it early.
-        tell: hears what it is at, now and then.
+        barrier: holds it back, or ends it early.
+        tell: called with its progress every few seconds.
 
     Raises:
         MusterError: it cannot be run there; the message names the machine.
     """
-    others = [member for member in inputs.plan.members if member.rank != placed.member.rank]
-    plan = inputs.plan.model_copy(update={"members": (placed.member.model_copy(update={"rank": 0}), *others)})
-    assignment = assigned(plan, inputs.links, placed.member.rank, placed.member.threads, MODULE)
+    others = [member for member in inputs.plan.members if member.rank != placement.member.rank]
+    plan = inputs.plan.model_copy(update={"members": (placement.member.model_copy(update={"rank": 0}), *others)})
+    assignment = assigned(plan, inputs.links, placement.member.rank, placement.member.threads, MODULE)
     with tempfile.TemporaryDirectory(prefix="muster-measure-") as folder, tempfile.TemporaryFile() as log:
-        worker = RemoteWorker(placed.link, assignment, log, Path(folder), Path(folder))
-        gate.admit(worker)
-        late = threading.Timer(LONGEST, worker.signal, [signal.SIGKILL])
-        late.start()
+        worker = RemoteWorker(placement.link, assignment, log, Path(folder), Path(folder))
+        barrier.admit(worker)
+        timeout = threading.Timer(LONGEST, worker.signal, [signal.SIGKILL])
+        timeout.start()
         try:
-            return figures_of(placed, inputs, worker.lines(), tell)
+            return figures_of(placement, inputs, worker.lines(), tell)
         finally:
-            late.cancel()
+            timeout.cancel()
             worker.signal(signal.SIGKILL)
 
 
-class _Aloud:
-    """Says what a short run is at: each new phase, and how far it is every few seconds."""
+class _ProgressAnnouncer:
+    """Announces the progress of a short run: each new phase, and how far it is every few seconds."""
 
-    def __init__(self, placed: Placement, tell: Tell, clock: Callable[[], float]) -> None:
-        self._name, self._tell, self._clock = placed.member.name, tell, clock
+    def __init__(self, placement: Placement, tell: Tell, clock: Callable[[], float]) -> None:
+        self._name, self._tell, self._clock = placement.member.name, tell, clock
         self._phase = ""
-        self._said = float("-inf")
+        self._announced_at = float("-inf")
 
-    def __call__(self, said: dict[str, Any]) -> None:
-        phase, now = one_line(str(said.get("phase", "")))[:80], self._clock()
-        if now - self._said < (_SOON if phase != self._phase else _LATER):
+    def __call__(self, report: dict[str, Any]) -> None:
+        phase, now = one_line(str(report.get("phase", "")))[:80], self._clock()
+        if now - self._announced_at < (_PHASE_INTERVAL if phase != self._phase else _PROGRESS_INTERVAL):
             return
-        self._phase, self._said = phase, now
-        done, total = said.get("done"), said.get("total")
-        far = f" {done} of {total}" if done and type(done) is type(total) is int else ""
-        self._tell(f"{self._name}: {phase}{far}")
+        self._phase, self._announced_at = phase, now
+        done, total = report.get("done"), report.get("total")
+        progress = f" {done} of {total}" if done and type(done) is type(total) is int else ""
+        self._tell(f"{self._name}: {phase}{progress}")
 
 
 def figures_of(
-    placed: Placement,
+    placement: Placement,
     inputs: Inputs,
     lines: Iterator[bytes],
     tell: Tell = lambda line: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> SpeedFigures:
-    """Read the figures of a short run; ``clock`` gives the seconds between two words on what it is at.
+    """Read the figures of a short run from its output lines; ``clock`` paces the progress lines.
 
     Raises:
-        SshError: it failed, or said too little or something that cannot be.
+        SshError: it failed, or reported incomplete or impossible figures.
     """
-    name, found, measurements = placed.link.name, dict[str, dict[str, Any]](), list[dict[str, Any]]()
-    aloud = _Aloud(placed, tell, clock)
+    name, latest_by_kind, measurements = placement.link.name, dict[str, dict[str, Any]](), list[dict[str, Any]]()
+    announcer = _ProgressAnnouncer(placement, tell, clock)
     for number, line in enumerate(lines):
-        said: dict[str, Any] = {}
+        report: dict[str, Any] = {}
         with contextlib.suppress(ValueError):
-            said = parse_object(line)
-        kind = str(said.get("kind"))
+            report = parse_object(line)
+        kind = str(report.get("kind"))
         if kind == "progress":
-            aloud(said)
+            announcer(report)
         if kind == "measurement" and len(measurements) < 16:
-            measurements.append({key: said[key] for key in Measurement.model_fields if key in said})
-        found[kind] = said
-        if len(found) > 16 or number > _MOST_LINES:
+            measurements.append({key: report[key] for key in Measurement.model_fields if key in report})
+        latest_by_kind[kind] = report
+        if len(latest_by_kind) > 16 or number > _MOST_LINES:
             break
-    failure = found.get("failure") or found.get("error") or {}
+    failure = latest_by_kind.get("failure") or latest_by_kind.get("error") or {}
     if failure and not measurements:
         raise SshError(name, f"could not run the task ({failure.get('message', '')})", str(failure.get("hint", "")))
-    if not measurements or "facts" not in found or "workload" not in found:
+    if not measurements or "facts" not in latest_by_kind or "workload" not in latest_by_kind:
         raise SshError(name, "the short run there ended without figures", "try the task on that machine")
-    facts, model = found["facts"], found["workload"]
+    facts, model = latest_by_kind["facts"], latest_by_kind["workload"]
     tuning = inputs.plan.profile.model.tuning
     counts = {key: model[key] for key in _WORKLOAD_FACTS if key in model}
     try:
         machine = ClusterMachine(
-            name=placed.member.name,
-            identity=placed.facts.machine_key,
-            measurements=tuple(Measurement(**one) for one in measurements),
+            name=placement.member.name,
+            identity=placement.facts.machine_key,
+            measurements=tuple(Measurement(**measurement) for measurement in measurements),
             **{key: facts[key] for key in _MACHINE_FACTS if key in facts},
         )
         lora = counts.get("trainable", 0) if tuning == "lora" else 0
@@ -211,6 +210,6 @@ def figures_of(
 
 
 def placements_of(machines: Sequence[Ready], members: tuple[MemberPlan, ...]) -> list[Placement]:
-    """Return where every member runs: one for each device of each machine, in the order of the plan's members."""
-    owners = [one for one in machines for _ in one[0].machine.devices or ("",)]
-    return [Placement(link, facts, member) for (link, facts), member in zip(owners, members, strict=True)]
+    """Return the placement of every member: one for each device of each machine, in the order of the plan's members."""
+    machine_of_member = [ready for ready in machines for _ in ready[0].machine.devices or ("",)]
+    return [Placement(link, facts, member) for (link, facts), member in zip(machine_of_member, members, strict=True)]

@@ -50,8 +50,8 @@ from profiles.schema import Profile
 from training.plan import RunPlan
 from training.resources import free_cores
 
-_OF_THE_SPEED = ("batch_size", "gradient_accumulation", "mixed_precision", "device", "threads")
-"""The training options that the time of a step alone depends on, beside model and data."""
+_SPEED_OPTIONS = ("batch_size", "gradient_accumulation", "mixed_precision", "device", "threads")
+"""The training options that the time of a step depends on, apart from model and data."""
 
 
 @dataclass(frozen=True)
@@ -61,67 +61,67 @@ class MeasureOptions:
     links: bool = True
     machines: bool = True
     max_age: float = 24 * 3600.0
-    """Seconds that earlier figures may be old; 0 measures everything anew."""
+    """Maximum age of cached figures in seconds; 0 measures everything again."""
     doubtful_age: float = 0.0
-    """The same of a link that was busy or could not be measured."""
+    """Maximum age of figures of a link that was busy or could not be measured."""
     tell: Tell = lambda line: None
-    """Hears a line for each step."""
+    """Called with a line for each step."""
     cache: MeasurementCache = field(default_factory=MeasurementCache)
 
 
 @dataclass
 class MeasurementResult:
-    """What is known after measuring."""
+    """All figures after measuring, fresh and cached."""
 
     names: list[str]
     pairs: list[PairFigures] = field(default_factory=list)
     speeds: list[SpeedFigures] = field(default_factory=list)
     problems: list[MusterError] = field(default_factory=list)
-    """Of machines that could not run the task."""
+    """Errors of machines that could not run the task."""
     here: str = ""
     model_path: str = ""
     interfaces: AllInterfaces = AllInterfaces()
-    """Of machines that may have more to give than any of their links shows."""
+    """Figures of machines whose interface may carry more than any of their links shows."""
 
     @property
     def figures(self) -> Figures:
         """The document that the planner reads.
 
         Raises:
-            BadInput: nothing is known of what the task is.
+            BadInput: no machine has run the task, so the workload is unknown.
         """
         if not self.speeds:
             raise BadInput("no machine has run the task, so there is nothing to plan with", "measure with --machines")
         workload: Workload = self.speeds[0].workload.model_copy(update={"model_path": self.model_path})
-        members = {one.machine.name for one in self.speeds}
-        every = {*members, *filter(None, [self.here])}
-        links = tuple(link for pair in self.pairs for link in _between_members(pair, every))
-        machines = tuple(self._as_connected(one.machine, links) for one in self.speeds)
-        here = next((member for member in sorted(members) if _host(member, self.here)), self.here)
-        if here and here not in members:
-            machines = (*machines, _onlooker(here, self._interface(here, links)))
-        cluster = Cluster(machines=machines, links=links, here=here)
+        members = {speed.machine.name for speed in self.speeds}
+        endpoints = {*members, *filter(None, [self.here])}
+        links = tuple(link for pair in self.pairs for link in _between_members(pair, endpoints))
+        machines = tuple(self._as_connected(speed.machine, links) for speed in self.speeds)
+        local_name = next((member for member in sorted(members) if _is_on(member, self.here)), self.here)
+        if local_name and local_name not in members:
+            machines = (*machines, _coordinator_candidate(local_name, self._interface(local_name, links)))
+        cluster = Cluster(machines=machines, links=links, here=local_name)
         return Figures(cluster=cluster, workload=workload, measured_at=time.time())
 
     def _as_connected(self, machine: ClusterMachine, links: Sequence[Link]) -> ClusterMachine:
         """Return a machine with what its network interface carries, and whether that is wireless."""
         ends = ((pair.figures, pair) for pair in self.pairs if pair.figures is not None)
         wifi = any(
-            (found.wireless and _host(machine.name, pair.source))
-            or (found.wireless_back and _host(machine.name, pair.target))
-            for found, pair in ends
+            (figures.wireless and _is_on(machine.name, pair.source))
+            or (figures.wireless_back and _is_on(machine.name, pair.target))
+            for figures, pair in ends
         )
         return machine.model_copy(update={"interface_mbit": self._interface(machine.name, links), "wifi": wifi})
 
     def _interface(self, member: str, links: Sequence[Link]) -> float:
-        """Return what an interface carries in each direction: its fastest link, and what several carry together."""
-        own = (max(link.mbit, link.mbit_back) for link in links if member in (link.source, link.target))
-        together = (one.each_way for one in self.interfaces.figures if _host(member, one.machine))
-        return max([*own, *together], default=0.0)
+        """Return what an interface carries in each direction in Mbit/s: its fastest link, or several links together."""
+        link_rates = (max(link.mbit, link.mbit_back) for link in links if member in (link.source, link.target))
+        combined_rates = (card.each_way for card in self.interfaces.figures if _is_on(member, card.machine))
+        return max([*link_rates, *combined_rates], default=0.0)
 
 
-def _onlooker(name: str, interface_mbit: float) -> ClusterMachine:
-    """Return this machine where it does not train: it may carry the coordinator."""
+def _coordinator_candidate(name: str, interface_mbit: float) -> ClusterMachine:
+    """Return the entry of this machine where it does not train: it may still carry the coordinator."""
     system = "darwin" if sys.platform == "darwin" else "linux"
     return ClusterMachine(
         name=name,
@@ -135,16 +135,16 @@ def _onlooker(name: str, interface_mbit: float) -> ClusterMachine:
 
 def _between_members(pair: PairFigures, members: Iterable[str]) -> list[Link]:
     """Return the pair's link under the names of the first members of both machines; links belong to machines."""
-    ends = [next((s for s in sorted(members) if _host(s, name)), "") for name in (pair.source, pair.target)]
+    ends = [next((s for s in sorted(members) if _is_on(s, name)), "") for name in (pair.source, pair.target)]
     return [pair.link.model_copy(update={"source": ends[0], "target": ends[1]})] if all(ends) else []
 
 
-def _host(member: str, machine: str) -> bool:
+def _is_on(member: str, machine: str) -> bool:
     return member == machine or member.startswith(f"{machine}:")
 
 
 def measure(hosts: Hosts, profile: Profile, options: MeasureOptions, trust: Trust | None = None) -> MeasurementResult:
-    """Measure what is not known well enough.
+    """Measure all machines and links whose cached figures are missing or too old.
 
     Raises:
         NotReady: a machine cannot take part.
@@ -171,43 +171,46 @@ def measure_ready(
     stages = stages or Stages()
     plan = stages.plan(profile, machines)
     placements = placements_of(machines, plan.members)
-    place = own_place([link for link, _ in machines])
+    local_identity = own_place([link for link, _ in machines])
     ends = [
-        (link, place if link.machine.here else f"{facts.machine_key} at {facts.address}") for link, facts in machines
+        (link, local_identity if link.machine.here else f"{facts.machine_key} at {facts.address}")
+        for link, facts in machines
     ]
-    here = next((link.name for link, _ in machines if link.machine.here), "")
+    local_name = next((link.name for link, _ in machines if link.machine.here), "")
     names = [link.name for link, _ in ends]
     with contextlib.ExitStack() as stack:
-        if not here:
-            own = here_link(names)
-            stack.callback(own.close)
-            ends.append((own, place))
-            here = own.name
-        found = MeasurementResult(names, here=here, model_path=profile.model.model_path)
-        gate = StartBarrier()
+        if not local_name:
+            local_link = here_link(names)
+            stack.callback(local_link.close)
+            ends.append((local_link, local_identity))
+            local_name = local_link.name
+        result = MeasurementResult(names, here=local_name, model_path=profile.model.model_path)
+        barrier = StartBarrier()
         with ThreadPoolExecutor(1) as pool:
-            speeds = pool.submit(stages.speeds, placements, plan, options, gate)
-            speeds.add_done_callback(lambda _: gate.brought.set())
+            speeds = pool.submit(stages.speeds, placements, plan, options, barrier)
+            speeds.add_done_callback(lambda _: barrier.brought.set())
             try:
-                gate.brought.wait()
-                found.pairs, found.interfaces = stages.links(ends, options)
-                gate.open()
-                found.speeds, found.problems = speeds.result()
+                barrier.brought.wait()
+                result.pairs, result.interfaces = stages.links(ends, options)
+                barrier.open()
+                result.speeds, result.problems = speeds.result()
             except BaseException:
-                gate.give_up()
+                barrier.give_up()
                 raise
-    return found
+    return result
 
 
 def own_place(links: Sequence[MachineLink], towards: Callable[[str], str] = address_towards) -> str:
-    """Return what this machine is in a link's key: like the others' with the address it has, because figures of a link
-    hold the addresses that a run dials."""
-    far = next((link.host for link in links if link.host and not link.machine.here), "")
-    return f"{HereConnection.fingerprint} at {towards(far) if far else ''}"
+    """Return the identity of this machine in the cache key of a link.
+
+    As for the other machines it includes the address, because figures of a link hold the addresses that a run dials.
+    """
+    remote_host = next((link.host for link in links if link.host and not link.machine.here), "")
+    return f"{HereConnection.fingerprint} at {towards(remote_host) if remote_host else ''}"
 
 
 def here_link(taken: Sequence[str], dial: Dial = link_to) -> MachineLink:
-    """Return a link to this machine under a name that no other has."""
+    """Return a link to this machine under a name that is not taken."""
     name = HERE_NAME
     while name in taken:
         name += "'"
@@ -217,7 +220,7 @@ def here_link(taken: Sequence[str], dial: Dial = link_to) -> MachineLink:
 
 @dataclass(frozen=True)
 class LinkStages:
-    """How links are measured: programs on all machines, then each pair, then interfaces with several peers at once."""
+    """The stages of measuring links: start probes, measure each pair, measure interfaces with several peers at once."""
 
     probing: Callable[[Sequence[MachineLink]], contextlib.AbstractContextManager[dict[str, Probe]]] = probing
     pairs: Callable[..., list[PairFigures]] = measure_links
@@ -227,56 +230,56 @@ class LinkStages:
 def current_links(
     ends: Sequence[tuple[MachineLink, str]], options: MeasureOptions, stages: LinkStages | None = None
 ) -> tuple[list[PairFigures], AllInterfaces]:
-    """Return the links and what interfaces carry with several at once, measured where earlier figures are too old.
+    """Return the figures of links and interfaces, measured again where cached ones are too old.
 
-    ``ends`` are machines with their identities and addresses.
+    ``ends`` are machine links with the identity and address of each machine.
     """
     identities = {link.name: identity for link, identity in ends}
     pairs = list(itertools.combinations(identities, 2))
     cache, tell = options.cache, options.tell
-    age, doubtful = (options.max_age, options.doubtful_age) if options.links else (float("inf"), float("inf"))
+    age, doubtful_age = (options.max_age, options.doubtful_age) if options.links else (float("inf"), float("inf"))
 
-    def key(one: str, other: str) -> dict[str, Any]:
-        return {"pair": sorted((identities[one], identities[other]))}
+    def key(source: str, target: str) -> dict[str, Any]:
+        return {"pair": sorted((identities[source], identities[target]))}
 
-    def earlier(one: str, other: str) -> PairFigures | None:
-        """Return earlier figures of a pair if the machines still have these names."""
-        found = cache.get(PairFigures, key(one, other), age)
-        if found is not None and (found.figures is None or found.busy):
-            found = cache.get(PairFigures, key(one, other), min(age, doubtful))
-        return found if found is not None and {found.source, found.target} == {one, other} else None
+    def earlier(source: str, target: str) -> PairFigures | None:
+        """Return cached figures of a pair if the machines still have these names."""
+        cached = cache.get(PairFigures, key(source, target), age)
+        if cached is not None and (cached.figures is None or cached.busy):
+            cached = cache.get(PairFigures, key(source, target), min(age, doubtful_age))
+        return cached if cached is not None and {cached.source, cached.target} == {source, target} else None
 
-    known = [pair for one, other in pairs if (pair := earlier(one, other)) is not None]
+    cached_pairs = [pair for source, target in pairs if (pair := earlier(source, target)) is not None]
     group = {"group": sorted(f"{identity} as {name}" for name, identity in identities.items())}
-    # of two machines the one link tells all
+    # with two machines the single link already shows everything
     interfaces = AllInterfaces() if len(identities) < 3 else cache.get(AllInterfaces, group, age)
-    if not options.links or (len(known) == len(pairs) and interfaces is not None):
-        return known, interfaces or AllInterfaces()
+    if not options.links or (len(cached_pairs) == len(pairs) and interfaces is not None):
+        return cached_pairs, interfaces or AllInterfaces()
     stages = stages or LinkStages()
     with stages.probing([link for link, _ in ends]) as probes:
-        if len(known) < len(pairs):
-            tell(f"measuring {counted(len(pairs) - len(known), 'link')} between {len(identities)} machines")
-        skipped = [frozenset((pair.source, pair.target)) for pair in known]
+        if len(cached_pairs) < len(pairs):
+            tell(f"measuring {counted(len(pairs) - len(cached_pairs), 'link')} between {len(identities)} machines")
+        skipped = [frozenset((pair.source, pair.target)) for pair in cached_pairs]
         fresh = stages.pairs(probes, lambda pair: tell(f"{pair.source} - {pair.target}: measured"), skipped)
-        found = [*known, *fresh]
-        interfaces = stages.interfaces(probes, found, tell)
+        all_pairs = [*cached_pairs, *fresh]
+        interfaces = stages.interfaces(probes, all_pairs, tell)
     for pair in fresh:
         cache.put(key(pair.source, pair.target), pair)
     cache.put(group, interfaces)
-    return found, interfaces
+    return all_pairs, interfaces
 
 
 def current_speeds(
-    placements: Sequence[Placement], plan: RunPlan, options: MeasureOptions, gate: StartBarrier
+    placements: Sequence[Placement], plan: RunPlan, options: MeasureOptions, barrier: StartBarrier
 ) -> tuple[list[SpeedFigures], list[MusterError]]:
-    """Run the task on all members at the same time, as in a run; those with fresh figures rest.
+    """Run the task on all members without fresh figures at the same time, as in a run.
 
     Returns:
-        Figures of the members that have some, and why others could not be measured.
+        Figures of the members that could be measured, and the errors of the others.
     """
     inputs, tell = collect(plan), options.tell
-    known = known_speeds(placements, inputs, options.cache, options.max_age if options.machines else float("inf"))
-    missing = [number for number, one in enumerate(known) if one is None] if options.machines else []
+    speeds = known_speeds(placements, inputs, options.cache, options.max_age if options.machines else float("inf"))
+    missing = [number for number, speed in enumerate(speeds) if speed is None] if options.machines else []
     problems: list[MusterError] = []
 
     def attempt(step: Callable[[], None]) -> bool:
@@ -288,7 +291,7 @@ def current_speeds(
         return True
 
     def run(number: int) -> None:
-        known[number] = measure_member(placements[number], inputs, gate, tell)
+        speeds[number] = measure_member(placements[number], inputs, barrier, tell)
         tell(f"{placements[number].member.name}: measured")
 
     if missing:
@@ -296,22 +299,26 @@ def current_speeds(
         tell(f"running the task briefly; the first time its data are prepared: {names}")
     links = list(dict.fromkeys(placements[number].link for number in missing))
     with ThreadPoolExecutor(max(1, len(missing))) as pool:
-        given_up = gate.given_up.is_set
-        brought = pool.map(lambda link: attempt(lambda: bring(link, inputs, tell, given_up)), links)
-        fit = dict(zip(links, brought, strict=True))
-        gate.brought.set()
-        able = [number for number in missing if fit[placements[number].link]]
-        list(pool.map(lambda number: attempt(lambda: run(number)), able))
+        is_abandoned = barrier.given_up.is_set
+        outcomes = pool.map(lambda link: attempt(lambda: bring(link, inputs, tell, is_abandoned)), links)
+        is_prepared = dict(zip(links, outcomes, strict=True))
+        barrier.brought.set()
+        prepared = [number for number in missing if is_prepared[placements[number].link]]
+        list(pool.map(lambda number: attempt(lambda: run(number)), prepared))
     for number in missing:
-        if (fresh := known[number]) is not None:
+        if (fresh := speeds[number]) is not None:
             options.cache.put(_placement_key(placements[number], inputs), fresh)
-    now = [one.of(placed.member.name) for one, placed in zip(known, placements, strict=True) if one is not None]
-    return now, problems
+    current = [
+        speed.of(placement.member.name)
+        for speed, placement in zip(speeds, placements, strict=True)
+        if speed is not None
+    ]
+    return current, problems
 
 
 @dataclass(frozen=True)
 class Stages:
-    """What :func:`measure_ready` does: machines receive their task beside the links, and run it after them."""
+    """The stages of :func:`measure_ready`: machines receive the task while links are measured, then run it."""
 
     plan: Callable[[Profile, Sequence[Ready]], RunPlan] = plan_run
     links: Callable[..., tuple[list[PairFigures], AllInterfaces]] = current_links
@@ -321,19 +328,19 @@ class Stages:
 def known_speeds(
     placements: Sequence[Placement], inputs: Inputs, cache: MeasurementCache, max_age: float = float("inf")
 ) -> list[SpeedFigures | None]:
-    """Return what was measured before, member by member."""
-    return [cache.get(SpeedFigures, _placement_key(placed, inputs), max_age) for placed in placements]
+    """Return the cached figures of each member, ``None`` where there are none."""
+    return [cache.get(SpeedFigures, _placement_key(placement, inputs), max_age) for placement in placements]
 
 
-def _placement_key(placed: Placement, inputs: Inputs) -> dict[str, Any]:
-    """What the speed of a member depends on: the machine, its torch, the model, the data, and how they are trained."""
-    whole = inputs.plan.profile.model_dump(mode="json", include={"model", "data", "training"})
-    profile = {**whole, "training": {name: whole["training"][name] for name in _OF_THE_SPEED}}
-    trees = {place: tree.name for place, tree in inputs.trees.items() if place != "inputs/code"}
-    member = placed.member.model_dump(mode="json", exclude={"rank", "name", "interface"})
+def _placement_key(placement: Placement, inputs: Inputs) -> dict[str, Any]:
+    """Cache key of a member's speed: the machine, its torch, the model, the data, and the options that matter."""
+    sections = inputs.plan.profile.model_dump(mode="json", include={"model", "data", "training"})
+    profile = {**sections, "training": {name: sections["training"][name] for name in _SPEED_OPTIONS}}
+    trees = {folder: tree.name for folder, tree in inputs.trees.items() if folder != "inputs/code"}
+    member = placement.member.model_dump(mode="json", exclude={"rank", "name", "interface"})
     text = repr([sorted(profile.items()), sorted(trees.items()), sorted(member.items())])
     return {
-        "identity": placed.facts.machine_key,
-        "torch": placed.facts.torch,
+        "identity": placement.facts.machine_key,
+        "torch": placement.facts.torch,
         "task": hashlib.sha256(text.encode()).hexdigest(),
     }

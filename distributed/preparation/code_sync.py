@@ -94,35 +94,35 @@ def collect(plan: RunPlan) -> Inputs:
         trees["inputs/user"], model_path = _user_code(model_path, "inputs/user")
     elif _is_local(model_path):
         trees["inputs/model"], model_path = _location(model_path, "inputs/model")
-    others = {}
+    auxiliary_paths = {}
     for name in ("teacher_path", "encoder_path"):
         path = getattr(profile.model, name)
         if path and path == profile.model.model_path:
-            others[name] = model_path
+            auxiliary_paths[name] = model_path
         elif _is_local(path):
-            place = f"inputs/{name.removesuffix('_path')}"
-            trees[place], others[name] = _location(path, place)
-    stays = profile.data.local_data and model_path != JOB_FACTORY
-    if _is_local(data_path) and not stays:
+            folder = f"inputs/{name.removesuffix('_path')}"
+            trees[folder], auxiliary_paths[name] = _location(path, folder)
+    stays_on_machines = profile.data.local_data and model_path != JOB_FACTORY
+    if _is_local(data_path) and not stays_on_machines:
         trees["inputs/dataset"], data_path = _location(data_path, "inputs/dataset", _beside(profile, Path(data_path)))
     training = profile.training
     if training.own_optimizer:
-        trees["inputs/optimizer"], there = _user_code(training.own_optimizer, "inputs/optimizer")
-        training = training.model_copy(update={"optimizer": there})
+        trees["inputs/optimizer"], remote_name = _user_code(training.own_optimizer, "inputs/optimizer")
+        training = training.model_copy(update={"optimizer": remote_name})
     strategy = profile.strategy
     for name, code in strategy.own_code.items():
         owner, _, field = name.partition(".")
-        trees["inputs/outer"], there = _user_code(code, "inputs/outer")
-        strategy = strategy.with_own(owner, **{field: there})
+        trees["inputs/outer"], remote_name = _user_code(code, "inputs/outer")
+        strategy = strategy.with_own(owner, **{field: remote_name})
     strategy = as_own_code(strategy)
     if strategy.own_strategy:
         trees["inputs/strategy"] = _strategy_code(strategy.own_strategy.rpartition(":")[0])
-        named = with_files(strategy.strategy, lambda file: f"inputs/strategy/{Path(file).name}")
-        strategy = strategy.model_copy(update={"strategy": named})
+        renamed = with_files(strategy.strategy, lambda file: f"inputs/strategy/{Path(file).name}")
+        strategy = strategy.model_copy(update={"strategy": renamed})
     data = profile.data.model_copy(update={"dataset_path": data_path, "cache_dir": ""})
-    model = profile.model.model_copy(update={"model_path": model_path, **others})
-    changed = {"data": data, "model": model, "training": training, "strategy": strategy}
-    return Inputs(trees, plan.model_copy(update={"profile": profile.model_copy(update=changed)}))
+    model = profile.model.model_copy(update={"model_path": model_path, **auxiliary_paths})
+    updates = {"data": data, "model": model, "training": training, "strategy": strategy}
+    return Inputs(trees, plan.model_copy(update={"profile": profile.model_copy(update=updates)}))
 
 
 def launched_files(folder: Path) -> list[Path]:
@@ -171,20 +171,20 @@ def _beside(profile: Profile, table: Path) -> Iterator[Path]:
         yield from _walk(table.parent / PATCHES)
 
 
-def _location(location: str, place: str, beside: Iterable[Path] = ()) -> tuple[Tree, str]:
+def _location(location: str, folder: str, companions: Iterable[Path] = ()) -> tuple[Tree, str]:
     """Return the tree of a file (with others ``beside`` it) or folder, and its path there."""
     path = Path(location)
     if path.is_file():
-        return _tree([path, *beside], path.parent), f"{place}/{path.name}"
-    return _tree(_walk(path), path), place
+        return _tree([path, *companions], path.parent), f"{folder}/{path.name}"
+    return _tree(_walk(path), path), folder
 
 
-def _user_code(location: str, place: str) -> tuple[Tree, str]:
+def _user_code(location: str, folder: str) -> tuple[Tree, str]:
     """Return the Python files that a function of the user's own needs, and how the worker names it."""
     module, _, factory = location.rpartition(":")
     files, top = user_sources(module)
     if module.endswith(".py"):
-        location = f"{place}/{Path(module).name}:{factory}"
+        location = f"{folder}/{Path(module).name}:{factory}"
     return _tree(files, top), location
 
 
@@ -223,39 +223,43 @@ def _top_of(module: str) -> Path | None:
     spec = importlib.machinery.PathFinder.find_spec(module.partition(".")[0], [*sys.path, str(Path.cwd())])
     if spec is None:
         raise BadInput(f"module {module}: not found from {Path.cwd()}", "start from the folder that holds it")
-    places = list(spec.submodule_search_locations or []) or [spec.origin or ""]
-    place = Path(places[0])
-    installed = [Path(sysconfig.get_paths()[kind]) for kind in ("stdlib", "platstdlib")]
-    own = [REPOSITORY / part for part in (*_CODE, "distributed")]
-    alien = {"site-packages", "dist-packages"} & set(place.parts) or not place.is_absolute()
-    return None if alien or any(place.is_relative_to(root) for root in (*installed, *own)) else place
+    locations = list(spec.submodule_search_locations or []) or [spec.origin or ""]
+    location = Path(locations[0])
+    standard_library = [Path(sysconfig.get_paths()[kind]) for kind in ("stdlib", "platstdlib")]
+    own_packages = [REPOSITORY / part for part in (*_CODE, "distributed")]
+    is_third_party = {"site-packages", "dist-packages"} & set(location.parts) or not location.is_absolute()
+    return (
+        None
+        if is_third_party or any(location.is_relative_to(root) for root in (*standard_library, *own_packages))
+        else location
+    )
 
 
-def _files_of_job(folder: Path, suffixes: tuple[str, ...], most: int = MOST_BYTES) -> list[Path]:
+def _files_of_job(folder: Path, suffixes: tuple[str, ...], max_bytes: int = MOST_BYTES) -> list[Path]:
     """Return files of a folder and those below, without hidden folders and virtual environments."""
-    found, size = [], 0
+    paths, size = [], 0
     for path in _walk(folder, _of_job):
         if path.name.endswith(suffixes):
-            found.append(path)
+            paths.append(path)
             size += path.stat().st_size
-        if len(found) > MOST_FILES or size > most:
+        if len(paths) > MOST_FILES or size > max_bytes:
             kind = "files" if "" in suffixes else "Python files"
-            message = f"{folder}: more than {MOST_FILES} {kind} or {most // 1_000_000} MB of them"
+            message = f"{folder}: more than {MOST_FILES} {kind} or {max_bytes // 1_000_000} MB of them"
             raise BadInput(message, "put the files of the job into a folder of their own")
-    return found
+    return paths
 
 
-def _of_job(below: Path) -> bool:
-    return not below.name.startswith(".") and not (below / "pyvenv.cfg").exists()
+def _of_job(folder: Path) -> bool:
+    return not folder.name.startswith(".") and not (folder / "pyvenv.cfg").exists()
 
 
 def _is_looked_at(name: str) -> bool:
     return name not in IGNORED and not name.endswith(".egg-info")
 
 
-def _walk(folder: Path, wanted: Callable[[Path], bool] = lambda folder: True) -> Iterator[Path]:
+def _walk(folder: Path, enters: Callable[[Path], bool] = lambda folder: True) -> Iterator[Path]:
     for directory, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if _is_looked_at(name) and wanted(Path(directory, name)))
+        folders[:] = sorted(name for name in folders if _is_looked_at(name) and enters(Path(directory, name)))
         paths = (Path(directory, name) for name in sorted(files) if not name.startswith("."))
         yield from (path for path in paths if path.is_file())
 
@@ -273,11 +277,11 @@ def _tree(paths: Iterable[Path], top: Path, cache: HashCache | None = None) -> T
 def _hash(path: Path, cache: HashCache) -> str:
     try:
         stat = path.stat()
-        known = cache.get(path, stat) if stat.st_size >= SMALLEST else ""
-        digest = known or sha256(path)
+        cached = cache.get(path, stat) if stat.st_size >= SMALLEST else ""
+        digest = cached or sha256(path)
     except OSError as error:
         raise BadInput(*explain(error, path)) from None
-    if stat.st_size >= SMALLEST and not known:
+    if stat.st_size >= SMALLEST and not cached:
         cache.put(path, stat, digest)
     return digest
 
@@ -312,10 +316,10 @@ class HashCache:
         """Write what was learned; a cache that cannot be written is none."""
         if not self._changed:
             return
-        kept = dict(list(self._entries().items())[-_MOST:])
+        entries = dict(list(self._entries().items())[-_MOST:])
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(self.path, json.dumps(kept).encode())
+            write_whole(self.path, json.dumps(entries).encode())
         self._changed = False
 
     def _entries(self) -> dict[str, Any]:
@@ -323,8 +327,8 @@ class HashCache:
             self._known = {}
             with contextlib.suppress(OSError, ValueError, RecursionError):
                 if self.path.stat().st_size < _LARGEST_CACHE:
-                    found = json.loads(self.path.read_bytes())
-                    self._known = found if isinstance(found, dict) else {}
+                    parsed = json.loads(self.path.read_bytes())
+                    self._known = parsed if isinstance(parsed, dict) else {}
         return self._known
 
 

@@ -72,7 +72,7 @@ def check_code(
     source: object,
     hint: str,
     *,
-    named: bool,
+    is_named: bool,
     ask: Callable[[CustomCode, str], bool] | None = None,
     option: str = "model_path",
 ) -> None:
@@ -94,13 +94,13 @@ def check_code(
     code = code_of(profile, option)
     if code is None or code.approved:
         return
-    who = f"{source}, profile '{profile.name}'"
-    if not named and (ask is None or not ask(code, who)):
+    requester = f"{source}, profile '{profile.name}'"
+    if not is_named and (ask is None or not ask(code, requester)):
         if code.changed:
             message = f"its Python code, or what it imports, has changed since it was approved: {code.file}"
         else:
             message = f"it runs Python code that is not approved here: {code.file}"
-        raise BadInput(f"{who}: {message}", hint)
+        raise BadInput(f"{requester}: {message}", hint)
     code.approve()
 
 
@@ -132,11 +132,11 @@ def _modules(module: str) -> Iterator[Path]:
 
 def _source(module: str) -> Path | None:
     """Return the file of a module, as a worker that is started here finds it, without importing anything."""
-    places: list[str] | None = [str(Path.cwd()), *sys.path]
+    search_path: list[str] | None = [str(Path.cwd()), *sys.path]
     spec: importlib.machinery.ModuleSpec | None = None
-    for part in module.split("."):  # its last name only, or the finder asks for packages that nobody has imported
-        spec = importlib.machinery.PathFinder.find_spec(part, places)
+    for name in module.split("."):  # its last name only, or the finder asks for packages that nobody has imported
+        spec = importlib.machinery.PathFinder.find_spec(name, search_path)
         if spec is None:
             return None
-        places = list(spec.submodule_search_locations or [])
+        search_path = list(spec.submodule_search_locations or [])
     return Path(spec.origin).resolve() if spec is not None and spec.origin else None

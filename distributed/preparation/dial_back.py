@@ -46,9 +46,9 @@ class DialBack:
             return ""
         return f"{address_towards(link.host)} {self._socket.getsockname()[1]}"
 
-    def came_through(self, said: dict[str, Any]) -> bool:
+    def came_through(self, report: dict[str, Any]) -> bool:
         """Whether a machine's report on itself holds the word."""
-        return said.get("dialled") == self._word
+        return report.get("dialled") == self._word
 
     def _answer(self) -> None:
         with contextlib.suppress(OSError):  # closed

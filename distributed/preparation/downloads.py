@@ -33,7 +33,7 @@ _fetching = threading.Lock()
 
 
 def collect_wheels(
-    requirements: Sequence[str], lock: str, there: Mapping[str, Any], say: Callable[[str], None]
+    requirements: Sequence[str], lock: str, target: Mapping[str, Any], say: Callable[[str], None]
 ) -> Path:
     """Return a folder with wheels of all requirements for a machine; it is removed when this process ends.
 
@@ -45,40 +45,40 @@ def collect_wheels(
     Raises:
         BadInput: a package is not to be had here.
     """
-    decisive = [there.get(fact) for fact in ("version", "system", "machine", "libc", "macos", "cuda")]
-    kind = json.dumps([list(requirements), lock, decisive])
+    platform_facts = [target.get(fact) for fact in ("version", "system", "machine", "libc", "macos", "cuda")]
+    cache_key = json.dumps([list(requirements), lock, platform_facts])
 
     def fill(files: Path) -> None:
         say("collecting the packages on this machine")
         (files / "lock.txt").write_text(lock)
-        alike = is_like_here(there) and _python_with_pip()[1]
-        if not alike and not training_python():  # nothing here tells what else the requirements need
+        is_same_platform = is_like_here(target) and _python_with_pip()[1]
+        if not is_same_platform and not training_python():  # nothing here tells what else the requirements need
             raise BadInput("the packages cannot be collected on this computer yet", f"first install them here: {SETUP}")
-        wanted = requirements if alike else locked_for(lock, there, requirements)
-        (files / "requirements.txt").write_text("\n".join(wanted))
+        packages = requirements if is_same_platform else locked_for(lock, target, requirements)
+        (files / "requirements.txt").write_text("\n".join(packages))
         options = ["-r", str(files / "requirements.txt")]
-        options += ["-c", str(files / "lock.txt")] if alike else ["--no-deps", *target_options(there)]
-        torch = any(line.startswith("torch") for line in requirements)
-        if torch and there["system"] == "Linux" and not there.get("cuda"):
+        options += ["-c", str(files / "lock.txt")] if is_same_platform else ["--no-deps", *target_options(target)]
+        needs_torch = any(line.startswith("torch") for line in requirements)
+        if needs_torch and target["system"] == "Linux" and not target.get("cuda"):
             options += ["--extra-index-url", CPU_INDEX]  # the small build of torch
         options += ["--only-binary=:all:", "--dest", str(files / "wheels")]
         _pip("download", options, "the packages cannot be collected")
 
-    return _kept(kind, fill) / "wheels"
+    return _kept(cache_key, fill) / "wheels"
 
 
-def _kept(what: str, fill: Callable[[Path], None]) -> Path:
+def _kept(cache_key: str, fill: Callable[[Path], None]) -> Path:
     """Return a folder of this process that was filled once; it is removed when the process ends."""
     with _fetching:
-        if what not in _fetched:
+        if cache_key not in _fetched:
             folder = tempfile.TemporaryDirectory(prefix="muster-fetched-")
             try:
                 fill(Path(folder.name))
             except BaseException:
                 folder.cleanup()
                 raise
-            _fetched[what] = folder
-        return Path(_fetched[what].name)
+            _fetched[cache_key] = folder
+        return Path(_fetched[cache_key].name)
 
 
 def _pip(command: str, options: Sequence[str], problem: str) -> None:
@@ -87,11 +87,11 @@ def _pip(command: str, options: Sequence[str], problem: str) -> None:
     Raises:
         BadInput: they are not to be had here.
     """
-    words = [_python_with_pip()[0], "-m", "pip", command, "--quiet", "--disable-pip-version-check", *options]
-    done = subprocess.run(words, capture_output=True, text=True)
+    argv = [_python_with_pip()[0], "-m", "pip", command, "--quiet", "--disable-pip-version-check", *options]
+    done = subprocess.run(argv, capture_output=True, text=True)
     if done.returncode != 0:
-        told = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
-        raise BadInput(f"{problem}: {told[-1]}", "are internet access and pip there?")
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]
+        raise BadInput(f"{problem}: {errors[-1]}", "are internet access and pip there?")
 
 
 @lru_cache
@@ -101,10 +101,10 @@ def _python_with_pip() -> tuple[str, bool]:
     Raises:
         BadInput: there is none.
     """
-    ask = "import sys, pip; print(sys.version_info[:2])"
-    named = (shutil.which(name) for name in (f"python3.{sys.version_info.minor}", "python3"))
-    for python in dict.fromkeys(filter(None, (sys.executable, training_python(), *named))):
-        done = subprocess.run([python, "-c", ask], capture_output=True, text=True)
+    program = "import sys, pip; print(sys.version_info[:2])"
+    candidates = (shutil.which(name) for name in (f"python3.{sys.version_info.minor}", "python3"))
+    for python in dict.fromkeys(filter(None, (sys.executable, training_python(), *candidates))):
+        done = subprocess.run([python, "-c", program], capture_output=True, text=True)
         if done.returncode == 0:
             return python, done.stdout.strip() == str(sys.version_info[:2])
     raise BadInput(
@@ -112,13 +112,13 @@ def _python_with_pip() -> tuple[str, bool]:
     )
 
 
-def is_like_here(there: Mapping[str, Any]) -> bool:
+def is_like_here(target: Mapping[str, Any]) -> bool:
     """Whether the wheels of this machine fit there."""
-    same = tuple(there["version"][:2]) == sys.version_info[:2]
-    return same and (there["system"], there["machine"]) == (platform.system(), platform.machine())
+    has_same_version = tuple(target["version"][:2]) == sys.version_info[:2]
+    return has_same_version and (target["system"], target["machine"]) == (platform.system(), platform.machine())
 
 
-def locked_for(lock: str, there: Mapping[str, Any], requirements: Sequence[str] = ()) -> list[str]:
+def locked_for(lock: str, target: Mapping[str, Any], requirements: Sequence[str] = ()) -> list[str]:
     """Return the pins of a lock file that hold for the Python of another machine.
 
     pip judges markers by the Python it runs on, so they are judged here.
@@ -127,31 +127,31 @@ def locked_for(lock: str, there: Mapping[str, Any], requirements: Sequence[str] 
         requirements: only what these need in the end, as far as this machine's packages tell; none: the whole file.
     """
     lines = (line for line in lock.splitlines() if line.strip() and not line.startswith("#"))
-    return [pin for line in lines if (pin := _held(line, there, requirements))]
+    return [pin for line in lines if (pin := _held(line, target, requirements))]
 
 
-def hashed_for(hashes: str, there: Mapping[str, Any], requirements: Sequence[str]) -> str:
+def hashed_for(hashes: str, target: Mapping[str, Any], requirements: Sequence[str]) -> str:
     """Return the part of a file of pins with hashes that some requirements need on another machine.
 
     What they need there and this machine does not know of is left out, and the build of torch, which is chosen there.
     """
-    found = []
+    entries = []
     for entry in re.findall(r"^[\w.-]+==.*(?:\n .*)*", hashes, re.MULTILINE):
         head, *files = entry.splitlines()
-        if requirements and (pin := _held(head.rstrip(" \\"), there, requirements)):
-            found.append("\n".join([f"{pin} \\", *files]))
-    return "\n".join(found)
+        if requirements and (pin := _held(head.rstrip(" \\"), target, requirements)):
+            entries.append("\n".join([f"{pin} \\", *files]))
+    return "\n".join(entries)
 
 
-def _held(line: str, there: Mapping[str, Any], requirements: Sequence[str]) -> str:
+def _held(line: str, target: Mapping[str, Any], requirements: Sequence[str]) -> str:
     """Return a pin without its marker; nothing where it does not hold there, or none of the requirements needs it."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
-    pin, facts = Requirement(line), _facts(there)
-    held = pin.marker is None or pin.marker.evaluate(facts)
-    needed = not requirements or canonicalize_name(pin.name) in _needed(tuple(requirements), **facts)
-    return f"{pin.name}{pin.specifier}" if held and needed else ""
+    pin, facts = Requirement(line), _facts(target)
+    applies = pin.marker is None or pin.marker.evaluate(facts)
+    is_needed = not requirements or canonicalize_name(pin.name) in _needed(tuple(requirements), **facts)
+    return f"{pin.name}{pin.specifier}" if applies and is_needed else ""
 
 
 @lru_cache
@@ -161,55 +161,57 @@ def _needed(requirements: tuple[str, ...], **facts: str) -> set[str]:
     from packaging.utils import canonicalize_name
 
     seen: set[tuple[str, str]] = set()
-    waiting = [Requirement(line) for line in requirements]
-    while waiting:
-        wanted = waiting.pop()
-        for extra in {"", *wanted.extras}:
-            if (wanted.name, extra) in seen:
+    pending = [Requirement(line) for line in requirements]
+    while pending:
+        requirement = pending.pop()
+        for extra in {"", *requirement.extras}:
+            if (requirement.name, extra) in seen:
                 continue
-            seen.add((wanted.name, extra))
-            lines = _requires(wanted.name)
-            further = [Requirement(line) for line in lines]
-            waiting += [one for one in further if one.marker is None or one.marker.evaluate({**facts, "extra": extra})]
+            seen.add((requirement.name, extra))
+            lines = _requires(requirement.name)
+            dependencies = [Requirement(line) for line in lines]
+            pending += [
+                one for one in dependencies if one.marker is None or one.marker.evaluate({**facts, "extra": extra})
+            ]
     return {canonicalize_name(name) for name, _ in seen}
 
 
 def _requires(name: str) -> list[str]:
     """Return what a package needs, as this Python says or the one that trains here; nothing for another system's."""
-    trains = Path(training_python() or sys.executable).parent.parent
-    for paths in (sys.path, list(map(str, trains.glob("lib/python*/site-packages")))):
+    training_prefix = Path(training_python() or sys.executable).parent.parent
+    for paths in (sys.path, list(map(str, training_prefix.glob("lib/python*/site-packages")))):
         for distribution in importlib.metadata.Distribution.discover(name=name, path=paths):
             return distribution.requires or []
     return []
 
 
-def _facts(there: Mapping[str, Any]) -> dict[str, str]:
+def _facts(target: Mapping[str, Any]) -> dict[str, str]:
     """Return what markers ask for, of another machine."""
-    major, minor, micro = there["version"]
+    major, minor, micro = target["version"]
     return {
         "python_version": f"{major}.{minor}",
         "python_full_version": f"{major}.{minor}.{micro}",
-        "platform_system": str(there["system"]),
-        "sys_platform": str(there["system"]).lower(),
-        "platform_machine": str(there["machine"]),
+        "platform_system": str(target["system"]),
+        "sys_platform": str(target["system"]).lower(),
+        "platform_machine": str(target["machine"]),
     }
 
 
-def target_options(there: Mapping[str, Any]) -> list[str]:
+def target_options(target: Mapping[str, Any]) -> list[str]:
     """Return pip's options for the wheels of a Python on another machine."""
-    major, minor, _ = there["version"]
+    major, minor, _ = target["version"]
     options = ["--implementation", "cp", "--python-version", f"{major}.{minor}", "--abi", f"cp{major}{minor}"]
     options += ["--abi", "abi3", "--abi", "none"]
-    return [*options, *(word for name in platforms(there) for word in ("--platform", name))]
+    return [*options, *(word for name in platforms(target) for word in ("--platform", name))]
 
 
-def platforms(there: Mapping[str, Any]) -> list[str]:
+def platforms(target: Mapping[str, Any]) -> list[str]:
     """Return the platform tags of wheels that run on a machine, the newest first; pip knows the older ones of a Mac."""
-    machine = str(there["machine"])
-    if there["system"] == "Darwin":
-        match = re.match(r"[1-9][0-9](?!\d)", str(there["macos"]))
+    machine = str(target["machine"])
+    if target["system"] == "Darwin":
+        match = re.match(r"[1-9][0-9](?!\d)", str(target["macos"]))
         return [f"macosx_{max(int(match[0]) if match else 0, _OLDEST_MACOS)}_0_{machine}"]
-    match = re.fullmatch(r"glibc 2\.([0-9]{1,3})[\d.]*", " ".join(map(str, there["libc"])))
+    match = re.fullmatch(r"glibc 2\.([0-9]{1,3})[\d.]*", " ".join(map(str, target["libc"])))
     newest = int(match[1]) if match else _OLDEST_GLIBC
     tags = [f"manylinux_2_{minor}_{machine}" for minor in range(newest, _OLDEST_GLIBC - 1, -1)]
     return [*tags, f"manylinux2014_{machine}", f"linux_{machine}"]
@@ -224,9 +226,9 @@ def uv_for(system: str, machine: str) -> Path:
     Raises:
         BadInput: there is none for it, or this machine cannot get it.
     """
-    own = own_uv()
-    if own is not None and (system, machine) == (platform.system(), platform.machine()):
-        return own
+    local = own_uv()
+    if local is not None and (system, machine) == (platform.system(), platform.machine()):
+        return local
     tags = [tag.format(machine) for tag in _UV_TAGS.get(system, ())]
     if not tags:
         raise BadInput(f"there is no uv for {system} on {machine}", "install Python 3.10 or newer there")
@@ -241,6 +243,6 @@ def uv_for(system: str, machine: str) -> Path:
 
 def own_uv() -> Path | None:
     """Return the ``uv`` of this machine."""
-    beside = Path(sys.executable).with_name("uv")
-    found = str(beside) if beside.is_file() else shutil.which("uv")
-    return Path(found) if found else None
+    sibling = Path(sys.executable).with_name("uv")
+    path = str(sibling) if sibling.is_file() else shutil.which("uv")
+    return Path(path) if path else None

@@ -86,8 +86,8 @@ class Unbuildable(Exception):
 
 def key(recipe: str) -> str:
     """Return the name of the environment of this recipe for this Python on this platform."""
-    parts = [recipe, *map(str, sys.version_info[:2]), sys.implementation.name, platform.system(), platform.machine()]
-    return hashlib.sha256(json.dumps([*parts, has_cuda()]).encode()).hexdigest()[:16]
+    fields = [recipe, *map(str, sys.version_info[:2]), sys.implementation.name, platform.system(), platform.machine()]
+    return hashlib.sha256(json.dumps([*fields, has_cuda()]).encode()).hexdigest()[:16]
 
 
 def has_cuda() -> bool:
@@ -127,74 +127,79 @@ def build(root: Path, recipe: dict[str, Any], uv: str, wheels: str) -> str:
     envs.mkdir(parents=True, exist_ok=True)
     with open(envs / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another build of the same machine ends first
-        found = ready(root, recipe["digest"])
-        if found:
-            return found
-        for torn in envs.glob(".*.part"):
-            shutil.rmtree(torn, ignore_errors=True)
-        part, scratch = envs / f".{key(recipe['digest'])}.part", envs / ".scratch.part"
+        existing = ready(root, recipe["digest"])
+        if existing:
+            return existing
+        for leftover in envs.glob(".*.part"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        partial, scratch = envs / f".{key(recipe['digest'])}.part", envs / ".scratch.part"
         try:
             scratch.mkdir()
-            _fill(part, scratch, recipe, uv, wheels)
+            _fill(partial, scratch, recipe, uv, wheels)
             folder = envs / key(recipe["digest"])
             shutil.rmtree(folder, ignore_errors=True)  # of a Python that is gone
-            part.rename(folder)
+            partial.rename(folder)
         finally:
-            shutil.rmtree(part, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
             shutil.rmtree(scratch, ignore_errors=True)
     return str(folder / "bin" / "python")
 
 
-def _fill(part: Path, scratch: Path, recipe: dict[str, Any], uv: str, wheels: str) -> None:
+def _fill(folder: Path, scratch: Path, recipe: dict[str, Any], uv: str, wheels: str) -> None:
     (scratch / "lock.txt").write_text(recipe["lock"])
     (scratch / "requirements.txt").write_text("\n".join(recipe["requirements"]))
     environment = _environment(scratch)
     say(f"making an environment for Python {platform.python_version()} with {'uv' if uv else 'venv and pip'}")
-    python = str(part / "bin" / "python")
+    python = str(folder / "bin" / "python")
     if uv:
-        _run([uv, "venv", "--python", sys.executable, str(part)], environment)
+        _run([uv, "venv", "--python", sys.executable, str(folder)], environment)
         install = [uv, "pip", "install", "--python", python]
     else:
-        install = [*_venv(part, python, environment), "install", "--no-input", "--retries", "2", "--timeout", "20"]
+        install = [*_venv(folder, python, environment), "install", "--no-input", "--retries", "2", "--timeout", "20"]
         install += ["--progress-bar", "off", "--disable-pip-version-check"]
     sources = _sources(recipe, uv, wheels)
-    headway = InstallLog(len(re.findall(r"^[\w.-]+==", recipe.get("hashed", ""), re.MULTILINE)) + 1)  # and torch
+    log = InstallLog(len(re.findall(r"^[\w.-]+==", recipe.get("hashed", ""), re.MULTILINE)) + 1)  # and torch
     if recipe.get("hashed"):
         (scratch / "hashed.txt").write_text(recipe["hashed"])
         _run([*install, "--no-deps", "--require-hashes", "-r", str(scratch / "hashed.txt"), *sources], environment,
-             headway)  # fmt: skip
-    rest = ["-c", str(scratch / "lock.txt"), "-r", str(scratch / "requirements.txt")]  # torch, and what is not hashed
-    _run([*install, *rest, *sources], environment, headway)
+             log)  # fmt: skip
+    remaining = [
+        "-c",
+        str(scratch / "lock.txt"),
+        "-r",
+        str(scratch / "requirements.txt"),
+    ]  # torch, and what is not hashed
+    _run([*install, *remaining, *sources], environment, log)
 
 
 def _environment(scratch: Path) -> dict[str, str]:
     """Everything that is written lies in our folder."""
-    mine = {name: str(scratch / name.lower()) for name in ("TMPDIR", "PIP_CACHE_DIR", "UV_CACHE_DIR")}
-    for folder in mine.values():
+    redirected = {name: str(scratch / name.lower()) for name in ("TMPDIR", "PIP_CACHE_DIR", "UV_CACHE_DIR")}
+    for folder in redirected.values():
         Path(folder).mkdir()
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    return {**kept, **mine}
+    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    return {**inherited, **redirected}
 
 
 def _sources(recipe: dict[str, Any], uv: str, wheels: str) -> list[str]:
     """Return where the packages come from; without CUDA the small build of torch."""
     if wheels:
         return ["--no-index", "--find-links", wheels]
-    torch = any(re.match(r"torch\b", line) for line in recipe["requirements"])
-    if not torch or platform.system() != "Linux" or has_cuda():
+    needs_torch = any(re.match(r"torch\b", line) for line in recipe["requirements"])
+    if not needs_torch or platform.system() != "Linux" or has_cuda():
         return []
     return ["--extra-index-url", CPU_INDEX, *(["--index-strategy", "unsafe-best-match"] if uv else [])]
 
 
-def _venv(part: Path, python: str, environment: dict[str, str]) -> list[str]:
+def _venv(folder: Path, python: str, environment: dict[str, str]) -> list[str]:
     """Make an empty environment, and return the words that start a pip for it."""
     try:
-        _run([sys.executable, "-m", "venv", str(part)], environment)
+        _run([sys.executable, "-m", "venv", str(folder)], environment)
         return [python, "-m", "pip"]
     except Unbuildable:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     try:
-        _run([sys.executable, "-m", "venv", "--without-pip", str(part)], environment)
+        _run([sys.executable, "-m", "venv", "--without-pip", str(folder)], environment)
         _run([sys.executable, "-m", "pip", "--python", python, "--version"], environment)
     except Unbuildable:
         fix = "install uv there (https://docs.astral.sh/uv), or on Debian and Ubuntu: sudo apt install python3-venv"
@@ -202,7 +207,7 @@ def _venv(part: Path, python: str, environment: dict[str, str]) -> list[str]:
     return [sys.executable, "-m", "pip", "--python", python]
 
 
-def _run(command: list[str], environment: dict[str, str], headway: InstallLog | None = None) -> None:
+def _run(command: list[str], environment: dict[str, str], log: InstallLog | None = None) -> None:
     """Run a command, and say which step it is at.
 
     Raises:
@@ -220,8 +225,8 @@ def _run(command: list[str], environment: dict[str, str], headway: InstallLog | 
         assert process.stdout is not None
         for line in map(str.strip, process.stdout):
             lines.append(line)
-            if headway is not None and (words := headway.words(line)):
-                say(words, headway.share)
+            if log is not None and (text := log.words(line)):
+                say(text, log.share)
     if process.returncode != 0:
         raise Unbuildable(*explain(list(lines)))
 
@@ -229,8 +234,8 @@ def _run(command: list[str], environment: dict[str, str], headway: InstallLog | 
 def explain(lines: list[str]) -> tuple[str, str, bool]:
     """Return the problem in the output of pip or uv, its fix, and whether it is where the packages came from."""
     text = "\n".join(lines)
-    told = [line for line in lines if re.match(r"(ERROR|error|Error|[×✗])", line)]
-    last = (told or [line for line in lines if line] or ["it gave no reason"])[0][:300]
+    errors = [line for line in lines if re.match(r"(ERROR|error|Error|[×✗])", line)]
+    message = (errors or [line for line in lines if line] or ["it gave no reason"])[0][:300]
     if "No space left" in text or "Disk quota" in text:
         reason = "the disk quota is used up" if "Disk quota" in text else "the disk is full"
         return reason, "free some space there (or inodes: df -i), or set 'project_path' to another disk", False
@@ -238,10 +243,10 @@ def explain(lines: list[str]) -> tuple[str, str, bool]:
         fix = "does a proxy change its downloads? --offline-wheels takes the packages from here"
         return "a package differs from the one that was tested", fix, True
     if _NO_WAY.search(text):
-        return f"the package index cannot be reached ({last})", "", True
+        return f"the package index cannot be reached ({message})", "", True
     if "No matching distribution" in text or "No solution found" in text:
-        return f"a package is not available for this Python ({last})", "set 'python' in the hosts file", False
-    return f"the packages cannot be installed: {last}", "try the last command by hand there", False
+        return f"a package is not available for this Python ({message})", "set 'python' in the hosts file", False
+    return f"the packages cannot be installed: {message}", "try the last command by hand there", False
 
 
 def say(text: str, share: float = 0.0) -> None:

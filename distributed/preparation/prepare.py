@@ -51,17 +51,17 @@ def prepare(hosts: Hosts, task: str, options: PrepareOptions) -> list[Ready]:
         NotReady: some cannot take part; one error each, and all connections are closed.
         BadInput: ~/.ssh/config has an error.
     """
-    found = _Preparation(hosts, task, options).found()
-    absent = [one for one in found if isinstance(one.problem, ABSENT)]
-    problems = [one for one in found if one.problem is not None]
-    only_absent = len(absent) == len(problems) < len(found)
-    return ready(found, options.missing_hint if only_absent else "")
+    machines = _Preparation(hosts, task, options).found()
+    absent = [one for one in machines if isinstance(one.problem, ABSENT)]
+    problems = [one for one in machines if one.problem is not None]
+    all_are_absent = len(absent) == len(problems) < len(machines)
+    return ready(machines, options.missing_hint if all_are_absent else "")
 
 
 def hosts_with(hosts: Hosts, links: Sequence[MachineLink]) -> Hosts:
     """Return the same hosts, those of ``links`` as these know them."""
-    met = {machine.name: machine for machine in hosts_of(hosts, links).machines}
-    return hosts.model_copy(update={"machines": tuple(met.get(one.name, one) for one in hosts.machines)})
+    connected = {machine.name: machine for machine in hosts_of(hosts, links).machines}
+    return hosts.model_copy(update={"machines": tuple(connected.get(one.name, one) for one in hosts.machines)})
 
 
 def hosts_of(hosts: Hosts, links: Sequence[MachineLink]) -> Hosts:
@@ -95,35 +95,35 @@ class _Preparation:
         entries = [one.link.machine for one in self._found if one.problem is None]
         shut_out = [entry for entry in entries if entry.through_ssh]
         if shut_out and not any(entry.carries_coordinator for entry in entries):
-            why = "cannot connect to this computer (a firewall, or a NAT such as WSL2's)"
-            self._options.tell(f"{_names(shut_out)}: {why}; the coordinator is reached through SSH")
+            reason = "cannot connect to this computer (a firewall, or a NAT such as WSL2's)"
+            self._options.tell(f"{_names(shut_out)}: {reason}; the coordinator is reached through SSH")
 
     def _ask_and_search(self) -> None:
         """Ask all machines where they were; look for those that are not there by their host keys."""
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(check, self._hosts, self._task, self._options.trust)
-            if wait([asked], _SURE).done and not any(map(_may_be_elsewhere, asked.result())):
-                self._found = asked.result()
+            check_result = pool.submit(check, self._hosts, self._task, self._options.trust)
+            if wait([check_result], _SURE).done and not any(map(_may_be_elsewhere, check_result.result())):
+                self._found = check_result.result()
                 return
             begin = time.monotonic()
             with Discovery(Sources()) as discovery:
-                self._found = asked.result()
+                self._found = check_result.result()
                 lost = [one.link.machine for one in self._found if _may_be_elsewhere(one)]
                 if not lost:
                     return
                 self._options.tell(f"looking for {_names(lost)} on the network")
-                places = search(discovery, lost, self._hosts, begin + SEARCH)
-        for name, address in places.items():
+                addresses = search(discovery, lost, self._hosts, begin + SEARCH)
+        for name, address in addresses.items():
             self._options.tell(f"{name}: found at {address} by its host key")
-        if places:
-            self._ask_again(places)
+        if addresses:
+            self._ask_again(addresses)
 
-    def _ask_again(self, places: Mapping[str, str]) -> None:
+    def _ask_again(self, addresses: Mapping[str, str]) -> None:
         """Ask those with a problem again, at their new places; the comparison is over all."""
         entries = (one.link.machine for one in self._found)
-        moved = [m.model_copy(update={"found_at": places[m.name]}) if m.name in places else m for m in entries]
+        moved = [m.model_copy(update={"found_at": addresses[m.name]}) if m.name in addresses else m for m in entries]
         hosts = self._hosts.model_copy(update={"machines": tuple(moved)})
-        self._found = check(hosts, self._task, self._options.trust, known=self._found)
+        self._found = check(hosts, self._task, self._options.trust, previous=self._found)
 
     def _let_in(self) -> None:
         """Let a person give the password of machines that would take our key with it."""
@@ -140,25 +140,27 @@ class _Preparation:
             return
         tell = self._options.tell
         tell(f"installing packages into Muster's folder there: {_names([link.machine for link in lacking])}")
-        problems = provision_all(lacking, tell, self._options.offline_wheels, fall_back=True)
+        problems = provision_all(lacking, tell, self._options.offline_wheels, falls_back=True)
         self._ask_again({})
-        for one in self._found:
-            if (error := problems.get(one.link.name)) is not None:
-                named = isinstance(error, SshError)
-                one.problem = error if named else SshError(one.link.name, error.message, error.hint)
+        for machine in self._found:
+            if (error := problems.get(machine.link.name)) is not None:
+                names_machine = isinstance(error, SshError)
+                machine.problem = error if names_machine else SshError(machine.link.name, error.message, error.hint)
 
     def _leave_out_absent(self) -> None:
         absent = [one for one in self._found if isinstance(one.problem, ABSENT)]
         if len(absent) == len(self._found):
             return
         self._found = [one for one in self._found if one not in absent]
-        for one in absent:
-            if one.problem is not None:
-                self._options.tell(f"continuing without {one.link.name}: {one.problem.beside(one.link.name)}")
+        for machine in absent:
+            if machine.problem is not None:
+                self._options.tell(
+                    f"continuing without {machine.link.name}: {machine.problem.beside(machine.link.name)}"
+                )
 
 
-def _may_be_elsewhere(one: Readiness) -> bool:
-    return not one.link.machine.here and isinstance(one.problem, (*ABSENT, *STRANGER))
+def _may_be_elsewhere(machine: Readiness) -> bool:
+    return not machine.link.machine.here and isinstance(machine.problem, (*ABSENT, *STRANGER))
 
 
 def _names(entries: Sequence[Machine]) -> str:

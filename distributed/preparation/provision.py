@@ -94,8 +94,8 @@ class Recipe:
 
     @property
     def digest(self) -> str:
-        parts = [self.requirements, self.lock, *([self.hashes] if self.hashes else [])]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        fields = [self.requirements, self.lock, *([self.hashes] if self.hashes else [])]
+        return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ _WITH_ADAPTERS = ("bitsandbytes",)
 
 
 @lru_cache
-def usual_recipe(here: bool = False) -> Recipe:
+def usual_recipe(is_local: bool = False) -> Recipe:
     """Return the recipe of the packages that train.
 
     Args:
@@ -126,19 +126,21 @@ def usual_recipe(here: bool = False) -> Recipe:
         BadInput: this Muster was never installed, so there is no list.
     """
     try:
-        described = importlib.metadata.requires(DISTRIBUTION) or []
+        declared = importlib.metadata.requires(DISTRIBUTION) or []
         lock = (SHARED / "constraints.txt").read_text()
         hashes = (SHARED / "requirements.lock").read_text()
     except (importlib.metadata.PackageNotFoundError, OSError):
         raise BadInput("the list of packages is missing on this machine", SETUP) from None
-    needed = tuple(line for line in map(_requirement, described) if line and (here or _package(line) not in _HERE_ONLY))
+    needed = tuple(
+        line for line in map(_requirement, declared) if line and (is_local or _package(line) not in _HERE_ONLY)
+    )
     extras = tuple(name for name in _WITH_ADAPTERS if importlib.util.find_spec(name) is not None)
     return Recipe(needed + extras, lock, hashes)
 
 
 def recipe_for(link: MachineLink) -> Recipe:
     """Return the recipe of the packages that a machine needs for training."""
-    return usual_recipe(here=link.machine.here)
+    return usual_recipe(is_local=link.machine.here)
 
 
 def _requirement(line: str) -> str:
@@ -184,22 +186,22 @@ def _provisioned(link: MachineLink, say: Tell, recipe: Recipe, offline_wheels: b
     base = look(link)
     if not base.python:
         base = _fetch_python(link, base, say)
-    said = _ask(link, base, recipe)
-    if said.get("python"):
-        return str(said["python"])
+    state = _ask(link, base, recipe)
+    if state.get("python"):
+        return str(state["python"])
     wheels = ""
     if offline_wheels:
         link.python = base.python
         link.put_agent()
-        tree = folder_tree(collect_wheels(recipe.requirements, recipe.lock, said, say))
+        tree = folder_tree(collect_wheels(recipe.requirements, recipe.lock, state, say))
         say(f"sending {counted(len(tree.files), 'package')}, what is missing there")
         send_trees(link, [tree])
         wheels = f"{link.root}/trees/{tree.name}"
-    return _build(link, base, recipe, hashed_for(recipe.hashes, said, recipe.requirements), wheels, say)
+    return _build(link, base, recipe, hashed_for(recipe.hashes, state, recipe.requirements), wheels, say)
 
 
 def provision_all(
-    links: Sequence[MachineLink], tell: Tell, offline_wheels: bool = False, fall_back: bool = False
+    links: Sequence[MachineLink], tell: Tell, offline_wheels: bool = False, falls_back: bool = False
 ) -> dict[str, MusterError]:
     """Make the environment on machines, side by side; return what went wrong, by machine.
 
@@ -215,7 +217,7 @@ def provision_all(
             try:
                 provision(link, say, offline_wheels=offline_wheels)
             except PackagesMissing:
-                if offline_wheels or not fall_back:
+                if offline_wheels or not falls_back:
                     raise
                 say("cannot download them: taking the packages from this machine")
                 provision(link, say, offline_wheels=True)
@@ -224,18 +226,20 @@ def provision_all(
         return None
 
     with ThreadPoolExecutor(max(len(links), 1)) as pool:
-        found = zip(links, pool.map(give, links), strict=True)
-        return {link.name: error for link, error in found if error is not None}
+        outcomes = zip(links, pool.map(give, links), strict=True)
+        return {link.name: error for link, error in outcomes if error is not None}
 
 
 def look(link: MachineLink) -> Base:
     """Return what the machine has to build with, the same Python as here first."""
-    same = f"python3.{sys.version_info.minor}"
-    names = dict.fromkeys([same, "python3", "python3.13", "python3.12", "python3.11", "python3.10", "python3.14"])
+    same_version = f"python3.{sys.version_info.minor}"
+    names = dict.fromkeys(
+        [same_version, "python3", "python3.13", "python3.12", "python3.11", "python3.10", "python3.14"]
+    )
     done = link.connection().run(["sh", "-c", _LOOK, "sh", link.root, *names], timeout=30.0)
     rows = [line.split("\t", 1) for line in done.stdout.decode(errors="replace").splitlines()]
-    found = {row[0]: row[1] for row in rows if len(row) == 2}
-    return Base(found.get("python", ""), found.get("uv", ""))
+    paths = {row[0]: row[1] for row in rows if len(row) == 2}
+    return Base(paths.get("python", ""), paths.get("uv", ""))
 
 
 def _fetch_python(link: MachineLink, base: Base, say: Tell) -> Base:
@@ -245,10 +249,10 @@ def _fetch_python(link: MachineLink, base: Base, say: Tell) -> Base:
     done = link.connection().run(
         ["sh", "-c", _FETCH_PYTHON, "sh", link.root, version, base.uv, PINNED_UV.read_text()], timeout=_SILENCE
     )
-    found = look(link)
-    if not found.python:
+    tools = look(link)
+    if not tools.python:
         raise SshError(link.name, f"no Python 3.10 or newer there, and none to install: {done.problem}", _NO_PYTHON)
-    return found
+    return tools
 
 
 def _send_uv(link: MachineLink, say: Tell) -> str:
@@ -274,24 +278,24 @@ def _ask(link: MachineLink, base: Base, recipe: Recipe) -> dict[str, Any]:
 
 
 def _build(link: MachineLink, base: Base, recipe: Recipe, hashed: str, wheels: str, say: Tell) -> str:
-    words = [base.python, "-c", packed(_BUILDER), link.root, "build", base.uv, wheels]
-    order = {"digest": recipe.digest, "requirements": recipe.requirements, "lock": recipe.lock, "hashed": hashed}
-    with closing(link.connection().stream(words)) as process:
-        process.write(json.dumps(order).encode())
+    argv = [base.python, "-c", packed(_BUILDER), link.root, "build", base.uv, wheels]
+    request = {"digest": recipe.digest, "requirements": recipe.requirements, "lock": recipe.lock, "hashed": hashed}
+    with closing(link.connection().stream(argv)) as process:
+        process.write(json.dumps(request).encode())
         process.end_input()
         while line := _line(link, process.read_line):
             try:
-                said = parse_object(line)
+                reply = parse_object(line)
             except ValueError:  # a word of something else there
                 continue
-            if "python" in said:
-                return str(said["python"])
-            if "problem" in said:
-                offline = said.get("offline") is True
-                fix = str(said.get("fix", "")) or (_OFFLINE_FIX if offline else "")
-                raise (PackagesMissing if offline else SshError)(link.name, str(said["problem"]), fix)
-            share = said.get("share")
-            say(Headway(str(said.get("say", "")), share if isinstance(share, float) else 0.0))
+            if "python" in reply:
+                return str(reply["python"])
+            if "problem" in reply:
+                offline = reply.get("offline") is True
+                fix = str(reply.get("fix", "")) or (_OFFLINE_FIX if offline else "")
+                raise (PackagesMissing if offline else SshError)(link.name, str(reply["problem"]), fix)
+            share = reply.get("share")
+            say(Headway(str(reply.get("say", "")), share if isinstance(share, float) else 0.0))
         problem = process.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no reason given"]
         raise SshError(link.name, f"its environment was not made: {problem[0]}", "try again")
 

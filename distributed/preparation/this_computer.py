@@ -26,19 +26,19 @@ def _copied_code(folder: Path) -> Path:
     """Copy this installation's packages to ``folder``, whole or not at all."""
     if folder.is_dir():
         return folder
-    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     try:
         for name in _PACKAGES:
-            shutil.copytree(TOP / name, part / name, ignore=shutil.ignore_patterns("__pycache__"))
-        described = importlib.metadata.distribution(DISTRIBUTION)
-        version = f"{DISTRIBUTION.replace('-', '_')}-{described.version}.dist-info"
-        (part / version).mkdir()
+            shutil.copytree(TOP / name, partial / name, ignore=shutil.ignore_patterns("__pycache__"))
+        metadata = importlib.metadata.distribution(DISTRIBUTION)
+        version = f"{DISTRIBUTION.replace('-', '_')}-{metadata.version}.dist-info"
+        (partial / version).mkdir()
         for name in ("METADATA", "RECORD"):
-            (part / version / name).write_text(described.read_text(name) or "")
-        part.rename(folder)
+            (partial / version / name).write_text(metadata.read_text(name) or "")
+        partial.rename(folder)
     except OSError:
         if not folder.is_dir():  # else another command of this installation was quicker
             raise
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
     return folder

@@ -104,7 +104,7 @@ def _untold(done: int, total: int) -> None:
 
 
 def send_trees(
-    link: MachineLink, trees: Collection[Tree], progress: Progress = _untold, patience: float = PATIENCE
+    link: MachineLink, trees: Collection[Tree], progress: Progress = _untold, timeout: float = PATIENCE
 ) -> int:
     """Bring folders to a machine, to ``trees/NAME`` of Muster's folder; return how many files were missing there.
 
@@ -117,11 +117,11 @@ def send_trees(
         SshError: the machine cannot take them.
         BadInput: a file of this machine cannot be read.
     """
-    absent = set(ask_missing(link, [tree.name for tree in trees], []).trees)
-    lacking = [tree for tree in trees if tree.name in absent]
+    missing_trees = set(ask_missing(link, [tree.name for tree in trees], []).trees)
+    lacking = [tree for tree in trees if tree.name in missing_trees]
     if not lacking:
         return 0
-    sources, moved = sources_of(lacking), time.monotonic()
+    sources, last_progress = sources_of(lacking), time.monotonic()
 
     def ask() -> Lack:
         """Ask what is missing, as often as it takes, unless nothing has arrived there for too long."""
@@ -129,19 +129,19 @@ def send_trees(
             try:
                 return ask_missing(link, [], sorted(sources))
             except _BREAKS:
-                if time.monotonic() - moved > patience:
+                if time.monotonic() - last_progress > timeout:
                     raise
                 time.sleep(1.0)
 
     def send(lack: Lack) -> None:
-        there = total - lack.left(sources)
+        present_bytes = total - lack.left(sources)
         header = {"trees": {tree.name: dict(tree.files) for tree in lacking}, "begun": dict(lack.begun)}
         blobs = {blob: sources[blob] for blob in lack.blobs}
         failures: list[OSError] = []
 
         def stream() -> Iterator[bytes]:
             try:
-                yield from packed(header, blobs, lack.begun, lambda done: progress(there + done, total))
+                yield from packed(header, blobs, lack.begun, lambda done: progress(present_bytes + done, total))
             except OSError as error:  # whoever reads this is a thread that cannot say it
                 failures.append(error)
 
@@ -152,7 +152,7 @@ def send_trees(
                 raise BadInput(*explain(failure, Path(failure.filename or "a file"))) from None
 
     lack = ask()
-    total = least = lack.left(sources)
+    total = fewest_left = lack.left(sources)
     count = len(lack.blobs)
     while True:
         try:
@@ -160,8 +160,8 @@ def send_trees(
             return count
         except _BREAKS:
             lack = ask()
-            if lack.left(sources) < least:
-                least, moved = lack.left(sources), time.monotonic()
+            if lack.left(sources) < fewest_left:
+                fewest_left, last_progress = lack.left(sources), time.monotonic()
 
 
 def packed(
@@ -248,16 +248,16 @@ def fetch_model(
 
     while True:
         try:
-            there = fetch_folder(link, run_id, rank, name, run_dir / name, wanted)
+            has_arrived = fetch_folder(link, run_id, rank, name, run_dir / name, wanted)
             break
         except (SshError, TimeoutError) as error:
             if time.monotonic() > end:
                 hint = f"it is still there: {link.root}/runs/{run_id}/{rank}/{name}"
-                what = "its model" if name == "model" else f"its folder {name}"
-                why = error.beside(link.name) if isinstance(error, SshError) else error
-                raise SshError(link.name, f"{what} could not be fetched ({why})", hint) from None
+                label = "its model" if name == "model" else f"its folder {name}"
+                reason = error.beside(link.name) if isinstance(error, SshError) else error
+                raise SshError(link.name, f"{label} could not be fetched ({reason})", hint) from None
             time.sleep(_PAUSE)
-    if there and not (run_dir / FOLDER).exists():  # the model is here without it
+    if has_arrived and not (run_dir / FOLDER).exists():  # the model is here without it
         with contextlib.suppress(SshError, TimeoutError, OSError):
             fetch_folder(link, run_id, rank, FOLDER, run_dir / FOLDER)
 
@@ -268,7 +268,7 @@ def fetch_folder(
     rank: str,
     name: str,
     target: Path,
-    wanted: Callable[[], bool] = lambda: True,
+    is_wanted: Callable[[], bool] = lambda: True,
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
     """Copy a folder of a worker to ``target``, whole or not at all; return whether there was one that is ``wanted``.
@@ -284,9 +284,9 @@ def fetch_folder(
         contextlib.closing(link.stream(FILES, "fetch", run_id, rank, name)) as process,
         tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary,
     ):
-        room = room_in(shutil.disk_usage(temporary).free)
-        files = announced(link.name, process.read_line(_SILENCE), name, room)
-        if files and not wanted():
+        capacity = room_in(shutil.disk_usage(temporary).free)
+        files = announced(link.name, process.read_line(_SILENCE), name, capacity)
+        if files and not is_wanted():
             return False
         _receive(process, files, Path(temporary), link.name, clock)
         if not files:
@@ -300,7 +300,7 @@ def room_in(free: int) -> int:
     return free - min(_RESERVE, free // 10)
 
 
-def announced(machine: str, line: bytes, name: str, room: int) -> dict[str, int]:
+def announced(machine: str, line: bytes, name: str, capacity: int) -> dict[str, int]:
     """Return the size of every file by its path, which is inside the folder ``name``.
 
     Args:
@@ -322,33 +322,33 @@ def announced(machine: str, line: bytes, name: str, room: int) -> dict[str, int]
             raise SshError(machine, f"it sends a file without a size: {path!a:.200}")
     if any(str(parent) in sizes for path in sizes for parent in PurePosixPath(path).parents):
         raise SshError(machine, "it sends a file that is a folder too")
-    if (total := sum(sizes.values())) > room:
-        problem = f"its model has {total / 1e6:,.1f} MB, and there is room for {room / 1e6:,.1f} MB"
+    if (total := sum(sizes.values())) > capacity:
+        problem = f"its model has {total / 1e6:,.1f} MB, and there is room for {capacity / 1e6:,.1f} MB"
         raise SshError(machine, problem, "free some space on this machine")
     return sizes
 
 
 def _is_inside(path: str, name: str) -> bool:
     """Whether a path names a file below the folder ``name`` on every system."""
-    first, *rest = path.split("/")
-    plain = path.isprintable() and "\\" not in path and ":" not in path and len(path.encode()) <= LONGEST_PATH
-    return plain and first == name and bool(rest) and not {"", ".", ".."} & set(rest)
+    top, *rest = path.split("/")
+    is_plain = path.isprintable() and "\\" not in path and ":" not in path and len(path.encode()) <= LONGEST_PATH
+    return is_plain and top == name and bool(rest) and not {"", ".", ".."} & set(rest)
 
 
 def _receive(process: Process, files: dict[str, int], folder: Path, machine: str, clock: Callable[[], float]) -> None:
     end = clock() + _SILENCE + sum(files.values()) / _SLOWEST
     data = b""
     for path, size in files.items():
-        place = folder / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with open(place, "xb") as out:
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(target, "xb") as file:
             while size:
                 if clock() > end:
                     raise SshError(machine, "it sends its files too slowly", "check its connection")
                 data = data or process.read(_SILENCE)
                 if not data:
                     raise SshError(machine, f"{path} ended too early", "is its disk full?")
-                out.write(data[:size])
+                file.write(data[:size])
                 size, data = size - len(data[:size]), data[size:]
     if data or process.read(_SILENCE):
         raise SshError(machine, "it sends more than it announced", "check its run folder")

@@ -173,8 +173,8 @@ class RequestDesk:
                     pass
 
     def _gone(self, rank: int, event: MemberEvent) -> None:
-        left = "left after a synchronisation" if event.status == "left" else event.message
-        self._tell(*self._book.part("drop", rank, left))
+        message = "left after a synchronisation" if event.status == "left" else event.message
+        self._tell(*self._book.part("drop", rank, message))
         if (
             rank in self._run.members.lost
         ):  # else the coordinator lost the old connection of one that comes on a new one

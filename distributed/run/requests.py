@@ -75,8 +75,8 @@ def take_requests(run_dir: Path) -> list[Request]:
     requests: list[Request] = []
     for path in sorted((run_dir / FOLDER).glob("*.json")):
         with contextlib.suppress(OSError, ValidationError):
-            said = Request.model_validate_json(path.read_bytes())
-            requests.append(said.model_copy(update={"id": path.stem}))
+            request = Request.model_validate_json(path.read_bytes())
+            requests.append(request.model_copy(update={"id": path.stem}))
         with contextlib.suppress(OSError):
             path.unlink()
     return requests
@@ -153,9 +153,12 @@ class RequestBook:
         """
         self._over = status
         entries, self._open = self._open.values(), {}
-        ends = {"stop", "kill"} if status == "cancelled" else set()
-        said = message or f"the run is {status}"
-        return [e.request.event("done" if e.request.action in ends else "refused", said) for e in entries]
+        fulfilled_actions = {"stop", "kill"} if status == "cancelled" else set()
+        explanation = message or f"the run is {status}"
+        return [
+            e.request.event("done" if e.request.action in fulfilled_actions else "refused", explanation)
+            for e in entries
+        ]
 
     def _has(self, action: Action) -> bool:
         return any(entry.request.action == action for entry in self._open.values())

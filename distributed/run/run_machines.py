@@ -35,12 +35,12 @@ def present(plan: RunPlan, seats: Sequence[MachineLink]) -> list[MachineLink | N
 
     A machine that is not there carries no coordinator: this one does then, and is dialled on the usual route.
     """
-    there = [None if rank in plan.absent else link for rank, link in enumerate(seats)]
+    links = [None if rank in plan.absent else link for rank, link in enumerate(seats)]
     coordinator = coordinator_machine(seats)
-    if coordinator is not None and coordinator not in there:
+    if coordinator is not None and coordinator not in links:
         for link in seats:
             link.machine = link.machine.model_copy(update={"carries_coordinator": False, "coordinator_at": ""})
-    return there
+    return links
 
 
 def with_places(plan: RunPlan, seats: Sequence[MachineLink | None]) -> RunPlan:
@@ -51,12 +51,14 @@ def with_places(plan: RunPlan, seats: Sequence[MachineLink | None]) -> RunPlan:
     """
     links = [link for link in seats if link is not None]
     coordinator = coordinator_machine(links) if plan.has_coordinator else None
-    local = [link is not None and (link.machine.here if coordinator is None else link is coordinator) for link in seats]
-    members = (m.model_copy(update={"local": near}) for m, near in zip(plan.members, local, strict=True))
+    is_local = [
+        link is not None and (link.machine.here if coordinator is None else link is coordinator) for link in seats
+    ]
+    members = (m.model_copy(update={"local": near}) for m, near in zip(plan.members, is_local, strict=True))
     return plan.model_copy(update={"members": tuple(members)})
 
 
-def absent_ranks(plan: RunPlan, machines: Sequence[Machine], there: Collection[str]) -> tuple[int, ...]:
+def absent_ranks(plan: RunPlan, machines: Sequence[Machine], present_names: Collection[str]) -> tuple[int, ...]:
     """Return the ranks of a plan whose machines are not among those that are there, by name.
 
     Raises:
@@ -75,7 +77,7 @@ def absent_ranks(plan: RunPlan, machines: Sequence[Machine], there: Collection[s
     if planned != listed and sorted(planned) == sorted(listed):
         message = f"{RUN_HOSTS} in the run's folder has the machines in another order: {', '.join(listed)}"
         raise BadInput(message, f"their snapshots are by rank; put them back in this order: {', '.join(planned)}")
-    return tuple(rank for rank, machine in enumerate(owners) if machine.name not in there)
+    return tuple(rank for rank, machine in enumerate(owners) if machine.name not in present_names)
 
 
 def steps_back(events: Iterable[Event], plan: RunPlan, absent: Collection[int]) -> str:
@@ -91,10 +93,10 @@ def steps_back(events: Iterable[Event], plan: RunPlan, absent: Collection[int]) 
 
 def listening_address(links: Sequence[MachineLink]) -> str:
     """Return the address on which this machine listens for members: all that it has and will have, if any is far."""
-    far = [link for link in links if link.host and not link.machine.here]
-    if not far:
+    remote_links = [link for link in links if link.host and not link.machine.here]
+    if not remote_links:
         return LOOPBACK
-    return "::" if any(":" in address_towards(link.host) for link in far) else "0.0.0.0"
+    return "::" if any(":" in address_towards(link.host) for link in remote_links) else "0.0.0.0"
 
 
 def coordinator_machine(links: Sequence[MachineLink]) -> MachineLink | None:
@@ -128,8 +130,8 @@ class WayTo:
         host = self._seen_from_there(host.strip("[]"))
         if host:
             return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        near = LOOPBACK if self._coordinator is None else self._coordinator.host
-        return self._link.forward((near, int(port)))
+        target = LOOPBACK if self._coordinator is None else self._coordinator.host
+        return self._link.forward((target, int(port)))
 
     def avoid(self) -> bool:
         """Take another way than before, which leads nowhere; return whether there is one."""
@@ -141,11 +143,11 @@ class WayTo:
     def _seen_from_there(self, host: str) -> str:
         """Return the literal address to dial; empty where it goes through SSH."""
         link = self._link
-        near = "::1" if host == "::" else LOOPBACK  # who dials IPv6 listens on it
+        loopback = "::1" if host == "::" else LOOPBACK  # who dials IPv6 listens on it
         if link is self._coordinator:
-            return near
+            return loopback
         if link.machine.here and self._coordinator is None:
-            return near if host in ANY else host
+            return loopback if host in ANY else host
         if not link.host or self._through_ssh or (host == LOOPBACK and not self._has_coordinator):
             return ""  # of a launched script the relay is for all, and the store is not
         if self._chosen and not (self._chosen_is_ours and not interface_at(self._chosen)):
@@ -156,7 +158,7 @@ class WayTo:
 
 
 def check_newcomer(
-    entry: Machine, links: Sequence[MachineLink], ssh_config: str, plan: RunPlan, room: int
+    entry: Machine, links: Sequence[MachineLink], ssh_config: str, plan: RunPlan, required_bytes: int
 ) -> MachineLink:
     """Return the link to a machine that may take part beside those of ``links``.
 
@@ -169,16 +171,20 @@ def check_newcomer(
         NotReady: it cannot; the message says why, the hint what to do.
     """
     machines = (*(link.machine for link in links), entry)
-    found = check(Hosts(machines=machines, ssh_config=ssh_config), plan.profile.model.task, room=room)
-    for other in found[:-1]:
-        other.link.close()
-    one = found[-1]
-    if one.problem is not None:
-        one.link.close()
-        raise NotReady([one.problem])
+    readiness = check(
+        Hosts(machines=machines, ssh_config=ssh_config), plan.profile.model.task, required_bytes=required_bytes
+    )
+    for compared in readiness[:-1]:
+        compared.link.close()
+    newcomer = readiness[-1]
+    if newcomer.problem is not None:
+        newcomer.link.close()
+        raise NotReady([newcomer.problem])
     devices = enumerate(entry.devices or ("",), len(plan.seats))
-    require_data(plan.profile, [one.link], [member_of(entry, device, rank, plan.profile) for rank, device in devices])
-    return one.link
+    require_data(
+        plan.profile, [newcomer.link], [member_of(entry, device, rank, plan.profile) for rank, device in devices]
+    )
+    return newcomer.link
 
 
 def reach(
@@ -242,8 +248,8 @@ def all_hosts(run_dir: Path) -> Hosts:
         BadInput: its hosts file cannot be read.
     """
     hosts = load_hosts(run_dir / RUN_HOSTS)
-    known = {machine.name for machine in hosts.machines}
-    later = (machine for machine in added_machines(run_dir) if machine.name not in known)
+    original_names = {machine.name for machine in hosts.machines}
+    later = (machine for machine in added_machines(run_dir) if machine.name not in original_names)
     return hosts.model_copy(update={"machines": (*hosts.machines, *later)})
 
 

@@ -160,10 +160,10 @@ def _fix(error: MusterError, host: ResolvedHost | None, through: bool) -> str:
         return "set PubkeyAuthentication yes in its /etc/ssh/sshd_config, restart its SSH server, and try again"
     if not isinstance(error, NoKeyAccepted) or host is None or through or error.mendable:
         return error.hint
-    who = f"is '{host.user}' the right user there (it is your name here)? " if host.user_is_guess else ""
+    user_hint = f"is '{host.user}' the right user there (it is your name here)? " if host.user_is_guess else ""
     if error.password_possible:
-        return f"{who}run the access command for it on a terminal: its password, entered once, installs a key"
-    return f"{who}it accepts no password: run this on that machine itself, as '{host.user}': {_own_command()}"
+        return f"{user_hint}run the access command for it on a terminal: its password, entered once, installs a key"
+    return f"{user_hint}it accepts no password: run this on that machine itself, as '{host.user}': {_own_command()}"
 
 
 def _own_command() -> str:
@@ -254,28 +254,28 @@ def own_key() -> OwnKey:
 def _make(path: Path) -> None:
     """Write a new pair; the private file appears whole, once, and never readable by others."""
     private = Ed25519PrivateKey.generate()
-    secret = private.private_bytes(
+    private_bytes = private.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
     public = private.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as stream:
-            stream.write(secret)
-        os.link(part, path)
+            stream.write(private_bytes)
+        os.link(temporary, path)
     except FileExistsError:  # another process was faster
         return
     finally:
-        part.unlink()
+        temporary.unlink()
     path.with_name(f"{path.name}.pub").write_text(f"{public.decode()} {_comment()}\n")
 
 
 def _comment() -> str:
     """Whose key it is, for a person who reads authorized_keys."""
-    here = "".join(letter for letter in socket.gethostname() if letter.isalnum() or letter in "-._")
-    return f"muster@{here or 'unnamed'}"
+    hostname = "".join(letter for letter in socket.gethostname() if letter.isalnum() or letter in "-._")
+    return f"muster@{hostname or 'unnamed'}"
 
 
 def install_key(
@@ -293,16 +293,16 @@ def install_key(
     if not done.ok:
         problem = f"Muster's key cannot be added to ~/.ssh/authorized_keys: {done.problem}"
         raise RemoteFileError(target.name, problem, "check the permissions and the free space of the home folder there")
-    said = done.stdout.decode(errors="replace").splitlines()
+    output = done.stdout.decode(errors="replace").splitlines()
     report = check_access(replace(target, key=str(key.path)), trust=trust, timeout=timeout)
     if not report.ok:
         report = replace(report, problem=f"Muster's key is in ~/.ssh/authorized_keys there, but: {report.problem}",
-                         fix=_why_not(said, report), password_possible=False)  # fmt: skip
-    return Installed(report, "added" in said, key)
+                         fix=_why_not(output, report), password_possible=False)  # fmt: skip
+    return Installed(report, "added" in output, key)
 
 
-def _why_not(said: list[str], report: AccessReport) -> str:
-    home = next((line.removeprefix("open ") for line in said if line.startswith("open ")), "")
+def _why_not(output: list[str], report: AccessReport) -> str:
+    home = next((line.removeprefix("open ") for line in output if line.startswith("open ")), "")
     if report.cause != "no_key_accepted":
         return report.fix
     if home:

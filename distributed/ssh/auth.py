@@ -87,8 +87,8 @@ class Prompts:
             if shown or text != self._asked:  # the same question again: the password was wrong
                 self.beyond = self.beyond or text.strip()[:60] or "a further answer"
             return ""
-        given, self._password, self._asked = self._password, None, text
-        return given
+        password, self._password, self._asked = self._password, None, text
+        return password
 
 
 class Login:
@@ -181,12 +181,12 @@ class Login:
         in_agent = {key.asbytes() for key in held}
         files = [path for path, blob in blobs.items() if blob not in in_agent and (path.exists() or not is_usual(path))]
         named = [path for path in files if path == self._host.named_key]
-        first = named or [path for path in files[:1] if path == next(filter(Path.exists, blobs), None)]
+        early = named or [path for path in files[:1] if path == next(filter(Path.exists, blobs), None)]
         yield from self._of_files(named)
         yield from self._of_agent(configured)
-        yield from self._of_files([path for path in first if path not in named])
+        yield from self._of_files([path for path in early if path not in named])
         yield from self._of_agent(others)
-        yield from self._of_files([path for path in files if path not in first])
+        yield from self._of_files([path for path in files if path not in early])
 
     def _of_agent(self, keys: Sequence[Any]) -> Iterator[_Candidate]:
         """Each with its certificates first, as OpenSSH does."""
@@ -203,10 +203,10 @@ class Login:
                 yield from (plain.certified(each) for each in self._certificates(plain.key, Path(f"{path}-cert.pub")))
             yield plain
 
-    def _certificates(self, key: Any, *more: Path) -> Iterator[Any]:
+    def _certificates(self, key: Any, *extra_paths: Path) -> Iterator[Any]:
         """Give the certificates for a key in the configured files, and in those beside its own."""
-        beside = [Path(f"{path}-cert.pub") for path in self._host.key_files if public_blob(path) == key.asbytes()]
-        for path in dict.fromkeys([*self._host.certificate_files, *more, *beside]):
+        siblings = [Path(f"{path}-cert.pub") for path in self._host.key_files if public_blob(path) == key.asbytes()]
+        for path in dict.fromkeys([*self._host.certificate_files, *extra_paths, *siblings]):
             if certificate := certificate_of(path, key.asbytes()):
                 yield certificate
 
@@ -249,8 +249,8 @@ class Login:
             problem = f"{host.where} accepts no keys for user '{host.user}', only a password"
             hint = "enter the password once, or set PubkeyAuthentication yes in its sshd_config"
             return PasswordOnly(host.machine, problem, hint)
-        more = f" and {len(self._tried) - _SHOWN} more" if len(self._tried) > _SHOWN else ""
-        tried = f"tried: {', '.join(self._tried[:_SHOWN])}{more}" if self._tried else "there was none to try"
+        remainder = f" and {len(self._tried) - _SHOWN} more" if len(self._tried) > _SHOWN else ""
+        tried = f"tried: {', '.join(self._tried[:_SHOWN])}{remainder}" if self._tried else "there was none to try"
         problem = f"no key was accepted for user '{host.user}' at {host.where} ({tried})"
         mendable = bool(self._locked or self._fix)
         return NoKeyAccepted(host.machine, problem, self._key_hint(), self._password_possible, mendable)
@@ -289,9 +289,9 @@ class Login:
             hint = "name the right one as 'key' in the hosts file"
             failure = NoKeyAccepted(host.machine, problem, hint, self._password_possible)
         else:
-            said = f" ({words or self._notice()})" if words or self._notice() else ""
+            detail = f" ({words or self._notice()})" if words or self._notice() else ""
             hint = "check its SSH server's log, and AllowUsers in its sshd_config"
-            failure = Dropped(host.machine, f"{host.where} closed the connection during login{said}", hint)
+            failure = Dropped(host.machine, f"{host.where} closed the connection during login{detail}", hint)
         failure.stage = Stage.LOGIN
         return failure
 

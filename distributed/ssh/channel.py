@@ -23,8 +23,8 @@ _C = TypeVar("_C")
 
 def in_order(channel: _C) -> _C:
     """Let a channel drop what its threads would send once it is closed; returns the channel."""
-    made: Any = channel
-    made.transport = _Sender(made.transport, made)
+    wrapped: Any = channel
+    wrapped.transport = _Sender(wrapped.transport, wrapped)
     return channel
 
 
@@ -59,12 +59,12 @@ class _Sender:
             EOFError: the connection is lost, or they did not come.
         """
         transport, channel = self._transport, self._channel()
-        last = message.asbytes()[0] == _CLOSE
+        is_close = message.asbytes()[0] == _CLOSE
         end = time.monotonic() + transport.clear_to_send_timeout
         while transport.active:
             transport.clear_to_send.wait(0.1)
             with self._turn:
-                if not last and (channel is None or channel.closed):
+                if not is_close and (channel is None or channel.closed):
                     break
                 with transport.clear_to_send_lock:
                     if transport.clear_to_send.is_set():

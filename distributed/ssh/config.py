@@ -64,8 +64,8 @@ class SshTarget:
     def of(cls, machine: Machine, hosts: Hosts | None = None) -> SshTarget:
         """Return the target of a machine of the hosts file."""
         config = hosts.ssh_config if hosts else ""
-        where = machine.name, machine.host, machine.port, machine.user, machine.key
-        return cls(*where, config, from_hosts_file=bool(config), found_at=machine.found_at)
+        login = machine.name, machine.host, machine.port, machine.user, machine.key
+        return cls(*login, config, from_hosts_file=bool(config), found_at=machine.found_at)
 
 
 @dataclass(frozen=True)
@@ -197,14 +197,16 @@ def _decide(target: SshTarget, options: Mapping[str, list[str]]) -> ResolvedHost
         return re.sub(r"%(.)", lambda match: tokens.get(match[1], match[0]), text)
 
     def path(text: str) -> Path:
-        filled = re.sub(r"\$\{(\w+)\}", lambda match: os.environ.get(match[1], ""), expand(text))
-        return Path(filled.strip('"')).expanduser()
+        expanded = re.sub(r"\$\{(\w+)\}", lambda match: os.environ.get(match[1], ""), expand(text))
+        return Path(expanded.strip('"')).expanduser()
 
     hostname, port, user = first("hostname", target.host), int(first("port", "22")), first("user")
     tokens = _tokens(target.host, hostname, port, user)
-    kept = {**tokens, "%": "%%"}  # until the key is known
-    command = (re.sub(r"%(.)", lambda m: kept.get(m[1], m[0]), word) for word in _words(first("knownhostscommand")))
-    own = [Path(key).expanduser() for key in (target.key, OWN_KEY) if key]
+    deferred_tokens = {**tokens, "%": "%%"}  # until the key is known
+    command = (
+        re.sub(r"%(.)", lambda m: deferred_tokens.get(m[1], m[0]), word) for word in _words(first("knownhostscommand"))
+    )
+    explicit = [Path(key).expanduser() for key in (target.key, OWN_KEY) if key]
     configured = [path(value) for value in options.get("identityfile", []) if value.lower() != "none"]
     return ResolvedHost(
         machine=target.name,
@@ -212,7 +214,7 @@ def _decide(target: SshTarget, options: Mapping[str, list[str]]) -> ResolvedHost
         port=port,
         user=user,
         user_is_guess=not target.user and user == getpass.getuser(),
-        key_files=tuple(dict.fromkeys([*own, *configured])),
+        key_files=tuple(dict.fromkeys([*explicit, *configured])),
         named_key=Path(target.key).expanduser() if target.key else None,
         certificate_files=tuple(path(value) for value in options.get("certificatefile", []) if value != "none"),
         identities_only=first("identitiesonly", "no") == "yes",
@@ -237,20 +239,21 @@ def _decide(target: SshTarget, options: Mapping[str, list[str]]) -> ResolvedHost
 def split_paths(text: str) -> list[str]:
     """Split the files that ``ssh -G`` prints in one line: it writes no quotes around names with spaces, but begins each
     with ``/``, ``~``, ``%`` or ``$``."""
-    found: list[str] = []
+    paths: list[str] = []
     for word in text.split(" "):
-        if found and not word.startswith(("/", "~", "%", "$")):
-            found[-1] += f" {word}"
+        if paths and not word.startswith(("/", "~", "%", "$")):
+            paths[-1] += f" {word}"
         elif word:
-            found.append(word)
-    return found
+            paths.append(word)
+    return paths
 
 
 def _tokens(typed: str, hostname: str, port: int, user: str) -> dict[str, str]:
-    here = socket.gethostname()
+    own_hostname = socket.gethostname()
     return {
-        "%": "%", "d": str(Path.home()), "h": hostname, "i": str(os.getuid()), "k": typed, "L": here.partition(".")[0],
-        "l": here, "n": typed, "p": str(port), "r": user, "u": getpass.getuser(),
+        "%": "%", "d": str(Path.home()), "h": hostname, "i": str(os.getuid()), "k": typed,
+        "L": own_hostname.partition(".")[0], "l": own_hostname,
+        "n": typed, "p": str(port), "r": user, "u": getpass.getuser(),
     }  # fmt: skip
 
 
@@ -267,11 +270,11 @@ def _agent_socket(value: str, path: Callable[[str], Path]) -> str:
 def parse_jumps(text: str, target: SshTarget) -> tuple[SshTarget, ...]:
     """Parse a ProxyJump list: ``[user@]host[:port]`` or ``ssh://[user@]host[:port]``, by comma."""
     jumps = []
-    for part in filter(None, map(str.strip, text.split(","))):
-        place = split_address(part.removeprefix("ssh://").rstrip("/"))
-        name = f"{target.name} (through {place['name']})"
-        user, port = place["user"] or "", place["port"]
-        jumps.append(SshTarget(name, place["name"], port, user, "", target.config_file, target.from_hosts_file))
+    for jump in filter(None, map(str.strip, text.split(","))):
+        address = split_address(jump.removeprefix("ssh://").rstrip("/"))
+        name = f"{target.name} (through {address['name']})"
+        user, port = address["user"] or "", address["port"]
+        jumps.append(SshTarget(name, address["name"], port, user, "", target.config_file, target.from_hosts_file))
     return tuple(jumps)
 
 
@@ -307,8 +310,8 @@ def _words(line: str) -> list[str]:
     except ValueError:
         words = line.split()
     if words and "=" in words[0]:
-        key, _, rest = words[0].partition("=")
-        words = [key, *([rest] if rest else []), *words[1:]]
+        key, _, value = words[0].partition("=")
+        words = [key, *([value] if value else []), *words[1:]]
     elif len(words) > 1 and words[1] == "=":
         del words[1]
     return words
@@ -316,13 +319,13 @@ def _words(line: str) -> list[str]:
 
 def commands_in(config: str) -> list[str]:
     """Return the lines of a configuration that start a program, with their files."""
-    found = []
+    commands = []
     for path, words in config_lines(_absolute(config)):
         key = words[0].lower() if words else ""
-        runs = key in _COMMANDS or (key == "match" and any("exec" in word.lower() for word in words))
-        if runs and words[1:] != ["none"]:
-            found.append(f"{' '.join(words)} ({path})")
-    return found
+        is_command = key in _COMMANDS or (key == "match" and any("exec" in word.lower() for word in words))
+        if is_command and words[1:] != ["none"]:
+            commands.append(f"{' '.join(words)} ({path})")
+    return commands
 
 
 def accept(config: str) -> None:

@@ -136,11 +136,11 @@ class SshConnection:
             raise BadInput(f"more than {_MAX_JUMPS} jumps", hint, machine=target.name)
         host = resolve(target)
         gateway: SshConnection | None = None
-        way = host.jumps if jumps is None else jumps
-        if way:
+        route = host.jumps if jumps is None else jumps
+        if route:
             # As ssh does: the last jump is reached through those before it, a single one as its own entry says.
-            before = way[:-1] if len(way) > 1 else None
-            gateway = cls._connect(way[-1], replace(options, password=None), depth + 1, before)
+            before = route[:-1] if len(route) > 1 else None
+            gateway = cls._connect(route[-1], replace(options, password=None), depth + 1, before)
         connection: SshConnection | None = None
         try:
             connection = cls._open(host, gateway, options)
@@ -159,18 +159,20 @@ class SshConnection:
         transport, last_words = open_transport(host, wire, options.trust, deadline)
         try:
             timeout = max(deadline.remaining, _LOGIN_TIMEOUT)
-            how = Login(host, transport, last_words, timeout).run(options.password)
+            method = Login(host, transport, last_words, timeout).run(options.password)
         except BaseException:
             transport.close()
             raise
         wire.logged_in()
-        return cls(host, how, wire, transport, gateway, options.heartbeat)
+        return cls(host, method, wire, transport, gateway, options.heartbeat)
 
     def _channel_to(self, host: ResolvedHost, deadline: Deadline) -> Any:
         """Open the way to the next machine through this one."""
         try:
-            way, origin = (host.hostname, host.port), (LOOPBACK, 0)
-            return in_order(self.transport.open_channel("direct-tcpip", way, origin, timeout=deadline.remaining))
+            destination, origin = (host.hostname, host.port), (LOOPBACK, 0)
+            return in_order(
+                self.transport.open_channel("direct-tcpip", destination, origin, timeout=deadline.remaining)
+            )
         except (paramiko.SSHException, EOFError, OSError) as error:
             problem = f"{self.host.where} cannot reach {host.where} for us ({error})"
             raise ForwardRefused(host.machine, problem, "check ProxyJump in ~/.ssh/config") from None
@@ -249,12 +251,12 @@ class SshConnection:
                 raise
 
     def _open_session(self, deadline: Deadline) -> Any:
-        patience = Deadline(min(_SESSION_RETURN, deadline.remaining))
+        retry_deadline = Deadline(min(_SESSION_RETURN, deadline.remaining))
         while True:
             try:
                 return in_order(self.transport.open_session(timeout=deadline.remaining))
             except paramiko.ChannelException:
-                if patience.passed:
+                if retry_deadline.passed:
                     raise
             time.sleep(0.02)
 

@@ -132,11 +132,11 @@ class RemoteFileError(SshError, cause="remote_file"):
     """A file could not be written or read there."""
 
 
-def space_hint(said: str) -> str:
+def space_hint(output: str) -> str:
     """Return what to do where a machine's words say that nothing more can be written there; empty where they do not."""
-    if "quota" in said:
+    if "quota" in output:
         return "free some of the disk quota there (quota -s shows it; small files count, too)"
-    return "free some space there, or inodes where df -i shows that these are used up" if "No space" in said else ""
+    return "free some space there, or inodes where df -i shows that these are used up" if "No space" in output else ""
 
 
 def one_line(text: str) -> str:

@@ -167,11 +167,11 @@ class FarPorts:
 
     def _arrived(self, channel: Any, origin: tuple[str, int], server: tuple[str, int]) -> None:
         """Called by paramiko's own thread, which must not wait."""
-        known, channel = self._known.get(server[1]), in_order(channel)
-        if known is None:
+        target, channel = self._known.get(server[1]), in_order(channel)
+        if target is None:
             channel.close()
         else:
-            threading.Thread(target=_join_new, args=(*known, channel), name="ssh-forward", daemon=True).start()
+            threading.Thread(target=_join_new, args=(*target, channel), name="ssh-forward", daemon=True).start()
 
     def _give_back(self, port: int) -> None:
         """End one port; paramiko's own way would forget the handler of all the others."""

@@ -159,10 +159,10 @@ class KnownHosts:
         signer = authority_of(key.certificate, name)
         if any(e.marker == "@revoked" and e.blob in (key.blob, signer) and e.covers(name) for e in self.entries):
             return HostKeyStatus.REVOKED
-        known = self.of(name)
-        if signer in self.authorities(name) or any(entry.blob == key.blob for entry in known):
+        entries = self.of(name)
+        if signer in self.authorities(name) or any(entry.blob == key.blob for entry in entries):
             return HostKeyStatus.KNOWN
-        return HostKeyStatus.CHANGED if known else HostKeyStatus.UNKNOWN
+        return HostKeyStatus.CHANGED if entries else HostKeyStatus.UNKNOWN
 
 
 def authority_of(certificate: bytes, name: str) -> bytes | None:
@@ -180,9 +180,9 @@ def authority_of(certificate: bytes, name: str) -> bytes | None:
         return None
     host = re.sub(r"^\[(.*)\]:\d+$", r"\1", name)
     principals = [principal.decode(errors="replace").lower() for principal in identity.valid_principals]
-    named = not principals or any(_fits(principal, host) for principal in principals)
-    valid = identity.valid_after <= time.time() < identity.valid_before
-    if identity.type is not SSHCertificateType.HOST or identity.critical_options or not (named and valid):
+    is_named = not principals or any(_fits(principal, host) for principal in principals)
+    is_valid = identity.valid_after <= time.time() < identity.valid_before
+    if identity.type is not SSHCertificateType.HOST or identity.critical_options or not (is_named and is_valid):
         return None
     line = identity.signature_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     return base64.b64decode(line.split()[1])
@@ -271,14 +271,14 @@ def parse_line(line: str, origin: str = "") -> KnownHost | None:
 
 def _fits(pattern: str, name: str) -> bool:
     """OpenSSH's patterns know only ``*`` and ``?``; the brackets of ``[host]:port`` are plain text."""
-    wanted = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
-    return re.fullmatch(wanted, name) is not None
+    expression = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+    return re.fullmatch(expression, name) is not None
 
 
 def _hashed_name_fits(hashed: str, name: str) -> bool:
     try:
         _, version, salt, digest = hashed.split("|")
-        found = hmac.new(base64.b64decode(salt), name.encode(), hashlib.sha1).digest()
-        return version == "1" and hmac.compare_digest(found, base64.b64decode(digest))
+        computed = hmac.new(base64.b64decode(salt), name.encode(), hashlib.sha1).digest()
+        return version == "1" and hmac.compare_digest(computed, base64.b64decode(digest))
     except ValueError:
         return False

@@ -88,9 +88,9 @@ def explain_key(path: Path, error: Exception) -> tuple[str, str]:
 def _instead(path: Path) -> str:
     """Return what to do about a name that is wrong: the keys beside it, or how to make one."""
     with contextlib.suppress(OSError):
-        beside = [public.with_suffix("").name for public in sorted(path.parent.glob("*.pub"))]
-        beside += [file.name for file in sorted(path.parent.iterdir()) if _is_private(file)]
-        if names := list(dict.fromkeys(name for name in beside if name != path.name)):
+        siblings = [public.with_suffix("").name for public in sorted(path.parent.glob("*.pub"))]
+        siblings += [file.name for file in sorted(path.parent.iterdir()) if _is_private(file)]
+        if names := list(dict.fromkeys(name for name in siblings if name != path.name)):
             return f"correct 'key' in the hosts file, or IdentityFile: {nearest(path.name, names)}"
     return f"correct 'key' in the hosts file, or make one: ssh-keygen -t ed25519 -f {_quoted(path)}"
 

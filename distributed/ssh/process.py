@@ -159,10 +159,10 @@ class Process(ABC):
         searched = 0
         while (position := self._rest.find(b"\n", searched)) < 0 and len(self._rest) < MAX_LINE:
             searched = len(self._rest)
-            more = self._more(_left(end))
-            if not more:
+            chunk = self._more(_left(end))
+            if not chunk:
                 break
-            self._rest += more
+            self._rest += chunk
         cut = min(position + 1 if position >= 0 else len(self._rest), MAX_LINE)
         line, self._rest = self._rest[:cut], self._rest[cut:]
         return line
@@ -293,12 +293,12 @@ class RemoteProcess(Process):
         if len(self._noise) > _NOISE_LIMIT:
             hint = "let ~/.bashrc, ~/.zshenv or config.fish there print nothing when the shell is not interactive"
             return NoShell(self.machine, "logged in, but its shell start files never stop printing", hint)
-        said = (self._noise + self._stderr).decode(errors="replace").strip()[:120]
-        problem = f"logged in, but commands do not run there ({said or 'no answer'})"
-        who = f"{self._host.user}@{self._host.hostname}"
-        if re.search(r"password.*(expired|change required)|change your password", said, re.IGNORECASE | re.DOTALL):
-            return NoShell(self.machine, problem, f"log in once with: ssh {who}, and choose a new password")
-        hint = f"do the user's start files there end the shell (try: ssh {who} true)? Does a ForceCommand of its "
+        output = (self._noise + self._stderr).decode(errors="replace").strip()[:120]
+        problem = f"logged in, but commands do not run there ({output or 'no answer'})"
+        login = f"{self._host.user}@{self._host.hostname}"
+        if re.search(r"password.*(expired|change required)|change your password", output, re.IGNORECASE | re.DOTALL):
+            return NoShell(self.machine, problem, f"log in once with: ssh {login}, and choose a new password")
+        hint = f"do the user's start files there end the shell (try: ssh {login} true)? Does a ForceCommand of its "
         hint += "sshd_config, or command= before the key in authorized_keys, run something else? "
         hint += f"Else give it a login shell: sudo chsh -s /bin/sh {self._host.user}"
         return NoShell(self.machine, problem, hint)

@@ -56,31 +56,33 @@ def open_transport(
         greet(host, wire, deadline)
         transport = paramiko.Transport(wire)
         _add_key_exchange(transport)
-        words, offers = _note_disconnect(transport), _note_offers(transport)
-        known = _known_hosts(host)
-        certified = bool(known.authorities(*host.known_names))
-        _prefer(transport, kinds or [kind for kind, _ in known.expected(*host.known_names).keys], certified)
+        last_words, offers = _note_disconnect(transport), _note_offers(transport)
+        known_hosts = _known_hosts(host)
+        uses_certificates = bool(known_hosts.authorities(*host.known_names))
+        _prefer(
+            transport, kinds or [kind for kind, _ in known_hosts.expected(*host.known_names).keys], uses_certificates
+        )
         _agree(host, transport, deadline, offers)
         if not (host.trusts_loopback and wire.on_loopback):
-            _check_identity(host, transport, known, trust)
+            _check_identity(host, transport, known_hosts, trust)
     except BaseException:
         if transport is not None:
             transport.close()
         wire.close()
         raise
-    return transport, words
+    return transport, last_words
 
 
 def _note_disconnect(transport: Any) -> list[str]:
     """Keep the text of the server's disconnect message, which paramiko only logs."""
-    words: list[str] = []
+    messages: list[str] = []
 
     def parse(message: Any) -> None:
         message.get_int()
-        words.append(message.get_text()[:200])
+        messages.append(message.get_text()[:200])
 
     transport._parse_disconnect = parse
-    return words
+    return messages
 
 
 def _note_offers(transport: Any) -> dict[str, list[str]]:
@@ -139,11 +141,11 @@ def _known_hosts(host: ResolvedHost, key: HostKeyInfo | None = None) -> KnownHos
     """
     entries = host.known_hosts().entries
     if host.known_hosts_command:
-        known = {"H": host.known_names[0], "I": "ORDER", "K": "NONE", "f": "NONE", "t": "NONE", "%": "%"}
+        tokens = {"H": host.known_names[0], "I": "ORDER", "K": "NONE", "f": "NONE", "t": "NONE", "%": "%"}
         if key is not None:
             blob = base64.b64encode(key.blob).decode()
-            known |= {"I": "HOSTNAME", "K": blob, "f": key.fingerprint, "t": key.key_type}
-        words = [re.sub(r"%(.)", lambda m: known.get(m[1], m[0]), word) for word in host.known_hosts_command]
+            tokens |= {"I": "HOSTNAME", "K": blob, "f": key.fingerprint, "t": key.key_type}
+        words = [re.sub(r"%(.)", lambda m: tokens.get(m[1], m[0]), word) for word in host.known_hosts_command]
         entries += parse_lines(_said_by(host, words), "KnownHostsCommand")
     return KnownHosts(entries)
 
@@ -161,16 +163,16 @@ def _said_by(host: ResolvedHost, words: Sequence[str]) -> list[str]:
     return done.stdout.decode(errors="replace").splitlines()
 
 
-def _prefer(transport: Any, known_types: Sequence[str], certified: bool) -> None:
+def _prefer(transport: Any, known_types: Sequence[str], uses_certificates: bool) -> None:
     """Ask for a key of a type we know, so that another one is not taken for a change; for a certificate before it where
     an authority is trusted with this host."""
     options = transport.get_security_options()
     offered = list(options.key_types)
-    wanted = [
+    preferred = [
         k for known in known_types for k in (("rsa-sha2-512", "rsa-sha2-256") if known == "ssh-rsa" else (known,))
     ]
-    ordered = list(dict.fromkeys([*(kind for kind in wanted if kind in offered), *offered]))
-    options.key_types = [*(f"{kind}{_CERTIFICATE}" for kind in ordered if certified), *ordered]
+    ordered = list(dict.fromkeys([*(kind for kind in preferred if kind in offered), *offered]))
+    options.key_types = [*(f"{kind}{_CERTIFICATE}" for kind in ordered if uses_certificates), *ordered]
 
 
 def _agree(host: ResolvedHost, transport: Any, deadline: Deadline, offers: Mapping[str, list[str]]) -> None:
@@ -197,22 +199,22 @@ def _explain_handshake(host: ResolvedHost, error: Exception, deadline: Deadline)
     return NotSsh(host.machine, f"{host.where} breaks the SSH protocol: {text[:120]}", "is 'port' its SSH server's?")
 
 
-def _check_identity(host: ResolvedHost, transport: Any, known: KnownHosts, trust: Trust | None) -> None:
+def _check_identity(host: ResolvedHost, transport: Any, known_hosts: KnownHosts, trust: Trust | None) -> None:
     key = transport.get_remote_server_key()
     name, plain_name = host.known_names
     certificate = key.public_blob.key_blob if key.public_blob else b""
     info = HostKeyInfo(host.machine, name, key.get_name(), key.asbytes(), certificate)
-    known = _known_hosts(host, info) if host.known_hosts_command else known
-    verdict = known.judge(info)
-    if verdict is HostKeyStatus.UNKNOWN and plain_name != name:
-        plain = known.judge(replace(info, name=plain_name))
-        verdict = plain if plain in (HostKeyStatus.KNOWN, HostKeyStatus.REVOKED) else verdict
-    if verdict is HostKeyStatus.REVOKED or (host.revoked_keys and is_revoked(info, host.revoked_keys)):
+    known_hosts = _known_hosts(host, info) if host.known_hosts_command else known_hosts
+    status = known_hosts.judge(info)
+    if status is HostKeyStatus.UNKNOWN and plain_name != name:
+        plain_status = known_hosts.judge(replace(info, name=plain_name))
+        status = plain_status if plain_status in (HostKeyStatus.KNOWN, HostKeyStatus.REVOKED) else status
+    if status is HostKeyStatus.REVOKED or (host.revoked_keys and is_revoked(info, host.revoked_keys)):
         raise HostKeyChanged(host.machine, f"its host key {info.fingerprint} is revoked", "do not connect")
-    if verdict is HostKeyStatus.CHANGED:
-        raise _changed(host, info, known.of(name)[0])
-    if verdict is HostKeyStatus.UNKNOWN:
-        info = replace(info, known_as=known.names_of(info.blob))
+    if status is HostKeyStatus.CHANGED:
+        raise _changed(host, info, known_hosts.of(name)[0])
+    if status is HostKeyStatus.UNKNOWN:
+        info = replace(info, known_as=known_hosts.names_of(info.blob))
         if not host.accepts_new_keys and (trust is None or not trust(info)):
             raise UnknownHostKey(info)
         _remember(host, info)

@@ -223,15 +223,15 @@ def _connect(family: socket.AddressFamily, address: Any, seconds: float, source:
 
 def _look_up(host: ResolvedHost, deadline: Deadline) -> list[tuple[socket.AddressFamily, Any]]:
     family = _FAMILIES.get(host.address_family, socket.AF_UNSPEC)
-    asking = in_background(lambda: socket.getaddrinfo(host.hostname, host.port, family, socket.SOCK_STREAM))
+    lookup = in_background(lambda: socket.getaddrinfo(host.hostname, host.port, family, socket.SOCK_STREAM))
     try:
-        found = asking.result(deadline.remaining)
+        resolved = lookup.result(deadline.remaining)
     except concurrent.futures.TimeoutError:
         problem = f"looking up the name '{host.hostname}' took more than {deadline.seconds:.0f} s"
         raise NameUnknown(host.machine, problem, host.note or "is the name server of this computer up?") from None
     except (OSError, UnicodeError):
         raise NameUnknown(host.machine, *explain_name(host)) from None
-    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in resolved))
 
 
 def in_background(call: Callable[[], _T]) -> concurrent.futures.Future[_T]:
@@ -264,27 +264,27 @@ def explain_name(host: ResolvedHost) -> tuple[str, str]:
 
 
 def _explain_connect(host: ResolvedHost, address: str, error: OSError, deadline: Deadline) -> SshError:
-    where = host.where if address == host.hostname else f"{host.where} ({address})"
+    endpoint = host.where if address == host.hostname else f"{host.where} ({address})"
     ago = seconds_since_answer(address, host.port)
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
         hint = "is it on, awake and in this network? A firewall may drop the packets"
-        problem = f"no answer from {where} within {deadline.seconds:.0f} s"
+        problem = f"no answer from {endpoint} within {deadline.seconds:.0f} s"
         if ago is not None:
             return ConnectTimeout(host.machine, f"{problem}, and it answered {ago:.0f} s ago", CONNECTION_LIMIT)
         return ConnectTimeout(host.machine, problem, hint)
     if error.errno in (errno.ECONNREFUSED, errno.ECONNRESET):
         if ago is not None:
-            problem = f"{where} answered {ago:.0f} s ago and refuses connections now"
+            problem = f"{endpoint} answered {ago:.0f} s ago and refuses connections now"
             hint = f"{CONNECTION_LIMIT}; or its SSH server was stopped: {REMOTE_LOGIN}"
             return PortClosed(host.machine, problem, hint)
-        return PortClosed(host.machine, f"no SSH server listens at {where}", REMOTE_LOGIN)
+        return PortClosed(host.machine, f"no SSH server listens at {endpoint}", REMOTE_LOGIN)
     if error.errno == errno.EADDRNOTAVAIL and host.bind_address:
-        problem = f"this computer has no address {host.bind_address} to connect to {where} from"
+        problem = f"this computer has no address {host.bind_address} to connect to {endpoint} from"
         return NoRoute(host.machine, problem, "correct BindAddress in ~/.ssh/config")
     if error.errno in NO_ROUTE:
         hint = "is it on, awake and in this network?" + (_MAC_NETWORK if sys.platform == "darwin" else "")
-        return NoRoute(host.machine, f"no route to {where} ({error.strerror}, errno {error.errno})", hint)
-    return NoRoute(host.machine, f"cannot connect to {where}: {error.strerror or error}", "check the address")
+        return NoRoute(host.machine, f"no route to {endpoint} ({error.strerror}, errno {error.errno})", hint)
+    return NoRoute(host.machine, f"cannot connect to {endpoint}: {error.strerror or error}", "check the address")
 
 
 def greet(host: ResolvedHost, wire: SshStream, deadline: Deadline) -> None:
@@ -315,9 +315,9 @@ def greet(host: ResolvedHost, wire: SshStream, deadline: Deadline) -> None:
         raise not_ssh(host, line)
 
 
-def stalled(host: ResolvedHost, what: str, seconds: float, notice: str = "") -> Stalled:
+def stalled(host: ResolvedHost, silence: str, seconds: float, notice: str = "") -> Stalled:
     """Return the error for a server that went silent, after a notice to a person where it has shown one."""
-    problem = f"{host.where} accepted the connection but {what} within {seconds:.0f} s"
+    problem = f"{host.where} accepted the connection but {silence} within {seconds:.0f} s"
     if "://" in notice:
         hint = "open the address that it shows, confirm the log-in there, and try again"
         return Stalled(host.machine, f"{problem}; it says: {notice!r}", hint)

@@ -74,7 +74,7 @@ def assigned_coordinator(
     run_id: str, config: Mapping[str, Any], links: Mapping[str, str], certificates: Path
 ) -> Assignment:
     """Return what the machine of the coordinator is to run; paths in its configuration become those there."""
-    there = {**config, "address": "0.0.0.0", "certificates": "secrets/coordinator"}
+    remote_config = {**config, "address": "0.0.0.0", "certificates": "secrets/coordinator"}
     keys = {f"secrets/coordinator/{path.name}": path.read_bytes() for path in sorted(certificates.iterdir())}
     return Assignment(
         run_id=run_id,
@@ -85,7 +85,7 @@ def assigned_coordinator(
         module="training.exchange.coordinator_main",
         place="coordinator",
         words=("--config", "secrets/coordinator.json"),
-        files={"secrets/coordinator.json": json.dumps(there).encode(), **keys},
+        files={"secrets/coordinator.json": json.dumps(remote_config).encode(), **keys},
         brings="",
     )
 

@@ -92,23 +92,23 @@ class RemoteWorker:
             self._post({"worker": message})
             return
         try:
-            where = self._rendezvous.begin(message["address"], message.get("relay", ""))
+            rendezvous = self._rendezvous.begin(message["address"], message.get("relay", ""))
         except MusterError as error:
             self._broken = error
             self.signal(signal.SIGKILL)
             return
-        self._post({"files": self._certificates(), "worker": where})
+        self._post({"files": self._certificates(), "worker": rendezvous})
 
-    def _send_new_rendezvous(self, look: Callable[[], dict[str, str]]) -> str:
+    def _send_new_rendezvous(self, get_update: Callable[[], dict[str, str]]) -> str:
         """Tell the worker where coordinator and relay are, if there is news; return what there is to say of it."""
         try:
-            news = look()
+            update = get_update()
         except MusterError as error:
             return f", but it cannot reach the coordinator: {error.message}"
-        if not news:
+        if not update:
             return ""
-        self._post({"worker": news})
-        return f"; it finds the coordinator at {news['address']} now"
+        self._post({"worker": update})
+        return f"; it finds the coordinator at {update['address']} now"
 
     def signal(self, number: int) -> None:
         if number == signal.SIGKILL:
@@ -120,15 +120,15 @@ class RemoteWorker:
         machine's."""
         self._progress(event)
         self.timeouts = replace(self.timeouts, grace=max(self.timeouts.grace, self._progress.time_to_end))
-        fresh = time.monotonic() - self._attached > _OLD_NEWS  # else it was said while the connection was broken
-        if isinstance(event, WarningEvent) and event.unreached and fresh:
-            look = functools.partial(self._rendezvous.instead_of, event.unreached)
-            threading.Thread(target=self._send_new_rendezvous, args=(look,), daemon=True).start()  # SSH may block
+        is_current = time.monotonic() - self._attached > _OLD_NEWS  # else it was said while the connection was broken
+        if isinstance(event, WarningEvent) and event.unreached and is_current:
+            get_update = functools.partial(self._rendezvous.instead_of, event.unreached)
+            threading.Thread(target=self._send_new_rendezvous, args=(get_update,), daemon=True).start()  # SSH may block
         if not isinstance(event, ErrorEvent) or event.machine:
             return event
         name = self.link.name
-        named = event.message.startswith(f"{name}:")  # it, or one of its devices
-        message = event.message if named else f"{name}: {event.message}"
+        is_named = event.message.startswith(f"{name}:")  # it, or one of its devices
+        message = event.message if is_named else f"{name}: {event.message}"
         return event.model_copy(update={"message": message, "machine": name})
 
     def exit_code(self) -> int:
@@ -171,9 +171,9 @@ class RemoteWorker:
             self._done.set()
 
     def _failure(self, error: MusterError | OSError) -> bytes:
-        known = error if isinstance(error, MusterError) else MusterError(str(error), machine=self.link.name)
-        told = ErrorEvent.of(known, self.assignment.rank)
-        return to_line(told.model_copy(update={"exit_code": int(ExitCode.NOT_READY)})).encode()
+        failure = error if isinstance(error, MusterError) else MusterError(str(error), machine=self.link.name)
+        event = ErrorEvent.of(failure, self.assignment.rank)
+        return to_line(event.model_copy(update={"exit_code": int(ExitCode.NOT_READY)})).encode()
 
     # ------------------------------------------------------------------------------------------------------ start
 
@@ -217,16 +217,16 @@ class RemoteWorker:
 
     def _follow(self) -> Iterator[bytes]:
         """Yield event lines until the worker has ended or is lost."""
-        heard, pause, complained = time.monotonic(), 0.1, False
+        last_heard, pause, is_disconnected = time.monotonic(), 0.1, False
         while self._code is None:
             problem = f"{self.link.name}: the connection ended"
             try:
                 for record in self._records():
-                    heard, pause = time.monotonic(), 0.1
-                    if complained:
-                        complained = False
-                        told = self._send_new_rendezvous(self._rendezvous.news)
-                        yield self._note(f"{self.link.name}: reconnected{told}")
+                    last_heard, pause = time.monotonic(), 0.1
+                    if is_disconnected:
+                        is_disconnected = False
+                        change = self._send_new_rendezvous(self._rendezvous.news)
+                        yield self._note(f"{self.link.name}: reconnected{change}")
                     line = self.take(record)
                     if line:
                         yield line
@@ -241,11 +241,11 @@ class RemoteWorker:
             self._raise_broken()
             # One that is not wanted any more is ended by its lease where we cannot do it.
             patience = self.timeouts.silence if self._unwanted else self.timeouts.give_up
-            if time.monotonic() - heard > patience:
+            if time.monotonic() - last_heard > patience:
                 self._lose(f"could not be reached for {patience:.0f} s")
                 return
-            if not complained:
-                complained = True
+            if not is_disconnected:
+                is_disconnected = True
                 yield self._note(f"{problem}; its worker may go on; reconnecting")
             time.sleep(pause)
             pause = min(2 * pause, 2.0)
@@ -274,15 +274,15 @@ class RemoteWorker:
             greeting = process.read_line(self.timeouts.silence)
             if not greeting:  # ended before it was attached
                 return
-            first = AgentHello.parse(greeting)
-            if first.gone:
+            hello = AgentHello.parse(greeting)
+            if hello.gone:
                 self._lose("its agent is gone")
                 with contextlib.suppress(SshError):
                     self.link.ask("forget", *self._place)
                 return
             self._attached = time.monotonic()
             stop = threading.Event()
-            writer = threading.Thread(target=self._write, args=(process, first.commands, stop), daemon=True)
+            writer = threading.Thread(target=self._write, args=(process, hello.commands, stop), daemon=True)
             writer.start()
             try:
                 while (line := process.read_line(self.timeouts.silence)).endswith(b"\n"):  # else it was cut off

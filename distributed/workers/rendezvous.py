@@ -78,6 +78,6 @@ class RendezvousUpdates:
         address, relay = (self._reach(one) if one else "" for one in engine)
         return address, relay
 
-    def _message(self, reached: tuple[str, str]) -> dict[str, str]:
-        self._sent = reached
-        return dict(zip(("address", "relay"), reached, strict=True))
+    def _message(self, addresses: tuple[str, str]) -> dict[str, str]:
+        self._sent = addresses
+        return dict(zip(("address", "relay"), addresses, strict=True))

@@ -275,7 +275,7 @@ def test_an_agent_that_is_stopped_is_not_waited_for_without_end(
         listener.bind(agent.SOCKET)
         listener.listen(1)
         with pytest.raises(OSError, match="does not end"):
-            agent.end_old_agent(patience=0.3)
+            agent.end_old_agent(timeout=0.3)
 
 
 def test_a_line_without_end_comes_in_pieces(agents: Agents) -> None:

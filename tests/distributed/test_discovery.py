@@ -645,7 +645,7 @@ def test_interfaces_that_come_and_go_do_not_pile_up_look_ups(tmp_path: Path) -> 
         answer.wait(PATIENCE)
 
     sources = Sources(typed=("box",), ssh_config=tmp_path / "none", known_hosts=())
-    with Discovery(sources, browse=False, interfaces=interfaces, interfaces_every=0.0, look=look_up):
+    with Discovery(sources, browse=False, interfaces=interfaces, interfaces_interval=0.0, look=look_up):
         until(lambda: "looks" in seen)
         first = seen["changes"]
         until(lambda: seen["changes"] > first + 4)
@@ -661,5 +661,5 @@ def test_what_could_not_be_looked_up_is_tried_again() -> None:
         return Sighting(candidate.key, candidate.target.name, problem=next(answers))
 
     sources = Sources(typed=("box",), ssh_config=Path("/dev/null"), known_hosts=())
-    with Discovery(sources, browse=False, look=answer, failed_every=0.05) as looking:
+    with Discovery(sources, browse=False, look=answer, retry_interval=0.05) as looking:
         until(lambda: [one.problem for one in looking.state.sightings.values() if one.name == "box"] == [None])

@@ -166,7 +166,7 @@ def test_who_answers_is_looked_at_before_many_that_are_new_and_silent() -> None:
 
     async def look() -> None:
         nonlocal now
-        watch = PathWatch(observe, {}, read, clock=lambda: now, connect=lambda *_: None, sign=sign)
+        watch = PathWatch(observe, {}, read, clock=lambda: now, connect=lambda *_: None, probe_life=sign)
         for turn in range(10):
             now = 3.0 * turn
             for one in (sighted("studio"), *(silent(3 * turn + more) for more in range(3))):

@@ -293,7 +293,7 @@ def test_who_gives_up_does_not_wait_for_what_is_being_sent(tmp_path: Path, monke
     inputs = SimpleNamespace(trees={"inputs/dataset": folder_tree(tmp_path)})
     with ThreadPoolExecutor(1) as pool:
         sent = pool.submit(
-            machine_figures.bring, cast(Any, SlowLink()), cast(Any, inputs), given_up=gate.given_up.is_set
+            machine_figures.bring, cast(Any, SlowLink()), cast(Any, inputs), is_abandoned=gate.given_up.is_set
         )
         assert began.wait(60)
         gate.give_up()

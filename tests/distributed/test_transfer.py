@@ -90,7 +90,7 @@ def test_a_transfer_that_does_not_move_is_given_up(tmp_path: Path, tree: Tree, m
     link = far_machine(tmp_path, connection := Breaking([0] * 100))
     monkeypatch.setattr(link, "connection", unreachable_after(link, connection, 3))
     with pytest.raises(Dropped):
-        send_trees(link, [tree], patience=0.0)
+        send_trees(link, [tree], timeout=0.0)
 
 
 def unreachable_after(link: MachineLink, connection: HereConnection, times: int) -> object:

@@ -46,7 +46,9 @@ def test_what_a_machine_says_of_snapshots_is_checked() -> None:
         return MachineLink(machine, lambda: Says(answer))
 
     heard: list[SnapshotEvent] = []
-    assert leftovers(Hosts(machines=(Machine(name="box"),)), "run-1", dial=dial, held=heard.append) == {"box": []}
+    assert leftovers(Hosts(machines=(Machine(name="box"),)), "run-1", dial=dial, on_snapshot=heard.append) == {
+        "box": []
+    }
     assert [(one.member, one.step) for one in heard] == [(1, 7)]
 
 
