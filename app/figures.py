@@ -25,7 +25,7 @@ from training.tasks.error_analysis import (
     by_speaker,
     confusions,
     difference,
-    part_of,
+    slice_of,
 )
 from training.tasks.predictions import BEFORE, FOLDER, NAME, Prediction, read_predictions
 
@@ -216,7 +216,7 @@ def breakdown_lines(predictions: Sequence[Prediction], before: Sequence[Predicti
             ]
     if wrong := confusions(predictions, SHOWN_CONFUSIONS):
         pairs = ", ".join(
-            f"{_word(confusion.said)} as {_word(confusion.heard)} ({confusion.times}x)" for confusion in wrong
+            f"{_word(confusion.reference)} as {_word(confusion.hypothesis)} ({confusion.count}x)" for confusion in wrong
         )
         lines.append(f"heard    {pairs}")
     return lines
@@ -248,10 +248,10 @@ def breakdown_document(predictions: Sequence[Prediction]) -> dict[str, Any]:
     """Return the same for programs."""
     breakdown = {grouping: [_document(group) for group in divide(predictions)] for grouping, divide in WAYS.items()}
     wrong = [
-        {"said": confusion.said, "heard": confusion.heard, "times": confusion.times}
+        {"said": confusion.reference, "heard": confusion.hypothesis, "times": confusion.count}
         for confusion in confusions(predictions, 50)
     ]
-    return {"overall": _document(part_of("", predictions)), **breakdown, "confusions": wrong}
+    return {"overall": _document(slice_of("", predictions)), **breakdown, "confusions": wrong}
 
 
 def _document(group: EvaluationSlice) -> dict[str, Any]:

@@ -231,7 +231,7 @@ def _refuse_languages(profile: Profile, splits: SpeechSplits) -> None:
     """
     settings = {"language": [profile.model.language], "languages": profile.data.languages.split(",")}
     named = {name.strip(): option for option, names in settings.items() for name in names}
-    spoken = {clip.language: clip.where for clips in splits.values() for clip in reversed(clips)}
+    spoken = {clip.language: clip.location for clips in splits.values() for clip in reversed(clips)}
     places = {**{name: f"{where}, column language" for name, where in spoken.items()}, **named}
     has = _languages_of(profile.model)
     for name, where in places.items():

@@ -43,10 +43,10 @@ def prepare_data(plan: RunPlan, rank: int, task: Task, emit: Emit) -> None:
     Raises:
         BadInput: they cannot be used; names the member where each has its own.
     """
-    from training.tasks.base import now_and_then
+    from training.tasks.base import throttled
 
     try:
-        task.prepare(now_and_then(lambda phase, done, total: emit(ProgressEvent(phase=phase, done=done, total=total))))
+        task.prepare(throttled(lambda phase, done, total: emit(ProgressEvent(phase=phase, done=done, total=total))))
     except BadInput as error:
         if not plan.profile.data.local_data:
             raise

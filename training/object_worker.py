@@ -24,14 +24,16 @@ def _task(plan: RunPlan, secrets: Path) -> Task:
         multiprocessing.spawn.prepare(pickle.load(file))
     import torch
 
-    from training.tasks.base import Place
+    from training.tasks.base import GroupPosition
     from training.tasks.custom import CustomTask
-    from training.tasks.object_files import asks_place, made
+    from training.tasks.object_files import depends_on_rank, instantiate
 
     job = torch.load(secrets / OBJECTS, weights_only=False)  # the person's own objects, written by their process
-    if asks_place(job):
-        return CustomTask(plan.profile, lambda rank, world_size: made(job, seed, Place(rank, world_size)))
-    return CustomTask(plan.profile, lambda: made(job, seed))
+    if depends_on_rank(job):
+        return CustomTask(
+            plan.profile, lambda rank, world_size: instantiate(job, seed, GroupPosition(rank, world_size))
+        )
+    return CustomTask(plan.profile, lambda: instantiate(job, seed))
 
 
 if __name__ == "__main__":

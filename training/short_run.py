@@ -42,7 +42,7 @@ from training.plan import RunPlan, read_plan
 from training.resources import free_cores, granted_cores, quota, threads, total_memory
 from training.sensors import OtherLoad, RunProcesses, battery
 from training.strategies.registry import usual_strategy
-from training.tasks.base import Place, Task
+from training.tasks.base import GroupPosition, Task
 from training.tasks.registry import task_from_profile
 from training.trainer import Trainer
 from training.worker import take_over_stdout, worker_arguments
@@ -307,7 +307,7 @@ def carry_out(
     # Any number of broken samples is borne: in a few of them their share is a matter of luck.
     profile = plan.profile_of(0)
     task = task_of(profile.model_copy(update={"data": profile.data.model_copy(update={"max_broken_share": 1.0})}))
-    task.place = Place(rank, plan.world_size)
+    task.group_position = GroupPosition(rank, plan.world_size)
     wait()
     task.device = device
     samples = task.prepare_some(

@@ -74,13 +74,13 @@ class Showing:
 
     def _look(self, split: str, step: int) -> None:
         size = len(self._task.evaluation[split])
-        most = min(size, self._task.most_shown)
+        most = min(size, self._task.max_shown)
         places = {f"sample {index}": index for index in (size * part // most for part in range(most))}
         if not step:
             found = self._shown(split, places)
             kept = [
                 {"id": name, "prompt": one.prompt, "exact_prompt": one.exact_prompt, "reference": one.reference,
-                 "before": one.said, "first": one.loss}
+                 "before": one.generated, "first": one.loss}
                 for name, one in found.items()
             ]  # fmt: skip
             document = {"kind": self._task.shows, "split": split, "step": 0, "of": len(kept), "samples": kept}

@@ -158,12 +158,12 @@ def main(make_task: Callable[[RunPlan, Path], Task] | None = None, module: str =
     signal.signal(signal.SIGTERM, lambda *_: control.post(Command(command="stop", reason="terminated")))
     try:
         plan = read_plan(arguments.plan)
-        from training.tasks.base import Place  # imports torch
+        from training.tasks.base import GroupPosition  # imports torch
         from training.tasks.registry import task_from_profile
 
         def task_of(rank: int) -> Task:
             made = make_task(plan, arguments.secrets) if make_task else task_from_profile(plan.profile_of(rank))
-            made.place = Place(rank, len(plan.seats))
+            made.group_position = GroupPosition(rank, len(plan.seats))
             return made
 
         task = task_of(arguments.rank)

@@ -23,7 +23,7 @@ from training.model_folders import is_language_model
 from training.plan import read_plan
 from training.run_files import try_to_write
 from training.runs import find_model, find_run
-from training.tasks.error_analysis import difference, part_of
+from training.tasks.error_analysis import difference, slice_of
 from training.tasks.predictions import FOLDER, NAME, Prediction, read_predictions, write_predictions
 from training.tasks.speech_dataset import clips_of_split, is_on_hub, split_to_evaluate
 
@@ -120,7 +120,7 @@ def _run_said(model: Path, measured: EvaluationResult) -> Iterator[str]:
         profile = read_plan(model.parent / "plan.json").profile
     except BadInput:  # it is no run's, or the run kept nothing
         return
-    own, found = part_of("", list(said.values())), part_of("", measured.predictions)
+    own, found = slice_of("", list(said.values())), slice_of("", measured.predictions)
     here = {one.id: one.reference for one in measured.predictions}
     if here == {name: one.reference for name, one in said.items()} and own.edits != found.edits:
         beside = ", the adapters beside the weights and not merged" if profile.model.tuning == "lora" else ""
@@ -221,7 +221,7 @@ def export(
             ),
             say,
         )
-    heard = [asdict(one) for one in outcome.result.heard] if outcome.result else []
+    heard = [asdict(one) for one in outcome.result.transcripts] if outcome.result else []
     document = {"folder": str(outcome.folder), "manifest": outcome.manifest, "heard": heard}
     return answer(as_json, document, _compared(outcome, made))
 
@@ -236,11 +236,11 @@ def _refuse_unfit(made: Format, source: ModelSource, adapter: bool, quantize: st
 
 def _compared(outcome: ExportOutcome, made: Format) -> Iterator[str]:
     result = outcome.result
-    for one in result.heard if result else ():
+    for one in result.transcripts if result else ():
         yield f"{visible(one.name)}\n  original: {visible(one.original)}\n  exported: {visible(one.exported)}"
     if result:
-        same = f"the same: {result.same} of {counted(len(result.heard), 'text')}"
-        yield f"{same}; {result.differing:.1%} of the words differ"
+        same = f"the same: {result.identical} of {counted(len(result.transcripts), 'text')}"
+        yield f"{same}; {result.word_difference:.1%} of the words differ"
     else:
         yield f"not checked: {visible(outcome.manifest['check']['reason'])}"
     files = outcome.manifest["files"]

@@ -72,7 +72,8 @@ def recordings(evidence: Evidence) -> str:
             shown.append(f"<p>{left} more, none of them worse.</p>" if left > 0 else "")
     if confused := confusions(after, 20):
         rows = [
-            (confusion.said or "(nothing)", confusion.heard or "(nothing)", confusion.times) for confusion in confused
+            (confusion.reference or "(nothing)", confusion.hypothesis or "(nothing)", confusion.count)
+            for confusion in confused
         ]
         shown.append(f"<h3>Words heard as others</h3>{table(('said', 'heard', 'times'), rows, numbers=(2,))}")
     return "".join(shown) + _worst(evidence, before, after)

@@ -275,4 +275,4 @@ def test_a_shown_text_goes_on_from_the_beginning_of_a_held_out_one(prepared: Pre
     assert found.loss is None and found == task.shown(model, task.collate([sample], None))
     with torch.no_grad():
         ids = torch.from_numpy(sample[0][:8])[None]
-        assert found.said.startswith(task.tokenizer.decode(model(input_ids=ids).logits[0, -1:].argmax(-1)))
+        assert found.generated.startswith(task.tokenizer.decode(model(input_ids=ids).logits[0, -1:].argmax(-1)))

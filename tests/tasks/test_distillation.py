@@ -74,7 +74,7 @@ def test_what_is_not_named_counts_as_one_and_never_adds(seed: int) -> None:
     kept = divergence(soften(teacher, 1.0), student, 1.0)
     assert (kept <= whole.sum(-1) * 1.002 + 1e-3).all()
     assert (kept >= 0).all()
-    coarse = divergence(soften(teacher, 1.0, most=8), student, 1.0)
+    coarse = divergence(soften(teacher, 1.0, count=8), student, 1.0)
     assert (coarse <= kept * 1.002 + 2e-3).all()
 
 
@@ -147,7 +147,7 @@ def test_loss_is_the_mean_over_the_weight(prepared: Any) -> None:
         parts = [training_batch(task, index) for index in range(3)]
         total = sum(float(task.loss(student, part)) * task.weight(part) for part in parts)
         assert float(task.loss(student, whole)) == pytest.approx(total / task.weight(whole), abs=2e-4)
-    assert len(whole["teacher"].rest) == task.weight(whole)
+    assert len(whole["teacher"].tail) == task.weight(whole)
 
 
 def test_the_teacher_is_asked_once(prepared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_answers_are_of_the_texts_that_are_trained_on(prepared: Any, speech_fold
     rows = write_clips(speech_folder, 8)
     write_csv(speech_folder / "train.csv", [(identity, path, "four") for identity, path, _ in rows])
     after = training_batch(prepared(), 0)["teacher"]
-    assert (len(before.rest), len(after.rest)) == (len(" one") + 1, len(" four") + 1)
+    assert (len(before.tail), len(after.tail)) == (len(" one") + 1, len(" four") + 1)
 
 
 @pytest.mark.parametrize("options", [{"augmentation": 0.5}, {"epochs": 1.0}], ids=["augmented", "seen once"])

@@ -51,7 +51,7 @@ def checked(request: ExportRequest, exporter: Exporter | None = None) -> CheckRe
 def test_ctranslate2_writes_the_same_texts(trained_whisper: Path, tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     outcome = checked(request_of(trained_whisper, tmp_path / "out", "ctranslate2"))
-    assert [(one.original, one.exported) for one in outcome.heard] == [(word, word) for word in WORDS[:3]]
+    assert [(one.original, one.exported) for one in outcome.transcripts] == [(word, word) for word in WORDS[:3]]
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["check"] == {"checked": True, "samples": 3, "texts_the_same": 3, "words_differing": 0, "bound": 0.1}
     assert manifest["source"]["sha256"] == {
@@ -89,7 +89,7 @@ def test_a_plain_folder_has_a_card_and_opens(trained_whisper: Path, tmp_path: Pa
     )  # fmt: skip
     source = ModelSource(trained_whisper / "model", run)
     outcome = checked(request_of(trained_whisper, tmp_path / "out", source=source, files=(), quantize="float16"))
-    assert outcome.same == 3  # of the validation split
+    assert outcome.identical == 3  # of the validation split
     card = (tmp_path / "out" / "README.md").read_text()
     assert "| validation | WER | 80.0 % | 5.3 % |" in card
     assert 'license: "apache-2.0"' in card
@@ -112,7 +112,7 @@ def settings_of(folder: Path) -> Any:
 def test_adapters_are_merged_or_stay_apart(trained_whisper: Path, adapter: Path, tmp_path: Path) -> None:
     source = ModelSource(adapter, None)
     merged = checked(request_of(trained_whisper, tmp_path / "merged", source=source))
-    assert merged.same == 3
+    assert merged.identical == 3
     assert (tmp_path / "merged" / "config.json").is_file()
     apart = export(request_of(trained_whisper, tmp_path / "apart", source=source, adapter=True), told)
     assert apart.manifest["check"]["checked"] is False
@@ -126,7 +126,7 @@ def test_other_texts_are_refused_and_nothing_is_left(trained_whisper: Path, tmp_
         export(request_of(trained_whisper, tmp_path / "deep" / "out"), told, other)
     assert list(tmp_path.iterdir()) == []
     allowed = checked(request_of(trained_whisper, tmp_path / "deep" / "out", bound=0.4), other)
-    assert allowed.heard[2] == TranscriptPair("clip2.wav", "three", "something")
+    assert allowed.transcripts[2] == TranscriptPair("clip2.wav", "three", "something")
 
 
 def test_nothing_is_overwritten_unasked(trained_whisper: Path, tmp_path: Path) -> None:
@@ -256,11 +256,11 @@ def test_whisper_cpp_reads_what_was_written(tmp_path: Path, quantize: str) -> No
 
     wrapper = WhisperModelWrapper(settings_of(folder))
     clip = SimpleNamespace(samples=np.zeros(16000, np.float32), language="en")
-    texts = ggml_model.EXPORTER.listen(tmp_path / "out", exporters.MergedWhisper(folder, wrapper, None), [clip])
+    texts = ggml_model.EXPORTER.transcribe(tmp_path / "out", exporters.MergedWhisper(folder, wrapper, None), [clip])
     assert texts == [WORD]
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(RunFailed, match="whisper.cpp cannot run the exported model"):
-        ggml_model.EXPORTER.listen(tmp_path / "out", exporters.MergedWhisper(folder, wrapper, None), [clip])
+        ggml_model.EXPORTER.transcribe(tmp_path / "out", exporters.MergedWhisper(folder, wrapper, None), [clip])
 
 
 @settings(max_examples=30)
@@ -287,7 +287,7 @@ def test_onnx_writes_the_same_texts(trained_whisper: Path, tmp_path: Path) -> No
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
     outcome = checked(request_of(trained_whisper, tmp_path / "out", "onnx"))
-    assert outcome.same == 3
+    assert outcome.identical == 3
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx", "tokenizer.json"} <= names
 
@@ -329,11 +329,11 @@ def test_without_recordings_it_says_how_to_give_some(trained_whisper: Path, tmp_
 def test_difference_counts_normalised_words() -> None:
     clips = [SimpleNamespace(name=str(index), language="en") for index in range(2)]
     found = compare(clips, ["Left, right.", "stop"], ["left right", "stop stop"])
-    assert found.differing == pytest.approx(1 / 3)
-    assert found.same == 0
+    assert found.word_difference == pytest.approx(1 / 3)
+    assert found.identical == 0
     silent_ones = compare(clips, ["", ""], ["", "word"])
-    assert silent_ones.differing == 1.0
-    assert compare(clips, ["\ufffd", "..."], ["\ufffd", "..."]).differing == 0.0  # nothing in them is a word
+    assert silent_ones.word_difference == 1.0
+    assert compare(clips, ["\ufffd", "..."], ["\ufffd", "..."]).word_difference == 0.0  # nothing in them is a word
 
 
 def test_the_run_of_a_model_is_found(trained_whisper: Path, tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_a_model_of_two_languages_is_checked_in_the_language_it_hears(
 ) -> None:
     source = ModelSource(multilingual_whisper, None)
     outcome = checked(request_of(trained_whisper, tmp_path / "out", source=source))
-    assert outcome.same == 3
+    assert outcome.identical == 3
 
 
 @pytest.mark.parametrize("languages", [["fr"], ["de", "en"]])

@@ -96,7 +96,7 @@ def test_tables_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "dev.jsonl").write_text(json.dumps({"prompt": "f", "response": "g"}) + "\n\n")
     found = read_conversations(conversation_files(str(tmp_path)))
     assert [one.messages[0]["content"] for one in found["train"]] == ["a; b", "d"]
-    assert found["validation"][0].where.endswith("dev.jsonl, line 1")
+    assert found["validation"][0].location.endswith("dev.jsonl, line 1")
     for content, said in (("{", "line 1: not JSON"), ("[3]", "not a JSON object"), ("\n", "the file is empty")):
         (tmp_path / "dev.jsonl").write_text(content)
         with pytest.raises(BadInput, match=said):
@@ -128,7 +128,7 @@ def test_training_learns_the_responses(make_profile: ProfileMaker, tmp_path: Pat
     assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))
     shown = task.shown(model.eval(), task.collate([task.evaluation["validation"][0]], None))
     word = next(row["response"] for row in rows if row["response"] not in learnt_words(task))
-    assert f"say {word}" in shown.prompt and shown.reference.startswith(word) and shown.said
+    assert f"say {word}" in shown.prompt and shown.reference.startswith(word) and shown.generated
 
 
 def test_the_first_member_tells_what_is_not_learnt(make_profile: ProfileMaker, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from profiles.errors import BadInput
 from training.tasks import custom, object_files, sample_file, user_code
 from training.tasks.custom import CustomJob
-from training.tasks.object_files import build, load_result, made, make_model, read_job, write_job
+from training.tasks.object_files import build, instantiate, load_result, make_model, read_job, write_job
 
 DATA = TensorDataset(torch.arange(8.0).reshape(4, 2), torch.arange(4))
 
@@ -129,14 +129,14 @@ def test_a_model_that_would_be_another_one_there_is_refused(tmp_path: Path, mode
 )
 def test_parts_that_are_something_else(parts: CustomJob, said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        made(parts, 1)
+        instantiate(parts, 1)
 
 
 def test_every_part_is_made_from_the_seed() -> None:
     first = make_model(net, 1)
     assert isinstance(first, Net)
     torch.rand(1)
-    again = made(CustomJob(net, data), 1).model
+    again = instantiate(CustomJob(net, data), 1).model
     assert isinstance(again, Net) and torch.equal(first.first.weight, again.first.weight)
 
 

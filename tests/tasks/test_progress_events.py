@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from training.tasks.base import now_and_then
+from training.tasks.base import throttled
 
 
 def test_of_many_samples_some_are_told_and_of_each_phase_begin_and_end() -> None:
     told: list[tuple[str, int, int | None]] = []
     now = 0.0
-    tell = now_and_then(lambda *one: told.append(one), lambda: now)
+    tell = throttled(lambda *one: told.append(one), lambda: now)
     for done in range(1001):  # for one second
         now = done / 1000
         tell("features", done, 1000)

@@ -29,7 +29,7 @@ from training.member import prepare_data
 from training.orders import Command, Control
 from training.plan import MemberPlan, RunPlan
 from training.simulation import LocalTrainer
-from training.tasks.base import Answer, Place
+from training.tasks.base import Answer, GroupPosition
 from training.tasks.custom import CustomTask
 from training.tasks.predictions import Prediction
 from training.trainer import Trainer
@@ -296,7 +296,7 @@ def test_a_factory_is_told_what_it_asks_for() -> None:
     def made(factory: Any, data: bool = True) -> Any:
         chosen = profile if data else profile_from_options("own", {"task": "custom"})
         task = CustomTask(chosen, factory)
-        task.place = Place(2, 5)
+        task.group_position = GroupPosition(2, 5)
         task.prepare(lambda *_: None)
         return task
 

@@ -1,8 +1,8 @@
-"""Core ML, for whisper.cpp on a Mac: the encoder for the Neural Engine, and the ggml file that the decoder is in.
+"""Core ML exporter for whisper.cpp on a Mac: the encoder for the Neural Engine, and the ggml file with the decoder.
 
-whisper.cpp takes the encoder from ``ggml-model-encoder.mlmodelc`` beside ``ggml-model.bin``, with the names
-``logmel_data`` and ``output``, as its ``convert-whisper-to-coreml.py`` gives them. Compiling needs Apple's ``coremlc``
-(Xcode); without it the package stays, and the command that compiles it is in the manual.
+whisper.cpp loads the encoder from ``ggml-model-encoder.mlmodelc`` beside ``ggml-model.bin``, with inputs and outputs
+named ``logmel_data`` and ``output``, as in its ``convert-whisper-to-coreml.py``. Compiling needs Apple's ``coremlc``
+(Xcode); without it the uncompiled package is kept, and the manual gives the command that compiles it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from torch import nn
 
 from profiles.errors import BadInput
 from training.export import ggml_model
-from training.export.exporters import CheckClip, Encoder, Exporter, MergedWhisper, features, write_down
+from training.export.exporters import CheckClip, Encoder, Exporter, MergedWhisper, decode_hidden, features
 
 PACKAGE, COMPILED = "ggml-model-encoder.mlpackage", "ggml-model-encoder.mlmodelc"
-_PATIENCE = 600  # seconds for Apple's compiler
+_TIMEOUT = 600  # seconds for Apple's compiler
 
 
 @torch.no_grad()
-def _write(plain: MergedWhisper, folder: Path, quantize: str) -> None:
-    ggml_model.EXPORTER.write(plain, folder, "float16")
-    sound = torch.zeros(1, plain.wrapper.config.num_mel_bins, plain.wrapper.log_mel.frames)
+def _write(merged: MergedWhisper, folder: Path, quantize: str) -> None:
+    ggml_model.EXPORTER.write(merged, folder, "float16")
+    sound = torch.zeros(1, merged.wrapper.config.num_mel_bins, merged.wrapper.log_mel.frames)
     try:
         with _quiet():
-            _convert(Encoder(plain.model).eval(), sound).save(str(folder / PACKAGE))
+            _convert(Encoder(merged.model).eval(), sound).save(str(folder / PACKAGE))
     except (ValueError, RuntimeError, NotImplementedError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"coremltools does not convert this model: {reason}", "export to gguf instead") from error
@@ -55,32 +55,32 @@ def _convert(encoder: nn.Module, sound: torch.Tensor) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the tracer's warnings and four progress bars."""
+    """Silence the tracer's warnings and four progress bars."""
     with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
         warnings.simplefilter("ignore")
         yield
 
 
 def _compile(folder: Path) -> None:
-    """Compile with Apple's tool where it is there."""
+    """Compile the package with Apple's tool if it is installed."""
     if shutil.which("xcrun") is None:
         return
     command = ["xcrun", "coremlc", "compile", str(folder / PACKAGE), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE)
-    if done.returncode or not (folder / COMPILED).is_dir():
-        reason = " ".join(done.stderr.split())[:200] or f"exit code {done.returncode}"
+    process = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT)
+    if process.returncode or not (folder / COMPILED).is_dir():
+        reason = " ".join(process.stderr.split())[:200] or f"exit code {process.returncode}"
         raise BadInput(f"xcrun coremlc does not compile the encoder: {reason}", "install Xcode and accept its licence")
 
 
-def _listen(folder: Path, plain: MergedWhisper, clips: Sequence[CheckClip]) -> list[str]:
-    """Texts of the Core ML encoder with the decoder of transformers; macOS only."""
+def _transcribe(folder: Path, merged: MergedWhisper, clips: Sequence[CheckClip]) -> list[str]:
+    """Transcribe with the Core ML encoder and the transformers decoder; macOS only."""
     encoder = coremltools.models.MLModel(str(folder / PACKAGE))
     texts = []
     for clip in clips:
-        sound = features(plain.wrapper, clip)[None]
+        sound = features(merged.wrapper, clip)[None]
         hidden = torch.from_numpy(np.asarray(encoder.predict({"logmel_data": sound})["output"], dtype=np.float32))
-        texts.append(write_down(plain.wrapper, plain.model, hidden, clip.language))
+        texts.append(decode_hidden(merged.wrapper, merged.model, hidden, clip.language))
     return texts
 
 
-EXPORTER = Exporter(_write, _listen)
+EXPORTER = Exporter(_write, _transcribe)

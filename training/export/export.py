@@ -1,7 +1,7 @@
-"""One export from beginning to end: checked before, written whole or not at all, compared with the original.
+"""Run one export: validate the request, write it atomically, and compare its transcripts with the original's.
 
-Its manifest (``manifest.json``) says where it came from, what was written, with which versions, and how it was checked;
-a Hugging Face folder has a model card too (``README.md``): data, error rates before and after, licence of the base.
+The manifest (``manifest.json``) records the source, the files, the package versions and the result of the check. A
+Hugging Face folder also gets a model card (``README.md``): data, error rates before and after, licence of the base.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from training.export.exporters import (
     CheckResult,
     Exporter,
     MergedWhisper,
-    clips_to_check,
     compare,
     exporter_of,
-    listen,
+    select_check_clips,
+    transcribe,
 )
 from training.export.formats import Format, ModelSource
 from training.plan import document, finite, utc_now, versions_of
@@ -35,36 +35,36 @@ from training.tasks.whisper.model import WhisperModelWrapper
 
 MANIFEST = "manifest.json"
 KIND = "muster-export"
-"""What tells an export's manifest from those of others."""
+"""Marks a manifest as one of Muster's exports."""
 _HUB_LICENCES = {"openai/whisper": "apache-2.0"}
-"""Licences that the cards of published models name, by the beginning of their names."""
+"""Licences of published models, by prefix of the hub name."""
 
 _LABELS = {"wer": "WER", "cer": "CER", "loss": "loss"}
 
 
-def told_of_check(result: CheckResult | None, bound: float, unchecked: str) -> dict[str, Any]:
-    """Return what the manifest says of the check: figures, and no word that somebody spoke."""
+def check_record(result: CheckResult | None, bound: float, skip_reason: str) -> dict[str, Any]:
+    """Return the manifest's entry for the check: figures only, no transcripts, which may be private."""
     if result is None:
-        return {"checked": False, "reason": unchecked}
+        return {"checked": False, "reason": skip_reason}
     return {
         "checked": True,
-        "samples": len(result.heard),
-        "texts_the_same": result.same,
-        "words_differing": result.differing,
+        "samples": len(result.transcripts),
+        "texts_the_same": result.identical,
+        "words_differing": result.word_difference,
         "bound": bound,
     }
 
 
 def write_manifest(
-    folder: Path, source: ModelSource, made: Format, quantize: str, check: Mapping[str, Any]
+    folder: Path, source: ModelSource, export_format: Format, quantize: str, check: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write the manifest of a whole export into its folder, and return it."""
+    """Write the manifest of a complete export into its folder, and return it."""
     run, paths = source.run, sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
     content = {
         "kind": KIND,
         "version": 1,
-        "format": made.name,
-        "precision": quantize or made.usual,
+        "format": export_format.name,
+        "precision": quantize or export_format.default_precision,
         "made": utc_now(),
         "source": {
             "run": run.run_id if run else "",
@@ -77,7 +77,9 @@ def write_manifest(
             {"name": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size, "sha256": sha256(path)}
             for path in paths
         ],
-        "versions": versions_of(("muster-train", "torch", "transformers", *made.converter, *made.runtime)),
+        "versions": versions_of(
+            ("muster-train", "torch", "transformers", *export_format.converter, *export_format.runtime)
+        ),
         "check": dict(check),
     }
     write_whole(folder / MANIFEST, document(finite(content)), mode=0o644)
@@ -85,7 +87,7 @@ def write_manifest(
 
 
 def public_name(name: str) -> str:
-    """Return a hub name as it is, and of a folder its last part: a path says more of its owner than of the model."""
+    """Return a hub name unchanged, and only the last component of a path, which may reveal private folder names."""
     return Path(name).name if name.startswith(("/", ".", "~")) or name.count("/") > 1 else name
 
 
@@ -100,7 +102,7 @@ def model_card(source: ModelSource, precision: str, adapter: bool) -> str:
         **({"license": licence} if licence else {}),
         "tags": ["muster"],
     }
-    told = licence or "unknown: find it out before you share the model"
+    terms = licence or "unknown: find it out before you share the model"
     scratch = source.setting("model", "from_scratch")
     origin = (
         f", fine-tuned from `{base}` with Muster"
@@ -117,7 +119,7 @@ def model_card(source: ModelSource, precision: str, adapter: bool) -> str:
         *_metrics(source),
         "## Licence",
         "",
-        f"Of the base model: {told}. To share this model you also need the right to share what it was trained on.",
+        f"Of the base model: {terms}. To share this model you also need the right to share what it was trained on.",
         "",
         "## Use",
         "",
@@ -145,7 +147,9 @@ def _training(source: ModelSource) -> list[str]:
 
 def _metrics(source: ModelSource) -> list[str]:
     metrics = source.run.metrics if source.run else {}
-    before, after = (found if isinstance(found := metrics.get(when), Mapping) else {} for when in ("before", "after"))
+    before, after = (
+        figures if isinstance(figures := metrics.get(moment), Mapping) else {} for moment in ("before", "after")
+    )
     rows = [
         f"| {_cell(split)} | {label} | {_figure(name, earlier.get(name))} | {_figure(name, value)} |"
         for split, figures in after.items()
@@ -165,14 +169,14 @@ def _figure(name: str, value: Any) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Text in one cell of a table: no line ends, no column ends, no code of a page."""
+    """Escape a value for a Markdown table cell: no line breaks, column separators or HTML."""
     return re.sub(r"[|<>`\s]+", " ", str(value)).strip()[:200]
 
 
 def _use(adapter: bool) -> list[str]:
     if adapter:
-        opened = 'model = PeftModel.from_pretrained(base, "THIS_FOLDER").merge_and_unload()'
-        return ["```python", "from peft import PeftModel", "", opened, "```"]
+        snippet = 'model = PeftModel.from_pretrained(base, "THIS_FOLDER").merge_and_unload()'
+        return ["```python", "from peft import PeftModel", "", snippet, "```"]
     return [
         "```python",
         "from transformers import pipeline",
@@ -183,77 +187,77 @@ def _use(adapter: bool) -> list[str]:
 
 
 def licence_of(base: str) -> str:
-    """Return the licence of a base model: of its card, if it is a folder here; of a table; else empty."""
+    """Return the licence of a base model: from the card in its local folder, else from a table, else empty."""
     card = Path(base).expanduser() / "README.md"
     if base and card.is_file():
         front = card.read_text(encoding="utf-8", errors="replace")[:20_000]
-        found = re.search(r"\A---\n(?:.*\n)*?license:\s*[\"']?([\w.+-]{1,60})", front)
-        if found:
-            return found[1]
+        match = re.search(r"\A---\n(?:.*\n)*?license:\s*[\"']?([\w.+-]{1,60})", front)
+        if match:
+            return match[1]
     return next((licence for name, licence in _HUB_LICENCES.items() if base.startswith(name)), "")
 
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What is wanted."""
+    """Source, format and options of one export."""
 
     source: ModelSource
     format: Format
     out: Path
     quantize: str = ""
     files: tuple[Path, ...] = ()
-    """Recordings to check with; none: of the run's data."""
+    """Recordings to check with; if empty, some of the run's data are used."""
     check: bool = True
     bound: float = 0.1
-    """Share of the words that may differ from those of the original."""
+    """Largest share of the words that may differ from the original's transcripts."""
     adapter: bool = False
-    """Keep adapters apart instead of merging them (hf)."""
+    """Export adapters as they are instead of merging them (hf only)."""
     overwrite: bool = False
     """Replace an earlier export."""
 
 
 @dataclass(frozen=True)
 class ExportOutcome:
-    """What was made."""
+    """Folder, manifest and check result of a finished export."""
 
     folder: Path
     manifest: dict[str, Any]
     result: CheckResult | None
-    """``None``: not checked; ``manifest["check"]["reason"]`` says why."""
+    """``None`` if not checked; ``manifest["check"]["reason"]`` says why."""
 
 
-def export(request: ExportRequest, say: Say, exporter: Exporter | None = None) -> ExportOutcome:
-    """Carry an export out; ``say`` is told each stage.
+def export(request: ExportRequest, report: Report, exporter: Exporter | None = None) -> ExportOutcome:
+    """Carry out an export; ``report`` is called with a line for each stage.
 
     Raises:
-        BadInput: the model cannot be exported so, or the folder is there already. Nothing was written.
-        RunFailed: the exported model writes other texts than the original. Nothing is left.
+        BadInput: the model cannot be exported to this format, or the folder exists. Nothing was written.
+        RunFailed: the exported model's transcripts differ too much from the original's. Nothing is left behind.
     """
     refuse_existing(request.out, request.overwrite)
-    with _plain(request.source) as plain, _written(request.out, request.overwrite) as folder:
-        clips, unchecked = _clips(request, plain)
+    with _merged_model(request.source) as merged, _export_folder(request.out, request.overwrite) as folder:
+        clips, skip_reason = _clips(request, merged)
         original: list[str] = []
         if clips:
-            say(f"listening to {counted(len(clips), 'recording')} with the original")
-            original, clips = listen(plain.wrapper, plain.model, clips)
-        say(f"writing {request.format.name}")
+            report(f"listening to {counted(len(clips), 'recording')} with the original")
+            original, clips = transcribe(merged.wrapper, merged.model, clips)
+        report(f"writing {request.format.name}")
         exporter = exporter or exporter_of(request.format.name)
-        _write(request, exporter, plain, folder)
+        _write(request, exporter, merged, folder)
         result = None
         if clips:
-            say("listening with the exported model")
-            result = compare(clips, original, exporter.listen(folder, plain, clips))
-            _refuse_other_texts(result, request)
-        told = told_of_check(result, request.bound, unchecked)
-        content = write_manifest(folder, request.source, request.format, request.quantize, told)
+            report("listening with the exported model")
+            result = compare(clips, original, exporter.transcribe(folder, merged, clips))
+            _check_difference(result, request)
+        check = check_record(result, request.bound, skip_reason)
+        content = write_manifest(folder, request.source, request.format, request.quantize, check)
     return ExportOutcome(request.out, content, result)
 
 
 def refuse_existing(out: Path, overwrite: bool) -> None:
-    """Raise ``BadInput`` where something is there that may not be replaced: only an export is, and only if asked."""
+    """Raise ``BadInput`` if ``out`` exists and may not be replaced: only an export is, and only with ``overwrite``."""
     if not out.exists() and not out.is_symlink():
         return
     if not is_export(out):
@@ -263,7 +267,7 @@ def refuse_existing(out: Path, overwrite: bool) -> None:
 
 
 def is_export(folder: Path) -> bool:
-    """Whether a folder holds an export that Muster wrote."""
+    """Whether a folder holds an export written by Muster."""
     try:
         text = (folder / MANIFEST).read_text(encoding="utf-8", errors="replace")[:200]
     except OSError:
@@ -272,8 +276,8 @@ def is_export(folder: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _written(out: Path, overwrite: bool) -> Iterator[Path]:
-    """Fill a temporary folder that becomes ``out``; an export that it replaces goes when the new one is whole."""
+def _export_folder(out: Path, overwrite: bool) -> Iterator[Path]:
+    """Yield a temporary folder that becomes ``out``; an earlier export is removed once the new one is complete."""
     old: Path | None = None
     try:
         with whole_folder(out.parent, out.name, "--out") as folder:
@@ -291,8 +295,8 @@ def _written(out: Path, overwrite: bool) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _plain(source: ModelSource) -> Iterator[MergedWhisper]:
-    """A folder with the whole model: the run's own, or, of adapters, a merged one that lives as long as the export."""
+def _merged_model(source: ModelSource) -> Iterator[MergedWhisper]:
+    """Yield the full model: the source folder itself, or for adapters a temporary folder with them merged."""
     task = "translate" if source.setting("model", "speech_task") == "translate" else "transcribe"
     try:
         wrapper = WhisperModelWrapper(ModelSettings(model_path=str(source.folder), speech_task=task))
@@ -307,41 +311,41 @@ def _plain(source: ModelSource) -> Iterator[MergedWhisper]:
         yield MergedWhisper(Path(name), wrapper, model)
 
 
-def _clips(request: ExportRequest, plain: MergedWhisper) -> tuple[list[CheckClip], str]:
-    """Return the recordings to check with, or none and the reason."""
+def _clips(request: ExportRequest, merged: MergedWhisper) -> tuple[list[CheckClip], str]:
+    """Return the recordings to check with, or none and the reason why."""
     if not request.check:
         return [], "not wanted"
     if request.adapter:
         return [], "adapters are written as they are"
-    if request.format.deaf:
-        return [], f"{', '.join(request.format.deaf)} is not installed: {request.format.install}"
-    if request.format.elsewhere:
-        return [], request.format.elsewhere
-    return clips_to_check(request.source, plain.wrapper, request.files), ""
+    if request.format.missing_runtime:
+        return [], f"{', '.join(request.format.missing_runtime)} is not installed: {request.format.install}"
+    if request.format.unsupported_reason:
+        return [], request.format.unsupported_reason
+    return select_check_clips(request.source, merged.wrapper, request.files), ""
 
 
-def _write(request: ExportRequest, exporter: Exporter, plain: MergedWhisper, folder: Path) -> None:
+def _write(request: ExportRequest, exporter: Exporter, merged: MergedWhisper, folder: Path) -> None:
     if request.adapter:
         shutil.copytree(request.source.folder, folder, dirs_exist_ok=True)
     else:
-        exporter.write(plain, folder, request.quantize)
+        exporter.write(merged, folder, request.quantize)
     if request.format.name == "hf":
-        card = model_card(request.source, request.quantize or request.format.usual, request.adapter)
+        card = model_card(request.source, request.quantize or request.format.default_precision, request.adapter)
         (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def _refuse_other_texts(result: CheckResult, request: ExportRequest) -> None:
-    if result.differing <= request.bound:
+def _check_difference(result: CheckResult, request: ExportRequest) -> None:
+    if result.word_difference <= request.bound:
         return
-    worst = next(one for one in result.heard if one.original != one.exported)
-    said = f"{worst.name}: {worst.original[:80]!r} became {worst.exported[:80]!r}"
-    message = f"the {request.format.name} model differs in {result.differing:.1%} of the words: {said}"
+    worst = next(pair for pair in result.transcripts if pair.original != pair.exported)
+    example = f"{worst.name}: {worst.original[:80]!r} became {worst.exported[:80]!r}"
+    message = f"the {request.format.name} model differs in {result.word_difference:.1%} of the words: {example}"
     hint = "nothing was kept; choose another --quantize, or allow more with --max-difference"
     raise RunFailed(message, hint)
 
 
 def check_files(files: Sequence[Path]) -> None:
-    """Raise ``BadInput`` where a recording to check with is not there."""
+    """Raise ``BadInput`` if a recording to check with does not exist."""
     for file in files:
         if not file.is_file():
             raise BadInput(f"--check-with {file}: no such file", "check the path")

@@ -1,7 +1,7 @@
-"""What every exporter does: write a folder from a plain model, and listen with what it wrote; and the plainest one.
+"""The exporter interface (write a folder, transcribe with its runtime), the check of an export, and the hf exporter.
 
-Three recordings, heard by the original and by the exported model, are the proof that an export is the same model. The
-other exporters need packages of their own, so each is a module that is imported when it is asked for.
+An export is verified by transcribing three recordings with the original and with the exported model. The other
+exporters need packages of their own, so each is a module that is imported on demand.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from training.tasks.whisper.features import Features
 from training.tasks.whisper.model import WhisperModelWrapper
 from training.tasks.word_errors import count_errors, normalizer_for
 
-CHECKED = 3
-"""Recordings that are listened to."""
+CHECK_CLIPS = 3
+"""Number of recordings that are transcribed."""
 
 
 @dataclass(frozen=True)
 class CheckClip:
-    """One recording to listen to."""
+    """One recording to check an export with."""
 
     name: str
     samples: Samples
-    """At the model's rate, at most its window."""
+    """At the model's sample rate, truncated to its window."""
     language: str
-    """Code; empty: the model decides."""
+    """Language code; empty: detected by the model."""
 
 
 @dataclass(frozen=True)
 class TranscriptPair:
-    """What both models wrote down."""
+    """Transcripts of one recording by both models."""
 
     name: str
     original: str
@@ -57,38 +57,38 @@ class TranscriptPair:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """How far the exported model's texts are from those of the original."""
+    """How much the exported model's transcripts differ from the original's."""
 
-    heard: tuple[TranscriptPair, ...]
-    differing: float
-    """Words that differ, as a share of the words of the original (normalised as for WER)."""
+    transcripts: tuple[TranscriptPair, ...]
+    word_difference: float
+    """Word edits as a share of the original's words (normalised as for WER)."""
 
     @property
-    def same(self) -> int:
-        """Recordings whose texts are the same letter by letter."""
-        return sum(one.original == one.exported for one in self.heard)
+    def identical(self) -> int:
+        """Number of recordings with exactly equal transcripts."""
+        return sum(pair.original == pair.exported for pair in self.transcripts)
 
 
-def clips_to_check(source: ModelSource, wrapper: WhisperModelWrapper, files: Sequence[Path]) -> list[CheckClip]:
-    """Return the recordings to listen to: ``files``, or some of the run's data that were held out of training.
+def select_check_clips(source: ModelSource, wrapper: WhisperModelWrapper, files: Sequence[Path]) -> list[CheckClip]:
+    """Return the recordings to check with: ``files``, or some of the run's held-out data.
 
     Raises:
         BadInput: a file cannot be read, or there is no data.
     """
     if files:
         return [_clip(wrapper, path.name, path, "") for path in files]
-    found: list[CheckClip] = []
+    readable: list[CheckClip] = []
     clips = _held_out(source)
-    for clip in clips[:: max(1, len(clips) // CHECKED)]:
+    for clip in clips[:: max(1, len(clips) // CHECK_CLIPS)]:
         try:
-            found.append(_clip(wrapper, clip.id, clip.audio.read(), clip.language))
-        except (BadInput, OSError):  # a broken one among many: training leaves it out too
+            readable.append(_clip(wrapper, clip.id, clip.audio.read(), clip.language))
+        except (BadInput, OSError):  # training leaves broken recordings out too
             continue
-        if len(found) == CHECKED:
+        if len(readable) == CHECK_CLIPS:
             break
-    if not found:
+    if not readable:
         raise BadInput(f"none of the recordings of {source.dataset} can be read", "name some with --check-with FILE")
-    return found
+    return readable
 
 
 def _held_out(source: ModelSource) -> list[Clip]:
@@ -113,8 +113,8 @@ def _clip(wrapper: WhisperModelWrapper, name: str, audio: Path | bytes, language
     return CheckClip(name, samples, code)
 
 
-def longest_text(wrapper: WhisperModelWrapper) -> int:
-    """Return the tokens that a text may take: half of the positions, as in the programs that read the formats."""
+def max_text_tokens(wrapper: WhisperModelWrapper) -> int:
+    """Return the maximum number of tokens of a transcript: half of the positions, as in the formats' own runtimes."""
     return wrapper.max_positions // 2
 
 
@@ -124,67 +124,73 @@ def features(wrapper: WhisperModelWrapper, clip: CheckClip) -> Features:
 
 
 @torch.no_grad()
-def listen(wrapper: WhisperModelWrapper, model: Any, clips: Sequence[CheckClip]) -> tuple[list[str], list[CheckClip]]:
-    """Return what a model of transformers writes down, and the clips with the languages that it heard."""
+def transcribe(
+    wrapper: WhisperModelWrapper, model: Any, clips: Sequence[CheckClip]
+) -> tuple[list[str], list[CheckClip]]:
+    """Return the transcripts of a transformers model, and the clips with their detected languages filled in."""
     batch = torch.from_numpy(np.stack([features(wrapper, clip) for clip in clips]))
     encoded = wrapper.hear(model, batch)
     languages = [clip.language for clip in clips]
     if not all(languages):
         languages = wrapper.detect_languages(model, encoded)
-    said = wrapper.generate(model, encoded, languages, longest_text(wrapper))
-    return [one.text for one in said], [replace(clip, language=code) for clip, code in zip(clips, languages)]
+    transcripts = wrapper.generate(model, encoded, languages, max_text_tokens(wrapper))
+    return [transcript.text for transcript in transcripts], [
+        replace(clip, language=code) for clip, code in zip(clips, languages)
+    ]
 
 
 def compare(clips: Sequence[CheckClip], original: Sequence[str], exported: Sequence[str]) -> CheckResult:
-    """Put the texts side by side, and count the words that differ."""
-    heard = tuple(TranscriptPair(clip.name, *texts) for clip, *texts in zip(clips, original, exported))
-    normal = [normalizer_for(clip.language) for clip in clips]
-    references, others = ([spell(text) for spell, text in zip(normal, texts)] for texts in (original, exported))
-    counts = count_errors(references, others)
-    share = counts["word_edits"] / counts["words"] if counts["words"] else float(others != references)
-    return CheckResult(heard, share)
+    """Pair the transcripts of both models, and measure the word difference."""
+    transcripts = tuple(TranscriptPair(clip.name, *texts) for clip, *texts in zip(clips, original, exported))
+    normalizers = [normalizer_for(clip.language) for clip in clips]
+    references, hypotheses = (
+        [normalize(text) for normalize, text in zip(normalizers, texts)] for texts in (original, exported)
+    )
+    counts = count_errors(references, hypotheses)
+    share = counts["word_edits"] / counts["words"] if counts["words"] else float(hypotheses != references)
+    return CheckResult(transcripts, share)
 
 
 @torch.no_grad()
-def write_down(wrapper: WhisperModelWrapper, model: Any, hidden: torch.Tensor, language: str) -> str:
-    """Return the text that a decoder of transformers makes of an encoder's output [1, positions, width]."""
+def decode_hidden(wrapper: WhisperModelWrapper, model: Any, hidden: torch.Tensor, language: str) -> str:
+    """Return the text that the transformers decoder generates for an encoder output [1, positions, width]."""
     encoded = BaseModelOutput(last_hidden_state=hidden)
-    return wrapper.generate(model, encoded, [language], longest_text(wrapper))[0].text
+    return wrapper.generate(model, encoded, [language], max_text_tokens(wrapper))[0].text
 
 
 @dataclass(frozen=True)
 class MergedWhisper:
-    """A Whisper as transformers saves it, adapters merged: what a converter reads."""
+    """A Whisper model in transformers' layout with adapters merged: the input of every converter."""
 
     folder: Path
     wrapper: WhisperModelWrapper
-    """Of this folder."""
+    """Wrapper of this folder."""
     model: Any
     """``WhisperForConditionalGeneration`` on the CPU, in float32, for evaluation."""
 
 
 class Encoder(nn.Module):
-    """``input_features`` [batch, mels, frames] to the encoder's output [batch, positions, width]."""
+    """Maps ``input_features`` [batch, mels, frames] to the encoder's output [batch, positions, width]."""
 
     def __init__(self, whisper: Any) -> None:
         super().__init__()
         self.encoder = whisper.model.encoder
 
     def forward(self, input_features: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.encoder(input_features).last_hidden_state
-        return found
+        hidden: torch.Tensor = self.encoder(input_features).last_hidden_state
+        return hidden
 
 
 class Exporter(NamedTuple):
-    """One format's two functions."""
+    """The two functions of one format."""
 
     write: Callable[[MergedWhisper, Path, str], None]
-    """``write(plain, folder, quantize)``: fill an empty folder. Raises ``BadInput`` where this model does not fit."""
-    listen: Callable[[Path, MergedWhisper, Sequence[CheckClip]], list[str]]
-    """``listen(folder, plain, clips)``: what the exported model writes down, by the format's own runtime."""
+    """``write(merged, folder, quantize)`` fills an empty folder; raises ``BadInput`` if the format cannot hold it."""
+    transcribe: Callable[[Path, MergedWhisper, Sequence[CheckClip]], list[str]]
+    """``transcribe(folder, merged, clips)`` returns the exported model's transcripts, by the format's own runtime."""
 
 
-_TEXTS = (
+_SETTINGS_FILES = (
     "config.json",
     "generation_config.json",
     "preprocessor_config.json",
@@ -198,31 +204,33 @@ _TEXTS = (
 )
 
 
-def copy_texts(source: Path, folder: Path) -> None:
-    """Copy what belongs to a model besides its weights: settings and tokenizer."""
-    for name in _TEXTS:
+def copy_settings(source: Path, folder: Path) -> None:
+    """Copy a model's settings and tokenizer files, everything but the weights."""
+    for name in _SETTINGS_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
 
 
-def _write_plain(plain: MergedWhisper, folder: Path, quantize: str) -> None:
-    """Write a folder of transformers, in half precision if wanted."""
-    kind = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(quantize)
-    model = copy.deepcopy(plain.model).to(kind) if kind else plain.model
-    plain.wrapper.save(model, folder)
+def _write_plain(merged: MergedWhisper, folder: Path, quantize: str) -> None:
+    """Write a transformers folder, in half precision if ``quantize`` says so."""
+    dtype = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(quantize)
+    model = copy.deepcopy(merged.model).to(dtype) if dtype else merged.model
+    merged.wrapper.save(model, folder)
 
 
-def _listen_plain(folder: Path, plain: MergedWhisper, clips: Sequence[CheckClip]) -> list[str]:
-    wrapper = WhisperModelWrapper(ModelSettings(model_path=str(folder), speech_task=plain.wrapper.settings.speech_task))
-    return listen(wrapper, wrapper.build().eval(), clips)[0]
+def _transcribe_plain(folder: Path, merged: MergedWhisper, clips: Sequence[CheckClip]) -> list[str]:
+    wrapper = WhisperModelWrapper(
+        ModelSettings(model_path=str(folder), speech_task=merged.wrapper.settings.speech_task)
+    )
+    return transcribe(wrapper, wrapper.build().eval(), clips)[0]
 
 
 _MODULES = {"ctranslate2": "ctranslate2_model", "gguf": "ggml_model", "onnx": "onnx_model", "coreml": "coreml_model"}
 
 
 def exporter_of(name: str) -> Exporter:
-    """Return the functions of a format; only its own module is imported."""
+    """Return the exporter of a format, importing only its module."""
     if name == "hf":
-        return Exporter(_write_plain, _listen_plain)
-    found: Exporter = importlib.import_module(f"training.export.{_MODULES[name]}").EXPORTER
-    return found
+        return Exporter(_write_plain, _transcribe_plain)
+    exporter: Exporter = importlib.import_module(f"training.export.{_MODULES[name]}").EXPORTER
+    return exporter

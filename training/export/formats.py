@@ -1,5 +1,7 @@
-"""The formats a model is exported to: for whom, with which packages, in which precisions; and what is
-exported: a model's folder and the run it came from. Loads nothing heavy."""
+"""The export formats (readers, packages, precisions), and the model that is exported with the run it came from.
+
+Imports nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -19,46 +21,46 @@ from training.runs import find_model
 
 @dataclass(frozen=True)
 class Format:
-    """One format."""
+    """One export format."""
 
     name: str
     reader: str
     """The programs that read it."""
     quantize: tuple[str, ...] = ()
-    """Precisions of the weights besides the usual one."""
-    usual: str = "float32"
-    """Precision where none is chosen."""
+    """Available weight precisions besides the default."""
+    default_precision: str = "float32"
+    """Precision if none is chosen."""
     converter: tuple[str, ...] = ()
-    """Modules that write it, besides those of Muster itself."""
+    """Modules needed to write it, besides Muster's own dependencies."""
     runtime: tuple[str, ...] = ()
-    """Modules that the check listens with."""
+    """Modules needed to transcribe with it, for the check."""
     extra: str = ""
-    """Name of the extra in ``pyproject.toml`` that brings both."""
+    """Name of the extra in ``pyproject.toml`` that installs both."""
 
     @property
-    def lacking(self) -> tuple[str, ...]:
-        """Modules of the converter that are not installed."""
-        return _lacking(self.converter)
+    def missing_converter(self) -> tuple[str, ...]:
+        """Converter modules that are not installed."""
+        return _missing(self.converter)
 
     @property
-    def deaf(self) -> tuple[str, ...]:
-        """Modules that the check lacks."""
-        return _lacking(self.runtime)
+    def missing_runtime(self) -> tuple[str, ...]:
+        """Runtime modules that are not installed."""
+        return _missing(self.runtime)
 
     @property
-    def elsewhere(self) -> str:
-        """Why this machine cannot run the format, whatever is installed; empty if it can."""
+    def unsupported_reason(self) -> str:
+        """Why this machine cannot run the format at all; empty if it can."""
         return "Core ML runs on macOS only" if self.name == "coreml" and sys.platform != "darwin" else ""
 
     @property
     def install(self) -> str:
-        """What to type to get its packages; torch stays as it is."""
+        """Command that installs its packages without touching torch."""
         return f"{sys.executable} -m pip install -c constraints.txt -e '.[{self.extra}]'"
 
 
 FORMATS = {
-    found.name: found
-    for found in (
+    entry.name: entry
+    for entry in (
         Format("hf", "transformers, and all that open a model of the hub", ("float16", "bfloat16")),
         Format(
             "ctranslate2",
@@ -72,7 +74,7 @@ FORMATS = {
             "gguf",
             "whisper.cpp, in its own ggml format (it reads no GGUF)",
             ("q8_0", "q5_0"),
-            usual="float16",
+            default_precision="float16",
             runtime=("pywhispercpp",),
             extra="gguf",
         ),
@@ -87,7 +89,7 @@ FORMATS = {
         Format(
             "coreml",
             "whisper.cpp on a Mac: its encoder for the Neural Engine",
-            usual="float16",
+            default_precision="float16",
             converter=("coremltools",),
             runtime=("coremltools",),
             extra="coreml",
@@ -104,17 +106,19 @@ def find_format(name: str, quantize: str) -> Format:
     """
     if name not in FORMATS:
         raise BadInput(f"--to {name}: no such format", f"choose among: {', '.join(FORMATS)}")
-    found = FORMATS[name]
-    if quantize and quantize not in (found.usual, *found.quantize):
-        can = ", ".join((found.usual, *found.quantize))
-        raise BadInput(f"--quantize {quantize}: {name} has no such precision", f"choose among: {can}")
-    needed = found.lacking or (found.deaf if quantize == "int8" and name == "onnx" else ())
-    if needed:
-        raise BadInput(f"export to {name} needs {', '.join(needed)}, not installed here", found.install)
-    return found
+    export_format = FORMATS[name]
+    if quantize and quantize not in (export_format.default_precision, *export_format.quantize):
+        choices = ", ".join((export_format.default_precision, *export_format.quantize))
+        raise BadInput(f"--quantize {quantize}: {name} has no such precision", f"choose among: {choices}")
+    missing = export_format.missing_converter or (
+        export_format.missing_runtime if quantize == "int8" and name == "onnx" else ()
+    )
+    if missing:
+        raise BadInput(f"export to {name} needs {', '.join(missing)}, not installed here", export_format.install)
+    return export_format
 
 
-def _lacking(modules: tuple[str, ...]) -> tuple[str, ...]:
+def _missing(modules: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(module for module in modules if importlib.util.find_spec(module) is None)
 
 
@@ -123,28 +127,28 @@ _WEIGHTS = (".safetensors", ".bin")
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model as it was saved."""
+    """A saved model and the run that produced it."""
 
     folder: Path
     run: RunMetadata | None
-    """The run that made it; ``None`` for a folder of its own."""
+    """The run that produced it; ``None`` for a standalone folder."""
 
     @property
     def name(self) -> str:
-        """What it is called: the profile of its run, or its folder."""
+        """Name of the run's profile, or of the folder."""
         return self.run.profile if self.run else self.folder.resolve().name
 
     @cached_property
     def adapter(self) -> bool:
-        """Whether the folder holds adapters alone."""
+        """Whether the folder holds only adapters."""
         return not (self.folder / "config.json").is_file() and (self.folder / "adapter_config.json").is_file()
 
     @property
     def base(self) -> str:
-        """The model it was made from: a hub name or a folder; empty if nobody knows.
+        """The base model: a hub name or a folder; empty if unknown.
 
         Raises:
-            BadInput: of adapters, whose folder does not say it.
+            BadInput: adapters whose folder does not name their base model.
         """
         if self.adapter:
             from training.tasks.pretrained import base_of  # takes seconds
@@ -154,12 +158,12 @@ class ModelSource:
         return "" if model.get("from_scratch") else str(model.get("model_path") or "")
 
     def setting(self, section: str, name: str) -> Any:
-        """Return what its run was told; ``None`` without one."""
+        """Return a setting of its run; ``None`` without a run."""
         return self._section(section).get(name)
 
     @property
     def dataset(self) -> str:
-        """The data set of its run; empty without one."""
+        """The data set of its run; empty without a run."""
         return str(self._section("data").get("dataset_path") or "")
 
     @property
@@ -167,17 +171,17 @@ class ModelSource:
         return str(self._section("data").get("text_column") or "")
 
     def _section(self, name: str) -> Mapping[str, Any]:
-        found = self.run.config.get(name) if self.run else None
-        return found if isinstance(found, dict) else {}
+        section = self.run.config.get(name) if self.run else None
+        return section if isinstance(section, dict) else {}
 
     def weights(self) -> dict[str, str]:
-        """Return SHA-256 of the files with its weights, by name."""
+        """Return the SHA-256 of each weights file by name."""
         files = sorted(path for path in self.folder.iterdir() if path.suffix in _WEIGHTS and path.is_file())
         return {path.name: sha256(path) for path in files}
 
 
 def find_source(output: Path, reference: str) -> ModelSource:
-    """Return the model that ``reference`` means, as ``find_model`` takes it.
+    """Return the model that ``reference`` refers to, as resolved by ``find_model``.
 
     Raises:
         BadInput: nothing fits, or the run has no model.

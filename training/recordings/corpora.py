@@ -116,10 +116,10 @@ def read_voxpopuli(request: ReadRequest) -> Iterator[Recording]:
             name, speaker = row.cells.get("id", ""), row.cells.get("speaker_id", "")
             audio, exclusion = locate_audio(f"{name[:4]}/{name}.ogg" if name else "", file.parent, request.roots)
             yield Recording(
-                name or row.where,
+                name or row.location,
                 audio,
                 one_line(next((cell for column in texts if (cell := row.text(column))), "")),
-                row.where,
+                row.location,
                 "" if speaker.lower() in ("none", "na", "n/a") else speaker,
                 file.parent.name,
                 _VOXPOPULI_SPLITS[file.stem.removeprefix("asr_")],

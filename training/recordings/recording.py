@@ -229,7 +229,7 @@ def recording_of(
         id=_identity(cells, cell, offset if cells.get(names.offset) else None),
         audio=audio,
         text=text,
-        location=row.where,
+        location=row.location,
         speaker=cells.get(names.speaker, ""),
         language=cells.get(names.language, ""),
         split=split or split_named(split_cell),
@@ -251,7 +251,7 @@ def _length(row: Row, end_column: str, offset: float) -> float | None:
         return row.number("duration")
     if end <= offset:
         raise BadInput(
-            f"{row.where}, column {end_column}: it ends at {end:g} s and begins at {offset:g} s", "correct it"
+            f"{row.location}, column {end_column}: it ends at {end:g} s and begins at {offset:g} s", "correct it"
         )
     return end - offset
 

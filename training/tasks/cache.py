@@ -1,9 +1,8 @@
-"""Folder entries that are built once and then shared by every process of this machine.
+"""Content-addressed disk cache, shared by all processes of this machine.
 
-An entry is a folder named by a hash of all it was made from. It appears whole or not at all: it is built beside its
-place and renamed into it, under a file lock, so of several processes that ask at once one builds and the others wait.
-Its seal holds the sizes of its files and checksums of their contents; what a disk or a crash has harmed since is built
-anew.
+An entry is a folder named by a hash of its inputs. It appears atomically: it is built in a temporary folder and renamed
+under a file lock, so of several concurrent processes one builds it and the others wait. Its seal records the sizes and
+checksums of its files; a damaged entry is rebuilt.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ logger = logging.getLogger("muster.data")
 _SEAL = "seal.json"
 BLOCK = 1 << 24
 _BLOCKS = 16
-"""Blocks of a file that are looked at; they are spread over it if it has more, so that opening it stays quick."""
+"""Blocks of a file that are checksummed, evenly spread over larger files, so that opening an entry stays quick."""
 
 
 def cache_root(setting: str) -> Path:
-    """Return the cache folder: ``setting``, or the user's cache folder of this operating system."""
+    """Return the cache folder: ``setting``, or the user's cache folder on this operating system."""
     return Path(setting).expanduser() if setting else Path(platformdirs.user_cache_dir("muster", appauthor=False))
 
 
@@ -45,11 +44,11 @@ def get_or_build(
     waiting: Callable[[], None] = lambda: None,
     is_sound: Callable[[Path], bool] | None = None,
 ) -> Path:
-    """Return the folder of entry ``key``; ``build(folder)`` fills it if it is not there yet, or damaged.
+    """Return the folder of entry ``key``; ``build(folder)`` fills it if it is missing or damaged.
 
     Args:
         waiting: called once if another process is building the same entry.
-        is_sound: for an entry that is written to later: whether it can be used. All others are sealed.
+        is_sound: validity check of an entry that is modified later; all others are sealed.
 
     Raises:
         BadInput: the cache folder cannot be written, or its disk is full.
@@ -74,13 +73,13 @@ def get_or_build(
     return entry
 
 
-def digest(parts: Iterable[str]) -> str:
-    """Return a hash of texts, to name an entry by."""
-    return hashlib.blake2b("\n".join(parts).encode("utf-8", "replace"), digest_size=16).hexdigest()
+def digest(texts: Iterable[str]) -> str:
+    """Return a hash of texts, to be used as a key."""
+    return hashlib.blake2b("\n".join(texts).encode("utf-8", "replace"), digest_size=16).hexdigest()
 
 
 def key_of_files(root: Path, files: Sequence[Path]) -> str:
-    """Return a hash of what ``files`` hold; they are read again only if their size or time has changed.
+    """Return a hash of the contents of ``files``; they are read again only if their size or mtime has changed.
 
     Raises:
         BadInput: one of them cannot be read, or the cache folder cannot be written.
@@ -97,7 +96,7 @@ def key_of_files(root: Path, files: Sequence[Path]) -> str:
 def key_of_contents(
     root: Path, stamps: Sequence[str], contents: Callable[[], Iterable[str]], waiting: Callable[[], None] = lambda: None
 ) -> str:
-    """Return a hash of ``contents()``, which takes long and is asked only where ``stamps`` were never seen before.
+    """Return a hash of ``contents()``, which is expensive and called only for ``stamps`` that were never seen before.
 
     Raises:
         BadInput: the cache folder cannot be written.
@@ -115,7 +114,7 @@ def _locked(path: Path, waiting: Callable[[], None]) -> AbstractContextManager[o
         return lock.acquire(timeout=0)
     except Timeout:
         waiting()
-        return lock.acquire()  # no deadline of ours: the operating system frees the lock of a process that dies
+        return lock.acquire()  # no timeout: the operating system releases the lock of a process that dies
 
 
 def _build_aside(entry: Path, build: Callable[[Path], None], is_sealed: bool) -> None:
@@ -135,7 +134,7 @@ def _build_aside(entry: Path, build: Callable[[Path], None], is_sealed: bool) ->
 
 
 def _is_sealed(entry: Path) -> bool:
-    """Whether the files of an entry are what they were when it was built."""
+    """Whether the files of an entry are unchanged since it was built."""
     try:
         sums: dict[str, list[int]] = json.loads((entry / _SEAL).read_text(encoding="utf-8"))
         return all(_sum_of(entry / name) == list(found) for name, found in sums.items())
@@ -145,10 +144,10 @@ def _is_sealed(entry: Path) -> bool:
 
 def _sum_of(file: Path) -> list[int]:
     """Return the size of a file and a checksum of its blocks."""
-    size, found = file.stat().st_size, 0
-    last = max(0, size - 1) // BLOCK
+    size, checksum = file.stat().st_size, 0
+    last_block = max(0, size - 1) // BLOCK
     with file.open("rb") as stream:
-        for block in sorted({last * part // (_BLOCKS - 1) for part in range(_BLOCKS)}):
+        for block in sorted({last_block * part // (_BLOCKS - 1) for part in range(_BLOCKS)}):
             stream.seek(block * BLOCK)
-            found = zlib.crc32(stream.read(BLOCK), found)
-    return [size, found]
+            checksum = zlib.crc32(stream.read(BLOCK), checksum)
+    return [size, checksum]

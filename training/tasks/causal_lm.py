@@ -1,4 +1,4 @@
-"""Training or fine-tuning a causal language model on text, or on conversations: then the loss is on responses alone."""
+"""Train or fine-tune a causal language model on text, or on conversations with the loss on responses only."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from training.tasks.speech_dataset import is_on_hub
 from training.tasks.texts import Blocks, hold_out_tail, read_texts, some_tokens, tokenise
 
 _PROMPT, _NEW = 32, 48
-"""Tokens of a plain text that a shown sample goes on from, and those that the model adds."""
+"""Prompt tokens of a shown plain-text sample, and tokens that the model generates."""
 _SECONDS = 5.0
-"""For the text of one shown sample, at most."""
+"""Time limit for generating one shown sample."""
 _HASHED = 1_000_000
-"""Tokens of a split, evenly spread, that tell whether two machines hold the same text."""
+"""Evenly spread tokens of a split that are hashed to compare the data of two machines."""
 
 
 class CausalLMTask(Task):
@@ -60,7 +60,7 @@ class CausalLMTask(Task):
     compiling_pays = True
     draws_globally = False
     shows = "text"
-    most_shown = 3
+    max_shown = 3
     train: Blocks | ChatTokens
     evaluation: Mapping[str, Blocks | ChatTokens]
 
@@ -80,10 +80,10 @@ class CausalLMTask(Task):
         self.train, self.evaluation = splits.pop("train"), splits
 
     def read(self, progress: Progress, hold_out: bool = True) -> dict[str, Blocks | ChatTokens]:
-        """Return the samples of every split, as many as are to be used.
+        """Return the samples of every split, within the configured limits.
 
         Args:
-            hold_out: whether a part of the training data is the validation split where there is none.
+            hold_out: whether part of the training data becomes the validation split if there is none.
 
         Raises:
             BadInput: the data set cannot be used.
@@ -104,28 +104,28 @@ class CausalLMTask(Task):
     def _limit(self, split: str) -> int:
         return self.profile.data.max_train_samples if split == "train" else self.profile.data.max_eval_samples
 
-    def prepare_some(self, progress: Progress, most: int) -> int:
+    def prepare_some(self, progress: Progress, limit: int) -> int:
         data = self.profile.data
         if conversations := self._conversations():
             rows = conversations["train"]
-            self.train, self.evaluation = self._encoded({"train": rows[:: -(-len(rows) // most)]})["train"], {}
+            self.train, self.evaluation = self._encoded({"train": rows[:: -(-len(rows) // limit)]})["train"], {}
             return len(rows)
         documents = read_texts(data.dataset_path, data.text_column)
-        wanted = most * data.block_size + 1
+        token_limit = limit * data.block_size + 1
         total = sum(map(len, documents["train"]))
-        some = some_tokens(documents["train"], self.tokenizer, wanted)
-        if some is None:
-            return super().prepare_some(progress, most)
-        tokens, rate = some
+        sampled = some_tokens(documents["train"], self.tokenizer, token_limit)
+        if sampled is None:
+            return super().prepare_some(progress, limit)
+        tokens, tokens_per_character = sampled
         self._check_vocabulary("train", tokens)
-        self.train, self.evaluation = Blocks(tokens, data.block_size).first(most), {}
-        blocks = math.ceil(total * rate / data.block_size)
+        self.train, self.evaluation = Blocks(tokens, data.block_size).first(limit), {}
+        blocks = math.ceil(total * tokens_per_character / data.block_size)
         if "validation" not in documents:
             blocks -= held_out(blocks)
         return min(blocks, data.max_train_samples or blocks)
 
     def _conversations(self, hold_out: bool = True) -> dict[str, list[Conversation]]:
-        """Read instruction data, as much of it as is used; nothing, where the data set is plain text."""
+        """Read instruction data within the configured limits; empty if the data set is plain text."""
         data = self.profile.data
         if is_on_hub(data.dataset_path):
             splits = None if data.text_column else hub_conversations(data.dataset_path)
@@ -178,7 +178,7 @@ class CausalLMTask(Task):
         return hashlib.blake2b(tokens.tobytes(), digest_size=8).hexdigest()
 
     def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
-        """Return inputs and labels [batch, longest]; filling and prompts do not count."""
+        """Return inputs and labels [batch, longest]; padding and prompts are ignored in the loss."""
         longest = max(len(inputs) for inputs, _ in samples)
         ids = torch.zeros((len(samples), longest), dtype=torch.long)
         labels = torch.full((len(samples), longest), IGNORED)
@@ -188,11 +188,11 @@ class CausalLMTask(Task):
         return {"input_ids": ids, "labels": labels, "tokens": float((labels != IGNORED).sum())}
 
     def weight(self, batch: Batch) -> float:
-        """Tokens that are predicted."""
+        """Number of target tokens."""
         return float(batch["tokens"])
 
     def loss(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        # The labels are shifted already: a model that shifts them itself would leave out a token of every block.
+        # The labels are already shifted: a model that shifts them again would drop a token of every block.
         with unpacked():
             logits = model(input_ids=batch["input_ids"], use_cache=False).logits
         return nn.functional.cross_entropy(
@@ -200,35 +200,35 @@ class CausalLMTask(Task):
         )
 
     def shown(self, model: nn.Module, batch: Batch) -> Shown:
-        """Let the model go on from a prompt, or from the beginning of a plain text, by its likeliest tokens."""
+        """Greedily continue a prompt, or the beginning of a plain text."""
         ids, targets = batch["input_ids"][0], batch["labels"][0]
-        first = int((targets != IGNORED).nonzero()[0])
-        start = first + 1 if first else min(_PROMPT, max(1, len(ids) // 2))
+        first_target = int((targets != IGNORED).nonzero()[0])
+        start = first_target + 1 if first_target else min(_PROMPT, max(1, len(ids) // 2))
         answer = targets[start - 1 : start - 1 + _NEW]
         answer = answer[: int((answer != IGNORED).cumprod(0).sum())]
-        room = getattr(self.config, "max_position_embeddings", None) or start + _NEW
-        prompt = ids[max(0, start - max(room - _NEW, room // 2)) : start][None]
-        written = cast(Any, model).generate(
+        positions = getattr(self.config, "max_position_embeddings", None) or start + _NEW
+        prompt = ids[max(0, start - max(positions - _NEW, positions // 2)) : start][None]
+        output = cast(Any, model).generate(
             input_ids=prompt, attention_mask=torch.ones_like(prompt), do_sample=False, temperature=None, top_p=None,
-            top_k=None, max_new_tokens=min(_NEW, room - prompt.shape[1]), max_time=_SECONDS,
+            top_k=None, max_new_tokens=min(_NEW, positions - prompt.shape[1]), max_time=_SECONDS,
             pad_token_id=self.tokenizer.pad_token_id or 0,
         )  # fmt: skip
-        parts = (ids[:start], answer, written[0, prompt.shape[1] :])
-        before, right, said = (self.tokenizer.decode(part, skip_special_tokens=True) for part in parts)
+        pieces = (ids[:start], answer, output[0, prompt.shape[1] :])
+        before, right, generated = (self.tokenizer.decode(part, skip_special_tokens=True) for part in pieces)
         exact = self.tokenizer.decode(prompt[0], clean_up_tokenization_spaces=False)
         return Shown(
-            before, right, said, exact_prompt=exact[-LONGEST_TEXT:]
+            before, right, generated, exact_prompt=exact[-LONGEST_TEXT:]
         )  # the end of a long one, where the answer begins
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Return ``loss`` (nats a token) and ``perplexity``."""
-        found = super().metrics(sums)
-        if "loss" in found:
-            found["perplexity"] = math.exp(min(found["loss"], 700.0))
-        return found
+        """Return ``loss`` (nats per token) and ``perplexity``."""
+        metrics = super().metrics(sums)
+        if "loss" in metrics:
+            metrics["perplexity"] = math.exp(min(metrics["loss"], 700.0))
+        return metrics
 
     def save(self, model: nn.Module, directory: Path) -> None:
         save_weights(model, directory, self._read_model, merge=self.profile.model.lora_merge)
         if isinstance(getattr(self, "train", None), ChatTokens) and not self.tokenizer.chat_template:
-            self.tokenizer.chat_template = PLAIN_TEMPLATE  # whoever opens the model asks it as it was trained
+            self.tokenizer.chat_template = PLAIN_TEMPLATE  # the saved model is prompted as it was trained
         self.tokenizer.save_pretrained(str(directory))

@@ -1,4 +1,4 @@
-"""How a model reads a conversation: by its tokenizer's chat template, cut where the assistant's texts begin and end."""
+"""Render conversations with the tokenizer's chat template, split at the boundaries of the assistant's texts."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ PLAIN_TEMPLATE = (
     "{{ '' if loop.last and not add_generation_prompt and eos_token else '\\n\\n' }}"
     "{% endfor %}{{ headings['assistant'] if add_generation_prompt else '' }}"
 )
-"""The plain headings of :func:`renderer_of` as a template, for models whose tokenizer has none."""
+"""Template of the plain headings of :func:`renderer_of`, for models whose tokenizer has no template."""
 
 
 class Render(Protocol):
-    """A conversation as the model reads it; with ``ask`` up to where the assistant's text begins."""
+    """Renders a conversation as model input; with ``ask`` up to where the assistant's next text begins."""
 
     def __call__(self, messages: Sequence[Message], ask: bool, tools: Sequence[Any] = ()) -> str: ...
 
 
 class Turn(NamedTuple):
-    """A piece of a conversation."""
+    """A piece of a rendered conversation."""
 
     text: str
     learnt: bool
-    """Whether it is a response, with what ends it."""
+    """Whether it is a response (with its end token) that the loss covers."""
 
 
 def turns(conversation: Conversation, render: Render) -> list[Turn]:
-    """Cut a rendered conversation where the assistant's texts begin and end.
+    """Split a rendered conversation at the boundaries of the assistant's texts.
 
-    A template may write earlier responses in another way than the last, as those of reasoning models do: then only the
-    last is learnt, as it is when the model is asked.
+    A template may render earlier responses differently from the last one, as those of reasoning models do. Then only
+    the last response is learnt, rendered as at inference.
 
     Raises:
-        BadInput: the template refuses the conversation, or leaves a part of it out.
+        BadInput: the template rejects the conversation, or omits part of it.
     """
     if conversation.segments:
         return [Turn(segment.text, segment.learnt) for segment in conversation.segments]
     try:
         return _turns(conversation, render)
     except BadInput as error:
-        raise BadInput(f"{conversation.where}: {error.message}", error.hint) from error
+        raise BadInput(f"{conversation.location}: {error.message}", error.hint) from error
 
 
 def _turns(conversation: Conversation, render: Render) -> list[Turn]:
@@ -79,25 +79,25 @@ def _turns(conversation: Conversation, render: Render) -> list[Turn]:
 
 
 def _turn(conversation: Conversation, render: Render, number: int, answered: str, written: str) -> list[Turn]:
-    """Return a message of the assistant and what stands before it, without what is ``written`` already."""
+    """Return an assistant message and the text before it, without the prefix that is already ``written``."""
     asked = render(conversation.messages[:number], True, conversation.tools)
     start = max(_start(asked, answered, conversation.messages[number]["content"]), len(written))
     return [Turn(answered[len(written) : start], False), Turn(answered[start:], number not in conversation.unlearnt)]
 
 
 def _start(asked: str, answered: str, content: str) -> int:
-    """Return where the assistant's text begins: a template may ask with more than it writes before an answer."""
+    """Return where the assistant's text begins; the generation prompt may be longer than the prefix of an answer."""
     if answered.startswith(asked):
         return len(asked)
-    same = next((n for n, (left, right) in enumerate(zip(asked, answered)) if left != right), len(answered))
+    common = next((n for n, (left, right) in enumerate(zip(asked, answered)) if left != right), len(answered))
     for text in filter(None, (content, content.strip())):  # many templates trim it
-        if (position := answered.find(text, max(0, same - len(text)))) >= 0:
+        if (position := answered.find(text, max(0, common - len(text)))) >= 0:
             return position
-    return same
+    return common
 
 
 def renderer_of(tokenizer: Any) -> Render:
-    """Return how a tokenizer's model reads conversations: by its chat template, else by plain headings."""
+    """Return the renderer of a tokenizer: its chat template, else plain headings."""
     template = str(getattr(tokenizer, "chat_template", None) or "")
     writes_calls = "tool_calls" in template
 
@@ -118,7 +118,7 @@ def renderer_of(tokenizer: Any) -> Render:
 
 def _templated(tokenizer: Any, messages: Sequence[Message], ask: bool, tools: Sequence[Any]) -> str:
     system = _system_text(messages)
-    # a template without a system role, like Gemma's: what it says goes before the user's first words
+    # for a template without a system role, like Gemma's, the system text is prepended to the user's first message
     forms: tuple[Callable[[Sequence[Message]], list[Message]], ...] = (list, without_system)
     reason = "it leaves the system's text out"
     for form in forms if system else forms[:1]:
@@ -141,7 +141,7 @@ def _system_text(messages: Sequence[Message]) -> str:
 
 
 def without_system(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with the system's put before the user's first, for templates that know no system."""
+    """Return the messages with the system text prepended to the first one, for templates without a system role."""
     system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
     others = [dict(message) for message in messages if message["role"] != "system"]
     if system and others:
@@ -150,7 +150,7 @@ def without_system(messages: Sequence[Message]) -> list[Message]:
 
 
 def _calls_as_text(message: Message) -> Message:
-    """Return a message with its calls of tools as JSON in its text, for templates that know none."""
+    """Return a message with its tool calls as JSON in the text, for templates that do not support them."""
     if "tool_calls" not in message:
         return message
     calls = [json.dumps(call["function"], ensure_ascii=False) for call in message["tool_calls"]]

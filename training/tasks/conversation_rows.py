@@ -1,7 +1,7 @@
-"""Rows of instruction data: the forms that unsloth, axolotl and LLaMA-Factory read, as conversations.
+"""Convert rows of instruction data, in the formats of unsloth, axolotl and LLaMA-Factory, to conversations.
 
-A row holds messages (``role`` and ``content``, or ``from`` and ``value``), or what is asked and what is answered in
-columns of their own, or segments of which each says whether it is learnt. Every text stays as it is written.
+A row holds messages (``role`` and ``content``, or ``from`` and ``value``), or prompt and response in separate columns,
+or segments that are each marked as learnt or not. Texts are kept verbatim.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from training.tasks.message_rows import TEXT_ONLY, Draft, Message, are_messages,
 MESSAGES = ("messages", "conversations", "conversation", "chat", "dialog", "dialogue", "turns", "texts")
 PROMPTS = ("instruction", "prompt", "question", "query", "problem")
 INPUTS = ("input", "context", "passage", "document", "article", "text")
-"""What a prompt is about: it follows it."""
+"""Columns with a prompt's input, which is appended to it."""
 RESPONSES = ("response", "completion", "answer", "output", "solution", "generation")
 _NO_INPUT = re.compile("<?no ?input>?", re.IGNORECASE)
-"""What Alpaca's family writes for none."""
+"""Placeholders for an empty input in Alpaca-like data."""
 _SYSTEMS = ("system", "system_prompt", "system_message")
 USUAL_COLUMNS = frozenset({"", "id", "idx", "index", "prompt_id", "source", "category", "__index_level_0__"})
-"""Columns that nobody expects to be learnt from."""
+"""Columns that are ignored without a remark."""
 MOST_TURNS = 64
-"""Messages of one conversation."""
+"""Maximum number of messages in one conversation."""
 
 _PREFERENCE = "preference data, and one response is learnt here"
 _REFUSED = {
@@ -44,12 +44,12 @@ _REFUSED = {
         (TEXT_ONLY, "leave the rows with it out, or the column"),
     ),
 }
-"""Columns that change what a row means, and are not read: why, and what to do."""
+"""Unsupported columns that change the meaning of a row: the reason, and what to do."""
 
 
 @dataclass(frozen=True)
 class LabelledText:
-    """A piece of a text that no chat template touches."""
+    """A piece of text that bypasses the chat template."""
 
     text: str
     learnt: bool
@@ -57,23 +57,23 @@ class LabelledText:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages that end with one of the assistant, or segments."""
+    """Messages ending with one of the assistant's, or segments."""
 
     messages: tuple[Message, ...]
-    where: str
-    """Table and line, for messages to a person."""
+    location: str
+    """Table and line, for error messages."""
     unlearnt: frozenset[int] = frozenset()
-    """Messages of the assistant that are read and not learnt, by their numbers."""
+    """Indices of assistant messages that are excluded from the loss."""
     tools: tuple[Any, ...] = ()
     """Tools that the assistant may call, as JSON schemas."""
     segments: tuple[LabelledText, ...] = ()
-    """In place of messages."""
+    """Used instead of messages."""
     remarks: tuple[str, ...] = ()
-    """What of the row is not used."""
+    """Remarks on parts of the row that are not used."""
 
     @property
     def learnt(self) -> list[int]:
-        """Numbers of the messages that are learnt."""
+        """Indices of the messages that are learnt."""
         numbered = enumerate(self.messages)
         return [
             number for number, message in numbered if message["role"] == "assistant" and number not in self.unlearnt
@@ -81,21 +81,21 @@ class Conversation:
 
 
 def is_text_row(row: Mapping[str, Any]) -> bool:
-    """Whether a row is a text to be learnt whole: it has a column ``text``, and nothing of a conversation."""
+    """Whether a row is plain text: it has a column ``text``, and no column of a conversation."""
     cells = _Cells(row, "")
     return "text" in cells.names and not any(map(cells.has, (*MESSAGES, *PROMPTS, *RESPONSES, "segments")))
 
 
-def row_to_conversation(row: Mapping[str, Any], where: str) -> Conversation:
+def row_to_conversation(row: Mapping[str, Any], location: str) -> Conversation:
     """Return the conversation of one row.
 
     Raises:
-        BadInput: it has no known columns, an empty text, data of another kind, or nothing that can be learnt from.
+        BadInput: unknown columns, an empty text, unsupported data, or nothing to learn from.
     """
-    cells = _Cells(row, where)
+    cells = _Cells(row, location)
     cells.refuse_other_kinds()
     if cells.has("segments"):
-        return Conversation((), where, segments=_segments(cells), remarks=cells.unread("segments"))
+        return Conversation((), location, segments=_segments(cells), remarks=cells.unread("segments"))
     column = next(filter(cells.has, MESSAGES), "") or cells.lone_list_of_messages()
     if column:
         drafts, used = _messages(cells, column)
@@ -107,15 +107,17 @@ def row_to_conversation(row: Mapping[str, Any], where: str) -> Conversation:
 
 
 class _Cells:
-    """A row's values by the names of its columns in lower case; an empty one counts as absent."""
+    """A row's values by lower-case column name; an empty value counts as absent."""
 
-    def __init__(self, row: Mapping[str, Any], where: str) -> None:
-        self.where = where
+    def __init__(self, row: Mapping[str, Any], location: str) -> None:
+        self.location = location
         self.names: dict[str, str] = {}
         for name in map(str, row):
             lowered = name.strip().lower().replace(" ", "_")
             if lowered in self.names and lowered:
-                raise BadInput(f"{where}: columns {self.names[lowered]!r} and {name!r}", "rename or remove one of them")
+                raise BadInput(
+                    f"{location}: columns {self.names[lowered]!r} and {name!r}", "rename or remove one of them"
+                )
             self.names[lowered] = name
         self._values = {lowered: row[name] for lowered, name in self.names.items() if name in row}
 
@@ -124,29 +126,28 @@ class _Cells:
 
     def has(self, name: str) -> bool:
         value = self._values.get(name)
-        if isinstance(value, float) and math.isnan(value):  # what pandas has for nothing
+        if isinstance(value, float) and math.isnan(value):  # pandas' missing value
             return False
         return bool(value.strip()) if isinstance(value, str) else value is not None and value not in ([], {}, ())
 
-    def place(self, name: str) -> str:
-        return f"{self.where}, column {self.names.get(name, name)}"
+    def location_of(self, name: str) -> str:
+        return f"{self.location}, column {self.names.get(name, name)}"
 
     def text(self, name: str) -> str:
-        return text_of(self.value(name), self.place(name)) if self.has(name) else ""
+        return text_of(self.value(name), self.location_of(name)) if self.has(name) else ""
 
     def texts(self, names: Sequence[str]) -> dict[str, str]:
         return {name: self.text(name) for name in names if self.has(name)}
 
     def listed(self, name: str) -> list[Any]:
-        """Return the list in a column, which a CSV file has as JSON."""
-        value = parsed(self.value(name), self.place(name)) if self.has(name) else []
+        """Return the list in a column, which is JSON in a CSV file."""
+        value = parsed(self.value(name), self.location_of(name)) if self.has(name) else []
         if not isinstance(value, list):
-            raise BadInput(f"{self.place(name)}: not a list", "see the forms of a row in docs/how-to/text.md")
+            raise BadInput(f"{self.location_of(name)}: not a list", "see the forms of a row in docs/how-to/text.md")
         return value
 
     def lone_list_of_messages(self) -> str:
-        """Return the only column, of whatever name, that holds messages; empty where none or several do, or another
-        asks."""
+        """Return the only column of any name that holds messages; empty if there is not exactly one, or a prompt."""
         if any(map(self.has, PROMPTS)):
             return ""
         columns = [
@@ -157,10 +158,10 @@ class _Cells:
     def refuse_other_kinds(self) -> None:
         for name, (reason, hint) in _REFUSED.items():
             if self.has(name):
-                raise BadInput(f"{self.place(name)}: {reason}", hint)
+                raise BadInput(f"{self.location_of(name)}: {reason}", hint)
         if isinstance(self.value("label"), bool):
             raise BadInput(
-                f"{self.place('label')}: {_PREFERENCE}", "keep the rows where it is true, without the column"
+                f"{self.location_of('label')}: {_PREFERENCE}", "keep the rows where it is true, without the column"
             )
 
     def unread(self, *used: str) -> tuple[str, ...]:
@@ -169,8 +170,8 @@ class _Cells:
 
 
 def _messages(cells: _Cells, column: str) -> tuple[list[Draft], set[str]]:
-    """Return the messages in a column; where they end with a question, another column may have the answer."""
-    drafts, used = drafts_of(cells.value(column), cells.place(column)), {column}
+    """Return the messages in a column; if they end with a question, a response column may have the answer."""
+    drafts, used = drafts_of(cells.value(column), cells.location_of(column)), {column}
     responses = cells.texts(RESPONSES) if drafts and drafts[-1].message["role"] != "assistant" else {}
     if responses:
         drafts.append(draft_of("assistant", _chosen(cells, responses)))
@@ -197,46 +198,46 @@ def _pair(cells: _Cells) -> tuple[list[Draft], set[str]]:
 
 
 def _chosen(cells: _Cells, texts: Mapping[str, str]) -> str:
-    """Return the text of the first column; others may repeat it with more around it, and nothing else."""
-    (first, text), *others = texts.items()
-    for name, other in others:
-        if text.strip() not in other:
-            both = f"columns {cells.names[first]} and {cells.names[name]} hold different texts"
-            raise BadInput(f"{cells.where}: {both}", "join them in one of the two, or remove one")
+    """Return the text of the first column; the others must contain it."""
+    (first_name, text), *others = texts.items()
+    for name, other_text in others:
+        if text.strip() not in other_text:
+            conflict = f"columns {cells.names[first_name]} and {cells.names[name]} hold different texts"
+            raise BadInput(f"{cells.location}: {conflict}", "join them in one of the two, or remove one")
     return text
 
 
 def _lacking(cells: _Cells, names: Sequence[str]) -> BadInput:
     empty = next((name for name in names if name in cells.names), "")
     if empty:
-        return BadInput(f"{cells.place(empty)}: empty", "fill it in or remove the row")
+        return BadInput(f"{cells.location_of(empty)}: empty", "fill it in or remove the row")
     columns = ", ".join(list(cells.names.values())[:8])
-    wanted = "text, nor messages nor" if names is PROMPTS else "messages nor"
-    message = f"{cells.where}: neither {wanted} {' or '.join(names)}; it has: {columns}"
+    alternatives = "text, nor messages nor" if names is PROMPTS else "messages nor"
+    message = f"{cells.location}: neither {alternatives} {' or '.join(names)}; it has: {columns}"
     return BadInput(message, "rename the column that asks to prompt, and the one that answers to response")
 
 
 def _history(cells: _Cells) -> list[Draft]:
-    """Return earlier turns: pairs of what was asked and answered, or messages."""
+    """Return earlier turns: pairs of prompt and response, or messages."""
     turns, drafts = cells.listed("history"), list[Draft]()
     if are_messages(turns):
-        return drafts_of(turns, cells.place("history"))
+        return drafts_of(turns, cells.location_of("history"))
     for pair in turns:
         if not isinstance(pair, list) or len(pair) != 2:
-            raise BadInput(f"{cells.place('history')}: not pairs of a prompt and a response", "correct it")
-        asked, answered = (text_of(part, cells.place("history")) for part in pair)
+            raise BadInput(f"{cells.location_of('history')}: not pairs of a prompt and a response", "correct it")
+        asked, answered = (text_of(part, cells.location_of("history")) for part in pair)
         if not asked.strip() or not answered.strip():
-            raise BadInput(f"{cells.place('history')}: an empty text", "fill it in or remove the pair")
+            raise BadInput(f"{cells.location_of('history')}: an empty text", "fill it in or remove the pair")
         drafts += [draft_of("user", asked), draft_of("assistant", answered)]
     return drafts
 
 
 def _prompt_and_completion(cells: _Cells) -> list[Draft]:
-    """Return TRL's form: messages that are asked with, and those that answer."""
-    before = [Draft(draft.message, False) for draft in drafts_of(cells.value("prompt"), cells.place("prompt"))]
+    """Return the messages of TRL's format: prompt messages, and completion messages."""
+    before = [Draft(draft.message, False) for draft in drafts_of(cells.value("prompt"), cells.location_of("prompt"))]
     answers = cells.value("completion")
     if isinstance(answers, list):
-        return before + drafts_of(answers, cells.place("completion"))
+        return before + drafts_of(answers, cells.location_of("completion"))
     if not cells.has("completion"):
         raise _lacking(cells, RESPONSES)
     return [*before, draft_of("assistant", cells.text("completion"))]
@@ -246,10 +247,10 @@ def _segments(cells: _Cells) -> tuple[LabelledText, ...]:
     segments = []
     for entry in cells.listed("segments"):
         if not isinstance(entry, dict) or not isinstance(entry.get("label"), bool):
-            raise BadInput(f"{cells.place('segments')}: not a list of text and label", "label is true or false")
-        segments.append(LabelledText(text_of(entry.get("text"), cells.place("segments")), entry["label"]))
+            raise BadInput(f"{cells.location_of('segments')}: not a list of text and label", "label is true or false")
+        segments.append(LabelledText(text_of(entry.get("text"), cells.location_of("segments")), entry["label"]))
     if not any(segment.learnt and segment.text for segment in segments):
-        raise BadInput(f"{cells.place('segments')}: no segment is learnt", "set label to true where it is")
+        raise BadInput(f"{cells.location_of('segments')}: no segment is learnt", "set label to true where it is")
     return tuple(segments)
 
 
@@ -257,18 +258,18 @@ def _segments(cells: _Cells) -> tuple[LabelledText, ...]:
 
 
 def _conversation(cells: _Cells, drafts: Sequence[Draft], used: Collection[str]) -> Conversation:
-    """Check a conversation and put the row's system text and tools to it; what follows the last answer is cut."""
+    """Validate a conversation and add the row's system text and tools; messages after the last answer are dropped."""
     systems = cells.texts(_SYSTEMS)
     system_texts = {draft.message["content"].strip() for draft in drafts if draft.message["role"] == "system"}
     if not system_texts:
         drafts = [*([draft_of("system", _chosen(cells, systems))] if systems else []), *drafts]
     used_systems = [name for name, text in systems.items() if not system_texts or text.strip() in system_texts]
     if len(drafts) > MOST_TURNS:
-        raise BadInput(f"{cells.where}: {len(drafts)} messages, more than {MOST_TURNS}", "divide the conversation")
+        raise BadInput(f"{cells.location}: {len(drafts)} messages, more than {MOST_TURNS}", "divide the conversation")
     roles = [draft.message["role"] for draft in drafts]
     if "assistant" not in roles or "user" not in roles:
         raise BadInput(
-            f"{cells.where}: a conversation has a user's message and ends with the assistant's", "correct it"
+            f"{cells.location}: a conversation has a user's message and ends with the assistant's", "correct it"
         )
     end = len(roles) - roles[::-1].index("assistant")
     trailing = ("what follows the last response is not read",) if end < len(roles) else ()
@@ -280,7 +281,9 @@ def _conversation(cells: _Cells, drafts: Sequence[Draft], used: Collection[str])
         *cells.unread(*used, *used_systems, "tools"),
         *(f"key {key} of a message is not read" for key in keys),
     )
-    conversation = Conversation(messages, cells.where, unlearnt, tools, remarks=remarks)
+    conversation = Conversation(messages, cells.location, unlearnt, tools, remarks=remarks)
     if not conversation.learnt:
-        raise BadInput(f"{cells.where}: no response is learnt", "set train or weight where one is, or remove the row")
+        raise BadInput(
+            f"{cells.location}: no response is learnt", "set train or weight where one is, or remove the row"
+        )
     return conversation

@@ -1,4 +1,4 @@
-"""Instruction data: conversations of files or the hub, their tokens, and which of these are the responses."""
+"""Instruction data: read conversations from files or the hub, and tokenise them with a loss mask for the responses."""
 
 from __future__ import annotations
 
@@ -24,20 +24,19 @@ __all__ = ["Conversation", "renderer_of", "row_to_conversation", "turns"]
 logger = logging.getLogger("muster.data")
 
 IGNORED = -100
-"""Target of a token that is read and not learnt."""
+"""Target of a token that is excluded from the loss."""
 _NAMED = 5
-"""Rows that cannot be used, of which a message says where they are."""
+"""Maximum number of unusable rows whose locations are listed in an error."""
 
 Ids = npt.NDArray[np.int64]
 Conversations = dict[str, list[Conversation]]
 
 
 def conversation_files(path: str, text_column: str = "") -> dict[str, Path]:
-    """Return the tables of conversations of a data set by split; empty where it is plain text, in a table or not, or
-    not here.
+    """Return the conversation tables of a data set by split; empty if it is plain text or does not exist locally.
 
     Raises:
-        BadInput: a table cannot be read, or it is not clear which of several is meant.
+        BadInput: a table cannot be read, or the choice among several is ambiguous.
     """
     files = row_files(path)
     if text_column or ("train" in files and is_text_row(next(rows_of(files["train"]))[0])):
@@ -46,13 +45,13 @@ def conversation_files(path: str, text_column: str = "") -> dict[str, Path]:
 
 
 def read_conversations(files: Mapping[str, Path], hold_out: bool = True) -> Conversations:
-    """Read tables of conversations, by split; a tenth of the training rows is held out if none else is.
+    """Read conversation tables by split.
 
     Args:
-        hold_out: whether it is; of a table to evaluate on nothing is.
+        hold_out: hold out a tenth of the training rows if there is no validation split.
 
     Raises:
-        BadInput: a table cannot be read, or rows are no conversations (named by file and line).
+        BadInput: a table cannot be read, or rows are not conversations (listed by file and line).
     """
     splits = {split: _conversations(rows_of(file), file.name) for split, file in files.items()}
     return hold_out_rows(splits) if hold_out else splits
@@ -61,11 +60,11 @@ def read_conversations(files: Mapping[str, Path], hold_out: bool = True) -> Conv
 def _conversations(rows: Iterable[tuple[Cells, str]], name: str) -> list[Conversation]:
     conversations: list[Conversation] = []
     errors: list[tuple[BadInput, str]] = []
-    for row, where in rows:
+    for row, location in rows:
         try:
-            conversations.append(row_to_conversation(row, where))
+            conversations.append(row_to_conversation(row, location))
         except BadInput as error:
-            errors.append((error, where))
+            errors.append((error, location))
     if errors:
         raise _first_of(errors, len(errors) + len(conversations))
     for remark, count in Counter(remark for talk in conversations for remark in talk.remarks).items():
@@ -74,17 +73,19 @@ def _conversations(rows: Iterable[tuple[Cells, str]], name: str) -> list[Convers
 
 
 def _first_of(errors: Sequence[tuple[BadInput, str]], rows: int) -> BadInput:
-    """Return the first error, with how many more there are and where."""
-    (first, _), *others = errors
+    """Return the first error, with the number and locations of the others."""
+    (first_error, _), *others = errors
     if not others:
-        return first
-    places = ", ".join(where.rpartition(", ")[2] for _, where in others[:_NAMED])
-    more = f", and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-    return BadInput(f"{first.message}; {len(errors)} of {rows} rows cannot be used, also {places}{more}", first.hint)
+        return first_error
+    places = ", ".join(location.rpartition(", ")[2] for _, location in others[:_NAMED])
+    unnamed = f", and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    return BadInput(
+        f"{first_error.message}; {len(errors)} of {rows} rows cannot be used, also {places}{unnamed}", first_error.hint
+    )
 
 
 def hold_out_rows(splits: Conversations) -> Conversations:
-    """Return ``splits`` with a validation split: if there is none, a tenth of the training rows by their content.
+    """Return ``splits`` with a validation split: if missing, a tenth of the training rows, chosen by content hash.
 
     Raises:
         BadInput: there are fewer than two training rows.
@@ -97,8 +98,8 @@ def hold_out_rows(splits: Conversations) -> Conversations:
     ranked = sorted(range(len(train)), key=lambda index: id_hash(_content(train[index])))
     held = set(ranked[: held_out(len(train))])
     logger.warning("no validation split: %d of %d conversations are held out to evaluate on", len(held), len(train))
-    rest = [talk for index, talk in enumerate(train) if index not in held]
-    return {**splits, "train": rest, "validation": [train[index] for index in sorted(held)]}
+    remaining = [talk for index, talk in enumerate(train) if index not in held]
+    return {**splits, "train": remaining, "validation": [train[index] for index in sorted(held)]}
 
 
 def _content(conversation: Conversation) -> str:
@@ -107,10 +108,10 @@ def _content(conversation: Conversation) -> str:
 
 
 def hub_conversations(name: str) -> Conversations | None:
-    """Return the conversations of a data set of the hub; ``None`` where it holds plain text.
+    """Return the conversations of a hub data set; ``None`` if it is plain text.
 
     Raises:
-        BadInput: it cannot be had, or a row is no conversation.
+        BadInput: it cannot be loaded, or a row is not a conversation.
     """
     from training.tasks.hub_speech import load_hub_dataset, splits_of  # the datasets package takes 2 s to import
 
@@ -133,7 +134,7 @@ class ChatTokens:
     def __init__(self, rows: Sequence[tuple[Ids, npt.NDArray[np.bool_]]], remarks: Sequence[str] = ()) -> None:
         self.rows = rows
         self.remarks = remarks
-        """What of the conversations is not learnt, for a person."""
+        """Remarks for the user on conversations that are not fully learnt."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -151,11 +152,12 @@ class ChatTokens:
 
 
 def encode(split: str, conversations: Sequence[Conversation], tokenizer: Any, longest: int) -> ChatTokens:
-    """Return a split's tokens, at most ``longest`` to be read in a conversation; a warning says what is cut, and where
-    a template lets only the last response be learnt.
+    """Return a split's tokens, truncated to ``longest`` input tokens per conversation.
+
+    Warns about truncated conversations, and about templates that let only the last response be learnt.
 
     Raises:
-        BadInput: the tokenizer's template cannot be used, or nothing is left.
+        BadInput: the tokenizer's template cannot be used, or no response is left.
     """
     render = renderer_of(tokenizer)
     rows, cut, lost, rewritten = [], 0, 0, 0

@@ -1,13 +1,13 @@
-"""A job of the user's own: any ``nn.Module``, data sets, and optionally a loss and metrics.
+"""A user-defined task: any ``nn.Module``, data sets, and optionally a loss and metrics.
 
-A sample may be a tuple, a mapping or one tensor, and a batch whatever ``collate`` makes of them. Without a loss
-function the model is called with the batch (its parts one by one, or the whole, as its forward is written) and must
-give a loss. With one it is called with the inputs, and ``loss(output, target)`` with the target: the last part of a
+A sample may be a tuple, a mapping or a tensor, and a batch is whatever ``collate`` returns. Without a loss function the
+model is called with the batch (unpacked or as a whole, depending on the signature of its forward) and must return a
+loss. With one the model is called with the inputs, and ``loss(output, target)`` with the target: the last element of a
 tuple, or ``target``, ``targets``, ``label`` or ``labels`` of a mapping, a named tuple or an object.
 
-``model_path`` names a function that takes the profile, or nothing, and returns a :class:`CustomJob`, a mapping with its
-fields, or a tuple of them in their order. With ``local_data = true`` it may take ``rank`` and ``world_size`` too, and
-return the data of one member.
+``model_path`` names a function that takes the profile, or nothing, and returns a :class:`CustomJob`, a mapping of its
+fields, or a tuple of them in order. With ``local_data = true`` it may also take ``rank`` and ``world_size``, and return
+the data of one member.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, default_collat
 from profiles.errors import BadInput, MusterError, RunFailed, where_it_failed
 from profiles.schema import Profile
 from training.randomness import seed_everything
-from training.tasks.base import Batch, Place, Progress, SizedDataset, Task
+from training.tasks.base import Batch, GroupPosition, Progress, SizedDataset, Task
 from training.tasks.speech_clips import SPEAKER_COLUMNS
-from training.tasks.user_code import call_factory, find_factory, takes_place
+from training.tasks.user_code import call_factory, find_factory, takes_rank
 
 TARGETS = ("target", "targets", "label", "labels")
 
 
 @dataclass(frozen=True)
 class CustomJob:
-    """What is trained: what a factory returns.
+    """Model, data sets and functions of a user-defined task, as returned by a factory.
 
-    A person gives it to a trainer too, and may give functions that make the parts then, or names (``module:name``).
+    When passed to ``LocalTrainer``, its fields may also be functions that create them, or names (``module:name``).
     """
 
     model: Any
@@ -49,17 +49,17 @@ class CustomJob:
     """A map-style data set."""
     validation: Any = None
     loss: Any = None
-    """``loss(output, target)``: the scalar mean over the batch; ``None``: the model's forward gives it."""
+    """``loss(output, target)``: the scalar mean over the batch; ``None``: the model's forward returns it."""
     metrics: Callable[[Any, Any], Mapping[str, float]] | None = None
     """``metrics(output, target)``: means over the batch, by name."""
     collate: Any = None
-    """Makes a batch of a list of samples; ``None``: torch's ``default_collate``."""
+    """Collates a list of samples into a batch; ``None``: torch's ``default_collate``."""
     weight: Callable[[Any], float] | None = None
-    """What the loss of a batch is a mean over; ``None``: its samples. Give it for a loss per token."""
+    """Number of items that a batch's loss is a mean over; ``None``: samples. Needed for a per-token loss."""
 
 
 class CustomTask(Task):
-    """The job that a factory makes: that of ``model_path = "module:factory"``, or ``factory`` where it is given."""
+    """Task of a user-defined job, created by ``factory`` or by ``model_path = "module:factory"``."""
 
     name = "custom"
 
@@ -67,40 +67,40 @@ class CustomTask(Task):
         self.profile = profile
         self.path = profile.model.model_path
         self._factory = factory or find_factory(self.path)
-        self.by_rank = takes_place(self._factory)
+        self.by_rank = takes_rank(self._factory)
         self._built = False
 
     def prepare(self, progress: Progress) -> None:
         self.job, data = self._make(), self.profile.data
-        self.train = _first(self.job.train, data.max_train_samples)
+        self.train = _first_samples(self.job.train, data.max_train_samples)
         self.evaluation = {}
         if self.job.validation is not None:
-            self.evaluation["validation"] = _first(self.job.validation, data.max_eval_samples)
+            self.evaluation["validation"] = _first_samples(self.job.validation, data.max_eval_samples)
         if len(self.train) == 0:
             raise BadInput("the training data set is empty", "return one with samples")
 
     def _make(self) -> CustomJob:
-        seed_everything(self.profile.training.seed)  # the factory makes the weights: the same on every member
-        if self.by_rank and not self.profile.data.local_data and self.place.world_size > 1:
+        seed_everything(self.profile.training.seed)  # the factory creates the weights: equal on every member
+        if self.by_rank and not self.profile.data.local_data and self.group_position.world_size > 1:
             message = f"{self.path} takes rank or world_size: its data would differ by worker"
             raise BadInput(message, "set local_data = true, or leave them out")
-        return run_factory(self._factory, self.path, self.profile, self.place)
+        return run_factory(self._factory, self.path, self.profile, self.group_position)
 
     def labels(self, of: Literal["label", "speaker"]) -> Sequence[str]:
-        """Read them from the samples, or for a target from ``targets`` of the data set, as torchvision's have it."""
-        known = getattr(self.train, "targets", None) if of == "label" else None
-        if known is not None and len(known) == len(self.train):
-            return [_label(one, index) for index, one in enumerate(known)]
+        """Read labels from the samples, or classes from the data set's ``targets``, as in torchvision."""
+        targets = getattr(self.train, "targets", None) if of == "label" else None
+        if targets is not None and len(targets) == len(self.train):
+            return [_label(target, index) for index, target in enumerate(targets)]
         look = _target_in if of == "label" else _speaker_in
-        found = []
+        labels = []
         for index in range(len(self.train)):
             try:
                 sample = self.train[index]
-            except Exception:  # noqa: BLE001 - the user's own code may raise anything; whoever trains on it tells
-                found.append("")
+            except Exception:  # noqa: BLE001 - user code may raise anything; training on the sample reports it
+                labels.append("")
             else:
-                found.append(_label(look(sample), index))
-        return found
+                labels.append(_label(look(sample), index))
+        return labels
 
     def build_model(self) -> nn.Module:
         if self._built:
@@ -109,7 +109,7 @@ class CustomTask(Task):
         return cast(nn.Module, self.job.model)
 
     def collate(self, samples: Sequence[Any], rngs: Sequence[np.random.Generator] | None) -> Batch:
-        """Return ``{"data": ..., "samples": n}`` with what the job's collate makes."""
+        """Return ``{"data": ..., "weight": ...}`` with the batch from the job's collate function."""
         data = self._collated(list(samples))
         weight = float(len(samples)) if self.job.weight is None else float(self.job.weight(data))
         return {"data": data, "weight": weight}
@@ -125,7 +125,7 @@ class CustomTask(Task):
             raise RunFailed(message, hint) from error
 
     def for_reading(self) -> CustomTask:
-        """Return the data set, and what makes batches."""
+        """Return a copy that only reads the data set and collates batches."""
         reader = copy.copy(self)
         reader.job = dataclasses.replace(self.job, model=None, train=None, validation=None, loss=None, metrics=None)
         reader.evaluation, reader._factory = {}, CustomJob
@@ -156,11 +156,11 @@ class CustomTask(Task):
         return sums
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        found = super().metrics(sums)
+        metrics = super().metrics(sums)
         for name, value in sums.items():
             if name.startswith("metric_") and sums.get("weight"):
-                found[name.removeprefix("metric_")] = value / sums["weight"]
-        return found
+                metrics[name.removeprefix("metric_")] = value / sums["weight"]
+        return metrics
 
     def caption(self, sample: Any) -> str:
         try:
@@ -169,15 +169,15 @@ class CustomTask(Task):
             return ""
 
     def save(self, model: nn.Module, directory: Path) -> None:
-        """Write ``model.safetensors`` (shared weights once), or what the model's own ``save_pretrained`` writes."""
+        """Write with the model's ``save_pretrained`` if it has one, else a safetensors file (shared weights once)."""
         if hasattr(model, "save_pretrained"):
             cast(Any, model).save_pretrained(str(directory))
         if not (directory / "model.safetensors").exists():
             safetensors.torch.save_model(model, str(directory / "model.safetensors"))
 
 
-def _first(data: SizedDataset, count: int) -> SizedDataset:
-    """The first ``count`` samples; 0 is all."""
+def _first_samples(data: SizedDataset, count: int) -> SizedDataset:
+    """Return the first ``count`` samples; 0 means all."""
     return cast(SizedDataset, Subset(cast(Any, data), range(count))) if 0 < count < len(data) else data
 
 
@@ -199,7 +199,7 @@ def _speaker_in(sample: Any) -> Any:
 
 
 def _label(value: Any, index: int) -> str:
-    """A class as text: one whole number or a text."""
+    """Return a class label as text: it must be an integer or a string."""
     try:
         value = np.asarray(value).item()
         number = int(value) if not isinstance(value, str) else None
@@ -211,30 +211,32 @@ def _label(value: Any, index: int) -> str:
     return str(value if number is None else number)
 
 
-def run_factory(factory: Callable[..., Any], path: str, profile: Profile, place: Place | None = None) -> CustomJob:
-    """Call a factory with what it takes, and check what it returns.
+def run_factory(
+    factory: Callable[..., Any], path: str, profile: Profile, position: GroupPosition | None = None
+) -> CustomJob:
+    """Call a factory with the arguments it accepts, and validate the result.
 
     Raises:
-        BadInput: it raised, or returned something else than model and data sets.
+        BadInput: it raised, or did not return a model and data sets.
     """
-    arguments = (profile,) if inspect.signature(factory).parameters.keys() - Place._fields else ()
-    return _check(_as_job(call_factory(factory, path, *arguments, place=place), path), path)
+    arguments = (profile,) if inspect.signature(factory).parameters.keys() - GroupPosition._fields else ()
+    return _check(_as_job(call_factory(factory, path, *arguments, position=position), path), path)
 
 
-def _as_job(made: Any, path: str) -> CustomJob:
-    if isinstance(made, CustomJob):
-        return made
+def _as_job(returned: Any, path: str) -> CustomJob:
+    if isinstance(returned, CustomJob):
+        return returned
     names = [field.name for field in dataclasses.fields(CustomJob)]
-    if isinstance(made, tuple) and 2 <= len(made) <= len(names):
-        return CustomJob(*made)
-    if isinstance(made, Mapping):
-        unknown = [str(key) for key in made if key not in names]
-        if not unknown and {"model", "train"} <= made.keys():
-            return CustomJob(**made)
-        what = f"a mapping with {', '.join(map(str, made))}"
+    if isinstance(returned, tuple) and 2 <= len(returned) <= len(names):
+        return CustomJob(*returned)
+    if isinstance(returned, Mapping):
+        unknown = [str(key) for key in returned if key not in names]
+        if not unknown and {"model", "train"} <= returned.keys():
+            return CustomJob(**returned)
+        description = f"a mapping with {', '.join(map(str, returned))}"
     else:
-        what = type(made).__name__
-    raise BadInput(f"{path} returned {what}", f"return a CustomJob, or a tuple or mapping of {', '.join(names)}")
+        description = type(returned).__name__
+    raise BadInput(f"{path} returned {description}", f"return a CustomJob, or a tuple or mapping of {', '.join(names)}")
 
 
 def _check(job: CustomJob, path: str) -> CustomJob:
@@ -245,34 +247,34 @@ def _check(job: CustomJob, path: str) -> CustomJob:
         if data is not None or name == "train":
             check_data(data, f"{path}: {name}")
     for name in ("loss", "metrics", "collate", "weight"):
-        part = getattr(job, name)
-        if part is not None and not callable(part):
-            raise BadInput(f"{path}: {name} is {type(part).__name__}, not a function", "return a function or None")
+        function = getattr(job, name)
+        if function is not None and not callable(function):
+            raise BadInput(f"{path}: {name} is {type(function).__name__}, not a function", "return a function or None")
     return job
 
 
-def check_data(data: Any, what: str) -> None:
-    """Refuse data whose samples cannot be had by number, which is how they are dealt out to machines.
+def check_data(data: Any, title: str) -> None:
+    """Reject data whose samples cannot be indexed, which is how they are distributed to members.
 
     Raises:
-        BadInput: it is no map-style data set; the hint says what to give instead.
+        BadInput: not a map-style data set; the hint says what to pass instead.
     """
     if isinstance(data, DataLoader):
         hint = "give its data set (loader.dataset), and its batch size and collate function as options of the run"
-        raise BadInput(f"{what} is a DataLoader, and every machine makes batches of its own", hint)
+        raise BadInput(f"{title} is a DataLoader, and every machine makes batches of its own", hint)
     if isinstance(data, IterableDataset):
         hint = "give one with __len__ and __getitem__: list(data), if its samples fit into memory"
-        raise BadInput(f"{what} is an IterableDataset, whose samples cannot be indexed", hint)
+        raise BadInput(f"{title} is an IterableDataset, whose samples cannot be indexed", hint)
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        message = f"{what} is {type(data).__name__}, without __len__ and __getitem__"
+        message = f"{title} is {type(data).__name__}, without __len__ and __getitem__"
         raise BadInput(message, "give a map-style data set, or a function that returns one")
 
 
 def split_target(data: Any) -> tuple[Any, Any]:
-    """Divide a batch into the model's inputs and the target.
+    """Split a batch into the model's inputs and the target.
 
     Raises:
-        RunFailed: a batch without a target.
+        RunFailed: the batch has no target.
     """
     if isinstance(data, Mapping):
         name = next((name for name in TARGETS if name in data), None)
@@ -292,7 +294,7 @@ def split_target(data: Any) -> tuple[Any, Any]:
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """Return the loss in what a model's forward gave: itself, ``output.loss``, ``output["loss"]`` or ``output[0]``.
+    """Return the loss in a model's output: the output itself, ``output.loss``, ``output["loss"]`` or ``output[0]``.
 
     Raises:
         RunFailed: there is no scalar loss.
@@ -306,31 +308,33 @@ def loss_of(output: Any) -> torch.Tensor:
     return _scalar(output, "the model's forward gave")
 
 
-def _scalar(value: Any, who: str) -> torch.Tensor:
+def _scalar(value: Any, source: str) -> torch.Tensor:
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return value.reshape(())
-    what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-    raise RunFailed(f"{who} {what} as loss, not one number", "return a loss function, or the mean loss of the batch")
+    description = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+    raise RunFailed(
+        f"{source} {description} as loss, not one number", "return a loss function, or the mean loss of the batch"
+    )
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:
-    """Call a model as its forward is written: with the parts of a batch one by one, or with the batch as a whole."""
+    """Call a model with a batch unpacked or as a whole, whichever its forward accepts."""
     if isinstance(inputs, Mapping):
-        whole = not _takes(model, **inputs) and _takes(model, inputs)
-        return model(inputs) if whole else model(**inputs)
+        takes_batch = not _takes(model, **inputs) and _takes(model, inputs)
+        return model(inputs) if takes_batch else model(**inputs)
     if isinstance(inputs, (tuple, list)):
         signature = _signature(model)
-        whole = signature is not None and next(iter(signature.parameters), "") == "batch"
-        apart = len(inputs) == 1 or (_takes(model, *inputs) and not whole)
-        return model(*inputs) if apart or not _takes(model, inputs) else model(inputs)
+        takes_batch = signature is not None and next(iter(signature.parameters), "") == "batch"
+        is_unpacked = len(inputs) == 1 or (_takes(model, *inputs) and not takes_batch)
+        return model(*inputs) if is_unpacked or not _takes(model, inputs) else model(inputs)
     return model(inputs)
 
 
-def _takes(model: nn.Module, /, *parts: Any, **named: Any) -> bool:
-    """Whether a model's forward can be called so; where nothing is known of it, it can."""
+def _takes(model: nn.Module, /, *positional: Any, **named: Any) -> bool:
+    """Whether a model's forward accepts these arguments; true if its signature is unknown."""
     signature = _signature(model)
     try:
-        return signature is None or bool(signature.bind(*parts, **named))
+        return signature is None or bool(signature.bind(*positional, **named))
     except TypeError:
         return False
 

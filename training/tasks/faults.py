@@ -1,4 +1,4 @@
-"""All that is wrong with a file at once, instead of one error an attempt."""
+"""Collect all errors of a file and report them at once, instead of one per attempt."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 from profiles.errors import BadInput
 
-_SHOWN = 5  # errors that are named one by one
+_SHOWN = 5  # errors that are listed individually
 
 
 class Faults:
-    """Collects the errors of one file, to raise all of them at once: ``with faults:`` around what may be wrong."""
+    """Collects the errors of one file, to raise all of them at once: wrap fallible code in ``with faults:``."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._errors = file, list[BadInput]()
@@ -24,19 +24,22 @@ class Faults:
         return isinstance(error, BadInput)
 
     def clear(self) -> None:
-        """Forget what was collected."""
+        """Discard the collected errors."""
         self._errors.clear()
 
     def raise_any(self) -> None:
-        """Raise what was collected, if anything.
+        """Raise the collected errors, if any.
 
         Raises:
-            BadInput: the first errors that were collected, and how many more there are.
+            BadInput: lists the first errors, and the number of further ones.
         """
         if not self._errors:
             return
-        first, *others = self._errors
-        messages = [first.message, *(error.message.removeprefix(f"{self._file}, ") for error in others[: _SHOWN - 1])]
-        more = [f"and {len(self._errors) - _SHOWN} more"] if len(self._errors) > _SHOWN else []
+        first_error, *others = self._errors
+        messages = [
+            first_error.message,
+            *(error.message.removeprefix(f"{self._file}, ") for error in others[: _SHOWN - 1]),
+        ]
+        unnamed = [f"and {len(self._errors) - _SHOWN} more"] if len(self._errors) > _SHOWN else []
         hints = dict.fromkeys(error.hint for error in self._errors if error.hint)
-        raise BadInput("; ".join(messages + more), "; ".join(hints)) from first
+        raise BadInput("; ".join(messages + unnamed), "; ".join(hints)) from first_error

@@ -1,9 +1,9 @@
-"""What the weights below adapters are held in: they are not trained, so they need not be in float32.
+"""Precision of the frozen base weights below adapters: they are not trained, so they need not be in float32.
 
-- ``bf16``: as autocast would cast them at each use, so a step gives the same bits (float32 is for weights that are
-  updated: Micikevicius et al. 2018, section 3.1).
-- ``int8``: LLM.int8() (Dettmers et al. 2022, arXiv:2208.07339), with a scale a row; by bitsandbytes.
-- ``nf4``: 4-bit NormalFloat with a scale for 64 weights (Dettmers et al. 2023, arXiv:2305.14314, section 3); by
+- ``bf16``: as autocast would cast them at each use, so a step gives the same bits (float32 is needed only for weights
+  that are updated: Micikevicius et al. 2018, section 3.1).
+- ``int8``: LLM.int8() (Dettmers et al. 2022, arXiv:2208.07339), with one scale per row; by bitsandbytes.
+- ``nf4``: 4-bit NormalFloat with one scale per 64 weights (Dettmers et al. 2023, arXiv:2305.14314, section 3); by
   bitsandbytes.
 """
 
@@ -23,30 +23,30 @@ from training.device import Precision
 
 _INSTALL = "install it on every machine: pip install -c constraints.txt -e '.[eight-bit]'; or set base_precision = auto"
 _OUTLIER = 6.0
-"""Inputs above it are multiplied in 16 bits (LLM.int8(), section 3.2)."""
+"""Inputs above this magnitude are multiplied in 16 bits (LLM.int8(), section 3.2)."""
 
 
 def with_frozen_base(model: nn.Module, settings: ModelSettings, precision: Precision) -> nn.Module:
-    """Hold the weights below adapters as ``base_precision`` says, in place; ``auto`` is bf16 where steps compute in it.
+    """Convert the weights below adapters to ``base_precision``, in place; ``auto`` is bf16 if steps compute in bf16.
 
     Raises:
-        BadInput: steps do not compute in bf16 where it is asked for, or bitsandbytes does not serve the device.
+        BadInput: bf16 was requested but steps do not compute in it, or bitsandbytes does not support the device.
     """
-    wanted = settings.base_precision if settings.tuning == "lora" else "fp32"
-    if wanted in QUANTISED:
-        _check_device(wanted, precision.device)
-    elif wanted != "fp32" and precision.dtype is torch.bfloat16:
+    base_precision = settings.base_precision if settings.tuning == "lora" else "fp32"
+    if base_precision in QUANTISED:
+        _check_device(base_precision, precision.device)
+    elif base_precision != "fp32" and precision.dtype is torch.bfloat16:
         for parameter in _cast_by_autocast(model):
             parameter.data = parameter.data.to(torch.bfloat16)
-    elif wanted == "bf16":
+    elif base_precision == "bf16":
         message = f"base_precision = bf16: steps on {precision.device.type} compute in {precision.name} here"
         raise BadInput(message, "set mixed_precision = bf16, or base_precision = auto")
     return model
 
 
 def _cast_by_autocast(model: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the frozen weights that autocast casts wherever they are used: those of linear layers alone."""
-    from transformers.pytorch_utils import Conv1D  # takes a second, and other models have none
+    """Yield the frozen weights that autocast casts at every use: those of linear layers only."""
+    from transformers.pytorch_utils import Conv1D  # takes a second to import; most models have none
 
     linear, others = dict[int, nn.Parameter](), set[int]()
     for module in model.modules():
@@ -61,9 +61,9 @@ def _cast_by_autocast(model: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def with_quantised_base(model: Any, precision: str) -> Any:
-    """Put the matrices of all linear layers but the output into ``int8`` or ``nf4``; in place.
+    """Quantise the weights of all linear layers but the output to ``int8`` or ``nf4``, in place.
 
-    Quantised on the CPU, whatever device comes next, so that all members hold the same numbers.
+    Always on the CPU, so that all members hold the same numbers.
 
     Raises:
         BadInput: bitsandbytes is missing, or does not work on this machine.
@@ -75,7 +75,7 @@ def with_quantised_base(model: Any, precision: str) -> Any:
         raise BadInput(f"base_precision = {precision}: the model has no linear layers", "set base_precision = auto")
     for name, layer in layers.items():
         model.set_submodule(name, _QUANTISERS[precision](library, layer))
-    for parameter in model.parameters():  # lets go of the file, whose pages would count as this process's
+    for parameter in model.parameters():  # releases the mapped file, whose pages would count towards this process
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(torch.float32, copy=True)
     setattr(model, _MARKS[precision], True)
@@ -86,8 +86,8 @@ def _bitsandbytes(precision: str) -> Any:
     try:
         library: Any = importlib.import_module("bitsandbytes")
     except (ImportError, OSError, RuntimeError) as error:
-        said = " ".join(str(error).split())[:200]
-        message = f"base_precision = {precision} needs bitsandbytes, which cannot be used here: {said}"
+        reason = " ".join(str(error).split())[:200]
+        message = f"base_precision = {precision} needs bitsandbytes, which cannot be used here: {reason}"
         raise BadInput(message, _INSTALL) from error
     logging.getLogger(library.autograd._functions.__name__).setLevel(logging.ERROR)  # else a line at every layer
     return library
@@ -120,4 +120,4 @@ def _in_4_bits(library: Any, layer: nn.Linear) -> nn.Module:
 
 _QUANTISERS = {"int8": _in_8_bits, "nf4": _in_4_bits}
 _MARKS = {"int8": "is_loaded_in_8bit", "nf4": "is_loaded_in_4bit"}
-"""What peft asks before it chooses the adapter's class."""
+"""Attributes by which peft chooses the adapter's class."""

@@ -1,4 +1,4 @@
-"""What a finished language model writes, as its tokens come: it goes on from a text, or answers in a conversation.
+"""Stream text from a trained language model: continue a text, or answer in a conversation.
 
 writer = TextWriter("output/.../model")
 for piece in writer.write(writer.prompt([{"role": "user", "content": "Who are you?"}])):
@@ -24,36 +24,37 @@ from training.tasks.message_rows import Message
 from training.tasks.pretrained import adapter_folder, base_of, load_part, read_with_adapters
 
 _INCOMPLETE = 0xFFFD
-"""What a decoder writes for the first bytes of a character whose others are to come."""
+"""Replacement character that a decoder emits for an incomplete multi-byte character."""
 _RESPONSE = "muster"
-"""A response that no template has a text of."""
+"""A response text that no template contains."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen."""
+    """Sampling options of text generation."""
 
     max_tokens: int = 256
     temperature: float = 0.0
-    """0: the likeliest one each time; else the scores are divided by it and one is drawn."""
+    """0 decodes greedily; otherwise logits are divided by it and a token is sampled."""
     top_p: float = 1.0
-    """Draw among the likeliest tokens that have this share together (Holtzman et al. 2020, arXiv:1904.09751)."""
+    """Nucleus sampling: sample from the likeliest tokens with this total probability (Holtzman et al. 2020,
+    arXiv:1904.09751)."""
     seed: int = 0
 
 
 class _Pieces(TextIteratorStreamer):
-    """Gives the text of each token at once: where words have no spaces between them, too, and not only in Chinese."""
+    """Streams every token's text immediately, also in scripts other than Chinese that put no spaces between words."""
 
     def _is_chinese_char(self, cp: int) -> bool:
         return cp != _INCOMPLETE
 
 
 class TextWriter:
-    """A language model that is ready to write.
+    """A language model that generates text.
 
     Args:
-        model: folder or name of the hub; adapters stand for their base model with them merged.
-        tokenizer: folder or name of one; empty: the model's own.
+        model: folder or hub name; adapters are merged into their base model.
+        tokenizer: folder or hub name; empty: the model's own.
 
     Raises:
         BadInput: model or tokenizer cannot be read, or there is no tokenizer.
@@ -64,31 +65,31 @@ class TextWriter:
         self.tokenizer: Any = load_part(AutoTokenizer, tokenizer or _tokenizer_of(self.name), "tokenizer")
         self.model: Any = read_with_adapters(AutoModelForCausalLM, self.name).eval().to(select_device(device))
         self.tokens = 0
-        """That the last text has."""
+        """Tokens of the last generated text."""
 
     @property
     def converses(self) -> bool:
-        """Whether the model knows how a conversation is written."""
+        """Whether the tokenizer has a chat template."""
         return bool(self.tokenizer.chat_template)
 
     @property
     def positions(self) -> int:
-        """Tokens that prompt and text may have together."""
+        """Maximum number of tokens of prompt and text together."""
         return int(getattr(self.model.config, "max_position_embeddings", None) or 1 << 30)
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Return the tokens of a conversation up to where the answer begins.
 
         Raises:
-            BadInput: the chat template refuses it.
+            BadInput: the chat template rejects it.
         """
         return self.exact_prompt(renderer_of(self.tokenizer)(messages, True))
 
     def exact_prompt(self, text: str) -> list[int]:
-        """Return the tokens of a text to go on from as it is; of an empty one those with which a text begins.
+        """Return the tokens of a text to continue verbatim; for an empty one the token that begins a text.
 
         Raises:
-            BadInput: it was made of bytes that are no text.
+            BadInput: the text is not valid UTF-8.
         """
         try:
             text.encode()
@@ -99,7 +100,7 @@ class TextWriter:
         return list(ids) or [next((token for token in begin if token is not None), 0)]
 
     def fitting(self, messages: Sequence[Message], max_tokens: int) -> list[Message]:
-        """Return a conversation, without its oldest turns where they leave an answer no room; a system's text stays."""
+        """Return a conversation without the oldest turns that leave no space for an answer; the system text stays."""
         remaining = list(messages)
         system = int(bool(remaining) and remaining[0]["role"] == "system")
         longest = self.positions - min(max_tokens, self.positions // 2)
@@ -108,17 +109,17 @@ class TextWriter:
         return remaining
 
     def write(self, prompt: Sequence[int], sampling: Sampling = Sampling()) -> Iterator[str]:
-        """Yield what the model writes after a prompt, token by token; whoever closes the generator stops it.
+        """Yield the generated text token by token; closing the generator stops generation.
 
         Raises:
-            BadInput: the prompt fills the model's positions, or has tokens that the model does not know.
+            BadInput: the prompt fills the model's positions, or has tokens outside its vocabulary.
         """
         vocabulary_size = self.model.get_input_embeddings().num_embeddings
         if (largest := max(prompt)) >= vocabulary_size:
             message = f"token {largest} of the prompt is outside model {self.name}'s vocabulary of {vocabulary_size}"
             raise BadInput(message, "model and tokenizer do not belong together")
-        room = self.positions - len(prompt)
-        if room < 1:
+        free_positions = self.positions - len(prompt)
+        if free_positions < 1:
             message = f"the prompt has {len(prompt)} tokens, and model {self.name} {self.positions} positions"
             raise BadInput(message, "shorten it")
         streamer: Any = _Pieces(
@@ -128,8 +129,10 @@ class TextWriter:
 
         def generate() -> None:
             try:
-                self.tokens = self._generate(prompt, min(sampling.max_tokens, room), sampling, streamer, closed)
-            except Exception as error:  # noqa: BLE001 - raised again by whoever reads
+                self.tokens = self._generate(
+                    prompt, min(sampling.max_tokens, free_positions), sampling, streamer, closed
+                )
+            except Exception as error:  # noqa: BLE001 - raised again in the reading thread
                 failures.append(error)
             finally:
                 streamer.end()
@@ -162,8 +165,10 @@ class TextWriter:
         return int(written.shape[1]) - len(prompt)
 
     def _ends(self) -> list[int]:
-        """Return the tokens after which nothing comes: those of model and tokenizer, and what ends a response in the
-        chat template, which is another one where a base model has learnt conversations."""
+        """Return the end tokens: those of model and tokenizer, and the one that ends a response in the chat template.
+
+        The last one differs if a base model was trained on conversations.
+        """
         ends = self.model.generation_config.eos_token_id
         tokens = [*(ends if isinstance(ends, list) else [ends]), self.tokenizer.eos_token_id]
         if self.converses:
@@ -175,10 +180,10 @@ class TextWriter:
 
 
 def _tokenizer_of(model: str) -> str:
-    """Return where the tokenizer of a model is.
+    """Return the path or hub name of a model's tokenizer.
 
     Raises:
-        BadInput: a folder holds none.
+        BadInput: the folder holds none.
     """
     adapter = adapter_folder(model)
     if adapter is not None and not holds_tokenizer(adapter):

@@ -1,4 +1,4 @@
-"""Speech data sets of the Hugging Face hub (or of its cache on this machine)."""
+"""Speech data sets of the Hugging Face hub (or of its local cache)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger = logging.getLogger("muster.data")
 
 @dataclass(frozen=True)
 class HubSource:
-    """A recording in a row of a data set whose audio column is left undecoded."""
+    """A recording in a row of a data set with an undecoded audio column."""
 
     dataset: Any
     column: str
@@ -49,11 +49,11 @@ class HubSource:
 
 
 def _own_folders(dataset: Any) -> list[Path]:
-    """Folders that the files of a data set of the hub are fetched into; a row may name any other of this machine."""
+    """Return the folders that a hub data set may read files from, as a row could name any file of this machine."""
     config = datasets.config
     shared = (config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH, config.EXTRACTED_DATASETS_PATH)
-    own = [Path(file["filename"]).parent for file in dataset.cache_files]
-    return [Path(folder).expanduser().resolve() for folder in (*shared, HF_HUB_CACHE, *own)]
+    file_folders = [Path(file["filename"]).parent for file in dataset.cache_files]
+    return [Path(folder).expanduser().resolve() for folder in (*shared, HF_HUB_CACHE, *file_folders)]
 
 
 def load_hub_dataset(name: str) -> Any:
@@ -67,7 +67,7 @@ def load_hub_dataset(name: str) -> Any:
         return _load_local(Path(name).expanduser())
     mode = None if reachable() else "reuse_cache_if_exists"
     if mode and not datasets.config.HF_HUB_OFFLINE:
-        datasets.config.HF_HUB_OFFLINE = True  # the client would retry for 23 s before it looks into its cache
+        datasets.config.HF_HUB_OFFLINE = True  # the client would retry for 23 s before using its cache
     try:
         return datasets.load_dataset(path, configuration or None)
     except (OSError, ValueError, RuntimeError) as error:
@@ -79,7 +79,7 @@ def load_hub_dataset(name: str) -> Any:
 
 
 def _load_local(path: Path) -> Any:
-    """Return the data set in a folder that was fetched from the hub or saved by ``datasets``, or in one of its files.
+    """Return the data set in a folder downloaded from the hub or saved by ``datasets``, or in a Parquet file.
 
     Raises:
         BadInput: it cannot be read.
@@ -98,15 +98,15 @@ def _load_local(path: Path) -> Any:
 
 
 def splits_of(loaded: Any) -> dict[str, str]:
-    """Return the splits that a ``DatasetDict`` holds, with the names that they have in it."""
+    """Return the splits of a ``DatasetDict``, with the keys that they have in it."""
     return by_split(lambda name: name if name in loaded else None)
 
 
 def read_hub_speech(name: str, text_column: str) -> SpeechSplits:
-    """Read the clips of a hub data set; rows without a text are left out and counted in a warning.
+    """Read the clips of a hub data set; rows without a text are skipped with a warning.
 
     Raises:
-        BadInput: not there, or without an audio or a text column.
+        BadInput: not found, or without an audio or a text column.
     """
     loaded = load_hub_dataset(name)
     keys = splits_of(loaded)
@@ -115,15 +115,15 @@ def read_hub_speech(name: str, text_column: str) -> SpeechSplits:
     return {split: _clips(loaded[key], f"{name}, {key}", text_column) for split, key in keys.items()}
 
 
-def undecoded_audio(dataset: Any, where: str) -> tuple[Any, str]:
-    """Return the audio column of a data set, left undecoded, as a data set of its own, and its name.
+def undecoded_audio(dataset: Any, title: str) -> tuple[Any, str]:
+    """Return a data set of only the audio column, undecoded, and the column's name.
 
     Raises:
         BadInput: it has none.
     """
     audio = next((name for name, kind in dataset.features.items() if _is_audio(kind)), None)
     if audio is None:
-        raise BadInput(f"data set {where}: no audio column; it has: {', '.join(dataset.column_names)}", "")
+        raise BadInput(f"data set {title}: no audio column; it has: {', '.join(dataset.column_names)}", "")
     return dataset.select_columns([audio]).cast_column(audio, datasets.Audio(decode=False)), audio
 
 
@@ -131,21 +131,21 @@ def _is_audio(kind: Any) -> bool:
     return isinstance(kind, datasets.Audio) or (isinstance(kind, dict) and {"bytes", "path"} == kind.keys())
 
 
-def _clips(dataset: Any, where: str, text_column: str) -> list[Clip]:
-    undecoded, audio = undecoded_audio(dataset, where)
-    text = find_text_column(Table(Path(f"data set {where}"), tuple(dataset.column_names), ()), text_column)
-    texts = dataset[text]
+def _clips(dataset: Any, title: str, text_column: str) -> list[Clip]:
+    undecoded, audio = undecoded_audio(dataset, title)
+    text_column_name = find_text_column(Table(Path(f"data set {title}"), tuple(dataset.column_names), ()), text_column)
+    texts = dataset[text_column_name]
     spoken = next((name for name in LANGUAGE_COLUMNS if name in dataset.column_names), "")
     languages = dataset[spoken] if spoken else [""] * len(dataset)
     ids = dataset["id"] if "id" in dataset.column_names else range(len(dataset))
     further = {name: dataset[name] for name in (*SPEAKER_COLUMNS, *NOISE_COLUMNS) if name in dataset.column_names}
     clips = []
-    for row, (identity, said, language) in enumerate(zip(ids, texts, languages)):
-        if cleaned := row_of({text: said}, Path(where), row).text(text):
+    for row, (identity, transcript, language) in enumerate(zip(ids, texts, languages)):
+        if cleaned := row_of({text_column_name: transcript}, Path(title), row).text(text_column_name):
             source = HubSource(undecoded, audio, row)
             columns = {name: str(cells[row]) for name, cells in further.items() if cells[row] is not None}
-            place = f"{where}, row {row}"
-            clips.append(Clip(f"{identity}", source, cleaned, place, str(language or ""), columns=columns))
+            location = f"{title}, row {row}"
+            clips.append(Clip(f"{identity}", source, cleaned, location, str(language or ""), columns=columns))
     if len(clips) < len(dataset):
-        logger.warning("%s: left out %s without a text", where, counted(len(dataset) - len(clips), "row"))
+        logger.warning("%s: left out %s without a text", title, counted(len(dataset) - len(clips), "row"))
     return clips

@@ -1,7 +1,7 @@
-"""Whisper's languages, and the names and codes that data sets have for them. Loads nothing.
+"""Whisper's languages, and their names and codes in data sets. Imports nothing heavy.
 
-Codes of data sets are BCP 47 tags (``en-US``, ``zh-Hans-CN``), as Common Voice and browsers write them, the same with
-underscores (FLEURS, locales of Unix), or three letters of ISO 639-2 and 639-3 (``deu``, ``ger``).
+Codes in data sets are BCP 47 tags (``en-US``, ``zh-Hans-CN``; Common Voice, browsers), the same with underscores
+(FLEURS, Unix locales), or three-letter codes of ISO 639-2 and 639-3 (``deu``, ``ger``).
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ _OTHER_NAMES = {
 }
 _BY_NAME = {**{name: code for code, name in NAMES.items()}, **_OTHER_NAMES}
 _RETIRED = {"iw": "he", "in": "id", "ji": "yi", "jv": "jw", "mo": "ro", "nb": "no", "fil": "tl"}
-"""Codes of two letters that were replaced, or are one of Whisper's languages by another name."""
+"""Two-letter codes that were replaced, or are aliases of one of Whisper's languages."""
 _THREE_LETTERS = {
     code: letters.split()
     for code, letters in {
@@ -255,17 +255,20 @@ _BY_CODE = {
 }
 
 
-def language_code(name: str, where: str = "language") -> str:
+def language_code(name: str, source: str = "language") -> str:
     """Return Whisper's code of a language given by name or code (``German``, ``de``, ``de-AT``, ``deu``).
 
+    Args:
+        source: where the name was given, for the error message.
+
     Raises:
-        BadInput: Whisper does not know it.
+        BadInput: Whisper does not support it.
     """
     code = code_of(name)
     if code:
         return code
     hint = hint_for(name.strip().lower(), [*_BY_NAME, *NAMES], "use a name like 'german' or a code like 'de'")
-    raise BadInput(f"{where}: Whisper knows no language {name!r}", hint)
+    raise BadInput(f"{source}: Whisper knows no language {name!r}", hint)
 
 
 def code_of(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Messages of conversations as data sets write them: roles, contents in parts, calls of tools, and what is learnt."""
+"""Parse messages of conversations as found in data sets: roles, multi-part contents, tool calls and loss flags."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROLES = {
     "assistant": ("gpt", "model", "bot", "ai", "chatgpt", "output", "function_call", "tool_call"),
     "tool": ("observation", "function", "ipython", "tool_response", "function_response", "tool_result"),
 }
-"""Roles of chat templates, each with the other names that data sets have for it."""
+"""Roles of chat templates, each with its aliases in data sets."""
 _ROLE_OF = {name: role for role, others in ROLES.items() for name in (role, *others)}
 _CALLS = ("function_call", "tool_call")
 _ROLE_KEYS, _CONTENT_KEYS, _WEIGHT_KEYS = (
@@ -25,54 +25,54 @@ _ROLE_KEYS, _CONTENT_KEYS, _WEIGHT_KEYS = (
     ("train", "training", "weight", "loss_weight"),
 )
 _PASSED_ON = ("name", "tool_call_id", "reasoning_content", "thinking")
-"""Keys of a message that chat templates read."""
+"""Keys of a message that are passed on to chat templates."""
 _READ = frozenset((*_ROLE_KEYS, *_CONTENT_KEYS, *_WEIGHT_KEYS, *_PASSED_ON, "tool_calls", "function_call"))
 _USUAL = frozenset(("id", "index"))
-"""Keys that nobody expects to matter."""
+"""Keys that are ignored without a remark."""
 
 Message = dict[str, Any]
-"""``role`` (one of :data:`ROLES`) and ``content``; ``tool_calls`` and more, where the row has them."""
+"""``role`` (one of :data:`ROLES`) and ``content``; optionally ``tool_calls`` and others."""
 
 TEXT_ONLY = "this model reads nothing but text"
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A message before its conversation is checked."""
+    """A message of a conversation that has not been validated."""
 
     message: Message
     learnt: bool = True
     unread: tuple[str, ...] = ()
-    """Keys that hold something and are not read."""
+    """Non-empty keys that are not read."""
 
 
 def draft_of(role: str, content: str) -> Draft:
     return Draft({"role": role, "content": content})
 
 
-def text_of(value: Any, place: str) -> str:
-    """Return a text, or a number as one.
+def text_of(value: Any, location: str) -> str:
+    """Return a text, or a number converted to text.
 
     Raises:
-        BadInput: it is neither: nothing, a list, NaN, half a character.
+        BadInput: any other value, NaN, or a text with a lone surrogate.
     """
     if isinstance(value, str):
         if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-            raise BadInput(f"{place}: half a character (a lone surrogate)", "write the text again")
+            raise BadInput(f"{location}: half a character (a lone surrogate)", "write the text again")
         return value
     usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not usable:
         kind = {"NoneType": "null", "dict": "an object", "list": "a list", "bool": "true or false"}
         named = kind.get(type(value).__name__, str(value)[:40])
-        raise BadInput(f"{place}: {named}, which is no text", "write a text, or remove the row")
+        raise BadInput(f"{location}: {named}, which is no text", "write a text, or remove the row")
     return str(value)
 
 
-def parsed(value: Any, place: str) -> Any:
-    """Return what a cell holds as JSON, where it is a text.
+def parsed(value: Any, location: str) -> Any:
+    """Parse a cell as JSON if it is a text.
 
     Raises:
-        BadInput: it is none.
+        BadInput: the text is not JSON.
     """
     if not isinstance(value, str):
         return value
@@ -80,38 +80,40 @@ def parsed(value: Any, place: str) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
         hint = "write it as JSON; what pandas writes for a list is Python's form: save JSON lines instead"
-        raise BadInput(f"{place}: not JSON", hint) from error
+        raise BadInput(f"{location}: not JSON", hint) from error
 
 
 def are_messages(value: Any) -> bool:
-    first = value[0] if isinstance(value, list) and value else None
-    return isinstance(first, dict) and ({"role", "content"} <= first.keys() or {"from", "value"} <= first.keys())
+    first_entry = value[0] if isinstance(value, list) and value else None
+    return isinstance(first_entry, dict) and (
+        {"role", "content"} <= first_entry.keys() or {"from", "value"} <= first_entry.keys()
+    )
 
 
-def drafts_of(value: Any, place: str) -> list[Draft]:
-    entries = parsed(value, place)
-    if isinstance(entries, dict) and entries and all(isinstance(part, list) for part in entries.values()):
-        entries = [dict(zip(entries, parts)) for parts in zip(*entries.values())]  # columns, as datasets gives them
+def drafts_of(value: Any, location: str) -> list[Draft]:
+    entries = parsed(value, location)
+    if isinstance(entries, dict) and entries and all(isinstance(column, list) for column in entries.values()):
+        entries = [dict(zip(entries, cells)) for cells in zip(*entries.values())]  # columns, as datasets gives them
     if isinstance(entries, list) and len(entries) == 1 and isinstance(entries[0], list):
         entries = entries[0]
     if not isinstance(entries, list) or not entries:
-        raise BadInput(f"{place}: not a list", "a list of role and content")
-    drafts = [_message(entry, f"{place}, message {number}") for number, entry in enumerate(entries, start=1)]
+        raise BadInput(f"{location}: not a list", "a list of role and content")
+    drafts = [_message(entry, f"{location}, message {number}") for number, entry in enumerate(entries, start=1)]
     return [draft for draft in drafts if draft is not None]
 
 
-def _message(entry: Any, place: str) -> Draft | None:
-    """Return a message; ``None`` for a system's that is empty."""
+def _message(entry: Any, location: str) -> Draft | None:
+    """Return a message; ``None`` for an empty system message."""
     record = entry if isinstance(entry, dict) else {}
-    name = str(_first(record, _ROLE_KEYS) or "").strip()
+    name = str(_first_value(record, _ROLE_KEYS) or "").strip()
     role = _ROLE_OF.get(name.lower(), "")
     if not role:
         hint = "roles are system, user (human), assistant (gpt, function_call) and tool (observation)"
-        raise BadInput(f"{place}: unknown role {name[:40]!r}", hint)
-    texts = _texts(_first(record, _CONTENT_KEYS), place)
+        raise BadInput(f"{location}: unknown role {name[:40]!r}", hint)
+    texts = _texts(_first_value(record, _CONTENT_KEYS), location)
     if name.lower() in _CALLS and isinstance(_as_json(texts.text), dict | list):
         texts = _Texts("", calls=(texts.text,))
-    calls = _calls(record, texts.calls, place)
+    calls = _calls(record, texts.calls, location)
     message: Message = {"role": role, "content": texts.text}
     message |= {"tool_calls": calls} if calls else {}
     message |= {"reasoning_content": texts.reasoning} if texts.reasoning else {}
@@ -119,62 +121,64 @@ def _message(entry: Any, place: str) -> Draft | None:
     if not texts.text.strip() and not calls and role != "tool":
         if role == "system":
             return None
-        raise BadInput(f"{place}: a message of the {role} without content", "fill it in or remove the row")
+        raise BadInput(f"{location}: a message of the {role} without content", "fill it in or remove the row")
     unread = tuple(str(key) for key in record if key not in _READ and key not in _USUAL and record[key] is not None)
-    return Draft(message, _is_learnt(record, role, place), unread)
+    return Draft(message, _is_learnt(record, role, location), unread)
 
 
-def _first(record: Mapping[str, Any], keys: Iterable[str]) -> Any:
+def _first_value(record: Mapping[str, Any], keys: Iterable[str]) -> Any:
     return next((record[key] for key in keys if record.get(key) is not None), None)
 
 
 @dataclass(frozen=True)
 class _Texts:
-    """What a message holds."""
+    """The contents of a message."""
 
     text: str
     reasoning: str = ""
     calls: tuple[str, ...] = ()
-    """Of tools, as JSON."""
+    """Tool calls as JSON."""
 
 
-def _texts(value: Any, place: str) -> _Texts:
-    """Return a message's texts, of whose parts one follows the other."""
+def _texts(value: Any, location: str) -> _Texts:
+    """Return a message's contents, with its parts concatenated by type."""
     if not isinstance(value, list):
-        return _Texts("" if value is None else text_of(value, place))
+        return _Texts("" if value is None else text_of(value, location))
     texts: dict[str, list[str]] = {"text": [], "reasoning": [], "tool_call": []}
-    for part in value:
-        record = part if isinstance(part, dict) else {"text": part}
+    for piece in value:
+        record = piece if isinstance(piece, dict) else {"text": piece}
         kind = str(record.get("type", "text")).removeprefix("input_").removeprefix("output_")
         if kind not in texts:
-            raise BadInput(f"{place}: a part of type {kind[:40]}, and {TEXT_ONLY}", "leave the row or the part out")
+            raise BadInput(f"{location}: a part of type {kind[:40]}, and {TEXT_ONLY}", "leave the row or the part out")
         if "train" in record or "weight" in record:
             hint = "set train for the whole message, or write the row as segments of text and label"
-            raise BadInput(f"{place}: a part that says itself whether it is learnt", hint)
-        texts[kind].append(text_of(_first(record, ("text", "content", "value")), place))
+            raise BadInput(f"{location}: a part that says itself whether it is learnt", hint)
+        texts[kind].append(text_of(_first_value(record, ("text", "content", "value")), location))
     return _Texts("".join(texts["text"]), "".join(texts["reasoning"]), tuple(texts["tool_call"]))
 
 
-def _is_learnt(record: Mapping[str, Any], role: str, place: str) -> bool:
+def _is_learnt(record: Mapping[str, Any], role: str, location: str) -> bool:
     """Read axolotl's ``train``, OpenAI's ``weight`` and LLaMA-Factory's ``loss_weight``."""
     if record.get("train_detail"):
-        raise BadInput(f"{place}: train_detail is not read", "write the row as segments of text and label")
-    flag = _first(record, _WEIGHT_KEYS)
+        raise BadInput(f"{location}: train_detail is not read", "write the row as segments of text and label")
+    flag = _first_value(record, _WEIGHT_KEYS)
     if flag not in (None, 0, 1):
-        raise BadInput(f"{place}: a weight of {str(flag)[:40]}", "a message is learnt (1) or not (0)")
+        raise BadInput(f"{location}: a weight of {str(flag)[:40]}", "a message is learnt (1) or not (0)")
     if flag and role != "assistant":
-        raise BadInput(f"{place}: of messages only the assistant's are learnt, not the {role}'s", "use segments")
+        raise BadInput(f"{location}: of messages only the assistant's are learnt, not the {role}'s", "use segments")
     return flag is None or bool(flag)
 
 
-def _calls(record: Mapping[str, Any], texts: Iterable[str], place: str) -> list[Any]:
-    """Return an assistant's calls of tools in the form of chat templates: arguments are objects, not texts of them."""
+def _calls(record: Mapping[str, Any], texts: Iterable[str], location: str) -> list[Any]:
+    """Return an assistant's tool calls in the format of chat templates: arguments are objects, not JSON texts."""
     called = record.get("tool_calls") or record.get("function_call") or [_as_json(text) for text in texts]
     calls = []
     for entry in (call for group in _listed(called) for call in _listed(group)):
         function = entry.get("function", entry) if isinstance(entry, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise BadInput(f"{place}: a call without the name of a function", 'like {"name": ..., "arguments": {...}}')
+            raise BadInput(
+                f"{location}: a call without the name of a function", 'like {"name": ..., "arguments": {...}}'
+            )
         arguments = function.get("arguments", {})
         function = {**function, "arguments": _as_json(arguments) if isinstance(arguments, str) else arguments}
         identity = {"id": entry["id"]} if entry.get("id") else {}

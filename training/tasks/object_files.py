@@ -1,9 +1,9 @@
-"""A job of objects as files: how model, data sets and functions of a script reach other processes without pickle.
+"""Serialise a job's objects to files: how a script's model, data sets and functions reach other processes, unpickled.
 
-Functions and classes travel by name (``module:name``), weights and samples as safetensors, all else as JSON::
+Functions and classes are sent by name (``module:name``), weights and samples as safetensors, everything else as JSON::
 
-    job.json            what each part is, and the SHA-256 of every other file
-    model.safetensors   weights of a model that its class builds again; or model/, a Hugging Face folder
+    job.json            the parts, and the SHA-256 of every other file
+    model.safetensors   weights of a model that its class rebuilds; or model/, a Hugging Face folder
     train.safetensors   samples of a data set, see :mod:`training.tasks.sample_file`; with train.json
 """
 
@@ -23,10 +23,10 @@ from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.randomness import seed_everything
 from training.run_files import sha256
-from training.tasks.base import Place
+from training.tasks.base import GroupPosition
 from training.tasks.custom import CustomJob, check_data
 from training.tasks.sample_file import SampleFile, write_samples
-from training.tasks.user_code import call_factory, find_factory, name_of, takes_place
+from training.tasks.user_code import call_factory, find_factory, name_of, takes_rank
 
 INDEX = "job.json"
 VERSION = 2
@@ -39,86 +39,88 @@ _DEPTH = 4
 
 
 def check_given(job: CustomJob) -> None:
-    """Refuse data sets that can never be trained on; those that functions make are looked at where they are made.
+    """Reject unusable data sets; those created by functions are checked after their creation.
 
     Raises:
         BadInput: see :func:`training.tasks.custom.check_data`.
     """
-    for data, what in ((job.train, "train_dataset"), (job.validation, "val_dataset")):
-        if not _is_maker(data) and (data is not None or what == "train_dataset"):
-            check_data(data, what)
+    for data, title in ((job.train, "train_dataset"), (job.validation, "val_dataset")):
+        if not _is_maker(data) and (data is not None or title == "train_dataset"):
+            check_data(data, title)
 
 
-def asks_place(job: CustomJob) -> bool:
-    """Whether a data set is made by a function that takes ``rank`` or ``world_size``.
+def depends_on_rank(job: CustomJob) -> bool:
+    """Whether a data set is created by a function that takes ``rank`` or ``world_size``.
 
     Raises:
         BadInput: a function is not found.
     """
-    return any(_is_maker(data) and takes_place(_found(data, "data set")) for data in (job.train, job.validation))
+    return any(_is_maker(data) and takes_rank(_resolve(data, "data set")) for data in (job.train, job.validation))
 
 
-def made(job: CustomJob, seed: int, place: Place | None = None) -> CustomJob:
-    """Call what is a function. Every part is made from the seed anew, so that it does not depend on the others.
+def instantiate(job: CustomJob, seed: int, position: GroupPosition | None = None) -> CustomJob:
+    """Replace functions by the objects they create. Each is called with a fresh seed, independent of the others.
 
     Args:
-        place: the member whose data are made, where functions may ask for it.
+        position: rank and world size passed to functions that take them.
 
     Raises:
-        BadInput: a function is not found, fails, or gives something else.
+        BadInput: a function is not found, fails, or returns something unsuitable.
     """
     return CustomJob(
         make_model(job.model, seed),
-        _made_data(job.train, "train_dataset", seed, place),
-        None if job.validation is None else _made_data(job.validation, "val_dataset", seed, place),
-        _found(job.loss, "loss"),
-        collate=_found(job.collate, "collate"),
+        _make_data(job.train, "train_dataset", seed, position),
+        None if job.validation is None else _make_data(job.validation, "val_dataset", seed, position),
+        _resolve(job.loss, "loss"),
+        collate=_resolve(job.collate, "collate"),
     )
 
 
-def _found(part: Any, what: str) -> Any:
-    return find_factory(part, what) if isinstance(part, str) else part
+def _resolve(reference: Any, title: str) -> Any:
+    return find_factory(reference, title) if isinstance(reference, str) else reference
 
 
 def make_model(model: nn.Module | Callable[[], nn.Module] | str, seed: int) -> nn.Module:
-    """Return the model, made from the seed where it is given as a function or its name.
+    """Return the model, created from the seed if it is given as a function or its name.
 
     Raises:
-        BadInput: the function is not found, fails, or gives no model.
+        BadInput: the function is not found, fails, or returns no model.
     """
     if isinstance(model, nn.Module):
         return model
-    made = _call(model, "model", seed)
-    if not isinstance(made, nn.Module):
-        raise BadInput(f"model: {_title(model)} returned {type(made).__name__}, not a torch nn.Module", "return one")
-    return made
+    returned = _call(model, "model", seed)
+    if not isinstance(returned, nn.Module):
+        raise BadInput(
+            f"model: {_title(model)} returned {type(returned).__name__}, not a torch nn.Module", "return one"
+        )
+    return returned
 
 
-def _made_data(data: Any, what: str, seed: int, place: Place | None = None) -> Any:
-    made = _call(data, what, seed, place) if _is_maker(data) else data
-    check_data(made, what)
-    return made
+def _make_data(data: Any, title: str, seed: int, position: GroupPosition | None = None) -> Any:
+    dataset = _call(data, title, seed, position) if _is_maker(data) else data
+    check_data(dataset, title)
+    return dataset
 
 
 def _is_maker(data: Any) -> bool:
     return isinstance(data, (str, type)) or (callable(data) and not hasattr(data, "__getitem__"))
 
 
-def _call(maker: Callable[..., Any] | str, what: str, seed: int, place: Place | None = None) -> Any:
-    function = _found(maker, what)
+def _call(maker: Callable[..., Any] | str, title: str, seed: int, position: GroupPosition | None = None) -> Any:
+    function = _resolve(maker, title)
     if not callable(function):
         raise BadInput(
-            f"{what} is {type(function).__name__}", "give it itself, a function that returns it, or its name"
+            f"{title} is {type(function).__name__}", "give it itself, a function that returns it, or its name"
         )
-    needed = [name for name in _needed(function) if place is None or name not in Place._fields]
+    needed = [name for name in _needed(function) if position is None or name not in GroupPosition._fields]
     if needed:
-        raise BadInput(f"{what}: {_title(maker)} needs {', '.join(needed)}", "give a function that takes nothing")
+        raise BadInput(f"{title}: {_title(maker)} needs {', '.join(needed)}", "give a function that takes nothing")
     seed_everything(seed)
-    return call_factory(function, f"{what}: {_title(maker)}", place=place)
+    return call_factory(function, f"{title}: {_title(maker)}", position=position)
 
 
 def _needed(function: Callable[..., Any]) -> list[str]:
-    """Names of the arguments that must be given."""
+    """Return the names of a function's required parameters."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -127,49 +129,49 @@ def _needed(function: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.default is p.empty and p.kind not in open_ended]
 
 
-def _title(part: Any) -> str:
-    return part if isinstance(part, str) else getattr(part, "__qualname__", type(part).__name__)
+def _title(factory: Any) -> str:
+    return factory if isinstance(factory, str) else getattr(factory, "__qualname__", type(factory).__name__)
 
 
 def check_names(job: CustomJob) -> dict[str, str]:
-    """Return the ``module:name`` of every part that travels by name; writes and starts nothing.
+    """Return the ``module:name`` of every part that is sent by name, without side effects.
 
-    An ``nn.Module`` counts by its class; a data set that is an object has no entry.
+    An ``nn.Module`` is named by its class; a data set that is an object has no entry.
 
     Raises:
         BadInput: a part cannot be named, or its module has no such name.
     """
     model = type(job.model) if isinstance(job.model, nn.Module) else job.model
     named = {"model": model, "loss": job.loss, "collate": job.collate}
-    for what, data in (("train_dataset", job.train), ("val_dataset", job.validation)):
-        named[what] = data if _is_maker(data) else None
+    for title, data in (("train_dataset", job.train), ("val_dataset", job.validation)):
+        named[title] = data if _is_maker(data) else None
     return {what: _named(part, what) for what, part in named.items() if part is not None}
 
 
-def _named(part: Any, what: str) -> str:
-    if not isinstance(part, str):
-        return name_of(part, what)
-    find_factory(part, what)
-    module, _, name = part.rpartition(":")
-    return f"{Path(module).stem}:{name}" if module.endswith(".py") else part
+def _named(reference: Any, title: str) -> str:
+    if not isinstance(reference, str):
+        return name_of(reference, title)
+    find_factory(reference, title)
+    module, _, name = reference.rpartition(":")
+    return f"{Path(module).stem}:{name}" if module.endswith(".py") else reference
 
 
 def write_job(job: CustomJob, folder: Path) -> None:
     """Write the parts into an empty folder.
 
     Raises:
-        BadInput: a part cannot travel; the message names it and the way out.
+        BadInput: a part cannot be sent; the message names it and what to do.
         OSError: a file cannot be written.
     """
     names = check_names(job)
     document: dict[str, Any] = {"version": VERSION, "loss": names.get("loss"), "collate": names.get("collate")}
     document["model"] = _write_model(job.model, names["model"], folder)
     for split, data in (("train", job.train), ("validation", job.validation)):
-        what = "val_dataset" if split == "validation" else "train_dataset"
-        if data is None or what in names:
-            document[split] = names.get(what)
+        title = "val_dataset" if split == "validation" else "train_dataset"
+        if data is None or title in names:
+            document[split] = names.get(title)
         else:
-            write_samples(_made_data(data, what, 0), folder / f"{split}.safetensors", what)
+            write_samples(_make_data(data, title, 0), folder / f"{split}.safetensors", title)
             document[split] = {"samples": f"{split}.safetensors"}
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     document["files"] = {path.relative_to(folder).as_posix(): sha256(path) for path in files}
@@ -190,34 +192,36 @@ def _write_model(model: Any, name: str, folder: Path) -> dict[str, Any]:
             raise BadInput(f"{message}: no other machine can build it again", _AGAIN)
         document["weights"] = "model.safetensors"
         safetensors.torch.save_model(model, str(folder / "model.safetensors"))
-    # a model that was built with other arguments, or changed afterwards, is not the one that its class gives again
-    found = difference(model, _read_model(document, folder), objects=not hasattr(model, "save_pretrained"))
-    if found:
-        message = f"{type(model).__name__} does not build this model again on other machines: {found}"
+    # a model that was built with other arguments, or modified afterwards, differs from what its class rebuilds
+    mismatch = difference(model, _read_model(document, folder), objects=not hasattr(model, "save_pretrained"))
+    if mismatch:
+        message = f"{type(model).__name__} does not build this model again on other machines: {mismatch}"
         raise BadInput(message, _AGAIN)
     return document
 
 
 def build(profile: Profile) -> CustomJob:
-    """Factory of the custom task for a job in ``profile.data.dataset_path``, see :func:`read_job`."""
-    return made(read_job(Path(profile.data.dataset_path)), profile.training.seed)
+    """Create the job in ``profile.data.dataset_path``, see :func:`read_job`; the factory of such custom tasks."""
+    return instantiate(read_job(Path(profile.data.dataset_path)), profile.training.seed)
 
 
 def read_job(folder: Path) -> CustomJob:
-    """Return the parts that :func:`write_job` has written; nothing is unpickled.
+    """Read a job written by :func:`write_job`; nothing is unpickled.
 
     Raises:
-        BadInput: a file is missing or is not what was written, or a class or function cannot be imported.
+        BadInput: a file is missing or has been modified, or a class or function cannot be imported.
     """
     try:
         document = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         if document["version"] != VERSION:
             raise BadInput(f"{folder / INDEX}: version {document['version']} of the job", "start the run again")
-        for name, wanted in document["files"].items():
-            if sha256(folder / name) != wanted:
+        for name, expected_hash in document["files"].items():
+            if sha256(folder / name) != expected_hash:
                 raise BadInput(f"{folder / name}: not the file that was sent", "remove it and start the run again")
-        parts = (document["train"], document["validation"])
-        train, validation = (SampleFile(folder / part["samples"]) if isinstance(part, dict) else part for part in parts)
+        datasets = (document["train"], document["validation"])
+        train, validation = (
+            SampleFile(folder / part["samples"]) if isinstance(part, dict) else part for part in datasets
+        )
         loss, collate = document["loss"], document["collate"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{folder}: not the files of a job ({error})", "start the run again") from None
@@ -252,7 +256,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def load_result(model: nn.Module, folder: Path) -> None:
-    """Give a model the weights of the model that a run has left in ``folder``.
+    """Load the weights of a run's saved model in ``folder`` into ``model``.
 
     Raises:
         BadInput: they do not fit.
@@ -264,32 +268,32 @@ def load_result(model: nn.Module, folder: Path) -> None:
         load_weights(model, folder / "model.safetensors")
 
 
-def difference(model: nn.Module, again: nn.Module, objects: bool) -> str:
-    """Return in words the first difference in structure, types, settings or values; empty where there is none.
+def difference(model: nn.Module, rebuilt: nn.Module, objects: bool) -> str:
+    """Describe the first difference in structure, types, settings or values; empty if there is none.
 
     Args:
-        objects: look into objects that are settings too; else these count by their type.
+        objects: compare settings that are objects by their attributes, not only by type.
     """
-    ours, theirs = (dict(m.named_modules()) for m in (model, again))
+    ours, theirs = (dict(m.named_modules()) for m in (model, rebuilt))
     if ours.keys() != theirs.keys():
         return f"its part {min(ours.keys() ^ theirs.keys())!r} is in one of the two only"
     for name, module in ours.items():
         if type(module) is not type(theirs[name]):
             return f"{name or 'model'} is {type(module).__name__}, and then {type(theirs[name]).__name__}"
-        found = _setting_difference(vars(module), vars(theirs[name]), objects, 0)
-        if found:
-            return f"{name}.{found}".lstrip(".")
-    return _tensor_difference(model, again)
+        mismatch = _setting_difference(vars(module), vars(theirs[name]), objects, 0)
+        if mismatch:
+            return f"{name}.{mismatch}".lstrip(".")
+    return _tensor_difference(model, rebuilt)
 
 
-def _tensor_difference(model: nn.Module, again: nn.Module) -> str:
+def _tensor_difference(model: nn.Module, rebuilt: nn.Module) -> str:
     for kind in ("named_parameters", "named_buffers"):
-        theirs = dict(getattr(again, kind)())
+        theirs = dict(getattr(rebuilt, kind)())
         for name, value in getattr(model, kind)():
-            other = theirs.pop(name, None)
-            if other is None or value.dtype != other.dtype or value.shape != other.shape:
+            rebuilt_value = theirs.pop(name, None)
+            if rebuilt_value is None or value.dtype != rebuilt_value.dtype or value.shape != rebuilt_value.shape:
                 return f"{name} has another shape or type"
-            if not torch.equal(value.detach().cpu(), other.detach().cpu()) and not bool(value.isnan().any()):
+            if not torch.equal(value.detach().cpu(), rebuilt_value.detach().cpu()) and not bool(value.isnan().any()):
                 return f"{name} has other values"
         if theirs:
             return f"{min(theirs)} is in one of the two only"
@@ -305,21 +309,21 @@ def _setting_difference(ours: Mapping[Any, Any], theirs: Mapping[Any, Any], obje
     return ""
 
 
-def _equal(one: Any, other: Any, objects: bool, depth: int) -> bool:
-    """Whether two settings are alike; what cannot be looked into counts by its type."""
-    if type(one) is not type(other):
+def _equal(left: Any, right: Any, objects: bool, depth: int) -> bool:
+    """Whether two settings are equal; opaque objects are compared by type."""
+    if type(left) is not type(right):
         return False
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one.detach().cpu(), other.detach().cpu())
-    if isinstance(one, _PLAIN):
-        return bool(one == other) or (one != one and other != other)
-    if inspect.isroutine(one):
-        return getattr(one, "__qualname__", "") == getattr(other, "__qualname__", "")
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(_equal(a, b, objects, depth) for a, b in zip(one, other))
-    if not objects or depth > _DEPTH or isinstance(one, nn.Module):
+    if isinstance(left, torch.Tensor):
+        return torch.equal(left.detach().cpu(), right.detach().cpu())
+    if isinstance(left, _PLAIN):
+        return bool(left == right) or (left != left and right != right)
+    if inspect.isroutine(left):
+        return getattr(left, "__qualname__", "") == getattr(right, "__qualname__", "")
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(_equal(a, b, objects, depth) for a, b in zip(left, right))
+    if not objects or depth > _DEPTH or isinstance(left, nn.Module):
         return True
-    inside = [value if isinstance(value, Mapping) else getattr(value, "__dict__", {}) for value in (one, other)]
+    inside = [value if isinstance(value, Mapping) else getattr(value, "__dict__", {}) for value in (left, right)]
     return not _setting_difference(inside[0], inside[1], objects, depth + 1)
 
 

@@ -1,8 +1,7 @@
-"""What transformers asks of a batch that nobody needs to ask: whether several texts share a row of it.
+"""Disable transformers' detection of packed sequences (several texts in one row of a batch).
 
-It looks for that in every forward without an attention mask, and the answer is a number that the host must have: it
-waits for all that is queued on the device, of a speech model the whole encoder, and then queues the rest. No task of
-Muster packs texts that way.
+It runs in every forward without an attention mask and reads a number on the host, which waits for everything queued on
+the device (in a speech model the whole encoder). No task of Muster packs sequences.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _SEARCH = "find_packed_sequence_indices"
 
 @contextmanager
 def unpacked() -> Iterator[None]:
-    """Let transformers take every row of the batches in here for one text, in this thread."""
+    """Make transformers treat every batch row as a single text within this context, in this thread."""
     _teach_transformers()
     token = _is_unpacked.set(True)
     try:
@@ -33,7 +32,7 @@ def unpacked() -> Iterator[None]:
 def _teach_transformers() -> None:
     try:
         masks = importlib.import_module("transformers.masking_utils")
-    except ImportError:  # one that makes its masks elsewhere
+    except ImportError:  # a version that builds its masks elsewhere
         return
     search = getattr(masks, _SEARCH, None)
     if search is None:

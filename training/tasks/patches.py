@@ -1,13 +1,11 @@
-"""What stands beside the tables of a data set and leaves them as they are: corrections, and a model's transcripts.
+"""Files that complement a data set's tables without modifying them: corrections, and pseudo-labels.
 
-Corrections are CSV files in ``patches/``.
+Corrections are CSV files in ``patches/``: ``override_text`` replaces transcripts, ``protect`` prevents samples from
+being left out, ``delete`` leaves samples out; they are applied in this order. Each folder holds any number of CSV files
+with the column ``id``, in ``override_text`` also the text, and optionally ``split``: without it a line applies to the
+samples of that id in every split. Removing a file undoes its changes.
 
-``override_text`` replaces transcripts, ``protect`` keeps samples from being left out, ``delete`` leaves samples out;
-they are applied in this order. Each folder holds any number of CSV files with the column ``id``, in ``override_text``
-one with the text, and if wanted ``split``: without it a line means the samples of that id in every split. Take a file
-away, and what it did is undone.
-
-``pseudo.csv`` holds transcripts that a model made, each with its measures and whether it is good enough to train on.
+``pseudo.csv`` holds transcripts by a model, each with its measures and whether it is good enough to train on.
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ from training.tasks.tables import Row, check_size, read_table
 
 Kind = Literal["override_text", "protect", "delete"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-"""In the order in which they are applied."""
+"""Kinds of patches, in the order in which they are applied."""
 FOLDER = "patches"
 MOST_FILES, MOST_BYTES = 1000, 1 << 28
-"""Of all patches of one data set."""
+"""Limits over all patches of one data set."""
 PSEUDO = "pseudo.csv"
 KEPT = "kept"
-"""Column of any table of recordings: ``no`` leaves the row out."""
+"""Column of any table of recordings; the value ``no`` leaves the row out."""
 PSEUDO_COLUMNS = (
     *("id", "audio_path", "text", KEPT, "left_out", "confidence", "agreement", "compression", "no_speech"),
     *("duration", "cut", "unusable", "heard_by"),
@@ -52,33 +50,33 @@ class Patch:
     kind: Kind
     id: str
     split: str
-    """Split whose samples are meant; empty: all."""
+    """Split that it applies to; empty: all."""
     text: str
-    """The transcript that ``override_text`` gives."""
-    where: str
+    """New transcript of ``override_text``."""
+    location: str
     """File and line."""
 
     def meets(self, split: str) -> bool:
-        """Whether samples of ``split`` are meant; with an empty one: whether any are."""
+        """Whether it applies to samples of ``split``; an empty split matches any."""
         return not self.split or not split or self.split == split
 
 
 @dataclass(frozen=True)
 class Patches:
-    """What the patch files of a data set say."""
+    """The patches of a data set."""
 
     by_id: dict[str, list[Patch]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    """What a person should know: lines and files without effect, each with its place."""
+    """Remarks for the user: lines and files without effect, with their locations."""
 
     def of(self, kind: Kind, split: str, identity: str) -> Patch | None:
-        """The line of one kind that means a sample, if there is one."""
+        """Return the patch of one kind that applies to a sample, if any."""
         return next((p for p in self.by_id.get(identity, ()) if p.kind == kind and p.meets(split)), None)
 
 
 @dataclass(frozen=True)
 class AppliedPatch:
-    """What a line of a patch file did to a sample."""
+    """The effect of a patch on a sample."""
 
     id: str
     split: str
@@ -91,18 +89,18 @@ class AppliedPatch:
 
 LEFT_OUT = "(left out)"
 BLACKLIST = "blacklist-"
-"""What the names of the files begin with that the command ``blacklist`` writes."""
+"""Prefix of the files written by the command ``blacklist``."""
 
 
 def read_patches(folder: Path, text_column: str = "") -> Patches:
-    """Read the patches of the data set whose tables are in ``folder``; there need not be any.
+    """Read the patches, if any, of the data set whose tables are in ``folder``.
 
     Args:
-        text_column: column of the transcripts in the data set's tables, if a person named one.
+        text_column: column of the transcripts in the data set's tables, if the user named one.
 
     Raises:
-        BadInput: a file cannot be read, a line is incomplete, two lines give one sample different texts, or there is
-            a folder whose name is no kind of patch; the message names file and line.
+        BadInput: a file cannot be read, a line is incomplete, two lines give one sample different texts, or a folder's
+            name is not a kind of patch; the message names file and line.
     """
     top = folder / FOLDER
     patches = Patches()
@@ -125,18 +123,18 @@ def _files(top: Path, notes: list[str]) -> list[tuple[Kind, Path]]:
             if is_meant and not (entry.is_dir() and entry.name in KINDS):
                 hint = hint_for(entry.name, KINDS, f"files of patches are in {', '.join(KINDS)}")
                 raise BadInput(f"{entry}: no kind of patch", hint)
-        found = list[tuple[Kind, Path]]()
+        patch_files = list[tuple[Kind, Path]]()
         for kind in KINDS:
             for path in sorted((top / kind).iterdir()) if (top / kind).is_dir() else []:
-                if path.name.startswith("."):  # what file managers and open spreadsheets leave behind
+                if path.name.startswith("."):  # left behind by file managers and open spreadsheets
                     continue
                 if path.suffix.lower() == ".csv" and path.is_file():
-                    found.append((kind, path))
+                    patch_files.append((kind, path))
                 else:
                     notes.append(f"{path}: not a CSV file; it is ignored")
     except OSError as error:
         raise BadInput(f"{error.filename or top}: {error.strerror}", "make it readable, or move it away") from error
-    return found
+    return patch_files
 
 
 def _lines(kind: Kind, path: Path, text_column: str) -> Iterator[Patch]:
@@ -152,39 +150,39 @@ def _lines(kind: Kind, path: Path, text_column: str) -> Iterator[Patch]:
 def _patch(kind: Kind, row: Row, text: str) -> Patch:
     identity = row.cells.get("id", "")
     if not identity:
-        raise BadInput(f"{row.where}, column id: empty", "name the sample or remove the line")
+        raise BadInput(f"{row.location}, column id: empty", "name the sample or remove the line")
     if text and not row.text(text):
         hint = "write what is said; a sample to leave out belongs in delete"
-        raise BadInput(f"{row.where}, column {text}: empty", hint)
+        raise BadInput(f"{row.location}, column {text}: empty", hint)
     named = row.cells.get("split", "")
     split = split_named(named)
     if named and not split:
         hint = f"it is one of: {', '.join(SPLITS)}, or empty"
-        raise BadInput(f"{row.where}, column split: no split {named.lower()!r}", hint)
-    return Patch(kind, identity, split, row.text(text) if text else "", row.where)
+        raise BadInput(f"{row.location}, column split: no split {named.lower()!r}", hint)
+    return Patch(kind, identity, split, row.text(text) if text else "", row.location)
 
 
 def _add(patches: Patches, patch: Patch) -> None:
-    """Take a line in; one that says the same again is noted."""
-    known = patches.by_id.setdefault(patch.id, [])
-    for other in known:
-        if other.kind == patch.kind and other.meets(patch.split):
-            if other.text != patch.text:
-                message = f"{patch.where}: another text for {patch.id!r} than in {other.where}"
+    """Add a patch; a duplicate is noted instead."""
+    same_id = patches.by_id.setdefault(patch.id, [])
+    for earlier in same_id:
+        if earlier.kind == patch.kind and earlier.meets(patch.split):
+            if earlier.text != patch.text:
+                message = f"{patch.location}: another text for {patch.id!r} than in {earlier.location}"
                 raise BadInput(message, "keep one of the two lines")
-            if other.split in ("", patch.split):
-                patches.notes.append(f"{patch.where}: {patch.id!r} is there already, in {other.where}")
+            if earlier.split in ("", patch.split):
+                patches.notes.append(f"{patch.location}: {patch.id!r} is there already, in {earlier.location}")
                 return
-    known.append(patch)
+    same_id.append(patch)
 
 
 def patched(splits: SpeechSplits, patches: Patches, labels: dict[str, str]) -> tuple[SpeechSplits, list[AppliedPatch]]:
-    """Apply ``patches``; return the clips and what was changed, in the order of the clips.
+    """Apply ``patches``; return the clips and the changes, in the order of the clips.
 
-    A clip that is left out stays, marked, for those who divide a split by its ids.
+    A clip that is left out stays in the list, marked, because splits are divided by the ids of all clips.
 
     Args:
-        labels: what patches call a split, where that is not its own name.
+        labels: names that patches use for splits, where they differ.
     """
     changes = list[AppliedPatch]()
     result = {
@@ -199,31 +197,31 @@ def _patched_clip(clip: Clip, split: str, patches: Patches, changes: list[Applie
         return clip
     override, protect, delete = (patches.of(kind, split, clip.id) for kind in KINDS)
     if override:
-        changes.append(AppliedPatch(clip.id, split, override.kind, override.where, clip.text, override.text))
+        changes.append(AppliedPatch(clip.id, split, override.kind, override.location, clip.text, override.text))
         clip = dataclasses.replace(clip, text=override.text)
     if protect:
-        before = f"{LEFT_OUT} by {delete.where}" if delete else clip.text
-        changes.append(AppliedPatch(clip.id, split, protect.kind, protect.where, before, clip.text))
+        before = f"{LEFT_OUT} by {delete.location}" if delete else clip.text
+        changes.append(AppliedPatch(clip.id, split, protect.kind, protect.location, before, clip.text))
     elif delete:
-        changes.append(AppliedPatch(clip.id, split, delete.kind, delete.where, clip.text, LEFT_OUT))
-        clip = dataclasses.replace(clip, left_out=delete.where)
+        changes.append(AppliedPatch(clip.id, split, delete.kind, delete.location, clip.text, LEFT_OUT))
+        clip = dataclasses.replace(clip, left_out=delete.location)
     return clip
 
 
 def unknown(splits: SpeechSplits, patches: Patches) -> list[str]:
-    """Say which lines mean no sample of ``splits``."""
-    there = {(name, clip.id) for split, clips in splits.items() for clip in clips for name in ("", split)}
+    """Return a remark for every patch that applies to no sample of ``splits``."""
+    sample_keys = {(name, clip.id) for split, clips in splits.items() for clip in clips for name in ("", split)}
     lines = itertools.chain.from_iterable(patches.by_id.values())
     return [
-        f"{patch.where}: no sample {patch.id!r}" + (f" in {patch.split}" if patch.split else "")
+        f"{patch.location}: no sample {patch.id!r}" + (f" in {patch.split}" if patch.split else "")
         for patch in lines
-        if (patch.split, patch.id) not in there
+        if (patch.split, patch.id) not in sample_keys
     ]
 
 
 @dataclass(frozen=True)
 class PseudoRow:
-    """One recording."""
+    """One pseudo-labelled recording."""
 
     id: str
     path: Path
@@ -231,32 +229,32 @@ class PseudoRow:
     confidence: float = 0.0
     """Mean natural logarithm of the tokens' probabilities."""
     agreement: float = 0.0
-    """1 - WER between two listens, at least 0."""
+    """1 - WER between two transcriptions, at least 0."""
     compression: float = 0.0
     no_speech: float = 0.0
     seconds: float = 0.0
     cut: bool = False
     unusable: str = ""
-    """Why nobody listened to it."""
+    """Why it was not transcribed."""
     heard_by: str = ""
     """Hashes of the models."""
     left_out: str = ""
-    """Why it is not to be trained on."""
+    """Why it is excluded from training."""
     kind: str = ""
-    """The same without its own figure: what rows that are left out are counted by."""
+    """The same reason without the row's own figure, for counting."""
 
     def cells(self, folder: Path) -> list[str]:
-        """The line of a table in ``folder``, in the order of :data:`PSEUDO_COLUMNS`."""
+        """Return the cells of a line of a table in ``folder``, in the order of :data:`PSEUDO_COLUMNS`."""
         folder = folder.resolve()
         path = self.path.relative_to(folder) if self.path.is_relative_to(folder) else self.path
-        numbers = [f"{one:.4f}" for one in (self.confidence, self.agreement, self.compression, self.no_speech)]
+        numbers = [f"{value:.4f}" for value in (self.confidence, self.agreement, self.compression, self.no_speech)]
         head = [self.id, str(path), self.text, "no" if self.left_out else "yes", self.left_out]
         return [*head, *numbers, f"{self.seconds:.3f}", str(int(self.cut)), self.unusable, self.heard_by]
 
 
 @dataclass(frozen=True)
 class TextBounds:
-    """What a transcript has to reach. The first three are those of Radford et al. 2022, section 4.5."""
+    """Quality thresholds of a pseudo-label. The first three are those of Radford et al. 2022, section 4.5."""
 
     confidence: float = -1.0
     compression: float = 2.4
@@ -264,22 +262,22 @@ class TextBounds:
     agreement: float = 0.9
 
     def judged(self, row: PseudoRow) -> PseudoRow:
-        """Return the row with the reason why it is left out, if there is one."""
-        said = row.unusable or ("" if row.text else "nothing was heard") or ("the text has no end" if row.cut else "")
-        if said:
-            return dataclasses.replace(row, left_out=said, kind=said)
-        for name, value, most, why in (
+        """Return the row with the reason why it is left out, if any."""
+        reason = row.unusable or ("" if row.text else "nothing was heard") or ("the text has no end" if row.cut else "")
+        if reason:
+            return dataclasses.replace(row, left_out=reason, kind=reason)
+        for name, value, upper, explanation in (
             ("no-speech probability", row.no_speech, self.no_speech, ""),
             ("compression ratio", row.compression, self.compression, ": it repeats itself"),
         ):
-            if value > most:
-                return _left_out(row, name, value, f"above {most:g}{why}")
-        for name, value, least in (
+            if value > upper:
+                return _left_out(row, name, value, f"above {upper:g}{explanation}")
+        for name, value, lower in (
             ("confidence", row.confidence, self.confidence),
             ("agreement", row.agreement, self.agreement),
         ):
-            if value < least:
-                return _left_out(row, name, value, f"below {least:g}")
+            if value < lower:
+                return _left_out(row, name, value, f"below {lower:g}")
         return dataclasses.replace(row, left_out="", kind="")
 
 
@@ -288,30 +286,30 @@ def _left_out(row: PseudoRow, measure: str, value: float, bound: str) -> PseudoR
 
 
 def recordings(folder: Path, root: Path) -> list[tuple[str, Path]]:
-    """Return the sound files in a folder and below: their path from ``root``, where they are in it, and the path.
+    """Return the audio files below a folder: their path relative to ``root`` (else to the folder), and their path.
 
     Raises:
-        BadInput: the folder is not there, or holds none.
+        BadInput: the folder does not exist, or holds none.
     """
     if not folder.is_dir():
         raise BadInput(f"{folder}: no such folder", "name the folder of the recordings")
     folder, root = folder.resolve(), root.resolve()
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SOUND_ENDINGS and path.is_file())
-    found = [
+    named_paths = [
         (normalize("NFC", path.relative_to(root if path.is_relative_to(root) else folder).as_posix()), path)
         for path in paths
         if not any(part.startswith(".") for part in path.relative_to(folder).parts) and str(path).isprintable()
     ]
-    if not found:
+    if not named_paths:
         raise BadInput(f"{folder}: no recordings", f"it takes {', '.join(SOUND_ENDINGS)}")
-    return found
+    return named_paths
 
 
 def read_rows(table: Path) -> Iterator[PseudoRow]:
-    """Read the whole lines of a table that labelling wrote; the last one may be torn.
+    """Read the complete lines of a table written by labelling; the last line may be truncated.
 
     Raises:
-        BadInput: it cannot be read, or is another table.
+        BadInput: it cannot be read, or is a different table.
     """
     check_size(table, _LARGEST_PSEUDO, "move it away")
     try:
@@ -321,9 +319,9 @@ def read_rows(table: Path) -> Iterator[PseudoRow]:
     header = data.decode("utf-8-sig", "replace").partition("\n")[0]
     if data and not set(PSEUDO_COLUMNS) <= set(re.split("[,;\t]", header.replace('"', "").strip())):
         raise BadInput(f"{table}: not written by pseudo-label", "choose another folder with --into, or move it away")
-    whole = data[: data.rfind(b"\n") + 1]
-    if whole.count(b"\n") > 1:
-        yield from (_row(row) for row in read_table(table, data=whole).rows)
+    complete_lines = data[: data.rfind(b"\n") + 1]
+    if complete_lines.count(b"\n") > 1:
+        yield from (_row(row) for row in read_table(table, data=complete_lines).rows)
 
 
 def _row(row: Row) -> PseudoRow:
@@ -349,6 +347,6 @@ def _number(row: Row, column: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        message = f"{row.where}, column {column}: {row.cells[column][:50]!r} is not a number"
+        message = f"{row.location}, column {column}: {row.cells[column][:50]!r} is not a number"
         raise BadInput(message, "remove the line; it is written again")
     return value

@@ -1,7 +1,7 @@
-"""What a model wrote for every clip, beside what was said: ``predictions.csv``.
+"""A model's transcripts of every clip beside the references: ``predictions.csv``.
 
-One line a clip, readable by any spreadsheet. The edits are counted on the normalised texts, which are there too, so
-that whoever reads the file needs neither the model nor its normaliser.
+One line per clip, readable by any spreadsheet. Edits are counted on the normalised texts, which are included, so that
+readers of the file need neither the model nor its normaliser.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from training.tasks.speech_clips import NOISE_COLUMNS, SPEAKER_COLUMNS, Clip, Fi
 from training.tasks.tables import Row, check_size, read_table, write_table
 
 FOLDER = "evaluation"
-"""Of a run: what its model wrote for the clips of an evaluation."""
+"""Subfolder of a run folder with the predictions of its evaluations."""
 NAME = "predictions.csv"
 BEFORE = "before.csv"
-"""The same before the first step."""
+"""Predictions before the first step."""
 
 _COUNTS = ("edits", "words", "char_edits", "chars")
 _COLUMNS = (
@@ -26,16 +26,16 @@ _COLUMNS = (
     *("normalised_reference", "normalised_prediction", *_COUNTS, "cut"),
 )
 _LARGEST = 1 << 28
-"""Bytes of a file that is read, some millions of short clips."""
+"""Maximum size in bytes of a file that is read: some millions of short clips."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One clip, what is said in it, and what a model wrote."""
+    """One clip, its reference, and a model's transcript."""
 
     id: str
     audio: str
-    """Path of the recording; empty where it is in no file of its own."""
+    """Path of the recording; empty if it is not a file of its own."""
     reference: str
     prediction: str
     normalised_reference: str
@@ -43,27 +43,27 @@ class Prediction:
     edits: int
     """Substitutions, deletions and insertions of words between the normalised texts."""
     words: int
-    """Of the normalised reference."""
+    """Words of the normalised reference."""
     char_edits: int
     chars: int
     cut: bool = False
-    """The text had not ended at its bound."""
+    """Whether generation stopped at the length limit."""
     speaker: str = ""
     language: str = ""
     duration: float | None = None
-    """Seconds."""
+    """In seconds."""
     noise: str = ""
     columns: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Further columns of the table that the clip is from."""
+    """Further columns of the clip's table."""
 
 
 def prediction_of(
-    clip: Clip, said: str, normalised: tuple[str, str], cut: bool, language: str, seconds: float
+    clip: Clip, prediction: str, normalised: tuple[str, str], cut: bool, language: str, seconds: float
 ) -> Prediction:
-    """Return the line of one clip.
+    """Return the prediction record of one clip.
 
     Args:
-        normalised: reference and prediction.
+        normalised: normalised reference and prediction.
     """
     from training.tasks.word_errors import count_errors  # imports transformers
 
@@ -72,7 +72,7 @@ def prediction_of(
         id=clip.id,
         audio=str(clip.audio.path) if isinstance(clip.audio, FileSource) else "",
         reference=clip.text,
-        prediction=said,
+        prediction=prediction,
         normalised_reference=normalised[0],
         normalised_prediction=normalised[1],
         edits=int(counted["word_edits"]),
@@ -89,28 +89,28 @@ def prediction_of(
 
 
 def first_of(cells: Mapping[str, str], names: Sequence[str]) -> str:
-    """Return the first cell of these columns that holds something."""
+    """Return the first non-empty cell of these columns."""
     return next((cells[name] for name in names if cells.get(name)), "")
 
 
 def write_predictions(path: Path, predictions: Sequence[Prediction], mode: int = 0o600) -> None:
-    """Write the file, whole or not at all; its folder is made.
+    """Write the file atomically; its folder is created.
 
     Raises:
         BadInput: it cannot be written.
     """
-    further = list(dict.fromkeys(name for one in predictions for name in one.columns))
+    further = list(dict.fromkeys(name for prediction in predictions for name in prediction.columns))
     rows = list[list[object]]([[*_COLUMNS, *map(_as_text, further)]])
-    for one in predictions:
-        seconds = "" if one.duration is None else f"{one.duration:.3f}"
-        own = {**vars(one), "duration": seconds, "cut": int(one.cut)}
-        cells = [*(own[name] for name in _COLUMNS), *(one.columns.get(name, "") for name in further)]
+    for prediction in predictions:
+        seconds = "" if prediction.duration is None else f"{prediction.duration:.3f}"
+        cell_by_column = {**vars(prediction), "duration": seconds, "cut": int(prediction.cut)}
+        cells = [*(cell_by_column[name] for name in _COLUMNS), *(prediction.columns.get(name, "") for name in further)]
         rows.append([_as_text(cell) if isinstance(cell, str) else cell for cell in cells])
-    write_table(path, rows, mode, end="\r\n")  # cells that hold either of these are quoted then
+    write_table(path, rows, mode, end="\r\n")  # so that cells containing either character are quoted
 
 
 def _as_text(cell: str) -> str:
-    """Return a cell that no spreadsheet takes for a formula: texts come from recordings, models and other machines."""
+    """Escape a cell that a spreadsheet would evaluate as a formula, as texts come from untrusted sources."""
     return f"'{cell}" if _is_formula(cell.lstrip("'")) else cell
 
 
@@ -123,26 +123,26 @@ def _is_formula(cell: str) -> bool:
 
 
 def read_predictions(path: Path) -> list[Prediction]:
-    """Read what :func:`write_predictions` wrote.
+    """Read a file written by :func:`write_predictions`.
 
     Raises:
-        BadInput: not there, too large, a column is missing, an id is there twice, or a count is none.
+        BadInput: missing, too large, a column is missing, an id is duplicated, or a count is invalid.
     """
     check_size(path, _LARGEST, "name a predictions.csv")
     table = read_table(path)
     for name in ("id", "reference", "prediction", "normalised_reference", "normalised_prediction", *_COUNTS):
         table.column((name,), "predictions")
-    found = [_read(row) for row in table.rows]
-    if len({one.id for one in found}) < len(found):
+    predictions = [_read(row) for row in table.rows]
+    if len({prediction.id for prediction in predictions}) < len(predictions):
         raise BadInput(f"{path}: an id is there twice", "name the predictions.csv of one evaluation")
-    return found
+    return predictions
 
 
 def _read(row: Row) -> Prediction:
     def count(name: str) -> int:
         text = row.cells.get(name, "")
         if not (text.isascii() and text.isdigit() and len(text) < 10):
-            raise BadInput(f"{row.where}, column {name}: {text[:50]!r} is not a count", "evaluate again to write it")
+            raise BadInput(f"{row.location}, column {name}: {text[:50]!r} is not a count", "evaluate again to write it")
         return int(text)
 
     counts = {name: count(name) for name in _COUNTS}

@@ -1,7 +1,7 @@
-"""Models of transformers: read from a folder or the hub, with errors a person can act on; trained with less memory.
+"""Transformers models: load from a folder or the hub with actionable errors, LoRA, checkpointing, and saving.
 
-Low-rank adapters go through peft (Hu et al. 2021, arXiv:2106.09685): W' = W + (alpha / rank) B A. What weights under
-them are held in says :mod:`training.tasks.frozen_base`.
+Low-rank adapters use peft (Hu et al. 2021, arXiv:2106.09685): W' = W + (alpha / rank) B A. For the precision of the
+frozen weights below them see :mod:`training.tasks.frozen_base`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def check_model_path(path: str) -> bool:
     """Return whether ``path`` is a local folder (otherwise it is a hub name).
 
     Raises:
-        BadInput: empty, a file, or neither a folder that is there nor a possible hub name.
+        BadInput: empty, a file, or neither an existing folder nor a possible hub name.
     """
     if not path:
         raise BadInput("no model was given", "set model_path to a hub name or a folder")
@@ -65,7 +65,7 @@ def check_model_path(path: str) -> bool:
 
 
 def adapter_folder(path: str) -> Path | None:
-    """Return the folder where it holds adapters alone, not a model."""
+    """Return the folder ``path`` if it holds only adapters, not a full model."""
     if not check_model_path(path):
         return None
     folder = Path(path).expanduser()
@@ -73,10 +73,10 @@ def adapter_folder(path: str) -> Path | None:
 
 
 def base_of(adapter: Path) -> str:
-    """Return the model that adapters were made for.
+    """Return the base model of adapters.
 
     Raises:
-        BadInput: their folder does not say it.
+        BadInput: their folder does not name it.
     """
     try:
         return str(json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"])
@@ -85,7 +85,7 @@ def base_of(adapter: Path) -> str:
 
 
 def reachable() -> bool:
-    """Whether the hub's name resolves (or a proxy does that for us). The hub's own client takes 23 s to find out."""
+    """Whether the hub's name resolves, or a proxy is set. The hub's own client takes 23 s to find out."""
     if any(os.environ.get(name) for name in PROXIES):
         return True
     host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname or ""
@@ -96,17 +96,17 @@ def reachable() -> bool:
     return True
 
 
-def load(path: str, what: str, read: Callable[[bool], T]) -> T:
-    """Call ``read(local_files_only)`` and turn what goes wrong into one line.
+def load(path: str, kind: str, read: Callable[[bool], T]) -> T:
+    """Call ``read(local_files_only)`` and turn its errors into a one-line message.
 
     Args:
         path: the model's folder or hub name.
-        what: what is read, for the message ("model", "tokenizer").
+        kind: what is read, for the message ("model", "tokenizer").
 
     Raises:
-        BadInput: not found, not readable, or not of the kind wanted.
+        BadInput: not found, not readable, or of another kind.
     """
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # of reading weights: the worker has its own display
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # the worker has its own display
     local = check_model_path(path)
     online = not local and reachable()
     try:
@@ -114,37 +114,37 @@ def load(path: str, what: str, read: Callable[[bool], T]) -> T:
     except BadInput:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, ImportError, SafetensorError) as error:
-        # what from_pretrained raises for names that are not there and for folders that are damaged
-        raise _refused(path, what, local, online, error) from error
+        # from_pretrained raises these for unknown names and damaged folders
+        raise _refused(path, kind, local, online, error) from error
 
 
-def load_part(kind: Any, path: str, what: str) -> Any:
+def load_part(kind: Any, path: str, title: str) -> Any:
     """Return ``kind.from_pretrained(path)``, see :func:`load`."""
-    return load(path, what, lambda local: kind.from_pretrained(path, local_files_only=local))
+    return load(path, title, lambda local: kind.from_pretrained(path, local_files_only=local))
 
 
-def _refused(path: str, what: str, local: bool, online: bool, error: Exception) -> BadInput:
+def _refused(path: str, kind: str, local: bool, online: bool, error: Exception) -> BadInput:
     reason = " ".join(str(error).split())[:200]
     if local:
-        return BadInput(f"{what} {path} cannot be read: {reason}", "name the folder of a saved model")
+        return BadInput(f"{kind} {path} cannot be read: {reason}", "name the folder of a saved model")
     if not online:
-        message = f"{what} {path}: no such folder, and the hub cannot be reached to look it up"
+        message = f"{kind} {path}: no such folder, and the hub cannot be reached to look it up"
         alone = "; without it, profile whisper-scratch trains from scratch on clips of up to 30 s"
         hint = "check the name, connect to the network, or use a folder"
         return BadInput(message, hint + (alone if "whisper" in path.lower() else ""))
     if "gated" in reason or "401" in reason or "403" in reason:
-        return BadInput(f"{what} {path}: the hub does not let you read it", "log in with 'hf auth login'")
-    return BadInput(f"{what} {path} not found on the hub: {reason}", "check the name or use a folder")
+        return BadInput(f"{kind} {path}: the hub does not let you read it", "log in with 'hf auth login'")
+    return BadInput(f"{kind} {path} not found on the hub: {reason}", "check the name or use a folder")
 
 
 def read_weights(auto: Any, path: str, as_stored: bool = False) -> Any:
     """Return the model that ``auto.from_pretrained`` reads from ``path``, on the CPU and in float32.
 
     Args:
-        as_stored: in the file's own precision, which takes no memory but the file's pages.
+        as_stored: keep the file's precision, so that weights stay memory-mapped.
 
     Raises:
-        BadInput: its weights are not found, damaged or incomplete.
+        BadInput: its weights are missing, damaged or incomplete.
     """
 
     def read(local: bool) -> Any:
@@ -160,7 +160,7 @@ def read_weights(auto: Any, path: str, as_stored: bool = False) -> Any:
 
 
 def read_with_adapters(auto: Any, path: str, as_stored: bool = False) -> Any:
-    """Return the model of ``path`` as :func:`read_weights` does; of adapters their base model, with them merged.
+    """Like :func:`read_weights`; adapters are merged into their base model.
 
     Raises:
         BadInput: as :func:`read_weights`, or the adapters cannot be read.
@@ -173,9 +173,9 @@ def read_with_adapters(auto: Any, path: str, as_stored: bool = False) -> Any:
 
 
 def recompute_activations(model: Any) -> None:
-    """Switch activation checkpointing on in a ``transformers`` model, also where its weights are frozen.
+    """Enable activation checkpointing in a transformers model, also if its weights are frozen.
 
-    The non-reentrant form keeps the random state of dropout and needs no input that has a gradient.
+    The non-reentrant form preserves the random state of dropout and needs no input with a gradient.
     """
     # transformers renamed the method within version 5; the first argument is the same
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
@@ -189,11 +189,11 @@ def add_lora(
     """Freeze ``model`` and add adapters to it.
 
     Args:
-        all_linear: what ``lora_target_modules = all-linear`` stands for; empty: every linear layer but the output.
+        all_linear: targets of ``lora_target_modules = all-linear``; empty: every linear layer but the output.
         exclude: regular expression of full module names that get no adapter.
 
     Raises:
-        BadInput: a target name is no linear layer of the model; the message lists those there are.
+        BadInput: a target is not a linear layer of the model; the message lists the layers.
     """
     config = LoraConfig(
         r=settings.lora_rank,
@@ -206,7 +206,7 @@ def add_lora(
     )
     config.base_model_name_or_path = settings.model_path
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that is being renamed
+        warnings.simplefilter("ignore", FutureWarning)  # peft uses a deprecated name of transformers
         return cast(PeftModel, get_peft_model(model, config))
 
 
@@ -217,28 +217,30 @@ def read_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
         return cast(PreTrainedModel, PeftModel.from_pretrained(model, str(folder)).merge_and_unload())
 
 
-def _targets(model: nn.Module, wanted: str, all_linear: tuple[str, ...]) -> list[str] | str:
-    if wanted.strip() == "all-linear":
+def _targets(model: nn.Module, setting: str, all_linear: tuple[str, ...]) -> list[str] | str:
+    if setting.strip() == "all-linear":
         return list(all_linear) or "all-linear"
-    names = [name.strip() for name in wanted.split(",") if name.strip()]
+    names = [name.strip() for name in setting.split(",") if name.strip()]
     linear = (name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D)))
-    there = sorted({name.rpartition(".")[2] for name in linear})
+    layer_names = sorted({name.rpartition(".")[2] for name in linear})
     for name in names or [""]:
-        if name not in there:
-            hint = hint_for(name, there, "choose among them, or 'all-linear'")
-            raise BadInput(f"lora_target_modules: no layer {name!r} in the model; it has: {', '.join(there)}", hint)
+        if name not in layer_names:
+            hint = hint_for(name, layer_names, "choose among them, or 'all-linear'")
+            raise BadInput(
+                f"lora_target_modules: no layer {name!r} in the model; it has: {', '.join(layer_names)}", hint
+            )
     return names
 
 
 def merged_copy(model: PeftModel, read_base: Callable[[], PreTrainedModel], folder: Path) -> PreTrainedModel:
-    """Return the base model with the adapters merged into its weights, on the CPU; ``model`` stays as it is.
+    """Return a copy of the base model with the adapters merged into its weights, on the CPU.
 
-    Merged weights lie in files, so that a run that fits its machine can also save: a copy of a large model would not.
-    The others are shared with the live model where it is on the CPU.
+    Merged weights are mapped to temporary files, as a second copy of a large model may not fit into memory. All other
+    weights are shared with the live model if it is on the CPU.
 
     Args:
-        read_base: reads the base model; asked where the live one has weights in fewer bits than it gives.
-        folder: has room for the files, which have no names.
+        read_base: reads the base model; called if the live one holds weights in lower precision.
+        folder: for the temporary files, which are unlinked at once.
     """
     base = cast(PreTrainedModel, model.get_base_model())
     if any(parameter.dtype != torch.float32 for parameter in base.parameters()):
@@ -259,12 +261,12 @@ def merged_copy(model: PeftModel, read_base: Callable[[], PreTrainedModel], fold
 
 
 def _in_file(tensor: torch.Tensor, folder: Path) -> torch.Tensor:
-    """Return what ``tensor`` holds, in pages that the system can write back and take away where memory is tight."""
+    """Copy a tensor to a file mapping, whose pages the system can write back and evict if memory is tight."""
     with tempfile.NamedTemporaryFile(dir=folder) as file:
-        tensor.contiguous().numpy().tofile(file)  # a full disk is an error here, and a signal where pages are written
+        tensor.contiguous().numpy().tofile(file)  # a full disk raises here; in the mapping it would be a signal
         file.flush()
-        kept = torch.from_file(file.name, shared=True, size=tensor.numel(), dtype=tensor.dtype)
-    return kept.view(tensor.shape)
+        mapped = torch.from_file(file.name, shared=True, size=tensor.numel(), dtype=tensor.dtype)
+    return mapped.view(tensor.shape)
 
 
 def _merged_weights(base: nn.Module, folder: Path) -> dict[str, torch.Tensor]:
@@ -274,17 +276,19 @@ def _merged_weights(base: nn.Module, folder: Path) -> dict[str, torch.Tensor]:
         if ".lora_" in name:
             continue
         owner, _, leaf = name.rpartition(".base_layer.")
-        whole = tensor.detach().cpu()
+        weight = tensor.detach().cpu()
         if owner and leaf == "weight":
-            whole = _in_file(whole, folder)
-            _add_adapters(whole, adapted[owner])
-        weights[f"{owner}.{leaf}" if owner else name] = whole
+            weight = _in_file(weight, folder)
+            _add_adapters(weight, adapted[owner])
+        weights[f"{owner}.{leaf}" if owner else name] = weight
     return weights
 
 
 def _add_adapters(weight: torch.Tensor, layer: Any) -> None:
-    """Add what a layer's adapters change to its weight on the CPU, in place: tensors in between, one a layer, leave
-    holes that the C library keeps, as large as all merged weights together."""
+    """Merge a layer's adapters into its weight on the CPU, in place.
+
+    Temporary tensors would fragment the heap by as much as all merged weights together.
+    """
     for adapter in layer.active_adapters:
         down, up = (part[adapter].weight.detach().cpu() for part in (layer.lora_A, layer.lora_B))
         target = weight.T if getattr(layer, "fan_in_fan_out", False) else weight
@@ -292,11 +296,11 @@ def _add_adapters(weight: torch.Tensor, layer: Any) -> None:
 
 
 def save_weights(model: Any, directory: Path, read_base: Callable[[], PreTrainedModel], merge: bool) -> None:
-    """Write a model: one with adapters merged, see :func:`merged_copy`, or the adapters alone with how to open them."""
+    """Save a model: with adapters merged, see :func:`merged_copy`, or only the adapters with a README."""
     if isinstance(model, PeftModel) and not merge:
         model.save_pretrained(str(directory))
         base = model.peft_config["default"].base_model_name_or_path
         (directory / "README.md").write_text(_HOW_TO_OPEN.format(base=base), encoding="utf-8")
         return
-    whole = merged_copy(model, read_base, directory.parent) if isinstance(model, PeftModel) else model
-    whole.save_pretrained(str(directory))
+    merged = merged_copy(model, read_base, directory.parent) if isinstance(model, PeftModel) else model
+    merged.save_pretrained(str(directory))

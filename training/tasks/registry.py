@@ -1,4 +1,4 @@
-"""Tasks by name: every file of ``kinds`` registers one. Its code is imported when it is made: all take seconds."""
+"""Tasks by name: every module of ``kinds`` registers one. A task's code is imported on use, as that takes seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from profiles.errors import BadInput
 from profiles.schema import Profile
 from training.tasks.base import Task
 
-_known: dict[str, Callable[[Profile], Task]] = {}
+_factories: dict[str, Callable[[Profile], Task]] = {}
 
 
 def register(
@@ -20,30 +20,30 @@ def register(
     options: type[Section] = Section,
     trait: Trait | None = None,
 ) -> None:
-    """Make a task known.
+    """Register a task.
 
     Args:
-        name: in settings.
+        name: name in settings.
         summary: what it trains, in one line.
-        make: makes it, not yet prepared; raises ``BadInput`` where its model cannot be used.
-        options: of its own, called ``name.option`` in settings; ``profile.model.of(options)`` gives their values.
-        trait: what whoever prepares, measures or shows a run of it has to know.
+        make: creates the task, unprepared; raises ``BadInput`` if its model cannot be used.
+        options: its own options, ``name.option`` in settings; ``profile.model.of(options)`` returns their values.
+        trait: property by which other code adapts the preparation, measurement and display of its runs.
 
     Raises:
         ValueError: the name is taken.
     """
     declare("model", name, summary, options, trait=trait)
-    _known[name] = make
+    _factories[name] = make
 
 
 def forget(name: str) -> None:
-    """Take a task out again."""
-    del _known[name]
+    """Unregister a task."""
+    del _factories[name]
     withdraw("model", name)
 
 
 def load() -> None:
-    """Import every file of ``kinds``.
+    """Import every module of ``kinds``.
 
     Raises:
         BadInput: one of them cannot be imported.
@@ -59,6 +59,6 @@ def task_from_profile(profile: Profile) -> Task:
     """
     load()
     kind = profile.model.task
-    if kind not in _known:
+    if kind not in _factories:
         raise BadInput(f"there is no task {kind!r}", f"choose one of {', '.join(owners('model'))}")
-    return _known[kind](profile)
+    return _factories[kind](profile)

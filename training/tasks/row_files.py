@@ -1,4 +1,4 @@
-"""Rows of texts and conversations in files, as they are written: nothing of a cell is cut off or changed.
+"""Read rows of texts and conversations from files verbatim, without stripping or normalising cells.
 
 CSV (comma, semicolon or tab), JSON lines, a JSON array of objects, Parquet, and Arrow as ``datasets`` saves it.
 """
@@ -16,14 +16,14 @@ from training.tasks.stored_files import without_hidden
 from training.tasks.tables import json_lines, read_table, read_text
 
 Cells = Mapping[str, Any]
-"""A row by its columns."""
+"""A row's values by column."""
 
 _DELIMITED = (".csv", ".tsv")
 _JSON = (".jsonl", ".json", ".ndjson")
 _COLUMNAR = (".parquet", ".arrow")
 _ENDINGS = (*_DELIMITED, *_JSON, *_COLUMNAR)
 _DESCRIPTIONS = ("dataset_info.json", "state.json")
-"""What ``datasets`` and LLaMA-Factory write about a data set."""
+"""Metadata files of ``datasets`` and LLaMA-Factory."""
 
 
 def is_table(file: Path) -> bool:
@@ -32,12 +32,12 @@ def is_table(file: Path) -> bool:
 
 
 def row_files(path: str) -> dict[str, Path]:
-    """Return the tables of a data set by split; empty where it is plain text or not here.
+    """Return the tables of a data set by split; empty if it is plain text or does not exist locally.
 
-    A folder without a table of a split's name may hold a single one, which is the training split.
+    The only table of a folder is its training split, whatever its name.
 
     Raises:
-        BadInput: it is not clear which of several tables is meant.
+        BadInput: the choice among several tables is ambiguous.
     """
     source = Path(path).expanduser()
     if source.is_file():
@@ -60,14 +60,16 @@ def _only(folder: Path, files: list[Path]) -> Path | None:
 
 
 def rows_of(path: Path) -> Iterator[tuple[Cells, str]]:
-    """Yield the rows of a table, each with where it stands.
+    """Yield the rows of a table, each with its location.
 
     Raises:
-        BadInput: the file cannot be read, is empty, or holds something else than rows.
+        BadInput: the file cannot be read, is empty, or does not hold rows.
     """
     ending, empty = path.suffix.lower(), True
     if ending in _DELIMITED:
-        rows: Iterator[tuple[Cells, str]] = ((row.cells, row.where) for row in read_table(path, as_written=True).rows)
+        rows: Iterator[tuple[Cells, str]] = (
+            (row.cells, row.location) for row in read_table(path, as_written=True).rows
+        )
     else:
         rows = _columnar_rows(path) if ending in _COLUMNAR else _json_rows(path)
     for row in rows:
@@ -79,11 +81,11 @@ def rows_of(path: Path) -> Iterator[tuple[Cells, str]]:
 
 def _json_rows(path: Path) -> Iterator[tuple[Cells, str]]:
     text = read_text(path, "save the file as UTF-8")
-    whole = _whole_document(path, text)
-    if whole is None:
+    document = _whole_document(path, text)
+    if document is None:
         yield from ((record, f"{path}, line {number}") for number, record in json_lines(path, text))
         return
-    for number, record in enumerate(whole, start=1):
+    for number, record in enumerate(document, start=1):
         if not isinstance(record, dict):
             hint = 'a row is an object, like {"prompt": "...", "response": "..."}'
             raise BadInput(f"{path}, row {number}: not a JSON object", hint)
@@ -91,7 +93,7 @@ def _json_rows(path: Path) -> Iterator[tuple[Cells, str]]:
 
 
 def _whole_document(path: Path, text: str) -> list[Any] | None:
-    """Return the rows of a file that is one JSON document; ``None`` where it has one in each line."""
+    """Return the rows of a file that is a single JSON document; ``None`` for JSON lines."""
     if not text.lstrip().startswith(("[", "{\n", "{\r\n")):
         return None
     try:
@@ -104,7 +106,7 @@ def _whole_document(path: Path, text: str) -> list[Any] | None:
 
 
 def _columnar_rows(path: Path) -> Iterator[tuple[Cells, str]]:
-    import pyarrow  # 0.9 s with parquet: only who has such a file pays it
+    import pyarrow  # 0.9 s with parquet
     import pyarrow.parquet
 
     try:

@@ -1,8 +1,8 @@
-"""A data set as one safetensors file: what a map-style data set travels as, without pickle.
+"""Serialise a map-style data set to a safetensors file, without pickle.
 
 A sample may hold tensors, numpy arrays, numbers, booleans, texts, bytes and ``None`` in tuples, lists and mappings. The
-values of all tensors of one type lie behind each other in one flat tensor (a *pool*), in the order of the samples. A
-file of JSON lines beside it has a line for each sample: all else that it holds, and where its tensors begin.
+values of all tensors of one type are concatenated to one flat tensor (a *pool*), in the order of the samples. A file of
+JSON lines beside it has a line per sample with its other values, and the offsets of its tensors.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from profiles.errors import BadInput, MusterError
 from training.tasks.base import SizedDataset
 
 LARGEST = 2_000_000_000
-"""Bytes a data set may have when it is written out."""
+"""Maximum size of a serialised data set in bytes."""
 _HELD = "tensors, arrays, numbers, texts, bytes and None in tuples, lists and mappings"
 _TYPES = frozenset("float64 float32 float16 bfloat16 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool".split())
 
 
-def write_samples(data: SizedDataset, path: Path, what: str, largest: int = LARGEST) -> None:
-    """Write all samples: the tensors to ``path``, all else beside it (``.json``).
+def write_samples(data: SizedDataset, path: Path, title: str, largest: int = LARGEST) -> None:
+    """Write all samples: the tensors to ``path``, everything else beside it (``.json``).
 
     Raises:
-        BadInput: a sample cannot be had or holds something else, or all together are too large.
+        BadInput: a sample cannot be read or holds an unsupported type, or the data set is too large.
         OSError: a file cannot be written.
     """
     with ExitStack() as stack:
         writer = _Writer(lambda: stack.enter_context(tempfile.TemporaryFile(dir=path.parent)))
         for number in range(len(data)):
-            sample = _sample(data, number, what)
+            sample = _sample(data, number, title)
             try:
                 writer.add(sample)
             except TypeError as error:
                 raise BadInput(
-                    f"{what}: sample {number} holds {error}, which is not sent to machines",
+                    f"{title}: sample {number} holds {error}, which is not sent to machines",
                     f"samples may hold {_HELD}; or give a module-level function that makes the data set there",
                 ) from None
             if writer.size > largest:
                 raise BadInput(
-                    f"{what}: more than {largest / 1e9:g} GB after {number + 1} of {len(data)} samples",
+                    f"{title}: more than {largest / 1e9:g} GB after {number + 1} of {len(data)} samples",
                     "give a module-level function that makes the data set on each machine, from data that are there",
                 )
         writer.finish(path)
 
 
-def _sample(data: SizedDataset, number: int, what: str) -> Any:
+def _sample(data: SizedDataset, number: int, title: str) -> Any:
     try:
         return data[number]
     except MusterError:
@@ -64,12 +64,12 @@ def _sample(data: SizedDataset, number: int, what: str) -> Any:
     except Exception as error:  # the user's own code may raise anything
         text = " ".join(str(error).split())
         raise BadInput(
-            f"{what}: sample {number} of {len(data)}: {type(error).__name__}: {text}", "repair it"
+            f"{title}: sample {number} of {len(data)}: {type(error).__name__}: {text}", "repair it"
         ) from error
 
 
 class _Writer:
-    """Takes samples one after the other and keeps none of them in memory."""
+    """Writes samples one after the other without keeping them in memory."""
 
     def __init__(self, make_file: Callable[[], IO[bytes]]) -> None:
         self.size = 0
@@ -82,14 +82,14 @@ class _Writer:
         """Append a sample.
 
         Raises:
-            TypeError: it holds something that cannot be kept; the message is its type.
+            TypeError: it holds an unsupported value; the message is its type.
         """
         line = json.dumps(self._form(sample)).encode() + b"\n"
         self._forms.write(line)
         self.size += len(line)
 
     def _form(self, value: Any) -> Any:
-        """Append the tensors in ``value`` to their pools; return it with what stands for them in JSON."""
+        """Append the tensors in ``value`` to their pools; return its JSON form with references to them."""
         kind = type(value)
         if kind in (bool, float, str, type(None)) or (kind is int and -(2**63) <= value < 2**63):
             return value
@@ -107,12 +107,12 @@ class _Writer:
         form = "tensor"
         if isinstance(value, (np.ndarray, np.generic)):
             form = "array" if isinstance(value, np.ndarray) else "scalar"
-            native = np.asarray(value)  # raises TypeError below where its values are no numbers
+            native = np.asarray(value)  # raises TypeError below if its values are not numbers
             value = torch.from_numpy(native.astype(native.dtype.newbyteorder("="), order="C", copy=True))
         name = str(getattr(value, "dtype", "")).removeprefix("torch.")
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or name not in _TYPES:
-            what = f"{name} values" if isinstance(value, torch.Tensor) else ""
-            raise TypeError(what or f"a value of type {type(value).__module__}.{type(value).__qualname__}")
+            description = f"{name} values" if isinstance(value, torch.Tensor) else ""
+            raise TypeError(description or f"a value of type {type(value).__module__}.{type(value).__qualname__}")
         start, shape = self._counts.get(name, 0), list(value.shape)
         if value.numel():
             raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -124,7 +124,7 @@ class _Writer:
         return {form: [name, start, shape]}
 
     def finish(self, path: Path) -> None:
-        """Put the pools into one file, and the lines into the other."""
+        """Write the pools into one file, and the lines into the other."""
         pools = {}
         for name, pool in self._pools.items():
             pool.flush()
@@ -142,10 +142,10 @@ def _key(key: Any) -> Any:
 
 
 class SampleFile:
-    """The data set that :func:`write_samples` wrote; every access gives a fresh copy.
+    """Data set written by :func:`write_samples`; every access returns a fresh copy.
 
     Raises:
-        BadInput: the files are not of this form.
+        BadInput: the files are not in this format.
     """
 
     def __init__(self, path: Path) -> None:
@@ -166,14 +166,14 @@ class SampleFile:
             return [self._value(part) for part in form]
         if not isinstance(form, dict):
             return form
-        ((kind, said),) = form.items()
+        ((kind, content),) = form.items()
         if kind == "bytes":
-            return base64.b64decode(said)
+            return base64.b64decode(content)
         if kind == "tuple":
-            return tuple(self._value(part) for part in said)
+            return tuple(self._value(part) for part in content)
         if kind == "dict":
-            return {key: self._value(part) for key, part in said}
-        name, start, shape = said
+            return {key: self._value(part) for key, part in content}
+        name, start, shape = content
         pool = self._pools.get(name, torch.empty(0, dtype=getattr(torch, name)))
         values = pool[start : start + math.prod(shape)].clone().reshape(shape)
         return values if kind == "tensor" else values.numpy() if kind == "array" else values.numpy()[()]

@@ -1,7 +1,7 @@
-"""A few held-out samples with what the model made of them before and after training: ``evaluation/showcase.json``.
+"""A few held-out samples with the model's output before and after training: ``evaluation/showcase.json``.
 
-The worker that evaluates writes it, whole or not at all; the report, the dashboard and ``runs show`` read it. The sound
-of clips is in it, so that it can be heard where the recordings are not.
+The evaluating worker writes it atomically; the report, the dashboard and ``runs show`` read it. It embeds the audio of
+clips, so that they can be played on machines without the recordings.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from training.tasks.predictions import Prediction
 
 NAME = "showcase.json"
 FIRST = "first.json"
-"""What was made of all that may be shown before the first step, where no texts of a whole split are kept."""
-MOST = 64
-"""Samples among which best and worst are looked for."""
+"""Outputs of all candidates before the first step, if no predictions of a whole split are kept."""
+MAX_SAMPLES = 64
+"""Maximum number of candidate samples."""
 _LARGEST = 4 << 20
-"""Bytes of a file that is read: it may come from another machine."""
+"""Maximum size in bytes of a file that is read, as it may come from another machine."""
 
 Kind = Literal["speech", "text", "items"]
 RULES: dict[Kind, str] = {
@@ -32,49 +32,49 @@ RULES: dict[Kind, str] = {
     "thirds of them. It takes the likeliest token each time.",
     "items": "Of {of} held-out samples, evenly spread: the best, the middle and the worst one by loss after training.",
 }
-"""By which the samples of a kind are chosen."""
+"""How the samples of each kind are chosen, for display."""
 
 
 class Shown(NamedTuple):
-    """What a model makes of one sample."""
+    """A model's output for one sample."""
 
     prompt: str = ""
-    """What a text goes on from."""
+    """Text that is continued."""
     reference: str = ""
-    """What is right."""
-    said: str = ""
+    """The correct text."""
+    generated: str = ""
     loss: float | None = None
     exact_prompt: str = ""
-    """The prompt as the model reads it, with its special tokens."""
+    """The prompt as tokenised, with special tokens."""
 
 
 class Sample(BaseModel):
-    """One held-out sample, before and after."""
+    """One held-out sample, before and after training."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: Name
     why: Name = ""
-    """By which part of the rule it was chosen."""
+    """Part of the rule by which it was chosen."""
     prompt: Text = ""
     exact_prompt: Text = ""
-    """The same as the model reads it, with its special tokens; empty in older files."""
+    """The prompt as tokenised, with special tokens; empty in older files."""
     reference: Text = ""
-    """Of a clip, normalised as for the WER, like the two texts below."""
+    """The correct text; for clips, like the two below, normalised as for the WER."""
     before: Text = ""
     after: Text = ""
     first: Measured = None
-    """The figure before training: WER of a clip, as a share; loss of an item."""
+    """Metric before training: WER of a clip (as a share), or loss of an item."""
     last: Measured = None
-    """The same after training."""
+    """Metric after training."""
     sound: Annotated[str, Field(max_length=1 << 20, pattern=r"^[A-Za-z0-9+/=]*$")] = ""
-    """MP3 in base64; empty: there is none."""
+    """MP3 in base64; empty if there is none."""
     soundless: Text = ""
     """Why a clip has no sound here."""
 
 
 class Showcase(BaseModel):
-    """What is shown of a run."""
+    """The samples shown of a run."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -82,18 +82,18 @@ class Showcase(BaseModel):
     kind: Kind
     split: Name
     step: Step
-    """After which the model made what is shown as after."""
+    """Step of the model that produced the outputs after training."""
     of: Count
-    """Samples that were looked at."""
-    samples: Annotated[tuple[Sample, ...], Field(max_length=MOST)]
+    """Number of candidates."""
+    samples: Annotated[tuple[Sample, ...], Field(max_length=MAX_SAMPLES)]
 
     @property
     def rule(self) -> str:
-        """By which the samples were chosen."""
+        """How the samples were chosen, for display."""
         return RULES[self.kind].format(of=self.of)
 
     def write(self, path: Path) -> None:
-        """Write the file; its folder is made.
+        """Write the file atomically; its folder is created.
 
         Raises:
             OSError: it cannot be written.
@@ -103,7 +103,7 @@ class Showcase(BaseModel):
 
 
 def read_showcase(path: Path) -> Showcase | None:
-    """Read what :meth:`Showcase.write` wrote; ``None``: there is none, or somebody has changed it."""
+    """Read a file written by :meth:`Showcase.write`; ``None`` if it is missing or invalid."""
     try:
         with path.open("rb") as file:
             content = file.read(_LARGEST + 1)
@@ -113,31 +113,33 @@ def read_showcase(path: Path) -> Showcase | None:
 
 
 def of_texts(split: str, step: int, before: Sequence[Prediction], after: Sequence[Prediction]) -> Showcase | None:
-    """Choose among clips by what was heard in them; ``None``: none was heard both times."""
-    known = {(one.id, one.normalised_reference): one for one in before}
-    both = [(known[key], one) for one in after if (key := (one.id, one.normalised_reference)) in known]
-    if not both:
+    """Choose among clips by their transcripts; ``None`` if no clip was transcribed both times."""
+    before_by_clip = {(clip.id, clip.normalised_reference): clip for clip in before}
+    pairs = [
+        (before_by_clip[key], clip) for clip in after if (key := (clip.id, clip.normalised_reference)) in before_by_clip
+    ]
+    if not pairs:
         return None
-    by_gain = sorted(both, key=lambda pair: (-_repaired(*pair), -pair[1].words))
-    best, rest = by_gain[0], sorted(by_gain[1:], key=lambda pair: (_rate(pair[1]), pair[1].words))
+    by_gain = sorted(pairs, key=lambda pair: (-_repaired(*pair), -pair[1].words))
+    best, others = by_gain[0], sorted(by_gain[1:], key=lambda pair: (_rate(pair[1]), pair[1].words))
     improved = _rate(best[1]) < _rate(best[0])
     chosen = [("improved most" if improved else "none improved", best)]
-    if len(rest) > 1:
-        chosen.append(("middle of the others", rest[(len(rest) - 1) // 2]))
-    if rest:
-        chosen.append(("worst after training", rest[-1]))
+    if len(others) > 1:
+        chosen.append(("middle of the others", others[(len(others) - 1) // 2]))
+    if others:
+        chosen.append(("worst after training", others[-1]))
     samples = tuple(_clip(why, *pair) for why, pair in chosen)
-    return Showcase(kind="speech", split=split, step=step, of=len(both), samples=samples)
+    return Showcase(kind="speech", split=split, step=step, of=len(pairs), samples=samples)
 
 
 def _repaired(before: Prediction, after: Prediction) -> int:
-    """Words that are right after training and were not; what was only made up before counts as one of them at most."""
+    """Return the number of edits removed by training; edits before are capped at the words (at least 1)."""
     return min(before.edits, max(1, before.words)) - after.edits
 
 
-def _rate(one: Prediction) -> float:
-    """Edits a word; in silence every written word is an error of one word."""
-    return one.edits / max(1, one.words)
+def _rate(prediction: Prediction) -> float:
+    """Return edits per word; with an empty reference, edits."""
+    return prediction.edits / max(1, prediction.words)
 
 
 def _clip(why: str, before: Prediction, after: Prediction) -> Sample:
@@ -152,23 +154,23 @@ def _clip(why: str, before: Prediction, after: Prediction) -> Sample:
     )
 
 
-def of_items(first: Showcase, step: int, now: dict[str, Shown]) -> Showcase | None:
-    """Choose among samples whose loss, or text, is known before and after; ``None``: of none it is.
+def of_items(showcase: Showcase, step: int, shown_by_id: dict[str, Shown]) -> Showcase | None:
+    """Choose among samples with outputs before and after training; ``None`` if there are none.
 
     Args:
-        now: what the model makes of them by their ids.
+        shown_by_id: outputs after training by sample id.
     """
-    both = [
-        one.model_copy(update={"after": now[one.id].said, "last": now[one.id].loss})
-        for one in first.samples
-        if one.id in now
+    samples = [
+        sample.model_copy(update={"after": shown_by_id[sample.id].generated, "last": shown_by_id[sample.id].loss})
+        for sample in showcase.samples
+        if sample.id in shown_by_id
     ]
-    if not both:
+    if not samples:
         return None
-    if first.kind == "items":
-        both.sort(key=lambda one: (one.last is None, one.last))
-        places = {0: "best", (len(both) - 1) // 2: "middle", len(both) - 1: "worst"}
-        if len(both) < 3:  # no middle
-            places = {0: "best", len(both) - 1: "worst"} if len(both) > 1 else {0: "the only one"}
-        both = [both[place].model_copy(update={"why": why}) for place, why in places.items()]
-    return first.model_copy(update={"step": step, "of": len(now), "samples": tuple(both)})
+    if showcase.kind == "items":
+        samples.sort(key=lambda sample: (sample.last is None, sample.last))
+        chosen = {0: "best", (len(samples) - 1) // 2: "middle", len(samples) - 1: "worst"}
+        if len(samples) < 3:  # no middle
+            chosen = {0: "best", len(samples) - 1: "worst"} if len(samples) > 1 else {0: "the only one"}
+        samples = [samples[index].model_copy(update={"why": why}) for index, why in chosen.items()]
+    return showcase.model_copy(update={"step": step, "of": len(shown_by_id), "samples": tuple(samples)})

@@ -1,6 +1,6 @@
-"""Whether a sound file is whole, by the sizes in its container, which decoders pass over: they read what is there.
+"""Check whether an audio file is complete by the sizes in its container, which decoders ignore.
 
-WAV (RIFF, RF64, BW64), W64, AIFF, CAF and MP4 are rows of chunks that tell their sizes; Ogg is a row of pages.
+WAV (RIFF, RF64, BW64), W64, AIFF, CAF and MP4 are sequences of sized chunks; Ogg is a sequence of pages.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ SOUND_ENDINGS = (
     *".m4b .mka .webm .mp4 .mov .mkv .qta .3ga .weba .mp2 .mpga .spx .wv .ape .aifc .sph".split(),
     *".avi .wmv .m4v .mpg .mpeg".split(),
 )
-"""Of files that are looked for in a folder; what a file holds is seen by its content alone."""
+"""Extensions of audio files when searching folders; a file's format is determined by its content."""
 _UNKNOWN_LENGTH = range(0x7FFF0000, 1 << 32)
-"""Bytes; programs that write into a pipe put such a size into a WAV's header, or 0."""
+"""Sizes that programs writing to a pipe put into a WAV's header (or 0)."""
 _MISCOUNTED = 8192
-"""Bytes, a quarter of a second at 16 kHz, by which a size may be wrong: programs count the header, too, lose the last
-block, or pad the sound."""
+"""Tolerated error of a size in bytes (a quarter of a second at 16 kHz): some programs count the header, lose the last
+block, or pad the audio."""
 _OGG_PAGE = 65_307
-"""Bytes of the longest page."""
+"""Maximum size of an Ogg page in bytes."""
 _RIFF, _AIFF = (b"RIFF", b"RF64", b"BW64"), (b"AIFF", b"AIFC")
 _W64 = bytes.fromhex("726966662e91cf11a5d628db04c10000")
 
@@ -29,13 +29,13 @@ _W64 = bytes.fromhex("726966662e91cf11a5d628db04c10000")
 class _Chunk(NamedTuple):
     name: bytes
     body: int
-    """Where it begins in the file."""
+    """Offset in the file."""
     size: int
-    """Bytes of the body; below 0: up to the end of the file."""
+    """Size of the body in bytes; negative: up to the end of the file."""
 
 
 def flaw_of(handle: BinaryIO) -> str:
-    """Return what is wrong with the container of an open file; empty if nothing is, or it is of another kind."""
+    """Return the flaw of an open file's container; empty if it is intact, or of an unknown kind."""
     length = handle.seek(0, os.SEEK_END)
     handle.seek(0)
     head = handle.read(12)
@@ -70,7 +70,7 @@ def _flaw_of_sound(
 
 
 def _riff(handle: BinaryIO, length: int) -> Iterator[_Chunk]:
-    """Yield the chunks of a WAV; the size of the sound of more than 4 GB is in the chunk ``ds64``."""
+    """Yield the chunks of a WAV; the size of data beyond 4 GB is in the chunk ``ds64``."""
     size = -1
     for chunk in _padded(handle, length, 12, 4, "little"):
         if chunk.name == b"ds64":
@@ -83,7 +83,7 @@ def _riff(handle: BinaryIO, length: int) -> Iterator[_Chunk]:
 
 
 def _padded(handle: BinaryIO, length: int, start: int, width: int, order: str) -> Iterator[_Chunk]:
-    """Yield chunks of a name of four letters and a size of ``width`` bytes; some programs pad them to even places."""
+    """Yield chunks with a four-letter name and a size of ``width`` bytes; some programs pad them to even offsets."""
     while start + 4 + width <= length:
         handle.seek(start)
         head = handle.read(4 + width)
@@ -129,21 +129,21 @@ def _flaw_of_mp4(chunks: list[_Chunk], length: int) -> str:
     if b"moov" not in names:
         return "broken off: its index (moov) is missing, which is written last"
     end = chunks[-1].body + chunks[-1].size
-    if b"moof" in names and end > length:  # fragments; of others the index tells the length
+    if b"moof" in names and end > length:  # fragmented; otherwise the index has the length
         return f"broken off: its last fragment lacks {end - length} bytes"
     return "a second file is joined to it, and only the first can be read" if names.count(b"ftyp") > 1 else ""
 
 
 def _flaw_of_ogg(handle: BinaryIO, length: int) -> str:
     handle.seek(max(0, length - 2 * _OGG_PAGE))
-    rest = handle.read()
-    page = rest[rest.rfind(b"OggS") :]
+    tail = handle.read()
+    page = tail[tail.rfind(b"OggS") :]
     size = 27 + page[26] + sum(page[27 : 27 + page[26]]) if len(page) > 26 and page[:4] == b"OggS" else len(page) + 1
     return "broken off: its last page is not whole" if len(page) < size else ""
 
 
 def without_tags(data: bytes) -> bytes:
-    """Return what stands before the tags (ID3v1, APE) at the end of a file."""
+    """Strip the tags (ID3v1, APE) at the end of a file."""
     if data[-128:-125] == b"TAG":
         data = data[:-128]
     footer = data[-32:]
@@ -154,26 +154,28 @@ def without_tags(data: bytes) -> bytes:
 
 
 def is_chained(handle: BinaryIO) -> bool:
-    """Return whether an Ogg holds several streams, one after the other or side by side: times say nothing there."""
+    """Return whether an Ogg file holds several streams, chained or multiplexed, so that timestamps are unreliable."""
     handle.seek(0)
-    first = handle.read(18)
-    if first[:4] != b"OggS":
+    first_page = handle.read(18)
+    if first_page[:4] != b"OggS":
         return False
     handle.seek(max(0, handle.seek(0, os.SEEK_END) - _OGG_PAGE))
-    rest = handle.read()
-    last = rest[rest.rfind(b"OggS") :]
-    return first[14:18] != last[14:18]
+    tail = handle.read()
+    last_page = tail[tail.rfind(b"OggS") :]
+    return first_page[14:18] != last_page[14:18]
 
 
 def mp3_frames(handle: BinaryIO) -> int:
-    """Return how many frames an MP3 says it has (in the tag of Xing or VBRI in its first one); 0 if it says nothing."""
+    """Return the number of frames in an MP3's Xing or VBRI header; 0 if it has none."""
     handle.seek(0)
     head = handle.read(10)
     tag = 10 + sum(byte << 7 * (3 - place) for place, byte in enumerate(head[6:10])) if head[:3] == b"ID3" else 0
     handle.seek(tag)
-    first = handle.read(256)
-    for name, place in ((b"Xing", 8), (b"Info", 8), (b"VBRI", 14)):
-        start = first.find(name)
-        if start >= 0 and (name == b"VBRI" or (first[start + 7 : start + 8] > b"" and first[start + 7] & 1)):
-            return int.from_bytes(first[start + place : start + place + 4], "big")
+    first_frame = handle.read(256)
+    for name, offset in ((b"Xing", 8), (b"Info", 8), (b"VBRI", 14)):
+        start = first_frame.find(name)
+        if start >= 0 and (
+            name == b"VBRI" or (first_frame[start + 7 : start + 8] > b"" and first_frame[start + 7] & 1)
+        ):
+            return int.from_bytes(first_frame[start + offset : start + offset + 4], "big")
     return 0

@@ -1,7 +1,7 @@
-"""The sound of a file, decoded by FFmpeg's libraries (package ``av``) to mono samples at the file's rate.
+"""Decode audio files by FFmpeg's libraries (package ``av``) to mono samples at the file's rate.
 
-What has a track of sound can be read: WAV, FLAC, MP3, Ogg, m4a, AMR, WebM, WMA, also films. It is read to its end, and
-what was read is compared with what the file says of itself.
+Any file with an audio track can be read: WAV, FLAC, MP3, Ogg, m4a, AMR, WebM, WMA, also videos. It is read to its end,
+and the decoded length is compared with the header.
 """
 
 from __future__ import annotations
@@ -31,53 +31,53 @@ _FORMATS = (
     "aac ac3 aiff amr ape asf au avi caf dts eac3 flac flv gsm loas matroska mov mp3 mpc mpc8 mpeg mpegts nistsphere "
     "ogg oma rm sox tak tta voc w64 wav webm wv"
 ).split()
-"""Of sound and films. Others that FFmpeg reads are pictures, or lists of further files, also of the network."""
+"""Audio and video formats. FFmpeg's others are images, or playlists that refer to further files or URLs."""
 _OPTIONS = {"format_whitelist": ",".join(_FORMATS), "max_probe_packets": "1"}
-"""FFmpeg would look through 2500 packets of a WAV for DTS sound, which takes longer than to decode it."""
+"""By default FFmpeg probes 2500 packets of a WAV for DTS, which takes longer than decoding it."""
 _RAW = ("aac", "ac3", "amr", "dts", "eac3", "gsm", "loas", "mp3", "mpeg", "mpegts")
-"""Frames without a header of the whole: their length is a guess, and what stands between them is no damage."""
+"""Formats without a file header: their length is a guess, and data between frames is no damage."""
 _FORGIVEN = ("mp3", "pcm")
-"""Codecs of which a packet that cannot be decoded is no damage: pieces of tags, and half a sample at the end."""
+"""Codecs whose undecodable packets are no damage: pieces of tags, and half a sample at the end."""
 _TELL_LENGTH = ("aiff", "ape", "au", "caf", "flac", "mov", "ogg", "tta", "w64", "wav", "wv")
 _NO_TIMES = ("aac", "asf", "mpeg", "mpegts")
-"""Formats in which one can seek, but not know where one is; nor in ADPCM, GSM and their kind in a WAV."""
+"""Formats without reliable timestamps after a seek; the same holds for ADPCM, GSM and similar codecs in a WAV."""
 _TELL_PAUSES = ("matroska", "mov")
-"""Formats whose times say where nothing was sent: silence that Opus leaves out, a track that begins late."""
+"""Formats whose timestamps reveal gaps: silence omitted by Opus, or a track that begins late."""
 _LONGEST_PAUSE = 3600.0  # seconds
-_JITTER = 0.1  # seconds by which times of frames may be off
+_JITTER = 0.1  # tolerated error of frame timestamps, in seconds
 _MOST_CHANNELS = 64
 _HIGHEST_RATE = 768_000  # Hz; a few bytes of a compressed file can claim more than fits into memory
-_BLOCK = 1 << 16  # samples that are handed over at once
-_SLACK = 0.3  # seconds by which a header may exceed the sound: what encoders put before and after it
+_BLOCK = 1 << 16  # samples per yielded block
+_SLACK = 0.3  # seconds by which a header may exceed the audio: encoder delay and padding
 _AROUND = 1.0
-"""Seconds that are decoded before a part, as codecs need the frames before, and after it, to see whether it is the end:
-headers tell the length with what encoders put around the sound."""
-_LONGEST_GAP = 60.0  # seconds of damage that are made up for by silence, so that times stay right
+"""Seconds that are also decoded before a range, as codecs need preceding frames, and after it, to detect the end, as
+the length in headers includes encoder padding."""
+_LONGEST_GAP = 60.0  # maximum seconds of damage that are replaced by silence, so that times stay right
 _LOUDEST = 16.0  # 24 dB above full scale
 _CANCELLED = 0.01  # share of the channels' power that their mean keeps; 64 channels, of which one sounds, keep 0.016
 _SILENCE = 1e-6  # power, 60 dB below full scale
 
 
 class AudioError(Exception):
-    """One recording cannot be used, or not whole; the message says why."""
+    """A recording cannot be decoded, or not completely; the message says why."""
 
     def __init__(self, message: str, intact: float = 0.0) -> None:
         super().__init__(message)
         self.intact = intact
-        """Seconds from its beginning that are as they were recorded."""
+        """Seconds from its beginning that are undamaged."""
 
 
 class SoundFile:
-    """An open file with sound.
+    """An open audio file.
 
     Raises:
-        AudioError: not a sound file, or without sound.
+        AudioError: not an audio file, or without an audio track.
     """
 
     def __init__(self, source: Path | bytes) -> None:
         self._handle: BinaryIO = io.BytesIO(source) if isinstance(source, bytes) else _open(source)
         self.flaw = ""
-        """Why the file is not whole, by its container; empty where nothing is known against it."""
+        """Why the file is incomplete according to its container; empty if no flaw is known."""
         try:
             self.flaw = flaw_of(self._handle)
             self._mp3_frames = mp3_frames(self._handle)
@@ -88,9 +88,9 @@ class SoundFile:
             self._handle.close()
             raise AudioError(f"not a readable sound file: {self.flaw or _reason_of(error)}") from error
         self._format = self._container.format.name.split(",")[0]
-        self._position = _Position()  # up to which it was decoded
+        self._position = _Position()  # up to where it was decoded
         self._is_at_end = False
-        self._lost = 0.0  # seconds that cannot be decoded, after the last frame that could
+        self._lost = 0.0  # undecodable seconds since the last decoded frame
         self._damaged_at: float | None = None  # seconds
         self._levels = _Levels()
         try:
@@ -111,15 +111,15 @@ class SoundFile:
         self.close()
 
     def close(self) -> None:
-        """Let the file go. Idempotent."""
+        """Close the file. Idempotent."""
         self._container.close()
         self._handle.close()
 
     def _choose_stream(self) -> AudioStream:
-        """Return the track that a player would play.
+        """Return the audio track that a player would choose.
 
         Raises:
-            AudioError: there is none that can be decoded.
+            AudioError: no track can be decoded.
         """
         stream = self._container.streams.best("audio")
         if not isinstance(stream, AudioStream):
@@ -129,59 +129,59 @@ class SoundFile:
             raise AudioError("not a readable sound file: its codec is unknown")
         if not 1 <= codec.channels <= _MOST_CHANNELS or not 1 <= codec.sample_rate <= _HIGHEST_RATE:
             raise AudioError(f"not a readable sound file: {codec.channels} channels at {codec.sample_rate} Hz")
-        if codec.name == "flac":  # has checksums, which FFmpeg leaves to others to look at
+        if codec.name == "flac":  # has checksums, which FFmpeg ignores by default
             codec.options = {"err_detect": "crccheck+explode"}
         return stream
 
     def blocks(self, start: float = 0.0, limit: float | None = None) -> Iterator[tuple[Samples, int]]:
-        """Yield mono samples, the mean of the channels, and their rate, which may change in joined files.
+        """Yield mono samples, the mean of the channels, and their rate, which may change in concatenated files.
 
         Args:
-            start: seconds that are passed over.
-            limit: seconds that are read at most.
+            start: seconds to skip.
+            limit: maximum seconds to read.
 
         Raises:
-            AudioError: damaged, cut short, or of a kind that nobody hears; what can be read comes before.
+            AudioError: damaged, truncated or inaudible, after the readable samples.
         """
-        for channels, rate in self._joined(self._part(start, limit)):
+        for channels, rate in self._joined(self._decode_range(start, limit)):
             yield self._levels.mean(channels), rate
         self._levels.check()
         self._check_whole()
 
     def _joined(self, frames: Iterable[tuple[Samples, int]]) -> Iterator[tuple[Samples, int]]:
-        """Yield frames joined to blocks, also those before an error."""
-        parts: list[Samples] = []
+        """Yield frames joined to blocks, including those before an error."""
+        pending: list[Samples] = []
         rate, count, error = 0, 0, None
         try:
             for channels, frame_rate in frames:
-                if parts and (frame_rate != rate or len(channels) != len(parts[0]) or count >= _BLOCK):
-                    yield np.concatenate(parts, axis=1), rate
-                    parts, count = [], 0
-                parts.append(channels)
+                if pending and (frame_rate != rate or len(channels) != len(pending[0]) or count >= _BLOCK):
+                    yield np.concatenate(pending, axis=1), rate
+                    pending, count = [], 0
+                pending.append(channels)
                 rate, count = frame_rate, count + channels.shape[1]
         except AudioError as raised:
             error = raised
-        if parts:
-            yield np.concatenate(parts, axis=1), rate
+        if pending:
+            yield np.concatenate(pending, axis=1), rate
         if error is not None:
             raise error
 
-    def _part(self, start: float, limit: float | None) -> Iterator[tuple[Samples, int]]:
-        """Yield the frames [channels, samples] of a part, cut at its ends, and their rate."""
+    def _decode_range(self, start: float, limit: float | None) -> Iterator[tuple[Samples, int]]:
+        """Yield the frames [channels, samples] of a time range, trimmed to it, and their rate."""
         sought = start > _AROUND and self._seek(start - _AROUND)
-        last = None if limit is None else start + limit
+        stop = None if limit is None else start + limit
         for channels, rate in self._decoded(start - _AROUND if sought else None):
             begin = self._position.seconds
             self._position.move(channels.shape[1], rate)
-            first = max(0, round(start * rate) - round(begin * rate))
-            end = None if last is None else max(0, round(last * rate) - round(begin * rate))
-            yield channels[:, first:end], rate
-            if last is not None and self._position.seconds > last + _AROUND:
+            skipped = max(0, round(start * rate) - round(begin * rate))
+            end = None if stop is None else max(0, round(stop * rate) - round(begin * rate))
+            yield channels[:, skipped:end], rate
+            if stop is not None and self._position.seconds > stop + _AROUND:
                 return
         self._is_at_end = True
 
     def _seek(self, start: float) -> bool:
-        """Move to a frame before ``start``; ``False`` if its time would not be known, as in a joined file."""
+        """Seek to a frame before ``start``; ``False`` if its time would be unknown, as in a concatenated file."""
         base, codec = self._stream.time_base, self._stream.codec_context
         has_times = self._format not in (*_NO_TIMES, "wav", "w64") or codec.name.startswith("pcm")
         if self._is_chained or not has_times or base is None or start > (self._header_seconds() or math.inf):
@@ -193,10 +193,10 @@ class SoundFile:
         return True
 
     def _decoded(self, sought: float | None) -> Iterator[tuple[Samples, int]]:
-        """Yield samples [channels, samples] and their rate; silence for what is damaged or was not sent.
+        """Yield samples [channels, samples] and their rate, with silence for damage and gaps.
 
         Args:
-            sought: seconds to which one has moved.
+            sought: target of the preceding seek in seconds, if any.
         """
         codec = self._stream.codec_context
         for packet in self._packets():
@@ -204,7 +204,7 @@ class SoundFile:
                 frames = self._frames_of(packet)
             except FFmpegError:
                 seconds = _seconds(packet.duration, packet.time_base)
-                if self._format == "amr":  # a frame of silence, which FFmpeg does not know
+                if self._format == "amr":  # a silence frame, which FFmpeg does not support
                     if sought is not None:
                         self._position, sought = _Position(_seconds(packet.pts, packet.time_base) - self._zero), None
                     yield from self._silence(seconds)
@@ -227,7 +227,7 @@ class SoundFile:
             self._mark_damage()
 
     def _frames_of(self, packet: Packet[AudioStream]) -> list[AudioFrame]:
-        """Decode a packet; FFmpeg takes tags behind a FLAC for a part of its last one."""
+        """Decode a packet; FFmpeg appends tags at the end of a FLAC to its last packet."""
         try:
             return packet.decode()
         except FFmpegError:
@@ -238,13 +238,13 @@ class SoundFile:
         return self._stream.codec_context.decode(shorter)
 
     def _without_padding(self, frame: AudioFrame, time: float) -> Samples:
-        """Return the samples of a frame without what an encoder put after the sound, which FFmpeg leaves in MP4."""
-        rest = self._late + _seconds(self._stream.duration, self._stream.time_base) - time
-        end = round(rest * frame.sample_rate) if self._format == "mov" and 0 < rest < _SLACK else None
+        """Return the samples of a frame without the encoder padding that FFmpeg leaves in MP4."""
+        remaining = self._late + _seconds(self._stream.duration, self._stream.time_base) - time
+        end = round(remaining * frame.sample_rate) if self._format == "mov" and 0 < remaining < _SLACK else None
         return _floats(frame)[:, :end]
 
     def _silence_up_to(self, time: float, longest: float) -> Iterator[tuple[Samples, int]]:
-        """Yield silence up to a frame that follows damage or a pause, so that times stay right."""
+        """Yield silence up to a frame that follows damage or a gap, so that times stay right."""
         if 0 < (seconds := time - self._position.seconds) < longest:
             yield from self._silence(seconds)
 
@@ -253,10 +253,10 @@ class SoundFile:
 
     def _silence(self, seconds: float) -> Iterator[tuple[Samples, int]]:
         codec = self._stream.codec_context
-        rest = round(seconds * codec.sample_rate)
-        while rest > 0:
-            yield np.zeros((codec.channels, min(rest, _BLOCK)), np.float32), codec.sample_rate
-            rest -= _BLOCK
+        remaining = round(seconds * codec.sample_rate)
+        while remaining > 0:
+            yield np.zeros((codec.channels, min(remaining, _BLOCK)), np.float32), codec.sample_rate
+            remaining -= _BLOCK
 
     def _packets(self) -> Iterator[Packet[AudioStream]]:
         try:
@@ -266,7 +266,7 @@ class SoundFile:
             raise AudioError(message, self._intact) from error
 
     def _check_whole(self) -> None:
-        """Compare what was read with what the file says, if that was to its end."""
+        """If the file was read to its end, compare its length with the header."""
         if self._is_at_end and self.flaw:
             raise AudioError(self.flaw, self._intact)
         seconds = self._header_seconds() if self._is_at_end else None
@@ -281,24 +281,24 @@ class SoundFile:
         return self._position.seconds if self._damaged_at is None else self._damaged_at
 
     def _header_seconds(self) -> float | None:
-        """Return the length that the header tells; ``None`` if it tells none."""
+        """Return the duration in the header; ``None`` if there is none."""
         stream, container = self._stream, self._container
         if self._format == "matroska":
             with contextlib.suppress(ValueError):
-                hours, minutes, rest = stream.metadata.get("DURATION", "").rstrip("\0 ").split(":")
-                return int(hours) * 3600 + int(minutes) * 60 + float(rest) - self._zero
+                hours, minutes, seconds_text = stream.metadata.get("DURATION", "").rstrip("\0 ").split(":")
+                return int(hours) * 3600 + int(minutes) * 60 + float(seconds_text) - self._zero
             return _seconds(container.duration, _TICK) - self._zero or None if len(container.streams) == 1 else None
         seconds = _seconds(stream.duration, stream.time_base)
         if self._format == "mp3":
             rate = stream.codec_context.sample_rate
             frames = self._mp3_frames * (1152 if rate >= 32_000 else 576) / rate
-            # FFmpeg knows also what the encoder put around the sound, but guesses if more follows the frames
+            # FFmpeg's value excludes encoder delay and padding, but is a guess if other data follows the frames
             return (seconds if abs(seconds - frames) < _SLACK else frames) or None
         return seconds + self._late or None if self._format in _TELL_LENGTH and not self._is_chained else None
 
     @property
     def seconds(self) -> float:
-        """Length as decoded if it was to the end, else as the header tells, else by counting frames.
+        """Duration: as decoded if read to the end, else from the header, else by counting frames.
 
         Raises:
             AudioError: it cannot be read to its end.
@@ -309,7 +309,7 @@ class SoundFile:
         if seconds is not None and self._format != "mp3":
             return seconds
         count = self._position.seconds + sum(_seconds(packet.duration, packet.time_base) for packet in self._packets())
-        # of joined MP3 files the header of the first tells its length alone
+        # in concatenated MP3 files the header covers only the first
         return seconds if seconds is not None and seconds > count - _SLACK else count
 
 
@@ -328,14 +328,14 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _reason_of(error: Exception) -> str:
-    """Return why a sound file cannot be read, in one line."""
+    """Return why an audio file cannot be read, in one line."""
     if isinstance(error, av.error.InvalidDataError | av.error.ArgumentError):
         return "no known kind of sound is in it"
     return " ".join(str(getattr(error, "strerror", "") or error).split()).rstrip(".")
 
 
 def _floats(frame: AudioFrame) -> Samples:
-    """Return samples [channels, samples], full scale 1."""
+    """Return a frame's samples [channels, samples] as floats with full scale 1."""
     values = frame.to_ndarray()
     if frame.format.is_packed:
         values = values.reshape(-1, frame.layout.nb_channels).T
@@ -349,7 +349,7 @@ def _floats(frame: AudioFrame) -> Samples:
 
 
 class _Position:
-    """Where one is in a sound of which the rate may change; exact where it does not."""
+    """Position in a stream whose rate may change; exact as long as it does not."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._start, self._count, self._rate = start, 0, 1
@@ -365,7 +365,7 @@ class _Position:
 
 
 class _Levels:
-    """How loud the channels of a recording are, and their mean."""
+    """Power of a recording's channels, and of their mean."""
 
     def __init__(self) -> None:
         self._of_channels, self._of_mean, self._samples = 0.0, 0.0, 0
@@ -374,7 +374,7 @@ class _Levels:
         """Return the mean of channels [channels, samples].
 
         Raises:
-            AudioError: they are no sound.
+            AudioError: samples are not finite, or far beyond full scale.
         """
         mono: Samples = channels.mean(axis=0, dtype=np.float32)
         peak = float(np.abs(channels).max(initial=0.0))
@@ -390,7 +390,7 @@ class _Levels:
         return mono
 
     def check(self) -> None:
-        """Refuse what nobody hears although it is there.
+        """Reject a recording whose channels are inaudible when averaged.
 
         Raises:
             AudioError: the channels cancel each other out.

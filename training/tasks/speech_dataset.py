@@ -1,8 +1,8 @@
-"""Speech data sets: recordings with transcripts, by split.
+"""Read speech data sets: recordings with transcripts, by split.
 
-Three layouts are read: a folder with ``train.csv`` / ``validation.csv`` / ``test.csv``, a folder of audio with
-``metadata.csv`` or ``metadata.jsonl`` as Hugging Face's audiofolder has it, and a Hugging Face data set by name
-(``name`` or ``name:configuration``).
+Three layouts are supported: a folder with ``train.csv`` / ``validation.csv`` / ``test.csv``, a folder of audio with
+``metadata.csv`` or ``metadata.jsonl`` as in Hugging Face's audiofolder, and a Hugging Face data set by name (``name``
+or ``name:configuration``).
 """
 
 from __future__ import annotations
@@ -46,51 +46,51 @@ _SPREADSHEETS = (".csv", ".tsv", ".txt", ".xlsx", ".xls", ".ods", ".numbers")
 _OWN_COLUMNS = ("id", "language", "duration")
 HOW_TO_LABEL = "write it with pseudo-label MODEL FOLDER --into DATASET, or set pseudo_share = 0"
 _REPAIR = "fill it in, remove the line, or let 'prepare' make a data set without such lines"
-_LEAST_MILLISECONDS = 100.0  # of a clip; as seconds it would be too long for one
-_NAMED = 10  # remarks on patches that are logged one by one
+_MIN_MILLISECONDS = 100.0  # of a clip, whose duration in seconds would be implausible
+_NAMED = 10  # remarks on patches that are logged individually
 
 
 @dataclass(frozen=True)
 class SpeechTables:
-    """The clips of a data set as its tables and patches have them, those that a patch leaves out among them."""
+    """The clips of a data set with patches applied, including those that a patch marks as left out."""
 
     splits: SpeechSplits
     folder: Path | None = None
-    """Where the tables are; ``None`` on the hub, where there are no patches."""
+    """Folder of the tables; ``None`` on the hub, where there are no patches."""
     patches: Patches = field(default_factory=Patches)
     changes: Sequence[AppliedPatch] = ()
     notes: Sequence[str] = ()
-    """Lines and files of the patches that do nothing, with their places."""
+    """Remarks on lines and files of patches without effect, with their locations."""
 
 
 def read_speech(path: str, text_column: str = "") -> SpeechSplits:
-    """Read the clips of a data set by split (``train``, ``validation``, ``test``; only those that are there).
+    """Read the clips of a data set by split (those of ``train``, ``validation`` and ``test`` that exist).
 
     Raises:
-        BadInput: not there, in no known layout, or with a fault in a table (named by file, line and column).
+        BadInput: not found, in no known layout, or with an error in a table (named by file, line and column).
     """
     return present(_read(path, text_column))
 
 
 def read_divided(path: str, text_column: str = "", pseudo_share: float = 0.0) -> SpeechSplits:
-    """Like :func:`read_speech`, with a validation split in any case (:func:`hold_out`).
+    """Like :func:`read_speech`, but always with a validation split (:func:`hold_out`).
 
-    Which clips are held out does not depend on patches: none goes from one split to the other because of them.
+    Which clips are held out does not depend on patches, so that no clip changes its split because of them.
 
     Args:
-        pseudo_share: the most of the training clips that may come from ``pseudo.csv``, whose texts a model wrote.
+        pseudo_share: maximum share of the training clips from ``pseudo.csv``, whose texts were written by a model.
     """
     tables = _read(path, text_column)
     splits = present(tables, hold_out(tables.splits))
     if doubled := in_train_too(splits):
-        warn_once(f"{counted(len(doubled), 'held-out recording')} {IN_TRAIN_TOO}, such as {doubled[0].where}")
+        warn_once(f"{counted(len(doubled), 'held-out recording')} {IN_TRAIN_TOO}, such as {doubled[0].location}")
     if pseudo_share:
         splits["train"] = [*splits["train"], *_pseudo(tables, len(splits["train"]), pseudo_share)]
     return splits
 
 
 def in_train_too(splits: SpeechSplits) -> list[Clip]:
-    """Return the clips of other splits whose recordings are trained on."""
+    """Return the clips of other splits whose recordings are also in the training split."""
     trained = {name for clip in splits.get("train", ()) for name in _files(clip)}
     others = (clip for split, clips in splits.items() if split != "train" for clip in clips)
     return [clip for clip in others if trained.intersection(_files(clip))]
@@ -101,21 +101,21 @@ def _files(clip: Clip) -> list[str]:
 
 
 def _pseudo(tables: SpeechTables, count: int, share: float) -> list[Clip]:
-    """Return clips of ``pseudo.csv`` to go with ``count`` others: always the same ones, those of the lowest hash.
+    """Return the clips of ``pseudo.csv`` to add to ``count`` others, chosen by lowest hash.
 
-    None has the recording or the id of a clip in a table, be it left out: what a person wrote, or said, comes first.
+    Recordings and ids that are in a table are excluded, even if left out: what people wrote takes precedence.
     """
     path = (tables.folder or Path()) / PSEUDO
     if tables.folder is None or not path.is_file():
         raise BadInput("pseudo_share is set, but there is no pseudo.csv in the data set's folder", HOW_TO_LABEL)
-    part = _table(path, "text")
-    known = {(kind, name) for clips in tables.splits.values() for clip in clips for kind, name in _names(clip)}
-    clips = patched({"train": part.clips}, tables.patches, {})[0]["train"]
-    new = [clip for clip in clips if not clip.left_out and not known.intersection(_names(clip))]
-    _refuse_incomplete(new, part)
+    pseudo_table = _table(path, "text")
+    table_names = {(kind, name) for clips in tables.splits.values() for clip in clips for kind, name in _names(clip)}
+    clips = patched({"train": pseudo_table.clips}, tables.patches, {})[0]["train"]
+    new = [clip for clip in clips if not clip.left_out and not table_names.intersection(_names(clip))]
+    _check_complete(new, pseudo_table)
     ranked = sorted(new, key=lambda clip: id_hash(clip.id))
-    room = len(new) if share >= 1 else int(share / (1 - share) * count + 1e-9)
-    taken = {clip.id for clip in ranked[:room]}
+    limit = len(new) if share >= 1 else int(share / (1 - share) * count + 1e-9)
+    taken = {clip.id for clip in ranked[:limit]}
     return [clip for clip in new if clip.id in taken]
 
 
@@ -134,19 +134,19 @@ def _read(path: str, text_column: str) -> SpeechTables:
 
 
 def present(tables: SpeechTables, splits: SpeechSplits | None = None) -> SpeechSplits:
-    """Return the clips (those of ``splits``) without those that a patch leaves out.
+    """Return the clips (of ``splits`` if given) without those that a patch leaves out.
 
     Raises:
         BadInput: nothing is left of a split.
     """
     splits = tables.splits if splits is None else splits
-    found = {split: [clip for clip in clips if not clip.left_out] for split, clips in splits.items()}
-    for split, clips in found.items():
+    remaining = {split: [clip for clip in clips if not clip.left_out] for split, clips in splits.items()}
+    for split, clips in remaining.items():
         if splits[split] and not clips:
-            last = splits[split][-1]
-            message = f"{split}: patches leave out all of its clips ({len(splits[split])}), the last by {last.left_out}"
+            last_patch = splits[split][-1].left_out
+            message = f"{split}: patches leave out all of its clips ({len(splits[split])}), the last by {last_patch}"
             raise BadInput(message, "remove lines or files from patches/delete")
-    return found
+    return remaining
 
 
 def read_tables(path: str, text_column: str = "") -> SpeechTables:
@@ -155,17 +155,17 @@ def read_tables(path: str, text_column: str = "") -> SpeechTables:
     Raises:
         BadInput: see :func:`read_speech`.
     """
-    place = Path(path).expanduser()
+    source = Path(path).expanduser()
     if not path:
         raise BadInput("no data set was given", "set dataset_path to a folder with train.csv, or a hub name")
-    if place.is_file():
-        label = split_named(place.stem) or "train"
-        return _patched(place.parent, {"train": _table(place, text_column)}, text_column, {"train": label})
-    if place.is_dir():
-        return _patched(place, _read_folder(place, text_column), text_column)
+    if source.is_file():
+        label = split_named(source.stem) or "train"
+        return _patched(source.parent, {"train": _table(source, text_column)}, text_column, {"train": label})
+    if source.is_dir():
+        return _patched(source, _read_folder(source, text_column), text_column)
     if looks_like_path(path):
-        near = difflib.get_close_matches(place.name, [one.name for one in place.parent.glob("*")], 1)
-        hint = f"did you mean {place.parent / near[0]}?" if near else "check its path (dataset_path)"
+        near = difflib.get_close_matches(source.name, [path.name for path in source.parent.glob("*")], 1)
+        hint = f"did you mean {source.parent / near[0]}?" if near else "check its path (dataset_path)"
         raise BadInput(f"data set {path}: no such folder", hint)
     from training.tasks.hub_speech import read_hub_speech  # the datasets package takes 2 s to import
 
@@ -173,75 +173,75 @@ def read_tables(path: str, text_column: str = "") -> SpeechTables:
 
 
 def files_of_table(table: Path, text_column: str = "", pseudo: bool = False) -> list[Path]:
-    """Return the recordings that a lone table names, all below its folder, and what stands beside it for them.
+    """Return the recordings listed in a single table, all below its folder, and ``pseudo.csv`` beside it if used.
 
     Args:
         pseudo: whether ``pseudo.csv`` is used.
 
     Raises:
-        BadInput: the table cannot be used, or a recording is elsewhere: its path leads nowhere on another machine.
+        BadInput: the table cannot be used, or a recording is outside the folder, so that it cannot be sent.
     """
     tables = read_tables(str(table), text_column)
     clips = [clip for part in tables.splits.values() for clip in part if not clip.left_out]
-    beside = [table.parent / PSEUDO] if pseudo and (table.parent / PSEUDO).is_file() else []
-    for part in [_table(path, "text") for path in beside]:
-        part.faults.raise_any()
-        clips += part.clips
-    return beside + [_travelling(clip, table.parent) for clip in clips]
+    pseudo_tables = [table.parent / PSEUDO] if pseudo and (table.parent / PSEUDO).is_file() else []
+    for table_clips in [_table(path, "text") for path in pseudo_tables]:
+        table_clips.faults.raise_any()
+        clips += table_clips.clips
+    return pseudo_tables + [_sendable_path(clip, table.parent) for clip in clips]
 
 
-def _travelling(clip: Clip, folder: Path) -> Path:
-    """Return the path of a recording, without steps up."""
+def _sendable_path(clip: Clip, folder: Path) -> Path:
+    """Return the normalised path of a recording that can be sent with the table's folder."""
     assert isinstance(clip.audio, FileSource)
     path = Path(os.path.normpath(clip.audio.path))
     if clip.audio.absolute or not path.is_relative_to(os.path.normpath(folder)):
-        where = "an absolute path" if clip.audio.absolute else "outside of the table's folder"
-        message = f"{clip.where}: {clip.audio.path} is {where}, so other machines do not get it"
+        reason = "an absolute path" if clip.audio.absolute else "outside of the table's folder"
+        message = f"{clip.location}: {clip.audio.path} is {reason}, so other machines do not get it"
         raise BadInput(message, "put the recordings beside the table, and write their paths relative to its folder")
     return path
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Clips of one table, and how their columns are called there."""
+class _TableClips:
+    """Clips of one table, and the names of its columns."""
 
     clips: list[Clip]
     audio: str
     text: str
     faults: Faults
-    """Lines of the table that give no clip."""
+    """Errors of invalid lines."""
 
 
 def _patched(
-    folder: Path, parts: dict[str, _Part], text_column: str, labels: dict[str, str] | None = None
+    folder: Path, tables: dict[str, _TableClips], text_column: str, labels: dict[str, str] | None = None
 ) -> SpeechTables:
-    """Apply the patches in ``folder``, then refuse what is incomplete without being left out."""
+    """Apply the patches in ``folder``, then reject incomplete clips that are not left out."""
     patches = read_patches(folder, text_column)
-    raw = {split: part.clips for split, part in parts.items()}
+    raw = {split: part.clips for split, part in tables.items()}
     splits, changes = patched(raw, patches, labels or {})
-    for split, part in parts.items():
-        _refuse_incomplete([clip for clip in splits[split] if not clip.left_out], part)
-    # a lone table may be one of several that the patches are for
+    for split, table in tables.items():
+        _check_complete([clip for clip in splits[split] if not clip.left_out], table)
+    # the patches may be for several tables, of which a single one is read
     notes = patches.notes + ([] if labels else unknown(raw, patches))
     return SpeechTables(splits, folder, patches, changes, notes)
 
 
 def split_to_evaluate(path: str, split: str = "") -> str:
-    """Return the split that a finished model is evaluated on: ``split``, all of a lone table, or ``test``.
+    """Return the split that a trained model is evaluated on: ``split``, all of a single table, or ``test``.
 
-    Of a folder without a test split it is ``validation``, be it what training holds out.
+    A folder without a test split is evaluated on ``validation``, which may be the split held out by training.
 
     Raises:
         BadInput: see :func:`read_speech`.
     """
-    place = Path(path).expanduser()
-    if split or not place.is_dir():
-        return split or ("train" if place.is_file() else "test")
+    source = Path(path).expanduser()
+    if split or not source.is_dir():
+        return split or ("train" if source.is_file() else "test")
     return "test" if "test" in read_tables(path).splits else "validation"
 
 
 def clips_of_split(path: str, split: str, text_column: str = "") -> list[Clip]:
-    """Return the clips of one split; those that training holds out of it where there is no validation split.
+    """Return the clips of one split; without a validation split, those held out by training.
 
     Raises:
         BadInput: there is no such split, or see :func:`read_speech`.
@@ -255,7 +255,7 @@ def clips_of_split(path: str, split: str, text_column: str = "") -> list[Clip]:
 
 
 def is_on_hub(path: str) -> bool:
-    """Whether a data set is not here, and its name may be one of the hub."""
+    """Whether a data set does not exist locally, and its name may be one on the hub."""
     return bool(path) and not Path(path).expanduser().exists() and not looks_like_path(path)
 
 
@@ -266,30 +266,32 @@ def looks_like_path(name: str) -> bool:
 
 
 def has_tables(folder: Path) -> bool:
-    """Whether a folder is a data set."""
+    """Whether a folder holds the tables of a data set."""
     return bool(_tables_in(folder) or _metadata(folder) or _inner_tables(folder))
 
 
-def _read_folder(folder: Path, text_column: str) -> dict[str, _Part]:
+def _read_folder(folder: Path, text_column: str) -> dict[str, _TableClips]:
     tables, metadata = _tables_in(folder), _metadata(folder)
     if not tables and metadata is not None:
         return _by_first_folder(_table(metadata, text_column), folder)
     tables = tables or _inner_tables(folder)
     if not tables:
-        raise BadInput(f"data set {folder}: neither train.csv nor metadata.csv is there", _instead_of_tables(folder))
+        raise BadInput(f"data set {folder}: neither train.csv nor metadata.csv is there", _missing_tables_hint(folder))
     return {split: _table(path, text_column) for split, path in tables.items()}
 
 
-def _instead_of_tables(folder: Path) -> str:
-    """Return what to do with a folder that has no table of a data set."""
+def _missing_tables_hint(folder: Path) -> str:
+    """Return a hint on what to do with a folder without tables."""
     hint = "write train.csv with the columns id, audio_path, text"
-    there = [path for path in sorted(without_hidden(folder.glob("*"))) if path.suffix.lower() in _SPREADSHEETS]
-    if there:
-        hint = f"{there[0].name} is there: save it as train.csv ('CSV UTF-8') with the columns id, audio_path, text"
-    if there and there[0].suffix.lower() in (".csv", ".tsv"):
-        hint += f", or name it: --dataset {shlex.quote(str(there[0]))}"
-    made = program("prepare", shlex.quote(str(folder)), "--out NEW")
-    return f"{hint}; of other forms (LJSpeech, Kaldi, a text beside each sound, ...) a data set is made with: {made}"
+    spreadsheets = [path for path in sorted(without_hidden(folder.glob("*"))) if path.suffix.lower() in _SPREADSHEETS]
+    if spreadsheets:
+        hint = (
+            f"{spreadsheets[0].name} is there: save it as train.csv ('CSV UTF-8') with the columns id, audio_path, text"
+        )
+    if spreadsheets and spreadsheets[0].suffix.lower() in (".csv", ".tsv"):
+        hint += f", or name it: --dataset {shlex.quote(str(spreadsheets[0]))}"
+    command = program("prepare", shlex.quote(str(folder)), "--out NEW")
+    return f"{hint}; of other forms (LJSpeech, Kaldi, a text beside each sound, ...) a data set is made with: {command}"
 
 
 def _tables_in(folder: Path) -> dict[str, Path]:
@@ -304,20 +306,20 @@ def _metadata(folder: Path) -> Path | None:
     return existing(folder / "metadata.csv") or existing(folder / "metadata.jsonl")
 
 
-def _by_first_folder(table: _Part, folder: Path) -> dict[str, _Part]:
-    """Divide the clips of one table by the split that the first folder of their path names, like audiofolder does."""
+def _by_first_folder(table: _TableClips, folder: Path) -> dict[str, _TableClips]:
+    """Divide the clips of one table by the first folder of their path, which names the split, as audiofolder does."""
     if not table.clips:
         table.faults.raise_any()
-    found: SpeechSplits = {split: [] for split in SPLITS}
+    clips_by_split: SpeechSplits = {split: [] for split in SPLITS}
     for clip in table.clips:
         assert isinstance(clip.audio, FileSource)
         path = clip.audio.path
-        first = path.relative_to(folder).parts[0] if path.is_relative_to(folder) else ""
-        found[split_named(first) or "train"].append(clip)
-    return {split: replace(table, clips=clips) for split, clips in found.items() if clips}
+        top_folder = path.relative_to(folder).parts[0] if path.is_relative_to(folder) else ""
+        clips_by_split[split_named(top_folder) or "train"].append(clip)
+    return {split: replace(table, clips=clips) for split, clips in clips_by_split.items() if clips}
 
 
-def _table(path: Path, text_column: str) -> _Part:
+def _table(path: Path, text_column: str) -> _TableClips:
     faults = Faults(path)
     table = read_table(path, faults=faults).spelled(COLUMNS)
     audio = table.column(FILE_COLUMNS, "recordings")
@@ -327,24 +329,24 @@ def _table(path: Path, text_column: str) -> _Part:
         if row.cells.get(KEPT, "").lower() != "no":
             with faults:
                 clips.append(_clip(row, audio, text))
-    _refuse_parts(clips, path, faults)
-    _refuse_doubled(clips, "id" if "id" in table.columns else audio, faults)
-    return _Part(_in_seconds(path, clips), audio, text, faults)
+    _check_excerpts(clips, path, faults)
+    _check_duplicates(clips, "id" if "id" in table.columns else audio, faults)
+    return _TableClips(_in_seconds(path, clips), audio, text, faults)
 
 
 def _in_seconds(path: Path, clips: list[Clip]) -> list[Clip]:
-    """Return clips whose lengths are seconds: of a table that gives milliseconds, as its first recording shows."""
-    first = next((clip for clip in clips if clip.duration), None)
-    if first is None or any(clip.duration and clip.duration < _LEAST_MILLISECONDS for clip in clips):
+    """Convert durations in milliseconds to seconds, if the first recording confirms that unit."""
+    timed_clip = next((clip for clip in clips if clip.duration), None)
+    if timed_clip is None or any(clip.duration and clip.duration < _MIN_MILLISECONDS for clip in clips):
         return clips
-    assert first.duration is not None and isinstance(first.audio, FileSource)
-    import soundfile  # 40 ms, for tables with such lengths only
+    assert timed_clip.duration is not None and isinstance(timed_clip.audio, FileSource)
+    import soundfile  # 40 ms, only for tables with such durations
 
     try:
-        seconds = soundfile.info(str(first.audio.path)).duration
+        seconds = soundfile.info(str(timed_clip.audio.path)).duration
     except (RuntimeError, OSError, TypeError):
         return clips
-    if not 0.9 < first.duration / 1000 / max(seconds, 1e-9) < 1.1:
+    if not 0.9 < timed_clip.duration / 1000 / max(seconds, 1e-9) < 1.1:
         return clips
     warn_once(f"{path}: column duration is in milliseconds")
     return [replace(clip, duration=clip.duration and clip.duration / 1000) for clip in clips]
@@ -352,17 +354,17 @@ def _in_seconds(path: Path, clips: list[Clip]) -> list[Clip]:
 
 def _clip(row: Row, audio: str, text: str) -> Clip:
     if not row.cells.get(audio):
-        raise BadInput(f"{row.where}, column {audio}: empty", _REPAIR)
+        raise BadInput(f"{row.location}, column {audio}: empty", _REPAIR)
     path, written = as_stored(row.table.parent, row.cells[audio]), written_path(row.cells[audio])
     source = FileSource(path, written.is_absolute() and path == written)
     identity = row.cells.get("id") or row.cells[audio]
     further = {name: cell for name, cell in row.cells.items() if name not in (audio, text, *_OWN_COLUMNS)}
     language = next((cell for name in LANGUAGE_COLUMNS if (cell := row.cells.get(name, ""))), "")
-    return Clip(identity, source, row.text(text), row.where, language, row.number("duration"), further)
+    return Clip(identity, source, row.text(text), row.location, language, row.number("duration"), further)
 
 
-def _refuse_parts(clips: Sequence[Clip], table: Path, faults: Faults) -> None:
-    """Refuse parts of files, which are not cut here. Where each row has a file, it may say where that was cut out."""
+def _check_excerpts(clips: Sequence[Clip], table: Path, faults: Faults) -> None:
+    """Reject rows that are parts of files; an offset is harmless if each row has a file of its own."""
     rows = Counter(name for clip in clips for name in _files(clip))
     for clip in clips:
         column = next((name for name in OFFSET_COLUMNS if clip.columns.get(name)), "")
@@ -370,27 +372,29 @@ def _refuse_parts(clips: Sequence[Clip], table: Path, faults: Faults) -> None:
         if column and (shares or (column == "offset" and clip.columns[column].strip("0.,:"))):
             hint = f"make clips of them: {program('prepare', shlex.quote(str(table)), '--out NEW')}"
             with faults:
-                raise BadInput(f"{clip.where}, column {column}: parts of recordings, and files are read whole", hint)
+                raise BadInput(f"{clip.location}, column {column}: parts of recordings, and files are read whole", hint)
             return
 
 
-def _refuse_doubled(clips: Sequence[Clip], column: str, faults: Faults) -> None:
+def _check_duplicates(clips: Sequence[Clip], column: str, faults: Faults) -> None:
     seen: dict[str, Clip] = {}
     for clip in clips:
-        first = seen.setdefault(clip.id, clip)
-        if first is not clip:
+        earlier = seen.setdefault(clip.id, clip)
+        if earlier is not clip:
             hint = "ids are unique" if column == "id" else "remove one of the lines, or add a column id"
             with faults:
-                raise BadInput(f"{clip.where}, column {column}: {clip.id!r} is there already, in {first.where}", hint)
+                raise BadInput(
+                    f"{clip.location}, column {column}: {clip.id!r} is there already, in {earlier.location}", hint
+                )
 
 
-def _refuse_incomplete(clips: Sequence[Clip], part: _Part) -> None:
-    """Raise all that is wrong with the lines of a table."""
+def _check_complete(clips: Sequence[Clip], table: _TableClips) -> None:
+    """Raise all errors of a table's lines."""
     for clip in clips:
-        with part.faults:
+        with table.faults:
             if not clip.text and not says_silence(clip.columns):
-                raise BadInput(f"{clip.where}, column {part.text}: empty", _REPAIR)
+                raise BadInput(f"{clip.location}, column {table.text}: empty", _REPAIR)
             if isinstance(clip.audio, FileSource) and not clip.audio.path.is_file():
                 hint = "paths are relative to the table's folder"
-                raise BadInput(f"{clip.where}, column {part.audio}: {clip.audio.path} is not there", hint)
-    part.faults.raise_any()
+                raise BadInput(f"{clip.location}, column {table.audio}: {clip.audio.path} is not there", hint)
+    table.faults.raise_any()

@@ -1,9 +1,9 @@
-"""British spellings and the American ones that Whisper's English normaliser puts for them.
+"""British spellings and the American ones that Whisper's English normaliser replaces them with.
 
 The pairs are those of ``whisper/normalizers/english.json`` of https://github.com/openai/whisper, Copyright (c) 2022
-OpenAI, under the MIT License (its text is that in the file LICENSE). Folders of models have a ``normalizer.json``
-of them, but not all do, and a WER must not depend on that. (Entries that match no
-word are left out, a stray tag of HTML too.)
+OpenAI, under the MIT License (its text is that in the file LICENSE). Model folders may have them as
+``normalizer.json``, but not all do, and a WER must not depend on that. (Entries that match no word, and a stray HTML
+tag, are left out.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files that the cells of a table name: as the disk spells them, and where people put them."""
+"""Resolve file names in table cells to files on disk, tolerating different spellings and folders."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from pathlib import Path
 from training.tasks.sound_containers import SOUND_ENDINGS
 
 _INNER = ("clips", "wavs", "wav", "audio", "audios", "recordings", "data", "sounds", "files")
-"""Folders beside a table that hold its recordings, where the table gives their names only."""
-_DEEPEST = 6  # parts of a path from another computer that are looked for here
+"""Folders beside a table that may hold its recordings, if the table has only their names."""
+_DEEPEST = 6  # trailing components of a path from another computer that are tried
 _DRIVE = re.compile(r"[A-Za-z]:[/\\]")
 
 
 def as_stored(folder: Path, cell: str) -> Path:
-    """Return the file that a cell names, below ``folder`` if it is relative, as the disk spells it.
+    """Return the file that a cell names, relative to ``folder``, in the spelling on disk.
 
-    A file that is not there is looked for by the end of its path (the table came from another computer), one folder
-    down (``clips/``, ``wavs/``, ...), with the ending of a sound where the cell has none, and without regard to case
-    and to the form of composed characters: files that come from a Mac may have names where an umlaut is two characters.
-    Where nothing is, the path is as written.
+    A missing file is searched by the trailing components of its path (for tables from another computer), in usual
+    subfolders (``clips/``, ``wavs/``, ...), with audio extensions if the cell has none, and regardless of case and
+    Unicode normalisation (file names from a Mac may be decomposed). If nothing is found, the path is as written.
     """
     if "\\" in cell and not os.path.exists(folder / cell):  # written on Windows
         cell = cell.replace("\\", "/")
@@ -38,34 +37,34 @@ def as_stored(folder: Path, cell: str) -> Path:
 
 
 def without_hidden(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield the files that a person put there; not ``._a.wav``, which a Mac writes beside ``a.wav`` on other disks."""
+    """Yield the files that are not hidden, such as ``._a.wav``, written by macOS beside ``a.wav`` on foreign disks."""
     return (path for path in paths if not path.name.startswith("."))
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether the package ``datasets`` saved a data set there."""
+    """Whether a folder holds a data set saved by the package ``datasets``."""
     return (folder / "dataset_dict.json").is_file() or (
         (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()
     )
 
 
 def written_path(cell: str) -> Path:
-    """Return the path as a cell has it; ``~`` is the home folder."""
+    """Return the path as written in a cell, with ``~`` expanded."""
     try:
         return Path(cell).expanduser()
-    except RuntimeError:  # a user that is not there
+    except RuntimeError:  # unknown user
         return Path(cell)
 
 
 def _ends(cell: str) -> list[Path]:
-    """Return the relative paths that a file may have here, the longest first: of an absolute path the ends of it."""
+    """Return candidate relative paths, longest first: the trailing components of an absolute path."""
     path = written_path(cell)
-    parts = path.parts
-    if ".." in parts:
+    components = path.parts
+    if ".." in components:
         return []
     if not _DRIVE.match(cell) and not path.is_absolute():
         return [path]
-    return [Path(*parts[start:]) for start in range(max(1, len(parts) - _DEEPEST), len(parts))]
+    return [Path(*components[start:]) for start in range(max(1, len(components) - _DEEPEST), len(components))]
 
 
 def _with_endings(path: Path) -> list[Path]:
@@ -74,11 +73,11 @@ def _with_endings(path: Path) -> list[Path]:
 
 
 def _spelled(folder: Path, path: Path) -> Path | None:
-    """Return ``path`` below ``folder`` in the spelling of the disk; ``None`` if nothing is there."""
-    for part in path.parts:
+    """Return ``path`` below ``folder`` in the spelling on disk; ``None`` if it does not exist."""
+    for component in path.parts:
         try:
-            is_there = os.path.lexists(folder / part)
-            name = part if is_there else _names(folder, os.stat(folder).st_mtime_ns).get(_key(part))
+            is_there = os.path.lexists(folder / component)
+            name = component if is_there else _names(folder, os.stat(folder).st_mtime_ns).get(_key(component))
         except (OSError, ValueError):
             return None
         if name is None:
@@ -89,7 +88,7 @@ def _spelled(folder: Path, path: Path) -> Path | None:
 
 @functools.lru_cache(maxsize=64)
 def _names(folder: Path, changed: int) -> dict[str, str]:
-    """Return the names in a folder by :func:`_key`, of two with one key none."""
+    """Return the names in a folder by :func:`_key`, without ambiguous ones."""
     names: dict[str, str] = {}
     doubled = set()
     with os.scandir(folder) as entries:

@@ -1,4 +1,4 @@
-"""Tables a person made: CSV from any spreadsheet, or JSON lines; and tables written for one.
+"""Read tables made by people (CSV from any spreadsheet, or JSON lines), and write CSV tables.
 
 Every error names file, line and column.
 """
@@ -27,8 +27,8 @@ csv.field_size_limit(2**24)  # a transcript of an hour is longer than the standa
 
 
 _MISSING = frozenset({"nan", "NaN", "<NA>", "NaT", "#N/A", "None", "NULL", "\\N"})
-"""What programs write into a cell that holds nothing (pandas, numpy, spreadsheets, databases). In other spellings some
-are words: German ``null``."""
+"""Markers of an empty cell (pandas, numpy, spreadsheets, databases). In other spellings some are words, such as German
+``null``."""
 
 
 @dataclass(frozen=True)
@@ -36,82 +36,86 @@ class Row:
     """One row of a table."""
 
     cells: dict[str, str]
-    """Text by column, NFC, without white space at the ends. No column is without a name."""
+    """Text by column, NFC-normalised and stripped. Every column has a name."""
     table: Path
     line: int
     not_text: Mapping[str, str] = field(default_factory=dict)
-    """Columns whose values are of another type than text, and of which."""
+    """Types of columns whose values are not text."""
     unit: str = "line"
-    """What ``line`` counts."""
+    """Unit that ``line`` counts."""
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         return f"{self.table}, {self.unit} {self.line}"
 
     def text(self, column: str) -> str:
-        """Return the text in ``column`` (:func:`plain_text`); empty if the cell or the column is, or holds what
-        programs write for that.
+        """Return the text in ``column`` (:func:`plain_text`); empty if the cell is missing, empty or a missing marker.
 
         Raises:
-            BadInput: the cell holds a number or another value that is no text, or lines with other recordings.
+            BadInput: the cell holds a value that is not text, or swallows lines of other recordings.
         """
         text = self.cells.get(column, "")
         if "\n" in text and _NAMES_SOUND.search(text.partition("\n")[2]):
-            message = f"{self.where}: a quotation mark opens there, and closes lines later, after other recordings"
+            message = f"{self.location}: a quotation mark opens there, and closes lines later, after other recordings"
             raise BadInput(message, 'a field that holds quotes is written "like ""this"""')
         if column in self.not_text:
-            message = f"{self.where}, column {column}: {text[:40]!r} is a {self.not_text[column]}, not a text"
+            message = f"{self.location}, column {column}: {text[:40]!r} is a {self.not_text[column]}, not a text"
             raise BadInput(message, f'a text stands in quotes: "{text[:40]}"')
         return "" if text in _MISSING else plain_text(text)
 
     def number(self, column: str) -> float | None:
-        """Return the seconds in ``column``, written like ``62.5``, ``62,5`` or ``0:01:02.5``; ``None`` if the cell or
-        the column is empty, or holds what programs write for that.
+        """Return the seconds in ``column``, written like ``62.5``, ``62,5`` or ``0:01:02.5``.
+
+        ``None`` if the cell is missing, empty or a missing marker.
 
         Raises:
-            BadInput: the cell holds something else, or a number below 0.
+            BadInput: the cell holds anything else, or a negative number.
         """
         text = self.cells.get(column, "")
         if not text or text in _MISSING:
             return None
         value = _seconds(text)
         if not 0 <= value < float("inf"):
-            raise BadInput(f"{self.where}, column {column}: {text!r} is not a number of seconds", "write it like 3.25")
+            raise BadInput(
+                f"{self.location}, column {column}: {text!r} is not a number of seconds", "write it like 3.25"
+            )
         return value
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table that was read whole."""
+    """A table that was read completely."""
 
     path: Path
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
 
     def column(self, names: Sequence[str], purpose: str, option: str = "") -> str:
-        """Return the first of ``names`` the table has.
+        """Return the first of ``names`` that the table has.
 
         Args:
             option: the option that names the column, if there is one.
 
         Raises:
-            BadInput: it has none; the message lists what is there, and the nearest.
+            BadInput: it has none; the message lists the columns, and the closest match.
         """
         for name in names:
             if name in self.columns:
                 return name
-        wanted = " or ".join(repr(name) for name in names[:3])
+        expected = " or ".join(repr(name) for name in names[:3])
         pairs = [(match, name) for name in names for match in difflib.get_close_matches(name, self.columns, 1, 0.6)]
         hint = (f"name it with {option}, or " if option else "") + f"call it {names[0]!r} in its first line{_NO_NAMES}"
         if pairs:
             near, name = pairs[0]
             hint = f"did you mean {near!r}? " + (_setting(option, near) if option else f"Rename it to {name!r} there")
-        there = ", ".join(self.columns)
-        raise BadInput(f"{self.path}: no column {wanted} for the {purpose}; it has: {there}", hint)
+        present = ", ".join(self.columns)
+        raise BadInput(f"{self.path}: no column {expected} for the {purpose}; it has: {present}", hint)
 
     def spelled(self, names: Sequence[str]) -> Table:
-        """Return the table with columns called as in ``names`` where they are spelled otherwise: ``File name`` becomes
-        ``file_name``, unless that is there too."""
+        """Return the table with columns renamed to ``names`` where only the spelling differs.
+
+        For example ``File name`` becomes ``file_name``, unless that exists too.
+        """
         free = {_spelling(column): column for column in reversed(self.columns) if column not in names}
         renamed = {column: name for name in reversed(names) if (column := free.get(_spelling(name))) is not None}
         renamed = {column: name for column, name in renamed.items() if name not in self.columns}
@@ -125,7 +129,7 @@ class Table:
 
 
 def _seconds(text: str) -> float:
-    """Return a number, or minutes and seconds, or hours before them; -1 for anything else."""
+    """Parse a number of seconds, ``minutes:seconds`` or ``hours:minutes:seconds``; -1 for anything else."""
     try:
         *larger, seconds = text.replace(",", ".").split(":")
         if any(not part.isascii() or not part.isdigit() for part in larger) or len(larger) > 2 or float(seconds) < 0:
@@ -140,15 +144,15 @@ def _spelling(name: str) -> str:
 
 
 def _setting(option: str, value: str) -> str:
-    """Return how an option is set, as it is pasted into a shell, or for a setting into its profile."""
+    """Return a hint on how to set an option, quoted for the shell, or a setting of a profile."""
     return f"Give {option} {shlex.quote(value)}" if option.startswith("-") else f"Set {option} = {value}"
 
 
 JSON_LINES = (".jsonl", ".ndjson", ".json")
-"""Endings of files with one JSON object a line, or with one list of objects."""
+"""Extensions of files with one JSON object per line, or a single list of objects."""
 _DELIMITERS = ",;\t|"
 _SAYS_DELIMITER = re.compile(r'"?sep=(.)"?', re.IGNORECASE)
-"""First line of a table that tells a spreadsheet its delimiter."""
+"""First line of a table that declares its delimiter for a spreadsheet."""
 _NO_NAMES = "; or, if that line is a recording's, write the names above it or let 'prepare' read the folder"
 _NAMES_SOUND = re.compile(r"\.(wav|mp3|flac|ogg|opus|m4a|webm)\b", re.IGNORECASE)
 
@@ -164,14 +168,14 @@ def read_table(
     """Read a file of delimited lines (comma, semicolon, tab or bar; UTF-8 or UTF-16), of JSON lines, or a JSON list.
 
     Args:
-        quoted: whether fields may stand in quotes; where not, a quotation mark is one of the text.
-        data: what to take for its content, where that is not all of it.
-        faults: takes lines that cannot be split into the columns of the first, without which the table is read then.
-        as_written: keep the white space and the characters of delimited cells, which may be code.
-        may_be_empty: return a table without rows, and so without columns.
+        quoted: whether fields may be quoted; if not, quotation marks are part of the text.
+        data: content to use instead of the file's, such as part of it.
+        faults: collects errors of lines that do not match the header; those lines are then skipped.
+        as_written: keep white space and characters of delimited cells, which may be code, verbatim.
+        may_be_empty: allow a table without rows, and so without columns.
 
     Raises:
-        BadInput: missing, empty, not UTF-8, or lines that cannot be split into the columns of the first.
+        BadInput: missing, empty, not UTF-8, or with lines that do not match the header.
     """
     text, collected = read_text(path, "save the table as 'CSV UTF-8'", data), faults or Faults(path)
     is_json = path.suffix.lower() in JSON_LINES
@@ -183,26 +187,26 @@ def read_table(
     return Table(path, tuple(dict.fromkeys(name for row in rows for name in row.cells)), rows)
 
 
-def check_size(path: Path, most: int, hint: str) -> None:
-    """Refuse a file that is not there, or too large to be read whole.
+def check_size(path: Path, limit: int, hint: str) -> None:
+    """Reject a file that is missing, or too large to read.
 
     Raises:
-        BadInput: it is so; of its size ``hint`` says what to do.
+        BadInput: it is missing or too large; ``hint`` says what to do about the size.
     """
     try:
         size = path.stat().st_size
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}", "check the path") from error
-    if size > most:
-        raise BadInput(f"{path}: larger than {most >> 20} MiB", hint)
+    if size > limit:
+        raise BadInput(f"{path}: larger than {limit >> 20} MiB", hint)
 
 
 def read_text(path: Path, hint: str, data: bytes | None = None) -> str:
     """Return the text in a file, UTF-8 or UTF-16, with or without BOM.
 
     Args:
-        hint: what to do where it is none.
-        data: what to take for its content, where that is not all of it.
+        hint: what to do if it is not UTF-8.
+        data: content to use instead of the file's, such as part of it.
 
     Raises:
         BadInput: it cannot be read, or is not UTF-8.
@@ -222,21 +226,21 @@ def _encoding(data: bytes) -> str:
         return "utf-16"
     if len(data) % 2 or b"\0" not in data[:2]:
         return "utf-8-sig"
-    return "utf-16-le" if data[1:2] == b"\0" else "utf-16-be"  # what begins with a letter of ASCII
+    return "utf-16-le" if data[1:2] == b"\0" else "utf-16-be"  # the text begins with an ASCII character
 
 
 def json_lines(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of JSON lines, each with its line.
+    """Yield the objects of JSON lines, each with its line number.
 
     Raises:
-        BadInput: a line holds something else.
+        BadInput: a line is not a JSON object.
     """
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
-        except (ValueError, RecursionError) as error:  # also a number of thousands of digits; brackets without end
+        except (ValueError, RecursionError) as error:  # also huge numbers, and excessive nesting
             reason = error.msg if isinstance(error, json.JSONDecodeError) else "nothing that a table holds"
             raise BadInput(f"{path}, line {number}: not JSON ({reason})", "one JSON object a line") from error
         if not isinstance(record, dict):
@@ -254,7 +258,7 @@ def csv_lines(rows: Iterable[Iterable[object]], end: str = "\n") -> bytes:
 def write_table(
     path: Path, rows: Iterable[Iterable[object]], mode: int = 0o644, end: str = "\n", option: str = "--output"
 ) -> None:
-    """Write a table whose first row names its columns, whole or not at all; its folder is made. ``option`` chose it.
+    """Write a table atomically, with the column names as first row; its folder is created. ``option`` chose the path.
 
     Raises:
         BadInput: it cannot be written.
@@ -266,25 +270,29 @@ def write_table(
 
 def _csv_rows(path: Path, text: str, quoted: bool, faults: Faults, as_written: bool) -> list[Row]:
     lines = text.splitlines(keepends=True)
-    first = next((number for number, line in enumerate(lines) if line.strip()), 0)
-    says = _SAYS_DELIMITER.fullmatch(lines[first].strip()) if lines else None
-    skipped = first + 1 if says else 0
+    first_line = next((number for number, line in enumerate(lines) if line.strip()), 0)
+    says = _SAYS_DELIMITER.fullmatch(lines[first_line].strip()) if lines else None
+    skipped = first_line + 1 if says else 0
     text = "".join(lines[skipped:]) if says else text
-    # where nothing says it: what splits the first line into the most fields
-    delimiter = says[1] if says else max(_DELIMITERS, key=lambda one: _fields("".join(lines[first : first + 1]), one))
+    # undeclared: the delimiter that splits the first line into the most fields
+    delimiter = (
+        says[1]
+        if says
+        else max(_DELIMITERS, key=lambda candidate: _fields("".join(lines[first_line : first_line + 1]), candidate))
+    )
     try:
         return _split_rows(path, text, delimiter, skipped, quoted, faults, as_written)
     except BadInput as error:
         if delimiter != "\t" or not quoted or not isinstance(error.__cause__, csv.Error):
             raise
-    faults.clear()  # who divides by tabs often quotes nothing
+    faults.clear()  # tab-separated files often use no quotes
     return _split_rows(path, text, delimiter, skipped, False, faults, as_written)
 
 
 def _fields(line: str, delimiter: str) -> int:
     try:
         return max(map(len, csv.reader([line], delimiter=delimiter, strict=True)), default=0)
-    except csv.Error:  # quotes that another delimiter closes
+    except csv.Error:  # unbalanced quotes with this delimiter
         return 0
 
 
@@ -337,7 +345,7 @@ def _json_rows(path: Path, text: str) -> Iterator[Row]:
 
 
 def _json_list(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of one JSON list, each with its number."""
+    """Yield the objects of a JSON list, each with its number."""
     try:
         records = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -351,8 +359,10 @@ def _json_list(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def row_of(record: Mapping[str, object], table: Path, line: int, unit: str = "row") -> Row:
-    """Return a row of typed values, as JSON and Parquet hold them. What is missing, and what is no single value (bytes,
-    lists), is empty; of a recording with its path this is taken."""
+    """Return a row of typed values, as from JSON or Parquet.
+
+    Missing and composite values (bytes, lists) become empty; a recording is represented by its path.
+    """
     cells = {_clean(str(name)): _path_in(value) for name, value in record.items() if str(name).strip()}
     kinds = {name: _kind(value) for name, value in cells.items()}
     texts = {name: _clean(str(value)) if kinds[name] != "missing" else "" for name, value in cells.items()}
@@ -362,12 +372,12 @@ def row_of(record: Mapping[str, object], table: Path, line: int, unit: str = "ro
 
 
 def _path_in(value: object) -> object:
-    """Return the path of a recording as the datasets library writes one (``{"path": ..., "bytes": ...}``)."""
+    """Return the path in a recording as written by the datasets library (``{"path": ..., "bytes": ...}``)."""
     return value.get("path") if isinstance(value, dict) else value
 
 
 def _kind(value: object) -> str:
-    """Return what a value is, in words; ``text`` also for the dates and decimals of a database."""
+    """Return the type of a value in words; dates and decimals of a database count as ``text``."""
     if value is None or isinstance(value, bytes | dict | list) or (isinstance(value, float) and math.isnan(value)):
         return "missing"
     return "truth value" if isinstance(value, bool) else "number" if isinstance(value, int | float) else "text"
@@ -375,5 +385,7 @@ def _kind(value: object) -> str:
 
 def _clean(text: str) -> str:
     if not text.isascii():
-        text = text.encode("utf-8", "replace").decode("utf-8")  # JSON can write half a character, which no file can
-    return unicodedata.normalize("NFC", text).strip().strip("\ufeff")  # of a file that was joined to another
+        text = text.encode("utf-8", "replace").decode(
+            "utf-8"
+        )  # JSON can contain lone surrogates, which cannot be encoded
+    return unicodedata.normalize("NFC", text).strip().strip("\ufeff")  # BOM in the middle of concatenated files

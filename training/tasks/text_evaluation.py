@@ -1,4 +1,4 @@
-"""How well a finished language model predicts the texts, or the responses, of a data set."""
+"""Evaluate a trained language model on the texts, or the responses, of a data set."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _BATCH = 8
 
 @dataclass(frozen=True)
 class TextResult:
-    """What a language model reaches on one split."""
+    """Metrics of a language model on one split."""
 
     metrics: dict[str, float]
-    """``loss`` (nats a token), ``perplexity``, ``samples`` and ``tokens`` (those that are predicted)."""
+    """``loss`` (nats per token), ``perplexity``, ``samples`` and ``tokens`` (predicted ones)."""
     split: str
     block_size: int
-    """Tokens that a sample is long at most: a longer text before a token makes it likelier."""
+    """Maximum length of a sample in tokens, which affects the loss: longer contexts improve predictions."""
     precision: str
-    """What was computed in."""
+    """Precision of the computation."""
 
 
 @torch.no_grad()
@@ -43,7 +43,7 @@ def evaluate_text(
     mixed_precision: str = "off",
     progress: Progress = lambda phase, done, total: None,
 ) -> TextResult:
-    """Measure what a model reaches on one split: by default ``test``, else ``validation``; of a lone file all of it.
+    """Evaluate a model on one split: by default ``test``, else ``validation``; of a single file all of it.
 
     Raises:
         BadInput: the model or the data set cannot be used, or has no such split.
@@ -54,12 +54,15 @@ def evaluate_text(
     split = split or ("train" if lone else "test" if "test" in splits else "validation")
     if split not in splits:
         raise BadInput(f"data set {dataset} has no split {split!r}", f"it has: {', '.join(splits)}")
-    samples, place = splits[split], select_device(device)
-    model, precision = task.build_model().eval().to(place), Precision(select_precision(mixed_precision, place), place)
+    samples, target = splits[split], select_device(device)
+    model, precision = (
+        task.build_model().eval().to(target),
+        Precision(select_precision(mixed_precision, target), target),
+    )
     total: Counter[str] = Counter()
     for start in range(0, len(samples), _BATCH):
         end = min(start + _BATCH, len(samples))
-        batch = move(task.collate([samples[index] for index in range(start, end)], None), place)
+        batch = move(task.collate([samples[index] for index in range(start, end)], None), target)
         with precision.autocast():
             total.update(task.evaluate(model, batch, generate=False))
         progress("evaluated", end, len(samples))
@@ -68,7 +71,7 @@ def evaluate_text(
 
 
 def _profile_of(model_dir: Path, dataset: str) -> Profile:
-    """Return a profile with the length of texts that the model was trained with, as far as that is known."""
+    """Return a profile with the block size that the model was trained with, if known."""
     model = ModelSettings(task=CAUSAL_LM, model_path=str(model_dir))
     try:
         size = read_plan(model_dir.parent / "plan.json").profile.data.block_size

@@ -1,4 +1,4 @@
-"""Texts for language models: read from files or the hub, tokenised once, cut into blocks."""
+"""Texts for language models: read from files or the hub, tokenise once, and split into blocks."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ logger = logging.getLogger("muster.data")
 
 Tokens = npt.NDArray[np.uint32]
 PIECE = 1_000_000  # characters tokenised at once
-_PARTS, _CHARACTERS = 16, 8
-"""Of an early look: parts of the text, and characters for a token that is wanted; usual are about 4 in English."""
+_EXCERPTS, _CHARACTERS = 16, 8
+"""Sampling of a text: number of excerpts, and characters read per requested token (English has about 4)."""
 
 
 class Blocks:
@@ -54,18 +54,18 @@ class Blocks:
         return piece[:-1], piece[1:]
 
     def first(self, count: int) -> Blocks:
-        """Return the first ``count`` blocks; 0 is all."""
+        """Return the first ``count`` blocks; 0 means all."""
         return Blocks(self.tokens[: count * self.size + 1], self.size) if count else self
 
 
 def read_texts(path: str, text_column: str = "") -> dict[str, list[str]]:
-    """Return the documents of a text file or a table of texts, of a folder with ``train.txt`` or such tables, or of a
-    hub data set, by split.
+    """Return the documents of a data set by split.
 
-    A folder without ``train.txt`` is one training split of all its ``.txt`` files in the order of their names.
+    It is a text file, a table of texts, a folder with ``train.txt`` or such tables, or a hub data set. A folder without
+    ``train.txt`` is one training split of all its ``.txt`` files in alphabetical order.
 
     Raises:
-        BadInput: not there, without text, or not UTF-8.
+        BadInput: not found, without text, or not UTF-8.
     """
     if is_on_hub(path):
         return _read_hub(path, text_column)
@@ -74,10 +74,10 @@ def read_texts(path: str, text_column: str = "") -> dict[str, list[str]]:
 
 
 def text_files(path: str) -> dict[str, list[Path]]:
-    """Return the files of a data set that is here, by split.
+    """Return the files of a local data set by split.
 
     Raises:
-        BadInput: not there, or empty.
+        BadInput: not found, or empty.
     """
     if not path:
         raise BadInput("no data set was given", "set dataset_path to a text file, or a folder with train.txt")
@@ -85,18 +85,18 @@ def text_files(path: str) -> dict[str, list[Path]]:
     if not source.exists():
         raise BadInput(f"data set {path}: no such file or folder", "check dataset_path")
     tables = {split: [table] for split, table in row_files(path).items()}
-    found = {"train": [source]} if source.is_file() else tables or _files_of(source)
-    for file in (file for files in found.values() for file in files):
+    files_by_split = {"train": [source]} if source.is_file() else tables or _files_of(source)
+    for file in (file for files in files_by_split.values() for file in files):
         if not file.stat().st_size:
             raise BadInput(f"{file}: the file is empty", "it needs the text to train on")
-    return found
+    return files_by_split
 
 
 def hold_out_tail(splits: dict[str, Tokens], size: int) -> dict[str, Tokens]:
-    """Return ``splits`` with a validation split: if there is none, the last 10 % of the blocks of the training text.
+    """Return ``splits`` with a validation split: if missing, the last 10 % of the blocks of the training text.
 
     Raises:
-        BadInput: the training text is too short to be divided.
+        BadInput: the training text is too short to divide.
     """
     if "validation" in splits:
         return splits
@@ -109,49 +109,51 @@ def hold_out_tail(splits: dict[str, Tokens], size: int) -> dict[str, Tokens]:
     return {**splits, "train": splits["train"][: cut + 1], "validation": splits["train"][cut:]}
 
 
-def some_tokens(documents: Sequence[str], tokenizer: Any, wanted: int) -> tuple[Tokens, float] | None:
-    """Return at least ``wanted`` tokens of ``documents``, of parts that are spread over them, and how many tokens a
-    character has there; ``None`` where that would be much of the text."""
-    total, each = sum(map(len, documents)), -(-wanted // _PARTS)
-    width = _CHARACTERS * each
-    while _PARTS * width * 2 < total:
-        parts = list(_spread(documents, total, width))
-        ids = [tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"] for part in parts]
-        if min(map(len, ids)) >= each:
-            tokens = np.concatenate([np.asarray(found[:each], dtype=np.uint32) for found in ids])
-            return tokens, sum(map(len, ids)) / (_PARTS * width)
+def some_tokens(documents: Sequence[str], tokenizer: Any, count: int) -> tuple[Tokens, float] | None:
+    """Return at least ``count`` tokens from evenly spread excerpts of ``documents``, and their tokens per character.
+
+    ``None`` if that would be a large part of the text.
+    """
+    total, per_sample = sum(map(len, documents)), -(-count // _EXCERPTS)
+    width = _CHARACTERS * per_sample
+    while _EXCERPTS * width * 2 < total:
+        samples = list(_spread(documents, total, width))
+        ids = [tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"] for part in samples]
+        if min(map(len, ids)) >= per_sample:
+            tokens = np.concatenate([np.asarray(found[:per_sample], dtype=np.uint32) for found in ids])
+            return tokens, sum(map(len, ids)) / (_EXCERPTS * width)
         width *= 2
     return None
 
 
 def _spread(documents: Sequence[str], total: int, width: int) -> Iterator[str]:
-    """Yield :data:`_PARTS` parts of ``width`` characters, evenly spaced over all documents as if they were one."""
+    """Yield :data:`_EXCERPTS` excerpts of ``width`` characters, evenly spaced over the concatenated documents."""
     ends = list(itertools.accumulate(map(len, documents)))
-    for part in range(_PARTS):
-        start = part * (total - width) // (_PARTS - 1)
-        first = bisect.bisect_right(ends, start)
-        text, position = "", start - (ends[first] - len(documents[first]))
+    for index in range(_EXCERPTS):
+        start = index * (total - width) // (_EXCERPTS - 1)
+        document = bisect.bisect_right(ends, start)
+        text, position = "", start - (ends[document] - len(documents[document]))
         while len(text) < width:
-            text += documents[first][position : position + width - len(text)]
-            first, position = first + 1, 0
+            text += documents[document][position : position + width - len(text)]
+            document, position = document + 1, 0
         yield text
 
 
 def tokenise(
     documents: Sequence[str], tokenizer: Any, root: Path, progress: Progress, phase: str, piece: int = PIECE
 ) -> Tokens:
-    """Return the tokens of ``documents`` from the cache below ``root``, memory-mapped; made if they are not there.
+    """Return the tokens of ``documents``, memory-mapped from the cache below ``root``, computing them if needed.
 
-    Documents end with the tokenizer's end token if it has one and there are several.
+    Several documents are each ended by the tokenizer's end token, if it has one.
 
     Args:
-        piece: characters that are tokenised at once, and those to the end of their line.
+        piece: characters tokenised at once, extended to the end of the line.
     """
     digest = hashlib.blake2b(tokenizer.backend_tokenizer.to_str().encode(), digest_size=16)
     for document in documents:
         digest.update(hashlib.blake2b(document.encode()).digest())
     total = sum(map(len, documents))
-    end = tokenizer.eos_token_id if len(documents) > 1 else None  # a setting beside the tokenizer's own document
+    end = tokenizer.eos_token_id if len(documents) > 1 else None  # not part of the tokenizer's serialised form
     digest.update(f"end {end}".encode())
 
     def build(folder: Path) -> None:
@@ -159,10 +161,10 @@ def tokenise(
         progress(phase, 0, total)
         with (folder / "tokens.u32").open("wb") as file:
             for document in documents:
-                for part in _pieces(document, piece):
-                    ids = tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]
+                for text in _pieces(document, piece):
+                    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
                     file.write(np.asarray(ids, dtype=np.uint32).tobytes())
-                    done += len(part)
+                    done += len(text)
                     progress(phase, done, total)
                 if end is not None:
                     file.write(np.uint32(end).tobytes())
@@ -173,7 +175,7 @@ def tokenise(
 
 
 def _pieces(text: str, size: int) -> Iterator[str]:
-    """Cut a long text at line ends, where a tokenizer's merges do not cross."""
+    """Split a long text at line ends, which a tokenizer's merges do not cross."""
     start = 0
     while start < len(text):
         end = text.find("\n", start + size) + 1 or len(text)
@@ -182,15 +184,15 @@ def _pieces(text: str, size: int) -> Iterator[str]:
 
 
 def _documents(path: Path, text_column: str) -> list[str]:
-    """Return the text of a file, or the texts of a table's rows; rows without one are left out."""
+    """Return the text of a file, or the texts of a table's rows; rows without one are skipped."""
     if not is_table(path):
         return [_read(path)]
     column, documents, others = text_column or "text", [], dict[str, None]()
-    for row, where in rows_of(path):
+    for row, location in rows_of(path):
         if column not in row:
-            there = ", ".join(map(str, list(row)[:8]))
-            raise BadInput(f"{where}: no column {column!r}; it has: {there}", "set text_column")
-        text = "" if row[column] is None else text_of(row[column], f"{where}, column {column}")
+            columns = ", ".join(map(str, list(row)[:8]))
+            raise BadInput(f"{location}: no column {column!r}; it has: {columns}", "set text_column")
+        text = "" if row[column] is None else text_of(row[column], f"{location}, column {column}")
         documents.append(text)
         others |= dict.fromkeys(str(name) for name in row if name not in (column, *USUAL_COLUMNS))
     if others:
@@ -211,15 +213,15 @@ def _read(path: Path) -> str:
 
 
 def _files_of(folder: Path) -> dict[str, list[Path]]:
-    found = {split: [path] for split, path in by_split(lambda name: existing(folder / f"{name}.txt")).items()}
-    if "train" in found:
-        return found
+    files = {split: [path] for split, path in by_split(lambda name: existing(folder / f"{name}.txt")).items()}
+    if "train" in files:
+        return files
     taken = {name for names in SPLITS.values() for name in names}
     others = sorted(path for path in without_hidden(folder.glob("*.txt")) if path.stem not in taken)
     if not others:
         message = f"data set {folder}: no train.txt and no other .txt file"
         raise BadInput(message, "name a text file, a table, or a folder of them")
-    return {**found, "train": others}
+    return {**files, "train": others}
 
 
 def _read_hub(name: str, text_column: str) -> dict[str, list[str]]:
@@ -227,12 +229,12 @@ def _read_hub(name: str, text_column: str) -> dict[str, list[str]]:
 
     loaded = load_hub_dataset(name)
     column = text_column or "text"
-    found = {}
+    texts = {}
     for split, key in splits_of(loaded).items():
         if column not in loaded[key].column_names:
-            there = ", ".join(loaded[key].column_names)
-            raise BadInput(f"data set {name}, {key}: no column {column!r}; it has: {there}", "set text_column")
-        found[split] = [text for text in loaded[key][column] if text]
-    if not found.get("train"):
+            columns = ", ".join(loaded[key].column_names)
+            raise BadInput(f"data set {name}, {key}: no column {column!r}; it has: {columns}", "set text_column")
+        texts[split] = [text for text in loaded[key][column] if text]
+    if not texts.get("train"):
         raise BadInput(f"data set {name}: no text in a train split; it has: {', '.join(loaded)}", "")
-    return found
+    return texts

@@ -1,4 +1,4 @@
-"""Functions and classes of the user's own: found by name, called, and named for other processes.
+"""User-defined functions and classes: import them by name, call them, and name them for other processes.
 
 A name is ``module:factory`` or ``path/to/file.py:factory``.
 """
@@ -17,38 +17,38 @@ from typing import Any, cast
 
 from profiles.errors import BadInput, MusterError, where_it_failed
 from training.name_clashes import refuse_clash
-from training.tasks.base import Place
+from training.tasks.base import GroupPosition
 
 
-def find_factory(path: str, what: str = "model_path") -> Callable[..., Any]:
-    """Return the function that ``module:factory`` or ``file.py:factory`` names; ``what`` it is, for messages.
+def find_factory(path: str, title: str = "model_path") -> Callable[..., Any]:
+    """Import the function named by ``module:factory`` or ``file.py:factory``; ``title`` is used in error messages.
 
     Raises:
-        BadInput: not of this form, the module cannot be imported, or has no such function.
+        BadInput: malformed name, the module cannot be imported, or has no such function.
     """
     module_name, _, name = path.rpartition(":")
     if not module_name or not name.isidentifier():
-        raise BadInput(f"{what} {path!r} is not of the form module:factory", "for example examples.custom.line:build")
-    module = _import(module_name, what)
+        raise BadInput(f"{title} {path!r} is not of the form module:factory", "for example examples.custom.line:build")
+    module = _import(module_name, title)
     factory = getattr(module, name, None)
     if not callable(factory):
-        own = (
+        functions = (
             value
             for value in vars(module).values()
             if inspect.isfunction(value) and value.__module__ == module.__name__
         )
-        there = [value.__name__ for value in own if not value.__name__.startswith("_")]
-        message = f"module {module_name}: no function {name!r}; it has: {', '.join(there) or 'none'}"
-        meant = "name the function that returns model and data sets" if what == "model_path" else f"check {what}"
-        raise BadInput(message, meant)
+        names = [value.__name__ for value in functions if not value.__name__.startswith("_")]
+        message = f"module {module_name}: no function {name!r}; it has: {', '.join(names) or 'none'}"
+        hint = "name the function that returns model and data sets" if title == "model_path" else f"check {title}"
+        raise BadInput(message, hint)
     return cast(Callable[..., Any], factory)
 
 
-def _import(name: str, what: str) -> ModuleType:
-    refuse_clash(name, what)
+def _import(name: str, title: str) -> ModuleType:
+    refuse_clash(name, title)
     try:
         if name.endswith(".py"):
-            return _import_file(Path(name), what)
+            return _import_file(Path(name), title)
         if "" not in sys.path:
             _make_importable(Path.cwd())
         return importlib.import_module(name)
@@ -56,20 +56,20 @@ def _import(name: str, what: str) -> ModuleType:
         raise
     except Exception as error:  # the user's own code may raise anything
         raise BadInput(
-            f"module {name} cannot be imported: {where_it_failed(error)}", f"repair it, or check {what}"
+            f"module {name} cannot be imported: {where_it_failed(error)}", f"repair it, or check {title}"
         ) from error
 
 
 def _make_importable(folder: Path) -> None:
-    """Let modules in a folder be found, as those beside a script are."""
+    """Add a folder to the module search path, as Python does for that of a script."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
 
-def _import_file(path: Path, what: str) -> ModuleType:
+def _import_file(path: Path, title: str) -> ModuleType:
     path = path.expanduser().resolve()
     if not path.is_file():
-        raise BadInput(f"{path}: no such file", f"check {what}")
+        raise BadInput(f"{path}: no such file", f"check {title}")
     _make_importable(path.parent)
     name = f"muster_custom_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -80,60 +80,60 @@ def _import_file(path: Path, what: str) -> ModuleType:
     return module
 
 
-def takes_place(function: Callable[..., Any]) -> bool:
-    """Whether a function of the user's asks which member it makes something for, by ``rank`` or ``world_size``."""
+def takes_rank(function: Callable[..., Any]) -> bool:
+    """Whether a user's function has a parameter ``rank`` or ``world_size``."""
     try:
-        return bool(inspect.signature(function).parameters.keys() & Place._fields)
+        return bool(inspect.signature(function).parameters.keys() & GroupPosition._fields)
     except (TypeError, ValueError):
         return False
 
 
-def call_factory(factory: Callable[..., Any], path: str, *arguments: Any, place: Place | None = None) -> Any:
-    """Return what a function of the user's gives, told of its ``place`` what it asks for.
+def call_factory(factory: Callable[..., Any], path: str, *arguments: Any, position: GroupPosition | None = None) -> Any:
+    """Call a user's function, passing ``rank`` and ``world_size`` of ``position`` if it takes them.
 
     Raises:
-        BadInput: it raised; the message has the place in the user's code.
+        BadInput: it raised; the message names the line of the user's code.
     """
     try:
-        known = place._asdict() if place is not None and takes_place(factory) else {}
-        return factory(
-            *arguments, **{name: known[name] for name in known.keys() & inspect.signature(factory).parameters}
-        )
+        available = position._asdict() if position is not None and takes_rank(factory) else {}
+        accepted = available.keys() & inspect.signature(factory).parameters
+        return factory(*arguments, **{name: available[name] for name in accepted})
     except MusterError:
         raise
     except Exception as error:  # the user's own code may raise anything
         raise BadInput(f"{path} failed: {where_it_failed(error)}", "repair it and start again") from error
 
 
-def name_of(part: Callable[..., Any], what: str) -> str:
-    """Return the ``module:name`` under which another process finds a function or class: :func:`find_factory` undone.
+def name_of(definition: Callable[..., Any], title: str) -> str:
+    """Return the ``module:name`` by which another process imports a function or class, the inverse of
+    :func:`find_factory`.
 
-    What a script defines is found by the name of its file.
+    Definitions of the main script are named by its file.
 
     Raises:
-        BadInput: no import finds it: a lambda, something inside a function or class, an object, an interactive session.
+        BadInput: not importable: a lambda, nested in a function or class, an object, or from an interactive session.
     """
-    name, module = str(getattr(part, "__qualname__", "")), str(getattr(part, "__module__", ""))
-    if not name.isidentifier() or getattr(sys.modules.get(module), name, None) is not part:
+    name, module = str(getattr(definition, "__qualname__", "")), str(getattr(definition, "__module__", ""))
+    if not name.isidentifier() or getattr(sys.modules.get(module), name, None) is not definition:
         kinds = {"<lambda>": "a lambda", "<locals>": "defined inside a function", ".": "defined inside a class"}
-        kind = next((said for sign, said in kinds.items() if sign in name), f"a {type(part).__name__} object")
+        kind = next((said for sign, said in kinds.items() if sign in name), f"a {type(definition).__name__} object")
         hint = "define it with def or class at the top level of a module, or name it as text: module:name"
-        raise BadInput(f"{what} is {kind}: no import finds it on another machine", hint)
-    return f"{_script_name(what) if module == '__main__' else module}:{name}"
+        raise BadInput(f"{title} is {kind}: no import finds it on another machine", hint)
+    return f"{_script_name(title) if module == '__main__' else module}:{name}"
 
 
-def _script_name(what: str) -> str:
-    """Name under which another process imports the script that runs now."""
+def _script_name(title: str) -> str:
+    """Return the name by which another process imports the main script."""
     main = sys.modules["__main__"]
     if main.__spec__ is not None:
         return main.__spec__.name
     path = Path(getattr(main, "__file__", None) or "<session>")
     if path.suffix != ".py" or not path.is_file():
         raise BadInput(
-            f"{what} is defined in an interactive session", "put it into a .py file and import it from there"
+            f"{title} is defined in an interactive session", "put it into a .py file and import it from there"
         )
     top = ast.parse(path.read_bytes()).body
     if not any(isinstance(part, ast.If) and "__name__" in ast.dump(part.test) for part in top):
-        message = f"{what} is defined in {path.name}, which would train again wherever it is imported"
+        message = f"{title} is defined in {path.name}, which would train again wherever it is imported"
         raise BadInput(message, 'put what it does at its end under: if __name__ == "__main__":')
     return path.stem

@@ -20,17 +20,17 @@ def normalizer_for(language: str) -> Normalizer:
     """
     if language != "en":
         return lambda text: normalised(text, language)
-    # transformers gives it no types
+    # untyped in transformers
     english = cast(Normalizer, EnglishTextNormalizer(american_spellings()))  # type: ignore[no-untyped-call]
-    # of dots at the end of a text it leaves one, which would count as a word
+    # it leaves one of several final dots, which would count as a word
     return lambda text: " ".join(word for word in english(without_formatting(text)).split() if word != ".")
 
 
 def count_errors(references: Sequence[str], hypotheses: Sequence[str]) -> dict[str, float]:
     """Return ``word_edits``, ``words``, ``char_edits``, ``chars`` over pairs of normalised texts.
 
-    Against an empty reference every word of the hypothesis is an edit. Spaces count as characters, as is usual, but
-    not where they only set characters apart.
+    Against an empty reference every word of the hypothesis is an edit. Spaces count as characters, as usual, unless
+    they only separate single characters.
     """
     if not references:
         return {"word_edits": 0.0, "words": 0.0, "char_edits": 0.0, "chars": 0.0}
@@ -46,7 +46,7 @@ def count_errors(references: Sequence[str], hypotheses: Sequence[str]) -> dict[s
 
 
 def _as_characters(reference: str, hypothesis: str) -> tuple[str, str]:
-    """Return both texts, without spaces where every word of both is one character."""
+    """Return both texts, without spaces if every word of both is a single character."""
     words = [*reference.split(), *hypothesis.split()]
     if all(len(word) == 1 or len(characters(word)) == 1 for word in words):
         return reference.replace(" ", ""), hypothesis.replace(" ", "")
@@ -54,18 +54,18 @@ def _as_characters(reference: str, hypothesis: str) -> tuple[str, str]:
 
 
 class ErrorRates:
-    """Word error rates of pairs of texts, each normalised by its language."""
+    """Computes word error rates of pairs of texts, normalised by language."""
 
     def __init__(self) -> None:
         self._normalizers: dict[str, Normalizer] = {}
 
     def normalised(self, text: str, language: str) -> str:
-        """Return what is left of a text that counts."""
+        """Return the normalised form of a text."""
         if language not in self._normalizers:
             self._normalizers[language] = normalizer_for(language)
         return self._normalizers[language](text)
 
     def of(self, reference: str, hypothesis: str, language: str) -> float:
-        """Return edits a word of ``reference``; against an empty one every word is an edit of one word."""
+        """Return edits per word of ``reference``; an empty one counts as one word."""
         counted = count_errors([self.normalised(reference, language)], [self.normalised(hypothesis, language)])
         return counted["word_edits"] / max(1.0, counted["words"])

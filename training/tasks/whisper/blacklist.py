@@ -105,15 +105,15 @@ def listen(
     """
     data = profile.data
     clips = read_divided(data.dataset_path, data.text_column)[SPLIT][: data.max_train_samples or None]
-    passes = [judge(profile, clips, one, device, batch_size, progress) for one in listens]
-    return with_hints([joined(ones) for ones in zip(*passes, strict=True)])
+    passes = [judge(profile, clips, listen_pass, device, batch_size, progress) for listen_pass in listens]
+    return with_hints([joined(doubts) for doubts in zip(*passes, strict=True)])
 
 
 def judge(
-    profile: Profile, clips: list[Clip], one: Listen, device: str, batch_size: int, progress: Progress
+    profile: Profile, clips: list[Clip], listen_pass: Listen, device: str, batch_size: int, progress: Progress
 ) -> list[Doubt]:
     """Let one model listen to clips once; those that cannot be heard are left out."""
-    settings = ModelSettings(model_path=str(one.model), language=profile.model.language)
+    settings = ModelSettings(model_path=str(listen_pass.model), language=profile.model.language)
     task = WhisperTask(profile.model_copy(update={"model": settings}))
     data = task.prepare_split(SPLIT, clips, progress)
     model = task.wrapper.build()
@@ -121,31 +121,31 @@ def judge(
     model = model.to(select_device(device))
     languages = [language or task.default_language for language in data.languages]
     bound = generation_bound(data.longest, profile.evaluation.eval_max_new_tokens, task.wrapper.room)
-    phase = f"listening with {one.model}" + ("" if one.seed is None else ", noisy")
-    rates, found = ErrorRates(), list[Doubt]()
+    phase = f"listening with {listen_pass.model}" + ("" if listen_pass.seed is None else ", noisy")
+    rates, doubts = ErrorRates(), list[Doubt]()
     for start in range(0, len(data), batch_size):
-        places = range(start, min(start + batch_size, len(data)))
-        batch = np.stack([_features(data, index, one.seed) for index in places])
+        indices = range(start, min(start + batch_size, len(data)))
+        batch = np.stack([_features(data, index, listen_pass.seed) for index in indices])
         features = torch.from_numpy(batch).to(next(model.parameters()).device)
-        texts = [data.clips[index].text for index in places]
-        said = hear(task.wrapper, model, features, [languages[index] for index in places], bound, texts)
-        found += [_doubt(data, index, heard, rates, languages[index]) for index, heard in zip(places, said)]
-        progress(phase, len(found), len(data))
-    return found
+        texts = [data.clips[index].text for index in indices]
+        results = hear(task.wrapper, model, features, [languages[index] for index in indices], bound, texts)
+        doubts += [_doubt(data, index, result, rates, languages[index]) for index, result in zip(indices, results)]
+        progress(phase, len(doubts), len(data))
+    return doubts
 
 
-def _doubt(data: SpeechData, index: int, heard: DecodingResult, rates: ErrorRates, language: str) -> Doubt:
-    clip, given = data.clips[index], heard.given
-    wer = rates.of(clip.text, heard.text, language)
-    margin = 0.0 if given is None else heard.confidence - given
+def _doubt(data: SpeechData, index: int, result: DecodingResult, rates: ErrorRates, language: str) -> Doubt:
+    clip, transcript_confidence = data.clips[index], result.reference_confidence
+    wer = rates.of(clip.text, result.text, language)
+    margin = 0.0 if transcript_confidence is None else result.confidence - transcript_confidence
     empty = not rates.normalised(clip.text, language).strip()
-    return Doubt(clip, (heard.text,), (wer,), (margin,), data.store.seconds[data.positions[index]], empty)
+    return Doubt(clip, (result.text,), (wer,), (margin,), data.store.seconds[data.positions[index]], empty)
 
 
-def joined(ones: Sequence[Doubt]) -> Doubt:
+def joined(doubts: Sequence[Doubt]) -> Doubt:
     """Return several listens to one clip as one."""
-    texts, wers, margins = zip(*((one.heard[0], one.wers[0], one.margins[0]) for one in ones), strict=True)
-    return dataclasses.replace(ones[0], heard=texts, wers=wers, margins=margins)
+    texts, wers, margins = zip(*((doubt.heard[0], doubt.wers[0], doubt.margins[0]) for doubt in doubts), strict=True)
+    return dataclasses.replace(doubts[0], heard=texts, wers=wers, margins=margins)
 
 
 def _features(data: SpeechData, index: int, seed: int | None) -> np.ndarray:
@@ -153,38 +153,40 @@ def _features(data: SpeechData, index: int, seed: int | None) -> np.ndarray:
     return features if seed is None else augment(features, NOISE, np.random.default_rng([seed, index]))
 
 
-def with_hints(found: Sequence[Doubt]) -> list[Doubt]:
+def with_hints(doubts: Sequence[Doubt]) -> list[Doubt]:
     """Add what is striking about the transcripts, compared with each other."""
-    rates = [len(one.clip.text) / one.seconds for one in found if one.seconds > 0]
-    usual = statistics.median(rates) if rates else 0.0
-    return [dataclasses.replace(one, hint=_hint(one, usual)) for one in found]
+    rates = [len(doubt.clip.text) / doubt.seconds for doubt in doubts if doubt.seconds > 0]
+    median_rate = statistics.median(rates) if rates else 0.0
+    return [dataclasses.replace(doubt, hint=_hint(doubt, median_rate)) for doubt in doubts]
 
 
-def _hint(one: Doubt, usual: float) -> str:
-    if one.empty:
+def _hint(doubt: Doubt, median_rate: float) -> str:
+    if doubt.empty:
         return "no word that counts"
-    rate = len(one.clip.text) / one.seconds if one.seconds > 0 else 0.0
-    if rate > _FAST * usual:
-        return f"{rate:.0f} characters a second, usual are {usual:.0f}"
-    return f"{rate:.1f} characters a second, usual are {usual:.0f}" if rate < _SLOW * usual else ""
+    rate = len(doubt.clip.text) / doubt.seconds if doubt.seconds > 0 else 0.0
+    if rate > _FAST * median_rate:
+        return f"{rate:.0f} characters a second, usual are {median_rate:.0f}"
+    return f"{rate:.1f} characters a second, usual are {median_rate:.0f}" if rate < _SLOW * median_rate else ""
 
 
-def choose(found: Sequence[Doubt], bounds: Bounds, patches: Patches) -> list[Doubt]:
+def choose(doubts: Sequence[Doubt], bounds: Bounds, patches: Patches) -> list[Doubt]:
     """Return the samples to leave out, the worst first; what is protected is never among them.
 
     Raises:
         BadInput: they would be more than ``bounds.most`` of all.
     """
     chosen = [
-        one for one in found if one.wrong(bounds) >= bounds.repeated and not patches.of("protect", SPLIT, one.clip.id)
+        doubt
+        for doubt in doubts
+        if doubt.wrong(bounds) >= bounds.repeated and not patches.of("protect", SPLIT, doubt.clip.id)
     ]
-    share = len(chosen) / max(1, len(found))
+    share = len(chosen) / max(1, len(doubts))
     if share > bounds.most:
-        rates = statistics.median(one.wer for one in found)
-        message = f"{len(chosen)} of {len(found)} samples ({share:.1%}) would be left out, more than {bounds.most:.1%}"
+        rates = statistics.median(doubt.wer for doubt in doubts)
+        message = f"{len(chosen)} of {len(doubts)} samples ({share:.1%}) would be left out, more than {bounds.most:.1%}"
         hint = f"this suggests a model that has not learnt enough (its median WER here is {rates:.0%}) rather than at "
         raise BadInput(message, f"{hint}bad data: train on, or raise --margin or --most after checking some of them")
-    return sorted(chosen, key=lambda one: (-one.wrong(bounds), -one.margin, one.clip.id))
+    return sorted(chosen, key=lambda doubt: (-doubt.wrong(bounds), -doubt.margin, doubt.clip.id))
 
 
 def write_blacklist(dataset: str, text_column: str, chosen: Sequence[Doubt], bounds: Bounds) -> Path:
@@ -198,9 +200,15 @@ def write_blacklist(dataset: str, text_column: str, chosen: Sequence[Doubt], bou
         raise BadInput(f"{dataset}: a data set of the hub has no patches", "save it as a folder with train.csv")
     rows = list[tuple[object, ...]]()
     rows.append(("id", "split", "wer", "margin", "wrong", "listens", "seconds", "hint", "text", "heard"))
-    for one in chosen:
-        figures = f"{one.wer:.3f}", f"{one.margin:.2f}", one.wrong(bounds), len(one.wers), f"{one.seconds:.2f}"
-        rows.append((one.clip.id, SPLIT, *figures, one.hint, one.clip.text, one.heard[0]))
+    for doubt in chosen:
+        figures = (
+            f"{doubt.wer:.3f}",
+            f"{doubt.margin:.2f}",
+            doubt.wrong(bounds),
+            len(doubt.wers),
+            f"{doubt.seconds:.2f}",
+        )
+        rows.append((doubt.clip.id, SPLIT, *figures, doubt.hint, doubt.clip.text, doubt.heard[0]))
     path = _free_name(folder / FOLDER / "delete")
     write_table(path, rows, option="")
     return path

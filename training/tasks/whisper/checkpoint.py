@@ -59,33 +59,33 @@ def _there(paths: list[str]) -> list[Path]:
 def _folder_of(path: str) -> Path:
     if check_model_path(path):
         return Path(path).expanduser()
-    found = load(path, "model", lambda local: cached_file(path, "config.json", local_files_only=local))
-    return Path(str(found)).parent
+    config_file = load(path, "model", lambda local: cached_file(path, "config.json", local_files_only=local))
+    return Path(str(config_file)).parent
 
 
-def spaced_layers(layers: int, kept: int) -> list[int]:
+def spaced_layers(layers: int, count: int) -> list[int]:
     """Return which of ``layers`` are kept: evenly spaced from the first to the last; the last if it is one.
 
     Raises:
         BadInput: there are fewer.
     """
-    if not 1 <= kept <= layers:
-        raise BadInput(f"student_layers = {kept}, but the model's decoder has {layers} layers", f"set 1 to {layers}")
-    if kept == 1:
+    if not 1 <= count <= layers:
+        raise BadInput(f"student_layers = {count}, but the model's decoder has {layers} layers", f"set 1 to {layers}")
+    if count == 1:
         return [layers - 1]
-    return [round(index * (layers - 1) / (kept - 1)) for index in range(kept)]
+    return [round(index * (layers - 1) / (count - 1)) for index in range(count)]
 
 
-def student_config(own: WhisperConfig, encoder: WhisperConfig | None, layers: Sequence[int]) -> WhisperConfig:
+def student_config(base: WhisperConfig, encoder: WhisperConfig | None, layers: Sequence[int]) -> WhisperConfig:
     """Return the configuration of a model with another ``encoder`` and only some decoder ``layers``.
 
     Raises:
         BadInput: the encoder is of another width than the decoder, which attends to what it gives.
     """
-    values = {**own.to_dict(), "decoder_layers": len(layers)}
+    values = {**base.to_dict(), "decoder_layers": len(layers)}
     if encoder is not None:
-        if encoder.d_model != own.d_model:
-            message = f"encoder_path: that encoder is {encoder.d_model} wide, the model's decoder {own.d_model}"
+        if encoder.d_model != base.d_model:
+            message = f"encoder_path: that encoder is {encoder.d_model} wide, the model's decoder {base.d_model}"
             raise BadInput(message, "take models of equal width (d_model in their config.json)")
         values |= {name: getattr(encoder, name) for name in _OF_THE_ENCODER}
         values["num_hidden_layers"] = encoder.encoder_layers
@@ -93,7 +93,7 @@ def student_config(own: WhisperConfig, encoder: WhisperConfig | None, layers: Se
 
 
 def make_student(
-    config: WhisperConfig, own: Any, encoder: Any | None, layers: Sequence[int]
+    config: WhisperConfig, base: Any, encoder: Any | None, layers: Sequence[int]
 ) -> WhisperForConditionalGeneration:
     """Return a model of ``config`` with weights of ``own``, or of ``encoder`` where that is given.
 
@@ -101,7 +101,7 @@ def make_student(
         own: ``WhisperForConditionalGeneration`` whose decoder layers ``layers`` are taken, in this order.
         encoder: the one whose encoder is taken; ``None``: that of ``own``.
     """
-    weights = _with_layers(own.state_dict(), layers)
+    weights = _with_layers(base.state_dict(), layers)
     if encoder is not None:
         weights = {name: value for name, value in weights.items() if not name.startswith(_ENCODER)}
         weights |= {name: value for name, value in encoder.state_dict().items() if name.startswith(_ENCODER)}
@@ -109,20 +109,20 @@ def make_student(
         student = WhisperForConditionalGeneration(config)
     student.load_state_dict({name: value.clone() for name, value in weights.items()}, strict=True, assign=True)
     student.tie_weights()
-    student.name_or_path = own.name_or_path
+    student.name_or_path = base.name_or_path
     return student
 
 
 def _with_layers(weights: Mapping[str, torch.Tensor], layers: Sequence[int]) -> dict[str, torch.Tensor]:
-    found = {name: value for name, value in weights.items() if not name.startswith(_LAYERS)}
+    selected = {name: value for name, value in weights.items() if not name.startswith(_LAYERS)}
     for new, old in enumerate(layers):
         prefix = f"{_LAYERS}{old}."
-        found |= {
+        selected |= {
             f"{_LAYERS}{new}.{name.removeprefix(prefix)}": value
             for name, value in weights.items()
             if name.startswith(prefix)
         }
-    return found
+    return selected
 
 
 def kept_alignment_heads(heads: Sequence[Sequence[int]], layers: Sequence[int]) -> list[list[int]]:

@@ -53,16 +53,16 @@ class Soft(NamedTuple):
     """[tokens, k]: of the likeliest, fp16"""
     indices: torch.Tensor
     """[tokens, k]: which these are, int64"""
-    rest: torch.Tensor
+    tail: torch.Tensor
     """[tokens]: of all others together, fp16"""
 
 
-def soften(logits: torch.Tensor, temperature: float, most: int = TOP) -> Soft:
+def soften(logits: torch.Tensor, temperature: float, count: int = TOP) -> Soft:
     """Return what is kept of ``logits`` [tokens, vocabulary] at a temperature."""
     scaled = torch.log_softmax(logits.float() / temperature, dim=-1)
-    top, indices = scaled.topk(min(most, scaled.shape[-1]), dim=-1)
-    rest = scaled.scatter(-1, indices, -torch.inf).logsumexp(-1)
-    return Soft(top.clamp(min=_LEAST).half(), indices, rest.clamp(min=_LEAST).half())
+    top, indices = scaled.topk(min(count, scaled.shape[-1]), dim=-1)
+    others = scaled.scatter(-1, indices, -torch.inf).logsumexp(-1)
+    return Soft(top.clamp(min=_LEAST).half(), indices, others.clamp(min=_LEAST).half())
 
 
 def divergence(soft: Soft, logits: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -76,8 +76,10 @@ def divergence(soft: Soft, logits: torch.Tensor, temperature: float) -> torch.Te
     """
     scaled = torch.log_softmax(logits.float() / temperature, dim=-1)
     named = scaled.gather(-1, soft.indices)
-    said = torch.cat([soft.top.float(), soft.rest.float()[:, None]], dim=-1)  # autocast on a processor refuses fp16
-    target = said.log_softmax(-1)  # a sum of 1, but for rounding
+    teacher_scores = torch.cat(
+        [soft.top.float(), soft.tail.float()[:, None]], dim=-1
+    )  # autocast on a processor refuses fp16
+    target = teacher_scores.log_softmax(-1)  # a sum of 1, but for rounding
     if named.shape[-1] == scaled.shape[-1]:
         return (target[:, :-1].exp() * (target[:, :-1] - named)).sum(-1)
     others = scaled.scatter(-1, soft.indices, -torch.inf).logsumexp(-1, keepdim=True)
@@ -101,17 +103,17 @@ class TeacherOutputs:
     def of(self, clips: Sequence[int]) -> Soft:
         """Return what is kept of the tokens of some clips, one after another."""
         rows = np.concatenate([self._data[self._ends[clip] : self._ends[clip + 1]] for clip in clips])
-        top, rest = (torch.from_numpy(np.ascontiguousarray(rows[name])) for name in ("top", "rest"))
-        return Soft(top, torch.from_numpy(rows["indices"].astype(np.int64)), rest)
+        top, others = (torch.from_numpy(np.ascontiguousarray(rows[name])) for name in ("top", "tail"))
+        return Soft(top, torch.from_numpy(rows["indices"].astype(np.int64)), others)
 
 
-def write_outputs(folder: Path, parts: Iterator[Soft], vocabulary: int, report: Callable[[int], None]) -> None:
+def write_outputs(folder: Path, batches: Iterator[Soft], vocabulary: int, report: Callable[[int], None]) -> None:
     """Write what a teacher says of some clips after another; ``report`` takes how many parts are written."""
     report(0)
     with (folder / _FILE).open("wb") as file:
-        for number, soft in enumerate(parts):
-            rows = np.empty(len(soft.rest), _row(vocabulary))
-            for name, values in zip(("top", "indices", "rest"), soft, strict=True):
+        for number, soft in enumerate(batches):
+            rows = np.empty(len(soft.tail), _row(vocabulary))
+            for name, values in zip(("top", "indices", "tail"), soft, strict=True):
                 rows[name] = values.cpu().numpy()
             file.write(rows.tobytes())
             report(number + 1)
@@ -119,8 +121,8 @@ def write_outputs(folder: Path, parts: Iterator[Soft], vocabulary: int, report: 
 
 def _row(vocabulary: int) -> np.dtype[Any]:
     """Type of what is kept of one token."""
-    most, index = min(TOP, vocabulary), np.uint16 if vocabulary <= 1 << 16 else np.uint32
-    return np.dtype([("top", np.float16, (most,)), ("indices", index, (most,)), ("rest", np.float16)])
+    count, index = min(TOP, vocabulary), np.uint16 if vocabulary <= 1 << 16 else np.uint32
+    return np.dtype([("top", np.float16, (count,)), ("indices", index, (count,)), ("tail", np.float16)])
 
 
 def distillation_loss(
@@ -135,8 +137,8 @@ def distillation_loss(
         alpha: share of the cross entropy, 0 to 1.
         temperature: ``T``; the divergence's gradients shrink with its square, which the factor makes up for.
     """
-    kept = divergence(soft, logits, temperature).mean()
-    return alpha * cross_entropy + (1 - alpha) * temperature**2 * kept
+    kl = divergence(soft, logits, temperature).mean()
+    return alpha * cross_entropy + (1 - alpha) * temperature**2 * kl
 
 
 class DistillationTask(WhisperTask):
@@ -145,10 +147,10 @@ class DistillationTask(WhisperTask):
     def __init__(self, profile: Profile) -> None:
         super().__init__(profile)
         settings = profile.model
-        own = {"model_path": settings.teacher_path, "teacher_path": "", "encoder_path": "", "student_layers": 0}
+        source = {"model_path": settings.teacher_path, "teacher_path": "", "encoder_path": "", "student_layers": 0}
         frozen = {"tuning": "full", "from_scratch": False, "gradient_checkpointing": False, "freeze_encoder": False,
                   "base_precision": "fp32"}  # fmt: skip
-        self.teacher = WhisperModelWrapper(settings.model_copy(update={**own, **frozen}))
+        self.teacher = WhisperModelWrapper(settings.model_copy(update={**source, **frozen}))
         _check_alike(self.wrapper, self.teacher)
         self._outputs: TeacherOutputs | None = None
         self._live: nn.Module | None = None
@@ -168,10 +170,10 @@ class DistillationTask(WhisperTask):
         super().prepare(progress)
         self._ask_ahead(progress)
 
-    def prepare_some(self, progress: Progress, most: int) -> int:
-        found = super().prepare_some(progress, most)
+    def prepare_some(self, progress: Progress, limit: int) -> int:
+        count = super().prepare_some(progress, limit)
         self._ask_ahead(progress)
-        return found
+        return count
 
     def build_model(self) -> nn.Module:
         model = super().build_model()
@@ -223,13 +225,13 @@ class DistillationTask(WhisperTask):
             teacher = self._build_teacher()
             for start in range(0, len(data), size):
                 samples = [data[index] for index in range(start, min(start + size, len(data)))]
-                made = self.collate(samples, None)
-                batch = {name: made[name].to(self.device) for name in _ASKED}
+                collated = self.collate(samples, None)
+                batch = {name: collated[name].to(self.device) for name in _ASKED}
                 with self._precision().autocast():
                     yield self._answer(teacher, batch, self.teacher.hear(teacher, batch["input_features"]))
 
-        def report(parts: int) -> None:
-            progress("the teacher's answers", min(parts * size, len(data)), len(data))
+        def report(batches: int) -> None:
+            progress("the teacher's answers", min(batches * size, len(data)), len(data))
 
         with torch.no_grad():
             write_outputs(folder, answers(), self.teacher.config.vocab_size, report)

@@ -48,15 +48,15 @@ def encode(whisper: Any, features: torch.Tensor) -> BaseModelOutput:
         ValueError: an odd number of frames, or more than the model has positions for.
     """
     encoder = whisper.model.encoder
-    frames, most = features.shape[-1], 2 * encoder.max_source_positions
-    if frames % 2 or frames > most:
-        raise ValueError(f"a window has an even number of frames up to {most}, not {frames}")
+    frames, max_frames = features.shape[-1], 2 * encoder.max_source_positions
+    if frames % 2 or frames > max_frames:
+        raise ValueError(f"a window has an even number of frames up to {max_frames}, not {frames}")
     trained = any(parameter.requires_grad for parameter in encoder.parameters())
     with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
-        return BaseModelOutput(last_hidden_state=_through(encoder, _masked(whisper, features, most)))
+        return BaseModelOutput(last_hidden_state=_through(encoder, _masked(whisper, features, max_frames)))
 
 
-def _masked(whisper: Any, features: torch.Tensor, most: int) -> torch.Tensor:
+def _masked(whisper: Any, features: torch.Tensor, max_frames: int) -> torch.Tensor:
     """Blank parts of ``features`` where the model's configuration asks for SpecAugment (Park et al. 2019).
 
     The masks are drawn for the full window, and what falls beyond a cut one is lost: a clip is masked as often as in a
@@ -65,7 +65,7 @@ def _masked(whisper: Any, features: torch.Tensor, most: int) -> torch.Tensor:
     if not (whisper.model.training and getattr(whisper.config, "apply_spec_augment", False)):
         return features
     frames = features.shape[-1]
-    window = nn.functional.pad(features, (0, most - frames))  # always a copy: it is masked in place
+    window = nn.functional.pad(features, (0, max_frames - frames))  # always a copy: it is masked in place
     masked: torch.Tensor = whisper.model._mask_input_features(window)[..., :frames]
     return masked
 
@@ -114,7 +114,7 @@ class EncoderCache:
         self._clips = clips
         self._weights = _hash_of(encoder, features)
         self._stores: dict[str, _Outputs | None] = {}
-        self._least = 0
+        self._min_free = 0
 
     def __call__(self, features: torch.Tensor, clips: Sequence[int], encode: Encode) -> torch.Tensor:
         """Return the outputs [batch, frames / 2, width] for ``features`` [batch, mels, frames] of ``clips``.
@@ -131,7 +131,7 @@ class EncoderCache:
             computed = encode(features[missing]).to("cpu", torch.float16).numpy()
             outputs.update(zip((clips[row] for row in missing), computed))
             store.write([clips[row] for row in missing], computed)
-        rows = [found for clip in clips if (found := outputs[clip]) is not None]
+        rows = [row for clip in clips if (row := outputs[clip]) is not None]
         heard = torch.from_numpy(np.stack(rows))
         return heard.to(features.device, torch.float32)
 
@@ -150,11 +150,11 @@ class EncoderCache:
     def _open(self, key: str, shape: tuple[int, int, int]) -> _Outputs | None:
         self._root.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self._root).free
-        self._least = self._least or free - free // _SHARE
+        self._min_free = self._min_free or free - free // _SHARE
         if not (self._root / key).is_dir() and 2 * math.prod(shape) > free // _SHARE:
             return None
         entry = get_or_build(self._root, key, partial(_make_empty, shape), is_sound=partial(_is_whole, shape))
-        return _Outputs(entry, shape, self._least)
+        return _Outputs(entry, shape, self._min_free)
 
 
 class _Outputs:
@@ -164,9 +164,9 @@ class _Outputs:
         least: bytes of the disk that stay free.
     """
 
-    def __init__(self, entry: Path, shape: tuple[int, int, int], least: int) -> None:
+    def __init__(self, entry: Path, shape: tuple[int, int, int], min_free: int) -> None:
         self._paths = entry / _ROWS, entry / _SUMS
-        self._least = least
+        self._min_free = min_free
         self._rows = np.memmap(self._paths[0], np.float16, "r", shape=shape)
         self._sums = np.memmap(self._paths[1], np.uint32, "r", shape=shape[:1])
         self._is_full = False
@@ -180,7 +180,7 @@ class _Outputs:
     def write(self, clips: Sequence[int], outputs: npt.NDArray[np.float16]) -> None:
         """Keep what was computed; where the disk is full, nothing more is kept."""
         try:
-            self._is_full = self._is_full or shutil.disk_usage(self._paths[0].parent).free < self._least
+            self._is_full = self._is_full or shutil.disk_usage(self._paths[0].parent).free < self._min_free
             if not self._is_full:
                 _put(self._paths[0], clips, [output.tobytes() for output in outputs])
                 _put(self._paths[1], clips, [_sum_of(output).tobytes() for output in outputs])
@@ -188,17 +188,17 @@ class _Outputs:
             self._is_full = True
 
 
-def _put(path: Path, places: Sequence[int], values: Sequence[bytes]) -> None:
+def _put(path: Path, rows: Sequence[int], values: Sequence[bytes]) -> None:
     """Write values of one length at their places; not through the mapping: a full disk would end the process there."""
     with path.open("r+b") as file:
-        for place, value in zip(places, values, strict=True):
-            file.seek(place * len(value))
+        for row, value in zip(rows, values, strict=True):
+            file.seek(row * len(value))
             file.write(value)
 
 
 def _sum_of(row: npt.NDArray[np.float16]) -> np.uint32:
-    found: np.uint32 = np.uint32(zlib.crc32(row.tobytes()) or 1)
-    return found
+    checksum: np.uint32 = np.uint32(zlib.crc32(row.tobytes()) or 1)
+    return checksum
 
 
 def _files(shape: tuple[int, int, int]) -> tuple[tuple[str, int], ...]:

@@ -79,10 +79,10 @@ def evaluate_model(
     data = task.prepare_split(split, clips, progress)
     model = task.wrapper.build().eval()
     task.ensure_language(model, data)
-    place = select_device(device)
-    precision = Precision(select_precision(mixed_precision, place, task.bf16_pays), place)
+    target = select_device(device)
+    precision = Precision(select_precision(mixed_precision, target, task.bf16_pays), target)
     sums, answers = _sum_over(
-        task, model.to(place), data, batch_size, precision, lambda done: progress("evaluated", done, len(data))
+        task, model.to(target), data, batch_size, precision, lambda done: progress("evaluated", done, len(data))
     )
     metrics = {**task.metrics(sums), "samples": float(len(data)), "hours": data.hours}
     return EvaluationResult(metrics, task.predictions_of(data, answers), precision.name)
@@ -104,9 +104,9 @@ def _sum_over(
     for start in range(0, len(data), batch_size):
         batch = task.collate([data[index] for index in order[start : start + batch_size]], None)
         with precision.autocast():
-            part, said = task.answer(model, move(batch, precision.device), generate=True)
-        for name, value in part.items():
+            batch_sums, batch_answers = task.answer(model, move(batch, precision.device), generate=True)
+        for name, value in batch_sums.items():
             sums[name] = sums.get(name, 0.0) + value
-        answers += said
+        answers += batch_answers
         report(min(start + batch_size, len(data)))
     return sums, answers

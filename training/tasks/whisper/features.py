@@ -131,9 +131,9 @@ class Windows:
             return np.full_like(held, self.full)
         rate = self.full / self.seconds
         grid = max(2, 2 * round(self.grid * rate / 2))
-        least = 0.0 if self.setting == "auto" else float(self.setting) * rate
-        wanted = np.maximum(held + self.margin * rate, least)
-        rounded = np.ceil(wanted / grid).astype(np.int64) * grid
+        minimum = 0.0 if self.setting == "auto" else float(self.setting) * rate
+        needed = np.maximum(held + self.margin * rate, minimum)
+        rounded = np.ceil(needed / grid).astype(np.int64) * grid
         cut: npt.NDArray[np.int64] = np.minimum(rounded, self.full)
         return cut
 
@@ -229,10 +229,10 @@ def _resample(features: np.ndarray, axis: int, factor: float) -> np.ndarray:
     count = features.shape[axis]
     positions = np.minimum(np.arange(count) / factor, count - 1)
     lower = positions.astype(np.intp)
-    part = np.expand_dims((positions - lower).astype(np.float32), 1 - axis)
+    fraction = np.expand_dims((positions - lower).astype(np.float32), 1 - axis)
     low: np.ndarray = features.take(lower, axis, mode="clip")
     mixed: np.ndarray = features.take(lower + 1, axis, mode="clip")
     mixed -= low
-    mixed *= part
+    mixed *= fraction
     mixed += low
     return mixed

@@ -87,10 +87,10 @@ def plan_folds(root: Path, profile: Profile, clips: Sequence[Clip], count: int, 
     planned = []
     for number in range(1, rounds + 1):
         ranked = sorted(clips, key=lambda clip: id_hash(f"{number} {clip.id}"))
-        parts = [{clip.id for clip in ranked[start::count]} for start in range(count)]
+        id_sets = [{clip.id for clip in ranked[start::count]} for start in range(count)]
         folds = []
-        for index, part in enumerate(parts, 1):
-            held, others = (tuple(clip for clip in clips if (clip.id in part) is wanted) for wanted in (True, False))
+        for index, ids in enumerate(id_sets, 1):
+            held, others = (tuple(clip for clip in clips if (clip.id in ids) is is_held) for is_held in (True, False))
             folds.append(Fold(folder / f"{number}-{index}", held, others))
         planned.append(folds)
     return planned
@@ -151,13 +151,19 @@ def judge_fold(fold: Fold, profile: Profile, model: Path, device: str, batch_siz
     """
     lenient = profile.model_copy(update={"data": profile.data.model_copy(update={"max_broken_share": 1.0})})
     try:
-        found = judge(lenient, list(fold.held), Listen(model), device, batch_size, progress)
+        doubts = judge(lenient, list(fold.held), Listen(model), device, batch_size, progress)
     except NothingLeft:  # all that is held out is broken
-        found = []
+        doubts = []
     lines = [
-        {"id": one.clip.id, "heard": one.heard, "wers": one.wers, "margins": one.margins, "seconds": one.seconds}
-        | {"empty": one.empty}
-        for one in found
+        {
+            "id": doubt.clip.id,
+            "heard": doubt.heard,
+            "wers": doubt.wers,
+            "margins": doubt.margins,
+            "seconds": doubt.seconds,
+        }
+        | {"empty": doubt.empty}
+        for doubt in doubts
     ]
     with explained(fold.result):
         write_whole(fold.result, json.dumps(lines).encode(), 0o600)
@@ -170,9 +176,9 @@ def read_judged(planned: Sequence[Sequence[Fold]]) -> list[Doubt]:
     Raises:
         BadInput: a result is damaged.
     """
-    rounds = [{one.clip.id: one for fold in folds for one in _read(fold)} for folds in planned]
-    common = [clip for clip in rounds[0] if all(clip in found for found in rounds)]
-    return with_hints([joined([found[clip] for found in rounds]) for clip in common])
+    rounds = [{doubt.clip.id: doubt for fold in folds for doubt in _read(fold)} for folds in planned]
+    common = [clip for clip in rounds[0] if all(clip in doubts for doubts in rounds)]
+    return with_hints([joined([doubts[clip] for doubts in rounds]) for clip in common])
 
 
 def _read(fold: Fold) -> list[Doubt]:

@@ -80,7 +80,7 @@ class DecodingResult:
     """Probability that nobody speaks; 0 where a model has no token for it."""
     cut: bool
     """It had not ended when it reached its bound."""
-    given: float | None = None
+    reference_confidence: float | None = None
     """Mean logarithm of the probabilities of the text that was given for the clip; ``None`` if none was."""
 
 
@@ -97,27 +97,35 @@ def hear(
     features: torch.Tensor,
     languages: Sequence[str],
     max_new_tokens: int,
-    given: Sequence[str] = (),
+    references: Sequence[str] = (),
 ) -> list[DecodingResult]:
     """Transcribe clips greedily.
 
     Args:
         features: [batch, mels, frames], on the model's device.
         languages: code of each clip; an empty one: the model decides.
-        given: a text for each clip, to learn how probable it is too.
+        references: a text for each clip, to learn how probable it is too.
     """
     with evaluating(model):
         sound = wrapper.hear(model, features)
         if wrapper.is_multilingual and not all(languages):
-            found = wrapper.detect_languages(model, sound)
-            languages = [given or code for given, code in zip(languages, found, strict=True)]
-        said = wrapper.generate(model, sound, languages, max_new_tokens)
-        sure, silent = probabilities(wrapper, model, sound, languages, [one.text for one in said])
-        heard = [DecodingResult(one.text, sure[i], silent[i], one.cut) for i, one in enumerate(said)]
-        if not given:
-            return heard
-        known, _ = probabilities(wrapper, model, sound, languages, given)
-    return [dataclasses.replace(one, given=value) for one, value in zip(heard, known, strict=True)]
+            detected = wrapper.detect_languages(model, sound)
+            languages = [language or code for language, code in zip(languages, detected, strict=True)]
+        transcripts = wrapper.generate(model, sound, languages, max_new_tokens)
+        confidences, no_speech = probabilities(
+            wrapper, model, sound, languages, [transcript.text for transcript in transcripts]
+        )
+        results = [
+            DecodingResult(transcript.text, confidences[i], no_speech[i], transcript.cut)
+            for i, transcript in enumerate(transcripts)
+        ]
+        if not references:
+            return results
+        reference_confidences, _ = probabilities(wrapper, model, sound, languages, references)
+    return [
+        dataclasses.replace(result, reference_confidence=value)
+        for result, value in zip(results, reference_confidences, strict=True)
+    ]
 
 
 def probabilities(
@@ -180,7 +188,7 @@ def divided(tokens: Sequence[int], first_time: int, seconds: float) -> tuple[lis
         return min(max(0.0, (token - first_time) * TICK), seconds)
 
     is_time = [token >= first_time for token in tokens]
-    ends = [place + 1 for place in range(len(tokens) - 1) if is_time[place] and is_time[place + 1]]
+    ends = [i + 1 for i in range(len(tokens) - 1) if is_time[i] and is_time[i + 1]]
     closed = is_time[-2:] == [False, True]  # the last words end, and nothing was begun after them
     if not ends:
         times = [time_of(token) for token in tokens if token >= first_time]
@@ -189,14 +197,14 @@ def divided(tokens: Sequence[int], first_time: int, seconds: float) -> tuple[lis
         return [(begin, end, list(tokens))], seconds
     if closed:
         ends.append(len(tokens))
-    found, place = list[Timed](), 0
+    segments, start = list[Timed](), 0
     for end in ends:
-        part = list(tokens[place:end])
-        begin = time_of(part[0]) if part[0] >= first_time else (found[-1][1] if found else 0.0)
-        found.append((begin, max(begin, time_of(part[-1])), part))
-        place = end
-    move = seconds if closed else found[-1][1]
-    return found, move if move >= min(_SHORTEST_MOVE, seconds) else seconds
+        segment = list(tokens[start:end])
+        begin = time_of(segment[0]) if segment[0] >= first_time else (segments[-1][1] if segments else 0.0)
+        segments.append((begin, max(begin, time_of(segment[-1])), segment))
+        start = end
+    move = seconds if closed else segments[-1][1]
+    return segments, move if move >= min(_SHORTEST_MOVE, seconds) else seconds
 
 
 class _Likelihood(LogitsProcessor):
@@ -204,31 +212,31 @@ class _Likelihood(LogitsProcessor):
 
     def __init__(self, end: int) -> None:
         self._end = end
-        self._last: torch.Tensor | None = None
+        self._scores: torch.Tensor | None = None
         self._sums = torch.zeros(0)
         self._counts = torch.zeros(0)
         self._going = torch.zeros(0)
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        if self._last is not None:
+        if self._scores is not None:
             self._add(input_ids[:, -1])
         else:
             self._sums, self._counts = scores.new_zeros(len(scores)), scores.new_zeros(len(scores))
             self._going = scores.new_ones(len(scores))
-        self._last = torch.log_softmax(scores.float(), dim=-1)
+        self._scores = torch.log_softmax(scores.float(), dim=-1)
         return scores
 
     def _add(self, written: torch.Tensor) -> None:
-        assert self._last is not None
-        likely = self._last.gather(1, written[:, None])[:, 0].clamp(min=-100.0)
+        assert self._scores is not None
+        likely = self._scores.gather(1, written[:, None])[:, 0].clamp(min=-100.0)
         self._sums = self._sums + likely * self._going
         self._counts = self._counts + self._going
         self._going = self._going * (written != self._end)
 
-    def means(self, last: torch.Tensor) -> list[float]:
+    def means(self, last_tokens: torch.Tensor) -> list[float]:
         """Return the mean log probability of each text; ``last`` are the tokens [batch] that were written last."""
-        if self._last is not None:
-            self._add(last)
+        if self._scores is not None:
+            self._add(last_tokens)
         return [float(value) for value in self._sums / self._counts.clamp(min=1.0)]
 
 
@@ -247,31 +255,31 @@ def write_with_times(
     """
     silent, end = silence(wrapper, model, heard), int(wrapper.tokenizer.eos_token_id)
     result: list[list[int]] = [[] for _ in languages]
-    left = list(range(len(languages)))
+    pending = list(range(len(languages)))
     with torch.random.fork_rng():
         torch.manual_seed(0)
         for temperature in TEMPERATURES:
-            part = type(heard)(last_hidden_state=heard.last_hidden_state[left])
+            remaining = type(heard)(last_hidden_state=heard.last_hidden_state[pending])
             likelihood = _Likelihood(end)
-            how = {"temperature": temperature, "logits_processor": [likelihood]}
-            ids = wrapper.write(model, part, [languages[place] for place in left], bound, True, **how)
-            again = []
-            for place, row, likely in zip(left, ids.tolist(), likelihood.means(ids[:, -1]), strict=True):
-                result[place] = list(row[: row.index(end)] if end in row else row)
-                if is_silence(silent[place], likely, voices[place]):
-                    result[place] = []
-                elif likely < LEAST_LIKELY or compression_ratio(wrapper.text(result[place])) > MOST_COMPRESSED:
-                    again.append(place)
-            left = again
-            if not left:
+            options = {"temperature": temperature, "logits_processor": [likelihood]}
+            ids = wrapper.write(model, remaining, [languages[window] for window in pending], bound, True, **options)
+            failed = []
+            for window, row, likely in zip(pending, ids.tolist(), likelihood.means(ids[:, -1]), strict=True):
+                result[window] = list(row[: row.index(end)] if end in row else row)
+                if is_silence(silent[window], likely, voices[window]):
+                    result[window] = []
+                elif likely < LEAST_LIKELY or compression_ratio(wrapper.text(result[window])) > MOST_COMPRESSED:
+                    failed.append(window)
+            pending = failed
+            if not pending:
                 break
     return result
 
 
 def silence(wrapper: WhisperModelWrapper, model: nn.Module, heard: Any) -> list[float]:
     """Return how likely nobody speaks in each window; 0 where the model has no token for that."""
-    count, first = len(heard.last_hidden_state), int(wrapper.generation.decoder_start_token_id)
-    start = torch.full((count, 1), first, device=heard.last_hidden_state.device)
+    count, start_token = len(heard.last_hidden_state), int(wrapper.generation.decoder_start_token_id)
+    start = torch.full((count, 1), start_token, device=heard.last_hidden_state.device)
     logits = model(encoder_outputs=heard, decoder_input_ids=start, use_cache=False).logits.float()
     return _no_speech(wrapper, logits[:, 0])
 

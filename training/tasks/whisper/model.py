@@ -83,12 +83,14 @@ class WhisperModelWrapper:
         self.settings = settings
         self.adapter = adapter_folder(settings.model_path)
         self.path = local_folder(base_of(self.adapter) if self.adapter else settings.model_path)
-        own = read_config(self.path)
-        self.layers = spaced_layers(own.decoder_layers, settings.student_layers or own.decoder_layers)
+        base_config = read_config(self.path)
+        self.layers = spaced_layers(base_config.decoder_layers, settings.student_layers or base_config.decoder_layers)
         """Which layers of the decoder in :attr:`path` are the model's."""
         self.encoder_path = local_folder(settings.encoder_path) if settings.encoder_path else ""
         encoder = read_config(self.encoder_path) if self.encoder_path else None
-        self.config: WhisperConfig = student_config(own, encoder, self.layers) if self._is_remade else own
+        self.config: WhisperConfig = (
+            student_config(base_config, encoder, self.layers) if self._is_remade else base_config
+        )
         self.tokenizer: Any = load_part(AutoTokenizer, self._text_path, "tokenizer")
         hears = self.encoder_path or self._text_path
         self.extractor: WhisperFeatureExtractor = load_part(WhisperFeatureExtractor, hears, "feature extractor")
@@ -97,8 +99,8 @@ class WhisperModelWrapper:
         """``GenerationConfig`` with Whisper's own fields (``lang_to_id``, ``task_to_id``, ...) complete."""
         self._check_shapes()
         # Whisper was trained on texts that begin with a space; a tokenizer that drops it gets none
-        first = self.tokenizer.decode(self.tokenizer.encode(" a", add_special_tokens=False))
-        self._lead = " " if first == " a" else ""
+        decoded = self.tokenizer.decode(self.tokenizer.encode(" a", add_special_tokens=False))
+        self._lead = " " if decoded == " a" else ""
         self._model_tokens = model_tokens(self.tokenizer)
         self._context: list[int] = []
         self.timestamps = bool(getattr(self.generation, "return_timestamps", False)) and self.knows_times
@@ -123,12 +125,12 @@ class WhisperModelWrapper:
 
     def _check_shapes(self) -> None:
         frames = 2 * self.config.max_source_positions  # the second convolution halves the frames
-        for what, ours, models in (
+        for unit, ours, models in (
             ("mels", self.log_mel.mels, self.config.num_mel_bins),
             ("frames", self.log_mel.frames, frames),
         ):
             if ours != models:
-                message = f"model {self.path}: its feature extractor gives {ours} {what}, but it takes {models}"
+                message = f"model {self.path}: its feature extractor gives {ours} {unit}, but it takes {models}"
                 raise BadInput(message, "correct preprocessor_config.json")
         self._check_masks()
         if len(self.tokenizer) > self.config.vocab_size:
@@ -140,10 +142,10 @@ class WhisperModelWrapper:
         config = self.config
         if not getattr(config, "apply_spec_augment", False):
             return
-        for axis, size, what in (("time", self.log_mel.frames, "frames"), ("feature", self.log_mel.mels, "mels")):
+        for axis, size, unit in (("time", self.log_mel.frames, "frames"), ("feature", self.log_mel.mels, "mels")):
             length = getattr(config, f"mask_{axis}_length")
             if getattr(config, f"mask_{axis}_prob") > 0 and not 1 <= length <= size:
-                message = f"model {self.path}: mask_{axis}_length is {length}, but it hears {size} {what}"
+                message = f"model {self.path}: mask_{axis}_length is {length}, but it hears {size} {unit}"
                 raise BadInput(message, "correct config.json, or set apply_spec_augment to false there")
 
     @cached_property
@@ -169,8 +171,8 @@ class WhisperModelWrapper:
     @property
     def knows_times(self) -> bool:
         """Whether there are tokens for times: every 20 ms up to the length of the window."""
-        first = self.generation.no_timestamps_token_id
-        return first is not None and self.config.vocab_size > int(first) + self.log_mel.seconds / TICK
+        no_times = self.generation.no_timestamps_token_id
+        return no_times is not None and self.config.vocab_size > int(no_times) + self.log_mel.seconds / TICK
 
     @property
     def first_time(self) -> int:
@@ -213,11 +215,11 @@ class WhisperModelWrapper:
             return language_code(saved) if isinstance(saved, str) and saved else ""
         return "en"
 
-    def check_language(self, code: str, where: str) -> None:
+    def check_language(self, code: str, source: str) -> None:
         """Raise ``BadInput`` if this model has no token for a language."""
         if self.is_multilingual and code not in self.languages:
             have = f"it has: {', '.join(self.languages)}"
-            raise BadInput(f"{where}: model {self.path} has no language {code!r}", have)
+            raise BadInput(f"{source}: model {self.path} has no language {code!r}", have)
 
     def prompt(self, language: str) -> list[int]:
         """Tokens the decoder starts from: start, language, task, no time stamps (the last three where it has them)."""
@@ -249,8 +251,8 @@ class WhisperModelWrapper:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokens of each text with the end token, without the prompt. What a text spells of a token of the model's own
         (``<|endoftext|>``) is left out; an empty text has the end token alone."""
-        said = [self._model_tokens.sub(" ", text).strip() for text in texts]
-        led = [self._lead + text if text else "" for text in said]
+        cleaned = [self._model_tokens.sub(" ", text).strip() for text in texts]
+        led = [self._lead + text if text else "" for text in cleaned]
         ids = self.tokenizer(led, add_special_tokens=False)["input_ids"] if led else []
         return [[*text, int(self.tokenizer.eos_token_id)] for text in ids]
 
@@ -290,8 +292,8 @@ class WhisperModelWrapper:
             folder = self.adapter
             model = load(str(folder), "adapter", lambda local: read_adapter(model, folder))
         if self._is_remade:
-            other = self.encoder_path
-            encoder = read_weights(WhisperForConditionalGeneration, other) if other else None
+            encoder_path = self.encoder_path
+            encoder = read_weights(WhisperForConditionalGeneration, encoder_path) if encoder_path else None
             model = make_student(self.config, model, encoder, self.layers)
         return model
 
@@ -303,11 +305,13 @@ class WhisperModelWrapper:
         """Codes of the languages in what :meth:`hear` gave, of those that the model was trained for if it says so."""
         generation, trained = copy.deepcopy(self.generation), getattr(self.generation, "trained_languages", None)
         if trained:
-            known = self.generation.lang_to_id
-            generation.lang_to_id = {name: known[name] for code in trained if (name := f"<|{code}|>") in known} or known
-        found = unwrap(model).detect_language(encoder_outputs=heard, generation_config=generation).tolist()
+            token_ids = self.generation.lang_to_id
+            generation.lang_to_id = {
+                name: token_ids[name] for code in trained if (name := f"<|{code}|>") in token_ids
+            } or token_ids
+        detected = unwrap(model).detect_language(encoder_outputs=heard, generation_config=generation).tolist()
         codes = {token_id: code for code, token_id in self.languages.items()}
-        return [codes[token_id] for token_id in found]
+        return [codes[token_id] for token_id in detected]
 
     def hear(self, model: nn.Module, features: torch.Tensor) -> Any:
         """The encoder's output for ``features`` [batch, mels, frames], to be used by loss and generation alike.
@@ -326,11 +330,11 @@ class WhisperModelWrapper:
 
     def text(self, tokens: Sequence[int]) -> str:
         """What tokens say, without special ones and times."""
-        kept = [token for token in tokens if token < self.first_time]
-        return str(self.tokenizer.decode(kept, skip_special_tokens=True)).strip()
+        words = [token for token in tokens if token < self.first_time]
+        return str(self.tokenizer.decode(words, skip_special_tokens=True)).strip()
 
     def write(
-        self, model: nn.Module, heard: Any, languages: Sequence[str], bound: int, timestamps: bool, **more: Any
+        self, model: nn.Module, heard: Any, languages: Sequence[str], bound: int, timestamps: bool, **options: Any
     ) -> torch.Tensor:
         """Tokens [batch, at most ``bound``] that the decoder writes on what :meth:`hear` gave, the prompt left out.
 
@@ -344,17 +348,17 @@ class WhisperModelWrapper:
         if self.is_multilingual:
             generation.language, generation.task = list(languages), self.settings.speech_task
         if self._context:
-            more["prompt_ids"] = torch.tensor(self._context, device=next(model.parameters()).device)
+            options["prompt_ids"] = torch.tensor(self._context, device=next(model.parameters()).device)
         raw = bool(self._context) or timestamps  # else transformers would hear a window twice, or lose its times
         if raw:
-            more["force_unique_generate_call"] = True
+            options["force_unique_generate_call"] = True
         with _quiet():
             ids: torch.Tensor = unwrap(model).generate(
-                encoder_outputs=heard, generation_config=generation, return_timestamps=timestamps, **more
+                encoder_outputs=heard, generation_config=generation, return_timestamps=timestamps, **options
             )
         # With times the prompt lacks the token that says that there are none.
-        given = len(self._context) + self.prompt_length - int(timestamps)
-        return ids[:, given:] if raw else ids
+        prompt_length = len(self._context) + self.prompt_length - int(timestamps)
+        return ids[:, prompt_length:] if raw else ids
 
     def save(self, model: nn.Module, directory: Path, languages: Sequence[str] | None = None) -> None:
         """Write a folder that ``transformers.pipeline`` opens; the live model stays as it is.

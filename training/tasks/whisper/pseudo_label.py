@@ -61,15 +61,18 @@ def label(job: Labelling, files: Sequence[tuple[str, Path]], table: Path, progre
         BadInput: a model cannot be used, the table was not made here or names another recording by one of the ids, or
             it cannot be written.
     """
-    first = Transcriber(job.model, job.device, job.language)
-    second = Transcriber(job.second, job.device, job.language) if job.second else first
+    transcriber = Transcriber(job.model, job.device, job.language)
+    second_transcriber = Transcriber(job.second, job.device, job.language) if job.second else transcriber
     heard_by = "+".join(fingerprint(folder) for folder in (job.model, job.second) if folder)
-    heard_by += f" {first.language}" if job.language else ""
-    pair = _Pair(first, second, job.second is None, heard_by)
-    for ear in (first, second):  # before anything is written: a model that cannot be read costs no line
+    heard_by += f" {transcriber.language}" if job.language else ""
+    pair = _Pair(transcriber, second_transcriber, job.second is None, heard_by)
+    for ear in (
+        transcriber,
+        second_transcriber,
+    ):  # before anything is written: a model that cannot be read costs no line
         ear.model  # noqa: B018 - it is read when it is first asked for
-    known, others = _known(table, files)
-    done = {name: job.bounds.judged(row) for name, row in known.items() if row.heard_by == heard_by}
+    rows_by_id, others = _known(table, files)
+    done = {name: job.bounds.judged(row) for name, row in rows_by_id.items() if row.heard_by == heard_by}
     others = [job.bounds.judged(row) for row in others]
     waiting = [(name, path) for name, path in files if name not in done]
 
@@ -102,15 +105,15 @@ def _known(table: Path, files: Sequence[tuple[str, Path]]) -> tuple[dict[str, Ps
         BadInput: the table was not made here, or one of the ids is that of another recording.
     """
     rows = {row.id: row for row in read_rows(table)} if os.path.lexists(table) else {}
-    known = dict[str, PseudoRow]()
+    rows_by_id = dict[str, PseudoRow]()
     for name, path in files:
         row = rows.pop(name, None)
         if row is not None and row.path.exists() and not row.path.samefile(path):
             message = f"{table}: {name} is another recording there, {row.path}"
             raise BadInput(message, "give one of them another name, or choose another folder with --into")
         if row is not None:
-            known[name] = dataclasses.replace(row, path=path)
-    return known, [row for row in rows.values() if row.path.is_file()]
+            rows_by_id[name] = dataclasses.replace(row, path=path)
+    return rows_by_id, [row for row in rows.values() if row.path.is_file()]
 
 
 class _Sound(NamedTuple):
@@ -138,7 +141,7 @@ class _Pair:
     def _sound(self, name: str, path: Path) -> tuple[PseudoRow, _Sound | None]:
         """Return what the models hear of a recording; without it the row says why."""
         row = PseudoRow(name, path, heard_by=self.heard_by)
-        found, has_voice = list[Features](), list[Callable[[], bool]]()
+        features, has_voice = list[Features](), list[Callable[[], bool]]()
         for ear in (self.first, self.second):
             log_mel = ear.wrapper.log_mel
             try:
@@ -150,26 +153,30 @@ class _Pair:
                 long = f"longer than the model's window of {log_mel.seconds:g} s"
                 return dataclasses.replace(row, unusable=long), None
             has_voice.append(partial(hears_voice, audio.samples, log_mel.rate))
-            found.append(log_mel.fill(*log_mel(audio.samples)))
+            features.append(log_mel.fill(*log_mel(audio.samples)))
         if self.noisy:
             seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
-            found[1] = augment(found[1], NOISE, np.random.default_rng(seed))
-        return row, _Sound(found, has_voice[0])
+            features[1] = augment(features[1], NOISE, np.random.default_rng(seed))
+        return row, _Sound(features, has_voice[0])
 
     def _measures(self, sounds: Sequence[_Sound]) -> Iterator[dict[str, Any]]:
         """Yield what a row says of each sound: its text, and how far that can be trusted; silence has no text."""
-        said = []
+        results = []
         for which, ear in enumerate((self.first, self.second)):
             features = torch.from_numpy(np.stack([sound.features[which] for sound in sounds])).to(ear.device)
-            said.append(hear(ear.wrapper, ear.model, features, [ear.language] * len(sounds), ear.wrapper.room))
+            results.append(hear(ear.wrapper, ear.model, features, [ear.language] * len(sounds), ear.wrapper.room))
         rates = ErrorRates()
-        for sound, one, other in zip(sounds, *said, strict=True):
-            text = "" if is_silence(one.no_speech, one.confidence, sound.has_voice) else " ".join(one.text.split())
+        for sound, result, second_result in zip(sounds, *results, strict=True):
+            text = (
+                ""
+                if is_silence(result.no_speech, result.confidence, sound.has_voice)
+                else " ".join(result.text.split())
+            )
             yield {
                 "text": text,
-                "confidence": one.confidence,
+                "confidence": result.confidence,
                 "compression": compression_ratio(text),
-                "no_speech": one.no_speech,
-                "agreement": max(0.0, 1.0 - rates.of(text, other.text, self.first.language)) if text else 0.0,
-                "cut": one.cut,
+                "no_speech": result.no_speech,
+                "agreement": max(0.0, 1.0 - rates.of(text, second_result.text, self.first.language)) if text else 0.0,
+                "cut": result.cut,
             }

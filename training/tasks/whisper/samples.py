@@ -202,7 +202,7 @@ def _write(
     report(0)
     with (folder / "features.f16").open("wb") as file, ThreadPoolExecutor(threads) as pool:
         slices = (sources[start : start + _SLICE] for start in range(0, len(sources), _SLICE))
-        computed = (clip for some in slices for clip in pool.map(partial(_compute, log_mel=log_mel), some))
+        computed = (clip for batch in slices for clip in pool.map(partial(_compute, log_mel=log_mel), batch))
         for position, clip in enumerate(computed):
             file.write(clip.frames.tobytes())
             frames.append(len(clip.frames))
@@ -261,10 +261,10 @@ def heard_languages(
         (folder / "languages.json").write_text(json.dumps(codes), encoding="utf-8")
 
     key = digest([key_of_files(root, wrapper.files()), store.key, json.dumps(list(positions))])
-    found: list[str] = json.loads((get_or_build(root / "languages", key, listen) / "languages.json").read_text("utf-8"))
-    heard = ", ".join(f"{code} in {count}" for code, count in Counter(found).most_common())
-    logger.warning("language = auto: of %s without a language the model hears %s", counted(len(found), "clip"), heard)
-    return found
+    heard: list[str] = json.loads((get_or_build(root / "languages", key, listen) / "languages.json").read_text("utf-8"))
+    counts = ", ".join(f"{code} in {count}" for code, count in Counter(heard).most_common())
+    logger.warning("language = auto: of %s without a language the model hears %s", counted(len(heard), "clip"), counts)
+    return heard
 
 
 class ModelEar(Transcriber):

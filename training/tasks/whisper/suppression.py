@@ -31,8 +31,8 @@ def lift_for(generation: Any, texts: Sequence[Sequence[int]], tokenizer: Any) ->
     shown = " ".join(dict.fromkeys(names[token] for token in sorted(set().union(*lifted)) if names[token]))
     count = sum(any(names[token] for token in tokens) for tokens in lifted)
     holding = f"{counted(count, 'training transcript')} of {len(texts)}"
-    said = f"the model's settings forbid it to write {shown}, which {holding} hold: they allow it from now on"
-    return f"{said}, in the model saved too" if shown else ""
+    remark = f"the model's settings forbid it to write {shown}, which {holding} hold: they allow it from now on"
+    return f"{remark}, in the model saved too" if shown else ""
 
 
 def lift(generation: Any, texts: Sequence[Sequence[int]]) -> list[set[int]]:

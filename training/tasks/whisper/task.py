@@ -41,7 +41,7 @@ _WIDE = 384  # of Whisper tiny, the narrowest that bf16 was measured with on a p
 _MARGIN = 8  # tokens beyond the longest transcript that a text may take, or half of it if that is more
 
 
-def generation_bound(longest: int, cap: int, room: int) -> int:
+def generation_bound(longest: int, cap: int, positions: int) -> int:
     """Return how many tokens a text in an evaluation may take.
 
     Args:
@@ -49,7 +49,7 @@ def generation_bound(longest: int, cap: int, room: int) -> int:
         cap: a person's own bound (``eval_max_new_tokens``); 0: none.
         room: positions that the decoder has for a text.
     """
-    return min(longest + max(_MARGIN, longest // 2), cap or room, room)
+    return min(longest + max(_MARGIN, longest // 2), cap or positions, positions)
 
 
 class NothingLeft(BadInput):
@@ -84,17 +84,17 @@ class WhisperTask(Task):
 
     def prepare(self, progress: Progress) -> None:
         ready = {split: self.prepare_split(split, clips, progress) for split, clips in self._clips().items()}
-        self.evaluation = {split: found for split, found in ready.items() if split != "train"}
+        self.evaluation = {split: data for split, data in ready.items() if split != "train"}
         self.train = ready["train"]
         self._require_language(ready["train"])
         if lifted := lift_for(self.wrapper.generation, self.train.tokens, self.wrapper.tokenizer):
             logger.warning("%s", lifted)
 
-    def prepare_some(self, progress: Progress, most: int) -> int:
+    def prepare_some(self, progress: Progress, limit: int) -> int:
         clips = self._clips()["train"]
-        some = self.prepare_split("train", clips[:: -(-len(clips) // most)], progress)
-        self.train, self.evaluation = some, {}
-        self._require_language(some)
+        sampled = self.prepare_split("train", clips[:: -(-len(clips) // limit)], progress)
+        self.train, self.evaluation = sampled, {}
+        self._require_language(sampled)
         return len(clips)
 
     def _clips(self) -> dict[str, list[Clip]]:
@@ -111,7 +111,7 @@ class WhisperTask(Task):
         Raises:
             BadInput: too many broken files, clips or transcripts that are too long, or nothing is left.
         """
-        data, window, room = self.profile.data, self.wrapper.log_mel.seconds, self.wrapper.room
+        data, window, max_tokens = self.profile.data, self.wrapper.log_mel.seconds, self.wrapper.room
         languages = [self._language_of(clip) for clip in clips]
         too_long = longer_than(window)
         if data.long_audio == "refuse":  # the column ``duration`` gives it away before hours of decoding
@@ -119,8 +119,8 @@ class WhisperTask(Task):
                 clips, [], {i for i, clip in enumerate(clips) if (clip.duration or 0) > window}, too_long
             )
         tokens = self.wrapper.encode([clip.text for clip in clips])
-        long = {i for i, text in enumerate(tokens) if len(text) - 1 > room}
-        wordy = f"with transcripts of more than {room} tokens"
+        long = {i for i, text in enumerate(tokens) if len(text) - 1 > max_tokens}
+        wordy = f"with transcripts of more than {max_tokens} tokens"
         fitting = self._without_long(clips, list(range(len(clips))), long, wordy)
         root, sources = cache_root(data.cache_dir), [clip.audio for clip in clips]
         store = open_features(sources, self.wrapper.log_mel, root, data.data_workers, progress, f"features ({split})")
@@ -129,15 +129,15 @@ class WhisperTask(Task):
         long = {i for i in positions if store.seconds[i] > window + 1e-3}
         positions = self._without_long(clips, positions, long, too_long)
         self._hear_languages(store, positions, languages, progress)
-        wanted = [i for i in positions if self.languages is None or languages[i] in {"", *self.languages}]
-        if positions and not wanted:
+        selected = [i for i in positions if self.languages is None or languages[i] in {"", *self.languages}]
+        if positions and not selected:
             raise self._none_wanted(split, [languages[i] for i in positions])
-        if not wanted:
+        if not selected:
             raise NothingLeft(f"{split}: no clip is left", "check the warnings before this line")
-        positions = wanted
-        kept = [tokens[position][: room + 1] for position in positions]
+        positions = selected
+        selected_tokens = [tokens[position][: max_tokens + 1] for position in positions]
         spoken = [languages[i] for i in positions]
-        return SpeechData([clips[i] for i in positions], kept, store, positions, spoken, self.windows)
+        return SpeechData([clips[i] for i in positions], selected_tokens, store, positions, spoken, self.windows)
 
     def table(self, split: str) -> str:
         data = self.train if split == "train" else self.evaluation[split]
@@ -147,8 +147,8 @@ class WhisperTask(Task):
     def _language_of(self, clip: Clip) -> str:
         if not clip.language:
             return ""
-        code = language_code(clip.language, f"{clip.where}, column language")
-        self.wrapper.check_language(code, f"{clip.where}, column language")
+        code = language_code(clip.language, f"{clip.location}, column language")
+        self.wrapper.check_language(code, f"{clip.location}, column language")
         return code
 
     def _takes(self, clip: Clip) -> bool:
@@ -157,20 +157,20 @@ class WhisperTask(Task):
             return True
         code = self._language_of(clip) or self.default_language
         if not code and self.profile.model.language != AUTO_LANGUAGE:
-            message = f"{clip.where}: {clip.id} has no language, so it is unknown whether 'languages' includes it"
+            message = f"{clip.location}: {clip.id} has no language, so it is unknown whether 'languages' includes it"
             raise BadInput(message, "add a column 'language', or set language = auto")
         return not code or code in self.languages
 
     def _taken(self, split: str, clips: list[Clip]) -> list[Clip]:
-        found = [clip for clip in clips if self._takes(clip)]
-        if clips and not found:
+        selected = [clip for clip in clips if self._takes(clip)]
+        if clips and not selected:
             raise self._none_wanted(split, [self._language_of(clip) or self.default_language for clip in clips])
-        return found
+        return selected
 
     def _none_wanted(self, split: str, spoken: Sequence[str]) -> NothingLeft:
-        there = ", ".join(f"{code or 'unknown'} ({count})" for code, count in Counter(spoken).most_common())
-        wanted = ", ".join(sorted(self.languages or ()))
-        message = f"{split}: no clip is in one of the languages {wanted}: they are in {there}"
+        counts = ", ".join(f"{code or 'unknown'} ({count})" for code, count in Counter(spoken).most_common())
+        languages = ", ".join(sorted(self.languages or ()))
+        message = f"{split}: no clip is in one of the languages {languages}: they are in {counts}"
         return NothingLeft(message, "name one of theirs in 'languages', or set languages = all")
 
     def _hear_languages(
@@ -193,27 +193,27 @@ class WhisperTask(Task):
     def _check_broken(self, split: str, clips: Sequence[Clip], store: FeatureStore) -> None:
         share = len(store.errors) / max(1, len(clips))
         for position, error in list(store.errors.items())[:_NAMED]:
-            logger.warning("%s: %s: %s; left out", clips[position].where, clips[position].id, error)
+            logger.warning("%s: %s: %s; left out", clips[position].location, clips[position].id, error)
         allowed = self.profile.data.max_broken_share
         broken = f"{len(store.errors)} of {counted(len(clips), 'recording')} broken"
         if share > allowed:
-            first = next(iter(store.errors))
-            named = f"first {clips[first].where}: {clips[first].id}: {store.errors[first]}"
+            first_broken = next(iter(store.errors))
+            named = f"first {clips[first_broken].location}: {clips[first_broken].id}: {store.errors[first_broken]}"
             message = f"{split}: {broken}, more than {allowed:.1%}; {named}"
             raise BadInput(message, HOW_TO_MEND)
         if store.errors:
             logger.warning("%s: %s and left out", split, broken)
 
-    def _without_long(self, clips: Sequence[Clip], positions: list[int], long: set[int], what: str) -> list[int]:
+    def _without_long(self, clips: Sequence[Clip], positions: list[int], long: set[int], problem: str) -> list[int]:
         """Return the positions that go on, when those in ``long`` are too long: all of them where they are cut."""
         if not long:
             return positions
-        ones, policy = [clips[i] for i in sorted(long)], self.profile.data.long_audio
+        affected, policy = [clips[i] for i in sorted(long)], self.profile.data.long_audio
         if policy == "refuse":
             settings = (self.profile.data.dataset_path, self.profile.model.language)
-            raise refused_as_long(ones, what, self.wrapper.log_mel.seconds, *settings)
+            raise refused_as_long(affected, problem, self.wrapper.log_mel.seconds, *settings)
         done = "cut (their transcripts may say more than is heard)" if policy == "cut" else "left out"
-        logger.warning("%s %s %s: %s", counted(len(ones), "clip"), what, done, named(ones))
+        logger.warning("%s %s %s: %s", counted(len(affected), "clip"), problem, done, named(affected))
         return [i for i in positions if i not in long] if policy == "skip" else positions
 
     def _require_language(self, data: SpeechData) -> None:
@@ -251,8 +251,8 @@ class WhisperTask(Task):
 
     def identity(self, sample: SpeechSample) -> dict[str, Any]:
         window = self.wrapper.log_mel.fill(sample.features, sample.silence)
-        said = {name: getattr(sample, name) for name in ("tokens", "text", "language", "longest")}
-        return {"features": window, **said}
+        fields = {name: getattr(sample, name) for name in ("tokens", "text", "language", "longest")}
+        return {"features": window, **fields}
 
     def collate(self, samples: Sequence[SpeechSample], rngs: Sequence[np.random.Generator] | None) -> Batch:
         """Return features [batch, mels, frames], decoder input ids and labels [batch, longest prompt + text - 1].
@@ -309,8 +309,8 @@ class WhisperTask(Task):
         count, mels, frames = features.shape
         if frames >= length:
             return batch
-        rest = silence[:, None, None].expand(count, mels, length - frames)
-        return {**batch, "input_features": torch.cat([features, rest], dim=2)}
+        padding = silence[:, None, None].expand(count, mels, length - frames)
+        return {**batch, "input_features": torch.cat([features, padding], dim=2)}
 
     def weight(self, batch: Batch) -> float:
         """Tokens of the transcripts, end tokens included."""
@@ -325,7 +325,7 @@ class WhisperTask(Task):
         cache = self.cache_for(model) if positions else None
         if cache is None:
             return self.wrapper.hear(model, features)
-        return (cache(features, positions, lambda some: self.wrapper.hear(model, some).last_hidden_state),)
+        return (cache(features, positions, lambda missing: self.wrapper.hear(model, missing).last_hidden_state),)
 
     @staticmethod
     def _loss(model: nn.Module, batch: Batch, heard: Any) -> torch.Tensor:
@@ -344,11 +344,17 @@ class WhisperTask(Task):
         answers: list[Answer] = []
         if generate:
             bound = generation_bound(batch["longest"], self.profile.evaluation.eval_max_new_tokens, self.wrapper.room)
-            said = self.wrapper.generate(model, heard, batch["languages"], bound)
-            pairs = list(zip(batch["texts"], [one.text for one in said], batch["languages"], strict=True))
+            transcripts = self.wrapper.generate(model, heard, batch["languages"], bound)
+            pairs = list(
+                zip(batch["texts"], [transcript.text for transcript in transcripts], batch["languages"], strict=True)
+            )
             sums |= count_errors(*([self._normalised(pair[side], pair[2]) for pair in pairs] for side in (0, 1)))
-            sums.update(texts=float(len(said)), cut_texts=float(sum(one.cut for one in said)))
-            answers = [Answer(index, *one) for index, one in zip(batch["indices"], said, strict=True)]
+            sums.update(
+                texts=float(len(transcripts)), cut_texts=float(sum(transcript.cut for transcript in transcripts))
+            )
+            answers = [
+                Answer(index, *transcript) for index, transcript in zip(batch["indices"], transcripts, strict=True)
+            ]
         return sums, answers
 
     def predictions(self, split: str, answers: Sequence[Answer]) -> list[Prediction]:
@@ -356,13 +362,13 @@ class WhisperTask(Task):
 
     def predictions_of(self, data: SpeechData, answers: Sequence[Answer]) -> list[Prediction]:
         """Return answers beside the clips of a split, in the order of its table."""
-        found = []
+        predictions = []
         for answer in sorted(answers):
             clip, language = data.clips[answer.sample], data.languages[answer.sample] or self.default_language
             normalised = self._normalised(clip.text, language), self._normalised(answer.text, language)
             seconds = data.store.seconds[data.positions[answer.sample]]
-            found.append(prediction_of(clip, answer.text, normalised, answer.cut, language, seconds))
-        return found
+            predictions.append(prediction_of(clip, answer.text, normalised, answer.cut, language, seconds))
+        return predictions
 
     def caption(self, sample: SpeechSample) -> str:
         return sample.text
@@ -378,14 +384,14 @@ class WhisperTask(Task):
 
         ``cut`` is the share of the texts that had not ended at their bound; it is there if there is one.
         """
-        found = super().metrics(sums)
+        metrics = super().metrics(sums)
         if sums.get("words"):
-            found["wer"] = sums.get("word_edits", 0.0) / sums["words"]
+            metrics["wer"] = sums.get("word_edits", 0.0) / sums["words"]
         if sums.get("chars"):
-            found["cer"] = sums.get("char_edits", 0.0) / sums["chars"]
+            metrics["cer"] = sums.get("char_edits", 0.0) / sums["chars"]
         if sums.get("cut_texts") and sums.get("texts"):
-            found["cut"] = sums["cut_texts"] / sums["texts"]
-        return found
+            metrics["cut"] = sums["cut_texts"] / sums["texts"]
+        return metrics
 
     def save(self, model: nn.Module, directory: Path) -> None:
         codes = {code or self.default_language for code in self.train.languages}

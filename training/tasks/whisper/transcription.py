@@ -99,19 +99,19 @@ def next_cut(head: Samples, remaining: int, rate: int, longest: int, left: int) 
         return remaining
     left, slack = max(left, 2, math.ceil(remaining / longest)), round(_SEARCH * longest)
     even = remaining // left
-    first = max(1, even - slack, remaining - (left - 1) * longest)
-    return _quietest(head, rate, first, min(longest, even + slack))
+    earliest = max(1, even - slack, remaining - (left - 1) * longest)
+    return _quietest(head, rate, earliest, min(longest, even + slack))
 
 
-def _quietest(samples: Samples, rate: int, first: int, last: int) -> int:
+def _quietest(samples: Samples, rate: int, earliest: int, latest: int) -> int:
     """Position from ``first`` to ``last`` around which a tenth of a second is quietest."""
     half = max(1, round(_QUIET * rate / 2))
-    start = max(0, first - half)
-    energy = np.concatenate([[0.0], np.cumsum(samples[start : last + half].astype(np.float64) ** 2)])
-    positions = np.arange(first, last + 1)
+    start = max(0, earliest - half)
+    energy = np.concatenate([[0.0], np.cumsum(samples[start : latest + half].astype(np.float64) ** 2)])
+    positions = np.arange(earliest, latest + 1)
     before = np.clip(positions - half - start, 0, len(energy) - 1)
     after = np.clip(positions + half - start, 0, len(energy) - 1)
-    return first + int((energy[after] - energy[before]).argmin())
+    return earliest + int((energy[after] - energy[before]).argmin())
 
 
 @dataclass
@@ -138,7 +138,7 @@ class _Recording:
 
     @property
     def transcript(self) -> TranscriptionResult:
-        text = " ".join(one.text for one in self.segments)
+        text = " ".join(segment.text for segment in self.segments)
         seconds = self.stream.seconds if self.stream else 0.0
         return TranscriptionResult(self.file, text, seconds, self.error, tuple(self.segments), self.language)
 
@@ -194,54 +194,59 @@ class _WindowTranscriber(Transcriber):
         return _Window(recording, piece, timed)
 
     @torch.no_grad()
-    def hear(self, heard: Sequence[_Window]) -> None:
+    def hear(self, windows: Sequence[_Window]) -> None:
         """Add what is said in some windows to their recordings, and move on in these."""
         log_mel = self.wrapper.log_mel
-        encoded = self.encode([one.piece for one in heard])
-        self._find_languages(heard, encoded)
-        languages = [one.recording.language for one in heard]
-        if not heard[0].timed:
+        encoded = self.encode([window.piece for window in windows])
+        self._find_languages(windows, encoded)
+        languages = [window.recording.language for window in windows]
+        if not windows[0].timed:
             bound = min(self.options.max_new_tokens, self.wrapper.room)
-            said = [one.text for one in self.wrapper.generate(self.model, encoded, languages, bound)]
-            for one, text in zip(heard, self._without_silence(heard, encoded, languages, said)):
-                self._add(one, [(0.0, len(one.piece) / log_mel.rate, text)], len(one.piece))
+            generated = [result.text for result in self.wrapper.generate(self.model, encoded, languages, bound)]
+            for window, text in zip(windows, self._without_silence(windows, encoded, languages, generated)):
+                self._add(window, [(0.0, len(window.piece) / log_mel.rate, text)], len(window.piece))
             return
         bound = min(self.options.max_new_tokens, _LONGEST_TEXT, self.wrapper.room)
-        voices = [self._voice(one) for one in heard]
+        voices = [self._voice(window) for window in windows]
         written = write_with_times(self.wrapper, self.model, encoded, languages, bound, voices)
-        for one, tokens in zip(heard, written):
-            parts, move = divided(tokens, self.wrapper.first_time, len(one.piece) / log_mel.rate)
-            texts = [(start, end, self.wrapper.text(part)) for start, end, part in parts]
-            self._add(one, texts, round(move * log_mel.rate))
+        for window, tokens in zip(windows, written):
+            segments, move = divided(tokens, self.wrapper.first_time, len(window.piece) / log_mel.rate)
+            texts = [(start, end, self.wrapper.text(tokens_of_segment)) for start, end, tokens_of_segment in segments]
+            self._add(window, texts, round(move * log_mel.rate))
 
     def _without_silence(
-        self, heard: Sequence[_Window], encoded: Any, languages: Sequence[str], said: Sequence[str]
+        self, windows: Sequence[_Window], encoded: Any, languages: Sequence[str], texts: Sequence[str]
     ) -> list[str]:
         """Return the texts, empty ones for windows in which nobody speaks."""
         no_speech = silence(self.wrapper, self.model, encoded)
         if max(no_speech) <= SILENT:
-            return list(said)
-        sure, _ = probabilities(self.wrapper, self.model, encoded, languages, said)
-        silent = (is_silence(quiet, one, self._voice(w)) for quiet, one, w in zip(no_speech, sure, heard))
-        return ["" if nobody else text for nobody, text in zip(silent, said)]
+            return list(texts)
+        confidences, _ = probabilities(self.wrapper, self.model, encoded, languages, texts)
+        silent = (
+            is_silence(probability, confidence, self._voice(window))
+            for probability, confidence, window in zip(no_speech, confidences, windows)
+        )
+        return ["" if is_silent else text for is_silent, text in zip(silent, texts)]
 
     def _voice(self, window: _Window) -> Callable[[], bool]:
         """Return what tells whether somebody speaks in a window."""
         return lambda: hears_voice(window.piece, self.wrapper.log_mel.rate)
 
-    def _find_languages(self, heard: Sequence[_Window], encoded: object) -> None:
+    def _find_languages(self, windows: Sequence[_Window], encoded: object) -> None:
         """A recording keeps the language of its first window."""
-        if not self.language and not all(one.recording.language for one in heard):
-            found = self.wrapper.detect_languages(self.model, encoded)
+        if not self.language and not all(window.recording.language for window in windows):
+            codes = self.wrapper.detect_languages(self.model, encoded)
         else:
-            found = [self.language] * len(heard)
-        for one, code in zip(heard, found, strict=True):
-            one.recording.language = one.recording.language or code
+            codes = [self.language] * len(windows)
+        for window, code in zip(windows, codes, strict=True):
+            window.recording.language = window.recording.language or code
 
-    def _add(self, one: _Window, parts: Sequence[tuple[float, float, str]], move: int) -> None:
-        begin = one.recording.at / self.wrapper.log_mel.rate
-        one.recording.segments += [TimedText(begin + start, begin + end, text) for start, end, text in parts if text]
-        one.recording.at += move
+    def _add(self, window: _Window, segments: Sequence[tuple[float, float, str]], move: int) -> None:
+        begin = window.recording.at / self.wrapper.log_mel.rate
+        window.recording.segments += [
+            TimedText(begin + start, begin + end, text) for start, end, text in segments if text
+        ]
+        window.recording.at += move
 
 
 def _transcribe_all(
@@ -251,7 +256,7 @@ def _transcribe_all(
     coming, queue = iter(files), list[_Recording]()
     try:
         while True:
-            batch = [window for one in queue if (window := listener.next_window(one)) is not None]
+            batch = [window for recording in queue if (window := listener.next_window(recording)) is not None]
             while len(batch) < batch_size and (file := next(coming, None)) is not None:
                 queue.append(listener.open(file))
                 if (window := listener.next_window(queue[-1])) is not None:
@@ -264,5 +269,5 @@ def _transcribe_all(
                 if alike := [window for window in batch if window.timed is timed]:
                     listener.hear(alike)
     finally:
-        for one in queue:
-            one.close()
+        for recording in queue:
+            recording.close()

@@ -1,7 +1,7 @@
-"""What whisper.cpp hears: ``python -m training.export.ggml_listen FILE LANGUAGES`` with sound on stdin, JSON on stdout.
+"""Transcribe with whisper.cpp: ``python -m training.export.ggml_transcribe FILE LANGUAGES``.
 
-The sound is float32 at 16 kHz, one window of 30 s for each of the languages (divided by commas). Greedy texts, without
-time stamps, fallbacks and segments.
+Reads audio on stdin and writes JSON on stdout. The audio is float32 at 16 kHz, one window of 30 s per language
+(comma-separated). Decoding is greedy, without timestamps, temperature fallback or segments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pywhispercpp.model import Model
 
 
 def main(file: str, languages: list[str]) -> list[str]:
-    """Return one text for each window."""
+    """Return one transcript per window."""
     sound = np.frombuffer(sys.stdin.buffer.read(), dtype=np.float32).reshape(len(languages), -1)
     settings: dict[str, Any] = {
         "no_timestamps": True,
