@@ -235,7 +235,7 @@ def _of_split(dataset: Any, key: str, split: str, request: ReadRequest) -> Itera
             record.cells.get("id") or f"{key}-{number}",
             HubSource(audio, column, number),
             one_line(record.text(names.text)),
-            record.where,
+            record.location,
             record.cells.get(names.speaker, ""),
             record.cells.get(names.language, ""),
             split,
