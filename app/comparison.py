@@ -157,7 +157,7 @@ def read_run(seed: int, events: Iterable[Event]) -> Ran | None:
             taken.sent[event.member] += event.bytes_sent
             taken.clock = max(taken.clock, event.clock or 0.0)
         elif isinstance(event, EvaluationEvent):
-            taken.evaluations[event.split][event.step] = _known(event.loss)
+            taken.evaluations[event.split][event.step] = _orderable_loss(event.loss)
         elif isinstance(event, SyncEvent):
             exchange_figures = (figure for figure in figures(event, event.step) if figure.name in OF_EXCHANGES)
             taken.exchanges = extended(taken.exchanges, event.member or 0, exchange_figures)
@@ -173,7 +173,7 @@ def read_run(seed: int, events: Iterable[Event]) -> Ran | None:
     split = "validation" if "validation" in finite_losses else min(finite_losses, default="")
     curve = {step: loss for step, loss in finite_losses.get(split, {}).items() if step in seen}
     if not any(curve):  # nothing was evaluated after the first step
-        split, curve = "training", _training(taken)
+        split, curve = "training", _training_curve(taken)
     late = [step_event.compute for step in taken.losses for step_event in taken.losses[step] if step > _WARM_UP]
     return Ran(
         seed=seed,
@@ -202,12 +202,12 @@ def _exchanges(taken: _Taken, samples: int) -> dict[str, Curve]:
     }
 
 
-def _known(loss: float | None) -> float:
+def _orderable_loss(loss: float | None) -> float:
     """Return a loss that can be ordered: one that is not a number is beyond all others."""
     return loss if loss is not None and math.isfinite(loss) else math.inf
 
 
-def _training(taken: _Taken) -> dict[int, float]:
+def _training_curve(taken: _Taken) -> dict[int, float]:
     """Return the mean loss of all members over some steps, by the last of them."""
     steps = sorted(taken.losses)
     width = max(1, len(steps) // _POINTS)
@@ -216,7 +216,7 @@ def _training(taken: _Taken) -> dict[int, float]:
         window = steps[begin : begin + width]
         events = [event for step in window for event in taken.losses[step]]
         weight = sum(event.weight for event in events)
-        mean_losses[window[-1]] = _known(
+        mean_losses[window[-1]] = _orderable_loss(
             sum(event.loss * event.weight for event in events) / weight if weight else events[-1].loss
         )
     return mean_losses

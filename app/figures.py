@@ -174,7 +174,7 @@ def _member_document(member: MemberState) -> dict[str, object]:
         "weight_hash": sync.weight_hash if sync else "",
         "last_synchronisation": {**sync.model_dump(include=_OF_SYNC), "members": len(sync.members)} if sync else None,
         "hottest_celsius": member.hottest,
-        "ways": [route.model_dump() for route in member.ways.values()],
+        "ways": [route.model_dump() for route in member.routes.values()],
     }
 
 

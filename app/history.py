@@ -66,19 +66,19 @@ class Happening(NamedTuple):
 class Chronicle:
     """The earliest and the newest of one kind."""
 
-    first: tuple[Happening, ...] = ()
+    earliest: tuple[Happening, ...] = ()
     newest: tuple[Happening, ...] = ()
     count: int = 0
 
     @property
-    def kept(self) -> tuple[Happening, ...]:
+    def entries(self) -> tuple[Happening, ...]:
         """What is kept, in order, without doubles where both ends meet."""
-        spare = len(self.first) + len(self.newest) - self.count
-        return (*self.first, *self.newest[max(0, spare) :])
+        spare = len(self.earliest) + len(self.newest) - self.count
+        return (*self.earliest, *self.newest[max(0, spare) :])
 
-    def with_one(self, new: Happening) -> Chronicle:
+    def with_entry(self, new: Happening) -> Chronicle:
         """Return the chronicle with one more."""
-        earliest, newest = sorted((*self.first, new)), sorted((*self.newest, new))
+        earliest, newest = sorted((*self.earliest, new)), sorted((*self.newest, new))
         return Chronicle(tuple(earliest[:FIRST]), tuple(newest[-NEWEST:]), self.count + 1)
 
 
@@ -89,7 +89,7 @@ def noted(chronicles: Chronicles, new: Happening | None) -> Chronicles:
     """Return the chronicles with one more happening."""
     if new is None:
         return chronicles
-    updated = {**chronicles, new.kind: chronicles.get(new.kind, Chronicle()).with_one(new)}
+    updated = {**chronicles, new.kind: chronicles.get(new.kind, Chronicle()).with_entry(new)}
     return updated if new.kind in chronicles else dict(sorted(updated.items()))
 
 
@@ -100,7 +100,7 @@ def newest(chronicles: Chronicles, kind: Kind) -> tuple[Happening, ...]:
 
 def in_order(chronicles: Chronicles) -> list[Happening]:
     """Return everything that is kept, oldest first."""
-    return sorted(happening for chronicle in chronicles.values() for happening in chronicle.kept)
+    return sorted(happening for chronicle in chronicles.values() for happening in chronicle.entries)
 
 
 def happening(event: Event, member: MemberState | None) -> Happening | None:

@@ -29,10 +29,20 @@ HELLOS = ("started", "joined", "ready")
 """What a member says, or the coordinator says of it, when it takes part: nothing else brings one back that was gone."""
 KEPT_SYNCS = 64
 SOME_STEPS = 8
-"""From which on it can be said what steps wait for."""
-_KEPT = ("name", "device", "since", "updated", "snapshot_step", "snapshot_live", "times_lost", "hottest", "meters",
-         "ways")  # fmt: skip
-"""What is still true of a member that starts again."""
+"""Fewest steps from which the share of waiting for data is told."""
+_CARRIED_OVER = (
+    "name",
+    "device",
+    "since",
+    "updated",
+    "snapshot_step",
+    "snapshot_live",
+    "times_lost",
+    "hottest",
+    "meters",
+    "routes",
+)
+"""Fields that a member keeps when it starts again."""
 OfMember = MemberEvent | ProgressEvent | StepEvent | SyncEvent | MachineEvent | SnapshotEvent | ErrorEvent | WaysEvent
 State = TypeVar("State")
 
@@ -140,8 +150,8 @@ class MemberState:
     snapshot_step: int | None = None
     snapshot_live: tuple[int, ...] = ()
     """Who trained when it wrote that snapshot."""
-    ways: Mapping[int, PeerPath] = field(default_factory=dict)
-    """How what it sends to the others goes, by their ranks."""
+    routes: Mapping[int, PeerPath] = field(default_factory=dict)
+    """How what it sends reaches each peer, by rank."""
 
     @property
     def active(self) -> bool:
@@ -277,13 +287,13 @@ def _advanced(member: MemberState, event: OfMember) -> MemberState:
         case ErrorEvent():
             return _gone(member, "failed", event.message)
         case WaysEvent():
-            return changed(member, ways={**member.ways, **{route.peer: route for route in event.ways}})
+            return changed(member, routes={**member.routes, **{route.peer: route for route in event.ways}})
 
 
 def _status(member: MemberState, event: MemberEvent) -> MemberState:
     """A member that starts (again, after a resume) brings an empty window and a new count of bytes."""
     if event.status == "started":
-        carried_over = {name: getattr(member, name) for name in _KEPT}
+        carried_over = {name: getattr(member, name) for name in _CARRIED_OVER}
         member = changed(MemberState(member.rank), **carried_over, earlier=member.total, earlier_joules=member.joules)
     named = changed(member, phase="", name=event.name or member.name, device=event.device or member.device)
     if event.status in (*TROUBLE, "left"):

@@ -17,7 +17,7 @@ _RELAY = "through the relay"
 def pairs(members: Mapping[int, MemberState]) -> Iterator[tuple[int, int, PeerPath | None, PeerPath | None]]:
     """Yield the two ranks of each pair that has met, the way from the lower to the higher, and the one back."""
     for rank, peer in itertools.combinations(sorted(members), 2):
-        forward, backward = members[rank].ways.get(peer), members[peer].ways.get(rank)
+        forward, backward = members[rank].routes.get(peer), members[peer].routes.get(rank)
         if forward is not None or backward is not None:
             yield rank, peer, forward, backward
 
@@ -69,7 +69,7 @@ def changes(event: WaysEvent, before: MemberState | None) -> str:
     if before is None:
         return ""
     for route in event.ways:
-        old = before.ways.get(route.peer)
+        old = before.routes.get(route.peer)
         if old is not None and way_words(old) != way_words(route):
             ends = f"{before.label} to {route.name or f'member {route.peer}'}"
             texts.append(f"{ends}: now {way_words(route)}, before {way_words(old)}")

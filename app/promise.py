@@ -174,7 +174,7 @@ def pace_of(state: RunState) -> Pace | None:
     series_by_rank = {
         rank: samples_series
         for rank in state.members
-        if (samples_series := of_member(state.curves, rank, "samples/s")).last
+        if (samples_series := of_member(state.curves, rank, "samples/s")).current
     }
     width = max((series.width for series in series_by_rank.values()), default=1)
     shown = {rank: coarser(series, width).buckets for rank, series in series_by_rank.items()}
@@ -183,10 +183,12 @@ def pace_of(state: RunState) -> Pace | None:
     for buckets in shown.values():
         for bucket in buckets:
             samples += bucket.total
-            spent[bucket.place] = spent.get(bucket.place, 0.0) + bucket.weight
+            spent[bucket.number] = spent.get(bucket.number, 0.0) + bucket.weight
     numbers = sorted(spent)
-    spans = {rank: (buckets[0].place, buckets[-1].place) for rank, buckets in shown.items()}
-    durations = [spent[number] / n for number, n in zip(numbers, _there(state, spans, numbers, width), strict=True)]
+    spans = {rank: (buckets[0].number, buckets[-1].number) for rank, buckets in shown.items()}
+    durations = [
+        spent[number] / n for number, n in zip(numbers, _members_present(state, spans, numbers, width), strict=True)
+    ]
     seconds = tuple(itertools.accumulate(durations, initial=0.0))
     if seconds[-1] <= 0:
         return None
@@ -196,8 +198,10 @@ def pace_of(state: RunState) -> Pace | None:
     return Pace(samples, tuple(map(float, ends)), seconds)
 
 
-def _there(state: RunState, spans: Mapping[int, tuple[int, int]], numbers: Sequence[int], width: int) -> Iterator[int]:
-    """Yield how many machines took part in each place, by the first and the last one of each, and when it was away."""
+def _members_present(
+    state: RunState, spans: Mapping[int, tuple[int, int]], numbers: Sequence[int], width: int
+) -> Iterator[int]:
+    """Yield how many machines took part in each bucket, from their first and last buckets and their absences."""
     changes = [0] * (len(numbers) + 1)
 
     def note(low: float, high: float, change: int) -> None:
@@ -210,7 +214,7 @@ def _there(state: RunState, spans: Mapping[int, tuple[int, int]], numbers: Seque
             first_bucket, last_bucket = spans[ribbon.rank]
             note(first_bucket, last_bucket, 1)
             for away in ribbon.away:  # without the places in which it went and came
-                begin, end = max(first_bucket, away.first // width + 1), min(last_bucket, (away.until - 1) // width)
+                begin, end = max(first_bucket, away.start // width + 1), min(last_bucket, (away.until - 1) // width)
                 if begin <= end:
                     note(begin, end, -1)
     return (max(1, number) for number in itertools.accumulate(changes[:-1]))
@@ -262,16 +266,16 @@ class PromiseOutcome:
         return self.promise.alone.seconds_of(self.pace) if self.promise.alone else 0.0
 
     @property
-    def kept(self) -> bool:
+    def is_met(self) -> bool:
         return self.pace.rate >= KEPT * self.promise.rate
 
     def __str__(self) -> str:
         times = f"training took {duration_text(self.seconds)} ({duration_text(self.promised)} promised)"
         unknown = ("no recorded figure tells why",)
-        why = "" if self.kept else f": {'; '.join(self.why or unknown)}"
-        return f"{times}{why}{self._beside()}"
+        why = "" if self.is_met else f": {'; '.join(self.why or unknown)}"
+        return f"{times}{why}{self._alone_text()}"
 
-    def _beside(self) -> str:
+    def _alone_text(self) -> str:
         """What the best machine alone would have taken, and what to do where that is less."""
         alone, alone_seconds = self.promise.alone, self.alone_seconds
         if alone is None or not alone_seconds:
@@ -297,7 +301,7 @@ def outcome(
     if promise is None or pace is None or pace.steps <= 0:
         return None
     result = PromiseOutcome(promise, pace)
-    return result if result.kept else PromiseOutcome(promise, pace, tuple(_why(state, promise, pace, comparison)))
+    return result if result.is_met else PromiseOutcome(promise, pace, tuple(_why(state, promise, pace, comparison)))
 
 
 def comparison_in(metrics: Mapping[str, Any]) -> PredictionComparison | None:
@@ -314,7 +318,7 @@ def comparison_in(metrics: Mapping[str, Any]) -> PredictionComparison | None:
 def _why(state: RunState, promise: Promise, pace: Pace, comparison: PredictionComparison | None) -> list[str]:
     """Return what explains at least a fifth of what is missing."""
     missing = 1 - pace.rate / promise.rate
-    typical = _usual(pace, promise.candidate.choice.interval)
+    typical = _typical_step_seconds(pace, promise.candidate.choice.interval)
     reasons = [*_losses(state, promise, pace, typical), *_first_steps(pace, typical)]
     reasons += _slower(state, comparison) if comparison else []
     telling = sorted((reason for reason in reasons if reason[0] >= _TELLING * missing), reverse=True)
@@ -337,7 +341,7 @@ def _losses(state: RunState, promise: Promise, pace: Pace, typical: float) -> It
 
 def _stood_still(ribbon: Ribbon, pace: Pace, interval: int, typical: float) -> Iterator[float]:
     """Yield how much longer the steps took up to the exchange in which a machine was found to be lost."""
-    for lost_at in (absence.first for absence in ribbon.away if absence.status in TROUBLE):
+    for lost_at in (absence.start for absence in ribbon.away if absence.status in TROUBLE):
         pieces = [
             piece for piece in pace.pieces() if lost_at < piece.end and piece.end - piece.steps < lost_at + interval
         ]
@@ -353,7 +357,7 @@ def _first_steps(pace: Pace, typical: float) -> Iterator[tuple[float, str]]:
         yield excess, f"{which} took {seconds:.1f} s, {later} {steps * typical:.2g} s"
 
 
-def _usual(pace: Pace, interval: int) -> float:
+def _typical_step_seconds(pace: Pace, interval: int) -> float:
     """Return the seconds of a usual step, with its part of what an exchange costs."""
     pieces = list(pace.pieces())
     several = max(1, round(interval / (pace.steps / len(pieces))))

@@ -188,8 +188,8 @@ def stopped_line(ended: Ended) -> str:
     if ended.plan.launch is not None:
         return f"stopped; the logs are in {ended.run_dir / 'logs'}"
     if ended.state.resume_step is None:
-        return f"stopped; {ended.state.kept}; the log is in {ended.run_dir}"
-    return f"stopped; {ended.state.kept}; resume with: {ended.resume_command}"
+        return f"stopped; {ended.state.saved_progress}; the log is in {ended.run_dir}"
+    return f"stopped; {ended.state.saved_progress}; resume with: {ended.resume_command}"
 
 
 def failure_hint(ended: Ended) -> str:

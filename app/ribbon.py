@@ -25,7 +25,7 @@ _GAP = 8
 class Away(NamedTuple):
     """A time in which a machine did not take part."""
 
-    first: float
+    start: float
     """Step at which it went."""
     until: float
     """Step at which it was back; infinite: it was not."""
@@ -63,7 +63,7 @@ def ribbons(state: RunState) -> list[Ribbon]:
         if entry.came:
             came.setdefault(entry.member, []).append(step)
             if absences and absences[-1].until == math.inf:
-                absences[-1] = absences[-1]._replace(until=max(step, absences[-1].first))
+                absences[-1] = absences[-1]._replace(until=max(step, absences[-1].start))
         else:
             absences.append(Away(step, math.inf, entry.status, entry.why))
     return [
@@ -105,9 +105,9 @@ def evened(series: Series, steps: int) -> Series:
     Members that exchange after some steps wait in every last one of them, which would be seen and nothing else.
     """
     around = steps // series.width
-    if around < 2 or series.last is None:
+    if around < 2 or series.current is None:
         return series
-    runs = itertools.groupby(enumerate(series.buckets), lambda pair: pair[1].place - pair[0])
+    runs = itertools.groupby(enumerate(series.buckets), lambda pair: pair[1].number - pair[0])
     *closed, current = [bucket for _, run in runs for bucket in _evened([bucket for _, bucket in run], around)]
     return Series(series.width, tuple(closed), current, series.invalid)
 
@@ -125,7 +125,7 @@ def _evened(run: Sequence[SeriesBucket], around: int) -> Iterator[SeriesBucket]:
 
 def steps_away(ribbon: Ribbon, last_step: float) -> float:
     """Return for how many steps up to ``last_step`` a machine was away."""
-    return sum(max(0.0, min(absence.until, last_step) - absence.first) for absence in ribbon.away)
+    return sum(max(0.0, min(absence.until, last_step) - absence.start) for absence in ribbon.away)
 
 
 def worthiest(candidates: Sequence[Ribbon], limit: int) -> list[Ribbon]:
@@ -159,7 +159,7 @@ def shares(waits: Series, left: float, right: float, cells: int) -> list[float |
     scale = cells / (right - left)
     end = -1
     for bucket in waits.buckets:
-        begin, after = bucket.place * waits.width, (bucket.place + 1) * waits.width
+        begin, after = bucket.number * waits.width, (bucket.number + 1) * waits.width
         if after <= left or begin > right:
             continue
         start = min(cells - 1, max(0, int((begin - left) * scale)))

@@ -25,7 +25,7 @@ _NEAR = 2
 class SeriesBucket(NamedTuple):
     """What a series holds of ``width`` steps."""
 
-    place: int
+    number: int
     """Number of the bucket: its first step over the width."""
     amount: int
     """Values in it."""
@@ -57,13 +57,13 @@ class Series:
     width: int = 1
     """Steps of a bucket."""
     closed: tuple[SeriesBucket, ...] = ()
-    last: SeriesBucket | None = None
+    current: SeriesBucket | None = None
     invalid: int = 0
     """Values that were not finite, and so are in no bucket."""
 
     @property
     def buckets(self) -> tuple[SeriesBucket, ...]:
-        return self.closed if self.last is None else (*self.closed, self.last)
+        return self.closed if self.current is None else (*self.closed, self.current)
 
     @property
     def count(self) -> int:
@@ -72,13 +72,13 @@ class Series:
 
     @property
     def newest(self) -> float | None:
-        """Mean of the last bucket."""
-        return self.last.mean if self.last else None
+        """Mean of the current bucket."""
+        return self.current.mean if self.current else None
 
     def points(self) -> list[Point]:
         """Return one point a bucket, in the order of the steps."""
         middle = (self.width - 1) / 2
-        return [Point(b.place * self.width + middle, b.low, b.mean, b.high) for b in self.buckets]
+        return [Point(b.number * self.width + middle, b.low, b.mean, b.high) for b in self.buckets]
 
 
 def add(series: Series, step: int, value: float, weight: float = 1.0) -> Series:
@@ -88,12 +88,12 @@ def add(series: Series, step: int, value: float, weight: float = 1.0) -> Series:
     as the width of a bucket can tell.
     """
     if not math.isfinite(value) or not math.isfinite(weight) or abs(value) > 1e300 or not 0 <= weight <= 1e300:
-        return Series(series.width, series.closed, series.last, series.invalid + 1)
+        return Series(series.width, series.closed, series.current, series.invalid + 1)
     number = step // series.width
-    if series.last is not None and number < series.last.place:
+    if series.current is not None and number < series.current.number:
         series = _before(series, number)
-    current, new = series.last, SeriesBucket(number, 1, value, value, value * weight, weight)
-    if current is not None and number == current.place:
+    current, new = series.current, SeriesBucket(number, 1, value, value, value * weight, weight)
+    if current is not None and number == current.number:
         return Series(series.width, series.closed, _join(current, new), series.invalid)
     grown = Series(series.width, series.buckets, new, series.invalid)
     return coarser(grown, grown.width * 2) if len(grown.closed) >= MOST_BUCKETS else grown
@@ -106,8 +106,8 @@ def coarser(series: Series, width: int) -> Series:
         return series
     joined: list[SeriesBucket] = []
     for bucket in series.buckets:
-        moved = bucket._replace(place=bucket.place // factor)
-        if joined and joined[-1].place == moved.place:
+        moved = bucket._replace(number=bucket.number // factor)
+        if joined and joined[-1].number == moved.number:
             joined[-1] = _join(joined[-1], moved)
         else:
             joined.append(moved)
@@ -125,19 +125,19 @@ def summed(several: Iterable[Series]) -> Series:
     def total(buckets: list[SeriesBucket]) -> SeriesBucket:
         low, high = sum(bucket.low for bucket in buckets), sum(bucket.high for bucket in buckets)
         amount, mean = max(bucket.amount for bucket in buckets), sum(bucket.mean for bucket in buckets)
-        return SeriesBucket(buckets[0].place, amount, low, high, mean, 1.0)
+        return SeriesBucket(buckets[0].number, amount, low, high, mean, 1.0)
 
     return _together(several, total)
 
 
 def _together(several: Iterable[Series], one_of: Callable[[list[SeriesBucket]], SeriesBucket]) -> Series:
     """Return one series with, for every place, one bucket made of those that the members have there."""
-    filled = [series for series in several if series.last is not None]
+    filled = [series for series in several if series.current is not None]
     width = max((series.width for series in filled), default=1)
     buckets_by_number: dict[int, list[SeriesBucket]] = {}
     for series in filled:
         for bucket in coarser(series, width).buckets:
-            buckets_by_number.setdefault(bucket.place, []).append(bucket)
+            buckets_by_number.setdefault(bucket.number, []).append(bucket)
     buckets = [one_of(buckets_by_number[number]) for number in sorted(buckets_by_number)]
     return Series(width, tuple(buckets[:-1]), buckets[-1] if buckets else None, sum(s.invalid for s in filled))
 
@@ -182,8 +182,8 @@ def _nearest(values: list[float], pick: Callable[..., float]) -> list[float]:
 
 
 def _before(series: Series, number: int) -> Series:
-    buckets = [bucket for bucket in series.buckets if bucket.place <= number]
-    if series.width == 1 and buckets and buckets[-1].place == number:
+    buckets = [bucket for bucket in series.buckets if bucket.number <= number]
+    if series.width == 1 and buckets and buckets[-1].number == number:
         buckets.pop()  # exactly the step that is done again
     return Series(series.width, tuple(buckets[:-1]), buckets[-1] if buckets else None, series.invalid)
 
@@ -191,7 +191,7 @@ def _before(series: Series, number: int) -> Series:
 def _join(a: SeriesBucket, b: SeriesBucket) -> SeriesBucket:
     low, high = min(a.low, b.low), max(a.high, b.high)
     total, weight = a.total + b.total, a.weight + b.weight
-    return SeriesBucket(a.place, a.amount + b.amount, low, high, total, weight)
+    return SeriesBucket(a.number, a.amount + b.amount, low, high, total, weight)
 
 
 Curves = Mapping[str, Series]
@@ -300,14 +300,14 @@ def over_hours(curves: Mapping[int, Curves], name: str) -> list[tuple[float, flo
     """Return a series over the simulated time: hours and value; what was measured before the first step is at 0."""
     clock, shown = of_run(curves, SIMULATED), of_run(curves, name)
     width = max(clock.width, shown.width)
-    hours = {0: 0.0} | {bucket.place: bucket.mean for bucket in coarser(clock, width).buckets}
-    return [(hours[bucket.place], bucket.mean) for bucket in coarser(shown, width).buckets if bucket.place in hours]
+    hours = {0: 0.0} | {bucket.number: bucket.mean for bucket in coarser(clock, width).buckets}
+    return [(hours[bucket.number], bucket.mean) for bucket in coarser(shown, width).buckets if bucket.number in hours]
 
 
 def newest(curves: Mapping[int, Curves], name: str) -> float | None:
     """Return the newest value of :func:`of_run` from the last bucket of every member, without joining the rest."""
     member_series = [curves[rank][name] for rank in sorted(curves) if name in curves[rank]]
-    ends = [Series(series.width, (), series.last) for series in member_series]
+    ends = [Series(series.width, (), series.current) for series in member_series]
     return (summed if name in SUMMED else merged)(ends).newest
 
 

@@ -112,7 +112,7 @@ class RunState:
         return kept_step({r: (step, live or trained) for r, (step, live) in written.items()})
 
     @property
-    def kept(self) -> str:
+    def saved_progress(self) -> str:
         """What is kept of a run that did not come to its end, and what is lost."""
         return kept_text(self.resume_step, max((member.step for member in self.members.values()), default=0))
 
@@ -243,7 +243,7 @@ def machine_changes(state: RunState) -> list[tuple[float, Happening]]:
 def _own_step(state: RunState, rank: int, start: float) -> float:
     """Return the first step at or after ``start`` that a member took: before it, it started and got the state."""
     series = of_member(state.curves, rank, "loss")
-    steps = (float(bucket.place * series.width) for bucket in series.buckets)
+    steps = (float(bucket.number * series.width) for bucket in series.buckets)
     return next((step for step in steps if step >= start), start)
 
 

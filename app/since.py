@@ -65,14 +65,14 @@ class Visit:
         self._run = run
         self._left = read_mark(run)
         self._seq = seen
-        self._then: RunState | None = None
+        self._seen_state: RunState | None = None
 
     def note(self, event: Event, before: RunState) -> None:
         """Hear an event of the log, and the state before it."""
         if event.seq is None:
             return
-        if self._left is not None and self._then is None and event.seq > self._left.seq:
-            self._then = before
+        if self._left is not None and self._seen_state is None and event.seq > self._left.seq:
+            self._seen_state = before
         self._seq = max(self._seq, event.seq)
 
     def leave(self, now: float) -> None:
@@ -92,7 +92,7 @@ class Visit:
         left = self._left
         if left is None or 0 <= now - left.at < SOON:
             return ""
-        news = list(_news(self._then or state, state, now))
+        news = list(_news(self._seen_state or state, state, now))
         if not news and state.ended is not None:
             return ""
         ago = f" {away_text(now - left.at)} ago" if now >= left.at else ""  # else the clock was set back

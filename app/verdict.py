@@ -30,17 +30,17 @@ class RunVerdict:
 
     level: Level
     word: str
-    parts: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
     spare: tuple[str, ...] = ()
     """Those that go where there is no room for all, the first first."""
 
     def within(self, cells: int) -> RunVerdict:
-        """Return the line without what is spare and does not fit; three cells are between two parts."""
-        if not self.spare or len(self.word) + sum(len(detail) + 3 for detail in self.parts) <= cells:
+        """Return the line without what is spare and does not fit; three cells are between two details."""
+        if not self.spare or len(self.word) + sum(len(detail) + 3 for detail in self.details) <= cells:
             return self
         gone, *spare = self.spare
-        remaining = tuple(detail for detail in self.parts if detail != gone)
-        return replace(self, parts=remaining, spare=tuple(spare)).within(cells)
+        remaining = tuple(detail for detail in self.details if detail != gone)
+        return replace(self, details=remaining, spare=tuple(spare)).within(cells)
 
 
 def verdict(
@@ -67,7 +67,9 @@ def verdict(
         return _ended(state, promise)
     if not live or state.ended is not None:
         done = _progress(state)
-        return RunVerdict("bad", "Interrupted", ("the process that ran it is gone", *done, state.kept), spare=done)
+        return RunVerdict(
+            "bad", "Interrupted", ("the process that ran it is gone", *done, state.saved_progress), spare=done
+        )
     states = state.members.values()
     lost = [member for member in states if member.status in TROUBLE]
     present_count = sum(member.active or member.status == "done" for member in states)
@@ -159,8 +161,8 @@ def _ended(state: RunState, promise: Promise | None) -> RunVerdict:
         outcome_text = (result.short,) if result else ()
         return RunVerdict("done", "Completed", (*_progress(state), *outcome_text), spare=outcome_text)
     if state.status == "cancelled":
-        why = () if state.message in ("", "stopped", state.kept) else (state.message,)
-        return RunVerdict("stopped", "Stopped", (*_progress(state), state.kept, *why))
+        why = () if state.message in ("", "stopped", state.saved_progress) else (state.message,)
+        return RunVerdict("stopped", "Stopped", (*_progress(state), state.saved_progress, *why))
     causes = problems(state)
     message = state.message or (causes[0].text if causes else "")
     return RunVerdict("bad", "Failed", (*_progress(state), *((message,) if message else ())), spare=_progress(state))

@@ -177,10 +177,10 @@ def _tell_leftovers(
     code = ExitCode.RUN_FAILED if any(left.values()) else ExitCode.DONE
     if as_json:
         unknown = {name: problem.message for name, problem in problems.items()}
-        kept = {"kept_step": state.resume_step, "kept": state.kept, "left": left, "unknown": unknown}
+        kept = {"kept_step": state.resume_step, "kept": state.saved_progress, "left": left, "unknown": unknown}
         document = {"run_dir": str(path), "status": run.metadata.status, **kept, **moments}
         return answer(True, document, (), ExitCode.NOT_READY if problems else code)
-    stopped = "stopped" if run.metadata.strategy == SCRIPT else f"stopped; {state.kept}"
+    stopped = "stopped" if run.metadata.strategy == SCRIPT else f"stopped; {state.saved_progress}"
     show_line("the run is completed" if run.metadata.status == "completed" else stopped)
     resumable = run.metadata.status != "completed" and run.metadata.strategy != SCRIPT
     if resumable and state.resume_step is not None:

@@ -230,7 +230,7 @@ def _details(run: RunSummary, folder: RunFolder, state: RunState) -> list[str]:
     if metadata.error_message and run.status != "cancelled":
         lines.append(f"error     {metadata.error_message}")
     if run.status in _UNFINISHED and metadata.strategy != SCRIPT:
-        lines.append(f"kept      {state.kept}")
+        lines.append(f"kept      {state.saved_progress}")
     if parts := start_line(folder.events()):
         lines.append(f"start     {parts}")
     lines += [f"path      {line}" for line in pair_lines(state.members, lambda rank: state.name(rank, {}), _MOST_WAYS)]
@@ -290,9 +290,9 @@ def track(
     with contextlib.redirect_stdout(sys.stderr):  # libraries talk, and stdout is for data
         tracking = Tracking(folder, names, say)
         tracking.follow()
-    lines = [visible(f"{name}: {place}") for name, place in tracking.places.items()]
-    code = ExitCode.DONE if len(tracking.places) == len(names) else ExitCode.RUN_FAILED
-    return answer(as_json, {"run_dir": str(folder), "trackers": tracking.places}, lines, code)
+    lines = [visible(f"{name}: {place}") for name, place in tracking.locations.items()]
+    code = ExitCode.DONE if len(tracking.locations) == len(names) else ExitCode.RUN_FAILED
+    return answer(as_json, {"run_dir": str(folder), "trackers": tracking.locations}, lines, code)
 
 
 def web(

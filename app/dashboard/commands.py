@@ -127,7 +127,7 @@ class StopDialog(Dialog):
             return Content("\n").join([*lines, StatusMark.WORKING.show(doing)])
         self._proof.ended.set()
         status = picture.state.status
-        kept = "" if status == "completed" or picture.launched else f"; {picture.state.kept}"
+        kept = "" if status == "completed" or picture.launched else f"; {picture.state.saved_progress}"
         mark = LEVELS[verdict(picture.state, picture.now, live=False).level]
         lines += [mark.show(f"the run has ended ({status}){kept}"), *self._proofs()]
         resumable = picture.state.resume_step is not None and not picture.launched and status != "completed"

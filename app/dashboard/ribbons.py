@@ -101,7 +101,7 @@ def _line(one: Strip, short: str, window: Window | None, left: int, across: int,
 def _drawn(one: Strip, window: Window, across: int) -> list[tuple[str, str]] | None:
     """Return the cells of a ribbon; ``None`` where there is nothing to draw."""
     ribbon = one.ribbon
-    if ribbon.waits.last is None and not ribbon.away:
+    if ribbon.waits.current is None and not ribbon.away:
         return None
 
     def place(step: float) -> int:
@@ -114,21 +114,21 @@ def _drawn(one: Strip, window: Window, across: int) -> list[tuple[str, str]] | N
             level = LEVELS[min(4, max(0, round((1 - share) * 4)))]
             cells[cell] = (level, "$text-success 60%" if share < 0.5 else "$text-warning 60%")
     for away in ribbon.away:
-        if away.until >= window.left and away.first <= window.right:
-            first, until = place(away.first), place(away.until if away.until < window.right else window.right)
+        if away.until >= window.left and away.start <= window.right:
+            first, until = place(away.start), place(away.until if away.until < window.right else window.right)
             why = "".join(sign if cell_len(sign) == 1 else "?" for sign in visible(away.text))
             text = f"{why[: until - first]:{ABSENT}<{until - first}}"
             cells[first + 1 : until + 1] = [(sign, "$text-muted") for sign in text]
     written = [step for step in ribbon.snapshots if window.left <= step <= window.right]
     for step in written if 4 * len(written) <= across else ():
         cells[place(step)] = (SNAPSHOT, "$text-accent")
-    for step in (away.first for away in ribbon.away):  # over a snapshot in the same cell
+    for step in (away.start for away in ribbon.away):  # over a snapshot in the same cell
         if window.left <= step <= window.right:
             cells[place(step)] = (WENT, "bold $text-error")
     for step in ribbon.came:
         if window.left <= step <= window.right:
             cells[place(step)] = (CAME, "bold $text-success")
     begin = next((cell for cell, share in enumerate(waited) if share is not None), 0)
-    if ribbon.came and not any(away.first <= ribbon.came[0] for away in ribbon.away):  # it came when others trained
+    if ribbon.came and not any(away.start <= ribbon.came[0] for away in ribbon.away):  # it came when others trained
         cells[:begin] = [cell if cell[0] == CAME else (ABSENT, "$text-muted") for cell in cells[:begin]]
     return cells

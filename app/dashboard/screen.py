@@ -222,7 +222,7 @@ class DashboardScreen(BaseScreen):
         mark = LEVELS[said.level]
         parts = [mark.show(said.word).stylize("bold")]
         parts += [literal(part, mark.style if said.level == "bad" and place == 1 else "")
-                  for place, part in enumerate(said.parts)]  # fmt: skip
+                  for place, part in enumerate(said.details)]  # fmt: skip
         return Content(" · ").join(parts)
 
     def _tell(self, picture: Picture) -> None:

@@ -17,11 +17,11 @@ HERE = "demo-macbook"
 """The machine that plays this computer."""
 
 
-class _Said(BaseModel):
+class _RecordModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Trouble(_Said):
+class Trouble(_RecordModel):
     """What stands between a machine and its first step."""
 
     error: str
@@ -34,7 +34,7 @@ class Trouble(_Said):
     """Packages that are missing there until they are installed."""
 
 
-class TourMachine(_Said):
+class TourMachine(_RecordModel):
     """One machine of the tour."""
 
     name: str
@@ -60,7 +60,7 @@ class TourMachine(_Said):
         return f"the host key of {self.name}".encode()
 
 
-class Fixture(_Said):
+class Fixture(_RecordModel):
     """The whole fixture."""
 
     machines: tuple[TourMachine, ...]

@@ -209,7 +209,7 @@ class TourOutside(Outside):
     def check_access(self, target: SshTarget, trust: Trust) -> AccessReport:
         self.clock.work(_ASKING)
         machine = Machine(name=target.name, address=target.host)
-        tour_machine = self._known(machine)
+        tour_machine = self._tour_machine(machine)
         host = ResolvedHost(target.name, tour_machine.address if tour_machine else target.host, 22, USER)
         try:
             connection = self._connect(machine, trust)
@@ -223,12 +223,12 @@ class TourOutside(Outside):
     def install_key(self, target: SshTarget, password: str, trust: Trust) -> AccessReport:
         if password == WRONG:
             raise PasswordRefused(target.name, "it refused this password")
-        tour_machine = self._known(Machine(name=target.name, address=target.host))
+        tour_machine = self._tour_machine(Machine(name=target.name, address=target.host))
         if tour_machine is not None:
             self._mended.add(tour_machine.name)
         return self.check_access(target, trust)
 
-    def _known(self, machine: Machine) -> TourMachine | None:
+    def _tour_machine(self, machine: Machine) -> TourMachine | None:
         if machine.here:
             return self.machines[0]
         names = (machine.host, machine.found_at, machine.host.removesuffix(".local"))
@@ -242,7 +242,7 @@ class TourOutside(Outside):
         Raises:
             SshError: it cannot be reached, or lets nobody in.
         """
-        tour_machine = self._known(machine)
+        tour_machine = self._tour_machine(machine)
         if tour_machine is None:
             raise NameUnknown(machine.name, *_ABSENT)
         trouble = tour_machine.trouble
@@ -278,7 +278,9 @@ class TourOutside(Outside):
         return ready(check(hosts, task, options.trust, dial=self.dial))
 
     def measure(self, machines: Sequence[Ready], profile: Profile, options: MeasureOptions) -> MeasurementResult:
-        names = {link.name: tour_machine.name for link, _ in machines if (tour_machine := self._known(link.machine))}
+        names = {
+            link.name: tour_machine.name for link, _ in machines if (tour_machine := self._tour_machine(link.machine))
+        }
         this_machine = next((link.name for link, _ in machines if link.machine.here), HERE_NAME)
         measurement = MeasurementResult(
             [*dict.fromkeys([*names, this_machine])], here=this_machine, model_path=profile.model.model_path

@@ -129,7 +129,7 @@ def body(evidence: Evidence, charts: list[ReportChart]) -> str:
         ("Strategy", sections.strategy(evidence)),
         ("Predicted and measured", sections.prediction(evidence) + shown("prediction")),
         ("Warnings and errors", sections.notices(evidence)),
-        ("Run it again", sections.again(evidence)),
+        ("Run it again", sections.reproduction(evidence)),
     )
     main = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in titled_sections if content)
     footer = f"<footer>Written {utc_now()} from {text(evidence.path.name)}; this page loads nothing.</footer>"

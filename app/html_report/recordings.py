@@ -67,7 +67,7 @@ def recordings(evidence: Evidence) -> str:
     for grouping, divide in WAYS.items():
         groups, earlier = divide(after), {group.name: group for group in divide(before)}
         if len(groups) > 1:
-            shown.append(f"<h3>By {grouping}</h3>{_parts(grouping, groups[:_SHOWN_PARTS], earlier)}")
+            shown.append(f"<h3>By {grouping}</h3>{_groups_table(grouping, groups[:_SHOWN_PARTS], earlier)}")
             left = len(groups) - _SHOWN_PARTS
             shown.append(f"<p>{left} more, none of them worse.</p>" if left > 0 else "")
     if confused := confusions(after, 20):
@@ -79,7 +79,7 @@ def recordings(evidence: Evidence) -> str:
     return "".join(shown) + _worst(evidence, before, after)
 
 
-def _parts(grouping: str, groups: Sequence[EvaluationSlice], before: Mapping[str, EvaluationSlice]) -> str:
+def _groups_table(grouping: str, groups: Sequence[EvaluationSlice], before: Mapping[str, EvaluationSlice]) -> str:
     rows = []
     for group in groups:
         group_before = before.get(group.name)

@@ -44,7 +44,7 @@ def bands(evidence: Evidence, colours: Mapping[str, str]) -> Bands | None:
     Args:
         colours: of ``compute``, ``wait``, ``lost``, ``back`` and ``snapshot``.
     """
-    candidates = [ribbon for ribbon in ribbons(evidence.state) if ribbon.waits.last is not None or ribbon.away]
+    candidates = [ribbon for ribbon in ribbons(evidence.state) if ribbon.waits.current is not None or ribbon.away]
     shown = worthiest(candidates, MOST_MACHINES)
     if not shown:
         return None
@@ -96,7 +96,7 @@ def _add(ribbon: Ribbon, top: float, max_pieces: int, computed: _Shapes, waited:
     bottom = top - _THICK
     pieces: list[tuple[float, float, float]] = []
     for bucket in waits.buckets:
-        left, level = bucket.place * waits.width - 0.5, round((1 - bucket.mean) * 50) / 50
+        left, level = bucket.number * waits.width - 0.5, round((1 - bucket.mean) * 50) / 50
         right, level = left + waits.width, min(1.0, max(0.0, level))
         if pieces and pieces[-1][1] == left and pieces[-1][2] == level:
             pieces[-1] = (pieces[-1][0], right, level)
@@ -119,9 +119,9 @@ def _signs(
         middle = len(shown) - row - _THICK / 2
         for absence in ribbon.away:
             why = f"{name} {label(absence.text[:80])}"
-            away["x"] += [absence.first, min(absence.until, last_step), None]
+            away["x"] += [absence.start, min(absence.until, last_step), None]
             away["y"] += [middle, middle, None]
-            _put(went, absence.first, middle, why)
+            _put(went, absence.start, middle, why)
         for step in ribbon.came:
             _put(came, step, middle, f"{name} back")
         for step in ribbon.snapshots:

@@ -149,15 +149,15 @@ def network(evidence: Evidence) -> str:
         moved = (bytes_text(work.bytes_sent), bytes_text(work.bytes_received))
         rows.append((evidence.name(rank), *moved, work.syncs, mean, duration_text(work.wait)))
     header = ("machine", "sent", "received", "synchronisations reported", "mean each", "wait in steps")
-    return table(header, rows, numbers=range(1, 6)) + _ways(evidence)
+    return table(header, rows, numbers=range(1, 6)) + _routes_table(evidence)
 
 
-def _ways(evidence: Evidence) -> str:
+def _routes_table(evidence: Evidence) -> str:
     """Return how what each member sends to each other one goes, as they have met last."""
     rows = [
         (evidence.name(rank), evidence.name(route.peer), _HOW[route.how], route.address or "-", route.interface or "-")
         for rank, member in evidence.state.members.items()
-        for _, route in sorted(member.ways.items())
+        for _, route in sorted(member.routes.items())
         if not is_near(route)
     ]
     return table(("from", "to", "path", "address", "over"), rows) if rows else ""
@@ -218,22 +218,22 @@ def prediction(evidence: Evidence) -> str:
         short = "the run was too short, or differs from the planned one" if evidence.planning else ""
         return f"<p>Nothing to compare: {short or 'no prediction was kept with this run'}.</p>"
     rows = [
-        _beside("time of a step", comparison.predicted_step * 1000, comparison.measured_step * 1000, "ms"),
-        _beside("of which waiting", comparison.predicted_wait * 1000, comparison.measured_wait * 1000, "ms"),
-        _beside("share of waiting", comparison.predicted_share * 100, comparison.measured_share * 100, "%"),
-        _beside(
+        _comparison_row("time of a step", comparison.predicted_step * 1000, comparison.measured_step * 1000, "ms"),
+        _comparison_row("of which waiting", comparison.predicted_wait * 1000, comparison.measured_wait * 1000, "ms"),
+        _comparison_row("share of waiting", comparison.predicted_share * 100, comparison.measured_share * 100, "%"),
+        _comparison_row(
             "traffic", comparison.predicted_bytes_per_hour / 1e9, comparison.measured_bytes_per_hour / 1e9, "GB an hour"
         ),
     ]
     rows += [
-        _beside(f"compute on {visible(member.name)}", member.predicted * 1000, member.measured * 1000, "ms")
+        _comparison_row(f"compute on {visible(member.name)}", member.predicted * 1000, member.measured * 1000, "ms")
         for member in comparison.members
     ]
     note = f"<p>Over {counted(comparison.steps, 'step')}, without the first few.</p>"
     return table(("", "predicted", "measured", "measured / predicted"), rows, numbers=(1, 2, 3)) + note
 
 
-def _beside(name: str, predicted: float, measured: float, unit: str) -> tuple[str, str, str, str]:
+def _comparison_row(name: str, predicted: float, measured: float, unit: str) -> tuple[str, str, str, str]:
     ratio = f"{measured / predicted:.2f}" if predicted > 1e-9 else "-"
     return name, f"{figure_text(predicted)} {unit}", f"{figure_text(measured)} {unit}", ratio
 
@@ -269,8 +269,8 @@ def notices(evidence: Evidence) -> str:
     chronicles = [evidence.state.chronicles[kind] for kind in ("error", "warning") if kind in evidence.state.chronicles]
     if not chronicles:
         return "<p>None.</p>"
-    rows = "".join(_notice(evidence, entry) for chronicle in chronicles for entry in chronicle.kept)
-    dropped = sum(chronicle.count - len(chronicle.kept) for chronicle in chronicles)
+    rows = "".join(_notice(evidence, entry) for chronicle in chronicles for entry in chronicle.entries)
+    dropped = sum(chronicle.count - len(chronicle.entries) for chronicle in chronicles)
     omitted_note = f"<p>{dropped} more are in events.jsonl.</p>" if dropped else ""
     return f'<ul class="notices">{rows}</ul>{omitted_note}'
 
@@ -284,7 +284,7 @@ def _notice(evidence: Evidence, notice: Happening) -> str:
     return f'<li class="{notice.kind}"><span>{text(prefix)}</span> {text(notice.text)}{hint}</li>'
 
 
-def again(evidence: Evidence) -> str:
+def reproduction(evidence: Evidence) -> str:
     """Return how to run it again, and everything it depended on."""
     metadata = evidence.metadata
     words = shlex.join(["python3", *metadata.command]) if metadata.command else ""

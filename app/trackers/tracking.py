@@ -114,7 +114,7 @@ class Tracking:
         self._follower = Follower(path)
         run = TrackedRun(path, RunFolder.open(path).metadata)
         self._feeds = [feed for name in names if (feed := self._opened(run, name)) is not None]
-        self.places: dict[str, str] = {}
+        self.locations: dict[str, str] = {}
         """Where the figures are, by the name of the tracker; known at the end."""
         if not self._feeds:
             raise BadInput(f"{path.name}: no tracker could be opened", f"see {path / 'logs'}")
@@ -128,7 +128,7 @@ class Tracking:
             opener = notify.Notifier if name == _NOTIFY else KINDS[name]
             tracker = opener(run, folder)
         except Exception as error:  # noqa: BLE001 - whatever its library raises, the other trackers go on
-            self._say(f"{name}: could not be opened: {_told(error)}")
+            self._say(f"{name}: could not be opened: {_error_text(error)}")
             lock.release()
             return None
         position = -1
@@ -141,32 +141,32 @@ class Tracking:
         due = time.monotonic() + FLUSH_EVERY
         for event in self._follower.events():
             if event is not None:
-                self._each(lambda feed, event=event: feed.send(event))  # type: ignore[misc]  # mypy: lambda default
+                self._for_each_feed(lambda feed, event=event: feed.send(event))  # type: ignore[misc]  # mypy: lambda default
             if time.monotonic() > due:
-                self._each(_TrackerFeed.keep)
+                self._for_each_feed(_TrackerFeed.keep)
                 due = time.monotonic() + FLUSH_EVERY
-        self._each(_TrackerFeed.keep)
+        self._for_each_feed(_TrackerFeed.keep)
         status = RunFolder.open(self._path).metadata.status
 
         def end(feed: _TrackerFeed) -> None:
-            self.places[feed.name] = feed.tracker.close(status if status in FINAL else "failed")
+            self.locations[feed.name] = feed.tracker.close(status if status in FINAL else "failed")
             feed.lock.release()
 
-        self._each(end)
+        self._for_each_feed(end)
 
-    def _each(self, act: Callable[[_TrackerFeed], None]) -> None:
+    def _for_each_feed(self, act: Callable[[_TrackerFeed], None]) -> None:
         for feed in list(self._feeds):
             try:
                 act(feed)
             except Exception as error:  # noqa: BLE001 - whatever its library raises, the other trackers go on
-                self._say(f"{feed.name}: stopped sending after an error: {_told(error)}")
+                self._say(f"{feed.name}: stopped sending after an error: {_error_text(error)}")
                 self._feeds.remove(feed)
                 with contextlib.suppress(Exception):
                     feed.tracker.close("failed")
                 feed.lock.release()
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return visible(f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}")[:500]
 
 
@@ -186,7 +186,7 @@ def main(names: str) -> int:
     except MusterError as error:
         print(error, flush=True)
         return int(error.exit_code)
-    for name, location in tracking.places.items():
+    for name, location in tracking.locations.items():
         print(f"{name}: {location}", flush=True)
     return 0
 

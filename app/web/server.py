@@ -244,13 +244,13 @@ async def _serve(server: WebServer, listener: socket.socket, tell: Callable[[str
     await runner.setup()
     await web.SockSite(runner, listener).start()
     tell(server.new_address())
-    with _asked_for_more(loop, lambda: tell(server.new_address())):
+    with _on_enter(loop, lambda: tell(server.new_address())):
         await ended.wait()
     await runner.cleanup()
 
 
 @contextlib.contextmanager
-def _asked_for_more(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> Iterator[None]:
+def _on_enter(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> Iterator[None]:
     """Act on every Enter of the person at this terminal, if there is one."""
     if not sys.stdin.isatty():
         yield
@@ -286,7 +286,7 @@ class Authenticator:
 
     def redeem(self, ticket: str) -> str | None:
         """Return a new session for a ticket that was not used yet, else nothing."""
-        if not _among(ticket, self._tickets):
+        if not _matches_any(ticket, self._tickets):
             return None
         self._tickets = []
         session = secrets.token_urlsafe(32)
@@ -295,10 +295,10 @@ class Authenticator:
 
     def admits(self, session: str) -> bool:
         """Whether a session is one of ours."""
-        return _among(session, self._sessions)
+        return _matches_any(session, self._sessions)
 
 
-def _among(candidate: str, valid: list[str]) -> bool:
+def _matches_any(candidate: str, valid: list[str]) -> bool:
     """Compare with all in a time that does not depend on how much of one fits."""
     matches = [hmac.compare_digest(candidate.encode("utf-8", "surrogatepass"), secret.encode()) for secret in valid]
     return any(matches)

@@ -15,7 +15,7 @@ from pathlib import Path
 _LOOK = 1.0
 
 
-def _leave_with_the_server(server: int) -> None:
+def _exit_with_server(server: int) -> None:
     """End when the server is gone, also if it was killed: nobody would ever close this screen."""
     while os.getppid() == server:
         time.sleep(_LOOK)
@@ -24,7 +24,7 @@ def _leave_with_the_server(server: int) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Show the run, or the guided set-up where none was named."""
-    threading.Thread(target=_leave_with_the_server, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_exit_with_server, args=(os.getppid(),), daemon=True).start()
     from app.screens.own_keys import own_keys
 
     if arguments:

@@ -55,7 +55,7 @@ def kept(state: RunState, comparison: PredictionComparison | None = None) -> Pro
 
 def test_what_was_promised_and_what_came() -> None:
     found = kept(ran())
-    assert found.short == "took 0:20 (0:20 promised; pc alone 0:32)" and found.kept
+    assert found.short == "took 0:20 (0:20 promised; pc alone 0:32)" and found.is_met
     assert str(found) == "training took 0:20 (0:20 promised); pc alone would have taken 0:32"
 
 

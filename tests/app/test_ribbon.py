@@ -31,7 +31,7 @@ def test_a_machine_that_was_away_says_from_when_to_when_and_why() -> None:
     pc, air = ribbons(lost_and_back())
     assert pc.away == () and pc.snapshots == (20.0,)
     (away,) = air.away
-    assert (away.first, away.text) == (10.0, "lost: silent for 5 s")
+    assert (away.start, away.text) == (10.0, "lost: silent for 5 s")
     assert away.until == pytest.approx(30.0, abs=1) and air.came == (away.until,)
     assert steps_away(air, 40) == pytest.approx(20, abs=1) and steps_away(pc, 40) == 0
 
@@ -52,11 +52,11 @@ def test_who_is_lost_again_before_its_first_step_was_away_from_then_on() -> None
     again = [MemberEvent(member=1, time=45, status="started", name="air"), step(45, time=45), step(50, time=50)]
     gone = [MemberEvent(member=1, time=41, status="lost"), *again, MemberEvent(member=1, time=47, status="lost")]
     air = ribbons(reduce_events([*gone, step(60, time=60)], lost_and_back()))[1]
-    assert [round(one.first) for one in air.away] == [10, 40, 47]
+    assert [round(one.start) for one in air.away] == [10, 40, 47]
     assert steps_away(air, 60) == pytest.approx(20 + 5 + 13, abs=2)
     last = [MemberEvent(member=1, time=59, status="started"), MemberEvent(member=1, time=61, status="lost")]
     assert (
-        ribbons(reduce_events(last, reduce_events([*gone, step(60, time=60)], lost_and_back())))[1].away[-1].first > 55
+        ribbons(reduce_events(last, reduce_events([*gone, step(60, time=60)], lost_and_back())))[1].away[-1].start > 55
     )
 
 

@@ -29,14 +29,14 @@ def test_any_order_keeps_the_same_ends(times: list[int], chance: random.Random) 
     def kept(order: list[int]) -> Chronicle:
         chronicle = Chronicle()
         for time in order:
-            chronicle = chronicle.with_one(warning(float(time)))
+            chronicle = chronicle.with_entry(warning(float(time)))
         return chronicle
 
     shuffled = list(times)
     chance.shuffle(shuffled)
     assert kept(times) == kept(shuffled)
-    assert len(kept(times).kept) == min(len(times), FIRST + NEWEST)
-    assert list(kept(times).kept) == sorted(kept(times).kept)
+    assert len(kept(times).entries) == min(len(times), FIRST + NEWEST)
+    assert list(kept(times).entries) == sorted(kept(times).entries)
 
 
 def test_a_flood_of_warnings_hides_no_error() -> None:

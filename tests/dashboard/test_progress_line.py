@@ -73,7 +73,7 @@ def preparing(*ranks: int) -> RunState:
 def test_what_is_prepared_is_said_once(tmp_path: Path) -> None:
     """In the verdict, of who is behind; each machine says its own where there are several."""
     alone, both = preparing(0), preparing(0, 1)
-    assert verdict(alone, BEGAN).parts[-1] == verdict(both, BEGAN).parts[-1] == "features 0/9"
+    assert verdict(alone, BEGAN).details[-1] == verdict(both, BEGAN).details[-1] == "features 0/9"
     assert not progress_line(alone, BEGAN, 80)
     assert [strip.words for strip in strips(Picture(tmp_path, alone))] == [""]
     assert [strip.words for strip in strips(Picture(tmp_path, both))] == ["features 0/9", "features 1/9"]

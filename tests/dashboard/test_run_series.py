@@ -59,7 +59,7 @@ def test_steps_done_a_second_time_replace_the_first(rows: list[tuple[int, float,
     went_back = add(series_of(rows), back_to, 7.0)
     expected = [row for row in rows if row[0] < back_to] if rows[-1][0] > back_to else rows
     assert went_back.count == len(expected) + 1
-    assert went_back.buckets[-1].place == back_to
+    assert went_back.buckets[-1].number == back_to
 
 
 def test_what_is_not_finite_is_counted_and_kept_out() -> None:

@@ -19,7 +19,7 @@ def going(*more: Event, until: int = 20) -> RunState:
 
 def words(state: RunState, now: float = BEGAN + 20, **more: Any) -> str:
     said = verdict(state, now, **more)
-    return " · ".join((said.word, *said.parts))
+    return " · ".join((said.word, *said.details))
 
 
 def test_a_run_that_goes_well() -> None:
@@ -58,7 +58,7 @@ def test_slower_than_one_machine_alone_is_never_healthy() -> None:
 )
 def test_whole_parts_go_where_there_is_no_room(cells: int, shown: str) -> None:
     said = verdict(going(), BEGAN + 20, alone=Alone("studio", 12.0, 130.0)).within(cells)
-    assert " · ".join((said.word, *said.parts)) == shown
+    assert " · ".join((said.word, *said.details)) == shown
 
 
 def test_without_a_prediction_no_speed_up_is_claimed() -> None:
